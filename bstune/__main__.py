@@ -162,6 +162,7 @@ def command() -> None:
         if not sys.flags.safe_path and "" not in sys.path:
             with suppress(OSError):
                 sys.path.insert(0, os.getcwd())
+        # Both must stand in the environment before torch is imported.
         spin_shortly(os.environ)
         name_user(os.environ)
         interruption.install()

@@ -249,11 +249,11 @@ def _incumbent(
     Both are None before a trial has reached the target. The objective to beat is the least that is
     predicted of a fresh seed, but at most ``MAX_LUCK`` times the least that a run has had.
     """
-    ranked = predict_objectives(posterior, objective)
-    if not ranked:
+    predictions = predict_objectives(posterior, objective)
+    if not predictions:
         return None, None
-    least_predicted, fastest = min(ranked, key=lambda pair: pair[0])
-    luckiest = min(objective_so_far(trial, weight) for _, trial in ranked)
+    least_predicted, fastest = min(predictions, key=lambda pair: pair[0])
+    luckiest = min(objective_so_far(trial, weight) for _, trial in predictions)
     return fastest, min(least_predicted, MAX_LUCK * luckiest)
 
 
@@ -523,8 +523,8 @@ def thompson_sample(
     to_go = cost * np.maximum(1.0 - candidates.done / np.exp(log_s), 0.0)
     best_cost = cost[int(log_score.argmin())]
     log_score += cost_weight * np.minimum(to_go / best_cost, MOST_COST_TO_GO)
-    for x, z, _ in pending:
-        is_near = are_near(candidates.x, candidates.z, x, z, NEAR_PENDING)
+    for log_size, log_rate, _ in pending:
+        is_near = are_near(candidates.x, candidates.z, log_size, log_rate, NEAR_PENDING)
         log_score[is_near] += NEAR_PENDING_PENALTY
     if longest is not None:
         log_over = log_s - log_over_sizes(longest, candidates.x)

@@ -47,6 +47,7 @@ class Coordinates:
     ) -> None:
         self._space = dict(space)
         others = space.keys() - {BATCH_SIZE, LR, DELTA}
+        # A parameter with a single value is not searched.
         self._names = sorted(name for name in others if not space[name].single())
         lowest, highest = lr_range or (0.0, math.inf)
         self._log_lr_low = math.log2(lowest) if lowest > 0 else -math.inf

@@ -123,8 +123,10 @@ def max_variance_reduction(
     # A stopped trial past its expected steps shows that the model is wrong there: more steps of it
     # add nothing.
     gain[candidates.done >= GIVEN_UP_AT * joint.expected] = 0.0
-    for x, z, _ in pending:
-        gain[are_near(candidates.x, candidates.z, x, z, ALIKE_FOR_CURVE)] *= LEFT_TO_TELL
+    # A running trial will tell most of what one near it would.
+    for log_size, log_rate, _ in pending:
+        is_near = are_near(candidates.x, candidates.z, log_size, log_rate, ALIKE_FOR_CURVE)
+        gain[is_near] *= LEFT_TO_TELL
     chosen = int((gain / cost_left).argmax())
     return chosen, float(joint.expected[chosen])
 

@@ -48,6 +48,7 @@ class Drift:
 
         ``log_left`` is log(1/s), with s the share of the budget that it has run.
         """
+        # The octaves of its batch size and rate above the ruler's, which the coefficients are per.
         offset = log_left * np.array([run.x - self.x, run.z - self.z])
         return float(offset @ self.mean), float(offset @ self.covariance @ offset)
 
@@ -85,6 +86,7 @@ def fit_drift(full: Sequence[BudgetRun], ruler: Ruler, policy: Policy) -> Drift:
         log_left = -float(curve.log_shares[seen][-1])
         # Its own log share there, less that at which the ruler had the same metric.
         behind_then = -log_left - float(ruler.log_share(curve.heights[seen][-1:])[0])
+        # What the coefficients are multiplied with, see Drift.
         offset = log_left * np.array([run.x - best.x, run.z - best.z])
         misread = DRIFT_MISREAD * max(behind_then, run.behind, 0.0)
         variance = stopped_spread(log_left, policy) ** 2 + misread**2

@@ -162,7 +162,10 @@ class Posterior:
         return [trial for trial in self.observations if trial.status == "stopped"]
 
     def drawn_weight(self, row: int) -> StepWeight:
-        """Take one draw of tau, by its place: the seconds of a step over log2 batch sizes (n,)."""
+        """Give the seconds of a step over log2 batch sizes (n,) by one draw of tau.
+
+        ``row`` is the draw's place. Where tau has no error, there is only tau itself.
+        """
         tau = self.tau
         draws = self.tau_draws
         if draws is None:
@@ -780,10 +783,13 @@ def _runs_at_points(observations: Sequence[Observation]) -> list[list[int]]:
 
 
 def predict_objectives(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:
-    """Predict the objective of a fresh seed for each reached observation; pairs of the two."""
+    """Predict the objective of a fresh seed at each reached observation's point.
+
+    Gives pairs of the prediction, in steps or in their cost, and the observation.
+    """
     steps = fresh_steps(posterior)
     weight = objective_weight(objective, posterior.tau)
-    ranked = list[tuple[float, Observation]]()
+    predictions = list[tuple[float, Observation]]()
     for trial in posterior.reached:
-        ranked.append((steps[trial.number] * float(weight(np.array(trial.x))), trial))
-    return ranked
+        predictions.append((steps[trial.number] * float(weight(np.array(trial.x))), trial))
+    return predictions

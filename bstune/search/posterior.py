@@ -409,7 +409,11 @@ def _softplus(value: Array) -> Array:
 
 
 def optimum(theta: Array, points: Points, prior: Prior) -> Array:
-    """Compute log2 of the best learning rate at n points, by m draws ``theta`` (m, p): (m, n)."""
+    """Compute log2 of the best learning rate at n points, by m draws ``theta`` (m, p): (m, n).
+
+    It is rule(B) + shift + exponent log2(B/B_mid) + bend s(B), where s rises with log2 B above
+    B_crit and hardly below.
+    """
     if points.nodes is not None:
         return points.nodes.between(optimum(theta, points.nodes.points, prior))
     t = theta[:, :, None]
@@ -434,7 +438,10 @@ def log_small_batch_term(theta: Array, points: Points, prior: Prior) -> Array:
 
 
 def frontier(theta: Array, points: Points, prior: Prior) -> Array:
-    """Compute log S*(B) at n points, by m draws ``theta`` (m, p): (m, n)."""
+    """Compute log S*(B) at n points, by m draws ``theta`` (m, p): (m, n).
+
+    It is level + log(f(B)/f(B_mid)) + discrepancy(B), with f(B) = 1 + B_crit/B + (B_opt/B)^2.
+    """
     if points.nodes is not None:
         return points.nodes.between(frontier(theta, points.nodes.points, prior))
     # (m, p, 1), to stand beside the n points.
@@ -586,14 +593,16 @@ def _log_density(
     square = (y[..., exact] - expected[:, exact]) ** 2
     variance = noise**2 + variance_beside
     wide = variance + TRIAL_OUTLIER_SPREAD**2
-    # Both densities are divided by the wide one's exponential, so that neither underflows; it is
-    # multiplied back in the logarithm.
-    core = np.exp(0.5 * square * (1.0 / wide - 1.0 / variance)) / np.sqrt(variance)
-    core *= 1.0 - TRIAL_OUTLIER_SHARE
+    # Both densities are divided by the wide one's exponential, so that neither underflows. In the
+    # logarithm, at the end, it is put back.
+    scaled_density = np.exp(0.5 * square * (1.0 / wide - 1.0 / variance)) / np.sqrt(variance)
+    scaled_density *= 1.0 - TRIAL_OUTLIER_SHARE
     estimated = np.isfinite(data.log_steps_missed[exact])
     if estimated.any():
-        core[:, estimated] *= _chance_above(data, y, expected, noise)
-    return np.asarray(np.log(core + TRIAL_OUTLIER_SHARE / np.sqrt(wide)) - 0.5 * square / wide)
+        scaled_density[:, estimated] *= _chance_above(data, y, expected, noise)
+    return np.asarray(
+        np.log(scaled_density + TRIAL_OUTLIER_SHARE / np.sqrt(wide)) - 0.5 * square / wide
+    )
 
 
 def log_steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
