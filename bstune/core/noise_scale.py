@@ -112,7 +112,9 @@ class NoiseScaleEstimate:
 def combine_norms(squared_norms: ArrayLike, sizes: ArrayLike, big: float) -> GradientNorms:
     """Combine the gradients of a step's micro-batches into norms at two batch sizes.
 
-    The formulas are point 2 of the module's docstring, with w_i = n_i/B.
+    The mean gradient g of n examples has E|g|^2 = |G|^2 + tr(Sigma)/n. With the weights w_i =
+    n_i/B, the mean of |g_i|^2 has sum w_i/n_i in the place of 1/n, and |sum w_i g_i|^2 has
+    sum w_i^2/n_i: these are 1/B_small and 1/B_big.
 
     Args:
         squared_norms: |g_i|^2 of each micro-batch.

@@ -354,7 +354,7 @@ def _filled(sizes: Sequence[float]) -> list[float]:
 def _fit_process(
     timings: Sequence[Timing], line: StepTime, falls: Sequence[int], at: Sequence[float]
 ) -> tuple[Array, Array]:
-    """Fit a Gaussian process around a line to timings: the law of the module's docstring.
+    """Fit log tau(B) = log line(B) + r(B) to timings, with r a Gaussian process over log2 B.
 
     Args:
         timings: of n batch sizes, in ascending order.
@@ -395,7 +395,9 @@ def _fit_process(
         by_examples = np.outer(1.0 - share, 1.0 - other_share)
         return np.asarray(covariance + LINE_SPREAD**2 * (by_overhead + by_examples))
 
+    # Timings of another loop are off alike, so that their errors go together.
     noise = np.diag(errors**2) + np.outer(between_loops, between_loops)
+    # Rasmussen and Williams 2006, eq. 2.25 and 2.26.
     between = prior(places, sizes)
     gain = np.linalg.solve(prior(sizes, sizes) + noise, between.T).T
     covariance = prior(places, places) - gain @ between.T

@@ -271,9 +271,10 @@ def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:
 
 
 def _no_difference(posterior: BudgetPosterior) -> NoDifference | None:
-    """Find the metric that all full trials end with, and how long before they still differed.
+    """Find the metric that all full trials end with, and at which share of the budget they differ.
 
-    None where their metrics differ at the budget's end, or where fewer than two are full.
+    That is the smallest share at which they do. None where their metrics differ at the budget's
+    end, or where fewer than two are full.
     """
     curves = [run.curve for run in posterior.full if run.curve is not None]
     final_metrics = posterior.scale.metric(np.array([curve.best for curve in curves]))

@@ -43,6 +43,7 @@ from bstune.search.budget_runs import (
     last_whole_step,
     measure_behind,
 )
+from bstune.search.candidates import log_over_sizes
 from bstune.search.drift import Drift, fit_drift, stopped_spread
 from bstune.search.observations import FAILURE_FACTOR, Point, steps_before
 from bstune.search.posterior import (
@@ -89,7 +90,7 @@ class BudgetPosterior:
 
     def log_budget(self, x: Array) -> Array:
         """Log of the budget's steps at log2 batch sizes ``x`` (n,)."""
-        return np.log([self.budget(float(size)) for size in np.exp2(x)])
+        return log_over_sizes(self.budget, x)
 
     @property
     def full(self) -> list[BudgetRun]:
@@ -222,9 +223,11 @@ def _data_at_budget(
     budget: Callable[[float], float],
     policy: Policy,
 ) -> LikelihoodData:
-    """Give the runs as the likelihood takes them; the module's docstring has the formulas.
+    """Give the runs as the likelihood takes them: log S = log budget + behind.
 
-    ``drift`` is None before any trial is full.
+    ``behind`` is that at the budget's end: what it is now, and how far it is expected to move.
+    A run for which it is not known has a lower bound of S, the steps that it has run. ``drift`` is
+    None before any trial is full.
     """
     count = len(runs)
     y = np.zeros(count)

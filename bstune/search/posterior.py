@@ -518,10 +518,13 @@ def _log_steps_off(theta: Array, d: Array, points: Points, prior: Prior) -> Arra
 
 
 def log_prior(theta: Array, prior: Prior) -> Array:
-    """Compute the log density of the prior at m draws, up to a constant: (m,)."""
+    """Compute the log density of the prior at m draws, up to a constant: (m,).
+
+    The shift has Student's t, all other parameters are normal.
+    """
     square = ((theta - prior.mean) / prior.spread) ** 2
-    heavy = (SHIFT_FREEDOM + 1.0) * np.log1p(square[:, SHIFT] / SHIFT_FREEDOM)
-    return np.asarray(-0.5 * (square.sum(axis=1) - square[:, SHIFT] + heavy))
+    of_shift = (SHIFT_FREEDOM + 1.0) * np.log1p(square[:, SHIFT] / SHIFT_FREEDOM)
+    return np.asarray(-0.5 * (square.sum(axis=1) - square[:, SHIFT] + of_shift))
 
 
 def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:

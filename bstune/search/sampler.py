@@ -473,7 +473,10 @@ class FrontierSampler(BaseSampler):
         return records, others
 
     def _mode(self, study: optuna.Study | None) -> Mode:
-        """Whether the metric falls or rises: by the target, else by the study's direction."""
+        """Tell whether the metric is to fall, ``min``, or to rise, ``max``.
+
+        The target says so, else the study's direction.
+        """
         if self._target is not None:
             return self._target.mode
         if study is None:
