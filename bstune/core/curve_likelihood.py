@@ -135,6 +135,7 @@ def minimise(observed: Observed, log_odds: Array, log_small: Array | None = None
     log_odds = log_odds[:, None]
     # k candidates at each of the log odds: arrays (m, k), and the curve's shape (m, k, n).
     log_small_tried, log_shape, log_height, log_sigma = _starts(observed, log_odds, log_small)
+    # A move is a step up, down or none in each of log v, the height and log sigma.
     directions = (-1.0, 0.0, 1.0)
     small_directions = directions if is_small_free else (0.0,)
     moves = np.array(list(product(small_directions, directions, directions)))

@@ -203,7 +203,7 @@ def _suggest_before_ruler(
         low, high = log_size_range(domain, posterior.too_large)
         x = math.log2(domain.snap(2.0 ** (0.5 * (low + high))))
         middle = np.array([x])
-        bottom, top = domain.lrs(middle)
+        bottom, top = domain.log_rate_bounds(middle)
         z = float(np.clip(posterior.prior.rule(middle), bottom, top)[0])
         other = (0.5,) * domain.others
     last_step = last_whole_step(posterior.budget(2.0**x))

@@ -126,7 +126,7 @@ class Coordinates:
             low=self.low,
             high=self.high,
             snap=self._snapped,
-            lrs=self._rate_bounds,
+            log_rate_bounds=self._rate_bounds,
             others=self.columns,
         )
 

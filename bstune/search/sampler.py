@@ -462,7 +462,7 @@ class FrontierSampler(BaseSampler):
     def _read_records(
         self, trials: optuna.Study | Sequence[TrialResult], coordinates: Coordinates
     ) -> tuple[list[TrialResult], dict[int, tuple[float, ...]]]:
-        """Read the usable records of a study, or choose them among some.
+        """Read the usable records of a study's trials, or choose those among given records.
 
         Their other hyper-parameters go with them, by the trial's number and in [0, 1].
         """
