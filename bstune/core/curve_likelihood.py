@@ -246,13 +246,13 @@ def _deviance(errors: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Ar
     square = errors[..., ~stopped] ** 2
     good = log_good_share - log_sigma[..., None] - square / (2.0 * sigma**2)
     outlier = log_outlier_share - np.log(outlier_sigma) - square / (2.0 * outlier_sigma**2)
-    likelihood = np.logaddexp(good, outlier).sum(-1)
+    log_likelihood = np.logaddexp(good, outlier).sum(-1)
     if stopped.any():
         # The probability that S exceeds the bound.
         over = errors[..., stopped]
         good = log_good_share + log_ndtr(-over / sigma)
         outlier = log_outlier_share + log_ndtr(-over / outlier_sigma)
-        likelihood += np.logaddexp(good, outlier).sum(-1)
-    # Of sigma, a scaled inverse chi-square: -log of its density.
-    prior = PRIOR_WEIGHT * (log_sigma + 0.5 * (PRIOR_NOISE / sigma[..., 0]) ** 2)
-    return np.asarray(2.0 * (prior - likelihood))
+        log_likelihood += np.logaddexp(good, outlier).sum(-1)
+    # A scaled inverse chi-square.
+    log_prior_of_sigma = -PRIOR_WEIGHT * (log_sigma + 0.5 * (PRIOR_NOISE / sigma[..., 0]) ** 2)
+    return np.asarray(-2.0 * (log_prior_of_sigma + log_likelihood))

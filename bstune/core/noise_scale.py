@@ -230,13 +230,13 @@ def _fieller(blocks: NDArray[np.float64], level: float) -> tuple[float | None, f
     b = float(x * y - margin[0, 1])
     c = float(y * y - margin[1, 1])
     root = math.sqrt(max(b * b - a * c, 0.0))
-    ratio = float(unit[1] / unit[0])
+    unit_ratio = float(unit[1] / unit[0])
     low = None
     high = None
     # c > 0: tr Sigma differs from 0. Of the roots of either sign, or of the two positive ones, this
     # is the smaller.
     if c > 0.0 and b + root > 0.0 and (x > 0.0 or a <= 0.0):
-        low = c / (b + root) * ratio
+        low = c / (b + root) * unit_ratio
     if a > 0.0 and x > 0.0:
-        high = (b + root) / a * ratio
+        high = (b + root) / a * unit_ratio
     return low, high

@@ -313,8 +313,8 @@ def leave_one_out(timings: Sequence[TimedSize]) -> tuple[float, ...]:
 def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
     """Fit tau(B) to trials' own seconds of a step, (batch size, seconds) each.
 
-    They are taken together as in :func:`bstune.core.step_timings.timings_of_trials`. None where the
-    trials have fewer than two places.
+    Trials of about the same batch size make one timing, as in
+    :func:`bstune.core.step_timings.timings_of_trials`. None where there are fewer than two timings.
     """
     timings = timings_of_trials(measured)
     if len(timings) < 2:

@@ -398,12 +398,12 @@ def _gain_over(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> Gai
     x = _log_size_grid(posterior, SIZES_PER_OCTAVE)
     drawn = _behind_at(posterior, np.array([best.x]), np.array([best.z]), np.array([best.other]))
     best_behind = drawn[:, 0]
-    # A seed may be so much luckier than another, by one standard deviation.
-    noise = np.exp(posterior.theta[:, NOISE])
+    # A seed may be so much luckier than another, by one standard deviation of log S.
+    seed_deviation = np.exp(posterior.theta[:, NOISE])
     return GainLeft(
         next_point=_gain_of_next(posterior, ruler, x, best_behind),
         at_most=_mean_gain(posterior, ruler, best_behind, _best_behind(posterior, x).min(axis=1)),
-        seed_scatter=_mean_gain(posterior, ruler, best_behind, best_behind - noise),
+        seed_scatter=_mean_gain(posterior, ruler, best_behind, best_behind - seed_deviation),
     )
 
 

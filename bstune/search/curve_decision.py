@@ -264,6 +264,7 @@ def _unknown_after(
     Takes and gives draws as of :func:`_variance_reduction`; ``trial`` is a column of ``centred``.
     """
     count = len(log_b_crits)
+    # Of each quantity its covariance with the trial's log S, times this, is what the trial tells.
     shown = centred[:, trial] / (centred[:, trial].var() + noise)
     log_s_left = centred - np.outer(shown, centred[:, trial] @ centred / count)
     log_b_crits_left = log_b_crits - shown * float(centred[:, trial] @ log_b_crits) / count

@@ -224,8 +224,9 @@ def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
 def _end_slope(curves: Sequence[RunningBest], least_slope: float) -> float:
     """Estimate -dh/dlog s at the budget's end from the best curves, as one curve's end is noisy.
 
-    It is their median, and at least ``least_slope`` times that over the last tenfold of the steps:
-    where a curve happens to be flat at its end, any better metric would seem to take for ever.
+    It is the median of their slopes from ``LATE_SHARE`` of the budget on, and at least
+    ``least_slope`` times that over the last tenfold of the steps: where a curve happens to be flat
+    at its end, any better metric would seem to take for ever.
     """
     end_slopes = list[float]()
     tenfold_slopes = list[float]()

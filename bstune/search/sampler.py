@@ -743,7 +743,7 @@ def trial_result(
 
 
 def _spec_of(trial: FrozenTrial, coordinates: Coordinates) -> TrialSpec:
-    """Describe what a foreign trial was asked to do."""
+    """Describe what a foreign trial was asked to do; its seed is not told, and stands as 0."""
     x, z = coordinates.point(trial.params)
     return TrialSpec(
         number=trial.number,
