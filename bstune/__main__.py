@@ -162,6 +162,7 @@ def command() -> None:
         if not sys.flags.safe_path and "" not in sys.path:
             with suppress(OSError):
                 sys.path.insert(0, os.getcwd())
+        # Both must stand in the environment before torch is imported.
         spin_shortly(os.environ)
         name_user(os.environ)
         interruption.install()
@@ -592,6 +593,7 @@ def lightning(arguments: list[str]) -> str | None:
             "written to the workload: put it into an environment variable, and refer to it in that "
             "file, ${oc.env:NAME}"
         )
+    # A secret of the environment may be part of any other text.
     without_secrets = redact_values(workload)
     text = safe_dump(without_secrets, sort_keys=False, default_flow_style=None, width=110)
     written = Path("bstune_conf", "workload", f"{workload['name']}.yaml")
@@ -724,12 +726,8 @@ def plan(arguments: list[str]) -> None:
     write_out("\n".join(lines))
 
 
-def compare(arguments: list[str]) -> None:
-    """Compare studies: a page, a figure, and their numbers side by side."""
-    # It imports numpy, which a mistake need not wait for.
-    from bstune.report import compare as comparing
-    from bstune.report.compare_console import write_comparison
-
+def _compare_parser() -> ArgumentParser:
+    """Make the parser of ``bstune compare``."""
     parser = ArgumentParser(
         prog="bstune compare",
         description=(
@@ -755,6 +753,16 @@ def compare(arguments: list[str]) -> None:
         metavar="FOLDER",
         help="of the two files (default: here)",
     )
+    return parser
+
+
+def compare(arguments: list[str]) -> None:
+    """Compare studies: a page, a figure, and their numbers side by side."""
+    # It imports numpy, which a mistake need not wait for.
+    from bstune.report import compare as comparing
+    from bstune.report.compare_console import write_comparison
+
+    parser = _compare_parser()
     options = parser.parse_intermixed_args(arguments)
     target, paths = _target_among(options.studies)
     if not paths and options.mlflow is None:

@@ -346,6 +346,7 @@ def secret_option(argument: str) -> str | None:
     is no secret.
     """
     named = re.fullmatch(r"[+~-]*([\w./@:-]+?)=(.*)", argument, re.DOTALL)
+    # The = may be part of a URL's query.
     if named is None or "://" in named[1]:
         return "" if secret_options(argument) else None
     name = named[1]
@@ -386,6 +387,7 @@ class HideSecrets(Callback):
         remember(OmegaConf.to_container(config, resolve=False))
         with read_write(config):
             for name in config:
+                # A node is looked at as it stands: reading its value would resolve interpolations.
                 if name != "hydra" and isinstance(config._get_node(name), DictConfig | ListConfig):
                     values = OmegaConf.to_container(config[name], resolve=False)
                     config[name] = redact_values(values, str(name))
@@ -629,10 +631,13 @@ def _options_and_mistakes(
 
 
 def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
-    """Give the options with nodes that have checked values in the place of references.
+    """Copy the options with nodes whose references are resolved to checked values.
 
-    References to values that only a trial or a machine knows stay as they are written.
+    A node is a part of the config that Hydra instantiates (``NODES``). References to values that
+    only a trial or a machine knows (``KEPT_REFERENCES``) stay as they are written: they are
+    resolved there.
     """
+    # The config with the text of such a reference in the place of each of these values.
     escaped = config.copy()
     with open_dict(escaped):
         for key in KEPT_REFERENCES:
@@ -643,7 +648,8 @@ def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
     for key in NODES:
         if option_at(options, key) is None:
             continue
-        # A resolver that takes no text in the place of a reference gets its value.
+        # A resolver may take no text where it expects a number: it then gets the config's own
+        # value. A node that cannot be resolved either way stays as it is.
         for source in (escaped, config):
             mistakes: dict[str, str] = {}
             node = OmegaConf.select(source, key)
@@ -671,6 +677,7 @@ def _write_types(node: DictConfig, section: Section, written: Mapping[str, Any])
             for key, tunable in value.items():
                 _write_types(node[name][key], tunable, _section_at(tunables, key))
         elif field.annotation != Node and not _is_written(value, written, name):
+            # An option that few workloads have stays out of the config of the others.
             if name not in node and field.exclude:
                 continue
             # A text that changed had ~ for the home directory, or refers to a number.

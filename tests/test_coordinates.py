@@ -61,10 +61,10 @@ def test_batch_sizes_are_snapped_and_learning_rates_stay_within_what_can_be_had(
     )
     assert coordinates.point({"batch_size": 21, "lr": 0.5}) == (math.log2(24), -1.0)
     x = np.array([3.0, 5.1, 12.0])
-    low, high = coordinates_of(lr_range=(0.01, 0.5)).domain().lrs(x)
+    low, high = coordinates_of(lr_range=(0.01, 0.5)).domain().log_rate_bounds(x)
     np.testing.assert_allclose([2.0**low, 2.0**high], [[0.01] * 3, [0.5] * 3])
     offsets = {"batch_size": SPACE["batch_size"], "delta": FloatDistribution(-2.0, 2.0)}
     # Two octaves on either side of the rule, within the range that can be had.
-    low, high = Coordinates(offsets, sqrt_rule, round, (0.01, 0.5)).domain().lrs(x)
+    low, high = Coordinates(offsets, sqrt_rule, round, (0.01, 0.5)).domain().log_rate_bounds(x)
     rule = np.array([sqrt_rule(2.0**one) for one in x])
     np.testing.assert_allclose([2.0**low, 2.0**high], np.clip([rule / 4, rule * 4], 0.01, 0.5))

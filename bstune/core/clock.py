@@ -72,7 +72,7 @@ class TrialClock:
         self._phase = phase
         self._since = now
         self._waited_since = waited
-        # Two clocks are not read at one moment.
+        # The two clocks are not read at one moment: the wait may come out as long as the segment.
         return max(running, LEAST_RUNNING * elapsed)
 
     def train(self) -> None:

@@ -309,7 +309,7 @@ def _likely(chosen: _ChosenLaw) -> _Likely:
 
 
 def _nearly_as_likely(chosen: _ChosenLaw) -> float:
-    """Limit the rise of the deviance up to which a value is nearly as likely as the best one.
+    """Choose the rise of the deviance up to which a value is nearly as likely as the best one.
 
     At a level below 68%, what counts as nearly as likely is the interval itself.
     """
@@ -318,6 +318,7 @@ def _nearly_as_likely(chosen: _ChosenLaw) -> float:
 
 def _b_opt(observed: Observed, chosen: _ChosenLaw, likely: _Likely) -> _BOpt:
     """Find B_opt and its interval, as far as the points ask for a third term."""
+    # Two terms are three with a B_opt of 0.
     if chosen.law != "three-terms":
         return _BOpt(most_likely=0.0, shown=None, low=None, high=None)
     value, low, high = _b_opt_range(observed, chosen.profile, chosen.rise)
@@ -337,8 +338,8 @@ def _log_fewest(
 ) -> tuple[float, float]:
     """Find the logs of the fewest steps S_min and the fewest examples E_min.
 
-    They are taken at the limit B_crit = 0 or infinity where that is nearly as likely. log E_min is
-    -inf where E_min may be 0.
+    Where B_crit = 0 or infinity is nearly as likely as the best value, they are taken at that
+    limit: S_min is known at 0, and E_min at infinity. log E_min is -inf where E_min may be 0.
     """
     place = likely.most
     if likely.infinite:
@@ -357,7 +358,8 @@ def _log_fewest_at(profile: Profile, place: int, log_reference: float) -> tuple[
     """Compute log S_min and log E_min at a place in the profile."""
     # S_min = h (1 - p).
     log_s_min = profile.log_height[place] + log_expit(-profile.log_odds[place])
-    # E(B) = h B_ref (p + (1 - p)/r + v r) is least where r^2 = (1 - p)/v.
+    # E(B) = h B_ref (p + (1 - p)/r + v r) is least where r^2 = (1 - p)/v: there it is h B_ref (p +
+    # 2 sqrt(v (1 - p))).
     log_relative_e_min = np.logaddexp(
         log_expit(profile.log_odds),
         math.log(2.0) + 0.5 * (profile.log_small + log_expit(-profile.log_odds)),
@@ -544,6 +546,7 @@ def _choose_law(observed: Observed, law: str, level: float) -> _ChosenLaw:
         return three
     if law == "auto" and gain > GAIN_OF_DOUBT:
         return _widened(two, three)
+    # The points ask for the third term, but two terms alone are allowed.
     if asked_for:
         wasted = (
             "small batches waste examples, so by two terms B_crit is not known: let the law be auto"
@@ -553,7 +556,10 @@ def _choose_law(observed: Observed, law: str, level: float) -> _ChosenLaw:
 
 
 def _fit_law(observed: Observed, terms: int, level: float, contradiction: str | None) -> _ChosenLaw:
-    """Fit a law of two terms or three, with the interval of B_crit at this level."""
+    """Fit a law of two terms or three, with the interval of B_crit at this level.
+
+    ``contradiction`` is the note on points that contradict the law, which goes with the fit.
+    """
     law = {2: "two-terms", 3: "three-terms"}[terms]
     rise = _interval_rise(observed, terms, level)
     profile = locate(observed, terms, rise)
@@ -581,14 +587,15 @@ def _widened(two: _ChosenLaw, three: _ChosenLaw) -> _ChosenLaw:
 def _contradiction(observed: Observed, third_term: bool) -> str | None:
     """Tell why the points contradict the law, as a note; None where they do not.
 
-    They do by a slope of log S over log B above 0, and by one below -1 unless a third term is
-    allowed.
+    They do where the slope of log S over log B is significantly above 0, or below -1 without a
+    third term. The slope is that of a straight line, fitted by least squares.
     """
     # Their mean is 0, by the choice of B_ref.
     x = observed.x[~observed.stopped]
     log_steps = observed.log_steps[~observed.stopped]
     slope = float(x @ log_steps / (x @ x))
     residual = log_steps - log_steps.mean() - slope * x
+    # The prior of the noise counts as so many residuals more.
     degrees = x.size - 2 + PRIOR_WEIGHT
     error = math.sqrt((residual @ residual + PRIOR_WEIGHT * PRIOR_NOISE**2) / degrees / (x @ x))
     margin = error * stdtrit(degrees, (1.0 + EVIDENCE) / 2.0)
@@ -608,7 +615,8 @@ def _contradiction(observed: Observed, third_term: bool) -> str | None:
 def _interval_rise(observed: Observed, terms: int, level: float) -> float:
     """Compute how far the deviance rises from its minimum to an end of an interval.
 
-    It is point 4 of the module's docstring.
+    It is N log(1 + t^2/(N - k)), point 4 of the module's docstring. N are the reached points and
+    the prior's weight, k the law's terms, and t is the quantile of Student's t at this level.
     """
     if not 0.0 < level < 1.0:
         raise CurveError(
@@ -666,6 +674,8 @@ def _b_opt_range(
 ) -> tuple[float, float, float | None]:
     """Find B_opt, and the range within which the deviance is ``rise`` above its minimum at most.
 
+    B_opt is the batch size with the fewest examples, by the law's third term.
+
     Returns:
         B_opt, the lower end and the upper one, which is None where every larger value fits.
     """
@@ -679,7 +689,7 @@ def _b_opt_range(
     log_small_low, log_small_high = _log_small_ends(
         observed, log_odds, profile.log_small[inside], threshold
     )
-    # B_opt^2 = B_ref^2 v/(1 - p)
+    # B_opt^2 = B_ref^2 v/(1 - p), with v the third term's factor and 1 - p = expit(-log odds).
     log_low = 0.5 * (log_small_low - log_expit(-log_odds)) + observed.log_reference
     log_high = 0.5 * (log_small_high - log_expit(-log_odds)) + observed.log_reference
     log_value = (
@@ -698,7 +708,8 @@ def _log_small_ends(
 ) -> tuple[Array, Array]:
     """Find the smallest and the largest log v whose deviance is below the threshold: (m,) each.
 
-    At each of m ``log_odds``, at which ``log_small`` is the best log v.
+    v is the factor of the law's third term, for small batches. The ends are found at each of m
+    ``log_odds``, at which ``log_small`` is the best log v.
     """
     # The ends are sought within 8 of the best log v.
     log_low = log_small - 8.0

@@ -114,6 +114,7 @@ def _joined(*profiles: Profile) -> Profile:
         np.concatenate(parts)
         for parts in zip(*(vars(profile).values() for profile in profiles), strict=True)
     ]
+    # The first field is the log odds.
     order = np.argsort(columns[0], kind="stable")
     return Profile(*(column[order] for column in columns))
 
@@ -134,6 +135,7 @@ def minimise(observed: Observed, log_odds: Array, log_small: Array | None = None
     log_odds = log_odds[:, None]
     # k candidates at each of the log odds: arrays (m, k), and the curve's shape (m, k, n).
     log_small_tried, log_shape, log_height, log_sigma = _starts(observed, log_odds, log_small)
+    # A move is a step up, down or none in each of log v, the height and log sigma.
     directions = (-1.0, 0.0, 1.0)
     small_directions = directions if is_small_free else (0.0,)
     moves = np.array(list(product(small_directions, directions, directions)))
@@ -199,7 +201,11 @@ def _starts(
 
 
 def _search_steps(is_small_free: bool) -> list[float]:
-    """List the steps of the pattern search, in log sigma."""
+    """List the widths of the pattern search's steps, in log sigma.
+
+    ``is_small_free``: whether log v is searched, too, beside the height and sigma. The search is
+    then begun once more from where its first steps ended.
+    """
     searches = [(FIRST_SEARCH_STEP, SEARCH_STEPS)]
     if is_small_free:
         searches = [
@@ -240,12 +246,13 @@ def _deviance(errors: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Ar
     square = errors[..., ~stopped] ** 2
     good = log_good_share - log_sigma[..., None] - square / (2.0 * sigma**2)
     outlier = log_outlier_share - np.log(outlier_sigma) - square / (2.0 * outlier_sigma**2)
-    likelihood = np.logaddexp(good, outlier).sum(-1)
+    log_likelihood = np.logaddexp(good, outlier).sum(-1)
     if stopped.any():
         # The probability that S exceeds the bound.
         over = errors[..., stopped]
         good = log_good_share + log_ndtr(-over / sigma)
         outlier = log_outlier_share + log_ndtr(-over / outlier_sigma)
-        likelihood += np.logaddexp(good, outlier).sum(-1)
-    prior = PRIOR_WEIGHT * (log_sigma + 0.5 * (PRIOR_NOISE / sigma[..., 0]) ** 2)
-    return np.asarray(2.0 * (prior - likelihood))
+        log_likelihood += np.logaddexp(good, outlier).sum(-1)
+    # A scaled inverse chi-square.
+    log_prior_of_sigma = -PRIOR_WEIGHT * (log_sigma + 0.5 * (PRIOR_NOISE / sigma[..., 0]) ** 2)
+    return np.asarray(-2.0 * (log_prior_of_sigma + log_likelihood))

@@ -89,6 +89,7 @@ def next_evaluation(
     """
     # The cost of all evaluations with the next one, in examples trained.
     cost = (evaluations + 1) * schedule.cost * validation_examples
+    # Far from the target half of the share is saved for the dense evaluations near it.
     allowed = schedule.share if near else schedule.share / 2
     affordable = math.ceil(cost / (allowed * batch_size))
     return max(step + 1, math.floor(schedule.ratio * step), affordable)

@@ -112,7 +112,9 @@ class NoiseScaleEstimate:
 def combine_norms(squared_norms: ArrayLike, sizes: ArrayLike, big: float) -> GradientNorms:
     """Combine the gradients of a step's micro-batches into norms at two batch sizes.
 
-    The formulas are point 2 of the module's docstring, with w_i = n_i/B.
+    The mean gradient g of n examples has E|g|^2 = |G|^2 + tr(Sigma)/n. With the weights w_i =
+    n_i/B, the mean of |g_i|^2 has sum w_i/n_i in the place of 1/n, and |sum w_i g_i|^2 has
+    sum w_i^2/n_i: these are 1/B_small and 1/B_big.
 
     Args:
         squared_norms: |g_i|^2 of each micro-batch.
@@ -158,43 +160,37 @@ def estimate_noise_scale(
     if pairs.ndim != 2 or not np.isfinite(pairs).all():
         raise ValueError(f"|G|^2 and tr Sigma must be finite and (n,), but got {pairs.tolist()}")
     n = pairs.shape[1]
+    # What is known is put in as it is computed.
+    estimate = NoiseScaleEstimate(
+        noise_scale=None,
+        low=None,
+        high=None,
+        squared_gradient=None,
+        trace=None,
+        measurements=n,
+        level=level,
+        undetermined=None,
+    )
     if n == 0:
-        return NoiseScaleEstimate(
-            noise_scale=None,
-            low=None,
-            high=None,
-            squared_gradient=None,
-            trace=None,
-            measurements=0,
-            level=level,
-            undetermined="no step was measured",
-        )
+        return replace(estimate, undetermined="no step was measured")
+    # Consecutive steps are correlated. The means over blocks of them are taken as independent.
     length = math.ceil(n / MAX_BLOCKS)
     # The oldest steps that fill no block are left out.
     count = n // length
     blocks = np.asarray(pairs[:, -count * length :].reshape(2, count, length).mean(axis=2))
     gradient, trace = blocks.mean(axis=1).tolist()
-    unknown = NoiseScaleEstimate(
-        noise_scale=None,
-        low=None,
-        high=None,
-        squared_gradient=gradient,
-        trace=trace,
-        measurements=n,
-        level=level,
-        undetermined=None,
-    )
+    estimate = replace(estimate, squared_gradient=gradient, trace=trace)
     if count < MIN_BLOCKS:
         reason = f"{n} of at least {MIN_BLOCKS} steps were measured"
-        return replace(unknown, undetermined=reason)
+        return replace(estimate, undetermined=reason)
     low, high = _fieller(blocks, level)
     if high is None:
         reason = (
             f"|G|^2 = {gradient:.3g} does not differ significantly from 0 after {n} steps: "
             "measure more of them"
         )
-        return replace(unknown, low=low, undetermined=reason)
-    return replace(unknown, noise_scale=trace / gradient, low=low, high=high)
+        return replace(estimate, low=low, undetermined=reason)
+    return replace(estimate, noise_scale=trace / gradient, low=low, high=high)
 
 
 def moving_estimate(
@@ -215,8 +211,9 @@ def moving_estimate(
 def _fieller(blocks: NDArray[np.float64], level: float) -> tuple[float | None, float | None]:
     """Find the ends of Fieller's interval of tr Sigma/|G|^2; None for an end that is open.
 
-    The interval holds all r >= 0 with a r^2 - 2 b r + c <= 0. Its upper end is open unless a and
-    the mean of |G|^2 are positive.
+    With x and y the means of |G|^2 and tr Sigma and t Student's quantile, it holds all r >= 0 for
+    which (y - r x)^2 <= t^2 Var[y - r x], that is a r^2 - 2 b r + c <= 0. Its upper end is open
+    unless a and x are positive.
 
     Args:
         blocks: |G|^2 and tr Sigma of each block, (2, blocks).
@@ -226,19 +223,20 @@ def _fieller(blocks: NDArray[np.float64], level: float) -> tuple[float | None, f
     # Squares of tiny gradients would underflow.
     unit = np.where(blocks.any(axis=1), np.abs(blocks).max(axis=1), 1.0)
     scaled = blocks / unit[:, None]
-    covariance = np.cov(scaled) * float(stdtrit(count - 1, 0.5 + level / 2.0)) ** 2 / count
+    # t^2 times the covariance of x and y.
+    margin = np.cov(scaled) * float(stdtrit(count - 1, 0.5 + level / 2.0)) ** 2 / count
     x, y = scaled.mean(axis=1).tolist()
-    a = float(x * x - covariance[0, 0])
-    b = float(x * y - covariance[0, 1])
-    c = float(y * y - covariance[1, 1])
+    a = float(x * x - margin[0, 0])
+    b = float(x * y - margin[0, 1])
+    c = float(y * y - margin[1, 1])
     root = math.sqrt(max(b * b - a * c, 0.0))
-    ratio = float(unit[1] / unit[0])
+    unit_ratio = float(unit[1] / unit[0])
     low = None
     high = None
     # c > 0: tr Sigma differs from 0. Of the roots of either sign, or of the two positive ones, this
     # is the smaller.
     if c > 0.0 and b + root > 0.0 and (x > 0.0 or a <= 0.0):
-        low = c / (b + root) * ratio
+        low = c / (b + root) * unit_ratio
     if a > 0.0 and x > 0.0:
-        high = (b + root) / a * ratio
+        high = (b + root) / a * unit_ratio
     return low, high

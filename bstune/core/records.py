@@ -268,7 +268,10 @@ class TrialResult:
         return max(values)
 
     def again(self, max_steps: int | None = None) -> TrialSpec:
-        """Make the spec of the same trial, to be trained again from its start."""
+        """Make the spec of the same trial, to be trained again from its start.
+
+        ``max_steps`` limits its steps; None: it has no limit.
+        """
         return TrialSpec(
             number=self.number,
             trial_index=self.trial_index,
@@ -307,7 +310,7 @@ class TrialResult:
             record_field = _FIELDS[name]
             if not record_field.is_valid(value):
                 raise RecordError(
-                    f"{name} of a trial record must be {record_field.what}, but got "
+                    f"{name} of a trial record must be {record_field.allowed}, but got "
                     f"{repr(value)[:80]}"
                 )
         return cls(**{name: _FIELDS[name].read(value) for name, value in values.items()})
@@ -340,7 +343,7 @@ class _Field(NamedTuple):
     """
 
     is_valid: Callable[[object], bool]
-    what: str
+    allowed: str
     """What it may hold, in words."""
     read: Callable[[Any], Any] = lambda value: value
     """Converts the value that JSON has."""
@@ -348,10 +351,7 @@ class _Field(NamedTuple):
 
 def _is_number(value: object) -> bool:
     """Whether a value is a number of at most ``LARGEST_RECORDED`` in size."""
-    # To Python true and false are whole numbers.
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= LARGEST_RECORDED
+    return is_finite_number(value) and abs(value) <= LARGEST_RECORDED
 
 
 def _is_count(value: object) -> bool:

@@ -148,6 +148,7 @@ class ScaleLaw:
         ``factors`` (n,) weigh the values of f at ``log_scales`` (n,), which are less
         ``log_centre``. f is the log of the quantity, less ``log_level``.
         """
+        # Given the points, f is a Gaussian process whose covariance with them is ``across``.
         x = np.log([point.scale for point in self.points]) - self.log_centre
         across = factors @ _covariance(log_scales, x, component.drift)
         prior_variance = float(
@@ -235,6 +236,8 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
     log_weights = list[float]()
     unweighted = list[Component]()
     for offset, drift, correlation in product(offsets, DRIFTS, correlations):
+        # The log values are normal. Their covariance is that of the line f, of the errors, which
+        # one study's points share in part, and of the study's offset, which they share altogether.
         shared = is_same_study * correlation
         np.fill_diagonal(shared, 1.0)
         covariance = _covariance(x, x, drift)

@@ -56,9 +56,9 @@ class Tunable:
 
 
 def corners(tunables: tuple[Tunable, ...]) -> list[dict[str, float]]:
-    """List two settings: all tunables at their smallest values, all at their largest.
+    """List two settings of the tunables to check beforehand, where a trial is likeliest to fail.
 
-    Empty without tunables.
+    All tunables are at their smallest values, and all at their largest. Empty without tunables.
     """
     if not tunables:
         return []

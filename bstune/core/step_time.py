@@ -86,7 +86,11 @@ class StepTimes:
             )
 
     def _corrected(self, batch_size: Array) -> Array:
-        """Compute tau in seconds, in the shape of ``batch_size``."""
+        """Compute tau in seconds, in the shape of ``batch_size``.
+
+        It is the smooth function times the geometric mean of what was measured over it, weighed by
+        a normal kernel over log2 B. ``SHRINKAGE`` draws that mean towards 1.
+        """
         smooth = np.array([self.smooth(size) for size in np.ravel(batch_size)])
         smooth = smooth.reshape(np.shape(batch_size))
         x, log_ratio = self._measured
@@ -158,7 +162,8 @@ def sync_seconds(devices: int, alpha: float, beta: float) -> float:
 def fit_sync(measured: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """Fit alpha and beta of :func:`sync_seconds` to measurements (devices, all-reduce seconds).
 
-    By least squares of the relative error; both are at least 0.
+    The fit of alpha + beta (devices - 2) is by least squares of the relative error; both are at
+    least 0. With a single number of devices beta is taken to be 0.
 
     Raises:
         HardwareError: without positive seconds at two devices or more.

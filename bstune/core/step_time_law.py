@@ -142,8 +142,8 @@ class StepTimeLaw(StepTime):
     def joined_with(self, own: Sequence[OwnSteps]) -> "StepTimeLaw":
         """Fit the law anew to its timings and to the trials' own steps.
 
-        It stays as it is where enough timings told it (``takes_trials``), or without trials that
-        may join. Trials are taken together by place. Where another loop trained
+        It stays as it is where there were enough timings (``takes_trials``), or without trials that
+        may join. Trials of about the same batch size make one timing. Where another loop trained
         them, all of them may be off alike by ``LOOPS_APART``.
         """
         joining = [steps for steps in own if steps.may_join]
@@ -162,7 +162,14 @@ class StepTimeLaw(StepTime):
         joined.sort(key=lambda timing: timing.batch_size)
         surveyed = [timing.batch_size for timing in self.timings]
         sizes = _spread_out(surveyed, [timing.batch_size for timing in joined])
-        return _fit_law(joined, sizes, (), self.factor_error, self.of_trainer)
+        # A survey of so few timings has confirmed no fall of tau.
+        return _fit_law(
+            joined,
+            sizes,
+            falls=(),
+            factor_error=self.factor_error,
+            of_trainer=self.of_trainer,
+        )
 
     def without_trials(self) -> "StepTimeLaw":
         """Give the law that no trial's own steps join, for trials that run beside each other."""
@@ -241,7 +248,9 @@ def fit_step_time_law(
     ordered = with_errors(timings)
     sizes = [timing.batch_size for timing in ordered]
     falls = _confirmed_falls(ordered)
-    return _fit_law(ordered, sizes, falls, QUIET_FACTOR + BUSY_FACTOR * waited, of_trainer)
+    # What made the timed steps wait may slow all batch sizes alike, at other times.
+    factor_error = QUIET_FACTOR + BUSY_FACTOR * waited
+    return _fit_law(ordered, sizes, falls, factor_error, of_trainer)
 
 
 def _fit_law(
@@ -259,13 +268,16 @@ def _fit_law(
     pairs = [(timing.batch_size, timing.seconds) for timing in timings]
     timed_sizes = [size for size, _ in pairs]
     line = fit_line(pairs)
-    line_before = line
+    # The process is fitted around a line. That is fitted anew to the seconds that the process
+    # gives, which scatter less than the timings.
+    smoothed_line = line
     for _ in range(REFITS):
-        middle, _ = _fit_process(timings, line_before, falls, timed_sizes)
-        line_before = fit_line(list(zip(timed_sizes, np.exp(middle).tolist(), strict=True)))
+        middle, _ = _fit_process(timings, smoothed_line, falls, timed_sizes)
+        smoothed_line = fit_line(list(zip(timed_sizes, np.exp(middle).tolist(), strict=True)))
     off_line = [abs(line(size) / seconds - 1.0) for size, seconds in pairs]
     filled = _filled(sizes)
-    middle, covariance = _fit_process(timings, line_before, falls, filled)
+    middle, covariance = _fit_process(timings, smoothed_line, falls, filled)
+    # From positions among the timings to positions among the filled sizes.
     falls = tuple(filled.index(timed_sizes[place]) for place in falls)
     smooth = _made_rising(middle, np.diag(covariance), falls)
     repeats = sum(timing.visits - 1 for timing in timings)
@@ -301,14 +313,15 @@ def leave_one_out(timings: Sequence[TimedSize]) -> tuple[float, ...]:
 def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
     """Fit tau(B) to trials' own seconds of a step, (batch size, seconds) each.
 
-    They are taken together as in :func:`bstune.core.step_timings.timings_of_trials`. None where the
-    trials have fewer than two places.
+    Trials of about the same batch size make one timing, as in
+    :func:`bstune.core.step_timings.timings_of_trials`. None where there are fewer than two timings.
     """
     timings = timings_of_trials(measured)
     if len(timings) < 2:
         return None
     sizes = [timing.batch_size for timing in timings]
     law = _fit_law(timings, sizes, _confirmed_falls(timings), QUIET_FACTOR, of_trainer=False)
+    # The trials are in the law already.
     return law.without_trials()
 
 
@@ -323,7 +336,10 @@ def _spread_out(kept: Sequence[float], sizes: Sequence[float]) -> list[float]:
 
 
 def _filled(sizes: Sequence[float]) -> list[float]:
-    """Give rising batch sizes with further ones, evenly over log B, within each wide gap."""
+    """Give rising batch sizes with further ones, evenly over log B, within each wide gap.
+
+    The law is worked out at all of them, as across a wide gap log tau is no straight line in log B.
+    """
     filled = [sizes[0]]
     for low, high in pairwise(sizes):
         octaves = math.log2(high / low)
@@ -338,7 +354,7 @@ def _filled(sizes: Sequence[float]) -> list[float]:
 def _fit_process(
     timings: Sequence[Timing], line: StepTime, falls: Sequence[int], at: Sequence[float]
 ) -> tuple[Array, Array]:
-    """Fit a Gaussian process around a line to timings: the law of the module's docstring.
+    """Fit log tau(B) = log line(B) + r(B) to timings, with r a Gaussian process over log2 B.
 
     Args:
         timings: of n batch sizes, in ascending order.
@@ -379,7 +395,9 @@ def _fit_process(
         by_examples = np.outer(1.0 - share, 1.0 - other_share)
         return np.asarray(covariance + LINE_SPREAD**2 * (by_overhead + by_examples))
 
+    # Timings of another loop are off alike, so that their errors go together.
     noise = np.diag(errors**2) + np.outer(between_loops, between_loops)
+    # Rasmussen and Williams 2006, eq. 2.25 and 2.26.
     between = prior(places, sizes)
     gain = np.linalg.solve(prior(sizes, sizes) + noise, between.T).T
     covariance = prior(places, places) - gain @ between.T

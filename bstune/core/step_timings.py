@@ -122,13 +122,13 @@ def _errors_of(timings: Sequence[TimedSize]) -> Array:
     visits = np.array([timing.visits for timing in timings])
     repeats = visits - 1
     log_apart = np.log([timing.high / timing.low for timing in timings])
-    # Interpolated quartiles of a few values lie nearer to each other. Those of a single visit are
-    # one: its scatter is 0, whatever it is divided by.
+    # Interpolated quartiles of a few values lie nearer to each other. Both quartiles of a single
+    # visit are the visit: its scatter is 0, whatever it is divided by.
     scatter = log_apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
-    seen = 0.0
+    seen_variance = 0.0
     if repeats.any():
-        seen = float(np.average(scatter**2, weights=repeats))
-    pooled = _with_unseen(seen, int(repeats.sum()))
+        seen_variance = float(np.average(scatter**2, weights=repeats))
+    pooled = _with_unseen(seen_variance, int(repeats.sum()))
     variance = (POOLED_TIMINGS * pooled + repeats * scatter**2) / (POOLED_TIMINGS + repeats)
     errors = [
         _error_of_median(of_visit, count)
@@ -138,11 +138,12 @@ def _errors_of(timings: Sequence[TimedSize]) -> Array:
 
 
 def timings_of_trials(measured: Sequence[tuple[int, float]]) -> list[Timing]:
-    """Take trials' own seconds of a step, (batch size, seconds) each, together by place.
+    """Group trials' own seconds of a step, (batch size, seconds) each, into a timing per place.
 
-    Trials within a quarter of an octave count as visits of one place. The place is at the geometric
-    middle of their batch sizes. Its seconds are the median of theirs, each scaled there by the line
-    through all trials. The scatter of one visit is the trials' about the places next to them.
+    Trials within a quarter of an octave of batch size count as visits of one place. The place is at
+    the geometric middle of their batch sizes. Its seconds are the median of theirs, each scaled
+    there by the line through all trials. The scatter of one visit is the trials' about the places
+    next to them.
     """
     if not measured:
         return []
@@ -163,15 +164,15 @@ def timings_of_trials(measured: Sequence[tuple[int, float]]) -> list[Timing]:
 
 
 def _error_of_place(scatter: float, visits: int, trials: int) -> float:
-    """Estimate the relative standard error of a place's median.
+    """Estimate the relative standard error of the median of ``visits`` trials at one place.
 
-    One or two trials may both have run in a busy minute, which the scatter of all ``trials`` does
-    not show. It counts as wider by as much as quartiles of so few values lie too near to each
-    other, and what it does not show as ``UNSEEN_SCATTER``.
+    ``scatter`` is the relative standard deviation of one trial, as all ``trials`` show it. One or
+    two trials may both have run in a busy minute, which that does not show: the fewer they are, the
+    more the scatter is widened, and mixed with ``UNSEEN_SCATTER``.
     """
-    # The formula takes two values: one trial counts as two.
+    # As quartiles of so few values are, see FEW_NEARER. One trial is widened as two are.
     widened = scatter / (1.0 - FEW_NEARER / max(visits, 2))
-    # One of all trials shows no scatter.
+    # A trial that is the only one of all shows no scatter.
     seen = min(visits, trials - 1)
     return _error_of_median(math.sqrt(_with_unseen(widened**2, seen)), visits)
 
@@ -192,7 +193,11 @@ def _scatter_of_trials(
 
 
 def _with_unseen(variance: float, repeats: int) -> float:
-    """Mix the variance that ``repeats`` show with that of unseen ones, where they are few."""
+    """Mix the variance that ``repeats`` show with a usual one, where they are few.
+
+    Those that are missing from ``TELLING_REPEATS`` count as if they had shown
+    ``UNSEEN_SCATTER``.
+    """
     unseen = max(TELLING_REPEATS - repeats, 0)
     return (repeats * variance + unseen * UNSEEN_SCATTER**2) / (repeats + unseen)
 

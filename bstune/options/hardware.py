@@ -96,7 +96,7 @@ class AllReduceOptions(Section):
 
     @model_validator(mode="after")
     def _is_one_of_two(self) -> Self:
-        """Refuse a bandwidth beside measured seconds, and seconds that several devices lack."""
+        """Refuse a bandwidth beside measured seconds, and seconds of one device alone."""
         if self.seconds is not None and self.bytes_per_second is not None:
             raise ValueError("give bytes_per_second or seconds, not both")
         if self.seconds is not None and max(self.seconds, default=0) < 2:

@@ -10,7 +10,10 @@ class Lookup(Protocol):
     """The config that checked values come from, as checks ask for it: pydantic's ``context``."""
 
     def value_at(self, key: str) -> object:
-        """Give the value at a dotted key; the text ``nothing`` where there is none."""
+        """Give the value at a dotted key.
+
+        Where there is none, it is the text ``nothing``: messages read "but got nothing there".
+        """
 
     def is_reference(self, section: str, name: str) -> bool:
         """Whether a value of a section refers to another one, which is checked where it stands."""

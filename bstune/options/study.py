@@ -104,7 +104,10 @@ class StudyOptions(Section):
     @field_validator("search")
     @classmethod
     def _goes_with_the_rest(cls, search: SearchOptions, info: ValidationInfo) -> SearchOptions:
-        """Refuse options of the search that do not go with those of other sections."""
+        """Refuse options of the search that do not go with those of other sections.
+
+        A section that was refused itself is None here.
+        """
         protocol = info.data.get("protocol")
         workload = info.data.get("workload")
         budget = info.data.get("budget")

@@ -225,5 +225,6 @@ class GivenWorkload(WorkloadOptions):
 
 
 def _check_range(low: float, high: float) -> None:
+    """Refuse a low end above the high end."""
     if low > high:
         raise ValueError(f"low must be at most high, but got low={low:g} and high={high:g}")

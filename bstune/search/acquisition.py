@@ -32,7 +32,7 @@ from bstune.search.candidates import (
     stopped_candidates,
 )
 from bstune.search.curve_decision import GIVEN_UP_AT, choose_for_curve
-from bstune.search.frontier_findings import log_b_crit, noise_variance
+from bstune.search.frontier_findings import log_b_crit
 from bstune.search.horizon import least_cost, log_met
 from bstune.search.observations import (
     Observation,
@@ -42,7 +42,7 @@ from bstune.search.observations import (
     objective_weight,
     predict_objectives,
 )
-from bstune.search.posterior import log_steps
+from bstune.search.posterior import log_steps, noise_variance
 
 Array = NDArray[np.float64]
 
@@ -246,14 +246,14 @@ def _incumbent(
 ) -> tuple[Observation | None, float | None]:
     """Find the reached trial whose fresh seeds are predicted to be best, and the objective to beat.
 
-    Both are None before a trial has reached the target. A single lucky run lowers the objective to
-    beat to ``MAX_LUCK`` times its own.
+    Both are None before a trial has reached the target. The objective to beat is the least that is
+    predicted of a fresh seed, but at most ``MAX_LUCK`` times the least that a run has had.
     """
-    ranked = predict_objectives(posterior, objective)
-    if not ranked:
+    predictions = predict_objectives(posterior, objective)
+    if not predictions:
         return None, None
-    least_predicted, fastest = min(ranked, key=lambda pair: pair[0])
-    luckiest = min(objective_so_far(trial, weight) for _, trial in ranked)
+    least_predicted, fastest = min(predictions, key=lambda pair: pair[0])
+    luckiest = min(objective_so_far(trial, weight) for _, trial in predictions)
     return fastest, min(least_predicted, MAX_LUCK * luckiest)
 
 
@@ -345,7 +345,8 @@ def _limit_of(
     given_up_at = policy.stop_factor * situation.incumbent / weight
     probe = min(policy.probe_fraction * given_up_at, policy.max_predicted_fraction * predicted)
     limit = given_up_at
-    # A trial that can be continued runs to its probe first. Any other one gets all of it at once.
+    # A trial that can be continued runs to its probe first, whose length moves with the incumbent:
+    # one that ran to most of it has had it. Any other trial gets all of its steps at once.
     if situation.resumable is not None and steps_done < PROBED * probe:
         limit = probe
     return min(max(limit, LEAST_GROWTH * steps_done, MIN_STEPS), last_step)
@@ -384,7 +385,8 @@ def _most_telling_suggestion(
 ) -> Suggestion:
     """Suggest the candidate that tells most of B_crit for its cost, and up to which step it runs.
 
-    ``allowed`` is the most that a look at an unseen regime may cost, in seconds.
+    ``allowed`` is the most that a look at an unseen regime may cost, in units of the posterior's
+    ``tau``.
     """
     policy = situation.policy
     longest = _longest_horizon(posterior, situation.budget)
@@ -504,7 +506,7 @@ def thompson_sample(
         candidates: to choose from.
         draw: a draw of the posterior's parameters, (p,).
         weight: the factor that turns steps into the objective, over log2 batch size.
-        cost_power: power of a step's seconds in the remaining cost; with 0 steps alone count.
+        cost_power: power of the cost of a step in the remaining cost; with 0 steps alone count.
         cost_weight: what a remaining cost of one best candidate adds to the log of the objective.
         pending: the trials that run now; candidates near them count as worse.
         longest: the longest horizon at a batch size, where schedules end with the trial. What takes
@@ -521,8 +523,8 @@ def thompson_sample(
     to_go = cost * np.maximum(1.0 - candidates.done / np.exp(log_s), 0.0)
     best_cost = cost[int(log_score.argmin())]
     log_score += cost_weight * np.minimum(to_go / best_cost, MOST_COST_TO_GO)
-    for x, z, _ in pending:
-        is_near = are_near(candidates.x, candidates.z, x, z, NEAR_PENDING)
+    for log_size, log_rate, _ in pending:
+        is_near = are_near(candidates.x, candidates.z, log_size, log_rate, NEAR_PENDING)
         log_score[is_near] += NEAR_PENDING_PENALTY
     if longest is not None:
         log_over = log_s - log_over_sizes(longest, candidates.x)
@@ -561,7 +563,7 @@ def choose_horizon(
     log_s = float(drawn_log_s.mean())
     if draw is not None:
         log_s = float(log_steps(draw[None], point, prior)[0, 0])
-    spread = math.sqrt(float(drawn_log_s.var()) + noise_variance(posterior))
+    spread = math.sqrt(float(drawn_log_s.var()) + noise_variance(posterior.theta))
     log_met_over_s = log_met(posterior.theta[:, prior.horizon_law])
     log_above, _ = least_cost(
         log_met_over_s, spread, math.log(longest) - log_s, math.log(latest) - log_s

@@ -168,9 +168,9 @@ def fresh_seed_due(posterior: BudgetPosterior, policy: Policy) -> BudgetRun | No
 def _is_running(run: BudgetRun, pending: Pending) -> bool:
     """Whether a run at the same point, begun afresh, is among the trials that run now."""
     # Both are logs of what was asked, and come back up to rounding.
-    for x, z, resumed_from in pending:
-        same_size = abs(x - run.x) < 1e-9
-        same_rate = abs(z - run.z) < 1e-9
+    for log_size, log_rate, resumed_from in pending:
+        same_size = abs(log_size - run.x) < 1e-9
+        same_rate = abs(log_rate - run.z) < 1e-9
         if resumed_from is None and same_size and same_rate:
             return True
     return False
@@ -203,7 +203,7 @@ def _suggest_before_ruler(
         low, high = log_size_range(domain, posterior.too_large)
         x = math.log2(domain.snap(2.0 ** (0.5 * (low + high))))
         middle = np.array([x])
-        bottom, top = domain.lrs(middle)
+        bottom, top = domain.log_rate_bounds(middle)
         z = float(np.clip(posterior.prior.rule(middle), bottom, top)[0])
         other = (0.5,) * domain.others
     last_step = last_whole_step(posterior.budget(2.0**x))
@@ -299,8 +299,12 @@ def _log_behind(posterior: BudgetPosterior, options: BudgetCandidates, theta: Ar
 
 
 def _penalty_near_pending(options: BudgetCandidates, pending: Pending) -> Array:
-    """How much farther behind n candidates count as they are near a running trial: (n,)."""
+    """How much farther behind n candidates count, in log steps: (n,).
+
+    Those near a running trial would repeat it; the others count as they are.
+    """
     worse = np.zeros(len(options.x))
-    for x, z, _ in pending:
-        worse[are_near(options.x, options.z, x, z, NEAR_PENDING)] += NEAR_PENDING_PENALTY
+    for log_size, log_rate, _ in pending:
+        is_near = are_near(options.x, options.z, log_size, log_rate, NEAR_PENDING)
+        worse[is_near] += NEAR_PENDING_PENALTY
     return worse

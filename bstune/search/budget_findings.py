@@ -195,11 +195,11 @@ def gain_left_of(posterior: BudgetPosterior) -> GainLeft | None:
 def share_to_match(
     winners: Sequence[RunningBest], baselines: Sequence[RunningBest]
 ) -> float | None:
-    """Find the share of its budget at which the winner first has the baseline's metric at its end.
+    """Find the share of the budget at which the winner first has the baseline's final metric.
 
-    Of several seeds the mean running best counts, on the ruler's scale. Between two evaluations the
-    share is interpolated in its logarithm. None where the winner never has that metric, or where
-    either has no run.
+    That is the baseline's best metric by its budget's end. Of several seeds the mean running best
+    counts, on the ruler's scale. Between two evaluations the share is interpolated in its
+    logarithm. None where the winner never has that metric, or where either has no run.
     """
     if not winners or not baselines:
         return None
@@ -225,10 +225,10 @@ def share_to_match(
 
 
 def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | None:
-    """Fit how the best batch size grows with the budget, as the module's docstring has it.
+    """Fit how the best batch size B* grows with the budget: B* ~ budget^exponent.
 
-    None where fewer than two of the posteriors have a full trial. ``posteriors`` are by their share
-    of the budget.
+    The exponent is the slope of a line through log B* at several shares of the budget.
+    ``posteriors`` are by their share. None where fewer than two of them have a full trial.
     """
     shares = [share for share in posteriors if posteriors[share].ruler is not None]
     shares = sorted(shares, reverse=True)
@@ -241,7 +241,8 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
         best = x[_best_behind(posteriors[share], x).argmin(axis=1)]
         optima.append(best)
         best_sizes.append(_best_size(share, best, x))
-    # A line through the i-th draw of each posterior is one draw of the exponent.
+    # A line through the i-th draw of each posterior is one draw of the exponent. At the share 1 its
+    # log is 0, and the line has its intercept: the best size of the whole budget.
     count = min(len(best) for best in optima)
     log2_sizes = np.stack([best[:count] for best in optima])
     exponents, log2_now = np.polyfit(np.log2(shares), log2_sizes, 1)
@@ -270,9 +271,10 @@ def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:
 
 
 def _no_difference(posterior: BudgetPosterior) -> NoDifference | None:
-    """Find the metric that all full trials end with, and how long before they still differed.
+    """Find the metric that all full trials end with, and at which share of the budget they differ.
 
-    None where their metrics differ at the budget's end, or where fewer than two are full.
+    That is the smallest share at which they do. None where their metrics differ at the budget's
+    end, or where fewer than two are full.
     """
     curves = [run.curve for run in posterior.full if run.curve is not None]
     final_metrics = posterior.scale.metric(np.array([curve.best for curve in curves]))
@@ -307,7 +309,8 @@ def _log_size_grid(posterior: BudgetPosterior, per_octave: int) -> Array:
 def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
     """How far n batch sizes at their best rates are behind the best full trial: (m, n).
 
-    In log steps, by m draws of the posterior; ``x`` are log2 of the batch sizes.
+    It is the log of the steps that they need for that trial's best metric, over their budget, by m
+    draws of the posterior. ``x`` are log2 of the batch sizes.
     """
     log_s = frontier(posterior.theta, posterior.prior.points_at(x), posterior.prior)
     return np.asarray(log_s - posterior.log_budget(x))
@@ -316,7 +319,8 @@ def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
 def _metric_when(posterior: BudgetPosterior, ruler: Ruler, behind: Array) -> Array:
     """Convert how far points are behind the best full trial to their metric at the budget's end.
 
-    The ruler is that trial's curve.
+    The ruler is that trial's curve. A point that is ``behind`` it, in log steps, has at the end
+    what the ruler had at the log share -``behind`` of the budget.
     """
     return posterior.scale.metric(ruler.height(-behind))
 
@@ -394,12 +398,12 @@ def _gain_over(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> Gai
     x = _log_size_grid(posterior, SIZES_PER_OCTAVE)
     drawn = _behind_at(posterior, np.array([best.x]), np.array([best.z]), np.array([best.other]))
     best_behind = drawn[:, 0]
-    # A seed may be so much luckier than another, by one standard deviation.
-    noise = np.exp(posterior.theta[:, NOISE])
+    # A seed may be so much luckier than another, by one standard deviation of log S.
+    seed_deviation = np.exp(posterior.theta[:, NOISE])
     return GainLeft(
         next_point=_gain_of_next(posterior, ruler, x, best_behind),
         at_most=_mean_gain(posterior, ruler, best_behind, _best_behind(posterior, x).min(axis=1)),
-        seed_scatter=_mean_gain(posterior, ruler, best_behind, best_behind - noise),
+        seed_scatter=_mean_gain(posterior, ruler, best_behind, best_behind - seed_deviation),
     )
 
 
@@ -423,7 +427,10 @@ def _gain_of_next(posterior: BudgetPosterior, ruler: Ruler, x: Array, best_behin
 
 
 def _behind_at(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> Array:
-    """How far n points are behind the best full trial by the law, in log steps: (m, n)."""
+    """How far n points are behind the best full trial by the law, in log steps: (m, n).
+
+    As :func:`_best_behind` has it, but at log2 learning rates ``z`` and other hyper-parameters.
+    """
     points = posterior.prior.points_at(x, z, other.reshape(x.size, posterior.prior.others))
     log_s = log_steps(posterior.theta, points, posterior.prior)
     return np.asarray(log_s - posterior.log_budget(x))

@@ -59,6 +59,7 @@ class BudgetRun:
 
 def last_whole_step(budget: float) -> int:
     """Round a budget of steps down to a whole step, which is at least 1."""
+    # Rounding may have left a whole number of steps a little too small.
     return max(1, math.floor(budget * (1.0 + 1e-9)))
 
 

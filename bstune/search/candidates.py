@@ -72,7 +72,7 @@ class Domain:
     """The largest."""
     snap: Callable[[float], int]
     """The nearest batch size that a trial may use."""
-    lrs: Callable[[Array], tuple[Array, Array]]
+    log_rate_bounds: Callable[[Array], tuple[Array, Array]]
     """Lowest and highest log2 learning rate at log2 batch sizes (n,)."""
     others: int
     """How many other hyper-parameters there are, each in [0, 1]."""
@@ -120,6 +120,7 @@ class Candidates:
 
     def take(self, rows: NDArray[np.intp]) -> "Candidates":
         """Keep the candidates in these rows, which must be ascending."""
+        # The stopped trials stand before the new points.
         count = len(self.stopped)
         stopped = tuple(self.stopped[row] for row in rows.tolist() if row < count)
         return Candidates(
@@ -138,6 +139,7 @@ class Candidates:
         resumed_from: int | None = None
         if chosen < len(self.stopped):
             resumed_from = self.stopped[chosen].number
+        # An infinite limit becomes a number that no trial has.
         return Suggestion(
             x=float(self.x[chosen]),
             z=float(self.z[chosen]),
@@ -259,6 +261,7 @@ def new_points(
     x = rng.uniform(low, high, count)
     x[:2] = low, high
     draws = theta[rng.integers(len(theta), size=math.ceil(count / SIZES_PER_DRAW))]
+    # Each draw gives the best rates of a few of the batch sizes.
     best = list[Array]()
     for i, draw in enumerate(draws):
         sizes = x[SIZES_PER_DRAW * i : SIZES_PER_DRAW * (i + 1)]
@@ -300,7 +303,7 @@ def rates_near_rule(theta: Array, prior: Prior, domain: Domain, x: Array) -> tup
     The first trials lie near the user's own rate, scaled by the rule. Trials that diverge or crawl
     there move the posterior, and the range with it.
     """
-    bottom, top = domain.lrs(x)
+    bottom, top = domain.log_rate_bounds(x)
     points = prior.points_at(x)
     drawn = optimum(theta, points, prior)
     low, high = np.quantile(drawn, CENTRAL_QUANTILES, axis=0)

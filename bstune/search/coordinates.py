@@ -47,6 +47,7 @@ class Coordinates:
     ) -> None:
         self._space = dict(space)
         others = space.keys() - {BATCH_SIZE, LR, DELTA}
+        # A parameter with a single value is not searched.
         self._names = sorted(name for name in others if not space[name].single())
         lowest, highest = lr_range or (0.0, math.inf)
         self._log_lr_low = math.log2(lowest) if lowest > 0 else -math.inf
@@ -87,7 +88,8 @@ class Coordinates:
     def log_rule(self) -> Callable[[Array], Array]:
         """Function that gives log2 of the rule's learning rate at log2 batch sizes (n,): (n,).
 
-        It is constant far beyond the study's batch sizes.
+        It is read off a table, as a decision asks for hundreds of points, and is constant beyond
+        the table's ends, far outside the study's batch sizes.
         """
         log_start = math.log2(self.low) - RULE_BELOW
         log_stop = math.log2(self.high) + RULE_ABOVE
@@ -124,7 +126,7 @@ class Coordinates:
             low=self.low,
             high=self.high,
             snap=self._snapped,
-            lrs=self._rate_bounds,
+            log_rate_bounds=self._rate_bounds,
             others=self.columns,
         )
 

@@ -11,7 +11,6 @@ from bstune.core.curve import SLOPE_RATIO
 from bstune.search.candidates import (
     LEAST_LEFT,
     MEMORY_ROOM,
-    MOST_LOG_STEPS,
     Candidates,
     Pending,
     are_near,
@@ -20,9 +19,9 @@ from bstune.search.candidates import (
     expected_steps,
     log_over_sizes,
 )
-from bstune.search.frontier_findings import FRONTIER_SIZES_PER_OCTAVE, log_b_crit, noise_variance
+from bstune.search.frontier_findings import FRONTIER_SIZES_PER_OCTAVE, log_b_crit
 from bstune.search.observations import Posterior
-from bstune.search.posterior import log_steps, optimum
+from bstune.search.posterior import log_steps, noise_variance, optimum
 
 Array = NDArray[np.float64]
 
@@ -63,7 +62,8 @@ def choose_for_curve(
         posterior: of the trials so far.
         candidates: to choose from.
         pending: the trials that run now.
-        allowed: the most that a look at such a regime may cost, in seconds.
+        allowed: the most that a look at such a regime may cost, in units of the posterior's
+            ``tau``.
         longest: the longest horizon at a batch size, where schedules end with the trial. What is
             expected to take longer would spend all of it and miss the target: only one run in
             ``MISSES_EVERY`` may.
@@ -88,7 +88,10 @@ def choose_for_curve(
 
 
 def _one_more_may_miss(posterior: Posterior, longest: Callable[[float], float]) -> bool:
-    """Whether the next run may be one that is expected to spend its budget and miss the target."""
+    """Whether the next run may be one that is expected to spend its budget and miss the target.
+
+    One in ``MISSES_EVERY`` runs may. ``longest`` gives the steps of the budget at a batch size.
+    """
     missed = 0
     for trial in posterior.stopped:
         if trial.steps >= WHOLE_BUDGET * longest(2.0**trial.x):
@@ -115,14 +118,42 @@ def max_variance_reduction(
     gain = _variance_reduction(joint.log_steps, joint.log_b_crit, joint.noise)
     whole_cost = joint.expected * posterior.tau(np.exp2(candidates.x))
     share_left = np.maximum(1.0 - candidates.done / joint.expected, LEAST_LEFT)
+    # Beside its steps each trial costs a set-up, so that few trials are run rather than many.
     cost_left = whole_cost * share_left + SETUP * whole_cost.min()
     # A stopped trial past its expected steps shows that the model is wrong there: more steps of it
     # add nothing.
     gain[candidates.done >= GIVEN_UP_AT * joint.expected] = 0.0
-    for x, z, _ in pending:
-        gain[are_near(candidates.x, candidates.z, x, z, ALIKE_FOR_CURVE)] *= LEFT_TO_TELL
+    # A running trial will tell most of what one near it would.
+    for log_size, log_rate, _ in pending:
+        is_near = are_near(candidates.x, candidates.z, log_size, log_rate, ALIKE_FOR_CURVE)
+        gain[is_near] *= LEFT_TO_TELL
     chosen = int((gain / cost_left).argmax())
     return chosen, float(joint.expected[chosen])
+
+
+def _unseen_sizes(
+    posterior: Posterior, pending: Pending, log2_b_crit: float
+) -> tuple[float, float]:
+    """Find the batch sizes of a look at either regime where nothing has reached the target.
+
+    A look at perfect scaling has a batch size of at most the first one, and a look at maximal data
+    parallelism one of at least the second. Both are log2, and -inf or inf for a regime that was
+    seen. One that lies beyond the search's batch sizes is looked at near their end.
+    """
+    log_smallest = posterior.prior.log_low + REGIME_EDGE
+    log_largest = min(posterior.prior.log_high, posterior.too_large - MEMORY_ROOM) - REGIME_EDGE
+    log_lower_edge = log2_b_crit - math.log2(SLOPE_RATIO)
+    log_upper_edge = log2_b_crit + math.log2(SLOPE_RATIO)
+    seen_sizes = [trial.x for trial in posterior.reached]
+    seen_sizes += [log_size for log_size, _, _ in pending]
+    look_below = -math.inf
+    look_above = math.inf
+    # The edges are uncertain: a look lies a little beyond them.
+    if min(seen_sizes) > max(log_lower_edge, log_smallest):
+        look_below = max(log_lower_edge - REGIME_EDGE, log_smallest)
+    if max(seen_sizes) < min(log_upper_edge, log_largest):
+        look_above = min(log_upper_edge + REGIME_EDGE, log_largest)
+    return look_below, look_above
 
 
 def unseen_regime(
@@ -144,7 +175,8 @@ def unseen_regime(
         pending: the trials that run now: a regime that one of them is in counts as seen.
         log_s: log S of the n candidates in m draws, (m, n).
         log_b_crits: log B_crit in these draws, (m,).
-        allowed: the most seconds that all looks at the regime may cost, earlier ones included.
+        allowed: the most that all looks at the regime may cost, earlier ones included, in units of
+            the posterior's ``tau``.
 
     Returns:
         The candidate's place, and the steps to the target that are expected of it. None where both
@@ -152,12 +184,7 @@ def unseen_regime(
     """
     x = candidates.x
     log2_b_crit = float(np.median(log_b_crits)) / math.log(2.0)
-    log_smallest = posterior.prior.log_low
-    log_largest = min(posterior.prior.log_high, posterior.too_large - MEMORY_ROOM)
-    log_lower_edge = log2_b_crit - math.log2(SLOPE_RATIO)
-    log_upper_edge = log2_b_crit + math.log2(SLOPE_RATIO)
-    seen_sizes = [trial.x for trial in posterior.reached]
-    seen_sizes += [log_size for log_size, _, _ in pending]
+    look_below, look_above = _unseen_sizes(posterior, pending, log2_b_crit)
     expected = expected_steps(log_s)
     to_go = cost_to_go(posterior, candidates, expected)
     # A trial that was to be given up is not looked at again.
@@ -168,18 +195,8 @@ def unseen_regime(
     # What all looks at a regime cost with the candidate's: trials that were stopped there count,
     # too. Candidates elsewhere have an infinite cost.
     cost = np.full(x.size, np.inf)
-    # Nothing was seen below the lower edge, or near the smallest batch size where that lies above.
-    if min(seen_sizes) > max(log_lower_edge, log_smallest + REGIME_EDGE):
-        log_look_edge = max(log_lower_edge - REGIME_EDGE, log_smallest + REGIME_EDGE)
-        cost[x <= log_look_edge] = (
-            to_go[x <= log_look_edge] + paid[stopped_x <= log_look_edge].sum()
-        )
-    # The same at the upper end.
-    if max(seen_sizes) < min(log_upper_edge, log_largest - REGIME_EDGE):
-        log_look_edge = min(log_upper_edge + REGIME_EDGE, log_largest - REGIME_EDGE)
-        cost[x >= log_look_edge] = (
-            to_go[x >= log_look_edge] + paid[stopped_x >= log_look_edge].sum()
-        )
+    cost[x <= look_below] = to_go[x <= look_below] + paid[stopped_x <= look_below].sum()
+    cost[x >= look_above] = to_go[x >= look_above] + paid[stopped_x >= look_above].sum()
     chosen = int(cost.argmin())
     if cost[chosen] > allowed:
         return None
@@ -205,8 +222,10 @@ class Joint(NamedTuple):
 def _joint_draws(posterior: Posterior, log_s: Array, log_b_crits: Array) -> Joint:
     """Centre the draws of n trials' log S and of log B_crit, for their covariance.
 
+    Gives these, the steps expected of each trial, and the variance of what a trial shows.
+
     Args:
-        posterior: that was drawn from.
+        posterior: the one that was drawn from.
         log_s: log S of the n trials in m draws, (m, n).
         log_b_crits: log B_crit in these draws, (m,).
     """
@@ -215,11 +234,11 @@ def _joint_draws(posterior: Posterior, log_s: Array, log_b_crits: Array) -> Join
     log_middle = np.median(log_s, axis=0)
     log_shown = np.minimum(log_s, log_middle + math.log(GIVEN_UP_AT))
     return Joint(
-        expected=np.exp(np.minimum(log_middle, MOST_LOG_STEPS)),
+        expected=expected_steps(log_s),
         log_steps=log_shown - log_shown.mean(axis=0),
         log_b_crit=log_b_crits - log_b_crits.mean(),
         # A trial scatters from seed to seed, and by what the law misses at one place.
-        noise=noise_variance(posterior) + FRONTIER_MISFIT**2,
+        noise=noise_variance(posterior.theta) + FRONTIER_MISFIT**2,
     )
 
 
@@ -245,6 +264,7 @@ def _unknown_after(
     Takes and gives draws as of :func:`_variance_reduction`; ``trial`` is a column of ``centred``.
     """
     count = len(log_b_crits)
+    # Of each quantity its covariance with the trial's log S, times this, is what the trial tells.
     shown = centred[:, trial] / (centred[:, trial].var() + noise)
     log_s_left = centred - np.outer(shown, centred[:, trial] @ centred / count)
     log_b_crits_left = log_b_crits - shown * float(centred[:, trial] @ log_b_crits) / count

@@ -48,6 +48,7 @@ class Drift:
 
         ``log_left`` is log(1/s), with s the share of the budget that it has run.
         """
+        # The octaves of its batch size and rate above the ruler's, which the coefficients are per.
         offset = log_left * np.array([run.x - self.x, run.z - self.z])
         return float(offset @ self.mean), float(offset @ self.covariance @ offset)
 
@@ -55,7 +56,9 @@ class Drift:
 def stopped_spread(log_left: float, policy: Policy) -> float:
     """Compute the deviation of ``behind`` at the budget's end, for a trial that stopped before it.
 
-    ``log_left`` is log(1/s), with s the share of the budget that the trial has run.
+    ``behind`` is how far a trial lags the ruler, in log time (:mod:`bstune.search.ruler`). On the
+    way to the end it wanders like a random walk over log time, of which ``log_left`` = log(1/s) is
+    left, with s the share of the budget that the trial has run.
     """
     return math.hypot(policy.loss_spread, policy.loss_drift * math.sqrt(log_left))
 
@@ -83,6 +86,7 @@ def fit_drift(full: Sequence[BudgetRun], ruler: Ruler, policy: Policy) -> Drift:
         log_left = -float(curve.log_shares[seen][-1])
         # Its own log share there, less that at which the ruler had the same metric.
         behind_then = -log_left - float(ruler.log_share(curve.heights[seen][-1:])[0])
+        # What the coefficients are multiplied with, see Drift.
         offset = log_left * np.array([run.x - best.x, run.z - best.z])
         misread = DRIFT_MISREAD * max(behind_then, run.behind, 0.0)
         variance = stopped_spread(log_left, policy) ** 2 + misread**2

@@ -93,6 +93,7 @@ class EachBatchSize(BaseSampler):
         # Each batch size has another shift for each parameter.
         shifts = np.random.default_rng([self._study_seed, place]).random(len(others)).tolist()
         for name, base, shift in zip(others, PRIMES, shifts, strict=False):
+            # After a failure it is another point, from far on in the sequence.
             share = (van_der_corput(turn + self._attempt * AGAIN, base) + shift) % 1.0
             params[name] = _value_at_equal_share(share, search_space[name])
         return params

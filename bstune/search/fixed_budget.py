@@ -43,9 +43,16 @@ from bstune.search.budget_runs import (
     last_whole_step,
     measure_behind,
 )
+from bstune.search.candidates import log_over_sizes
 from bstune.search.drift import Drift, fit_drift, stopped_spread
 from bstune.search.observations import FAILURE_FACTOR, Point, steps_before
-from bstune.search.posterior import NOISE, LikelihoodData, Prior, log_steps, sample_posterior
+from bstune.search.posterior import (
+    LikelihoodData,
+    Prior,
+    log_steps,
+    noise_variance,
+    sample_posterior,
+)
 from bstune.search.ruler import Array, Ruler, Scale, choose_scale, make_ruler
 
 LOSS: Objective = "loss"
@@ -83,7 +90,7 @@ class BudgetPosterior:
 
     def log_budget(self, x: Array) -> Array:
         """Log of the budget's steps at log2 batch sizes ``x`` (n,)."""
-        return np.log([self.budget(float(size)) for size in np.exp2(x)])
+        return log_over_sizes(self.budget, x)
 
     @property
     def full(self) -> list[BudgetRun]:
@@ -191,7 +198,7 @@ def rank_full_trials(posterior: BudgetPosterior) -> list[Expected]:
     data = posterior.data
     theta = posterior.theta
     log_s_by_law = log_steps(theta, data.points, posterior.prior).mean(axis=0)
-    noise = float(np.mean(np.exp(2.0 * theta[:, NOISE])))
+    noise = noise_variance(theta)
     behind_by_law = log_s_by_law - posterior.log_budget(data.points.x)
     runs_at = dict[Point, list[int]]()
     for row, run in enumerate(posterior.runs):
@@ -216,9 +223,11 @@ def _data_at_budget(
     budget: Callable[[float], float],
     policy: Policy,
 ) -> LikelihoodData:
-    """Give the runs as the likelihood takes them; the module's docstring has the formulas.
+    """Give the runs as the likelihood takes them: log S = log budget + behind.
 
-    ``drift`` is None before any trial is full.
+    ``behind`` is that at the budget's end: what it is now, and how far it is expected to move.
+    A run for which it is not known has a lower bound of S, the steps that it has run. ``drift`` is
+    None before any trial is full.
     """
     count = len(runs)
     y = np.zeros(count)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bstune.core.curve import CurveBand, half_slope
 from bstune.search.observations import Posterior
-from bstune.search.posterior import NOISE, Prior, frontier, log_small_batch_term, optimum
+from bstune.search.posterior import Prior, frontier, log_small_batch_term, optimum
 
 Array = NDArray[np.float64]
 
@@ -25,7 +25,11 @@ B_CRIT_REACH = 7
 
 
 def log_b_crit(theta: Array, prior: Prior) -> Array:
-    """Compute the log of B_crit, in examples, by m draws ``theta`` of the parameters: (m,)."""
+    """Compute the log of B_crit, in examples, by m draws ``theta`` of the parameters: (m,).
+
+    It is where the slope of log S*(B) is -1/2. The term for small batches is left out, as it makes
+    the curve steeper there, whatever B_crit is.
+    """
     log_low = prior.log_low - B_CRIT_REACH
     log_high = prior.log_high + B_CRIT_REACH
     x = np.arange(log_low, log_high, 1.0 / FRONTIER_SIZES_PER_OCTAVE)
@@ -73,8 +77,3 @@ def best_learning_rates(
     drawn = np.exp2(optimum(posterior.theta, points, posterior.prior))
     low, middle, high = np.quantile(drawn, (interval[0], 0.5, interval[1]), axis=0)
     return low, middle, high
-
-
-def noise_variance(posterior: Posterior) -> float:
-    """Compute the variance of log S from seed to seed: its mean over the posterior."""
-    return float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))

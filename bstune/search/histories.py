@@ -242,10 +242,10 @@ def reached_rate(curve: LogCurve, log_steps: float, level: float) -> float | Non
 
 @lru_cache(maxsize=CACHED)
 def _log_slowdowns(curve: LogCurve, log_steps: float) -> tuple[float, ...]:
-    """Log of how much a trial slowed down after each of ``LOOKED_AT_SHARES`` of its steps.
+    """Log of a trial's rate after each of ``LOOKED_AT_SHARES`` of its steps over that just before.
 
-    ``log_steps`` is the log of the steps to the target. A share of them until which too
-    few evaluations or no progress are seen is left out.
+    It is below 0 where the trial slowed down. ``log_steps`` is the log of the steps to the target.
+    A share of them until which too few evaluations or no progress are seen is left out.
     """
     logs = list[float]()
     for share in LOOKED_AT_SHARES:
@@ -383,12 +383,12 @@ def _updated_rate(
     grid = np.linspace(math.log(SLOWEST_RATE), math.log(FASTEST_RATE), 60)
     rate = np.exp(grid)
     sigma = np.hypot(error, relative_error * rate)
-    density = (
+    log_density = (
         -0.5 * ((grid - log_rate) / spread) ** 2
         - 0.5 * ((own_rate - rate) / sigma) ** 2
         - np.log(sigma)
     )
-    weight = np.exp(density - density.max())
+    weight = np.exp(log_density - log_density.max())
     weight /= weight.sum()
     mean = float(weight @ grid)
     variance = float(weight @ (grid - mean) ** 2)

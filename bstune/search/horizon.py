@@ -116,9 +116,11 @@ def log_jacobian(law: Array, ends: Ends) -> Array:
     """
     log_scale, log_power, log_share, log_waste = law.T[:, :, None]
     distance = np.maximum(np.abs(ends.log_excess), EXCESS_RESOLUTION)
+    # Of log(S/h) = scale excess^power: scale power excess^(power - 1).
     by_excess = log_scale + log_power + (np.exp(log_power) - 1.0) * np.log(distance)
     # Log(horizon/step) of the trials whose datum is a step; of the others any number will do.
     early = np.where(ends.log_share_run < 0.0, -ends.log_share_run, 1.0)
+    # Of log S = log s + waste tanh(early/waste) - share early: share + tanh^2(early/waste).
     by_step = np.log(np.exp(log_share) + np.tanh(early / np.exp(log_waste)) ** 2)
     of_excess = np.where(ends.log_excess != 0.0, by_excess, 0.0)
     return np.asarray(np.where(ends.log_share_run < 0.0, by_step, of_excess))
@@ -127,10 +129,12 @@ def log_jacobian(law: Array, ends: Ends) -> Array:
 def log_chance_at_end(law: Array, ends: Ends) -> Array:
     """Compute the log of the chance that n trials met the target no earlier than they did: (m, n).
 
-    By m draws of the law, (m, 4). With log(h/S) = a by their excess, the step is ``a = (1 + share)
-    early - waste tanh(early/waste)`` before the end. As 0 <= tanh(x) <= min(x, 1), early is at most
-    a/share and (a + waste)/(1 + share), and near the smaller one. It is 0, a chance of 1, for
-    trials that met the target before their end or missed it.
+    By m draws of the law, (m, 4). For trials that met the target before their end, or missed it,
+    it is 0: a chance of 1. A trial that met the target at its end, at the horizon h, has a log(h/S)
+    = a by its excess. By the law it could have met it earlier, by early = log(h/s), which solves
+    ``a = (1 + share) early - waste tanh(early/waste)``. As 0 <= tanh(x) <= min(x, 1), early is at
+    most a/share and (a + waste)/(1 + share), and near the smaller one. The chance is that this step
+    comes after the last evaluation, which missed the target.
     """
     chances = np.zeros((len(law), ends.log_excess.size))
     if ends.log_over_last_miss is None:
@@ -152,8 +156,11 @@ def misfit(ends: Ends) -> Array:
 
     What the law misses grows with how far it has to reach.
     """
-    usual = np.array([[mean for mean, _ in HORIZON_NORMAL]])
-    log_reach = log_shortest(usual, Ends(ends.log_excess, np.zeros(ends.log_share_run.shape)))[0]
+    # By the law at its prior means, so that the deviation is the same in all draws; and as if all
+    # trials had run to their end, as early ones have a variance of their own.
+    usual_law = np.array([[mean for mean, _ in HORIZON_NORMAL]])
+    at_end = Ends(log_excess=ends.log_excess, log_share_run=np.zeros(ends.log_share_run.shape))
+    log_reach = log_shortest(usual_law, at_end)[0]
     return np.asarray(np.hypot(LEAST_MISFIT, HORIZON_MISFIT * log_reach))
 
 
@@ -184,6 +191,7 @@ def log_met(law: Array) -> Array:
     early = np.linspace(0.0, math.sqrt(most), 400) ** 2
     met = list[Array]()
     for log_over_met in _log_over_met(law, early):
+        # log(h/S) = log(h/s) - log(S/s).
         met.append(-np.interp(LOG_HORIZONS, early - log_over_met, log_over_met))
     return np.asarray(np.median(met, axis=0))
 

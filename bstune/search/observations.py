@@ -43,6 +43,7 @@ from bstune.search.posterior import (
     Start,
     log_steps,
     log_steps_seen,
+    noise_variance,
     sample_posterior,
     variance_seen,
 )
@@ -161,7 +162,10 @@ class Posterior:
         return [trial for trial in self.observations if trial.status == "stopped"]
 
     def drawn_weight(self, row: int) -> StepWeight:
-        """Take one draw of tau, by its place: the seconds of a step over log2 batch sizes (n,)."""
+        """Give the seconds of a step over log2 batch sizes (n,) by one draw of tau.
+
+        ``row`` is the draw's place. Where tau has no error, there is only tau itself.
+        """
         tau = self.tau
         draws = self.tau_draws
         if draws is None:
@@ -264,7 +268,7 @@ def read_observations(
     """Read the trials: the last one of each chain, and an observation of each, in the same order.
 
     A stopped trial's history is extrapolated to the target. Trials that failed or ran out of memory
-    are left out.
+    are left out. Arguments are as of :func:`infer`.
     """
     usable = [trial for trial in trials if trial.status in ("reached", "stopped", "diverged")]
     resumed = {trial.resumed_from for trial in usable}
@@ -359,7 +363,11 @@ def _weighed_data(
 
 
 def start_sizes(count: int) -> list[int]:
-    """List the numbers of trials of the starts on the way to ``count`` trials; none for few."""
+    """List how many trials each start has on the way to the posterior of ``count`` trials.
+
+    A start is the posterior of the first trials, from which that of more of them is sampled. Each
+    start has ``START_GROWTH`` times the trials of the one before. Empty for few trials.
+    """
     sizes = list[int]()
     size = FIRST_START
     while size <= SETTLED_SHARE * count:
@@ -570,11 +578,13 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
 def _seen_at_end(observation: Observation, spread: float) -> SeenLogSteps:
     """Read what a trial says of log S by how it ended its horizon.
 
-    ``y`` is the log of its steps: the law of the metric over horizons leads from them to S.
+    ``y`` is the log of its steps: the law of the metric over horizons leads from them to S, which
+    it misses by ``spread``.
     """
     log_done = math.log(observation.steps)
     if observation.status != "stopped":
         return SeenLogSteps(log_done, spread, bound=False)
+    # The law starts from the metric at the horizon's end. Without one, S is only known to be more.
     if observation.log_excess is None:
         return SeenLogSteps(log_done, spread, bound=True)
     return SeenLogSteps(log_done, spread, bound=False, log_steps_missed=log_done)
@@ -607,8 +617,9 @@ def _seen_by_history(observation: Observation) -> SeenLogSteps:
 def _read_ends(observations: Sequence[Observation]) -> Ends:
     """Read how trials ended their horizons.
 
-    Rounding of the metric aside, the log excess of a trial that missed the target is above 0, and
-    that of one that met it is below.
+    The log excess of a trial that missed the target is at least ``LEAST_MISS``, and that of one
+    that met it at most -``LEAST_MISS``. A metric next to the target would else come out at 0, or on
+    its other side.
     """
     log_excess = np.zeros(len(observations))
     log_share_run = np.zeros(len(observations))
@@ -751,7 +762,7 @@ def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
     data = posterior.data
     expected_log_s = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
     log_gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - expected_log_s)
-    noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
+    noise = noise_variance(posterior.theta)
     fresh = dict[int, float]()
     for runs in _runs_at_points(posterior.observations):
         # Of the runs' mean gap the share that is the point's own, and not their luck.
@@ -772,10 +783,13 @@ def _runs_at_points(observations: Sequence[Observation]) -> list[list[int]]:
 
 
 def predict_objectives(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:
-    """Predict the objective of a fresh seed for each reached observation; pairs of the two."""
+    """Predict the objective of a fresh seed at each reached observation's point.
+
+    Gives pairs of the prediction, in steps or in their cost, and the observation.
+    """
     steps = fresh_steps(posterior)
     weight = objective_weight(objective, posterior.tau)
-    ranked = list[tuple[float, Observation]]()
+    predictions = list[tuple[float, Observation]]()
     for trial in posterior.reached:
-        ranked.append((steps[trial.number] * float(weight(np.array(trial.x))), trial))
-    return ranked
+        predictions.append((steps[trial.number] * float(weight(np.array(trial.x))), trial))
+    return predictions

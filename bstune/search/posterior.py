@@ -308,6 +308,21 @@ class LikelihoodData:
         )
 
 
+def _b_crit_normal(
+    log_mid: float, noise_scale: float | None, noise_scale_spread: float
+) -> tuple[float, float]:
+    """Choose the prior's mean and standard deviation of log(B_crit/B_mid).
+
+    Arguments are as of :func:`make_prior`; ``log_mid`` is log2 of B_mid.
+    """
+    # B_crit is guessed to be B_mid, give or take a factor of 6.
+    if noise_scale is None:
+        return 0.0, math.log(6.0)
+    # A noise scale may miss B_crit by several times: its prior stays wide.
+    spread = math.hypot(math.log(4.0), noise_scale_spread)
+    return math.log(noise_scale) - log_mid * math.log(2.0), spread
+
+
 def make_prior(
     *,
     low: float,
@@ -338,13 +353,6 @@ def make_prior(
     log_low = math.log2(low)
     log_high = math.log2(high)
     log_mid = 0.5 * (log_low + log_high)
-    # B_crit is guessed to be B_mid, give or take a factor of 6.
-    log_b_crit_over_mid = 0.0
-    log_b_crit_spread = math.log(6.0)
-    if noise_scale is not None:
-        log_b_crit_over_mid = math.log(noise_scale) - log_mid * math.log(2.0)
-        # A noise scale may miss B_crit by several times: its prior stays wide.
-        log_b_crit_spread = math.hypot(math.log(4.0), noise_scale_spread)
     log_low_over_mid = (log_low - log_mid) * math.log(2.0)
     # The mean and the standard deviation of each parameter, in the order of the places above.
     normal = [
@@ -352,12 +360,12 @@ def make_prior(
         # budget: the guess is a quarter of it, give or take a factor of 20, e^3.
         (log_budget - math.log(4.0), 3.0),
         # The log of B_crit/B_mid.
-        (log_b_crit_over_mid, log_b_crit_spread),
+        _b_crit_normal(log_mid, noise_scale, noise_scale_spread),
         # Shift of the optimum at B_mid against the rule, in octaves.
         (0.0, sigma),
         # Exponent of the optimum against the rule, below B_crit.
         (0.0, exponent_sigma),
-        # Bend: added to the exponent above B_crit.
+        # Bend: added to the exponent above B_crit, where the optimum mostly rises less.
         (-0.15, 0.3),
         # The log of the low slope: what an octave adds to log S, far below the optimum.
         (math.log(0.45), 0.35),
@@ -376,7 +384,9 @@ def make_prior(
         # The log of the roughness: the standard deviation of the discrepancy, in log S.
         (math.log(0.08), 0.8),
     ]
-    normal += OTHER_NORMAL * others + HORIZON_NORMAL * horizon
+    normal += OTHER_NORMAL * others
+    if horizon:
+        normal += HORIZON_NORMAL
     # The discrepancy at the knots, in units of the roughness.
     count = 1 + max(1, round((log_high - log_low) / KNOT_OCTAVES))
     normal += [(0.0, 1.0)] * count
@@ -399,7 +409,11 @@ def _softplus(value: Array) -> Array:
 
 
 def optimum(theta: Array, points: Points, prior: Prior) -> Array:
-    """Compute log2 of the best learning rate at n points, by m draws ``theta`` (m, p): (m, n)."""
+    """Compute log2 of the best learning rate at n points, by m draws ``theta`` (m, p): (m, n).
+
+    It is rule(B) + shift + exponent log2(B/B_mid) + bend s(B), where s rises with log2 B above
+    B_crit and hardly below.
+    """
     if points.nodes is not None:
         return points.nodes.between(optimum(theta, points.nodes.points, prior))
     t = theta[:, :, None]
@@ -424,7 +438,10 @@ def log_small_batch_term(theta: Array, points: Points, prior: Prior) -> Array:
 
 
 def frontier(theta: Array, points: Points, prior: Prior) -> Array:
-    """Compute log S*(B) at n points, by m draws ``theta`` (m, p): (m, n)."""
+    """Compute log S*(B) at n points, by m draws ``theta`` (m, p): (m, n).
+
+    It is level + log(f(B)/f(B_mid)) + discrepancy(B), with f(B) = 1 + B_crit/B + (B_opt/B)^2.
+    """
     if points.nodes is not None:
         return points.nodes.between(frontier(theta, points.nodes.points, prior))
     # (m, p, 1), to stand beside the n points.
@@ -442,8 +459,17 @@ def frontier(theta: Array, points: Points, prior: Prior) -> Array:
     return np.asarray(t[:, LEVEL] + log_law - log_law_at_mid + discrepancy)
 
 
+def noise_variance(theta: Array) -> float:
+    """Compute the variance of log S from seed to seed: its mean over m draws ``theta`` (m, p)."""
+    return float(np.mean(np.exp(2.0 * theta[:, NOISE])))
+
+
 def penalty(theta: Array, d: Array) -> Array:
-    """Compute what a learning rate ``d`` octaves off the best one adds to log S; both (m, n)."""
+    """Compute what a learning rate ``d`` octaves off the best one adds to log S; both (m, n).
+
+    Below the best rate it is a hyperbola, which far down rises by the low slope an octave. Above it
+    is the parabola 1/2 (d/high width)^2.
+    """
     t = theta[:, :, None]
     width = np.exp(t[:, LOW_WIDTH])
     below = np.minimum(d, 0.0)
@@ -492,10 +518,13 @@ def _log_steps_off(theta: Array, d: Array, points: Points, prior: Prior) -> Arra
 
 
 def log_prior(theta: Array, prior: Prior) -> Array:
-    """Compute the log density of the prior at m draws, up to a constant: (m,)."""
+    """Compute the log density of the prior at m draws, up to a constant: (m,).
+
+    The shift has Student's t, all other parameters are normal.
+    """
     square = ((theta - prior.mean) / prior.spread) ** 2
-    heavy = (SHIFT_FREEDOM + 1.0) * np.log1p(square[:, SHIFT] / SHIFT_FREEDOM)
-    return np.asarray(-0.5 * (square.sum(axis=1) - square[:, SHIFT] + heavy))
+    of_shift = (SHIFT_FREEDOM + 1.0) * np.log1p(square[:, SHIFT] / SHIFT_FREEDOM)
+    return np.asarray(-0.5 * (square.sum(axis=1) - square[:, SHIFT] + of_shift))
 
 
 def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
@@ -567,14 +596,16 @@ def _log_density(
     square = (y[..., exact] - expected[:, exact]) ** 2
     variance = noise**2 + variance_beside
     wide = variance + TRIAL_OUTLIER_SPREAD**2
-    # Both densities are divided by the wide one's exponential, so that neither underflows; it is
-    # multiplied back in the logarithm.
-    core = np.exp(0.5 * square * (1.0 / wide - 1.0 / variance)) / np.sqrt(variance)
-    core *= 1.0 - TRIAL_OUTLIER_SHARE
+    # Both densities are divided by the wide one's exponential, so that neither underflows. In the
+    # logarithm, at the end, it is put back.
+    scaled_density = np.exp(0.5 * square * (1.0 / wide - 1.0 / variance)) / np.sqrt(variance)
+    scaled_density *= 1.0 - TRIAL_OUTLIER_SHARE
     estimated = np.isfinite(data.log_steps_missed[exact])
     if estimated.any():
-        core[:, estimated] *= _chance_above(data, y, expected, noise)
-    return np.asarray(np.log(core + TRIAL_OUTLIER_SHARE / np.sqrt(wide)) - 0.5 * square / wide)
+        scaled_density[:, estimated] *= _chance_above(data, y, expected, noise)
+    return np.asarray(
+        np.log(scaled_density + TRIAL_OUTLIER_SHARE / np.sqrt(wide)) - 0.5 * square / wide
+    )
 
 
 def log_steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
@@ -772,6 +803,8 @@ def _move(
 def _towards_normal(theta: Array, prior: Prior, rng: np.random.Generator) -> tuple[Array, Array]:
     """Propose moves that leave a normal distribution fitted to the particles as it is.
 
+    They are steps of preconditioned Crank-Nicolson (Cotter et al. 2013, arXiv 1202.0709).
+
     Returns:
         The proposed particles, (m, p), and the log of that distribution's density at the old ones
         over that at the proposed ones, (m,).
@@ -825,6 +858,7 @@ def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstim
     gradients = list[float]()
     steps = 0
     for trial in sorted(trials, key=lambda trial: trial.number):
+        # A single step says next to nothing.
         if not trial.reached or len(trial.noise_scale) < 2:
             continue
         _, gradient, trace = np.mean(trial.noise_scale, axis=0).tolist()

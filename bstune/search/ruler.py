@@ -182,7 +182,11 @@ class Ruler:
     first_slope: float
 
     def log_share(self, heights: Array) -> Array:
-        """Log of the share of its budget at which the ruler had, or would have, these heights."""
+        """Log of the share of its budget at which the ruler had, or would have, these heights.
+
+        It lies above 0 for heights below the ruler's last: they would take a longer budget.
+        """
+        # The heights fall over the shares: np.interp needs them to rise.
         inside = np.interp(-heights, -self.heights, self.log_shares)
         beyond = np.maximum(self.heights[-1] - heights, 0.0) / self.slope
         before = np.maximum(heights - self.heights[0], 0.0) / self.first_slope
@@ -197,9 +201,9 @@ class Ruler:
 
 
 def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
-    """Make the ruler from the curves of full trials, the best first.
+    """Make the ruler, the best curve, from the curves of full trials, the best first.
 
-    Its slope at the end is at least ``least_slope`` times that over the last tenfold of the steps.
+    The slope at its end is that of several curves, see :func:`_end_slope`.
     """
     # The evaluations at which the best metric so far improved.
     improved = np.append(True, np.diff(curves[0].heights) < 0.0)
@@ -207,6 +211,23 @@ def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
     heights = curves[0].heights[improved]
     # Its best metric is that at the budget's end, even where it had it a little earlier.
     log_shares[-1] = 0.0
+    slope = _end_slope(curves, least_slope)
+    early = log_shares <= log_shares[0] + math.log(EARLY_FACTOR)
+    width = float(log_shares[early][-1] - log_shares[0])
+    # A curve falls no slower at its start than at its end.
+    first_slope = slope
+    if width > 0.0:
+        first_slope = max(slope, float(heights[0] - heights[early][-1]) / width)
+    return Ruler(log_shares=log_shares, heights=heights, slope=slope, first_slope=first_slope)
+
+
+def _end_slope(curves: Sequence[RunningBest], least_slope: float) -> float:
+    """Estimate -dh/dlog s at the budget's end from the best curves, as one curve's end is noisy.
+
+    It is the median of their slopes from ``LATE_SHARE`` of the budget on, and at least
+    ``least_slope`` times that over the last tenfold of the steps: where a curve happens to be flat
+    at its end, any better metric would seem to take for ever.
+    """
     end_slopes = list[float]()
     tenfold_slopes = list[float]()
     for curve in curves[:BEST_CURVES]:
@@ -217,14 +238,7 @@ def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
             tenfold_slopes.append(tenfold_slope)
     if end_slopes:
         least = least_slope * float(np.median(tenfold_slopes))
-        slope = max(float(np.median(end_slopes)), least, LEAST_SLOPE)
-    else:
-        # No trial has evaluations enough for a slope: what their best heights differ by stands for
-        # the fall over one unit of log s.
-        slope = max(float(np.ptp([curve.best for curve in curves])), LEAST_SLOPE)
-    early = log_shares <= log_shares[0] + math.log(EARLY_FACTOR)
-    width = float(log_shares[early][-1] - log_shares[0])
-    first_slope = slope
-    if width > 0.0:
-        first_slope = max(slope, float(heights[0] - heights[early][-1]) / width)
-    return Ruler(log_shares=log_shares, heights=heights, slope=slope, first_slope=first_slope)
+        return max(float(np.median(end_slopes)), least, LEAST_SLOPE)
+    # No trial has evaluations enough for a slope: what their best heights differ by stands for the
+    # fall over one unit of log s.
+    return max(float(np.ptp([curve.best for curve in curves])), LEAST_SLOPE)

@@ -260,7 +260,10 @@ class FrontierSampler(BaseSampler):
     def _space_of_trials(
         self, trials: optuna.Study | Sequence[TrialResult]
     ) -> dict[str, BaseDistribution] | None:
-        """Find the parameters of a study, or those that the sampler was made with for records."""
+        """Find the parameters of a study. Records alone have those that the sampler was made with.
+
+        None, or an empty mapping, where there are none.
+        """
         if isinstance(trials, optuna.Study):
             return self._space(trials)
         return self._search_space
@@ -459,7 +462,7 @@ class FrontierSampler(BaseSampler):
     def _read_records(
         self, trials: optuna.Study | Sequence[TrialResult], coordinates: Coordinates
     ) -> tuple[list[TrialResult], dict[int, tuple[float, ...]]]:
-        """Read the usable records of a study, or choose them among some.
+        """Read the usable records of a study's trials, or choose those among given records.
 
         Their other hyper-parameters go with them, by the trial's number and in [0, 1].
         """
@@ -470,7 +473,10 @@ class FrontierSampler(BaseSampler):
         return records, others
 
     def _mode(self, study: optuna.Study | None) -> Mode:
-        """Whether the metric falls or rises: by the target, else by the study's direction."""
+        """Tell whether the metric is to fall, ``min``, or to rise, ``max``.
+
+        The target says so, else the study's direction.
+        """
         if self._target is not None:
             return self._target.mode
         if study is None:
@@ -603,7 +609,12 @@ class FrontierSampler(BaseSampler):
         moves: int | None = None,
         independent: bool = True,
     ) -> Posterior:
-        """Sample the posterior of the frontier; arguments are as of :meth:`posterior`."""
+        """Sample the posterior of the frontier.
+
+        ``results`` and ``others`` are as :meth:`_read_records` gives them, the other arguments as
+        of :meth:`posterior`. Of many trials it is sampled from the posterior of fewer of them,
+        which is near and remembered.
+        """
 
         def prior_of(trials: Sequence[TrialResult]) -> Prior:
             """Make the prior that these trials' noise scale sets."""
@@ -626,6 +637,7 @@ class FrontierSampler(BaseSampler):
             target=self._target,
             ideal=self._ideal,
             step_time=self._step_time,
+            # Where the fewest steps are sought, no clock has a say in what a trial costs.
             in_examples=self.objective == "steps",
             particles=particles or self._policy.particles,
             moves=moves or self._policy.moves,
@@ -636,7 +648,10 @@ class FrontierSampler(BaseSampler):
         )
 
     def _prior(self, results: Sequence[TrialResult], coordinates: Coordinates) -> Prior:
-        """Make the prior; B_crit's is around the given noise scale, else around the trials'."""
+        """Make the prior of the posterior's parameters.
+
+        B_crit is guessed to be the given noise scale, else the one that the trials measured.
+        """
         budget = USUAL_BUDGET
         if self._budget is not None:
             budget = self._budget(math.sqrt(coordinates.low * coordinates.high))
@@ -728,7 +743,7 @@ def trial_result(
 
 
 def _spec_of(trial: FrozenTrial, coordinates: Coordinates) -> TrialSpec:
-    """Describe what a foreign trial was asked to do."""
+    """Describe what a foreign trial was asked to do; its seed is not told, and stands as 0."""
     x, z = coordinates.point(trial.params)
     return TrialSpec(
         number=trial.number,
