@@ -114,7 +114,7 @@ def batches_of(
     try:
         while True:
             try:
-                with _bstunes_part():
+                with _keeping_the_loops_state():
                     next(study)
             except StopIteration:
                 return
@@ -124,7 +124,7 @@ def batches_of(
             if batch:
                 yield batch
     finally:
-        with _bstunes_part():
+        with _keeping_the_loops_state():
             study.close()
 
 
@@ -208,7 +208,7 @@ def _paused_study(
 
 
 @contextmanager
-def _bstunes_part() -> Iterator[None]:
+def _keeping_the_loops_state() -> Iterator[None]:
     """Run bstune's own code between two passes of the user's loop.
 
     Random generators, torch's settings, loggers and warnings are afterwards as the loop had them.

@@ -409,6 +409,7 @@ def _with_single_budget(options: StudyOptions, recipe: Recipe | None) -> StudyOp
         options, trial.batch_size, lambda size: _single_step_seconds(options, recipe)
     )
     options = with_option(options, "budget.seconds", None)
+    # A limit of one example is no limit.
     options = with_option(options, "budget.examples", 1)
     return with_option(options, "budget.steps", steps)
 
@@ -493,6 +494,7 @@ def _why_no_own_run(options: StudyOptions, trial: TrialSpec | None, notes: Seque
 
 def _with_stored_threads(options: StudyOptions) -> StudyOptions:
     """Set ``threads`` to the number that the study began with, where the options leave it open."""
+    # A single trial is none of the study's.
     if options.threads != "auto" or _single_trial(options) is not None:
         return options
     threads = stored_setting(options.study, options.storage, "threads")
@@ -675,7 +677,7 @@ def _try_and_survey(
     space = replace(space, low=survey.ceiling.smallest, high=high)
     backend.step_time = survey.step_time or tried.findings.step_time
     if survey.step_time is not None:
-        # Trials that run beside each other take longer for a step than one alone.
+        # Trials side by side slow each other down: their own steps would falsify the law.
         if options.search.workers > 1:
             backend.step_time = survey.step_time.without_trials()
         threads: int | None = None

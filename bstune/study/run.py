@@ -179,6 +179,7 @@ def paused_study(
     options = prepared.options
     objective = prepared.budget.objective
     files = prepared.files
+    # A machine that joins the study composes these arguments, then its own.
     workers_arguments = list[str]()
     for argument in arguments or ():
         if not argument.lstrip("+~").startswith(MACHINE_OPTIONS):

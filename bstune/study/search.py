@@ -122,7 +122,7 @@ class Search:
         self._worker = leases.own.id
         self._is_owner = leases.own.role == "owner"
         self._wall = WallTime(study, prepared.budget, prepared.elapsed, self._is_owner)
-        self._stops = prepared.backend.stops and stops_trials(prepared.options)
+        self._stops_trials = prepared.backend.stops and stops_trials(prepared.options)
         self._counts_seconds = study.user_attrs[DEVICE_KIND] == prepared.backend.device_kind
         # A worker on another machine keeps the files of its own trials.
         keeps_files = self._is_owner or str(prepared.files.root) != study.user_attrs[OUTPUT]
@@ -189,7 +189,9 @@ class Search:
             raise
 
     def _run_baseline(self, revise: Callable[[TrialResult], TrialResult]) -> Paused[None]:
-        """Ask trial 0 and run it until the study has a record of it.
+        """Ask trial 0 and run it until the study has a record of it, which sets the target.
+
+        ``revise``: makes the record that is stored of the trial's own.
 
         Raises:
             StudyError: where no time is left for it, or another process has begun it.
@@ -228,6 +230,7 @@ class Search:
                 try:
                     end = yield from self._search(runner)
                     self._search_has_ended = True
+                    # Fresh seeds run with nothing beside them, so that their seconds are measured.
                     if runner.count == 1:
                         yield from self._run_again(runner)
                 except BaseException as error:
@@ -237,7 +240,7 @@ class Search:
                         self._storage_is_gone = True
                     self._store_finished(runner)
                     raise
-            # Fresh seeds run with nothing beside them, so that their seconds are measured.
+            # After a search by several processes, a single one runs them.
             if self._prepared.options.search.workers > 1:
                 with self._prepared.open_runner(1) as runner:
                     yield from self._run_again(runner)
@@ -294,8 +297,9 @@ class Search:
         It is None where one has, where another process decides it, or where none can go on.
         """
         prepared = self._prepared
-        # Of several processes one decides what goes on.
-        if not self._stops or not self._is_owner or not needs_rescue(prepared, done):
+        # Only a sampler that stops trials leaves any to continue. Of several processes one, the
+        # owner, decides which goes on.
+        if not self._stops_trials or not self._is_owner or not needs_rescue(prepared, done):
             return None
         cut = ended_below_limit(read_trials(self._study))
         rescue = choose_rescue(prepared, self._wall, done, cut)
@@ -391,7 +395,7 @@ class Search:
         if spec.resumed_from is not None:
             resumed_from = finished_record(self._study, spec.resumed_from)
         has_baseline = self._prepared.baseline is not None
-        is_baseline = self._stops and has_baseline and spec.trial_index == 0
+        is_baseline = self._stops_trials and has_baseline and spec.trial_index == 0
         # A baseline that has taken too long may be cut short, so that the search has time left. For
         # the objective loss every trial ends with the budget, and a cut one could not be compared.
         is_limited = is_baseline and not is_for_loss(self._prepared)
@@ -458,12 +462,13 @@ class Search:
             turn = free_turn(trials, budget.trials, self._worker, others)
             if turn is None:
                 return None
-            cut = ended_below_limit(turn.trials) if self._stops else ()
+            # Numbers of the stopped trials that go no further.
+            finished = ended_below_limit(turn.trials) if self._stops_trials else ()
             sampler = build_sampler(
                 prepared.options,
                 budget,
                 turn.trial_index,
-                sampler_context(prepared, cut),
+                sampler_context(prepared, finished),
                 points_given_up(turn),
                 self._sampler_factory,
             )
@@ -473,10 +478,10 @@ class Search:
                 budget,
                 prepared.space,
                 sampler,
-                prepared.backend.stops,
-                limited_baseline(prepared, self._stops),
-                self._ranking,
-                partial(self._limited, done),
+                stops=prepared.backend.stops,
+                baseline=limited_baseline(prepared, self._stops_trials),
+                ranking=self._ranking,
+                limited=partial(self._limited, done),
             )
             if asked is not None:
                 return asked
@@ -490,7 +495,7 @@ class Search:
 
         It is None where that leaves it too short; ``_no_time`` then says so.
         """
-        limited = within_time(self._prepared, self._wall, self._stops, done, spec)
+        limited = within_time(self._prepared, self._wall, self._stops_trials, done, spec)
         if isinstance(limited, SearchEnd):
             self._no_time = limited
             return None
@@ -514,7 +519,8 @@ class Search:
     def _write(self, trials: Sequence[FrozenTrial]) -> list[TrialResult]:
         """Write, log and show the finished trials; give their records."""
         done = results(trials)
-        # What a survey of few visits said of a step is mended as trials end.
+        # Where the survey timed each batch size a few times only, the trials' own steps correct the
+        # seconds of a step. All records get the corrected ones.
         if self._prepared.backend.timed is not None:
             done = with_common_step_time(self._prepared, done)
         if self._files is not None:
@@ -541,7 +547,7 @@ class Search:
 
         None while it goes on.
         """
-        spent = limit_reached(self._prepared, self._wall, self._stops, done)
+        spent = limit_reached(self._prepared, self._wall, self._stops_trials, done)
         if spent is not None or not has_goal(self._prepared):
             return spent
         first = first_trials(searched(done))

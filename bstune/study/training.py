@@ -449,7 +449,10 @@ class TrainingProcess:
         )
 
     def close(self) -> None:
-        """End the process that has loaded the data, unless it trains a trial now."""
+        """End the process that has loaded the data.
+
+        While it trains a trial, :meth:`runner` ends it.
+        """
         for process in self._kept:
             process.close()
             process.end()

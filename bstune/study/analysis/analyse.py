@@ -264,7 +264,8 @@ def _plan(
     """Plan for several devices; the plan is empty where there is none.
 
     There is none where an end of the critical batch size's interval is open: the curve is not known
-    well enough. ``missing`` gets a line where the plan was asked for, or fails.
+    well enough. ``missing`` gets a line that says so if the plan was asked for, and one if the plan
+    fails.
     """
     # It starts from the seconds of one device.
     if critical is None or prepared.options.devices > 1:
@@ -275,7 +276,8 @@ def _plan(
                 "no plan for several devices: the critical batch size's interval has an open end"
             )
         return DevicePlans()
-    # A study is not to fail for what is only predicted.
+    # A study is not to fail for what is only predicted. The curve is claimed up to ``ROOM`` times
+    # the largest batch size that reached the target.
     plans = DevicePlans()
     with optional("no plan for several devices", missing):
         plans = scale_out(prepared, posterior, tau, round(ROOM * critical.largest))

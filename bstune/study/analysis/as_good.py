@@ -25,9 +25,9 @@ def sizes_as_good(
 ) -> AsGood:
     """Find the batch sizes around the best that probably take at most a tenth more than it.
 
-    A batch size does if the chance of that is at least ``AS_GOOD_CHANCE``. The range is one run of
-    the ladder. The winner, which fresh seeds have chosen, is always in it: where it lies outside of
-    that run, the range is stretched to it.
+    A batch size belongs to them if the chance of that is at least ``AS_GOOD_CHANCE``. They are
+    neighbours on the ladder. The winner, which fresh seeds have chosen, is always in their range,
+    which is stretched to it where it lies outside.
 
     Args:
         batch_sizes: the curve's ladder, rising.

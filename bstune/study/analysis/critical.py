@@ -163,6 +163,9 @@ def _claimed_interval(posterior: Posterior, smallest: int, largest: int) -> _Cla
 
     ``smallest`` and ``largest`` are the batch sizes that reached the target.
     """
+    reason = _undetermined(posterior)
+    if reason is not None:
+        return _ClaimedInterval(b_crit=None, low=None, high=None, is_wide=True, note=reason)
     prior = posterior.prior
     low, middle, high = b_crit_quantiles(posterior, QUANTILES).tolist()
     is_low_set, is_high_set = _set_by_trials(prior, low, middle, high)
@@ -183,9 +186,6 @@ def _claimed_interval(posterior: Posterior, smallest: int, largest: int) -> _Cla
     is_wide = ends_open > ends_below + ends_above
     if ends_open == 0 and high > WIDE_CRITICAL_RATIO * low:
         is_wide = True
-    reason = _undetermined(posterior)
-    if reason is not None:
-        return _ClaimedInterval(b_crit=None, low=None, high=None, is_wide=True, note=reason)
     return _ClaimedInterval(
         b_crit=b_crit,
         low=claimed_low,
@@ -385,6 +385,7 @@ def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
     that reached the target.
     """
     prior = posterior.prior
+    # Column ``B_OPT`` of theta has the log of B_opt over the middle batch size, 2^log_mid.
     log_edge = math.log(smallest / 2.0**prior.log_mid)
     share = float(np.mean(posterior.theta[:, B_OPT] > log_edge))
     prior_share = float(ndtr((prior.mean[B_OPT] - log_edge) / prior.spread[B_OPT]))

@@ -44,8 +44,8 @@ def with_common_step_time(
 ) -> list[TrialResult]:
     """Replace each record's seconds per step by the one tau(B) of all trials.
 
-    A record's may be of an earlier survey. The records stay as they are where :func:`common_law` is
-    None.
+    A record may have those of an earlier survey. The records stay as they are where
+    :func:`common_law` is None.
     """
     law = common_law(prepared, done)
     if law is None:

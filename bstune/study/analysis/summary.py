@@ -243,7 +243,10 @@ def _unreached(
     asked: Asked,
     sought: bool,
 ) -> Unreached | None:
-    """Collect what tells why no trial reached the target; None where one did, or there is none."""
+    """Collect what tells why no trial reached the target; None where one did, or there is none.
+
+    The arguments are those of :func:`unreached_because`.
+    """
     # The objective loss has no target to miss.
     if asked.objective == "loss":
         return None

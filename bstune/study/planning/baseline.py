@@ -170,6 +170,7 @@ def fresh_seeds_of(runs: BaselineRuns, last_step: int, replicates: int) -> int:
         return 0
     if runs.first.reached:
         return replicates
+    # After a first run that missed the target, the baseline runs until one more run misses it.
     if all(run.reached for run in runs.again):
         # Whether a further one follows the next one depends on what that comes to.
         return min(len(runs.again) + 1, replicates)
@@ -397,8 +398,9 @@ def _log_merit(run: TrialResult, merit: Merit) -> float | None:
     """
     log_steps = math.log(max(run.steps, 1))
     if run.reached:
-        missed = max(run.steps_low, MISSED_SHARE * run.steps)
-        log_steps -= 0.5 * math.log(run.steps / missed)
+        # Before its first evaluation a run has no step that is known to have missed the target.
+        last_miss = max(run.steps_low, MISSED_SHARE * run.steps)
+        log_steps -= 0.5 * math.log(run.steps / last_miss)
     if merit == "steps":
         return log_steps
     if run.seconds_per_step is None:

@@ -159,8 +159,9 @@ def limited_baseline(prepared: PreparedStudy, stops: bool) -> tuple[Baseline, in
         return baseline, last_step
     if not stops:
         # Where a sampler chooses horizons, the baseline has to be given one.
-        chooses = backend.horizon and chooses_horizons(prepared.options)
-        return baseline, last_step if chooses else None
+        if backend.horizon and chooses_horizons(prepared.options):
+            return baseline, last_step
+        return baseline, None
     steps = first_steps(
         prepared.budget,
         last_step,

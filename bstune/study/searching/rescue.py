@@ -104,6 +104,7 @@ def _rescue_steps(
     """
     backend = prepared.backend
     steps_before = stopped.steps
+    # The prediction may be too low: before it is given up the trial gets more further steps.
     given_up_at = steps_before + GIVEN_UP_AT * (predicted - steps_before)
     wanted = max(given_up_at, LEAST_GROWTH * steps_before, MIN_STEPS)
     limits = [float(prepared.protocol.last_step(stopped.batch_size)), wanted]

@@ -55,7 +55,7 @@ def study_seconds_to_go(
     """
     points = points_of(trials)
     points_left = 0 if search_has_ended else max(0, prepared.budget.trials - points)
-    report = REPORT_SECONDS + wall.fine_decision
+    report = REPORT_SECONDS + wall.fine_decision_seconds
     runs = _fresh_runs_to_come(prepared, wall, trials)
     # The seconds left are those until the report.
     limit = wall.seconds_left + report

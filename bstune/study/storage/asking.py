@@ -107,7 +107,7 @@ class Ranking:
     target: Target
 
     def seen(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Give the trials as the sampler is to see them: stopped ones with their gap.
+        """Give the trials as the sampler is to see them: stopped ones with their gap to the target.
 
         TPE ranks pruned trials by their last reported step, then by the value there. Steps mean
         different things at different batch sizes, so that all trials get the same one. The gap
@@ -256,7 +256,8 @@ def _draft_baseline(
 ) -> tuple[Draft, TrialSpec]:
     """Draft the user's own configuration as a trial.
 
-    In Optuna its parameters are the nearest ones within the ranges; ``spec`` has its own.
+    It gives the draft, whose parameters are the nearest ones within the ranges, as Optuna demands,
+    and the trial to run, which has the configuration's own values.
     """
     delta = space.delta(baseline.batch_size, baseline.lr)
     searched = space.searched(baseline.hyperparameters)
@@ -405,9 +406,11 @@ def _suggested(
     fixed: Mapping[str, int | float],
     ranking: Ranking | None = None,
 ) -> tuple[Draft, optuna.Trial]:
-    """Let the sampler suggest the parameters of a trial that is not stored; ``fixed`` has values.
+    """Let the sampler suggest the parameters of a trial that is not stored.
 
     It gives the draft that keeps them, and the trial in it.
+
+    ``fixed``: values of parameters that the sampler does not choose.
     """
     seen = turn.trials if ranking is None else ranking.seen(turn.trials)
     draft = Draft(study, seen)

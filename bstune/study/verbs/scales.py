@@ -153,6 +153,7 @@ def _example_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
         _all_are_of_budget(studies, "examples")
         budgets = list[tuple[ScaleRow, ...]]()
         for study in studies:
+            # The check above leaves no study without examples.
             whole = (_at_budget(study).examples or math.nan) * _tokens_of(study, name)
             budgets.append(_over_budgets(study, whole))
         return CommonScale(
@@ -172,8 +173,9 @@ def _example_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
 def _is_of_data(studies: Sequence[StudyFolder], is_of_loss: bool) -> bool:
     """Whether the amount of training data is what differs from study to study.
 
-    It is where the studies say so. It is, too, where several have the same target: then they have
-    neither budgets nor targets of their own whose examples could be compared.
+    The studies' results say so where the amounts in them differ. Otherwise, several studies with
+    the same target are taken to differ in it: they have neither budgets nor targets that differ,
+    and could be the scale in its place.
 
     ``is_of_loss``: whether all are studies of the objective loss.
     """
@@ -387,7 +389,8 @@ def _best_size(result: StudyResult) -> Reading | None:
     if not as_good.is_low_open and not as_good.is_high_open:
         return Reading(value=math.sqrt(low * high), low=low, high=high)
     size = float(winner.batch_size)
-    # A winner at an open end says only that the best one lies there or beyond.
+    # A winner at an open end says only that the best one lies there or beyond. Between two open
+    # ends it has no bound on either side.
     if as_good.is_low_open and (as_good.is_high_open or size <= low * AT_END):
         return None
     if as_good.is_high_open and size >= high / AT_END:
@@ -402,6 +405,7 @@ def _best_size_at(at_budget: AtBudget) -> Reading | None:
     growth = at_budget.growth
     best_sizes = () if growth is None else growth.best_sizes
     for best in best_sizes:
+        # Those for parts of the budget tell nothing of the whole one.
         if best.share != 1.0:
             continue
         if best.is_at_end:
