@@ -163,6 +163,7 @@ def _check_training(options: StudyOptions) -> None:
     for name, work in OWN_WORK.items():
         defaults = _flat(name, option_at(usual, name))
         for key, value in _flat(name, option_at(options, name)).items():
+            # Defaults ask the loop for nothing, and a few other options do not concern it.
             is_usual = key in defaults and defaults[key] == value
             is_harmless = key in HARMLESS and HARMLESS[key] == value
             if is_usual or is_harmless or key.startswith(USED):

@@ -297,13 +297,14 @@ def prepare(
         notes.append(ON_TEST_NOTE)
     notes += backend.notes
     baseline: Baseline | None = None
+    too_large: str | None = None
     if trial is None:
-        baseline, why_none = baseline_of(options, runs.space, _largest_size(backend, runs.survey))
-        if why_none is not None:
-            notes.append(why_none)
+        baseline, too_large = baseline_of(options, runs.space, _largest_size(backend, runs.survey))
+        if too_large is not None:
+            notes.append(too_large)
     is_for_target = options.search.objective != "loss"
     if is_for_target and protocol.target.is_open and baseline is None:
-        raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, notes)))
+        raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, too_large)))
     prepared_study = PreparedStudy(
         options=options,
         recipe=asked.recipe,
@@ -475,13 +476,15 @@ def _check_budget(prepared: PreparedStudy) -> None:
     )
 
 
-def _why_no_own_run(options: StudyOptions, trial: TrialSpec | None, notes: Sequence[str]) -> str:
+def _why_no_own_run(
+    options: StudyOptions, trial: TrialSpec | None, too_large: str | None
+) -> str | None:
     """Say why a study does not run its user's own configuration.
 
     Args:
         options: the study's.
         trial: the one trial that the command runs; None: it runs a study.
-        notes: lines of the plan. Where the user's own batch size does not fit, the last says so.
+        too_large: says that the user's own batch size does not fit; None: it does.
     """
     if trial is not None:
         return "a single trial has none beside it"
@@ -489,7 +492,7 @@ def _why_no_own_run(options: StudyOptions, trial: TrialSpec | None, notes: Seque
         return "search.baseline=false leaves it out"
     if chooses_batch_sizes(options):
         return "this sampler goes through the batch sizes by itself"
-    return notes[-1]
+    return too_large
 
 
 def _with_stored_threads(options: StudyOptions) -> StudyOptions:
@@ -571,10 +574,10 @@ def _prepare_training(
     if not options.scaling.override_lr:
         check_takes_rate(recipe)
     trials_log = TrialsLog(files.trials_log)
-    is_study = trial is None and options.search.workers > 0
+    in_processes = trial is None and options.search.workers > 0
     processes = TrainingProcess(options, recipe, trials_log)
     training: Training = processes
-    if not is_study:
+    if not in_processes:
         training = TrainingHere(options, recipe, protocol, trials_log)
     with (
         watching(log, seconds=None, silence=OWN_SILENCE) as say,
@@ -586,7 +589,7 @@ def _prepare_training(
         with printed_once(trials_log), watching(own_lines(log), options.protocol.trial_seconds):
             notes += _time_several_devices(options, recipe, runs, trial)
     open_runner: Callable[[int], Workers] | None = None
-    if options.devices > 1 or is_study:
+    if options.devices > 1 or in_processes:
         open_runner, notes_on_processes = _process_starter(processes, options, runs.survey)
         notes += notes_on_processes
     return replace(runs, open_runner=open_runner, notes=notes)
@@ -645,7 +648,7 @@ def _try_and_survey(
 
     continues = trial is None and stops_trials(options)
     surveyed = _is_surveyed(options, trial)
-    tried = training.look(trial, continues=continues, surveyed=surveyed, say=say)
+    tried = training.try_steps(trial, continues=continues, surveyed=surveyed, say=say)
     backend = TriedBackend(tried, training)
     if trial is None:
         advice = _advice_on_length(options, protocol, space, budget, backend)
@@ -771,11 +774,11 @@ def _process_starter(
             "nothing beside them: widen search.batch_size, or use search.workers=1"
         )
     on_cuda = options.device.startswith("cuda")
-    memory_share = survey.ceiling.at.limit
+    bytes_each = survey.ceiling.at.limit
     threads: int | None = None
     memory_limit: int | None = None
     if on_cuda:
-        memory_limit = memory_share
+        memory_limit = bytes_each
     else:
         # Together they have the machine's cores, and each no more threads than are fastest.
         threads = max(1, torch.get_num_threads() // count)
@@ -791,7 +794,7 @@ def _process_starter(
     if threads is not None:
         each = f" with {plural(threads, 'thread')}"
     note = (
-        f"{count} trials at once, each{each} within {memory_share / 2**20:,.0f} MiB; seconds per "
+        f"{count} trials at once, each{each} within {bytes_each / 2**20:,.0f} MiB; seconds per "
         "step are the survey's, measured alone; which trial comes next depends on which ends first"
     )
     if options.search.replicates:

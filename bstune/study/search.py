@@ -31,7 +31,7 @@ from bstune.study.analysis.model import (
 from bstune.study.analysis.step_times import with_common_step_time
 from bstune.study.at_budget import is_full
 from bstune.study.planning.baseline import is_at_baseline
-from bstune.study.planning.plan import SearchEnd, points_of, searched
+from bstune.study.planning.plan import SearchEnd, count_points, trials_of_search
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.early_end import early_end, first_trials, has_goal
@@ -40,7 +40,11 @@ from bstune.study.searching.fresh_seeds import DueReplicate, due_at_budget, due_
 from bstune.study.searching.means import is_for_loss, limit_reached, limited_baseline, within_time
 from bstune.study.searching.rescue import choose_rescue, needs_rescue
 from bstune.study.searching.time_to_go import PointEnds, study_seconds_to_go
-from bstune.study.searching.trial_files import TrialFiles, may_go_on, may_win
+from bstune.study.searching.trial_files import (
+    TrialFiles,
+    numbers_that_may_go_on,
+    numbers_that_may_win,
+)
 from bstune.study.storage.asking import Ranking, ask, ask_continuation, ask_replicate
 from bstune.study.storage.attributes import DEVICE_KIND, OUTPUT
 from bstune.study.storage.lease import Leases
@@ -122,6 +126,7 @@ class Search:
         self._worker = leases.own.id
         self._is_owner = leases.own.role == "owner"
         self._wall = WallTime(study, prepared.budget, prepared.elapsed, self._is_owner)
+        # Whether trials may be stopped early and continued, and the sampler does so.
         self._stops_trials = prepared.backend.stops and stops_trials(prepared.options)
         self._counts_seconds = study.user_attrs[DEVICE_KIND] == prepared.backend.device_kind
         # A worker on another machine keeps the files of its own trials.
@@ -200,7 +205,7 @@ class Search:
             cut_short(self._study, self._budget.objective, self._worker),
             self._prepared.open_runner(1) as runner,
         ):
-            while not searched(self._write(self._read())):
+            while not trials_of_search(self._write(self._read())):
                 asked = self._ask([], self._study)
                 if asked is None and self._no_time is not None:
                     raise StudyError(
@@ -526,8 +531,10 @@ class Search:
         if self._files is not None:
             self._files.update(
                 done,
-                winning=partial(may_win, self._prepared, done),
-                continued=lambda: may_go_on(self._prepared, done, running_specs(trials)),
+                winning=partial(numbers_that_may_win, self._prepared, done),
+                continued=lambda: numbers_that_may_go_on(
+                    self._prepared, done, running_specs(trials)
+                ),
             )
         if self._tracking is not None:
             for result in done:
@@ -537,7 +544,7 @@ class Search:
 
     def _seconds_to_go(self, done: Sequence[TrialResult]) -> float | None:
         """Predict the wall seconds until the study's end; None before a point has ended here."""
-        pace = self._point_ends.pace(points_of(done), self._prepared.elapsed())
+        pace = self._point_ends.pace(count_points(done), self._prepared.elapsed())
         if pace is None:
             return None
         return study_seconds_to_go(self._prepared, self._wall, done, pace, self._search_has_ended)
@@ -550,7 +557,7 @@ class Search:
         spent = limit_reached(self._prepared, self._wall, self._stops_trials, done)
         if spent is not None or not has_goal(self._prepared):
             return spent
-        first = first_trials(searched(done))
+        first = first_trials(trials_of_search(done))
         # A look at the same trials again would say the same.
         if len(first) <= self._trials_looked_at:
             return None

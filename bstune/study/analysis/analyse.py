@@ -52,7 +52,7 @@ from bstune.study.planning.baseline import baseline_result, baseline_runs, gain_
 from bstune.study.planning.replicates import (
     Winner,
     confirmed_points,
-    left_out,
+    next_beyond_limit,
     selection_luck,
     stand_in_for,
     winners,
@@ -171,7 +171,7 @@ def _rank(
         if number in horizons:
             winner = replace(winner, reaching=reaching_of(posterior, winner))
         best[merit] = winner
-    beyond_limit = left_out(done, predicted, objective, replicates, max_candidates)
+    beyond_limit = next_beyond_limit(done, predicted, objective, replicates, max_candidates)
     return _Ranked(best, point_not_run_again(beyond_limit, passed_over, max_candidates))
 
 

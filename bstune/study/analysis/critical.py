@@ -210,7 +210,7 @@ def _least_steps_and_examples(
     """Give the posterior's medians of S_min and of E_min; None where one is not finite.
 
     ``has_term``: whether a small-batch term is reported. With it E_min = S_min (B_crit + 2 B_opt),
-    else E_min = S_min B_crit.
+    at B = B_opt, else E_min = S_min B_crit, for B towards 0.
     """
     theta = posterior.theta
     # Batch sizes count in the search's middle one here, at which LEVEL is log S*: the law S_min (1
@@ -235,10 +235,10 @@ def _ends_beyond_search(
 
     Args:
         prior: has the range of the search.
-        low: end of the interval.
-        high: end of the interval.
-        smallest: batch size that reached the target.
-        largest: batch size that reached the target.
+        low: the interval's lower end.
+        high: the interval's upper end.
+        smallest: the smallest batch size that reached the target.
+        largest: the largest batch size that reached the target.
     """
     bottom = 2.0**prior.log_low
     top = 2.0**prior.log_high

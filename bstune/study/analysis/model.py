@@ -277,7 +277,16 @@ def rule_exponents(low: float, high: float, noise_scale: float | None) -> dict[s
             # there.
             exponents[name] = rule.exponent
         elif noise_scale is not None:
-            lrs = [rule.lr(2.0**log_size, 1.0, 1.0, noise_scale) for log_size in log_sizes]
+            # The slope is the same from any reference.
+            lrs = list[float]()
+            for log_size in log_sizes:
+                lr = rule.lr(
+                    2.0**log_size,
+                    reference_batch_size=1.0,
+                    reference_lr=1.0,
+                    noise_scale=noise_scale,
+                )
+                lrs.append(lr)
             exponents[name] = float(_slope(log_sizes, np.log2(lrs)))
     return dict(sorted(exponents.items(), key=lambda item: item[1]))
 

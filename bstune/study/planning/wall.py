@@ -23,7 +23,13 @@ from scipy.optimize import nnls
 from bstune.core.objectives import SOUGHT
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.search.acquisition import LEAST_GROWTH, MIN_STEPS
-from bstune.study.planning.plan import MEANS_SHARE, RESCUE_SHARE, SearchBudget, SearchEnd, searched
+from bstune.study.planning.plan import (
+    MEANS_SHARE,
+    RESCUE_SHARE,
+    SearchBudget,
+    SearchEnd,
+    trials_of_search,
+)
 from bstune.study.planning.replicates import ranked
 
 # Attribute of the study: when it would have begun if its commands had run without a break.
@@ -202,7 +208,7 @@ class WallTime:
             reserve: seconds that are kept for what follows the search.
             shortest: as in :meth:`search_end`.
         """
-        wall_seconds = [trial.wall_seconds for trial in searched(trials)]
+        wall_seconds = [trial.wall_seconds for trial in trials_of_search(trials)]
         usual_trial = statistics.fmean(wall_seconds) if wall_seconds else cost.fixed
         one_more = self.decision_seconds + usual_trial
         if self.seconds_left > reserve + one_more:
@@ -238,7 +244,7 @@ class WallTime:
 
         It is empty once two have run. The arguments are those of :meth:`search_end`.
         """
-        if len(searched(trials)) >= 2:
+        if len(trials_of_search(trials)) >= 2:
             return ""
         seconds = self.advised_limit(trials, reserve, shortest)
         return (

@@ -16,7 +16,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from bstune.core.records import Target, TrialResult
-from bstune.study.planning.plan import points_of
+from bstune.study.planning.plan import count_points
 from bstune.study.showing.live_table import live_html
 from bstune.system.console import format_number, format_seconds, plural, print_line
 from bstune.system.watchdog import LINE_SECONDS, THREAD_LOOK_SECONDS
@@ -79,7 +79,7 @@ class Progress:
             time_left = f"about {format_seconds(to_go)} to go"
         self._last_line_at = time.monotonic()
         self._waited = 0.0
-        self._points = points_of(done)
+        self._points = count_points(done)
         if self.live is None and not self.console.is_jupyter:
             self._print_new(done, time_left)
             return
@@ -111,9 +111,9 @@ class Progress:
         shown = [trial for trial in done if trial.number in self._shown]
         # Side by side, trials do not end in order of their numbers.
         new = [trial for trial in done if trial.number not in self._shown]
-        points = points_of(shown)
+        points = count_points(shown)
         for trial in new:
-            points += points_of([trial])
+            points += count_points([trial])
             place = f"configuration {points} of {self._total}"
             # After its last point a search may train a stopped trial again from its first step.
             if points > self._total:

@@ -28,7 +28,7 @@ from bstune.study.planning.baseline import Baseline, baseline_spec
 from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget
 from bstune.study.planning.replicates import Winner
 from bstune.study.storage.attributes import LEARNING_RATE, LOST, SPEC
-from bstune.study.storage.dense_steps import dense_steps_of, first_looks
+from bstune.study.storage.dense_steps import dense_search_steps, dense_steps_of
 from bstune.study.storage.draft import Draft
 from bstune.study.storage.patience import patient
 from bstune.study.storage.trials import (
@@ -195,35 +195,25 @@ def _draft(
         return draft, replace(spec_of(earlier), number=trial.number)
     if trial_index == 0 and baseline is not None and not failed:
         return _draft_baseline(study, turn, space, budget, *baseline)
-    # A sampler that stops trials is known by this method: Optuna's have no class for it.
-    stopping: Any = sampler if hasattr(sampler, "max_steps") else None
-    fixed: dict[str, int | float] = {}
-    if stopping is None and not getattr(sampler, "chooses_batch_sizes", False):
-        stratum = budget.stratum(trial_index, space)
-        if stratum is not None:
-            fixed["batch_size"] = stratum
+    fixed = _fixed_batch_size(sampler, budget, trial_index, space)
     draft, trial = _suggested(study, turn, space, sampler, fixed, ranking)
     batch_size = space.snap(trial.params["batch_size"])
     lr = space.lr(batch_size, trial.params["delta"])
     seed = budget.trial_seed(trial_index)
-    max_steps: int | None = None
-    resumed_from: int | None = None
-    if stopping is not None and (stops or getattr(sampler, "horizon", False)):
-        max_steps = stopping.max_steps(trial.number)
-        resumed_from = stopping.resumed_from(trial.number)
-        if resumed_from is not None:
-            # A continuation has the rate and seed of the trial that it continues, even where that
-            # lies outside of the ranges, as the baseline may.
-            continued = record_of(turn.trials[resumed_from].user_attrs[RECORD])
-            lr = continued.lr
-            seed = continued.seed
+    max_steps, resumed_from = _limit_and_parent(sampler, trial.number, stops)
+    if resumed_from is not None:
+        # A continuation has the rate and seed of the trial that it continues, even where that lies
+        # outside of the ranges, as the baseline may.
+        continued = record_of(turn.trials[resumed_from].user_attrs[RECORD])
+        lr = continued.lr
+        seed = continued.seed
     delta = space.delta(batch_size, lr)
     # From the axes that the sampler searches to the values that the trial gets.
     values = space.searched(trial.params)
     dense_steps = None
     # What goes on keeps the evaluations of its first part.
     if resumed_from is None:
-        dense_steps = first_looks(turn.trials, batch_size)
+        dense_steps = dense_search_steps(turn.trials, batch_size)
     return draft, TrialSpec(
         number=trial.number,
         trial_index=trial_index,
@@ -236,6 +226,40 @@ def _draft(
         hyperparameters=values,
         dense_steps=dense_steps,
     )
+
+
+def _fixed_batch_size(
+    sampler: BaseSampler, budget: SearchBudget, trial_index: int, space: Space
+) -> dict[str, int | float]:
+    """Give the batch size that the study itself chooses for a trial, by the parameter's name.
+
+    It is empty where the sampler chooses the batch size, as one that stops trials always does.
+    """
+    if _stops_trials(sampler) or getattr(sampler, "chooses_batch_sizes", False):
+        return {}
+    stratum = budget.stratum(trial_index, space)
+    if stratum is None:
+        return {}
+    return {"batch_size": stratum}
+
+
+def _limit_and_parent(
+    sampler: BaseSampler, number: int, stops: bool
+) -> tuple[int | None, int | None]:
+    """Give the step at which a suggested trial ends, and the number of the trial that it continues.
+
+    Both are as the sampler has chosen them. They are None where it stops no trials, and where
+    trials cannot be stopped, unless the step is the horizon of a schedule.
+    """
+    if not _stops_trials(sampler) or not (stops or getattr(sampler, "horizon", False)):
+        return None, None
+    stopping: Any = sampler
+    return stopping.max_steps(number), stopping.resumed_from(number)
+
+
+def _stops_trials(sampler: BaseSampler) -> bool:
+    """Whether a sampler stops and continues trials. Optuna has no class of such samplers."""
+    return hasattr(sampler, "max_steps")
 
 
 def _is_given_up(failed: Sequence[FrozenTrial]) -> bool:

@@ -162,7 +162,7 @@ def _values(argument: str) -> dict[str, float]:
 
 
 def _scale(option: str, argument: str) -> tuple[str, float]:
-    """Parse ``NAME=N``: the scale to look at of ``--at``, or a study's scale of ``--values``."""
+    """Parse ``NAME=N``: a scale to predict at, of ``--at``, or a study's own, of ``--values``."""
     name, _, text = argument.rpartition("=")
     try:
         value = float(text)

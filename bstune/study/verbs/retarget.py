@@ -370,7 +370,7 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
         trials,
         _asked(prepared, earlier),
         analysis,
-        sought=is_own,
+        ran_for_target=is_own,
         over_target=over_target,
         few_passed=few_passed,
         notes=[*prepared.caveats, *notes],

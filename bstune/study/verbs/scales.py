@@ -201,6 +201,7 @@ def _seconds_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
     _all_are_of_budget(studies, "seconds")
     rows = list[tuple[ScaleRow, ...]]()
     for study in studies:
+        # The check above leaves no study without seconds.
         whole = _at_budget(study).seconds or math.nan
         rows.append(_over_budgets(study, whole))
     return CommonScale(
@@ -310,18 +311,18 @@ def _over_targets(study: StudyFolder, name: str) -> tuple[ScaleRow, ...]:
     The scale of a row is the fewest examples, or their tokens, after which a trial met its target.
     """
     result = study.result
-    times = _tokens_of(study, name)
+    per_example = _tokens_of(study, name)
     rows = list[ScaleRow]()
     for row in result.over_target:
         scale = _fewest_examples(study.files.trials, result, row.target)
         reading = _critical(row.value, row.low, row.high)
         if scale is not None and reading is not None:
             label = f"{result.study} {result.metric} {format_number(row.target)}"
-            rows.append(ScaleRow(label, scale * times, {"critical_batch_size": reading}))
+            rows.append(ScaleRow(label, scale * per_example, {"critical_batch_size": reading}))
     if result.target_value is not None:
         scale = _fewest_examples(study.files.trials, result, result.target_value)
         if scale is not None:
-            rows.append(_row_at_own_target(study, scale * times))
+            rows.append(_row_at_own_target(study, scale * per_example))
     return tuple(rows)
 
 
