@@ -155,11 +155,7 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     batch_size = int(reference[0])
     sizes = stated.batch_sizes
     if sizes is None:
-        sizes = max(1, batch_size // SMALLEST_PART), project.examples
-        lines.append(
-            f"batch_sizes={sizes}: from 1/{SMALLEST_PART} of yours to the whole training data, or "
-            "what memory holds"
-        )
+        sizes = _assume_batch_sizes(project, batch_size, lines)
     budget = stated.budget
     wall_seconds: float | None = None
     budget_seconds: float | None = None
@@ -232,6 +228,19 @@ def _assume_reference(project: "_Project", stated: Stated, lines: list[str]) -> 
         "of your module, as you run it today; the gain is over these"
     )
     return reference
+
+
+def _assume_batch_sizes(project: "_Project", batch_size: int, lines: list[str]) -> tuple[int, int]:
+    """Take a range about the project's own ``batch_size``, up to the whole training data.
+
+    ``lines`` gets a line that says so.
+    """
+    sizes = max(1, batch_size // SMALLEST_PART), project.examples
+    lines.append(
+        f"batch_sizes={sizes}: from 1/{SMALLEST_PART} of yours to the whole training data, or "
+        "what memory holds"
+    )
+    return sizes
 
 
 @dataclass(frozen=True)

@@ -678,6 +678,7 @@ def _try_and_survey(
         survey, was_cached = cached(limited_options, key, how, measured, say)
     high = min(space.high, survey.ceiling.batch_size)
     space = replace(space, low=survey.ceiling.smallest, high=high)
+    # Seconds of the first steps stand in where the survey could not time enough batch sizes.
     backend.step_time = survey.step_time or tried.findings.step_time
     if survey.step_time is not None:
         # Trials side by side slow each other down: their own steps would falsify the law.
@@ -773,11 +774,10 @@ def _process_starter(
             f"search.workers={count} needs steps that are timed at two batch sizes or more, with "
             "nothing beside them: widen search.batch_size, or use search.workers=1"
         )
-    on_cuda = options.device.startswith("cuda")
     bytes_each = survey.ceiling.at.limit
     threads: int | None = None
     memory_limit: int | None = None
-    if on_cuda:
+    if options.device.startswith("cuda"):
         memory_limit = bytes_each
     else:
         # Together they have the machine's cores, and each no more threads than are fastest.
@@ -790,16 +790,28 @@ def _process_starter(
             return processes.runner(1)
         return processes.runner(count, threads, memory_limit)
 
+    return open_runner, [_note_on_processes(options, threads, bytes_each)]
+
+
+def _note_on_processes(options: StudyOptions, threads: int | None, bytes_each: int) -> str:
+    """Say in the plan how several trials run at once.
+
+    Args:
+        options: the study's.
+        threads: of torch in each process; None: not limited, as the device is a GPU.
+        bytes_each: of memory, for each process.
+    """
     each = ""
     if threads is not None:
         each = f" with {plural(threads, 'thread')}"
+    count = options.search.workers
     note = (
         f"{count} trials at once, each{each} within {bytes_each / 2**20:,.0f} MiB; seconds per "
         "step are the survey's, measured alone; which trial comes next depends on which ends first"
     )
     if options.search.replicates:
         note += "; winners run again alone"
-    if on_cuda and not mps_runs():
+    if options.device.startswith("cuda") and not mps_runs():
         note += (
             "; they take turns on the device, as NVIDIA's MPS does not run "
             "(nvidia-cuda-mps-control -d starts it)"
@@ -809,4 +821,4 @@ def _process_starter(
             f"; they are those of the config's own {', '.join(options.search.tune)}, whatever a "
             f"trial's"
         )
-    return open_runner, [note]
+    return note

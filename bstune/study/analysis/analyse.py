@@ -99,12 +99,11 @@ def analyse(
     law = law_of(prepared, done)
     points_with_fresh_seeds = confirmed_points(done, budget.replicates)
     runs = baseline_runs(done, prepared.baseline)
-    baseline_run: TrialResult | None = None
+    baseline_run = None if runs is None else runs.first
+    # The gain has an error of timing where the seconds of the two batch sizes have one.
     timing_error = 0.0
-    if runs is not None:
-        baseline_run = runs.first
-        if law is not None and winner is not None:
-            timing_error = law.ratio_error(baseline_run.batch_size, winner.trial.batch_size)
+    if law is not None and winner is not None and baseline_run is not None:
+        timing_error = law.ratio_error(baseline_run.batch_size, winner.trial.batch_size)
     scatter = seed_scatter(posterior)
     luck = 0.0
     if winner is not None:
