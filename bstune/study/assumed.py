@@ -365,6 +365,7 @@ class _Project:
         Without one there it is so long that the study's time ends it.
         """
         examples = own_examples(self.trainer, batch_size, self.examples)
+        # A trial ends with its budget or its target, no longer by these.
         for length in TRAINER_LENGTHS:
             self.trainer.pop(length, None)
         epoch = f"epochs of {format_count(self.examples)} examples"

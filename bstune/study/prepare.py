@@ -375,7 +375,7 @@ def _check_places(options: StudyOptions, budget: SearchBudget, trial: TrialSpec 
     This comes before the survey, which may take minutes.
     """
     check_output(options)
-    build_sampler(options, budget, 0)
+    build_sampler(options, budget, trial_index=0)
     if trial is None:
         check_storage(options.storage)
 

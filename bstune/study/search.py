@@ -196,7 +196,7 @@ class Search:
     def _run_baseline(self, revise: Callable[[TrialResult], TrialResult]) -> Paused[None]:
         """Ask trial 0 and run it until the study has a record of it, which sets the target.
 
-        ``revise``: makes the record that is stored of the trial's own.
+        ``revise``: takes the trial's record and gives the one to store.
 
         Raises:
             StudyError: where no time is left for it, or another process has begun it.

@@ -338,17 +338,17 @@ class TrainingHere:
         self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say
     ) -> Tried:
         """Load the data and take a few steps."""
-        own = own_lines(say)
+        say_own = own_lines(say)
         with printed_once(self._log), _users_errors():
-            return self.service.try_steps(trial, continues, surveyed, say=own)
+            return self.service.try_steps(trial, continues, surveyed, say=say_own)
 
     def time_steps(
         self, say: Say, how: "HowTimed", ceiling: "Ceiling", seconds: float
     ) -> "TimedSteps":
         """Time steps up to the memory ceiling."""
-        own = own_lines(say)
+        say_own = own_lines(say)
         with printed_once(self._log), _users_errors():
-            return self.service.time_steps(how, ceiling, seconds, say=own)
+            return self.service.time_steps(how, ceiling, seconds, say=say_own)
 
     def use_threads(self, count: int) -> DeviceNames:
         """Train with ``count`` threads of torch until this is closed; give the device's names."""

@@ -40,7 +40,6 @@ from bstune.study.analysis.critical import (
 from bstune.study.analysis.model import (
     fit_lr_exponent,
     ideal_of,
-    sampler_context,
     seed_scatter,
     study_posterior,
 )
@@ -87,7 +86,7 @@ def analyse(
     use = SOUGHT[budget.objective].merits[0]
     ranked = _rank(prepared, done, posterior, use)
     winner = ranked.best.get(use)
-    critical = critical_batch(posterior, budget.objective != "steps")
+    critical = critical_batch(posterior, in_seconds=budget.objective != "steps")
     b_crit: float | None = None
     if critical is not None:
         b_crit = critical.value
@@ -327,7 +326,7 @@ def easier_targets_of(
 ) -> OverTarget:
     """Estimate B_crit at easier targets and how it grows, or say why there is none."""
     target = prepared.protocol.target
-    ideal = sampler_context(prepared)["ideal"]
+    ideal = ideal_of(prepared)
     horizon = prepared.backend.horizon
 
     def infer(trials: Sequence[TrialResult], easier: Target) -> Posterior:

@@ -270,6 +270,7 @@ def _undetermined(posterior: Posterior) -> str | None:
             f"a schedule that ends with the trial it takes {HORIZON_SPAN:g} to tell B_crit"
         )
     log_edge = math.log(min(sizes)) - posterior.prior.log_mid * math.log(2.0)
+    # The draws in which small batch sizes waste examples: B_opt lies above the smallest one.
     has_term = posterior.theta[:, B_OPT] > log_edge
     # Where the trials leave both cases open, B_crit must be nearly the same in both.
     if UNTOLD_SHARE <= has_term.mean() <= 1.0 - UNTOLD_SHARE:

@@ -505,7 +505,8 @@ def _curve_point(point: FrontierPoint, trials: Sequence[TrialResult]) -> CurvePo
     status = "reached"
     if point.stopped:
         status = "stopped"
-    # The trials are in order of their numbers, as the frontier breaks ties.
+    # The trials are in order of their numbers, as the frontier breaks ties. A point that stopped
+    # stands at the last step that is known to have missed the target.
     for trial in trials:
         steps = trial.steps
         if point.stopped:

@@ -83,7 +83,7 @@ def due_to_target(
             return DueReplicate(
                 winner,
                 replicate,
-                horizons.get(number),
+                horizon=horizons.get(number),
                 seed_of=shared_seed(trials, number),
                 is_baseline=is_baseline,
             )

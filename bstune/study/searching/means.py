@@ -136,6 +136,7 @@ def within_time(
     if is_for_loss(prepared):
         # Only bstune's own samplers say how far a trial is to run.
         spec = within_steps(spec, prepared.last_step(spec.batch_size))
+    # Where trials are not stopped early, each runs to the end that its schedule or its budget has.
     if not stops:
         return spec
     backend = prepared.backend

@@ -356,22 +356,22 @@ def ask_replicate(
 
 
 def _replicate_steps(
-    winner: Winner, own: int | None, stops: bool, horizon: int | None
+    winner: Winner, original_limit: int | None, stops: bool, horizon: int | None
 ) -> int | None:
     """Give the step at which a run on a fresh seed ends; None: at its budget.
 
-    ``own``: that of the trial that it repeats, with the same meaning of None. The other arguments
-    are those of :func:`ask_replicate`.
+    ``original_limit``: the step at which the trial that it repeats was to end; None: at its budget.
+    The other arguments are those of :func:`ask_replicate`.
     """
     if stops:
         expected = max(winner.trial.steps, winner.steps)
         return math.ceil(max(REPLICATE_LIMIT * expected, MIN_STEPS))
-    if own is None:
+    if original_limit is None:
         return None
     # All fresh seeds of a point have the horizon of its first one.
     if winner.runs:
         return winner.horizon
-    return horizon or own
+    return horizon or original_limit
 
 
 def ask_continuation(
@@ -396,6 +396,7 @@ def ask_continuation(
         afresh: whether it is trained again from its first step, as nothing can be continued.
     """
     trials = read_trials(study)
+    # A trial that bstune did not ask has no index, and takes none.
     indices = [trial_index_of(trial) or 0 for trial in trials]
     # The indices of runs on fresh seeds are far above those of the search.
     last = max(index for index in indices if index < FIRST_REPLICATE)
@@ -440,7 +441,7 @@ def _suggested(
     draft = Draft(study, seen)
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         chosen = PartialFixedSampler(dict(fixed), sampler) if fixed else sampler
-        # A sampler may store what it has to remember of the study.
+        # This asks the storage, too: a sampler may store what it has to remember of the study.
         trial = patient(optuna.Trial)(draft.study(chosen), draft.trial_id)
         for name, values in distributions(space).items():
             if isinstance(values, IntDistribution):

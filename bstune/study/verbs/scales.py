@@ -114,6 +114,7 @@ def _given_scale(
             f"--values takes a number for each study by its name, of {_names(studies)}, but got "
             f"{one_line(listing(sorted(values)))}"
         )
+    # Values do not tell which options they stand for: those that may differ go by the name.
     set_by: tuple[str, ...] = (*OF_DATA, *OF_MODULE, *OF_A_TABLE)
     if name in ("examples", "tokens"):
         set_by = (*OF_DATA, *OF_A_TABLE)
@@ -174,8 +175,7 @@ def _is_of_data(studies: Sequence[StudyFolder], is_of_loss: bool) -> bool:
     """Whether the amount of training data is what differs from study to study.
 
     The studies' results say so where the amounts in them differ. Otherwise, several studies with
-    the same target are taken to differ in it: they have neither budgets nor targets that differ,
-    and could be the scale in its place.
+    the same target are taken to differ in it, as neither their targets nor their budgets do.
 
     ``is_of_loss``: whether all are studies of the objective loss.
     """
