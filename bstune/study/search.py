@@ -306,8 +306,8 @@ class Search:
         # owner, decides which goes on.
         if not self._stops_trials or not self._is_owner or not needs_rescue(prepared, done):
             return None
-        cut = ended_below_limit(read_trials(self._study))
-        rescue = choose_rescue(prepared, self._wall, done, cut)
+        finished = ended_below_limit(read_trials(self._study))
+        rescue = choose_rescue(prepared, self._wall, done, finished)
         if rescue is None:
             return None
         return ask_continuation(
@@ -473,9 +473,9 @@ class Search:
                 prepared.options,
                 budget,
                 turn.trial_index,
-                sampler_context(prepared, finished),
-                points_given_up(turn),
-                self._sampler_factory,
+                context=sampler_context(prepared, finished),
+                attempt=points_given_up(turn),
+                factory=self._sampler_factory,
             )
             asked = ask(
                 self._study,

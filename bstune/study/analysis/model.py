@@ -189,8 +189,8 @@ def fit_lr_exponent(
     """Estimate the exponent of lr*(B) from ``low`` to ``high``, and the one below B_crit.
 
     It is None where the batch sizes span less than an octave. The scaling rules that take a noise
-    scale get ``noise_scale``. Without it they get ``b_crit``, of which it is an estimate (McCandlish
-    et al. 2018, section 2), and without either they are left out.
+    scale get ``noise_scale``. Without it they get ``b_crit``, of which it is an estimate
+    (McCandlish et al. 2018, section 2), and without either they are left out.
     """
     if high < MIN_SLOPE_SPAN * low:
         return None

@@ -112,7 +112,7 @@ def _has_time_for(
         # The winner's first run comes before the baseline's.
         seconds_kept = 0.0
     seconds = wall.replicate_seconds(
-        # A fresh seed may be predicted to take less than the point's own trial took, and may not.
+        # A fresh seed may take as long as the point's own trial did, though less is predicted.
         max(winner.steps, winner.trial.steps),
         winner.trial.batch_size,
         trial_cost(prepared, trials),

@@ -48,6 +48,7 @@ class TrialFiles:
         if ended == self._ended:
             return
         self._ended = ended
+        # Writing the whole file for each of thousands of trials would take longer and longer.
         if len(ended) >= REWRITE_GROWTH * len(self._lines):
             self.write(trials)
         keep_trials(self._files.checkpoints, ended, winning)
