@@ -138,7 +138,7 @@ class OwnGoal:
 
     @property
     def after(self) -> str:
-        """How long the trial ran, in words; empty where its record is not at hand."""
+        """How long the trial ran, in words, or "in its first run" where that is not at hand."""
         if not self.steps:
             return "in its first run"
         words = f"after {plural(self.steps, 'step')}"

@@ -291,6 +291,7 @@ class Study:
 
         result = load(self.options.output)
         options = self.options
+        # The first trial sets the target that the options leave open.
         if options.workload.target.target.is_open and result.summary.target_value is not None:
             options = with_option(options, "workload.target.value", result.summary.target_value)
         return replace(result, options=options, recipe=self.recipe)

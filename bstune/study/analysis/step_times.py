@@ -102,7 +102,8 @@ def timing_of(
         blurred = not_told_apart(law, winner, confirmed_winners)
     relative_error = law.relative_error(batch_size)
     surveyed = prepared.backend.timed
-    # Without a survey the seconds are those of the trials themselves, whichever loop took them.
+    # Without a survey the seconds are those of the trials themselves. Which loop took them is not
+    # known: ``lean`` stands for any.
     if surveyed is None:
         return StepTiming(
             seconds_of="lean",

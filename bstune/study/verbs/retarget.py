@@ -286,7 +286,7 @@ def study_so_far(path: Path, trust: bool = False) -> StudyFolder:
     """
     files = _output_of(path)
     if files.curve.exists() or not files.trials.exists():
-        # Without either file it says that there is no study.
+        # Without either file this raises the error that there is no study.
         study = read_study(path)
         reported = study.result.trials + study.result.continued
         # With more trials than its result reports, it has gone on since and has not ended.
