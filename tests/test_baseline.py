@@ -19,10 +19,10 @@ from bstune.study.planning.baseline import (
     BaselineRuns,
     baseline_of,
     baseline_runs,
+    count_fresh_seeds,
     due_seed,
-    first_steps,
-    fresh_seeds_of,
     gain_of,
+    steps_of_first_run,
     telling_target,
 )
 from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget
@@ -150,7 +150,7 @@ def test_what_else_is_searched_has_the_configs_own_value(tmp_path, monkeypatch, 
 def test_its_first_run_takes_an_eighth_of_the_means(seconds, wall_seconds, steps):
     """A step takes 0.01 s, and 1.25 times that of wall time."""
     budget = replace(BUDGET, seconds=seconds, wall_seconds=wall_seconds)
-    assert first_steps(budget, Budget(5000, 1).last_step(64), 0.01, 1.25) == steps
+    assert steps_of_first_run(budget, Budget(5000, 1).last_step(64), 0.01, 1.25) == steps
 
 
 def test_its_runs_are_found_among_the_trials():
@@ -206,7 +206,7 @@ def test_a_first_run_that_missed_the_target_is_repeated_until_a_second_one_does(
         ended = "reached" if is_reached else "stopped"
         of_seeds.append(replace(run, seed=of_winner.seed, status=ended))
     runs = BaselineRuns(replace(own, status=status), tuple(of_seeds))
-    assert fresh_seeds_of(runs, 500, 3) == seeds
+    assert count_fresh_seeds(runs, 500, 3) == seeds
     due = due_seed(runs, winner, 500, math.inf)
     assert (due is not None) == (seeds > len(reached))
     if due is not None:

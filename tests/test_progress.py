@@ -39,7 +39,7 @@ def test_a_line_comes_from_time_to_time_while_a_trial_trains():
     def seconds_with_a_line(start, until):
         """Return the whole seconds, which have no rounding, at which there is a line."""
         # As if the last line had come then.
-        progress._spoke = start
+        progress._last_line_at = start
         said = []
         for second in range(until):
             if progress.waiting_line(start + second) is not None:

@@ -13,11 +13,11 @@ from bstune.search.sampler import FrontierSampler
 from bstune.study.planning.replicates import (
     Winner,
     candidates,
-    confirmed,
     find_best,
-    left_out,
+    next_beyond_limit,
     next_replicate,
     selection_luck,
+    summary_of_runs,
     winners,
 )
 
@@ -158,12 +158,16 @@ def test_no_more_than_so_many_candidates():
         order.append((candidate.number, due[1]))
         trials += again(candidate, 300 + candidate.number, number=9 + len(order))
         # Before a candidate has all of its runs nothing is left out.
-        assert left_out(trials[:-1], {}, "time", 2, 3) is None
+        assert next_beyond_limit(trials[:-1], {}, "time", 2, 3) is None
     assert order == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
     # All three took over 300 steps: the least of them wins.
     assert best(trials, seeds=2).number == 0
-    assert left_out(trials, {}, "time", 2, 3).trial.number == 3
-    assert left_out(trials, {}, "time", 2, 4) is left_out(trials, {}, "time", 0, 3) is None
+    assert next_beyond_limit(trials, {}, "time", 2, 3).trial.number == 3
+    assert (
+        next_beyond_limit(trials, {}, "time", 2, 4)
+        is next_beyond_limit(trials, {}, "time", 0, 3)
+        is None
+    )
 
 
 def test_a_later_candidate_has_to_beat_the_best_confirmed_one():
@@ -271,7 +275,7 @@ def test_spread_over_fresh_runs(steps, spread):
         else:
             run = again_once(FAST, hit, number, steps_low=hit - 1, status="reached")
         runs.append(run)
-    row = confirmed(runs)
+    row = summary_of_runs(runs)
     in_steps = [row.steps_median, *row.interval_by("steps")]
     in_seconds = [row.time_median, *row.interval_by("time")]
     for expected, found, seconds in zip(spread, in_steps, in_seconds, strict=True):
@@ -307,7 +311,7 @@ def test_the_interval_over_seeds_holds_the_grid_the_scatter_and_the_error_of_tim
         again_once(FAST, 110, 2, steps_low=90),
         again_once(FAST, 110, 3, steps_low=89),
     ]
-    row = confirmed(runs, **changes)
+    row = summary_of_runs(runs, **changes)
     assert row.time_low == pytest.approx(0.01 * low, rel=2e-3)
     assert row.time_high == pytest.approx(0.01 * high, rel=2e-3)
     if "time_error" in changes:
@@ -320,7 +324,7 @@ def test_a_run_that_met_the_target_at_its_first_evaluation_is_counted():
         again_once(FAST, 36, 1, steps_low=0),
         again_once(FAST, 36, 2, steps_low=30),
     ]
-    row = confirmed(runs)
+    row = summary_of_runs(runs)
     assert row.untold == 2
     # The lowest end of a run that was met at its first look: one step.
     assert row.steps_low == pytest.approx(1.0)
@@ -380,7 +384,7 @@ def test_the_order_of_the_trials_does_not_matter():
     )
     assert found == find_best(trials[::-1], {1: 130.0}, "time", "time", 3, 3)
     # Of 120, 121 and 122 steps.
-    assert math.isclose(confirmed(found.runs).time_median, 1.21)
+    assert math.isclose(summary_of_runs(found.runs).time_median, 1.21)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +407,7 @@ def test_what_misses_the_target_more_often_than_not_does_not_win_over_what_reach
     trials += again(sure, 310, 320, 330)
     assert best(trials) == (unsure if wins else sure)
     alone = find_best([unsure, *runs], {}, "time", "time", 3, 3)
-    assert (alone.trial, confirmed(alone.runs).reached) == (unsure, 2 if wins else 1), (
+    assert (alone.trial, summary_of_runs(alone.runs).reached) == (unsure, 2 if wins else 1), (
         "and alone says so"
     )
 

@@ -29,7 +29,7 @@ from bstune.study.storage import patience
 from bstune.study.storage.asking import Ranking, ask, ask_replicate, distributions
 from bstune.study.storage.attributes import FORMAT, FROZEN_SETTINGS, STUDY_ID
 from bstune.study.storage.connection import check_storage
-from bstune.study.storage.dense_steps import first_looks
+from bstune.study.storage.dense_steps import dense_search_steps
 from bstune.study.storage.lease import Leases
 from bstune.study.storage.opening import find_study, open_study
 from bstune.study.storage.samplers import build_sampler
@@ -590,7 +590,7 @@ def test_trials_are_looked_at_early_where_another_met_the_target_at_its_first_lo
         return make_result(**fields, steps=100, steps_low=steps_low, history=((100, 0.1),))
 
     run(study, asked(study, 0, "random"), reaches)
-    assert first_looks(study.trials, batch_size) == looks
+    assert dense_search_steps(study.trials, batch_size) == looks
     assert (asked(study, 1, "random")[1].dense_steps is None) == (looks is None)
 
 

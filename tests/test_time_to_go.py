@@ -3,7 +3,7 @@
 from toolbox import make_result
 
 from bstune.study.planning.duration import Pace
-from bstune.study.planning.plan import points_of
+from bstune.study.planning.plan import count_points
 from bstune.study.searching.time_to_go import PointEnds
 
 
@@ -15,7 +15,7 @@ def test_a_continued_trial_is_one_point_and_a_replicate_is_none():
         make_result(number=3, status="failed"),
         make_result(number=4, replicate_of=0),
     ]
-    assert points_of(trials) == 2
+    assert count_points(trials) == 2
 
 
 def test_the_pace_is_of_the_points_that_end_here():

@@ -94,7 +94,7 @@ def nothing():
 
 def look(training, lines=None):
     say = (lambda line: None) if lines is None else lines.append
-    return training.look(None, continues=True, surveyed=False, say=say)
+    return training.try_steps(None, continues=True, surveyed=False, say=say)
 
 
 def fail():

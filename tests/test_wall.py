@@ -155,7 +155,7 @@ def test_what_is_done_between_trials_takes_time_too():
     for _ in range(3):
         with one.trial():
             pass
-    assert one.decision == pytest.approx(0.4)
+    assert one.decision_seconds == pytest.approx(0.4)
     assert one.replicate_seconds(100, 32, COST) == pytest.approx(REPORT_DECISIONS * 0.4 + 3.0)
     times = iter([70.0])
     assert one.seconds_left == pytest.approx(100.0 - REPORT_SECONDS - REPORT_DECISIONS * 0.4 - 70.0)

@@ -134,6 +134,8 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     # The look for the logged metric runs the user's call-backs. Those that set the batch size or
     # the rate are refused before.
     refuse_finders((stated.trainer or {}).get("callbacks"))
+    # A function of the batch size makes the data for the user's own one. Where that is not stated,
+    # any batch size shows what else is to be known of them.
     given_batch_size: int | None = None
     if is_function(data):
         given_batch_size = ANY_BATCH_SIZE
@@ -153,11 +155,7 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     batch_size = int(reference[0])
     sizes = stated.batch_sizes
     if sizes is None:
-        sizes = max(1, batch_size // SMALLEST_PART), project.examples
-        lines.append(
-            f"batch_sizes={sizes}: from 1/{SMALLEST_PART} of yours to the whole training data, or "
-            "what memory holds"
-        )
+        sizes = _assume_batch_sizes(project, batch_size, lines)
     budget = stated.budget
     wall_seconds: float | None = None
     budget_seconds: float | None = None
@@ -184,7 +182,7 @@ def _check_batches(project: "_Project", stated: Stated) -> None:
     """
     if stated.reference and stated.batch_sizes and stated.budget:
         return
-    if project.given_batch_size is None and project.batches.problem is None:
+    if project.has_own_batch_size and project.batches.problem is None:
         return
     batches = project.batches
     lacks_reference = stated.reference is None
@@ -193,7 +191,7 @@ def _check_batches(project: "_Project", stated: Stated) -> None:
         needed.append(_reference_in_words(project, stated))
     if batches.examples is None and not (stated.batch_sizes and stated.budget):
         needed.append(OF_NO_EPOCH)
-    if project.given_batch_size is None:
+    if project.has_own_batch_size:
         raise refusal(project.data_name, batches, needed)
     arguments = ", ".join(needed)
     if lacks_reference:
@@ -207,7 +205,7 @@ def _check_batches(project: "_Project", stated: Stated) -> None:
 def _reference_in_words(project: "_Project", stated: Stated) -> str:
     """Give the argument ``reference`` with those of its two values that the project tells."""
     batch_size: int | None = None
-    if project.given_batch_size is None:
+    if project.has_own_batch_size:
         batch_size = project.batches.batch_size
     rate: float | None = None
     if not stated.overrides_lr:
@@ -224,12 +222,25 @@ def _assume_reference(project: "_Project", stated: Stated, lines: list[str]) -> 
 
     ``lines`` gets a line that says so.
     """
-    reference = project.take_batch_size(), _own_rate(project.module, stated)
+    reference = project.take_batch_size(), _rate_run_today(project.module, stated)
     lines.append(
         f"reference={reference}: the batch size of {project.data_name} and the learning rate "
         "of your module, as you run it today; the gain is over these"
     )
     return reference
+
+
+def _assume_batch_sizes(project: "_Project", batch_size: int, lines: list[str]) -> tuple[int, int]:
+    """Take a range about the project's own ``batch_size``, up to the whole training data.
+
+    ``lines`` gets a line that says so.
+    """
+    sizes = max(1, batch_size // SMALLEST_PART), project.examples
+    lines.append(
+        f"batch_sizes={sizes}: from 1/{SMALLEST_PART} of yours to the whole training data, or "
+        "what memory holds"
+    )
+    return sizes
 
 
 @dataclass(frozen=True)
@@ -320,6 +331,11 @@ class _Project:
     trainer: dict[str, Any]
 
     @property
+    def has_own_batch_size(self) -> bool:
+        """Whether the data have a batch size of their own, as they are no function of it."""
+        return self.given_batch_size is None
+
+    @property
     def data_name(self) -> str:
         """The name of the data module's class, or "your data" for loaders."""
         return "your data" if isinstance(self.data, Loaders) else type(self.data).__name__
@@ -349,6 +365,7 @@ class _Project:
         Without one there it is so long that the study's time ends it.
         """
         examples = own_examples(self.trainer, batch_size, self.examples)
+        # A trial ends with its budget or its target, no longer by these.
         for length in TRAINER_LENGTHS:
             self.trainer.pop(length, None)
         epoch = f"epochs of {format_count(self.examples)} examples"
@@ -410,7 +427,7 @@ def _target(target: Target | str | None) -> Target | None:
     return Target(target, 0.0, mode).never_met
 
 
-def _own_rate(module: Module, stated: Stated) -> float:
+def _rate_run_today(module: Module, stated: Stated) -> float:
     """Find the learning rate that the user runs today.
 
     It is the default of the module's class. A function of a trial is called once to see the class.
@@ -422,6 +439,7 @@ def _own_rate(module: Module, stated: Stated) -> float:
     rate = None if stated.overrides_lr else own_rate(module)
     function = module.func if isinstance(module, partial) else module
     if rate is None and (stated.overrides_lr or not isinstance(function, type)):
+        # Any trial does: what is read is not what it sets.
         trial = _any_trial(ANY_BATCH_SIZE, lr=1e-3, total_steps=1, tunable=stated.tunable)
         built = module_builder(module, overrides_lr=stated.overrides_lr)(trial)
         rate = rate_of_optimizers(built) if stated.overrides_lr else own_rate(type(built))

@@ -32,6 +32,7 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
         DataError: for data that are missing and cannot be downloaded.
     """
     device = options.device
+    # Once torch is imported, what follows asks it as quickly.
     if device.startswith("cuda") and "torch" not in sys.modules and is_built_without_cuda():
         raise ConfigError(
             f"device={device}, but this torch is built without CUDA: use device=auto or device=cpu"
@@ -54,6 +55,7 @@ def check_output(options: StudyOptions) -> None:
     """
     output = Output(Path(options.output).absolute())
     check_writable(output.root / "trials.jsonl", f"output={options.output}")
+    # A single trial's folder is checked as the trial begins.
     if options.trial.batch_size is None:
         check_owner(output, Identity.of(options.study, options.storage))
 

@@ -114,7 +114,7 @@ def batches_of(
     try:
         while True:
             try:
-                with _bstunes_part():
+                with _keeping_the_loops_state():
                     next(study)
             except StopIteration:
                 return
@@ -124,7 +124,7 @@ def batches_of(
             if batch:
                 yield batch
     finally:
-        with _bstunes_part():
+        with _keeping_the_loops_state():
             study.close()
 
 
@@ -163,6 +163,7 @@ def _check_training(options: StudyOptions) -> None:
     for name, work in OWN_WORK.items():
         defaults = _flat(name, option_at(usual, name))
         for key, value in _flat(name, option_at(options, name)).items():
+            # Defaults ask the loop for nothing, and a few other options do not concern it.
             is_usual = key in defaults and defaults[key] == value
             is_harmless = key in HARMLESS and HARMLESS[key] == value
             if is_usual or is_harmless or key.startswith(USED):
@@ -208,7 +209,7 @@ def _paused_study(
 
 
 @contextmanager
-def _bstunes_part() -> Iterator[None]:
+def _keeping_the_loops_state() -> Iterator[None]:
     """Run bstune's own code between two passes of the user's loop.
 
     Random generators, torch's settings, loggers and warnings are afterwards as the loop had them.

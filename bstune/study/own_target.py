@@ -93,14 +93,16 @@ def own_result(
     slope, end = np.polyfit(log_steps, values, 1)
     residuals = values - (end + slope * log_steps)
     scatter = math.sqrt(float(residuals @ residuals) / (len(last) - 2))
-    # Where the metric gets worse at its end, more steps gain nothing.
+    # What the metric gains in the steps by which seeds differ. Where it gets worse at its end, more
+    # steps gain nothing.
     gained = max(0.0, -sign * float(slope) * SEED_SCATTER)
+    # A metric that a schedule has flattened gains little, and seeds differ all the same.
+    seed_difference = 0.0
     ideal = choose_scale([history], mode, ideal).ideal
-    flat = 0.0
     if anneals and ideal is not None:
-        flat = ANNEALED_SCATTER * abs(float(end) - ideal)
-    # What chance is worth, see the module's docstring.
-    easier = float(end) + sign * max(scatter, gained, flat)
+        seed_difference = ANNEALED_SCATTER * abs(float(end) - ideal)
+    # Chance is worth the largest of the three.
+    easier = float(end) + sign * max(scatter, gained, seed_difference)
     # A noisy trial may never have come to what its line says.
     goal = sign * max(sign * easier, sign * best)
     return OwnResult(value=float(end), scatter=scatter, goal=_rounded(goal, sign))
@@ -158,6 +160,7 @@ def with_goal(prepared: PreparedStudy, value: float, first: TrialResult | None) 
 
     ``first``: the record of that trial; None where it is not at hand.
     """
+    # The record ends where the trial met the goal; its history goes on to the budget's end.
     steps = 0
     if first is not None and first.history:
         steps = first.history[-1][0]

@@ -138,7 +138,7 @@ class OwnGoal:
 
     @property
     def after(self) -> str:
-        """How long the trial ran, in words; empty where its record is not at hand."""
+        """How long the trial ran, in words, or "in its first run" where that is not at hand."""
         if not self.steps:
             return "in its first run"
         words = f"after {plural(self.steps, 'step')}"
@@ -297,13 +297,14 @@ def prepare(
         notes.append(ON_TEST_NOTE)
     notes += backend.notes
     baseline: Baseline | None = None
+    too_large: str | None = None
     if trial is None:
-        baseline, why_none = baseline_of(options, runs.space, _largest_size(backend, runs.survey))
-        if why_none is not None:
-            notes.append(why_none)
+        baseline, too_large = baseline_of(options, runs.space, _largest_size(backend, runs.survey))
+        if too_large is not None:
+            notes.append(too_large)
     is_for_target = options.search.objective != "loss"
     if is_for_target and protocol.target.is_open and baseline is None:
-        raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, notes)))
+        raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, too_large)))
     prepared_study = PreparedStudy(
         options=options,
         recipe=asked.recipe,
@@ -374,7 +375,7 @@ def _check_places(options: StudyOptions, budget: SearchBudget, trial: TrialSpec 
     This comes before the survey, which may take minutes.
     """
     check_output(options)
-    build_sampler(options, budget, 0)
+    build_sampler(options, budget, trial_index=0)
     if trial is None:
         check_storage(options.storage)
 
@@ -409,6 +410,7 @@ def _with_single_budget(options: StudyOptions, recipe: Recipe | None) -> StudyOp
         options, trial.batch_size, lambda size: _single_step_seconds(options, recipe)
     )
     options = with_option(options, "budget.seconds", None)
+    # A limit of one example is no limit.
     options = with_option(options, "budget.examples", 1)
     return with_option(options, "budget.steps", steps)
 
@@ -474,13 +476,15 @@ def _check_budget(prepared: PreparedStudy) -> None:
     )
 
 
-def _why_no_own_run(options: StudyOptions, trial: TrialSpec | None, notes: Sequence[str]) -> str:
+def _why_no_own_run(
+    options: StudyOptions, trial: TrialSpec | None, too_large: str | None
+) -> str | None:
     """Say why a study does not run its user's own configuration.
 
     Args:
         options: the study's.
         trial: the one trial that the command runs; None: it runs a study.
-        notes: lines of the plan. Where the user's own batch size does not fit, the last says so.
+        too_large: says that the user's own batch size does not fit; None: it does.
     """
     if trial is not None:
         return "a single trial has none beside it"
@@ -488,11 +492,12 @@ def _why_no_own_run(options: StudyOptions, trial: TrialSpec | None, notes: Seque
         return "search.baseline=false leaves it out"
     if chooses_batch_sizes(options):
         return "this sampler goes through the batch sizes by itself"
-    return notes[-1]
+    return too_large
 
 
 def _with_stored_threads(options: StudyOptions) -> StudyOptions:
     """Set ``threads`` to the number that the study began with, where the options leave it open."""
+    # A single trial is none of the study's.
     if options.threads != "auto" or _single_trial(options) is not None:
         return options
     threads = stored_setting(options.study, options.storage, "threads")
@@ -569,10 +574,10 @@ def _prepare_training(
     if not options.scaling.override_lr:
         check_takes_rate(recipe)
     trials_log = TrialsLog(files.trials_log)
-    is_study = trial is None and options.search.workers > 0
+    in_processes = trial is None and options.search.workers > 0
     processes = TrainingProcess(options, recipe, trials_log)
     training: Training = processes
-    if not is_study:
+    if not in_processes:
         training = TrainingHere(options, recipe, protocol, trials_log)
     with (
         watching(log, seconds=None, silence=OWN_SILENCE) as say,
@@ -584,7 +589,7 @@ def _prepare_training(
         with printed_once(trials_log), watching(own_lines(log), options.protocol.trial_seconds):
             notes += _time_several_devices(options, recipe, runs, trial)
     open_runner: Callable[[int], Workers] | None = None
-    if options.devices > 1 or is_study:
+    if options.devices > 1 or in_processes:
         open_runner, notes_on_processes = _process_starter(processes, options, runs.survey)
         notes += notes_on_processes
     return replace(runs, open_runner=open_runner, notes=notes)
@@ -643,7 +648,7 @@ def _try_and_survey(
 
     continues = trial is None and stops_trials(options)
     surveyed = _is_surveyed(options, trial)
-    tried = training.look(trial, continues=continues, surveyed=surveyed, say=say)
+    tried = training.try_steps(trial, continues=continues, surveyed=surveyed, say=say)
     backend = TriedBackend(tried, training)
     if trial is None:
         advice = _advice_on_length(options, protocol, space, budget, backend)
@@ -673,9 +678,10 @@ def _try_and_survey(
         survey, was_cached = cached(limited_options, key, how, measured, say)
     high = min(space.high, survey.ceiling.batch_size)
     space = replace(space, low=survey.ceiling.smallest, high=high)
+    # Seconds of the first steps stand in where the survey could not time enough batch sizes.
     backend.step_time = survey.step_time or tried.findings.step_time
     if survey.step_time is not None:
-        # Trials that run beside each other take longer for a step than one alone.
+        # Trials side by side slow each other down: their own steps would falsify the law.
         if options.search.workers > 1:
             backend.step_time = survey.step_time.without_trials()
         threads: int | None = None
@@ -768,12 +774,11 @@ def _process_starter(
             f"search.workers={count} needs steps that are timed at two batch sizes or more, with "
             "nothing beside them: widen search.batch_size, or use search.workers=1"
         )
-    on_cuda = options.device.startswith("cuda")
-    memory_share = survey.ceiling.at.limit
+    bytes_each = survey.ceiling.at.limit
     threads: int | None = None
     memory_limit: int | None = None
-    if on_cuda:
-        memory_limit = memory_share
+    if options.device.startswith("cuda"):
+        memory_limit = bytes_each
     else:
         # Together they have the machine's cores, and each no more threads than are fastest.
         threads = max(1, torch.get_num_threads() // count)
@@ -785,16 +790,28 @@ def _process_starter(
             return processes.runner(1)
         return processes.runner(count, threads, memory_limit)
 
+    return open_runner, [_note_on_processes(options, threads, bytes_each)]
+
+
+def _note_on_processes(options: StudyOptions, threads: int | None, bytes_each: int) -> str:
+    """Say in the plan how several trials run at once.
+
+    Args:
+        options: the study's.
+        threads: of torch in each process; None: not limited, as the device is a GPU.
+        bytes_each: of memory, for each process.
+    """
     each = ""
     if threads is not None:
         each = f" with {plural(threads, 'thread')}"
+    count = options.search.workers
     note = (
-        f"{count} trials at once, each{each} within {memory_share / 2**20:,.0f} MiB; seconds per "
+        f"{count} trials at once, each{each} within {bytes_each / 2**20:,.0f} MiB; seconds per "
         "step are the survey's, measured alone; which trial comes next depends on which ends first"
     )
     if options.search.replicates:
         note += "; winners run again alone"
-    if on_cuda and not mps_runs():
+    if options.device.startswith("cuda") and not mps_runs():
         note += (
             "; they take turns on the device, as NVIDIA's MPS does not run "
             "(nvidia-cuda-mps-control -d starts it)"
@@ -804,4 +821,4 @@ def _process_starter(
             f"; they are those of the config's own {', '.join(options.search.tune)}, whatever a "
             f"trial's"
         )
-    return open_runner, [note]
+    return note

@@ -179,6 +179,7 @@ def paused_study(
     options = prepared.options
     objective = prepared.budget.objective
     files = prepared.files
+    # A machine that joins the study composes these arguments, then its own.
     workers_arguments = list[str]()
     for argument in arguments or ():
         if not argument.lstrip("+~").startswith(MACHINE_OPTIONS):
@@ -344,6 +345,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
                 "not ended yet: join it then"
             )
         prepared = with_goal(prepared, goal, first=None)
+    # A budget of seconds is as many steps here as for the owner.
     prepared = replace(prepared, budget_times=budget_times_of(study))
     leases = Leases(study, "worker", prepared.options.search.lease_seconds)
     with leases.acquired(), owned(prepared.files, identity):

@@ -31,7 +31,7 @@ from bstune.study.analysis.model import (
 from bstune.study.analysis.step_times import with_common_step_time
 from bstune.study.at_budget import is_full
 from bstune.study.planning.baseline import is_at_baseline
-from bstune.study.planning.plan import SearchEnd, points_of, searched
+from bstune.study.planning.plan import SearchEnd, count_points, trials_of_search
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.early_end import early_end, first_trials, has_goal
@@ -40,7 +40,11 @@ from bstune.study.searching.fresh_seeds import DueReplicate, due_at_budget, due_
 from bstune.study.searching.means import is_for_loss, limit_reached, limited_baseline, within_time
 from bstune.study.searching.rescue import choose_rescue, needs_rescue
 from bstune.study.searching.time_to_go import PointEnds, study_seconds_to_go
-from bstune.study.searching.trial_files import TrialFiles, may_go_on, may_win
+from bstune.study.searching.trial_files import (
+    TrialFiles,
+    numbers_that_may_go_on,
+    numbers_that_may_win,
+)
 from bstune.study.storage.asking import Ranking, ask, ask_continuation, ask_replicate
 from bstune.study.storage.attributes import DEVICE_KIND, OUTPUT
 from bstune.study.storage.lease import Leases
@@ -122,7 +126,8 @@ class Search:
         self._worker = leases.own.id
         self._is_owner = leases.own.role == "owner"
         self._wall = WallTime(study, prepared.budget, prepared.elapsed, self._is_owner)
-        self._stops = prepared.backend.stops and stops_trials(prepared.options)
+        # Whether trials may be stopped early and continued, and the sampler does so.
+        self._stops_trials = prepared.backend.stops and stops_trials(prepared.options)
         self._counts_seconds = study.user_attrs[DEVICE_KIND] == prepared.backend.device_kind
         # A worker on another machine keeps the files of its own trials.
         keeps_files = self._is_owner or str(prepared.files.root) != study.user_attrs[OUTPUT]
@@ -189,7 +194,9 @@ class Search:
             raise
 
     def _run_baseline(self, revise: Callable[[TrialResult], TrialResult]) -> Paused[None]:
-        """Ask trial 0 and run it until the study has a record of it.
+        """Ask trial 0 and run it until the study has a record of it, which sets the target.
+
+        ``revise``: takes the trial's record and gives the one to store.
 
         Raises:
             StudyError: where no time is left for it, or another process has begun it.
@@ -198,7 +205,7 @@ class Search:
             cut_short(self._study, self._budget.objective, self._worker),
             self._prepared.open_runner(1) as runner,
         ):
-            while not searched(self._write(self._read())):
+            while not trials_of_search(self._write(self._read())):
                 asked = self._ask([], self._study)
                 if asked is None and self._no_time is not None:
                     raise StudyError(
@@ -228,6 +235,7 @@ class Search:
                 try:
                     end = yield from self._search(runner)
                     self._search_has_ended = True
+                    # Fresh seeds run with nothing beside them, so that their seconds are measured.
                     if runner.count == 1:
                         yield from self._run_again(runner)
                 except BaseException as error:
@@ -237,7 +245,7 @@ class Search:
                         self._storage_is_gone = True
                     self._store_finished(runner)
                     raise
-            # Fresh seeds run with nothing beside them, so that their seconds are measured.
+            # After a search by several processes, a single one runs them.
             if self._prepared.options.search.workers > 1:
                 with self._prepared.open_runner(1) as runner:
                     yield from self._run_again(runner)
@@ -294,11 +302,12 @@ class Search:
         It is None where one has, where another process decides it, or where none can go on.
         """
         prepared = self._prepared
-        # Of several processes one decides what goes on.
-        if not self._stops or not self._is_owner or not needs_rescue(prepared, done):
+        # Only a sampler that stops trials leaves any to continue. Of several processes one, the
+        # owner, decides which goes on.
+        if not self._stops_trials or not self._is_owner or not needs_rescue(prepared, done):
             return None
-        cut = ended_below_limit(read_trials(self._study))
-        rescue = choose_rescue(prepared, self._wall, done, cut)
+        finished = ended_below_limit(read_trials(self._study))
+        rescue = choose_rescue(prepared, self._wall, done, finished)
         if rescue is None:
             return None
         return ask_continuation(
@@ -391,7 +400,7 @@ class Search:
         if spec.resumed_from is not None:
             resumed_from = finished_record(self._study, spec.resumed_from)
         has_baseline = self._prepared.baseline is not None
-        is_baseline = self._stops and has_baseline and spec.trial_index == 0
+        is_baseline = self._stops_trials and has_baseline and spec.trial_index == 0
         # A baseline that has taken too long may be cut short, so that the search has time left. For
         # the objective loss every trial ends with the budget, and a cut one could not be compared.
         is_limited = is_baseline and not is_for_loss(self._prepared)
@@ -458,14 +467,15 @@ class Search:
             turn = free_turn(trials, budget.trials, self._worker, others)
             if turn is None:
                 return None
-            cut = ended_below_limit(turn.trials) if self._stops else ()
+            # Numbers of the stopped trials that go no further.
+            finished = ended_below_limit(turn.trials) if self._stops_trials else ()
             sampler = build_sampler(
                 prepared.options,
                 budget,
                 turn.trial_index,
-                sampler_context(prepared, cut),
-                points_given_up(turn),
-                self._sampler_factory,
+                context=sampler_context(prepared, finished),
+                attempt=points_given_up(turn),
+                factory=self._sampler_factory,
             )
             asked = ask(
                 self._study,
@@ -473,10 +483,10 @@ class Search:
                 budget,
                 prepared.space,
                 sampler,
-                prepared.backend.stops,
-                limited_baseline(prepared, self._stops),
-                self._ranking,
-                partial(self._limited, done),
+                stops=prepared.backend.stops,
+                baseline=limited_baseline(prepared, self._stops_trials),
+                ranking=self._ranking,
+                limited=partial(self._limited, done),
             )
             if asked is not None:
                 return asked
@@ -490,7 +500,7 @@ class Search:
 
         It is None where that leaves it too short; ``_no_time`` then says so.
         """
-        limited = within_time(self._prepared, self._wall, self._stops, done, spec)
+        limited = within_time(self._prepared, self._wall, self._stops_trials, done, spec)
         if isinstance(limited, SearchEnd):
             self._no_time = limited
             return None
@@ -514,14 +524,17 @@ class Search:
     def _write(self, trials: Sequence[FrozenTrial]) -> list[TrialResult]:
         """Write, log and show the finished trials; give their records."""
         done = results(trials)
-        # What a survey of few visits said of a step is mended as trials end.
+        # Where the survey timed each batch size a few times only, the trials' own steps correct the
+        # seconds of a step. All records get the corrected ones.
         if self._prepared.backend.timed is not None:
             done = with_common_step_time(self._prepared, done)
         if self._files is not None:
             self._files.update(
                 done,
-                winning=partial(may_win, self._prepared, done),
-                continued=lambda: may_go_on(self._prepared, done, running_specs(trials)),
+                winning=partial(numbers_that_may_win, self._prepared, done),
+                continued=lambda: numbers_that_may_go_on(
+                    self._prepared, done, running_specs(trials)
+                ),
             )
         if self._tracking is not None:
             for result in done:
@@ -531,7 +544,7 @@ class Search:
 
     def _seconds_to_go(self, done: Sequence[TrialResult]) -> float | None:
         """Predict the wall seconds until the study's end; None before a point has ended here."""
-        pace = self._point_ends.pace(points_of(done), self._prepared.elapsed())
+        pace = self._point_ends.pace(count_points(done), self._prepared.elapsed())
         if pace is None:
             return None
         return study_seconds_to_go(self._prepared, self._wall, done, pace, self._search_has_ended)
@@ -541,10 +554,10 @@ class Search:
 
         None while it goes on.
         """
-        spent = limit_reached(self._prepared, self._wall, self._stops, done)
+        spent = limit_reached(self._prepared, self._wall, self._stops_trials, done)
         if spent is not None or not has_goal(self._prepared):
             return spent
-        first = first_trials(searched(done))
+        first = first_trials(trials_of_search(done))
         # A look at the same trials again would say the same.
         if len(first) <= self._trials_looked_at:
             return None

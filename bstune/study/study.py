@@ -291,6 +291,7 @@ class Study:
 
         result = load(self.options.output)
         options = self.options
+        # The first trial sets the target that the options leave open.
         if options.workload.target.target.is_open and result.summary.target_value is not None:
             options = with_option(options, "workload.target.value", result.summary.target_value)
         return replace(result, options=options, recipe=self.recipe)
@@ -382,8 +383,12 @@ def _fitted_to_pickling(
 ) -> StudyOptions:
     """Fit the options to whether module and data can be pickled for another process.
 
-    Where they cannot, trials run in this process and the hardware is not surveyed. ConfigError
-    where the user asked for several devices, for workers or for a survey.
+    Where they cannot, trials run in this process and the hardware is not surveyed.
+
+    ``chosen``: the options that the call's own arguments set, by dotted name.
+
+    Raises:
+        ConfigError: where they cannot, and the user asked for devices, for workers or for a survey.
     """
     if not options.search.workers and not options.hardware.enabled and options.devices == 1:
         return options

@@ -6,7 +6,7 @@ one line of the command. Where ``search.workers=0``, or objects cannot be sent, 
 :class:`TrainingService` answers in the command's process::
 
     training = TrainingProcess(options, recipe, log)
-    tried = training.look(None, continues=True, surveyed=True, say=print)
+    tried = training.try_steps(None, continues=True, surveyed=True, say=print)
     with training.runner(1) as runner:
         ...  # trains the trials in the same process
 """
@@ -130,7 +130,7 @@ class TrainingService:
         """Train a trial."""
         return self.backend.run(spec, output, resumed_from)
 
-    def look(
+    def try_steps(
         self,
         trial: TrialSpec | None,
         continues: bool,
@@ -153,10 +153,12 @@ class TrainingService:
         """
         seconds = self._options.protocol.trial_seconds
         with watching(say, seconds, end) as watched_say:
-            return self._look(trial, continues, surveyed, watched_say)
+            return self._try_steps(trial, continues, surveyed, watched_say)
 
-    def _look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
-        """Do what :meth:`look` does, without a watch over steps that never end."""
+    def _try_steps(
+        self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say
+    ) -> Tried:
+        """Do what :meth:`try_steps` does, without a watch over steps that never end."""
         # torch takes seconds to import: the process that trains needs it.
         from bstune.hardware.survey_cache import survey_key
         from bstune.trial.checks.preflight import preflight
@@ -297,7 +299,9 @@ class Training(Protocol):
     The methods do what those of :class:`TrainingService` do, in its process.
     """
 
-    def look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
+    def try_steps(
+        self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say
+    ) -> Tried:
         """Load the data and take a few steps."""
 
     def time_steps(
@@ -330,19 +334,21 @@ class TrainingHere:
         self.service = TrainingService(options, recipe, protocol)
         self._log = log
 
-    def look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
+    def try_steps(
+        self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say
+    ) -> Tried:
         """Load the data and take a few steps."""
-        own = own_lines(say)
+        say_own = own_lines(say)
         with printed_once(self._log), _users_errors():
-            return self.service.look(trial, continues, surveyed, say=own)
+            return self.service.try_steps(trial, continues, surveyed, say=say_own)
 
     def time_steps(
         self, say: Say, how: "HowTimed", ceiling: "Ceiling", seconds: float
     ) -> "TimedSteps":
         """Time steps up to the memory ceiling."""
-        own = own_lines(say)
+        say_own = own_lines(say)
         with printed_once(self._log), _users_errors():
-            return self.service.time_steps(how, ceiling, seconds, say=own)
+            return self.service.time_steps(how, ceiling, seconds, say=say_own)
 
     def use_threads(self, count: int) -> DeviceNames:
         """Train with ``count`` threads of torch until this is closed; give the device's names."""
@@ -395,9 +401,11 @@ class TrainingProcess:
         # Torch's threads in each process; None: as many as the options or the machine say.
         self.threads: int | None = None
 
-    def look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
+    def try_steps(
+        self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say
+    ) -> Tried:
         """Load the data and take a few steps."""
-        tried: Tried = self._call("look", trial, continues, surveyed, say=say)
+        tried: Tried = self._call("try_steps", trial, continues, surveyed, say=say)
         return tried
 
     def time_steps(
@@ -449,7 +457,10 @@ class TrainingProcess:
         )
 
     def close(self) -> None:
-        """End the process that has loaded the data, unless it trains a trial now."""
+        """End the process that has loaded the data.
+
+        While it trains a trial, :meth:`runner` ends it.
+        """
         for process in self._kept:
             process.close()
             process.end()

@@ -97,11 +97,12 @@ def survey(
         stated = {"data": data, "metric": metric, "batch_sizes": batch_sizes}
         missing = [name for name, value in stated.items() if value is None]
         raise ConfigError(f"survey of a module needs {' and '.join(missing)} besides")
+    # No trial is run: target, learning rate and budget are any that a study could have.
     given = GivenObjects(
         target=Target(metric, UNMET, "min"),
         batch_sizes=batch_sizes,
         reference=(batch_sizes[0], SMALL_LR),
-        budget=Budget(1000, 1),
+        budget=Budget(steps=1000, examples=1),
         module=module,
         data=data,
         trainer=trainer,

@@ -49,7 +49,7 @@ def metrics_of_winners(
 def mark_winners(study: optuna.Study, best: Mapping[Merit, Winner]) -> None:
     """Store the winners as an attribute of the study, where Optuna's dashboard shows them.
 
-    A trial that has ended cannot be changed any more.
+    The winners' trials get no mark, as a trial that has ended cannot be changed any more.
     """
     shown = dict[str, dict[str, int | float]]()
     for criterion in WINNERS.values():

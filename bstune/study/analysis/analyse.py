@@ -40,7 +40,6 @@ from bstune.study.analysis.critical import (
 from bstune.study.analysis.model import (
     fit_lr_exponent,
     ideal_of,
-    sampler_context,
     seed_scatter,
     study_posterior,
 )
@@ -52,7 +51,7 @@ from bstune.study.planning.baseline import baseline_result, baseline_runs, gain_
 from bstune.study.planning.replicates import (
     Winner,
     confirmed_points,
-    left_out,
+    next_beyond_limit,
     selection_luck,
     stand_in_for,
     winners,
@@ -87,7 +86,7 @@ def analyse(
     use = SOUGHT[budget.objective].merits[0]
     ranked = _rank(prepared, done, posterior, use)
     winner = ranked.best.get(use)
-    critical = critical_batch(posterior, budget.objective != "steps")
+    critical = critical_batch(posterior, in_seconds=budget.objective != "steps")
     b_crit: float | None = None
     if critical is not None:
         b_crit = critical.value
@@ -99,12 +98,11 @@ def analyse(
     law = law_of(prepared, done)
     points_with_fresh_seeds = confirmed_points(done, budget.replicates)
     runs = baseline_runs(done, prepared.baseline)
-    baseline_run: TrialResult | None = None
+    baseline_run = None if runs is None else runs.first
+    # The gain has an error of timing where the seconds of the two batch sizes have one.
     timing_error = 0.0
-    if runs is not None:
-        baseline_run = runs.first
-        if law is not None and winner is not None:
-            timing_error = law.ratio_error(baseline_run.batch_size, winner.trial.batch_size)
+    if law is not None and winner is not None and baseline_run is not None:
+        timing_error = law.ratio_error(baseline_run.batch_size, winner.trial.batch_size)
     scatter = seed_scatter(posterior)
     luck = 0.0
     if winner is not None:
@@ -171,7 +169,7 @@ def _rank(
         if number in horizons:
             winner = replace(winner, reaching=reaching_of(posterior, winner))
         best[merit] = winner
-    beyond_limit = left_out(done, predicted, objective, replicates, max_candidates)
+    beyond_limit = next_beyond_limit(done, predicted, objective, replicates, max_candidates)
     return _Ranked(best, point_not_run_again(beyond_limit, passed_over, max_candidates))
 
 
@@ -264,7 +262,8 @@ def _plan(
     """Plan for several devices; the plan is empty where there is none.
 
     There is none where an end of the critical batch size's interval is open: the curve is not known
-    well enough. ``missing`` gets a line where the plan was asked for, or fails.
+    well enough. ``missing`` gets a line that says so if the plan was asked for, and one if the plan
+    fails.
     """
     # It starts from the seconds of one device.
     if critical is None or prepared.options.devices > 1:
@@ -275,7 +274,8 @@ def _plan(
                 "no plan for several devices: the critical batch size's interval has an open end"
             )
         return DevicePlans()
-    # A study is not to fail for what is only predicted.
+    # A study is not to fail for what is only predicted. The curve is claimed up to ``ROOM`` times
+    # the largest batch size that reached the target.
     plans = DevicePlans()
     with optional("no plan for several devices", missing):
         plans = scale_out(prepared, posterior, tau, round(ROOM * critical.largest))
@@ -326,7 +326,7 @@ def easier_targets_of(
 ) -> OverTarget:
     """Estimate B_crit at easier targets and how it grows, or say why there is none."""
     target = prepared.protocol.target
-    ideal = sampler_context(prepared)["ideal"]
+    ideal = ideal_of(prepared)
     horizon = prepared.backend.horizon
 
     def infer(trials: Sequence[TrialResult], easier: Target) -> Posterior:

@@ -25,9 +25,9 @@ def sizes_as_good(
 ) -> AsGood:
     """Find the batch sizes around the best that probably take at most a tenth more than it.
 
-    A batch size does if the chance of that is at least ``AS_GOOD_CHANCE``. The range is one run of
-    the ladder. The winner, which fresh seeds have chosen, is always in it: where it lies outside of
-    that run, the range is stretched to it.
+    A batch size belongs to them if the chance of that is at least ``AS_GOOD_CHANCE``. They are
+    neighbours on the ladder. The winner, which fresh seeds have chosen, is always in their range,
+    which is stretched to it where it lies outside.
 
     Args:
         batch_sizes: the curve's ladder, rising.
@@ -40,12 +40,7 @@ def sizes_as_good(
     best = int(np.median(log_merits, axis=0).argmin())
     log_over_best = log_merits - log_merits[:, [best]]
     chance = (log_over_best <= math.log1p(AS_GOOD_WITHIN)).mean(axis=0)
-    first = best
-    while first > 0 and chance[first - 1] >= AS_GOOD_CHANCE:
-        first -= 1
-    last = best
-    while last < len(batch_sizes) - 1 and chance[last + 1] >= AS_GOOD_CHANCE:
-        last += 1
+    first, last = _neighbours(chance >= AS_GOOD_CHANCE, best)
     # The winner's own pair is one that ran; elsewhere the rate is the law's.
     of_winner = (winner.batch_size, winner.lr)
     low, lr_low = min((round(batch_sizes[first]), rates[first]), of_winner)
@@ -70,3 +65,14 @@ def sizes_as_good(
         is_low_open=first == 0,
         is_high_open=last == len(batch_sizes) - 1,
     )
+
+
+def _neighbours(is_as_good: NDArray[np.bool_], best: int) -> tuple[int, int]:
+    """Give the first and the last place of the unbroken run of good ones about the best place."""
+    first = best
+    while first > 0 and is_as_good[first - 1]:
+        first -= 1
+    last = best
+    while last < len(is_as_good) - 1 and is_as_good[last + 1]:
+        last += 1
+    return first, last

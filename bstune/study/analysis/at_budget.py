@@ -256,20 +256,10 @@ def _gain(
     mode = prepared.protocol.target.mode
     # By this sign a difference of the metric is positive where the first value is the worse one.
     sign = prepared.protocol.target.sign
-    last_step = prepared.last_step
-    of_baseline = {run.seed: run for run in runs.again if is_full(run, last_step)}
-    winners = list[TrialResult]()
-    baselines = list[TrialResult]()
-    # By pairs of one seed: what both share of its luck drops out of the difference.
+    pairs = _pairs_of_seeds(prepared, fresh_runs_of(done, best.number), runs.again)
+    # What both runs of a pair share of their seed's luck drops out of the difference.
     differences = list[float]()
-    histories = set[object]()
-    for run in fresh_runs_of(done, best.number):
-        if not is_full(run, last_step) or run.seed not in of_baseline:
-            continue
-        beside = of_baseline[run.seed]
-        winners.append(run)
-        baselines.append(beside)
-        histories.add((run.history, beside.history))
+    for run, beside in pairs:
         value = run.best_value(mode)
         value_beside = beside.best_value(mode)
         if value is not None and value_beside is not None:
@@ -280,6 +270,7 @@ def _gain(
     if differences:
         difference = fmean(differences)
     # On a recorded table a fresh seed may be the same run again, and tells no scatter.
+    histories = {(run.history, beside.history) for run, beside in pairs}
     if len(differences) > 1 and len(histories) > 1:
         _, half_width = _mean_and_half(differences)
         low = difference - half_width
@@ -287,8 +278,9 @@ def _gain(
     share: float | None = None
     if not prepared.backend.horizon:
         # Without a common seed the two are compared by their first runs.
-        curves = _curves(prepared, winners or [best], posterior)
-        curves_beside = _curves(prepared, baselines or [runs.first], posterior)
+        compared = pairs or [(best, runs.first)]
+        curves = _curves(prepared, [run for run, _ in compared], posterior)
+        curves_beside = _curves(prepared, [beside for _, beside in compared], posterior)
         share = share_to_match(curves, curves_beside)
     return GainAtBudget(
         difference=difference,
@@ -298,6 +290,19 @@ def _gain(
         seeds=len(differences),
         share=share,
     )
+
+
+def _pairs_of_seeds(
+    prepared: PreparedStudy, winners: Sequence[TrialResult], baselines: Sequence[TrialResult]
+) -> list[tuple[TrialResult, TrialResult]]:
+    """Pair the winner's and the baseline's runs on one seed, where both ran to the budget's end."""
+    last_step = prepared.last_step
+    by_seed = {run.seed: run for run in baselines if is_full(run, last_step)}
+    pairs = list[tuple[TrialResult, TrialResult]]()
+    for run in winners:
+        if is_full(run, last_step) and run.seed in by_seed:
+            pairs.append((run, by_seed[run.seed]))
+    return pairs
 
 
 def _curves(

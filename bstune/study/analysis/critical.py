@@ -163,6 +163,9 @@ def _claimed_interval(posterior: Posterior, smallest: int, largest: int) -> _Cla
 
     ``smallest`` and ``largest`` are the batch sizes that reached the target.
     """
+    reason = _undetermined(posterior)
+    if reason is not None:
+        return _ClaimedInterval(b_crit=None, low=None, high=None, is_wide=True, note=reason)
     prior = posterior.prior
     low, middle, high = b_crit_quantiles(posterior, QUANTILES).tolist()
     is_low_set, is_high_set = _set_by_trials(prior, low, middle, high)
@@ -183,9 +186,6 @@ def _claimed_interval(posterior: Posterior, smallest: int, largest: int) -> _Cla
     is_wide = ends_open > ends_below + ends_above
     if ends_open == 0 and high > WIDE_CRITICAL_RATIO * low:
         is_wide = True
-    reason = _undetermined(posterior)
-    if reason is not None:
-        return _ClaimedInterval(b_crit=None, low=None, high=None, is_wide=True, note=reason)
     return _ClaimedInterval(
         b_crit=b_crit,
         low=claimed_low,
@@ -210,7 +210,7 @@ def _least_steps_and_examples(
     """Give the posterior's medians of S_min and of E_min; None where one is not finite.
 
     ``has_term``: whether a small-batch term is reported. With it E_min = S_min (B_crit + 2 B_opt),
-    else E_min = S_min B_crit.
+    at B = B_opt, else E_min = S_min B_crit, for B towards 0.
     """
     theta = posterior.theta
     # Batch sizes count in the search's middle one here, at which LEVEL is log S*: the law S_min (1
@@ -235,10 +235,10 @@ def _ends_beyond_search(
 
     Args:
         prior: has the range of the search.
-        low: end of the interval.
-        high: end of the interval.
-        smallest: batch size that reached the target.
-        largest: batch size that reached the target.
+        low: the interval's lower end.
+        high: the interval's upper end.
+        smallest: the smallest batch size that reached the target.
+        largest: the largest batch size that reached the target.
     """
     bottom = 2.0**prior.log_low
     top = 2.0**prior.log_high
@@ -270,6 +270,7 @@ def _undetermined(posterior: Posterior) -> str | None:
             f"a schedule that ends with the trial it takes {HORIZON_SPAN:g} to tell B_crit"
         )
     log_edge = math.log(min(sizes)) - posterior.prior.log_mid * math.log(2.0)
+    # The draws in which small batch sizes waste examples: B_opt lies above the smallest one.
     has_term = posterior.theta[:, B_OPT] > log_edge
     # Where the trials leave both cases open, B_crit must be nearly the same in both.
     if UNTOLD_SHARE <= has_term.mean() <= 1.0 - UNTOLD_SHARE:
@@ -385,6 +386,7 @@ def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
     that reached the target.
     """
     prior = posterior.prior
+    # Column ``B_OPT`` of theta has the log of B_opt over the middle batch size, 2^log_mid.
     log_edge = math.log(smallest / 2.0**prior.log_mid)
     share = float(np.mean(posterior.theta[:, B_OPT] > log_edge))
     prior_share = float(ndtr((prior.mean[B_OPT] - log_edge) / prior.spread[B_OPT]))

@@ -188,9 +188,9 @@ def fit_lr_exponent(
 ) -> LearningRateLaw | None:
     """Estimate the exponent of lr*(B) from ``low`` to ``high``, and the one below B_crit.
 
-    It is None where the batch sizes span less than an octave. The rules that take a noise scale get
-    ``b_crit`` in its place where it is None (McCandlish et al. 2018, section 2). Without either
-    they are left out.
+    It is None where the batch sizes span less than an octave. The scaling rules that take a noise
+    scale get ``noise_scale``. Without it they get ``b_crit``, of which it is an estimate
+    (McCandlish et al. 2018, section 2), and without either they are left out.
     """
     if high < MIN_SLOPE_SPAN * low:
         return None
@@ -277,7 +277,16 @@ def rule_exponents(low: float, high: float, noise_scale: float | None) -> dict[s
             # there.
             exponents[name] = rule.exponent
         elif noise_scale is not None:
-            lrs = [rule.lr(2.0**log_size, 1.0, 1.0, noise_scale) for log_size in log_sizes]
+            # The slope is the same from any reference.
+            lrs = list[float]()
+            for log_size in log_sizes:
+                lr = rule.lr(
+                    2.0**log_size,
+                    reference_batch_size=1.0,
+                    reference_lr=1.0,
+                    noise_scale=noise_scale,
+                )
+                lrs.append(lr)
             exponents[name] = float(_slope(log_sizes, np.log2(lrs)))
     return dict(sorted(exponents.items(), key=lambda item: item[1]))
 

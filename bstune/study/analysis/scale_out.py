@@ -82,11 +82,11 @@ def scale_out(
     reduce = settings.all_reduce
     planned = partial(
         plan,
-        lambda batches: steps_band(posterior, batches, INTERVAL),
-        lambda size: float(tau(np.array(float(size)))),
-        partial(best_learning_rate, posterior),
-        list(settings.devices),
-        sizes,
+        predict=lambda batches: steps_band(posterior, batches, INTERVAL),
+        step_seconds=lambda size: float(tau(np.array(float(size)))),
+        best_lr=partial(best_learning_rate, posterior),
+        devices=list(settings.devices),
+        device_batch_sizes=sizes,
         overlap=reduce.overlap,
         max_examples=min(largest, backend.train_examples or largest),
     )
@@ -95,11 +95,11 @@ def scale_out(
     if reduce.seconds is not None:
         measured = [(int(count), float(seconds)) for count, seconds in reduce.seconds.items()]
         alpha, beta = fit_sync(measured)
-        real = planned(lambda count: sync_seconds(count, alpha, beta))
+        real = planned(all_reduce_seconds=lambda count: sync_seconds(count, alpha, beta))
         return DevicePlans(ideal=ideal, with_all_reduce=tuple(real))
     if reduce.bytes_per_second is not None and backend.gradient_bytes is not None:
         link = (float(backend.gradient_bytes), reduce.bytes_per_second, reduce.latency)
-        real = planned(lambda count: ring_all_reduce(count, *link))
+        real = planned(all_reduce_seconds=lambda count: ring_all_reduce(count, *link))
         return DevicePlans(ideal=ideal, with_all_reduce=tuple(real))
     return DevicePlans(ideal=ideal)
 
@@ -334,11 +334,12 @@ def _paint(
     shown = list[float]()
     for row in all_rows:
         shown += [row.seconds / scale, row.seconds_low / scale, row.seconds_high / scale]
-    log_axis(times, "y", log_limits(shown, (0.15, 0.08)))
+    log_axis(times, "y", log_limits(shown, pads=(0.15, 0.08)))
     efficiencies.set(ylim=(0.0, 108.0))
     times.set_title(f"time to target, {unit}; band: of the curve", loc="left", fontsize=9.0)
     efficiencies.set_title("speed-up over devices, %", loc="left", fontsize=9.0)
     ticks = devices
+    # Where the labels of all would overlap, those of powers of two stay.
     if len(devices) > MOST_DEVICE_TICKS:
         ticks = [count for count in devices if count & (count - 1) == 0]
     for axes in (times, efficiencies):

@@ -13,7 +13,7 @@ from bstune.core.step_time_law import StepTimeLaw, law_of_trials
 from bstune.core.step_timings import own_steps
 from bstune.options import ReplayedWorkload
 from bstune.result import INTERVAL_QUANTILE, StepTiming
-from bstune.study.planning.replicates import Winner, confirmed
+from bstune.study.planning.replicates import Winner, summary_of_runs
 from bstune.study.prepare import PreparedStudy
 from bstune.trial.processes.workers import with_step_time
 
@@ -44,8 +44,8 @@ def with_common_step_time(
 ) -> list[TrialResult]:
     """Replace each record's seconds per step by the one tau(B) of all trials.
 
-    A record's may be of an earlier survey. The records stay as they are where :func:`common_law` is
-    None.
+    A record may have those of an earlier survey. The records stay as they are where
+    :func:`common_law` is None.
     """
     law = common_law(prepared, done)
     if law is None:
@@ -102,7 +102,8 @@ def timing_of(
         blurred = not_told_apart(law, winner, confirmed_winners)
     relative_error = law.relative_error(batch_size)
     surveyed = prepared.backend.timed
-    # Without a survey the seconds are those of the trials themselves.
+    # Without a survey the seconds are those of the trials themselves. Which loop took them is not
+    # known: ``lean`` stands for any.
     if surveyed is None:
         return StepTiming(
             seconds_of="lean",
@@ -130,14 +131,14 @@ def not_told_apart(
     Their times to target lie nearer to the winner's than the error of timing. A batch size whose
     error of timing is below ``BLURRED`` is left out: if it is not told apart, seeds are the reason.
     """
-    of_winner = confirmed(winner.runs)
+    of_winner = summary_of_runs(winner.runs)
     if of_winner is None or of_winner.time_median is None:
         return ()
     blurred = set[int]()
     for other_winner in confirmed_winners:
         size = other_winner.trial.batch_size
         error = law.ratio_error(size, winner.trial.batch_size)
-        fresh = confirmed(other_winner.runs)
+        fresh = summary_of_runs(other_winner.runs)
         if error < BLURRED or fresh is None or fresh.time_median is None:
             continue
         distance = abs(math.log(fresh.time_median / of_winner.time_median))

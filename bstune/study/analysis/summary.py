@@ -53,8 +53,8 @@ from bstune.result import (
 )
 from bstune.search.posterior import measured_noise_scale
 from bstune.study.analysis.unreached import failures_of, unreached_because
-from bstune.study.planning.plan import points_of
-from bstune.study.planning.replicates import Winner, confirmed, time_order
+from bstune.study.planning.plan import count_points
+from bstune.study.planning.replicates import Winner, summary_of_runs, time_order
 
 # The slope at the small end is taken over this factor of batch size, and at least three points.
 SMALL_END_SPAN = 4.0
@@ -129,7 +129,7 @@ def summarize(
     analysis: Analysis,
     *,
     stop_reason: str | None = None,
-    sought: bool = True,
+    ran_for_target: bool = True,
     over_target: OverTarget = OverTarget(),
     test: Mapping[WinnerName, Mapping[str, float | None]] | None = None,
     arguments: Sequence[str] | None = None,
@@ -144,8 +144,8 @@ def summarize(
         asked: what the study was asked for.
         analysis: what the posterior of these trials says.
         stop_reason: what ended the search; None while it has not ended.
-        sought: whether the trials were run for this target. Where they were run for another one it
-            is not known why they were stopped.
+        ran_for_target: whether the trials were run for this target. Where they were run for another
+            one it is not known why they were stopped.
         over_target: the critical batch size at easier targets.
         test: the winners' metrics on the test set.
         arguments: those of the command line that begin the study again; None: it has no such.
@@ -181,12 +181,12 @@ def summarize(
         training_loops=_training_loops(trials),
         stop_reason=stop_reason,
         trials=len(whole_trials),
-        configurations=points_of(trials),
+        configurations=count_points(trials),
         continued=len(trials) - len(whole_trials),
         spend=_spend(trials, whole_trials),
         statuses=_statuses(whole_trials),
         failures=failures_of(whole_trials),
-        unreached=_unreached(trials, whole_trials, asked, sought),
+        unreached=_unreached(trials, whole_trials, asked, ran_for_target),
         points=tuple(_curve_point(point, trials) for point in points),
         critical_batch_size=analysis.critical,
         regimes=regimes(analysis.critical),
@@ -241,13 +241,16 @@ def _unreached(
     trials: Sequence[TrialResult],
     whole_trials: Sequence[TrialResult],
     asked: Asked,
-    sought: bool,
+    ran_for_target: bool,
 ) -> Unreached | None:
-    """Collect what tells why no trial reached the target; None where one did, or there is none."""
+    """Collect what tells why no trial reached the target; None where one did, or there is none.
+
+    The arguments are those of :func:`unreached_because`.
+    """
     # The objective loss has no target to miss.
     if asked.objective == "loss":
         return None
-    return unreached_because(trials, whole_trials, asked.target, asked.budget, sought)
+    return unreached_because(trials, whole_trials, asked.target, asked.budget, ran_for_target)
 
 
 def _noise_scale(
@@ -283,7 +286,7 @@ def _is_confirmed(objective: Objective, analysis: Analysis) -> bool:
     use = winner_to_use(objective, analysis.best)
     if use is None:
         return False
-    fresh = confirmed(analysis.best[WINNERS[use].merit].runs)
+    fresh = summary_of_runs(analysis.best[WINNERS[use].merit].runs)
     if fresh is None or not fresh.all_reached:
         return False
     return analysis.timing is None or not analysis.timing.not_told_apart
@@ -330,7 +333,7 @@ def winner_result(winner: Winner, scatter: float = 0.0, time_error: float = 0.0)
     """
     trial = winner.trial
     # The best of many noisy runs is a lucky one: its own steps are not what to expect.
-    fresh = confirmed(winner.runs, scatter, time_error)
+    fresh = summary_of_runs(winner.runs, scatter, time_error)
     steps: float | None = winner.steps
     seconds = None
     if trial.seconds_per_step is not None:
@@ -502,7 +505,8 @@ def _curve_point(point: FrontierPoint, trials: Sequence[TrialResult]) -> CurvePo
     status = "reached"
     if point.stopped:
         status = "stopped"
-    # The trials are in order of their numbers, as the frontier breaks ties.
+    # The trials are in order of their numbers, as the frontier breaks ties. A point that stopped
+    # stands at the last step that is known to have missed the target.
     for trial in trials:
         steps = trial.steps
         if point.stopped:

@@ -38,7 +38,7 @@ def unreached_because(
     last_parts: Sequence[TrialResult],
     target: Target,
     budget: Budget,
-    sought: bool = True,
+    ran_for_target: bool = True,
 ) -> Unreached | None:
     """Collect what tells why no trial reached the target; None if one did, or none has run.
 
@@ -51,8 +51,8 @@ def unreached_because(
         last_parts: the trials, with only the last part of one that was continued.
         target: the one that was not reached.
         budget: of one trial.
-        sought: whether the trials were run for this target. Where they were run for another one it
-            is not known why they were stopped, and only the closest trial is told.
+        ran_for_target: whether the trials were run for this target. Where they were run for another
+            one it is not known why they were stopped, and only the closest trial is told.
     """
     if not trials or any(trial.reached for trial in trials):
         return None
@@ -69,7 +69,7 @@ def unreached_because(
             batch_size=trial.batch_size,
             lr=trial.lr,
         )
-    if not sought:
+    if not ran_for_target:
         return Unreached(closest=closest)
     stopped = 0
     improving = 0

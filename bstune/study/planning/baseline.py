@@ -128,7 +128,7 @@ def baseline_runs(trials: Sequence[TrialResult], baseline: Baseline | None) -> B
     return BaselineRuns(first, tuple(sorted(again, key=lambda trial: trial.number)))
 
 
-def first_steps(
+def steps_of_first_run(
     budget: SearchBudget,
     last_step: int,
     seconds_per_step: float,
@@ -164,12 +164,13 @@ def may_run_again(first: TrialResult, last_step: int) -> bool:
     return first.reached or (first.status == "stopped" and first.steps >= last_step)
 
 
-def fresh_seeds_of(runs: BaselineRuns, last_step: int, replicates: int) -> int:
+def count_fresh_seeds(runs: BaselineRuns, last_step: int, replicates: int) -> int:
     """Count the fresh seeds on which the baseline is to run in all, as :func:`due_seed` has it."""
     if not may_run_again(runs.first, last_step):
         return 0
     if runs.first.reached:
         return replicates
+    # After a first run that missed the target, the baseline runs until one more run misses it.
     if all(run.reached for run in runs.again):
         # Whether a further one follows the next one depends on what that comes to.
         return min(len(runs.again) + 1, replicates)
@@ -397,8 +398,9 @@ def _log_merit(run: TrialResult, merit: Merit) -> float | None:
     """
     log_steps = math.log(max(run.steps, 1))
     if run.reached:
-        missed = max(run.steps_low, MISSED_SHARE * run.steps)
-        log_steps -= 0.5 * math.log(run.steps / missed)
+        # Before its first evaluation a run has no step that is known to have missed the target.
+        last_miss = max(run.steps_low, MISSED_SHARE * run.steps)
+        log_steps -= 0.5 * math.log(run.steps / last_miss)
     if merit == "steps":
         return log_steps
     if run.seconds_per_step is None:
@@ -471,10 +473,10 @@ def _doubt(
 
 
 def _untold(runs: Sequence[TrialResult]) -> tuple[float, float]:
-    """Give by how much earlier and later, in log steps, the runs may have met the target; means.
+    """Give by how much earlier and later than assumed the runs may have met the target.
 
-    A run that met it at its first evaluation did so at any of its steps. Of others it is 0: between
-    two evaluations the middle is taken.
+    Both are means over the runs, in log steps. A run that met it at its first evaluation did so at
+    any of its steps. Of others both are 0: between two evaluations the middle is certain enough.
     """
     earlier = list[float]()
     later = list[float]()
@@ -484,9 +486,9 @@ def _untold(runs: Sequence[TrialResult]) -> tuple[float, float]:
             earlier.append(0.0)
             later.append(0.0)
             continue
-        taken = _log_merit(run, "steps") or 0.0
-        earlier.append(max(taken, 0.0))
-        later.append(math.log(max(run.steps, 1)) - taken)
+        assumed = _log_merit(run, "steps") or 0.0
+        earlier.append(max(assumed, 0.0))
+        later.append(math.log(max(run.steps, 1)) - assumed)
     if not runs:
         return 0.0, 0.0
     return fmean(earlier), fmean(later)

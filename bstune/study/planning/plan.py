@@ -181,22 +181,22 @@ def remaining_seconds(budget: SearchBudget, results: Sequence[TrialResult]) -> f
 
     It is None before its first trial has ended.
     """
-    trials = searched(results)
-    points = points_of(trials)
+    trials = trials_of_search(results)
+    points = count_points(trials)
     if not points:
         return None
     points_left = max(0, budget.trials - points)
     return points_left * sum(trial.wall_seconds for trial in trials) / points
 
 
-def searched(results: Iterable[TrialResult]) -> list[TrialResult]:
+def trials_of_search(results: Iterable[TrialResult]) -> list[TrialResult]:
     """Select the trials of the search itself: no runs on fresh seeds, and none that failed."""
     return [trial for trial in results if trial.replicate_of is None and trial.status != "failed"]
 
 
-def points_of(trials: Iterable[TrialResult]) -> int:
+def count_points(trials: Iterable[TrialResult]) -> int:
     """Count the configurations that a search has tried.
 
     A trial that continues another one is the same configuration.
     """
-    return sum(trial.resumed_from is None for trial in searched(trials))
+    return sum(trial.resumed_from is None for trial in trials_of_search(trials))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from bstune.core.records import Budget, TrialResult
 from bstune.search.each_batch_size import batch_sizes
 from bstune.study.at_budget import question_of
-from bstune.study.planning.plan import max_seconds, points_of, remaining_seconds
+from bstune.study.planning.plan import count_points, max_seconds, remaining_seconds
 from bstune.study.prepare import PreparedStudy
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
@@ -134,7 +134,7 @@ def _duration_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str 
     remaining = remaining_seconds(budget, done)
     if remaining is not None:
         seconds = format_seconds(remaining / max(1, options.search.workers))
-        tried = plural(points_of(done), "configuration")
+        tried = plural(count_points(done), "configuration")
         return f"continues after {tried}; about {seconds} to go"
     if prepared.backend.knows_step_time:
         most = max_seconds(

@@ -110,7 +110,7 @@ def next_replicate(
     return None
 
 
-def left_out(
+def next_beyond_limit(
     trials: Sequence[TrialResult],
     predicted: Predicted,
     objective: Objective,
@@ -150,14 +150,14 @@ def find_best(
         merit: time or steps to the target.
         objective: of the study, whose merits limit what runs again.
         replicates: runs on fresh seeds that a point is to have.
-        max_candidates: points that may run again by a merit of the objective. Once as many have
-            since the search last went on, only points that ran again can be the best.
+        max_candidates: points that may run again for a merit of the objective. Once so many have
+            begun to after the search's last trial, only points that ran again can be the best.
     """
     runs = _replicates(trials)
     points = _points(candidates(trials, (merit,)), merit, predicted, runs)
     if merit in SOUGHT[objective].merits:
         begun = _begun_since_search(trials, points, runs)
-        for_merit = sum(_sought(trial, trials, objective) == merit for trial in begun)
+        for_merit = sum(_merit_run_again_for(trial, trials, objective) == merit for trial in begun)
         if for_merit >= max_candidates:
             points = [trial for trial in points if trial.number in runs]
 
@@ -327,7 +327,7 @@ def candidates(
     return list(by_number.values())
 
 
-def confirmed(
+def summary_of_runs(
     runs: Sequence[TrialResult], scatter: float = 0.0, time_error: float = 0.0
 ) -> Confirmed | None:
     """Summarize a point's runs on fresh seeds: how many reached the target, median and interval.
@@ -413,7 +413,9 @@ def _points(
     return points
 
 
-def _sought(trial: TrialResult, trials: Sequence[TrialResult], objective: Objective) -> Merit:
+def _merit_run_again_for(
+    trial: TrialResult, trials: Sequence[TrialResult], objective: Objective
+) -> Merit:
     """Find the merit for which a trial was run again: the one by which its own run ranks higher."""
     merits = [merit for merit in SOUGHT[objective].merits if math.isfinite(_merit(trial, merit))]
     return min(merits, key=lambda merit: ranked(trials, merit).index(trial))

@@ -23,7 +23,13 @@ from scipy.optimize import nnls
 from bstune.core.objectives import SOUGHT
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.search.acquisition import LEAST_GROWTH, MIN_STEPS
-from bstune.study.planning.plan import MEANS_SHARE, RESCUE_SHARE, SearchBudget, SearchEnd, searched
+from bstune.study.planning.plan import (
+    MEANS_SHARE,
+    RESCUE_SHARE,
+    SearchBudget,
+    SearchEnd,
+    trials_of_search,
+)
 from bstune.study.planning.replicates import ranked
 
 # Attribute of the study: when it would have begun if its commands had run without a break.
@@ -164,21 +170,21 @@ class WallTime:
         self._looks.append(self._taken() - began)
 
     @property
-    def decision(self) -> float:
+    def decision_seconds(self) -> float:
         """Mean seconds between two trials."""
         return statistics.fmean(self._between) if self._between else 0.0
 
     @property
-    def fine_decision(self) -> float:
+    def fine_decision_seconds(self) -> float:
         """Mean seconds of a look at the finely drawn posterior."""
         if self._looks:
             return statistics.fmean(self._looks)
-        return REPORT_DECISIONS * self.decision
+        return REPORT_DECISIONS * self.decision_seconds
 
     @property
     def seconds_left(self) -> float:
         """Seconds until the report has to begin."""
-        return self.limit - REPORT_SECONDS - self.fine_decision - self._taken()
+        return self.limit - REPORT_SECONDS - self.fine_decision_seconds - self._taken()
 
     def trial_limit(self, is_baseline: bool) -> float:
         """Give the wall seconds after which a trial that begins now ends with its next step.
@@ -202,9 +208,9 @@ class WallTime:
             reserve: seconds that are kept for what follows the search.
             shortest: as in :meth:`search_end`.
         """
-        walls = [trial.wall_seconds for trial in searched(trials)]
-        usual = statistics.fmean(walls) if walls else cost.fixed
-        one_more = self.decision + usual
+        wall_seconds = [trial.wall_seconds for trial in trials_of_search(trials)]
+        usual_trial = statistics.fmean(wall_seconds) if wall_seconds else cost.fixed
+        one_more = self.decision_seconds + usual_trial
         if self.seconds_left > reserve + one_more:
             return None
         return self.search_end(trials, reserve, shortest)
@@ -238,7 +244,7 @@ class WallTime:
 
         It is empty once two have run. The arguments are those of :meth:`search_end`.
         """
-        if len(searched(trials)) >= 2:
+        if len(trials_of_search(trials)) >= 2:
             return ""
         seconds = self.advised_limit(trials, reserve, shortest)
         return (
@@ -252,7 +258,7 @@ class WallTime:
         The arguments are those of :meth:`search_end`.
         """
         longest = max([shortest, *(trial.wall_seconds for trial in trials)])
-        missing = max(0.0, reserve + self.decision + longest - self.seconds_left)
+        missing = max(0.0, reserve + self.decision_seconds + longest - self.seconds_left)
         # A share of the limit is kept for what follows: of further seconds the search has the rest.
         share = 0.0
         if reserve > 0.0:
@@ -265,8 +271,8 @@ class WallTime:
         walls = [trial.wall_seconds for trial in trials]
         preparation = self._taken() - sum(walls)
         longest = max([shortest, *walls])
-        report = REPORT_SECONDS + self.fine_decision
-        return preparation + 2.0 * (self.decision + longest) + report
+        report = REPORT_SECONDS + self.fine_decision_seconds
+        return preparation + 2.0 * (self.decision_seconds + longest) + report
 
     def reserve(
         self,
@@ -308,7 +314,7 @@ class WallTime:
 
     def replicate_seconds(self, steps: float, batch_size: float, cost: TrialCost) -> float:
         """Predict the wall seconds of one run on a fresh seed, with the decision before it."""
-        return self.fine_decision + cost.seconds(steps, batch_size)
+        return self.fine_decision_seconds + cost.seconds(steps, batch_size)
 
     def max_steps(
         self,

@@ -32,18 +32,18 @@ def has_goal(prepared: PreparedStudy) -> bool:
     return goal is not None
 
 
-def first_trials(searched: Sequence[TrialResult]) -> list[TrialResult]:
+def first_trials(trials_of_search: Sequence[TrialResult]) -> list[TrialResult]:
     """Select the trials of the first indices, as far as all of these are done.
 
     The number of indices is a multiple of ``LOOK_EVERY``. Trials side by side end in any order, and
     when the search ends must not depend on that, nor on when one looks.
     """
-    indices = {trial.trial_index for trial in searched}
+    indices = {trial.trial_index for trial in trials_of_search}
     done_in_a_row = 0
     while done_in_a_row in indices:
         done_in_a_row += 1
     count = done_in_a_row - done_in_a_row % LOOK_EVERY
-    return [trial for trial in searched if trial.trial_index < count]
+    return [trial for trial in trials_of_search if trial.trial_index < count]
 
 
 def early_end(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchEnd | None:

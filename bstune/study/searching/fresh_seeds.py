@@ -17,7 +17,6 @@ from bstune.study.at_budget import FreshRun, due_run, first_beside, known_best
 from bstune.study.planning.baseline import BaselineRuns, baseline_runs, due_seed, has_run_beside
 from bstune.study.planning.plan import MEANS_SHARE
 from bstune.study.planning.replicates import (
-    StandIn,
     Winner,
     find_best,
     next_replicate,
@@ -84,7 +83,7 @@ def due_to_target(
             return DueReplicate(
                 winner,
                 replicate,
-                horizons.get(number),
+                horizon=horizons.get(number),
                 seed_of=shared_seed(trials, number),
                 is_baseline=is_baseline,
             )
@@ -101,38 +100,44 @@ def _has_time_for(
 ) -> bool:
     """Whether there is wall time for a winner's next run on a fresh seed.
 
-    The first run of a winner needs its own time alone. Where another point with all its fresh
-    seeds would be named in its place, the winner's are of use only if there is time for all of
-    them. Beyond the first run, time for the baseline's first run beside the winner is kept.
-
     ``replicate``: how many runs on fresh seeds the winner has had.
     """
-    budget = prepared.budget
-    count = 1
-    kept = _baseline_seconds_kept(prepared, wall, trials, predicted)
-    if replicate == 0:
-        stand_ins = list[StandIn | None]()
-        for merit in SOUGHT[budget.objective].merits:
-            best = find_best(
-                trials, predicted, merit, budget.objective, budget.replicates, budget.candidates
-            )
-            # Only a merit by which this winner is the best says whether another stands in for it.
-            if best is None or best.trial.number != winner.trial.number:
-                continue
-            stand_ins.append(
-                stand_in_for(winner, trials, predicted, merit, budget.objective, budget.replicates)
-            )
-        if any(stand_ins):
-            count = budget.replicates
-        else:
-            kept = 0.0
+    runs_to_fit = 1
+    # The baseline's first run beside the winner comes before the winner's second one.
+    seconds_kept = _baseline_seconds_kept(prepared, wall, trials, predicted)
+    if replicate == 0 and _has_stand_in(prepared, trials, predicted, winner):
+        # The other point stays the answer unless the winner gets all of its runs.
+        runs_to_fit = prepared.budget.replicates
+    elif replicate == 0:
+        # The winner's first run comes before the baseline's.
+        seconds_kept = 0.0
     seconds = wall.replicate_seconds(
-        # A fresh seed may be predicted to take less than the point's own trial took, and may not.
+        # A fresh seed may take as long as the point's own trial did, though less is predicted.
         max(winner.steps, winner.trial.steps),
         winner.trial.batch_size,
         trial_cost(prepared, trials),
     )
-    return wall.seconds_left > count * seconds + kept
+    return wall.seconds_left > runs_to_fit * seconds + seconds_kept
+
+
+def _has_stand_in(
+    prepared: PreparedStudy,
+    trials: Sequence[TrialResult],
+    predicted: Mapping[int, float],
+    winner: Winner,
+) -> bool:
+    """Whether the answer would now name another point, with all its fresh seeds, for the winner."""
+    budget = prepared.budget
+    for merit in SOUGHT[budget.objective].merits:
+        best = find_best(
+            trials, predicted, merit, budget.objective, budget.replicates, budget.candidates
+        )
+        # Only a merit by which this winner is the best says whether another stands in for it.
+        if best is None or best.trial.number != winner.trial.number:
+            continue
+        if stand_in_for(winner, trials, predicted, merit, budget.objective, budget.replicates):
+            return True
+    return False
 
 
 def _baseline_seconds_kept(
@@ -249,7 +254,8 @@ def due_at_budget(
     ranked = [by_number[full_trial.run.number] for full_trial in expected]
     runs = baseline_runs(trials, prepared.baseline)
     due = due_run(trials, ranked[0], runs, budget.replicates, budget.candidates)
-    # The baseline runs on the seeds of the point that the answer names.
+    # Where the point predicted to be best has no run due, the baseline may lack one beside the
+    # point that the answer names, which is another one where that has all its fresh seeds.
     best = known_best(trials, ranked, budget.replicates)
     if due is None:
         due = due_run(trials, best, runs, budget.replicates, budget.candidates)

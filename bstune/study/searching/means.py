@@ -12,8 +12,13 @@ from bstune.core.records import TrialResult, TrialSpec
 from bstune.search.acquisition import MIN_STEPS
 from bstune.study.analysis.step_times import step_time_of
 from bstune.study.at_budget import is_full
-from bstune.study.planning.baseline import Baseline, baseline_runs, first_steps, fresh_seeds_of
-from bstune.study.planning.plan import RESCUE_SHARE, SearchEnd, searched
+from bstune.study.planning.baseline import (
+    Baseline,
+    baseline_runs,
+    count_fresh_seeds,
+    steps_of_first_run,
+)
+from bstune.study.planning.plan import RESCUE_SHARE, SearchEnd, trials_of_search
 from bstune.study.planning.wall import TrialCost, WallTime, fit_cost
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage.telling import within_steps
@@ -57,7 +62,7 @@ def reserved_seconds(
         trials: that have ended.
         cost: of a trial.
     """
-    if not searched(trials):
+    if not trials_of_search(trials):
         return 0.0
     if is_for_loss(prepared):
         # Without a full trial there is no winner to run again.
@@ -71,7 +76,7 @@ def reserved_seconds(
     repeated: TrialResult | None = None
     if runs is not None:
         last_step = prepared.last_step(runs.first.batch_size)
-        planned = fresh_seeds_of(runs, last_step, prepared.budget.replicates)
+        planned = count_fresh_seeds(runs, last_step, prepared.budget.replicates)
         if planned > len(runs.again):
             repeated = runs.first
     return wall.reserve(trials, cost, repeated)
@@ -79,6 +84,7 @@ def reserved_seconds(
 
 def _reserved_at_budget(prepared: PreparedStudy, wall: WallTime, cost: TrialCost) -> float:
     """Give the wall seconds of winner's and baseline's fresh seeds, at most a share of all."""
+    # Which point wins is open until the search ends: all runs count as at the reference.
     reference = prepared.options.scaling.batch_size
     points = 1 if prepared.baseline is None else 2
     runs = prepared.budget.replicates * points
@@ -130,6 +136,7 @@ def within_time(
     if is_for_loss(prepared):
         # Only bstune's own samplers say how far a trial is to run.
         spec = within_steps(spec, prepared.last_step(spec.batch_size))
+    # Where trials are not stopped early, each runs to the end that its schedule or its budget has.
     if not stops:
         return spec
     backend = prepared.backend
@@ -159,9 +166,10 @@ def limited_baseline(prepared: PreparedStudy, stops: bool) -> tuple[Baseline, in
         return baseline, last_step
     if not stops:
         # Where a sampler chooses horizons, the baseline has to be given one.
-        chooses = backend.horizon and chooses_horizons(prepared.options)
-        return baseline, last_step if chooses else None
-    steps = first_steps(
+        if backend.horizon and chooses_horizons(prepared.options):
+            return baseline, last_step
+        return baseline, None
+    steps = steps_of_first_run(
         prepared.budget,
         last_step,
         seconds_per_step=backend.step_time(baseline.batch_size),

@@ -14,7 +14,7 @@ from bstune.search.acquisition import LEAST_GROWTH, MIN_STEPS
 from bstune.search.candidates import most_promising
 from bstune.search.curve_decision import GIVEN_UP_AT
 from bstune.study.analysis.model import study_posterior
-from bstune.study.planning.plan import searched
+from bstune.study.planning.plan import trials_of_search
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.early_end import LOOK_PARTICLES
@@ -44,7 +44,7 @@ def needs_rescue(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> bool
     is_timed = budget.seconds is not None or budget.wall_seconds is not None
     to_the_end = [
         trial
-        for trial in searched(trials)
+        for trial in trials_of_search(trials)
         if trial.status == "stopped"
         and trial.steps >= prepared.protocol.last_step(trial.batch_size)
     ]
@@ -104,6 +104,7 @@ def _rescue_steps(
     """
     backend = prepared.backend
     steps_before = stopped.steps
+    # The prediction may be too low: before it is given up the trial gets more further steps.
     given_up_at = steps_before + GIVEN_UP_AT * (predicted - steps_before)
     wanted = max(given_up_at, LEAST_GROWTH * steps_before, MIN_STEPS)
     limits = [float(prepared.protocol.last_step(stopped.batch_size)), wanted]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from bstune.core.records import TrialResult
 from bstune.study.at_budget import best_full, runs_to_come
-from bstune.study.planning.baseline import baseline_runs, fresh_seeds_of
+from bstune.study.planning.baseline import baseline_runs, count_fresh_seeds
 from bstune.study.planning.duration import Pace, Runs, pace_of, replicates_to_come, seconds_to_go
-from bstune.study.planning.plan import is_baseline_replicate, points_of
+from bstune.study.planning.plan import count_points, is_baseline_replicate
 from bstune.study.planning.wall import REPORT_SECONDS, WallTime, leaders
 from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.means import full_run_seconds, is_for_loss, trial_cost
@@ -53,9 +53,9 @@ def study_seconds_to_go(
         pace: of its search.
         search_has_ended: whether only runs on fresh seeds follow.
     """
-    points = points_of(trials)
+    points = count_points(trials)
     points_left = 0 if search_has_ended else max(0, prepared.budget.trials - points)
-    report = REPORT_SECONDS + wall.fine_decision
+    report = REPORT_SECONDS + wall.fine_decision_seconds
     runs = _fresh_runs_to_come(prepared, wall, trials)
     # The seconds left are those until the report.
     limit = wall.seconds_left + report
@@ -85,7 +85,7 @@ def _fresh_runs_to_come(
     runs = baseline_runs(trials, prepared.baseline)
     if runs is not None and runs.first not in winners:
         last_step = prepared.last_step(runs.first.batch_size)
-        planned_of_baseline = fresh_seeds_of(runs, last_step, budget.replicates)
+        planned_of_baseline = count_fresh_seeds(runs, last_step, budget.replicates)
         left = max(0, planned_of_baseline - of_baseline)
         to_come.append(Runs(left, seconds(runs.first)))
     return tuple(to_come)

@@ -7,7 +7,7 @@ from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.records import Merit, TrialResult, TrialSpec
 from bstune.study.analysis.step_times import with_common_step_time
 from bstune.study.at_budget import is_full
-from bstune.study.planning.plan import searched
+from bstune.study.planning.plan import trials_of_search
 from bstune.study.planning.replicates import candidates
 from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.means import is_for_loss
@@ -48,6 +48,7 @@ class TrialFiles:
         if ended == self._ended:
             return
         self._ended = ended
+        # Writing the whole file for each of thousands of trials would take longer and longer.
         if len(ended) >= REWRITE_GROWTH * len(self._lines):
             self.write(trials)
         keep_trials(self._files.checkpoints, ended, winning)
@@ -66,14 +67,14 @@ class TrialFiles:
         write_text(self._files.trials, "".join(line for _, line in lines.values()))
 
 
-def may_win(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> set[int]:
+def numbers_that_may_win(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> set[int]:
     """Give the numbers of the trials that may become the winner."""
     # They may by their own seconds, and by the tau(B) of all trials, by which the report ranks.
     timed_alike = with_common_step_time(prepared, trials)
     return {trial.number for trial in (*candidates(trials), *candidates(timed_alike))}
 
 
-def may_go_on(
+def numbers_that_may_go_on(
     prepared: PreparedStudy, trials: Sequence[TrialResult], running: Sequence[TrialSpec]
 ) -> set[int]:
     """Give the numbers of the stopped trials that are continued now, or may be later.
@@ -120,7 +121,7 @@ def worth_continuing(trials: Sequence[TrialResult], objective: Objective) -> set
         return any(by_merit[merit] for merit in SOUGHT[objective].merits)
 
     stopped = list[TrialResult]()
-    for trial in searched(trials):
+    for trial in trials_of_search(trials):
         if trial.status == "stopped" and trial.number not in resumed:
             stopped.append(trial)
     in_order = sorted(stopped, key=lambda trial: (can_still_win(trial), trial.number))

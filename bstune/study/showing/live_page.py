@@ -23,7 +23,7 @@ from bstune.report.words import point_text
 from bstune.study.analysis.summary import Analysis, summarize
 from bstune.study.at_budget import best_full, is_full
 from bstune.study.planning.baseline import baseline_runs
-from bstune.study.planning.plan import points_of
+from bstune.study.planning.plan import count_points
 from bstune.study.prepare import PreparedStudy
 from bstune.study.report import asked_of
 from bstune.study.showing.live_table import CURVE_HEADS, curve_rows, octave_text, octaves
@@ -201,7 +201,7 @@ def so_far(
 
 def _progress(prepared: PreparedStudy, done: Sequence[TrialResult], to_go: float | None) -> str:
     """Say how many configurations were tried, in how many runs, and how long the rest takes."""
-    points = points_of(done)
+    points = count_points(done)
     told = f"{points} of {plural(prepared.budget.trials, 'configuration')} tried"
     if len(done) > points:
         told += f", in {plural(len(done), 'run')}"

@@ -16,7 +16,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from bstune.core.records import Target, TrialResult
-from bstune.study.planning.plan import points_of
+from bstune.study.planning.plan import count_points
 from bstune.study.showing.live_table import live_html
 from bstune.system.console import format_number, format_seconds, plural, print_line
 from bstune.system.watchdog import LINE_SECONDS, THREAD_LOOK_SECONDS
@@ -40,7 +40,7 @@ class Progress:
         self._total = total
         self._target = target
         self.console = console
-        # Numbers of the trials that need no line any more; None: not known before the first look.
+        # Numbers of the trials that need no line any more; None: not known before the first call.
         self._shown: set[int] | None = None
         # Messages of trials that have been printed.
         self._said: set[str] = set()
@@ -49,7 +49,7 @@ class Progress:
         # The table in a notebook; None before the first one.
         self._displayed: Any = None
         # When the last line was printed, on the monotonic clock.
-        self._spoke = time.monotonic()
+        self._last_line_at = time.monotonic()
         # Seconds since the last trial ended, as far as lines have said so.
         self._waited = 0.0
         self._points = 0
@@ -70,16 +70,16 @@ class Progress:
     def show(self, done: Sequence[TrialResult], to_go: float | None = None) -> None:
         """Show the finished trials.
 
-        Lines are printed only for those that ended since the first look.
+        The trials of the first call ended in earlier commands, and get no line.
 
         ``to_go``: the seconds that the rest of the study is predicted to take; None: not known.
         """
         time_left = ""
         if to_go is not None:
             time_left = f"about {format_seconds(to_go)} to go"
-        self._spoke = time.monotonic()
+        self._last_line_at = time.monotonic()
         self._waited = 0.0
-        self._points = points_of(done)
+        self._points = count_points(done)
         if self.live is None and not self.console.is_jupyter:
             self._print_new(done, time_left)
             return
@@ -104,15 +104,16 @@ class Progress:
             self._displayed.update(bundle, raw=True)
 
     def _print_new(self, done: Sequence[TrialResult], time_left: str) -> None:
-        """Print a line for each trial that has ended since the last look."""
+        """Print a line for each trial that has ended since the last call."""
+        # At the first call, all that have ended did so in earlier commands.
         if self._shown is None:
             self._shown = {trial.number for trial in done}
         shown = [trial for trial in done if trial.number in self._shown]
         # Side by side, trials do not end in order of their numbers.
         new = [trial for trial in done if trial.number not in self._shown]
-        points = points_of(shown)
+        points = count_points(shown)
         for trial in new:
-            points += points_of([trial])
+            points += count_points([trial])
             place = f"configuration {points} of {self._total}"
             # After its last point a search may train a stopped trial again from its first step.
             if points > self._total:
@@ -142,12 +143,12 @@ class Progress:
         Before the first trial has ended it is due every ten seconds, then every minute. It never is
         beside a live line or in a notebook. ``now`` is of the monotonic clock, in seconds.
         """
-        silence = now - self._spoke
+        silence = now - self._last_line_at
         limit = LINE_SECONDS if self._points == 0 else MINUTE
         if self.live is not None or self.console.is_jupyter or silence < limit:
             return None
         self._waited += silence
-        self._spoke = now
+        self._last_line_at = now
         tried = f"{self._points} of {self._total} configurations tried"
         return f"training, {tried}, {format_seconds(self._waited)}"
 
@@ -185,10 +186,10 @@ def live_text(done: Sequence[TrialResult], target: Target) -> str:
     reached = [trial for trial in done if trial.reached]
     if reached:
         best = min(reached, key=lambda trial: (trial.time_to_target or math.inf, trial.steps))
-        took = plural(best.steps, "step")
+        cost = plural(best.steps, "step")
         if best.time_to_target is not None:
-            took = format_seconds(best.time_to_target)
-        texts.insert(0, f"best {took} at {_place(best)}")
+            cost = format_seconds(best.time_to_target)
+        texts.insert(0, f"best {cost} at {_place(best)}")
     return "; ".join(texts)
 
 

@@ -28,7 +28,7 @@ from bstune.study.planning.baseline import Baseline, baseline_spec
 from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget
 from bstune.study.planning.replicates import Winner
 from bstune.study.storage.attributes import LEARNING_RATE, LOST, SPEC
-from bstune.study.storage.dense_steps import dense_steps_of, first_looks
+from bstune.study.storage.dense_steps import dense_search_steps, dense_steps_of
 from bstune.study.storage.draft import Draft
 from bstune.study.storage.patience import patient
 from bstune.study.storage.trials import (
@@ -107,7 +107,7 @@ class Ranking:
     target: Target
 
     def seen(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Give the trials as the sampler is to see them: stopped ones with their gap.
+        """Give the trials as the sampler is to see them: stopped ones with their gap to the target.
 
         TPE ranks pruned trials by their last reported step, then by the value there. Steps mean
         different things at different batch sizes, so that all trials get the same one. The gap
@@ -195,35 +195,25 @@ def _draft(
         return draft, replace(spec_of(earlier), number=trial.number)
     if trial_index == 0 and baseline is not None and not failed:
         return _draft_baseline(study, turn, space, budget, *baseline)
-    # A sampler that stops trials is known by this method: Optuna's have no class for it.
-    stopping: Any = sampler if hasattr(sampler, "max_steps") else None
-    fixed: dict[str, int | float] = {}
-    if stopping is None and not getattr(sampler, "chooses_batch_sizes", False):
-        stratum = budget.stratum(trial_index, space)
-        if stratum is not None:
-            fixed["batch_size"] = stratum
+    fixed = _fixed_batch_size(sampler, budget, trial_index, space)
     draft, trial = _suggested(study, turn, space, sampler, fixed, ranking)
     batch_size = space.snap(trial.params["batch_size"])
     lr = space.lr(batch_size, trial.params["delta"])
     seed = budget.trial_seed(trial_index)
-    max_steps: int | None = None
-    resumed_from: int | None = None
-    if stopping is not None and (stops or getattr(sampler, "horizon", False)):
-        max_steps = stopping.max_steps(trial.number)
-        resumed_from = stopping.resumed_from(trial.number)
-        if resumed_from is not None:
-            # A continuation has the rate and seed of the trial that it continues, even where that
-            # lies outside of the ranges, as the baseline may.
-            continued = record_of(turn.trials[resumed_from].user_attrs[RECORD])
-            lr = continued.lr
-            seed = continued.seed
+    max_steps, resumed_from = _limit_and_parent(sampler, trial.number, stops)
+    if resumed_from is not None:
+        # A continuation has the rate and seed of the trial that it continues, even where that lies
+        # outside of the ranges, as the baseline may.
+        continued = record_of(turn.trials[resumed_from].user_attrs[RECORD])
+        lr = continued.lr
+        seed = continued.seed
     delta = space.delta(batch_size, lr)
     # From the axes that the sampler searches to the values that the trial gets.
     values = space.searched(trial.params)
     dense_steps = None
     # What goes on keeps the evaluations of its first part.
     if resumed_from is None:
-        dense_steps = first_looks(turn.trials, batch_size)
+        dense_steps = dense_search_steps(turn.trials, batch_size)
     return draft, TrialSpec(
         number=trial.number,
         trial_index=trial_index,
@@ -236,6 +226,40 @@ def _draft(
         hyperparameters=values,
         dense_steps=dense_steps,
     )
+
+
+def _fixed_batch_size(
+    sampler: BaseSampler, budget: SearchBudget, trial_index: int, space: Space
+) -> dict[str, int | float]:
+    """Give the batch size that the study itself chooses for a trial, by the parameter's name.
+
+    It is empty where the sampler chooses the batch size, as one that stops trials always does.
+    """
+    if _stops_trials(sampler) or getattr(sampler, "chooses_batch_sizes", False):
+        return {}
+    stratum = budget.stratum(trial_index, space)
+    if stratum is None:
+        return {}
+    return {"batch_size": stratum}
+
+
+def _limit_and_parent(
+    sampler: BaseSampler, number: int, stops: bool
+) -> tuple[int | None, int | None]:
+    """Give the step at which a suggested trial ends, and the number of the trial that it continues.
+
+    Both are as the sampler has chosen them. They are None where it stops no trials, and where
+    trials cannot be stopped, unless the step is the horizon of a schedule.
+    """
+    if not _stops_trials(sampler) or not (stops or getattr(sampler, "horizon", False)):
+        return None, None
+    stopping: Any = sampler
+    return stopping.max_steps(number), stopping.resumed_from(number)
+
+
+def _stops_trials(sampler: BaseSampler) -> bool:
+    """Whether a sampler stops and continues trials. Optuna has no class of such samplers."""
+    return hasattr(sampler, "max_steps")
 
 
 def _is_given_up(failed: Sequence[FrozenTrial]) -> bool:
@@ -256,7 +280,8 @@ def _draft_baseline(
 ) -> tuple[Draft, TrialSpec]:
     """Draft the user's own configuration as a trial.
 
-    In Optuna its parameters are the nearest ones within the ranges; ``spec`` has its own.
+    It gives the draft, whose parameters are the nearest ones within the ranges, as Optuna demands,
+    and the trial to run, which has the configuration's own values.
     """
     delta = space.delta(baseline.batch_size, baseline.lr)
     searched = space.searched(baseline.hyperparameters)
@@ -331,22 +356,22 @@ def ask_replicate(
 
 
 def _replicate_steps(
-    winner: Winner, own: int | None, stops: bool, horizon: int | None
+    winner: Winner, original_limit: int | None, stops: bool, horizon: int | None
 ) -> int | None:
     """Give the step at which a run on a fresh seed ends; None: at its budget.
 
-    ``own``: that of the trial that it repeats, with the same meaning of None. The other arguments
-    are those of :func:`ask_replicate`.
+    ``original_limit``: the step at which the trial that it repeats was to end; None: at its budget.
+    The other arguments are those of :func:`ask_replicate`.
     """
     if stops:
         expected = max(winner.trial.steps, winner.steps)
         return math.ceil(max(REPLICATE_LIMIT * expected, MIN_STEPS))
-    if own is None:
+    if original_limit is None:
         return None
     # All fresh seeds of a point have the horizon of its first one.
     if winner.runs:
         return winner.horizon
-    return horizon or own
+    return horizon or original_limit
 
 
 def ask_continuation(
@@ -371,6 +396,7 @@ def ask_continuation(
         afresh: whether it is trained again from its first step, as nothing can be continued.
     """
     trials = read_trials(study)
+    # A trial that bstune did not ask has no index, and takes none.
     indices = [trial_index_of(trial) or 0 for trial in trials]
     # The indices of runs on fresh seeds are far above those of the search.
     last = max(index for index in indices if index < FIRST_REPLICATE)
@@ -405,15 +431,17 @@ def _suggested(
     fixed: Mapping[str, int | float],
     ranking: Ranking | None = None,
 ) -> tuple[Draft, optuna.Trial]:
-    """Let the sampler suggest the parameters of a trial that is not stored; ``fixed`` has values.
+    """Let the sampler suggest the parameters of a trial that is not stored.
 
     It gives the draft that keeps them, and the trial in it.
+
+    ``fixed``: values of parameters that the sampler does not choose.
     """
     seen = turn.trials if ranking is None else ranking.seen(turn.trials)
     draft = Draft(study, seen)
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         chosen = PartialFixedSampler(dict(fixed), sampler) if fixed else sampler
-        # A sampler may store what it has to remember of the study.
+        # This asks the storage, too: a sampler may store what it has to remember of the study.
         trial = patient(optuna.Trial)(draft.study(chosen), draft.trial_id)
         for name, values in distributions(space).items():
             if isinstance(values, IntDistribution):

@@ -68,6 +68,7 @@ def engine_arguments(url: str) -> dict[str, Any]:
     milliseconds = 1000 * ANSWER_SECONDS
     # A client that stops in the middle of a transaction would lock the study for all others.
     limits = ("statement_timeout", "idle_in_transaction_session_timeout")
+    # A connection that is silent ends after the idle time and two probes, ANSWER_SECONDS in all.
     settings: dict[str, Any] = {
         "connect_timeout": CONNECT_SECONDS,
         "options": " ".join(f"-c {limit}={milliseconds}" for limit in limits),

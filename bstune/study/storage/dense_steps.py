@@ -17,7 +17,7 @@ DENSE_UNTIL = 1.6
 DENSE_FROM_UNTOLD = 0.1
 
 
-def first_looks(trials: Sequence[FrozenTrial], batch_size: int) -> tuple[int, int] | None:
+def dense_search_steps(trials: Sequence[FrozenTrial], batch_size: int) -> tuple[int, int] | None:
     """Give the steps between which a trial of the search is evaluated densely.
 
     It is None unless some trial met the target at its first evaluation, so that it is not known

@@ -110,7 +110,7 @@ def _create_or_load(
         study = optuna.create_study(study_name=name, storage=storage, directions=directions)
     except DuplicatedStudyError:
         study = optuna.load_study(study_name=name, storage=storage)
-        if not _being_made(study):
+        if not _is_left_incomplete(study):
             # It is this process's own if the storage made it without answering and was asked again.
             return study, study.user_attrs.get(STUDY_ID) == made[STUDY_ID]
     # Where a process was killed while it made the study, this one stores the rest.
@@ -122,8 +122,11 @@ def _create_or_load(
     return study, True
 
 
-def _being_made(study: optuna.Study) -> bool:
-    """Wait while another process makes this study; say whether it left the study incomplete."""
+def _is_left_incomplete(study: optuna.Study) -> bool:
+    """Wait while another process makes this study; say whether it left the study incomplete.
+
+    One that has trials or attributes of another program is no study of bstune's in the making.
+    """
     # One look after the last wait: the other process may have come to its end in it.
     for wait in (*RACE_SECONDS, 0.0):
         attributes = study.user_attrs

@@ -48,8 +48,8 @@ def build_sampler(
             f"{options.sampler}"
         )
     seed = budget.sampler_seed(trial_index, attempt)
-    place = {"trial_index": trial_index, "attempt": attempt, "study_seed": budget.seed}
-    offered: dict[str, object] = {**(context or {}), **place}
+    of_trial = {"trial_index": trial_index, "attempt": attempt, "study_seed": budget.seed}
+    offered: dict[str, object] = {**(context or {}), **of_trial}
     wanted = getattr(sampler, "context", ())
     arguments = {name: value for name, value in offered.items() if name in wanted}
     # QMCSampler has one seed for all trials, as its place in the sequence is kept in the storage.

@@ -284,6 +284,7 @@ def _sizes(
         larger = [
             own_size * multiple for multiple in MULTIPLES if own_size < own_size * multiple <= most
         ]
+        # Where not even twice the run's own is small enough, that is refused below.
         given = larger or [2 * own_size]
     sizes = _check_sizes(own_size, given, examples)
     if sizes[-1] > train_examples:

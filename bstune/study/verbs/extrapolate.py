@@ -162,7 +162,7 @@ def _values(argument: str) -> dict[str, float]:
 
 
 def _scale(option: str, argument: str) -> tuple[str, float]:
-    """Parse ``NAME=N``: the scale to look at of ``--at``, or a study's scale of ``--values``."""
+    """Parse ``NAME=N``: a scale to predict at, of ``--at``, or a study's own, of ``--values``."""
     name, _, text = argument.rpartition("=")
     try:
         value = float(text)
@@ -263,9 +263,10 @@ def _with_rates(
 ) -> tuple[list[ScaleRow], Quantity]:
     """Add the best learning rates, and say at which batch size they are: the one to use.
 
-    That is the critical batch size for studies with a target: their best one is the fastest on
-    their own device, and the larger training runs elsewhere. For studies of a budget it is the
-    best batch size. Where too few scales for a law tell the one, it is the other.
+    For studies with a target that is the critical batch size: their best one is the fastest on
+    their own device, and training at the wanted scale runs on another. For studies of a budget it
+    is the best batch size. Where too few scales have the one, but enough have the other, it is
+    that other one.
 
     Args:
         rows: of all studies.

@@ -127,6 +127,31 @@ def _train_grid(points: Sequence[GridPoint], path: Path, overrides: Sequence[str
         ConfigError: for a workload or options that cannot be recorded.
         TableError: where the earlier command's runs had other settings.
     """
+    prepared = _prepared_for_grid(points, overrides)
+    settings_file = path.with_name(path.name + ".settings")
+    text = dump_json(_recorded_settings(prepared), indent=1)
+    runs = _runs_file(path)
+    if settings_file.exists():
+        lines = changed_settings(_read_settings(settings_file), json.loads(text))
+        if lines and runs.exists():
+            raise TableError(
+                f"the runs in {runs} were recorded with other settings:\n{lines}\ncontinue with "
+                f"those, or delete {runs} to begin anew"
+            )
+    # It refuses other lines, before anything is written.
+    _read_runs(runs)
+    settings_file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(settings_file, text + "\n")
+    record_grid(points, partial(_run_once, prepared), path)
+    settings_file.unlink()
+
+
+def _prepared_for_grid(points: Sequence[GridPoint], overrides: Sequence[str]) -> PreparedStudy:
+    """Compose and prepare the workload whose runs at the points of a grid are recorded.
+
+    Raises:
+        ConfigError: for a workload or options that cannot be recorded.
+    """
     sizes = sorted({size for size, _, _ in points})
     if len(sizes) < 2:
         raise ConfigError(
@@ -156,23 +181,7 @@ def _train_grid(points: Sequence[GridPoint], path: Path, overrides: Sequence[str
             "the workload's schedule ends with its budget, so that no run replays at another "
             "length: record one whose schedule has no horizon, such as schedule=warmup"
         )
-    settings = _recorded_settings(prepared)
-    settings_file = path.with_name(path.name + ".settings")
-    text = dump_json(settings, indent=1)
-    runs = _runs_file(path)
-    if settings_file.exists():
-        lines = changed_settings(_read_settings(settings_file), json.loads(text))
-        if lines and runs.exists():
-            raise TableError(
-                f"the runs in {runs} were recorded with other settings:\n{lines}\ncontinue with "
-                f"those, or delete {runs} to begin anew"
-            )
-    # It refuses other lines, before anything is written.
-    _read_runs(runs)
-    settings_file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(settings_file, text + "\n")
-    record_grid(points, partial(_run_once, prepared), path)
-    settings_file.unlink()
+    return prepared
 
 
 def _run_once(prepared: PreparedStudy, spec: TrialSpec) -> TrialResult:

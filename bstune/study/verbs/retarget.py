@@ -191,8 +191,6 @@ def _at_budget(
 
     ``earlier``: the result in the folder; None before there is one.
     """
-    baseline, _ = baseline_of(prepared.options, prepared.space, largest=None)
-    prepared = replace(prepared, baseline=baseline)
     analysis = Analysis(fit=NO_TARGET, at_budget=analyse_at_budget(prepared, content.trials))
     asked = _asked(prepared, earlier)
     result = summarize(content.trials, asked, analysis, notes=prepared.caveats)
@@ -288,6 +286,7 @@ def study_so_far(path: Path, trust: bool = False) -> StudyFolder:
     """
     files = _output_of(path)
     if files.curve.exists() or not files.trials.exists():
+        # Without either file this raises the error that there is no study.
         study = read_study(path)
         reported = study.result.trials + study.result.continued
         # With more trials than its result reports, it has gone on since and has not ended.
@@ -339,9 +338,6 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
                 f"{SHORTER_BUDGET}SECONDS answers for a shorter budget"
             )
         return _at_budget(_with_own_times(prepared, earlier), content, earlier)
-    # The user's own configuration is among the trials, and has its histories as they have.
-    baseline, _ = baseline_of(prepared.options, prepared.space, largest=None)
-    prepared = replace(prepared, baseline=baseline)
     target = prepared.protocol.target
     is_own = target == own_target
     if not is_own and prepared.backend.horizon:
@@ -367,6 +363,7 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
         if earlier is not None:
             arguments = earlier.arguments
         notes = [*_what_to_run(prepared, trials, posterior, arguments), *notes]
+        # How B_crit grows with the target is known from the study's own result.
         over_target = _over_target(earlier, own_target)
         # best.yaml is of the study's own target.
         best = None
@@ -374,7 +371,7 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
         trials,
         _asked(prepared, earlier),
         analysis,
-        sought=is_own,
+        ran_for_target=is_own,
         over_target=over_target,
         few_passed=few_passed,
         notes=[*prepared.caveats, *notes],
@@ -408,6 +405,7 @@ def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]
             beyond.add(trial.number)
             continue
         record = ended_where_met(trial, target)
+        # It gives the trial itself where that never met the target.
         if record is not trial:
             beyond.add(trial.number)
         elif trial.reached:
@@ -454,6 +452,8 @@ def _prepared(
         ceiling = content.hardware.ceiling
         high = min(space.high, ceiling.at.batch_size)
         space = replace(space, low=ceiling.smallest, high=high)
+    # Whether its batch size fitted need not be known: where it did not, no trial is the baseline's.
+    baseline, _ = baseline_of(options, space, largest=None)
     prepared = PreparedStudy(
         options=options,
         recipe=None,
@@ -469,6 +469,7 @@ def _prepared(
         training=None,
         notes=[],
         elapsed=lambda: 0.0,
+        baseline=baseline,
     )
     return prepared, own_target
 
@@ -488,7 +489,7 @@ def _surveyed(content: StudyFiles, workers: int) -> TrialBackend:
     elif len(hardware.measured.timings) > 1:
         of_trainer = hardware.seconds_of == "trainer"
         law = fit_step_time_law(hardware.measured.timings, hardware.measured.waited, of_trainer)
-        # Trials side by side slow each other down.
+        # Trials side by side slow each other down: their own steps would falsify the law.
         if workers > 1:
             law = law.without_trials()
         threads: int | None = None

@@ -114,6 +114,7 @@ def _given_scale(
             f"--values takes a number for each study by its name, of {_names(studies)}, but got "
             f"{one_line(listing(sorted(values)))}"
         )
+    # Values do not tell which options they stand for: those that may differ go by the name.
     set_by: tuple[str, ...] = (*OF_DATA, *OF_MODULE, *OF_A_TABLE)
     if name in ("examples", "tokens"):
         set_by = (*OF_DATA, *OF_A_TABLE)
@@ -153,6 +154,7 @@ def _example_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
         _all_are_of_budget(studies, "examples")
         budgets = list[tuple[ScaleRow, ...]]()
         for study in studies:
+            # The check above leaves no study without examples.
             whole = (_at_budget(study).examples or math.nan) * _tokens_of(study, name)
             budgets.append(_over_budgets(study, whole))
         return CommonScale(
@@ -172,8 +174,8 @@ def _example_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
 def _is_of_data(studies: Sequence[StudyFolder], is_of_loss: bool) -> bool:
     """Whether the amount of training data is what differs from study to study.
 
-    It is where the studies say so. It is, too, where several have the same target: then they have
-    neither budgets nor targets of their own whose examples could be compared.
+    The studies' results say so where the amounts in them differ. Otherwise, several studies with
+    the same target are taken to differ in it, as neither their targets nor their budgets do.
 
     ``is_of_loss``: whether all are studies of the objective loss.
     """
@@ -199,6 +201,7 @@ def _seconds_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
     _all_are_of_budget(studies, "seconds")
     rows = list[tuple[ScaleRow, ...]]()
     for study in studies:
+        # The check above leaves no study without seconds.
         whole = _at_budget(study).seconds or math.nan
         rows.append(_over_budgets(study, whole))
     return CommonScale(
@@ -308,18 +311,18 @@ def _over_targets(study: StudyFolder, name: str) -> tuple[ScaleRow, ...]:
     The scale of a row is the fewest examples, or their tokens, after which a trial met its target.
     """
     result = study.result
-    times = _tokens_of(study, name)
+    per_example = _tokens_of(study, name)
     rows = list[ScaleRow]()
     for row in result.over_target:
         scale = _fewest_examples(study.files.trials, result, row.target)
         reading = _critical(row.value, row.low, row.high)
         if scale is not None and reading is not None:
             label = f"{result.study} {result.metric} {format_number(row.target)}"
-            rows.append(ScaleRow(label, scale * times, {"critical_batch_size": reading}))
+            rows.append(ScaleRow(label, scale * per_example, {"critical_batch_size": reading}))
     if result.target_value is not None:
         scale = _fewest_examples(study.files.trials, result, result.target_value)
         if scale is not None:
-            rows.append(_row_at_own_target(study, scale * times))
+            rows.append(_row_at_own_target(study, scale * per_example))
     return tuple(rows)
 
 
@@ -387,7 +390,8 @@ def _best_size(result: StudyResult) -> Reading | None:
     if not as_good.is_low_open and not as_good.is_high_open:
         return Reading(value=math.sqrt(low * high), low=low, high=high)
     size = float(winner.batch_size)
-    # A winner at an open end says only that the best one lies there or beyond.
+    # A winner at an open end says only that the best one lies there or beyond. Between two open
+    # ends it has no bound on either side.
     if as_good.is_low_open and (as_good.is_high_open or size <= low * AT_END):
         return None
     if as_good.is_high_open and size >= high / AT_END:
@@ -402,6 +406,7 @@ def _best_size_at(at_budget: AtBudget) -> Reading | None:
     growth = at_budget.growth
     best_sizes = () if growth is None else growth.best_sizes
     for best in best_sizes:
+        # Those for parts of the budget tell nothing of the whole one.
         if best.share != 1.0:
             continue
         if best.is_at_end:
