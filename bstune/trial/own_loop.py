@@ -53,7 +53,7 @@ from bstune.trial.devices.randomness import seeded_generators
 from bstune.trial.parts.metric import shortest_decimal
 from bstune.trial.parts.state import TrialState, state_after
 from bstune.trial.parts.verdict import Verdict
-from bstune.trial.processes.workers import Finished
+from bstune.trial.processes.messages import Finished
 
 # The time of a step before any was timed: so short that a study's time limit holds no trial back.
 UNTIMED = StepTime(1e-12, 0.0)

@@ -4,7 +4,7 @@ All processes run the same trial: with the same seed, the same stream of batches
 takes its own micro-batches, and the same evaluations on all validation data. Gradients are
 exchanged by gloo on CPUs and by nccl on CUDA. A metric, a loss or a wish to stop may differ between
 processes: they agree on it at each evaluation, so that none goes on alone. The first process writes
-the files, and its record is the trial's. Where one fails, :mod:`bstune.trial.processes.workers`
+the files, and its record is the trial's. Where one fails, :mod:`bstune.trial.processes.team`
 ends the others, which would wait for it.
 
 * B is the whole batch. A device trains ceil(B/N) or floor(B/N) examples, and each loss counts by
