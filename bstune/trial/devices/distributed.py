@@ -119,6 +119,7 @@ def trainer_options(options: Mapping[str, Any], strategy: Callable[[], object]) 
         return dict(options)
     devices: int | list[int] = _place.count
     if options.get("accelerator") == "cuda":
+        # The options name this process's own device (:func:`options_of_process`).
         first = options["devices"][0] - _place.rank
         devices = list(range(first, first + _place.count))
     return {**options, "devices": devices, "strategy": strategy(), "use_distributed_sampler": False}
@@ -185,6 +186,7 @@ def threads_each(devices: int) -> int:
 def check_devices(options: StudyOptions) -> None:
     """Raise a ConfigError for more devices than there are, or options that exclude several."""
     count = options.devices
+    # In a process that shares a trial with others, the study has checked the options before.
     if count == 1 or _place is not None:
         return
     kind, _, index = options.device.partition(":")

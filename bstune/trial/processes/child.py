@@ -42,6 +42,7 @@ def work(
         secrets: texts that are never printed.
         printed: takes what is printed; None: it goes where the fork server prints.
     """
+    # Ctrl-C reaches every process of the terminal. The process that asks ends this one in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if printed is not None:
         for descriptor in (1, 2):

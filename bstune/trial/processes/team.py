@@ -71,8 +71,9 @@ class Team:
         """
         died = self._take_answers(seconds=0)
         start = time.monotonic()
-        # Once one has answered, the others are waited for: they see alike that a loss diverges, and
-        # say so within moments. One that died is looked for, as the others fail when they lose it.
+        # Once one has answered, the others are waited for: they end at the same step, and see alike
+        # that a loss diverges. After a failure the wait is short: the others fail within moments,
+        # or hang. It ends where one has died: the others fail when they lose it.
         while self._answers and self._unanswered and not died and too_long is None:
             patience = END_SECONDS if self._failed else APART_SECONDS
             if time.monotonic() - start > patience:
@@ -83,8 +84,9 @@ class Team:
             died = self._take_answers(LOOK_SECONDS)
         if not self._unanswered:
             self.has_failed = any(rank.has_failed for rank in self._ranks)
-            telling = self._failed or self._ranks
-            return self._answers[telling[0]]
+            # Where they disagree, one that failed says why.
+            answering = self._failed or self._ranks
+            return self._answers[answering[0]]
         if not self._failed and not died and too_long is None:
             return None
         # The one that died is told first, as it makes others fail; then one that failed, then one

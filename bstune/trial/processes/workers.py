@@ -194,7 +194,7 @@ class Workers:
         if self._signal == signal.SIGINT:
             raise KeyboardInterrupt
         if self._signal is not None:
-            # A shell's status of a process that a signal has ended.
+            # Shells tell by the status 128 + n that signal n has ended a process.
             raise Terminated(128 + self._signal)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -238,7 +238,8 @@ class Workers:
         for worker in self._idle_workers():
             # A process that was ended while it had nothing to do is replaced. So is one after an
             # error, which may have left anything behind: after an assertion of CUDA, its device
-            # computes nothing any more.
+            # computes nothing any more. So is one that has trained many trials, as compiled code
+            # keeps memory.
             if worker.has_failed or not worker.is_alive() or worker.trials >= self._trials:
                 worker.close()
                 worker.end()
