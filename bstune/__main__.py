@@ -477,7 +477,7 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
         write_out("bstune: loading PyTorch and Lightning, 5 to 30 s")
     if is_trained and options.trial.batch_size is None and options.search.workers > 0:
         # It imports multiprocessing, which the help need not wait for.
-        from bstune.trial.processes.workers import start_server
+        from bstune.trial.processes.fork_server import start_server
 
         # It imports what trains, 3 s, while this process does.
         start_server()

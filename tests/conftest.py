@@ -80,7 +80,7 @@ def _fork_server(request: pytest.FixtureRequest, _own_places: None) -> None:
     Its processes have the places of this test, too.
     """
     if request.path.stem == MEANWHILE and request.config.stash[needs_fork_server]:
-        from bstune.trial.processes.workers import start_server
+        from bstune.trial.processes.fork_server import start_server
 
         start_server()
 
@@ -153,7 +153,8 @@ def _moves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def _no_wait_for_signals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the end of a trial's process announce no signal, which would be waited for."""
     if not of_ci(request):
-        monkeypatch.setattr("bstune.trial.processes.workers.SIGNAL_SECONDS", 0.0)
+        for module in ("process", "workers"):
+            monkeypatch.setattr(f"bstune.trial.processes.{module}.SIGNAL_SECONDS", 0.0)
 
 
 @pytest.fixture

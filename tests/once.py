@@ -31,7 +31,7 @@ from optuna.storages._rdb.storage import _VersionManager
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from bstune.study.analysis import model
-from bstune.trial.processes import workers
+from bstune.trial.processes import fork_server
 
 SOURCE = (
     "hydra._internal.core_plugins.importlib_resources_config_source.ImportlibResourcesConfigSource"
@@ -70,7 +70,7 @@ def keep() -> None:
     # A test's files need not outlive the machine either.
     os.fsync = lambda descriptor: None
     sqlalchemy.event.listen(sqlalchemy.Engine, "connect", _without_waiting_for_the_disk)
-    workers.PRELOAD += PRELOAD
+    fork_server.PRELOAD += PRELOAD
     model.MOVES = FEW_MOVES
 
 

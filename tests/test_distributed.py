@@ -211,7 +211,7 @@ def test_each_process_has_its_own_cuda_device_and_the_trainer_has_all(monkeypatc
 
 @pytest.mark.slow
 def test_a_device_that_stops_alone_ends_the_trial(tmp_path, monkeypatch):
-    monkeypatch.setattr("bstune.trial.processes.workers.APART_SECONDS", 2)
+    monkeypatch.setattr("bstune.trial.processes.team.APART_SECONDS", 2)
     (finished,) = on_two(
         partial(ranks.open_train, "epoch"), (make_spec(30, max_steps=12), tmp_path, None)
     )

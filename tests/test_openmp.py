@@ -5,7 +5,7 @@ import os
 import pytest
 
 from bstune.system.openmp import SPIN, WAIT_POLICY, spin_shortly
-from bstune.trial.processes import workers
+from bstune.trial.processes import fork_server
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,9 @@ def test_threads_spin_shortly_unless_the_user_says_how(environment, spin, monkey
         monkeypatch.setenv(name, value)
     seen = []
     monkeypatch.setattr(
-        workers.forkserver, "ensure_running", lambda: seen.append(os.environ.get(SPIN))
+        fork_server.forkserver, "ensure_running", lambda: seen.append(os.environ.get(SPIN))
     )
     before = dict(os.environ)
-    workers.start_server()
+    fork_server.start_server()
     assert seen == [spin], "the fork server imports torch"
     assert dict(os.environ) == before

@@ -33,7 +33,8 @@ from bstune.study.storage.telling import tell
 from bstune.study.storage.trials import running_specs, trial_index_of
 from bstune.study.storage.turns import free_indices, free_turn, turn_at
 from bstune.trial.backend import TrialBackend
-from bstune.trial.processes.workers import Finished, InProcess, failed
+from bstune.trial.processes.messages import Finished, failed
+from bstune.trial.processes.workers import InProcess
 
 OPTIONS = (
     "workload=replay",

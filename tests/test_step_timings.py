@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from builders import SizeTiming
-from toolbox import make_trial
+from toolbox import make_result, make_trial
 
 from bstune.core.step_timings import (
     MEDIAN_ERROR,
@@ -14,6 +14,7 @@ from bstune.core.step_timings import (
     own_steps,
     timings_of_trials,
     with_errors,
+    with_step_time,
 )
 
 
@@ -60,3 +61,15 @@ def test_trials_near_to_each_other_are_one_place():
     assert timings[0].batch_size == pytest.approx(63.4, abs=0.1)
     assert timings[0].seconds == pytest.approx(6.34, rel=0.1)
     assert timings_of_trials([]) == []
+
+
+def test_seconds_per_step_are_those_measured_alone():
+    found = with_step_time(
+        make_result(batch_size=64, seconds_per_step=3.0), lambda batch_size: batch_size / 6400
+    )
+    # 64/6400 s, and what the trial itself measured beside it.
+    assert found == make_result(batch_size=64, seconds_per_step=0.01, measured_seconds_per_step=3.0)
+    assert (
+        with_step_time(make_result(seconds_per_step=None), lambda batch_size: 1.0).seconds_per_step
+        is None
+    )

@@ -15,7 +15,7 @@ from bstune.core.errors import ConfigError
 from bstune.options import GivenOptions, ReplayedOptions, TrainedOptions
 from bstune.study.prepare import compose_checked
 from bstune.trial.loop import run_trial
-from bstune.trial.processes.workers import CONTEXT, start_server
+from bstune.trial.processes.fork_server import CONTEXT, start_server
 from bstune.trial.workload import load_workload
 
 REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14")

@@ -79,7 +79,7 @@ def test_without_a_start_no_value_is_far_past_it():
 )
 def test_an_evaluation_without_the_metric_tells_nothing_of_it(loss, steps, status, ended):
     state = make_state(steps, steps_low=30)
-    Verdict(state, ERROR, divergence=2.0, start_gap=0.8).leave_out(loss)
+    Verdict(state, ERROR, divergence=2.0, start_gap=0.8).judge_by_loss(loss)
     assert (state.status, state.ended) == (status, ended)
     assert (state.steps_low, state.history) == (30, [])
     assert state.message == (

@@ -21,7 +21,8 @@ from bstune.core.records import TrialSpec
 from bstune.study.searching.early_end import first_trials
 from bstune.system.failures import described
 from bstune.system.files import Output
-from bstune.trial.processes.workers import Workers, _ignoring_ctrl_c, with_step_time
+from bstune.trial.processes.fork_server import _ignoring_ctrl_c
+from bstune.trial.processes.workers import Workers
 
 # What the processes import: nothing that takes long. What is asked of a trial is its batch size.
 TOY = """
@@ -285,18 +286,6 @@ def test_a_process_ends_with_the_one_that_started_it(toy_train, tmp_path):
     assert run.returncode == -9
     # Python's own words on what a killed process leaves are fine.
     assert "Error" not in run.stderr
-
-
-def test_seconds_per_step_are_those_measured_alone():
-    found = with_step_time(
-        make_result(batch_size=64, seconds_per_step=3.0), lambda batch_size: batch_size / 6400
-    )
-    # 64/6400 s, and what the trial itself measured beside it.
-    assert found == make_result(batch_size=64, seconds_per_step=0.01, measured_seconds_per_step=3.0)
-    assert (
-        with_step_time(make_result(seconds_per_step=None), lambda batch_size: 1.0).seconds_per_step
-        is None
-    )
 
 
 @pytest.mark.parametrize(

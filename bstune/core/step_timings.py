@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -103,6 +103,20 @@ def own_steps(trials: Iterable[TrialResult]) -> list[OwnSteps]:
             )
         )
     return collected
+
+
+def with_step_time(result: TrialResult, step_time: Callable[[float], float]) -> TrialResult:
+    """Give a trial's record with the seconds of a step of a law over batch size.
+
+    The trial's own seconds of a step are kept as ``measured_seconds_per_step``. A record without
+    any is left as it is.
+    """
+    if result.seconds_per_step is None:
+        return result
+    # A record that has another law's seconds keeps the trial's own.
+    trials_own = result.measured_seconds_per_step or result.seconds_per_step
+    by_law = float(step_time(result.batch_size))
+    return replace(result, seconds_per_step=by_law, measured_seconds_per_step=trials_own)
 
 
 def with_errors(timings: Sequence[TimedSize]) -> list[Timing]:

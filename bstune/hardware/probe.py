@@ -54,7 +54,7 @@ from bstune.trial.checks.preflight import PreflightFindings
 from bstune.trial.devices.distributed import join
 from bstune.trial.lightning.trainer import without_monitors
 from bstune.trial.loop import run_trial
-from bstune.trial.processes.workers import CONTEXT, lead_group, start_process, start_server
+from bstune.trial.processes.fork_server import CONTEXT, lead_group, start_process, start_server
 from bstune.trial.workload import load_workload
 
 # Seconds between two looks at a probe's memory.

@@ -17,7 +17,8 @@ from bstune.system.files import Output
 from bstune.system.watchdog import STEP_SECONDS, waiting_for
 from bstune.trial.devices.distributed import options_of_process
 from bstune.trial.loop import run_trial
-from bstune.trial.processes.workers import Train, Workers
+from bstune.trial.processes.messages import Train
+from bstune.trial.processes.workers import Workers
 from bstune.trial.workload import load_workload
 
 # The steps that are timed at each of two batch sizes, and those before them that are not.

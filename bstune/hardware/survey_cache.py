@@ -30,7 +30,7 @@ from bstune.trial.checks.loaders import check_loaders
 from bstune.trial.devices.device import device_name, processor, versions
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule
 from bstune.trial.loop import Workload
-from bstune.trial.processes.workers import start_server
+from bstune.trial.processes.fork_server import start_server
 from bstune.trial.workload import (
     build_module,
     build_workload,

@@ -68,7 +68,8 @@ from bstune.study.storage.turns import (
 )
 from bstune.system.files import append_text
 from bstune.trial.backend import sampler_factory, stops_trials
-from bstune.trial.processes.workers import Finished, Runner
+from bstune.trial.processes.messages import Finished
+from bstune.trial.processes.workers import Runner
 
 if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking

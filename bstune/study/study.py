@@ -35,7 +35,7 @@ from bstune.system.failures import in_users_code, without_own_frames
 from bstune.system.files import check_writable
 from bstune.system.terminal import filtered
 from bstune.system.user import name_user
-from bstune.trial.processes.workers import PICKLE_ERRORS
+from bstune.trial.processes.messages import PICKLE_ERRORS
 
 # torch and lightning take 4 s to import, and a replayed study needs neither: what knows them is
 # imported where it is used.

@@ -28,8 +28,9 @@ from bstune.system.files import Output, is_own
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import TrialBackend, make_space
 from bstune.trial.processes.printed_once import own_lines, printed_once
+from bstune.trial.processes.process import Process
 from bstune.trial.processes.trials_log import TrialsLog
-from bstune.trial.processes.workers import Process, Workers
+from bstune.trial.processes.workers import Workers
 
 if TYPE_CHECKING:
     from bstune.hardware.memory import Ceiling

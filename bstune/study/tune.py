@@ -14,8 +14,8 @@ from bstune.study.study import Study, compose_objects, users_errors
 from bstune.system.exits import os_exit_answered
 from bstune.system.failures import without_own_frames
 from bstune.system.terminal import filtered
+from bstune.trial.processes.messages import PICKLE_ERRORS
 from bstune.trial.processes.restored import restored
-from bstune.trial.processes.workers import PICKLE_ERRORS
 
 # A value that no metric meets.
 UNMET = -1e15

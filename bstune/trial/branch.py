@@ -116,6 +116,7 @@ class _FromCheckpoint(Callback):
         build = module.configure_model
 
         def configured() -> Sequence[Callback]:
+            # A short run from the checkpoint is neither stopped early nor saved.
             others = without_monitors({"callbacks": configure()})
             return [self, *others.get("callbacks", ())]
 
@@ -260,6 +261,7 @@ def branch(
     from_checkpoint = _FromCheckpoint(path, checkpoint, protocol.target.metric, lr_factor)
     steps = max(1, round(examples / batch_size))
     protocol = replace(
+        # A budget lasts until both are spent. A single example leaves the steps to decide.
         protocol.for_steps_only(Budget(steps=steps, examples=1)),
         trainer=without_monitors(protocol.trainer),
         evaluation_schedule=AT_THE_END,
@@ -272,7 +274,7 @@ def branch(
 
     continued = replace(workload, build_module=build_from_checkpoint)
     record = run_trial(continued, replace(users_spec, batch_size=batch_size), protocol)
-    # Not so where it has diverged, which its record says.
+    # A branch that has diverged may end early: its record says so.
     was_stopped = record.status == "stopped"
     if was_stopped and record.steps < steps:
         raise ConfigError(

@@ -14,7 +14,7 @@ trials that continue each other; its seconds are its own.
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +122,7 @@ def run_trial(
         raise ValueError(
             f"a trial with resumed_from={spec.resumed_from} cannot go on from trial {resumed_from}"
         )
+    # The target's value may be the one that the study's first trial came to.
     protocol = protocol.with_goal_of(spec)
     distributed.check_count(protocol.devices)
     device = device_of(protocol.trainer)
@@ -215,14 +216,9 @@ def _train(
     parts = callback.parts
     spec = parts.spec
     protocol = parts.protocol
-    seed_everything(spec.seed, workers=False, verbose=False)
-    module = workload.build_module(spec)
     micro_batch_sizes = parts.micro_batch_sizes
-    # Micro-batches, and the shares of several devices, may differ in size.
-    if len(micro_batch_sizes) > 1 or distributed.place() is not None:
-        weight_micro_batches(module, micro_batch_sizes, spec.batch_size)
-    for name in ("training_step", "validation_step"):
-        setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
+    seed_everything(spec.seed, workers=False, verbose=False)
+    module = _built_module(workload, spec, micro_batch_sizes)
     train = workload.train_batches(spec)
     distributed.check_share(train, micro_batch_sizes)
     options: dict[str, Any] = {"weights_only": True}
@@ -243,19 +239,44 @@ def _train(
             accumulate_grad_batches=len(micro_batch_sizes),
             **arguments,
         )
+        # The capture of a CUDA graph counts as start-up, not as training.
         as_startup = functools.partial(parts.clock.interrupt_segment, Phase.STARTUP)
-        callback.step_taker = take_steps(trainer, protocol.fast, as_startup, parts.clock.train)
+        callback.step_taker = take_steps(
+            trainer, protocol.fast, around=as_startup, start=parts.clock.train
+        )
+        # A trial's own checkpoints hold plain data alone.
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
-        for logger in trainer.loggers:
-            # Each logger gets a dict of its own, as it may write to what it is given.
-            values = {name: getattr(spec, name) for name in LOGGED}
-            logger.log_hyperparams({**values, **spec.hyperparameters})
+        _log_hyperparameters(trainer, spec)
         fit(trainer, workload, module, train, micro_batch_sizes[0], **options)
         explain_end(parts.state, trainer)
         if parts.state.status == "reached" and checkpoint is not None:
             _save_weights(trainer, checkpoint)
         if parts.state.status == "stopped" and writer is not None:
             writer.keep()
+
+
+def _built_module(
+    workload: Workload, spec: TrialSpec, micro_batch_sizes: Sequence[int]
+) -> LightningModule:
+    """Build the module of a trial, with the steps that the trial takes.
+
+    The losses of micro-batches are weighted, and a StopIteration in a step is an error.
+    """
+    module = workload.build_module(spec)
+    # Micro-batches, and the shares of several devices, may differ in size.
+    if len(micro_batch_sizes) > 1 or distributed.place() is not None:
+        weight_micro_batches(module, micro_batch_sizes, spec.batch_size)
+    for name in ("training_step", "validation_step"):
+        setattr(module, name, _without_stop_iteration(name, getattr(module, name)))
+    return module
+
+
+def _log_hyperparameters(trainer: Trainer, spec: TrialSpec) -> None:
+    """Give the user's loggers the values of a trial that its search chooses."""
+    for logger in trainer.loggers:
+        # Each logger gets a dict of its own, as it may write to what it is given.
+        values = {name: getattr(spec, name) for name in LOGGED}
+        logger.log_hyperparams({**values, **spec.hyperparameters})
 
 
 def _save_weights(trainer: Trainer, checkpoint: Path) -> None:

@@ -130,7 +130,7 @@ class LoopNoiseScale:
             return
         step = self._step
         square: Tensor | None = None
-        for place, parameter in enumerate(parameters):
+        for index, parameter in enumerate(parameters):
             gradient = parameter.grad
             if gradient is None:
                 continue
@@ -140,11 +140,11 @@ class LoopNoiseScale:
                     "out"
                 )
             # This micro-batch has added its part to the gradient of those before.
-            accumulated = step.total.get(place)
+            accumulated = step.total.get(index)
             part = gradient if accumulated is None else gradient - accumulated
             of_part = part.detach().float().square().sum()
             square = of_part if square is None else square + of_part.to(square.device)
-            step.total[place] = gradient.detach().clone()
+            step.total[index] = gradient.detach().clone()
         step.examples.append(examples)
         if square is not None:
             step.squares.append(square)
@@ -186,7 +186,8 @@ class LoopNoiseScale:
         """Give a step's mean squared gradient norms, of its micro-batches and of its whole batch.
 
         With weights w_i of micro-batches of n_i examples, the batch sizes that the two belong to
-        are one over the sums of w_i/n_i and of w_i^2/n_i.
+        are one over the sums of w_i/n_i and of w_i^2/n_i (derived in
+        :mod:`bstune.core.noise_scale`).
         """
         examples = step.examples
         batch_size = sum(examples)

@@ -236,7 +236,7 @@ class NoiseScale(Callback):
 
         With weights w_i of micro-batches of n_i examples, and g_i their gradients, the step's
         gradient is the sum of w_i g_i. The batch sizes that small and big norms belong to are one
-        over the sums of w_i/n_i and of w_i^2/n_i.
+        over the sums of w_i/n_i and of w_i^2/n_i (derived in :mod:`bstune.core.noise_scale`).
 
         Args:
             trainer: knows the devices and a gradient scaler.
@@ -268,7 +268,7 @@ class NoiseScale(Callback):
         small, inverse_small, inverse_big, whole_devices = sums.tolist()
         if whole_devices < devices:
             return None
-        # DDP averages the gradients over devices, so the weights here are of one device.
+        # DDP averages the gradients over d devices, so the weights of the whole step are w_i/d.
         return GradientNorms(
             small=small / devices,
             small_size=devices / inverse_small,
@@ -488,6 +488,7 @@ class _Reading:
         """Take the norm of a parameter's gradient of this micro-batch, as a hook on it."""
         try:
             self.norms[-1] += _norms({name: gradient})
+        # Raised here it would end the backward pass, and with it the trial.
         except ConfigError as error:
             self.error = error
 
@@ -501,7 +502,6 @@ def optimized_parameters(trainer: Trainer, module: LightningModule) -> dict[str,
     for group in trainer.optimizers[0].param_groups:
         optimized.update(id(parameter) for parameter in group["params"])
     chosen = dict[str, nn.Parameter]()
-
     for name, parameter in module.named_parameters():
         if id(parameter) in optimized and parameter.requires_grad:
             chosen[name] = parameter
@@ -624,18 +624,23 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
         for live, saved in attributes:
             live.clear()
             live.update(saved)
-        for container, contents in containers:
-            container.clear()
-            if isinstance(container, list):
-                container.extend(contents)
-            else:
-                container.update(contents)
+        _put_back_contents(containers)
         for generator, state in generators:
             generator.set_state(state)
         with torch.no_grad():
             for tensor, clone in clones:
                 tensor.copy_(clone)
         set_random_state(random)
+
+
+def _put_back_contents(containers: Sequence[tuple[Any, Any]]) -> None:
+    """Give each list, dict or set of the pairs the contents of its copy, in place."""
+    for container, contents in containers:
+        container.clear()
+        if isinstance(container, list):
+            container.extend(contents)
+        else:
+            container.update(contents)
 
 
 def _written_tensors(values: Sequence[object], module: LightningModule) -> list[Tensor]:

@@ -53,10 +53,10 @@ from bstune.trial.devices.randomness import seeded_generators
 from bstune.trial.parts.metric import shortest_decimal
 from bstune.trial.parts.state import TrialState, state_after
 from bstune.trial.parts.verdict import Verdict
-from bstune.trial.processes.workers import Finished
+from bstune.trial.processes.messages import Finished
 
 # The time of a step before any was timed: so short that a study's time limit holds no trial back.
-UNTIMED = StepTime(1e-12, 0.0)
+UNTIMED = StepTime(overhead=1e-12, per_example=0.0)
 # The key in the file beside a saved trial.
 START_GAP = "start_gap"
 NOT_FINISHED = "its loop went on without trial.finish(seconds=...)"
@@ -137,8 +137,8 @@ class LoopTrial:
         self._now = now
         self._began = now()
         self._finished: Finished | None = None
-        # Whether the last report was answered by True: train on.
-        self._went_on = True
+        # Whether the loop is to train on, as the last report was answered.
+        self._trains_on = True
         self.metric = metric
         self.save_to = save_to
         self.resume_from = resume_from
@@ -220,6 +220,7 @@ class LoopTrial:
             ConfigError: where ``examples`` is no positive whole number, or less than the batch
                 size.
         """
+        # A number of numpy's or torch's is taken, too. Anything else is refused as it was given.
         count = as_int(examples)
         checked = examples if count is None else count
         check_positive_integer("the examples of trial.batches", checked)
@@ -228,6 +229,7 @@ class LoopTrial:
                 f"batch size {self.batch_size} is larger than the data set ({examples} examples): "
                 "lower the largest of batch_sizes"
             )
+        # They are made as for the batches of a module, whose loader takes the second one.
         order, _ = seeded_generators(self.seed, "cpu", count=2)
         return endless_indices(
             operator.index(examples), self.batch_size, order, first=self.first_step
@@ -254,7 +256,7 @@ class LoopTrial:
         steps = _whole_number(step)
         number = _number(value)
         is_finite = math.isfinite(number)
-        if not self._went_on:
+        if not self._trains_on:
             return False
         if steps == 0 and not self._state.history and self.first_step == 0:
             if is_finite:
@@ -265,8 +267,8 @@ class LoopTrial:
         # This ends a trial that has come to max_steps, too. The training loss is not reported.
         self._verdict.judge(number if is_finite else None, loss=None)
         is_late = self._is_out_of_time()
-        self._went_on = not self._state.ended and not is_late
-        return self._went_on
+        self._trains_on = not self._state.ended and not is_late
+        return self._trains_on
 
     def reach(self, step: int) -> None:
         """Report, in place of :meth:`report`, the step after which the target was first met.
@@ -290,9 +292,10 @@ class LoopTrial:
         state = self._state
         self._check_rises(steps)
         state.steps = steps
+        # The loop names the very step that met the target first, so the one before missed it.
         state.steps_low = steps - 1 if status == "reached" else steps
         state.status = status
-        self._went_on = False
+        self._trains_on = False
 
     def finish(self, seconds: object = None, noise: Noise | None = None) -> None:
         """Tell the study that the trial has ended, once, after its last report.
@@ -327,7 +330,7 @@ class LoopTrial:
                 "an objective of time needs the seconds of training: call "
                 "trial.finish(seconds=...), or give objective='steps'"
             )
-        if self._went_on:
+        if self._trains_on:
             state.message = ENDED_SHORT
         wall_seconds = self._now() - self._began
         record = TrialResult.unmeasured(
@@ -336,6 +339,7 @@ class LoopTrial:
             steps=state.steps,
             examples=state.steps * self.batch_size,
             steps_low=state.steps_low,
+            # In a study's sums the wall time stands for seconds that were not reported.
             train_seconds=wall_seconds if train_seconds is None else train_seconds,
             wall_seconds=wall_seconds,
             seconds_per_step=train_seconds / own_steps if train_seconds else None,
@@ -345,7 +349,9 @@ class LoopTrial:
             noise_scale=self._measurements_with(noise),
         )
         end = self._budget_end
-        is_cut = self._went_on and end is not None and self.max_steps < end
+        # Trials that stop before the budget's end are compared at max_steps, which the loop has
+        # not trained this one to.
+        is_cut = self._trains_on and end is not None and self.max_steps < end
         self._finished = Finished(self._spec, record, is_cut=is_cut)
 
     def _measurements_with(self, noise: Noise | None) -> Measurements:
@@ -416,7 +422,7 @@ class LoopTrial:
     @property
     def worth_saving(self) -> bool:
         """Whether the loop should save the trial, as it was stopped and may be asked to go on."""
-        return not self._went_on and self._state.status == "stopped" and self.may_go_on
+        return not self._trains_on and self._state.status == "stopped" and self.may_go_on
 
     @property
     def may_go_on(self) -> bool:
@@ -552,6 +558,7 @@ class LoopBackend(TrialBackend):
         # The number of trials in a row that ended before their last step.
         self._cut_in_a_row = 0
         self.stops = limits.stops
+        # Only a trial that was stopped can go on.
         self.continues = limits.stops
         self.lr_range = limits.lr_range
         self._in_hindsight = limits.in_hindsight
@@ -603,6 +610,7 @@ class LoopBackend(TrialBackend):
         """Give the step after which a trial's budget is spent, as the study's options now say."""
         if not self._is_for_loss:
             return self._protocol.last_step(batch_size)
+        # A budget of a single example states none: its steps are the budget.
         if self._budget.examples > 1:
             return math.ceil(self._budget.examples / batch_size)
         return self._budget.steps
@@ -626,6 +634,7 @@ class LoopBackend(TrialBackend):
         # The folder is marked before anything is saved, so that it is found whatever ends this
         # process.
         self._mark(folder.state(spec.number), start_gap=None)
+        # The target's value may be the one that the study's first trial came to.
         protocol = self._protocol.with_goal_of(spec)
         budget_end = self._budget_end(spec.batch_size)
         last_step = spec.max_steps or budget_end
@@ -646,7 +655,7 @@ class LoopBackend(TrialBackend):
             protocol.target,
             protocol.divergence,
             start_gap,
-            may_begin_met=spec.goal is not None,
+            may_start_at_target=spec.goal is not None,
         )
         return LoopTrial(
             spec,
@@ -775,7 +784,7 @@ class LoopRunner:
     def free(self) -> bool:
         """Whether the loop takes another trial.
 
-        It does not before all trials that it has ended were taken back.
+        Those that it has ended are taken back first.
         """
         all_taken_back = len(self.to_train) == len(self._trials)
         return all_taken_back and len(self._trials) < self.count

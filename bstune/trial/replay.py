@@ -607,6 +607,7 @@ class ReplayBackend(TrialBackend):
         sizes = self.table.batch_sizes
         lrs = self.table.lrs
         self.step_time = _step_time(self.table)
+        # Runs whose schedules ended with them tell nothing of a trial that is stopped earlier.
         self.horizon = self.table.has_horizons
         self.stops = not self.horizon
         self.device = REPLAY_DEVICE
@@ -621,6 +622,7 @@ class ReplayBackend(TrialBackend):
         if self.stops or chooses_horizons(options):
             budget = {}
         table = {"workload.table": f"sha256 {_digest(path)}"}
+        # These must not change while a study goes on.
         self.frozen_settings = {**table, **budget, "device": REPLAY_DEVICE}
         how_it_ends = "a trial also ends where its record does"
         if self.horizon:

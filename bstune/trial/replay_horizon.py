@@ -85,6 +85,7 @@ class HorizonTable:
         for ladder, weight in usable:
             log_best += weight / whole * _log_best(ladder, horizon, log_shares, target.sign)
             log_tau += weight / whole * math.log(ladder[0].seconds_per_step)
+        # At horizons that are shorter than all recorded ones the metric is extrapolated.
         log_best = np.clip(log_best, *self._log_metric_range)
         return _outcome(target, horizon, log_shares, log_best, math.exp(log_tau))
 
@@ -160,6 +161,7 @@ def _evaluated_log_shares(run: Run, horizon: int) -> Array:
     log_ratio = math.log(horizon / _horizon(run))
     if log_ratio <= 0.0:
         return log_shares
+    # Beyond the run's own end its last value holds, so one evaluation at the horizon is enough.
     return np.append(log_shares - log_ratio, 0.0)
 
 
@@ -237,11 +239,18 @@ def _outcome(
     missed: dict[int, float] = {}
     step_met = None
     for step, log_value in log_best_at.items():
+        # The value is as good as the goal: lower for a sign of 1, higher for one of -1.
         if sign * (log_value - log_goal) <= 0.0:
             step_met = step
             if missed:
                 last_missed = max(missed)
-                step_met = _crossing(last_missed, missed[last_missed], step, log_value, log_goal)
+                step_met = _crossing(
+                    last_missed,
+                    log_missed=missed[last_missed],
+                    step=step,
+                    log_met=log_value,
+                    log_goal=log_goal,
+                )
             break
         missed[step] = log_value
     history = [(step, math.exp(log_value)) for step, log_value in missed.items()]

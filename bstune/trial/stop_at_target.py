@@ -91,7 +91,7 @@ class StopAtTarget(Callback):
         self.steps_low = 0
         self.history: list[tuple[int, float | None]] = []
         self._clock = TrialClock(self._now, synchronize)
-        self._fits = False
+        self._is_fitting = False
         self._segment_start = 0
 
     @property
@@ -131,11 +131,11 @@ class StopAtTarget(Callback):
         """Begin to count anew, where a fit begins."""
         if stage == "fit":
             self._reset()
-            self._fits = True
+            self._is_fitting = True
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Ignore evaluations from here on: they are none of the fit's."""
-        self._fits = False
+        self._is_fitting = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock, which does not run during evaluations."""
@@ -161,13 +161,13 @@ class StopAtTarget(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock until the evaluation ends."""
-        if self._fits and not trainer.sanity_checking and not self.reached:
+        if self._is_fitting and not trainer.sanity_checking and not self.reached:
             self._clock.end_segment(self.steps - self._segment_start, Phase.EVALUATION)
             self._segment_start = self.steps
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look at the metric, and end the fit or go on."""
-        if not self._fits or trainer.sanity_checking or self.reached:
+        if not self._is_fitting or trainer.sanity_checking or self.reached:
             return
         name = self.target.metric
         if name not in trainer.callback_metrics:

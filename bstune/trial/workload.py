@@ -322,6 +322,7 @@ def build_workload(
         open_batches = _batches_of_loaders(training, is_plain, options, recipe, notes)
         examples = _examples_if_known(training)
         validation_examples = sum(map(_examples, loaders_of(validation)))
+    # Some modules start from training images, as one whose first layer whitens them.
     images = _InitialImages(data)
 
     def build(spec: TrialSpec) -> LightningModule:
@@ -421,7 +422,10 @@ def _batches_of_loaders(
         return _batches_as_given(recipe.data_at, options.seed)
     # Refuses a loader that cannot be read in other batches, before the first trial.
     rebatch(training, batch_size=count(), micro_batch_size=None, seed=0)
-    return _batches_in_other_sizes(training, recipe.data_at if is_plain else None, options)
+    # Plain loaders that a function of the batch size makes are made anew for each trial. A data
+    # module's loader serves all of them.
+    data_at = recipe.data_at if is_plain else None
+    return _batches_in_other_sizes(training, data_at, options)
 
 
 def _batches_in_other_sizes(
@@ -575,6 +579,7 @@ class _InitialImages:
             return module
         former_state = {name: value.clone() for name, value in module.state_dict().items()}
         module.initialise_from(self._data.first_images(wanted))  # type: ignore[operator]
+        # Only what the images have changed is kept: all else comes from the trial's own seed.
         self._state.clear()
         for name, value in module.state_dict().items():
             if not torch.equal(value, former_state[name]):
@@ -671,6 +676,7 @@ class LightningBackend(TrialBackend):
         if options.trial.batch_size is None and workload.train_examples:
             largest = min(largest, workload.train_examples)
         self.versions = versions()
+        # At the largest batch size a schedule has the fewest steps to be stepped ahead.
         sample = TrialSpec(
             number=0, trial_index=0, batch_size=largest, lr=options.scaling.lr, delta=None, seed=0
         )
@@ -728,6 +734,7 @@ class LightningBackend(TrialBackend):
             horizon = spec.max_steps or protocol.last_step(spec.batch_size)
             record = run_trial(self.workload, spec, protocol, checkpoint, horizon=horizon)
             return replace(record, horizon=horizon)
+        # A trial without a limit of its own ends for good, and leaves no state to go on from.
         if spec.max_steps is None or folder is None:
             return run_trial(self.workload, spec, protocol, checkpoint)
         make_inside(folder.states)

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 
 from bstune.core.records import TrialResult
 from bstune.core.step_time_law import StepTimeLaw, law_of_trials
-from bstune.core.step_timings import own_steps
+from bstune.core.step_timings import own_steps, with_step_time
 from bstune.options import ReplayedWorkload
 from bstune.result import INTERVAL_QUANTILE, StepTiming
 from bstune.study.planning.replicates import Winner, summary_of_runs
 from bstune.study.prepare import PreparedStudy
-from bstune.trial.processes.workers import with_step_time
 
 # From this standard deviation of the log of two batch sizes' ratio of seconds on, timing blurs
 # which of them is faster.

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import CUT_SHORT, TrialResult, TrialSpec
+from bstune.core.step_timings import with_step_time
 from bstune.result import StudyResult
 from bstune.study.at_budget import held_to_end
 from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.means import is_for_loss
-from bstune.trial.processes.workers import Finished, with_step_time
+from bstune.trial.processes.messages import Finished
 
 # Trials in a row that failed end the study.
 MAX_FAILURES = 3

@@ -40,6 +40,7 @@ class StreamBatchSampler(Sampler[list[int]]):
         self.micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
         self._split = splitter(batch_size, micro_batch_size)
         random_states: dict[str, Any] = {}
+        # Worker processes read examples with generators of their own.
         if in_process:
             random_states = {"get_random": random_state, "set_random": set_random_state}
         self.stream = IndexStream(n, batch_size, generator, epoch=epoch, **random_states)

@@ -88,7 +88,7 @@ def _set_weight_decay(optimizers: Sequence[Optimizer], shrinkage: float) -> None
         )
     fastest = max(shares)
     for group, rate, share in zip(groups, rates, shares, strict=True):
-        # At a rate of 0 no decay would shrink a weight.
+        # At a rate of 0 no decay would shrink a weight. Where no group decays, all get the same.
         if rate > 0.0:
             relative = share / fastest if fastest else 1.0
             group["weight_decay"] = shrinkage * relative / rate

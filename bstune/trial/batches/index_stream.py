@@ -45,12 +45,14 @@ def endless_indices(
     rest = torch.empty(0, dtype=torch.int64, device=device)
     passed_over = first * batch_size
     epochs = math.ceil(passed_over / n)
+    # Epochs are drawn to be passed over, as each one moves the generator on.
     for _ in range(epochs):
         rest = draw_epoch(generator)
     # The last epoch that is drawn here is passed over in part.
     left = epochs * n - passed_over
     rest = rest[len(rest) - left :]
     while True:
+        # A batch is no larger than an epoch, so that one more is enough.
         if len(rest) < batch_size:
             rest = torch.cat([rest, draw_epoch(generator)])
         yield rest[:batch_size]
@@ -138,6 +140,7 @@ class IndexStream:
         """
         state = self._get_random()
         first = self._first_of_group(batches)
+        # Without random states every position is known.
         if state is not None and first != self.drawn:
             if self._remembered is None or self._remembered[0] != first:
                 raise ValueError(

@@ -70,7 +70,9 @@ def attributes_of(trainer: Trainer, module: LightningModule) -> dict[str, Attrib
     """Fingerprint a training's plain attributes, by their paths such as ``encoder.noise``."""
     attributes = dict[str, Attribute]()
     for path, value in plain_values(trainer, module):
-        attributes[path] = Attribute(type(value).__name__, _rank(value), fingerprint(value))
+        attributes[path] = Attribute(
+            kind=type(value).__name__, rank=_rank(value), fingerprint=fingerprint(value)
+        )
     return attributes
 
 
@@ -227,13 +229,13 @@ def _inside(value: Any) -> Iterable[tuple[str, object]]:
 def _inside_container(value: Collection[object]) -> Iterator[tuple[str, object]]:
     """Yield a container's length and its parts, one after another, as there may be millions."""
     yield "length", len(value)
-    for place, part in enumerate(value):
-        yield str(place), part
+    for index, part in enumerate(value):
+        yield str(index), part
 
 
 def _inside_mapping(value: Mapping[object, object]) -> Iterator[tuple[str, object]]:
     """Yield a mapping's values, each named by its key."""
-    for place, (key, part) in enumerate(value.items()):
+    for index, (key, part) in enumerate(value.items()):
         # The texts of other keys, such as parameters, hold addresses, which differ each time.
-        name = repr(key) if isinstance(key, PLAIN_VALUES) else str(place)
+        name = repr(key) if isinstance(key, PLAIN_VALUES) else str(index)
         yield name, part

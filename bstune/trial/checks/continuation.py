@@ -151,7 +151,7 @@ def _weights_differ(course: Course, other: Course) -> bool:
         return True
     if course.exact and other.exact:
         return any(not _same(weights[name], other.weights[name]) for name in weights)
-    # A resumed trial's course lacks the weights before these steps.
+    # Only a course that begins with its trial has the weights before these steps.
     start = course.start or other.start
     moved = 0.0
     if start:

@@ -167,10 +167,11 @@ def _measured_step_time(
     seconds are then taken as proportional to the batch size.
     """
     small = first.spec.batch_size
-    from_first_alone = StepTime(0.0, first.seconds / small)
+    from_first_alone = StepTime(overhead=0.0, per_example=first.seconds / small)
     if large == small:
         return from_first_alone
-    # A much larger batch is taken where it is no matter of time.
+    # Where steps are fast the second batch is much larger, so that the line through both holds
+    # for more batch sizes.
     if short.on_cpu and FAST_SPREAD * first.seconds <= FAST_SECONDS:
         large = space.snap(min(space.high, space.low * FAST_SPREAD))
     is_slow = SLOW_STEPS * first.seconds * large / small > PATIENCE_SECONDS
@@ -185,7 +186,8 @@ def _line_through(small: ShortTrial, large: ShortTrial) -> StepTime:
     small_size = small.spec.batch_size
     slope = (large.seconds - small.seconds) / (large.spec.batch_size - small_size)
     slope = max(0.0, slope)
-    return StepTime(max(0.0, small.seconds - slope * small_size), slope)
+    overhead = max(0.0, small.seconds - slope * small_size)
+    return StepTime(overhead=overhead, per_example=slope)
 
 
 def manual_notes(trial: ShortTrial, protocol: TrialProtocol) -> Iterator[str]:
@@ -267,6 +269,7 @@ def _why_not_continued(
     # A trial that was stopped earlier has slow steps, of which few are taken.
     followed = FOLLOWED_STEPS if done >= COMPARED_STEPS else 1
     spec = replace(stopped.spec, max_steps=max(done + 1, min(done + followed, last_step)))
+    # The stopped trial has number 0.
     resumed_spec = replace(spec, number=1, resumed_from=0)
     resume = Stopped(stopped.result, state)
 

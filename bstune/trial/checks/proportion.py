@@ -53,8 +53,9 @@ def schedule_out_of_proportion(
         own: copies of a trial's schedules, which are stepped ahead.
         others: copies of the other trial's schedules, in the same order.
         factor: the other trial's learning rate over this one's.
-        now: a clock, in seconds.
+        now: a clock in seconds: a comparison takes ``SECONDS_AHEAD`` at most.
     """
+    # A schedule that only one of the trials has cannot be compared.
     for copy, other in zip(own, others, strict=False):
         if not _keep_proportion(copy, other, factor, now):
             return copy.name

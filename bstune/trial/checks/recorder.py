@@ -339,24 +339,25 @@ class OptimizerSteps:
     """Counts the steps of each optimizer of a trial."""
 
     def __init__(self) -> None:
-        # The steps of each optimizer, by its place among the Trainer's.
+        # The steps of each optimizer, by its index among the Trainer's.
         self._steps: Counter[int] = Counter()
 
     def count(self, trainer: Trainer, optimizer: Optimizer) -> None:
         """Count a step that this optimizer is about to take."""
         # Lightning may hand over its wrapper of the optimizer.
         stepped = getattr(optimizer, "optimizer", optimizer)
-        place = 0
-        for number, known in enumerate(trainer.optimizers):
+        # An optimizer that the Trainer does not know counts as its first.
+        index_of_optimizer = 0
+        for index, known in enumerate(trainer.optimizers):
             if known is stepped:
-                place = number
+                index_of_optimizer = index
                 break
-        self._steps[place] += 1
+        self._steps[index_of_optimizer] += 1
 
     def of_each(self) -> tuple[int, ...]:
         """Give the number of steps of each optimizer, in order, up to the last that took any."""
-        last_place = max(self._steps, default=-1)
-        return tuple(self._steps[place] for place in range(last_place + 1))
+        last_index = max(self._steps, default=-1)
+        return tuple(self._steps[index] for index in range(last_index + 1))
 
 
 class WeightsKeeper:
@@ -490,6 +491,7 @@ class FollowedSteps:
             attributes=self._attributes,
             batches=tuple(self._batches),
             rates=tuple(rate.lr for rate in rates_of(trainer)),
+            # A trial that is followed from a later step had other weights when these steps began.
             start=start if self._after == 0 else {},
             weights=weights_of(module),
             metrics=metrics,

@@ -131,6 +131,7 @@ def _schedules(
             yield schedule, config.frequency
         elif length != float("inf"):
             yield schedule, config.frequency * max(1, int(length))
+    # A module may keep further schedules in attributes, and step them itself.
     for _, value in plain_values(trainer, module):
         several = value if isinstance(value, CONTAINERS) else [value]
         for part in several:
@@ -180,6 +181,7 @@ def end_of_schedule(
         ``MAX_STEPS_AHEAD`` and ``MAX_SECONDS_AHEAD``.
     """
     began = now()
+    # The optimizer step at which the schedule was last stepped.
     step = ahead.done - ahead.done % ahead.every
     highest = _highest_rate(ahead.schedule)
     # The optimizer step since which the rate is as good as none; None: it is not.
@@ -191,7 +193,7 @@ def end_of_schedule(
             try:
                 ahead.schedule.step()
             except Exception as error:  # noqa: BLE001 (a schedule may raise anything)
-                return ScheduleEnd(ahead.name, step, cause(error))
+                return ScheduleEnd(ahead.name, step, error=cause(error))
             step += ahead.every
             rate = _highest_rate(ahead.schedule)
             highest = max(highest, rate)
@@ -204,6 +206,7 @@ def end_of_schedule(
     # A schedule whose rate was 0 from the first step has not ended.
     if highest == 0.0 or nothing_since is None:
         return None
+    # Many schedules come to 0 at the end itself, which costs a trial nothing.
     if last_step - nothing_since <= MIN_IDLE_SHARE * last_step:
         return None
     return ScheduleEnd(ahead.name, nothing_since, error=None)

@@ -102,6 +102,7 @@ class EveryNth:
         self.batches: Iterable[object] = self
         if n == 1:
             self.batches = batches
+        # From other batches than a plain DataLoader's all are read, and every n-th is given.
         elif (
             type(batches) is DataLoader
             and batches.batch_sampler is not None

@@ -44,8 +44,11 @@ def depends_on_length(workload: Workload, spec: TrialSpec, protocol: TrialProtoc
     if sized_len(batches) is None and not getattr(batches, "ends_by_steps", False):
         return False
     steps = protocol.last_step(spec.batch_size)
-    short = rates_ahead(workload, spec, protocol, steps, steps)
-    return any(short) and short != rates_ahead(workload, spec, protocol, 2 * steps, steps)
+    settings = rates_ahead(workload, spec, protocol, steps=steps, until=steps)
+    # Without a schedule nothing depends on the length.
+    if not any(settings):
+        return False
+    return settings != rates_ahead(workload, spec, protocol, steps=2 * steps, until=steps)
 
 
 def rates_ahead(
@@ -101,6 +104,7 @@ def _step_through(
         # Optimizer steps for each step of the schedule.
         stride = 1 if each_step else steps_of_epoch
         of_schedule = [_settings(config.scheduler.optimizer)]
+        # The settings above are those of the first optimizer step, so one fewer is left.
         for number in range(1, min(math.ceil(until / stride), SCHEDULE_STEPS)):
             epochs.completed = 0 if each_step else number
             applied.total.completed = number * stride
@@ -112,7 +116,7 @@ def _step_through(
                     if not module.automatic_optimization:
                         break
                     name = type(config.scheduler).__name__
-                    end = ScheduleEnd(name, (number - 1) * stride, cause(error))
+                    end = ScheduleEnd(name, step=(number - 1) * stride, error=cause(error))
                     text = end.text(type(module).__name__, batch_size, until)
                     raise ConfigError(text) from error
             of_schedule.append(_settings(config.scheduler.optimizer))
@@ -125,7 +129,7 @@ def _step_through(
 def _settings(optimizer: Optimizer) -> GroupNumbers:
     """Give the numbers of an optimizer's parameter groups, which schedules may change.
 
-    A tuple, such as betas, gives a number for each place: ``betas.0``, ``betas.1``.
+    A tuple, such as betas, gives each of its numbers by its index: ``betas.0``, ``betas.1``.
     """
     groups = GroupNumbers()
     for group in optimizer.param_groups:
@@ -135,9 +139,9 @@ def _settings(optimizer: Optimizer) -> GroupNumbers:
             if key == "lr" or isinstance(value, int | float):
                 numbers[key] = float(value)
             elif isinstance(value, tuple):
-                for place, part in enumerate(value):
+                for index, part in enumerate(value):
                     if isinstance(part, int | float):
-                        numbers[f"{key}.{place}"] = float(part)
+                        numbers[f"{key}.{index}"] = float(part)
         groups.append(numbers)
     return groups
 

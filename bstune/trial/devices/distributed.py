@@ -4,7 +4,7 @@ All processes run the same trial: with the same seed, the same stream of batches
 takes its own micro-batches, and the same evaluations on all validation data. Gradients are
 exchanged by gloo on CPUs and by nccl on CUDA. A metric, a loss or a wish to stop may differ between
 processes: they agree on it at each evaluation, so that none goes on alone. The first process writes
-the files, and its record is the trial's. Where one fails, :mod:`bstune.trial.processes.workers`
+the files, and its record is the trial's. Where one fails, :mod:`bstune.trial.processes.team`
 ends the others, which would wait for it.
 
 * B is the whole batch. A device trains ceil(B/N) or floor(B/N) examples, and each loss counts by
@@ -119,6 +119,7 @@ def trainer_options(options: Mapping[str, Any], strategy: Callable[[], object]) 
         return dict(options)
     devices: int | list[int] = _place.count
     if options.get("accelerator") == "cuda":
+        # The options name this process's own device (:func:`options_of_process`).
         first = options["devices"][0] - _place.rank
         devices = list(range(first, first + _place.count))
     return {**options, "devices": devices, "strategy": strategy(), "use_distributed_sampler": False}
@@ -185,6 +186,7 @@ def threads_each(devices: int) -> int:
 def check_devices(options: StudyOptions) -> None:
     """Raise a ConfigError for more devices than there are, or options that exclude several."""
     count = options.devices
+    # In a process that shares a trial with others, the study has checked the options before.
     if count == 1 or _place is not None:
         return
     kind, _, index = options.device.partition(":")

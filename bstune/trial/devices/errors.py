@@ -31,6 +31,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     text = str(error)
     if NO_MEMORY.search(text):
         return True
+    # These texts have other causes as well.
     return bool(PERHAPS_NO_MEMORY.search(text)) and memory_ran_out()
 
 

@@ -29,6 +29,7 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> str | None:
         if not has_options and not getattr(type(optimizer), "capturable", False):
             return f"the steps of {name} are neither fused nor capturable"
     for group in optimizer.param_groups:
+        # torch refuses an optimizer that is both.
         if "fused" in group:
             group |= {"fused": True, "foreach": False}
         # On a CPU torch refuses the option.

@@ -214,13 +214,15 @@ class Compiling:
                     called = called_modules(module, forward)
                 if not called:
                     break
-                # With accumulation the loss is weighted by the micro-batch's number.
+                # A step that asks the Trainer for anything is not compiled as a whole, but module
+                # by module. With accumulation each does: its loss is weighted by the number of
+                # the micro-batch.
                 asks = bool(asked) or trainer.accumulate_grad_batches > 1
                 if stage == "training" and not asks and self._compile_step(trainer, module, step):
                     break
                 for part in called:
                     self._code.compile_call(part)
-                self._passes(trainer, module, step)
+                self._run_passes(trainer, module, step)
                 break
         made = compiled_graphs() - before
         self._expected += made
@@ -236,21 +238,24 @@ class Compiling:
 
         It cannot where torch compiles it anew for each batch number: then it is made eager again.
 
-        ``step``: as for :meth:`_passes`.
+        ``step``: as for :meth:`_run_passes`.
         """
         if self._may_be_whole:
             self._code.compile_step(module)
-            self._may_be_whole = self._passes(trainer, module, step) == 0
+            self._may_be_whole = self._run_passes(trainer, module, step) == 0
         if not self._may_be_whole:
             self._code.restore_step(module)
         return self._may_be_whole
 
-    def _passes(
+    def _run_passes(
         self, trainer: Trainer, module: LightningModule, step: Callable[[int], object]
     ) -> int:
-        """Run a step ``PASSES`` times, and count the graphs that torch compiled after the first.
+        """Run a step ``PASSES`` times, so that all its code is compiled.
 
-        ``step``: runs it as if its batch came so many batches later as its argument says.
+        Gives the number of graphs that torch compiled after the first pass. It is 0 for a step that
+        does not depend on the number of its batch.
+
+        ``step`` takes a number of batches, and runs the step as if its batch came so much later.
         """
         after_first = 0
         for batches_later in range(PASSES):

@@ -128,6 +128,7 @@ class CapturedSteps:
             self._replays += 1
             return self._output
         self._warm_steps += 1
+        # The first step makes the optimizer's state, which would look like a change on the host.
         if self._warm_steps == 1:
             with self._tensor_rates():
                 return self._eager(batch, index)
@@ -201,9 +202,9 @@ class CapturedSteps:
         rates it serves any schedule.
         """
         groups = self._optimizer.param_groups
-        for place, (group, rate) in enumerate(zip(groups, self._rates, strict=True)):
-            if group["lr"] != self._rates_on_device[place]:
-                self._rates_on_device[place] = group["lr"]
+        for index, (group, rate) in enumerate(zip(groups, self._rates, strict=True)):
+            if group["lr"] != self._rates_on_device[index]:
+                self._rates_on_device[index] = group["lr"]
                 rate.fill_(group["lr"])
 
     @contextmanager
@@ -320,6 +321,8 @@ class CapturedSteps:
             output: of the eager step.
         """
         taken_loss = _loss(output)
+        # There is no loss before the step, so the tolerance of the loss goes by its size: 0 stands
+        # for the loss before.
         different = first_difference(
             [*state.names, "the loss"],
             [*state.tensors, _loss(self._output)],

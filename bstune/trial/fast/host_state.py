@@ -22,8 +22,8 @@ def host_state(module: LightningModule, optimizer: Optimizer) -> dict[str, list[
     for name, part in module.named_modules():
         for key, value in vars(part).items():
             # The outermost module has an empty name.
-            place = f"{name}.{key}" if name else key
-            state[place] = _contents(value)
+            path = f"{name}.{key}" if name else key
+            state[path] = _contents(value)
     for number, values in enumerate(optimizer.state.values()):
         for key, value in values.items():
             state[f"{key} of the optimizer's parameter {number}"] = _contents(value)
@@ -73,6 +73,7 @@ def host_random(device: torch.device) -> list[str]:
     """
     state = random_state()
     of_numpy = list[object]()
+    # The text of a long tensor leaves out its middle, that of a list does not.
     for part in state["numpy"]:
         of_numpy.append(part.tolist() if isinstance(part, Tensor) else part)
     of_torch = list[int]()

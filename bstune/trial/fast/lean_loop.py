@@ -96,6 +96,7 @@ class LeanLoop:
         """Choose the loop at the first step of a fit, when all is set up, and take that step."""
         loop = self._epoch_loop
         module = self._trainer.lightning_module
+        # The loop's own method is back in force, unless the lean loop replaces it below.
         del loop.advance
         self._reason = why_not(self._trainer, module, fetcher)
         if self._reason is None:
@@ -118,6 +119,7 @@ class LeanLoop:
         if steps is None or loop.restarting:
             self._advance_as_lightning(fetcher)
             return
+        # As in Lightning's advance: an evaluation that comes after a training step begins anew.
         if loop.val_loop.restarting:
             loop.val_loop.restarting = False
         self._start()
@@ -136,6 +138,8 @@ class LeanLoop:
         ready = progress.current.ready
         every = trainer.val_check_batch
         applied = loop.automatic_optimization.optim_progress.optimizer.step.total.completed
+        # Lightning goes by one of two counts of batches, as check_val_every_n_epoch says. Here
+        # both ask it: to ask once too often changes nothing.
         return bool(
             trainer.should_stop
             or progress.is_last_batch

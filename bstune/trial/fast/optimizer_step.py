@@ -46,7 +46,8 @@ class OptimizerStep:
 def _without_label(optimizer: Optimizer) -> Callable[..., Any] | None:
     """Find the step of an optimizer's class as it was written, without torch's label.
 
-    None where torch has put no label there, or a call of ``step`` may lead to another function.
+    The label is a ``record_function`` for torch's profiler around each step. None where torch has
+    put no label there, or a call of ``step`` may lead to another function.
     """
     of_class = type(optimizer).step
     of_object = vars(optimizer).get("step")
@@ -65,7 +66,7 @@ def _without_label(optimizer: Optimizer) -> Callable[..., Any] | None:
 
 
 def _step_without_label(step: Callable[..., Any], optimizer: Optimizer, **options: Any) -> None:
-    """Take a step and call its hooks as torch does, but without the label.
+    """Take a step and call its hooks as torch does, but without the label for its profiler.
 
     Where hooks come before the step, or torch's profiler runs, torch's own function is called.
     """

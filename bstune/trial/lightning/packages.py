@@ -46,7 +46,10 @@ def package_of(*things: object) -> str:
 
 
 def _package_of_class(kind: type) -> str | None:
-    """Name the package of the first class of Lightning's among a class and its bases, if any."""
+    """Name the package of the first class of Lightning's among a class and its bases.
+
+    None where none of them is Lightning's.
+    """
     for base in kind.__mro__:
         for package in PACKAGES:
             if base.__module__.startswith(f"{package}."):
@@ -54,17 +57,18 @@ def _package_of_class(kind: type) -> str | None:
     return None
 
 
-def of_package(package: str, place: str) -> Any:
+def of_package(package: str, dotted_path: str) -> Any:
     """Import a class or function of a package of Lightning, or of its fabric.
 
     Args:
         package: one of ``PACKAGES``.
-        place: the dotted path below the package, such as ``utilities.exceptions.SIGTERMException``;
-            below the fabric it begins with ``fabric.``.
+        dotted_path: below the package, such as ``utilities.exceptions.SIGTERMException``; below the
+            fabric it begins with ``fabric.``.
     """
-    top, _, rest = place.partition(".")
-    path = f"{PACKAGES[package]}.{rest}" if top == "fabric" else f"{package}.{place}"
-    module, _, name = path.rpartition(".")
+    top, _, rest = dotted_path.partition(".")
+    # The fabric is a package of its own.
+    full_path = f"{PACKAGES[package]}.{rest}" if top == "fabric" else f"{package}.{dotted_path}"
+    module, _, name = full_path.rpartition(".")
     return getattr(import_module(module), name)
 
 

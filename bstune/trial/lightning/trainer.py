@@ -240,9 +240,9 @@ def _ddp(package: str) -> object:
 def lengths(batches: Iterable[object], parts: int, steps: int, automatic: bool) -> dict[str, Any]:
     """Give the arguments of a Trainer that say how long it trains.
 
-    Where the batches have a length, that is an epoch's, and the arguments are those of a
-    ``Trainer.fit`` by the user. Otherwise there is one endless epoch, with ``max_steps`` only for a
-    stream of the user's.
+    Batches with a length are an epoch, and the arguments are those of a ``Trainer.fit`` by the
+    user. Otherwise there is one endless epoch, which the trial's call-back ends. Batches with
+    ``ends_by_steps`` also get ``max_steps``, which a module on a stream of the user's may read.
 
     Args:
         batches: of the training.
@@ -326,6 +326,7 @@ def serving(
     if micro_batch_size is not None and "batch_size" in served.hparams:
         copy_hyper_parameters(served)
         served.hparams["batch_size"] = micro_batch_size
+    # It is set up already.
     served.prepare_data = lambda: None  # type: ignore[method-assign]
     served.setup = lambda stage: None  # type: ignore[method-assign]
     # The user's teardown would close data that later trials read.

@@ -90,6 +90,7 @@ def build_module(
 
         def configured(module: LightningModule) -> object:
             built = cli.instantiate_class(module.parameters(), parsed.optimizer.as_dict())
+            # Without a schedule LightningCLI gives the optimizer alone.
             schedule: object = lr_scheduler
             if lr_scheduler:
                 schedule = cli.instantiate_class(built, parsed.lr_scheduler.as_dict())
@@ -141,23 +142,24 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     budget = own_examples(parsed["trainer"], batch_size, examples)
     if budget is None:
         budget = _assumed_budget(path, examples, chosen, assumed)
-    target: dict[str, float | str]
-    if chosen.target is not None:
-        metric, goal, mode = parse_target(chosen.target)
-        target = {"metric": metric, "value": goal, "mode": mode}
-    else:
+    if chosen.target is None:
         target = _assumed_target(_own_metric(sections, parsed, data), assumed)
+    else:
+        target = _given_target(chosen.target)
     precision = str(parsed["trainer"].get("precision") or 32)
     here = build_module.__module__
     smallest = max(1, batch_size // FACTOR_BELOW)
     largest = min(examples, batch_size * FACTOR_ABOVE)
+    # A trial ends once both its steps and its examples are spent. So the largest batches, whose
+    # steps would be few, take more examples.
+    fewest_steps = max(1, budget // (FACTOR_BELOW * batch_size))
     workload = {
         "name": chosen.name or parsed["model"]["class_path"].rpartition(".")[2],
         "precision": SHORT_PRECISIONS.get(precision, precision),
         "trials": CLI_TRIALS,
         "reference": {"batch_size": batch_size, "lr": lr},
         "batch_size": {"low": smallest, "high": largest},
-        "budget": {"steps": max(1, budget // (FACTOR_BELOW * batch_size)), "examples": budget},
+        "budget": {"steps": fewest_steps, "examples": budget},
         "target": target,
         "data": {"_target_": f"{here}.build_data", "_recursive_": False, "data": parsed["data"]},
         "module": {"_target_": f"{here}.build_module", "_recursive_": False, **built},
@@ -196,6 +198,12 @@ def _assumed_budget(path: Path, examples: int, chosen: Chosen, assumed: list[str
         f"budget: a trial gives up after {MOST_EPOCHS} epochs (budget.examples={budget})"
     )
     return budget
+
+
+def _given_target(text: str) -> dict[str, float | str]:
+    """Give the config of the target that the command line states, such as ``val_loss<=0.1``."""
+    metric, value, mode = parse_target(text)
+    return {"metric": metric, "value": value, "mode": mode}
 
 
 def _assumed_target(judged_by: OwnMetric, assumed: list[str]) -> dict[str, float | str]:

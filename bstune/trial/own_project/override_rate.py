@@ -77,6 +77,7 @@ def override_rate(configured: object, module: object, lr: float) -> None:
     for optimizer in optimizers_in(configured):
         for values in (optimizer.defaults, *optimizer.param_groups):
             _scale(values, factor)
+    # Schedules keep rates of their own, such as base_lrs and max_lrs.
     for schedule in _schedules_in([configured, *vars(module).values()]):
         _scale(vars(schedule), factor)
 
@@ -84,7 +85,8 @@ def override_rate(configured: object, module: object, lr: float) -> None:
 def is_rate(name: str) -> bool:
     """Whether a number of an optimizer or a schedule is a learning rate, by its name.
 
-    A factor that multiplies a rate is none.
+    All words of the name must be known: ``base_lrs`` and ``eta_min`` are rates, but ``lr_decay``,
+    a factor that multiplies one, is none.
     """
     words = {word for word in name.split("_") if word}
     return bool(words & RATE_WORDS) and words <= WORDS

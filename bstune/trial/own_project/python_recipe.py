@@ -52,6 +52,7 @@ class Trial:
         self._read: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
+        # copy and pickle ask for private methods, before there are any values.
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self._values:

@@ -21,6 +21,7 @@ class AgreedStop:
         """Take back and remember the Trainer's wish to stop, unless all have agreed on it."""
         if self._alone or self._decided:
             return
+        # A stop that was asked for at an earlier step stays asked for.
         self._asked |= trainer.should_stop
         trainer.should_stop = False
 

@@ -123,6 +123,6 @@ def parts_of(
             start_gap,
             # ``spec.goal`` is the value that the study's first trial reached. Another seed's
             # untrained weights may already meet it, which must not be refused.
-            may_begin_met=spec.goal is not None,
+            may_start_at_target=spec.goal is not None,
         ),
     )

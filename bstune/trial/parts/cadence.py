@@ -1,6 +1,7 @@
 """Decides at which steps a trial is evaluated: by examples and past values, never by a clock."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from bstune.core.evaluation_schedule import is_near, next_dense_evaluation, next_evaluation
 from bstune.core.records import TrialProtocol, TrialSpec
@@ -46,6 +47,7 @@ class Cadence:
             history: step and value of all evaluations, this one the last.
             stops: whether something else stops the trial, so that no other evaluation is due.
         """
+        # One before it was due, as at an epoch's end, must not move those that are due.
         if step < self.due_step:
             self.forced += (step,)
         else:
@@ -66,14 +68,14 @@ class Cadence:
         due = [pair for pair in history if pair[0] not in self.forced]
         # A trial that has once been near stays near: a noisy metric would switch back and forth.
         self.near = self.near or is_near(due, self._target.gap, self._schedule.near)
-        so_far = (
-            step,
-            self._spec.batch_size,
-            self._validation_examples,
-            len(due),
-            self.near,
-            self._schedule,
+        choose: Callable[..., int] = next_evaluation
+        if self._spec.dense_steps is not None:
+            choose = partial(next_dense_evaluation, dense_steps=self._spec.dense_steps)
+        return choose(
+            step=step,
+            batch_size=self._spec.batch_size,
+            validation_examples=self._validation_examples,
+            evaluations=len(due),
+            near=self.near,
+            schedule=self._schedule,
         )
-        if self._spec.dense_steps is None:
-            return next_evaluation(*so_far)
-        return next_dense_evaluation(*so_far, self._spec.dense_steps)

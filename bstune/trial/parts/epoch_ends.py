@@ -46,5 +46,6 @@ class EpochEnds:
         may_go_on = self.epochs_end and self._adds_epochs and not trainer.should_stop
         # An epoch without steps would be followed by others without end.
         if may_go_on and is_last and has_steps:
+            # Epochs are counted from 0, so the present one and the next are 2 more than it says.
             trainer.fit_loop.max_epochs = trainer.current_epoch + 2
         self._steps_at_last_end = self._state.steps

@@ -76,9 +76,10 @@ def judge(parts: Parts, trainer: Trainer, value: float | None, loss: float, stop
     state = parts.state
     # This evaluation has not logged the metric: Lightning still has the value of an earlier one.
     if parts.metric.is_from_before(trainer):
-        parts.verdict.leave_out(loss)
+        parts.verdict.judge_by_loss(loss)
         if not state.ended:
             parts.cadence.pass_over(state.steps, state.history, stops)
+    # A repeated evaluation was judged before the stop.
     elif not parts.resume.evaluates_again:
         parts.verdict.judge(value, loss)
         if not state.ended:

@@ -56,6 +56,7 @@ def metric(trainer: Trainer, name: str) -> float | None:
             "set workload.target.metric to one of them, or log it"
         )
     number = float(value.item())
+    # In float32 a metric of 0.1 is a little more, and would miss a target of 0.1.
     if value.dtype == torch.float32:
         number = shortest_decimal(number)
     return number if math.isfinite(number) else None

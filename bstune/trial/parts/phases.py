@@ -50,7 +50,10 @@ class Phases:
     def end_step(self) -> None:
         """Close the segment of the warm-up at its last step, if nothing was evaluated before."""
         steps = self._state.steps
-        if self._segment_start == self._state.first_step == steps - self._warmup_steps:
+        first_step = self._state.first_step
+        # An evaluation would have begun another segment.
+        is_first_segment = self._segment_start == first_step
+        if is_first_segment and steps - first_step == self._warmup_steps:
             self._clock.end_segment(self._warmup_steps, Phase.TRAINING)
             self._segment_start = steps
 

@@ -49,6 +49,8 @@ class Resume:
         self._frozen = self.stopped.frozen
         # Lightning reads them next, as it steps the schedules by a metric.
         trainer.callback_metrics.update(self.stopped.metrics)
+        # By this number Lightning takes the stop as one at an evaluation, which is over unless it
+        # is repeated.
         trainer.val_check_batch = trainer.fit_loop.batch_idx + 1
         if has_epochs:
             self._accumulated = self.stopped.epoch
@@ -60,6 +62,7 @@ class Resume:
         The state is from before the evaluation at the stop. ``at_epoch_end`` says whether the trial
         was stopped at the end of an epoch, and is evaluated at epochs' ends.
         """
+        # Without epochs nothing uses an evaluation.
         if self.stopped is None or not self._amid_epoch:
             return False
         return at_epoch_end or self.stopped.steps >= self.stopped.due_step

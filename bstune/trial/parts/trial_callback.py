@@ -45,6 +45,7 @@ class TrialCallback(Callback):
         parts = self.parts
         self.module = pl_module
         order_callbacks(trainer, pl_module, first=parts.snapshot.writer, last=self)
+        # The first step may be the last one already: a trial that goes on may lack one alone.
         parts.last_step.bring_forward()
         parts.snapshot.expect(parts.state)
         batch_size = parts.spec.batch_size
@@ -115,13 +116,16 @@ class TrialCallback(Callback):
         # Lightning validates after a batch whose number is a multiple of val_check_batch, so not
         # after this one, unless it is set below.
         trainer.val_check_batch = batch_idx + 2
+        # The user's code may have forked this process in the step: the copy ends here.
         parts.one_process.end_copy()
+        # Processes that train together stop only where an evaluation has made them agree.
         parts.agreed_stop.hold(trainer)
         parts.state.loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         # The step is not complete: further micro-batches follow.
         if (batch_idx + 1) % self._micro_batches:
             return
         parts.step_count.end_step(trainer)
+        # Once the time is over, the next step is the last one.
         parts.last_step.bring_forward()
         parts.snapshot.expect(parts.state)
         if is_evaluation_due(parts, trainer):

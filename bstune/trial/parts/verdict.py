@@ -21,7 +21,7 @@ class Verdict:
             start.
         start_gap: how far from the target the trial was before training. None: that was not
             measured on all validation data, so that no distance counts as divergence.
-        may_begin_met: whether untrained weights may meet the target. They may where the target is a
+        may_start_at_target: whether untrained weights may meet the target. They may where the target is a
             value that another trial came to; else they are refused.
     """
 
@@ -31,20 +31,20 @@ class Verdict:
         target: Target,
         divergence: float,
         start_gap: float | None = None,
-        may_begin_met: bool = False,
+        may_start_at_target: bool = False,
     ) -> None:
         self._state = state
         self._target = target
         self._divergence = divergence
         self.start_gap = start_gap
-        self._may_begin_met = may_begin_met
+        self._may_start_at_target = may_start_at_target
 
     def begin(self, value: float) -> None:
         """Take in the metric of the untrained weights.
 
         A ConfigError says that it meets the target already.
         """
-        if self._may_begin_met and self._target.reached(value):
+        if self._may_start_at_target and self._target.reached(value):
             # The first evaluation then ends the trial, unless it is worse.
             return
         refuse_met_target(self._target, value)
@@ -63,12 +63,12 @@ class Verdict:
         status = self._end(self._divergence_of(value, loss), has_reached=has_reached)
         state.steps_low = steps_low_of(status, state.steps, state.steps_low)
 
-    def leave_out(self, loss: float) -> None:
+    def judge_by_loss(self, loss: float) -> None:
         """Take in an evaluation that did not log the target's metric.
 
         The trial may still end: by its last step, or by a loss that is not finite.
         """
-        self._end(self._lost_loss(loss), has_reached=False)
+        self._end(self._divergence_of_loss(loss), has_reached=False)
 
     def _end(self, divergence: str | None, *, has_reached: bool) -> Status | None:
         """Write how an evaluation ends the trial into its state, and give its status.
@@ -86,7 +86,7 @@ class Verdict:
             state.message = None
         return status
 
-    def _lost_loss(self, loss: float | None) -> str | None:
+    def _divergence_of_loss(self, loss: float | None) -> str | None:
         """Say that the loss of the last step is not finite; None if it is, or is not known."""
         if loss is None or math.isfinite(loss):
             return None
@@ -96,9 +96,9 @@ class Verdict:
         """Say why the trial has diverged; None if it has not."""
         metric = self._target.metric
         step = self._state.steps
-        lost = self._lost_loss(loss)
-        if lost is not None:
-            return lost
+        divergence = self._divergence_of_loss(loss)
+        if divergence is not None:
+            return divergence
         if value is None:
             return f"{metric} is not finite at step {step}"
         if self.start_gap is None:

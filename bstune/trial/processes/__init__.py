@@ -1,1 +1,1 @@
-"""The processes that train, and what they print."""
+"""The processes that train (`workers.py` first), and what they print."""

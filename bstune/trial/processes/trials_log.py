@@ -106,5 +106,6 @@ def _read_chunk(reading: Connection) -> bytes:
     """Wait for bytes in a pipe and read them; none come once its other end is closed."""
     try:
         return os.read(reading.fileno(), CHUNK_BYTES)
+    # A pipe that cannot be read any more has ended: an error would end the thread with a traceback.
     except OSError:
         return b""
