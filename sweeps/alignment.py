@@ -124,12 +124,8 @@ def run(
     shapes = input_shapes(module, draw(sizes[0]), loss, batch_size / sizes[0])
     # The device's limits predict a gain, which is not used here: any limits do.
     limits = roofline.DeviceLimits(dtype=arithmetic, flops_per_second=1.0, bytes_per_second=1.0)
-    misaligned = dict[str, TensorCoreMisalignment]()
-    for row in roofline.misalignments(cost, limits, multiple, batch_size):
-        layer = module.get_submodule(row.name)
-        # A layer that no pass reaches, or that cannot be made anew alone, is not timed.
-        if row.name in shapes and layer_like(layer, {}) is not None:
-            misaligned[f"{row.name}/{row.dimension}"] = row
+    misalignments = roofline.misalignments(cost, limits, multiple, batch_size)
+    misaligned = _can_be_timed(misalignments, module, shapes)
     check_only(only, list(misaligned))
     device_text = device_name(protocol.trainer, protocol.devices)
     log.begin(device_text, ())
@@ -157,6 +153,23 @@ def run(
         inches=PADDING_FIGURE_INCHES,
         details={"arithmetic": arithmetic, "multiple": multiple},
     )
+
+
+def _can_be_timed(
+    misalignments: Sequence[TensorCoreMisalignment],
+    module: nn.Module,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, TensorCoreMisalignment]:
+    """Keep the misaligned dimensions of layers that can be timed alone, by ``LAYER/DIMENSION``.
+
+    ``shapes`` has the shape of each layer's input: a layer that no pass reaches has none.
+    """
+    misaligned = dict[str, TensorCoreMisalignment]()
+    for row in misalignments:
+        can_be_made_anew = layer_like(module.get_submodule(row.name), {}) is not None
+        if row.name in shapes and can_be_made_anew:
+            misaligned[f"{row.name}/{row.dimension}"] = row
+    return misaligned
 
 
 def _check_positive(values: Mapping[str, float | None]) -> None:
@@ -215,7 +228,8 @@ def padded_shape(row: TensorCoreMisalignment, shape: tuple[int, ...]) -> tuple[i
     """Give the shape of a layer's input once the dimension of ``row`` is padded."""
     place = {"batch": 0, "in_features": -1, "in_channels": 1}.get(row.dimension)
     padded = list(shape)
-    # A padded output does not change the input's shape.
+    # A padded output does not change the input's shape. The input grows in proportion: an example
+    # may have several rows, and the channels of a grouped convolution are those of one group.
     if place is not None:
         padded[place] = shape[place] * row.padded // row.size
     return tuple(padded)

@@ -362,12 +362,14 @@ def growth_of(table_rows: Iterable[Mapping[str, Any]]) -> Growth | None:
         points.append(
             CriticalAtTarget(
                 target=row["target"],
+                # How many trials passed the target does not count in the fit.
                 passed=0,
                 value=row["b_crit"],
                 low=row["b_crit_low"],
                 high=row["b_crit_high"],
             )
         )
+    # The metrics of these tables are losses and errors.
     return growth_over_target(points, ideal=0.0)
 
 

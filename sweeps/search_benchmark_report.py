@@ -406,7 +406,8 @@ def _contenders(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Sta
     """
     on_table = _of_table(benchmark, standings)
     keys = {standing.entry.key for standing in on_table}
-    # If bstune ran with other rules alone, these are compared.
+    # The key of bstune with its usual rule is its name alone. If it ran with other rules alone,
+    # these are compared.
     if FRONTIER not in keys:
         return on_table
     contenders = list[Standing]()

@@ -41,8 +41,8 @@ WITHIN = 1.25
 MAX_TRIALS = 1000
 # B_crit is sought so far outside of a table's batch sizes, in log B.
 SOUGHT_BEYOND = 5.0
-# A limit that is met exactly still holds.
-MET_EXACTLY = 1.0 + 1e-9
+# A limit that is met exactly still holds, whatever its arithmetic has rounded.
+FOR_ROUNDING = 1.0 + 1e-9
 
 
 @dataclass(frozen=True)
@@ -225,6 +225,7 @@ def make_benchmark(
             steps=max(1, round(budget_steps)), examples=max(1, round(budget_steps * best_size))
         ),
         seconds_per_step=tuple(seconds.values()),
+        # A rule that takes a noise scale gets B_crit itself, which a noise scale estimates.
         noise_scale=b_crit,
     )
     cheapest = dict[int, float]()
@@ -355,6 +356,7 @@ def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
         steps = min(run.end for run in runs)
         # The last step that is known to have missed the target.
         steps_low = steps
+        # Of a reached cell the frontier takes the steps alone, without such a bound.
         if math.isfinite(steps_to_target):
             status = "reached"
             steps = max(1, round(steps_to_target))
@@ -396,7 +398,9 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
     # The law without its small-batch term.
     log_law = np.log1p(b_crit / np.exp(log_sizes))
     log_frontier = log_law + np.interp(log_sizes, np.log(sizes), log_off)
-    return math.exp(half_slope(log_sizes, log_frontier[None])[0])
+    # half_slope takes several curves, (m, n): here is one.
+    (log_b_crit,) = half_slope(log_sizes, log_frontier[None])
+    return math.exp(log_b_crit)
 
 
 def least(
@@ -438,7 +442,7 @@ def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialRes
         steps = float(best.steps)
     else:
         steps = min(_least_frontier_steps(trial, batch_size) for trial in reached)
-    return max(1, min(budget, math.floor(STOP_FACTOR * steps * MET_EXACTLY)))
+    return max(1, min(budget, math.floor(STOP_FACTOR * steps * FOR_ROUNDING)))
 
 
 def _least_frontier_steps(trial: TrialResult, batch_size: int) -> float:
@@ -471,7 +475,7 @@ def run_search(
             spent_after = spent + trial.train_seconds
         # The estimate at a multiple is from the trials that ended before it.
         for multiple in multiples[len(estimates) :]:
-            if spent_after <= multiple * benchmark.unit * MET_EXACTLY:
+            if spent_after <= multiple * benchmark.unit * FOR_ROUNDING:
                 break
             estimates.append(_estimate(search, benchmark, finished))
         if trial is None or len(estimates) == len(multiples):
@@ -555,7 +559,7 @@ def ratio_after(path: Sequence[tuple[float, float | None]], multiple: float) -> 
     ratio = math.inf
     for spent, value in path:
         # The last change within the spending counts: a later incumbent may be worse.
-        if spent <= multiple * MET_EXACTLY:
+        if spent <= multiple * FOR_ROUNDING:
             ratio = math.inf if value is None else value
     return ratio
 
@@ -566,7 +570,7 @@ def spending_within(path: Sequence[tuple[float, float | None]], within: float = 
     ``path`` is that of a :class:`SearchRun`. It is infinite if the ratio never gets there.
     """
     for spent, ratio in path:
-        if ratio is not None and ratio <= within * MET_EXACTLY:
+        if ratio is not None and ratio <= within * FOR_ROUNDING:
             return spent
     return math.inf
 
@@ -580,5 +584,5 @@ def factor(ratio: float | None) -> float:
 
 def percentile(values: Sequence[float], share: float) -> float:
     """Give the least of ``values`` that at least ``share`` of them do not exceed."""
-    rank = math.ceil(share * len(values) / MET_EXACTLY)
+    rank = math.ceil(share * len(values) / FOR_ROUNDING)
     return sorted(values)[max(0, rank - 1)]

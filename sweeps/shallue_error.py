@@ -115,6 +115,8 @@ def run(
     workload, protocol = load_workload(options, composed.trained)
     _check_grid(batch_sizes, lrs, seeds, workload.train_examples)
     target = protocol.target
+    # A trial gives up once its steps and its examples are both spent: a run lasts for either
+    # budget.
     budget_of_runs = Budget(steps, examples)
     protocol = replace(protocol.for_steps_only(budget_of_runs), noise_scale_every=None)
     choosing_seed, *reported_seeds = seeds
@@ -157,6 +159,7 @@ def run(
     budgets = (
         TrainingBudget(f"{format_count(examples)} examples", examples=examples),
         TrainingBudget(f"{format_count(steps)} steps", steps=steps),
+        # Without a limit of its own it is a whole run.
         TrainingBudget("both"),
     )
     chosen = _choose_rates(runs, budgets, batch_sizes, lrs, choosing_seed, target.sign)
@@ -166,13 +169,7 @@ def run(
     runs |= trained(again)
     needed = dict.fromkeys(map(_run_name, [*choosing, *again]))
     log.check_finished(needed, runs)
-    rows = list[ErrorRow]()
-    for budget, size, lr in chosen:
-        values = list[float]()
-        for seed in reported_seeds:
-            history = runs[_run_name((size, lr, seed))].history
-            values.append(best_within(history, size, target.sign, budget))
-        rows.append(row(budget.name, size, lr, values, level))
+    rows = _rows_of_chosen(chosen, runs, reported_seeds, target.sign, level)
     title = (
         f"{options.workload.name} on {device}: best {target.metric}, {len(reported_seeds)} seeds, "
         f"{level:.0%} intervals"
@@ -236,6 +233,27 @@ def _choose_rates(
     return chosen
 
 
+def _rows_of_chosen(
+    chosen: Iterable[ChosenRate],
+    runs: Mapping[str, ErrorRun],
+    seeds: Iterable[int],
+    sign: float,
+    level: float,
+) -> list[ErrorRow]:
+    """Make the row of each chosen rate, from its runs on ``seeds``.
+
+    ``sign`` is that of the target: see :func:`best_within`. ``level`` is of the intervals.
+    """
+    rows = list[ErrorRow]()
+    for budget, size, lr in chosen:
+        values = list[float]()
+        for seed in seeds:
+            history = runs[_run_name((size, lr, seed))].history
+            values.append(best_within(history, size, sign, budget))
+        rows.append(row(budget.name, size, lr, values, level))
+    return rows
+
+
 def _run_name(seed_run: SeedRun) -> str:
     """Name a run by its batch size, learning rate and seed."""
     return "/".join(map(str, seed_run))
@@ -271,14 +289,14 @@ def _check_grid(
 def best_within(
     history: MetricHistory, batch_size: int, sign: float, budget: TrainingBudget
 ) -> float:
-    """Give the best value within a budget; the worst there can be if nothing was measured.
+    """Give the best value within a budget; infinitely bad if nothing was measured there.
 
     ``sign`` is 1 if a smaller metric is better, else -1.
     """
     limit = budget.last_step(batch_size)
     # Times the sign, a smaller value is better in either direction.
-    heights = [sign * value for step, value in history if step <= limit]
-    return sign * min(heights, default=math.inf)
+    signed_values = [sign * value for step, value in history if step <= limit]
+    return sign * min(signed_values, default=math.inf)
 
 
 def row(budget: str, batch_size: int, lr: float, values: Sequence[float], level: float) -> ErrorRow:

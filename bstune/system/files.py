@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bstune.core.errors import BstuneError, InputError, StudyError
+from bstune.system.failures import with_causes
 from bstune.system.inputs import parse_json, read_text
 from bstune.system.secrets import document_without_known, redact
 
@@ -444,17 +445,12 @@ def full_disk(error: BaseException) -> StudyError | None:
     """Make a plain error of one that a full disk or quota has caused; None for others."""
     if isinstance(error, BstuneError):
         return None
-    reason: BaseException | None = error
-    # Causes may form a ring, as where an error is raised again from what it caused.
-    visited: set[int] = set()
-    while reason is not None and id(reason) not in visited:
+    for reason in with_causes(error):
         if isinstance(reason, OSError) and reason.errno in FULL_DISK_ERRORS:
             return StudyError(
                 f"{reason.filename or 'a file'} cannot be written: {reason.strerror}; what has "
                 "finished is stored: make room, and run the same command again"
             )
-        visited.add(id(reason))
-        reason = reason.__cause__ or reason.__context__
     return None
 
 

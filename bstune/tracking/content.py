@@ -208,6 +208,7 @@ def study_note(
         parts.append(f"![steps and seconds to target over batch size](get-artifact?{query})")
     parts.append(f"[the study's trials]({trials_page}) · [all studies]({studies_page})")
     text = "\n\n".join(parts)
+    # The answer gets the room that the links leave.
     return text.format(shortened(answer, TAG_LENGTH - len(text)))
 
 

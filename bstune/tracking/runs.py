@@ -208,7 +208,10 @@ class Tracking:
         return list(runs)
 
     def _other_studies(self) -> list[Run]:
-        """Give the runs of other studies, the newest first, as many as a colour is chosen by."""
+        """Give the runs of other studies, the newest first.
+
+        They are only the newest ones, by whose colours one is chosen.
+        """
         runs = self._client.search_runs(
             [self._experiments["study"]],
             f"tags.`{STUDY_TAG}` != '{self._tags[STUDY_TAG]}' and tags.`{KIND}` = 'study'",
@@ -229,7 +232,8 @@ class Tracking:
         for run in self._other_studies():
             if (run.info.start_time, run.info.run_id) < own_start:
                 older_colours.append(run.data.tags.get(colours.COLOUR_TAG))
-        # Colours repeat after as many studies as the palette has.
+        # The newest come first. A colour returns after as many studies as the palette has colours,
+        # so that it need only differ from those of the studies since.
         near_colours = older_colours[: len(colours.PALETTE) - 1]
         if parent.data.tags.get(colours.COLOUR_TAG) in near_colours:
             free = colours.next_colour(self._other_colours())

@@ -84,6 +84,8 @@ class _DeviceAverage(WeightAveraging):
     ) -> None:
         """Update the average if it is due."""
         step = trainer.global_step
+        # A micro-batch that is not a step's last one leaves the step's number as it was. Lightning
+        # passes should_update the step's index, from 0.
         if step > self._latest_update_step and self.should_update(step_idx=step - 1):
             self._update(pl_module, self.decay(step))
             self._latest_update_step = step

@@ -181,12 +181,15 @@ class Muon(Optimizer):
             averages.append(state["exp_avg"])
             squares.append(state["exp_avg_sq"])
             counts.append(state["step"])
+        # The largest squares so far are only kept for AMSGrad.
+        largest_squares = list[Tensor]()
+        # torch looks for the counts among the positional arguments.
         adamw(
             trained,
             gradients,
             averages,
             squares,
-            [],
+            largest_squares,
             counts,
             fused=True if is_captured else None,
             amsgrad=False,
@@ -273,15 +276,17 @@ def muon_and_adam(
                 f"adam_matrices names the place {place}, but the network has {len(matrices)} "
                 "matrices"
             )
-    muons = {id(parameter) for parameter in matrices}
+    # Tensors are told apart by identity: their == compares values.
+    ids_for_muon = {id(parameter) for parameter in matrices}
     for place in adam_matrices:
-        muons.discard(id(matrices[place]))
+        ids_for_muon.discard(id(matrices[place]))
     groups = list[Group]()
     for group in given_groups:
         muon_parameters = list[Parameter]()
         adam_parameters = list[Parameter]()
         for parameter in group["params"]:
-            chosen = muon_parameters if id(parameter) in muons else adam_parameters
+            takes_muon = id(parameter) in ids_for_muon
+            chosen = muon_parameters if takes_muon else adam_parameters
             chosen.append(parameter)
         if muon_parameters:
             groups.append({**group, "params": muon_parameters, "orthogonalise": True})
