@@ -156,12 +156,12 @@ def run(
     if ceiling is None:
         find = functools.partial(find_ceiling, options, recipe)
         limit = _limit_of(options, probe)
-        measure = functools.partial(
-            _measure_ceiling, find, workload.train_examples, probe, limit, console
+        ceiling = _ceiling_of_log(
+            log,
+            functools.partial(
+                _measure_ceiling, find, workload.train_examples, probe, limit, console
+            ),
         )
-        # It is measured whatever units are chosen: the other batch sizes follow from it.
-        plan = UnitPlan(names=[CEILING_UNIT], only=(), noun="ceiling", read=int)
-        ceiling = log.measure(plan, lambda name: measure())[CEILING_UNIT]
     choice = choose_batch_sizes(batch_sizes, centres, ceiling)
     if choice.left_out:
         console.print(
@@ -185,8 +185,7 @@ def run(
     measured_rounds = log.measure_as_they_end(
         rounds_plan, functools.partial(timed_steps.time_rounds, visits_of_round)
     )
-    busy_by_size = dict[int, float]()
-    measured = {CEILING_UNIT, *measured_rounds}
+    busy_units = dict[str, dict[int, float]]()
     if BUSY_UNIT in unit_names:
         busy_plan = UnitPlan(
             names=[BUSY_UNIT],
@@ -196,21 +195,26 @@ def run(
             choices=unit_names,
         )
         busy_units = log.measure(busy_plan, lambda name: timed_steps.time_busy())
-        busy_by_size = busy_units.get(BUSY_UNIT, {})
-        measured.update(busy_units)
-    log.check_finished(unit_names, measured)
+    log.check_finished(unit_names, {CEILING_UNIT, *measured_rounds, *busy_units})
     title = f"{options.workload.name} in {options.precision}, {device}; n = {repeats} rounds"
     return _make_finding(
         choice=choice,
         # The figure has a panel of its own for batch sizes that only the ceiling brings in.
         asked={*batch_sizes, *triplets(centres)},
         timed=_rounds_by_size(choice.sizes, measured_rounds.values()),
-        busy_by_size=busy_by_size,
+        busy_by_size=busy_units.get(BUSY_UNIT, {}),
         against_each_other=against_each_other,
         level=level,
         device=device,
         title=title,
     )
+
+
+def _ceiling_of_log(log: UnitLog, measure: Callable[[], int]) -> int:
+    """Give the ceiling that the log has kept, or measure it now, by ``measure``."""
+    # It is measured whatever units are chosen: the other batch sizes follow from it.
+    plan = UnitPlan(names=[CEILING_UNIT], only=(), noun="ceiling", read=int)
+    return log.measure(plan, lambda name: measure())[CEILING_UNIT]
 
 
 def _rounds_by_size(
@@ -409,6 +413,7 @@ def _measure_ceiling(
         probe.high,
         train_examples,
         limit=limit,
+        # Any batch size may be the ceiling.
         multiple=1,
         relative=probe.relative,
         steps=probe.steps,

@@ -191,7 +191,7 @@ def make_benchmark(
                 f"sweep.experiment.{option} must be a positive number, but got {value}"
             )
     if objective == "steps":
-        table = _without_hardware(table)
+        table = _in_examples(table)
     times = _times_to_target(table, target)
     if not times:
         why = unusable_target(table, target) or (
@@ -207,13 +207,39 @@ def make_benchmark(
             "with it: use sweep.experiment.objective=time, or a table with larger and smaller "
             "batch sizes"
         )
+    cheapest = dict[int, float]()
+    for (batch_size, _), time in times.items():
+        cheapest[batch_size] = min(time, cheapest.get(batch_size, math.inf))
+    return Benchmark(
+        name=name,
+        table=table,
+        problem=_make_problem(table, target, objective, best, b_crit, lr_factor, budget_factor),
+        best=best,
+        frontier_cost=sum(cheapest.values()),
+        b_crit=b_crit,
+    )
+
+
+def _make_problem(
+    table: Table,
+    target: Target,
+    objective: SearchObjective,
+    best: BestCell,
+    b_crit: float | None,
+    lr_factor: float,
+    budget_factor: float,
+) -> Problem:
+    """Make the problem of a table; for the arguments see :class:`Benchmark`.
+
+    For the two factors see :func:`make_benchmark`.
+    """
     sizes = table.batch_sizes
     rates = table.lrs
     seconds = {size: _seconds_per_step(table, size) for size in sizes}
     best_size, _, best_cost = best
-    # What a step costs is in ``seconds``, so this is a number of steps.
+    # A step's cost is in ``seconds``, so this is a number of steps.
     budget_steps = BUDGET_FACTOR * budget_factor * best_cost / seconds[best_size]
-    problem = Problem(
+    return Problem(
         batch_sizes=sizes,
         lr_low=rates[0],
         lr_high=rates[-1],
@@ -227,17 +253,6 @@ def make_benchmark(
         seconds_per_step=tuple(seconds.values()),
         # A rule that takes a noise scale gets B_crit itself, which a noise scale estimates.
         noise_scale=b_crit,
-    )
-    cheapest = dict[int, float]()
-    for (batch_size, _), time in times.items():
-        cheapest[batch_size] = min(time, cheapest.get(batch_size, math.inf))
-    return Benchmark(
-        name=name,
-        table=table,
-        problem=problem,
-        best=best,
-        frontier_cost=sum(cheapest.values()),
-        b_crit=b_crit,
     )
 
 
@@ -259,7 +274,7 @@ class _TableInExamples(Table):
         return replace(outcome, seconds_per_step=float(batch_size))
 
 
-def _without_hardware(table: Table) -> Table:
+def _in_examples(table: Table) -> Table:
     """Give the table with examples in place of seconds, for the objective ``steps``."""
     runs = list[Run]()
     for run in table.runs:
@@ -486,6 +501,7 @@ def run_search(
         if incumbent is None:
             continue
         ratio = benchmark.ratio(incumbent.batch_size, incumbent.lr)
+        # The path has the spendings at which the ratio changes.
         if not path or path[-1][1] != ratio:
             path.append((spent / benchmark.unit, ratio))
     return SearchRun(
@@ -575,7 +591,7 @@ def spending_within(path: Sequence[tuple[float, float | None]], within: float = 
     return math.inf
 
 
-def factor(ratio: float | None) -> float:
+def factor_off(ratio: float | None) -> float:
     """Give the factor by which an estimate is off, max(x, 1/x); infinite without an estimate."""
     if ratio is None or ratio <= 0.0:
         return math.inf

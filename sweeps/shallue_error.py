@@ -137,22 +137,7 @@ def run(
         return row_of(trainer(workload, spec, protocol))
 
     def trained(wanted: Iterable[SeedRun]) -> dict[str, ErrorRun]:
-        names = list(dict.fromkeys(map(_run_name, wanted)))
-        # A run's steps, to which its time is taken to be in proportion.
-        work = dict[str, float]()
-        for name in names:
-            size, _, _ = grid[name]
-            work[name] = float(budget_of_runs.last_step(size))
-        plan = UnitPlan(
-            names=names,
-            only=only,
-            noun="run",
-            read=READ_RUN.validate_python,
-            choices=list(grid),
-            work=work,
-            shown=lambda run: run.status,
-        )
-        return log.measure(plan, train)
+        return log.measure(_plan_runs(wanted, grid, only, budget_of_runs), train)
 
     choosing = list(product(batch_sizes, lrs, [choosing_seed]))
     runs = trained(choosing)
@@ -199,6 +184,30 @@ class ErrorRun:
 
 
 READ_RUN = TypeAdapter(ErrorRun)
+
+
+def _plan_runs(
+    wanted: Iterable[SeedRun], grid: Mapping[str, SeedRun], only: Sequence[str], budget: Budget
+) -> UnitPlan[ErrorRun]:
+    """Plan the ``wanted`` runs, each once.
+
+    ``grid`` has all runs that there may be, by name; ``budget`` is that of each run.
+    """
+    names = list(dict.fromkeys(map(_run_name, wanted)))
+    # A run's steps, to which its time is taken to be in proportion.
+    work = dict[str, float]()
+    for name in names:
+        size, _, _ = grid[name]
+        work[name] = float(budget.last_step(size))
+    return UnitPlan(
+        names=names,
+        only=only,
+        noun="run",
+        read=READ_RUN.validate_python,
+        choices=list(grid),
+        work=work,
+        shown=lambda run: run.status,
+    )
 
 
 def _choose_rates(

@@ -145,6 +145,8 @@ def _place_of_class(thing: type) -> tuple[str, int] | None:
         place = _place_of_function(value)
         if place is not None:
             functions.append(place)
+    # inspect goes by the name of the class's module. Here another file may have that name: then
+    # the functions decide.
     with suppress(OSError, TypeError):
         file = inspect.getsourcefile(thing)
         if file is not None and (not functions or functions[0][0] == file):

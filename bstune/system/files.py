@@ -170,7 +170,10 @@ def _checksum(name: str, token: str) -> str:
 
 
 def final_name(path: Path) -> str | None:
-    """Read the name that a file of :func:`partial_of` was to get, or its end; None for others."""
+    """Read the name that a file of :func:`partial_of` was to get; None for other files.
+
+    Of a long name it is the end.
+    """
     match = PARTIAL.fullmatch(path.name)
     if match is None:
         return None

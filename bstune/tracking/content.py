@@ -275,7 +275,8 @@ def data_set(prepared: PreparedStudy) -> DatasetInput:
     workload = prepared.options.workload
     read_by: Mapping[str, Any] = {"workload": workload.name}
     if isinstance(workload, TrainedWorkload):
-        # The folder of the data is a reference in these settings. Their checksums are pinned.
+        # In these settings the data's folder is a reference: the digest is the same for every
+        # folder. The code that reads the data pins their checksums.
         read_by = workload.data
     # A replayed study reads a table in place of data.
     table = prepared.backend.frozen_settings.get("workload.table")

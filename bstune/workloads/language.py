@@ -198,6 +198,7 @@ class TextData(LightningDataModule):
     ) -> "TokenBatches":
         """Begin a trial's endless stream of batches, in an order that ``seed`` sets."""
         self.setup()
+        # Tokens that are not to be resident on the device are taken from the host.
         tokens = self._read().train if self._train is None else self._train
         return TokenBatches(
             tokens,
