@@ -312,6 +312,7 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
             log_rates = np.log(near_rates)
             log_middle = log_rates[1]
             curvature, slope, _ = np.polyfit(log_rates - log_middle, np.log(near_steps), 2)
+            # Three equal numbers of steps have no bottom.
             if curvature > 0:
                 log_bottom = log_middle - slope / (2.0 * curvature)
                 best[batch_size] = float(np.exp(np.clip(log_bottom, log_rates[0], log_rates[2])))

@@ -495,7 +495,11 @@ def with_rung_settings(composed: Composed, settings: Mapping[str, Any]) -> Compo
 
 
 def _referring(value: object) -> object:
-    """Replace %{ by ${ at each depth of a rung's value."""
+    """Replace %{ by ${ at each depth of a rung's value.
+
+    A rung refers to its own config by %{...}. A ${...} would refer to the sweep's, and be resolved
+    before.
+    """
     if isinstance(value, Mapping):
         return dict(zip(value, map(_referring, value.values()), strict=True))
     if isinstance(value, list | tuple):

@@ -306,7 +306,7 @@ def is_own(path: Path) -> bool:
 def may_take(path: Path) -> bool:
     """Whether weights or a state may be written at a path.
 
-    They may not where a file is that this study did not write; then a warning says so.
+    They may not in the place of a file that this study did not write: a warning says so.
     """
     if not os.path.lexists(path) or is_own(path):
         return True

@@ -169,6 +169,7 @@ def _kind_of_secret(key: str) -> str | None:
         if before in _KINDS_OF_KEYS:
             return "credential"
         return None
+    # A pad_token is a piece of text, and a forward_pass is a run through something.
     if last == "token" and before in _TOKENS_OF_TEXT:
         return None
     if last == "pass" and before in _PASSES:
@@ -205,8 +206,8 @@ def _is_path(text: str) -> bool:
 def holds_secret(key: str, text: str) -> bool:
     """Whether a text under this key is a secret.
 
-    The key must say so, and the text must be neither a reference, nor a path, nor a word such as
-    ``null``.
+    The key must say so, and the text must be neither a reference such as ``${oc.env:KEY}``, nor a
+    path, nor a word such as ``null``.
     """
     kind = _kind_of_secret(key)
     if kind is None:
@@ -457,7 +458,7 @@ def _replacement(match: re.Match[str]) -> str:
 
 
 def redact_values(values: Any, name: str = "") -> Any:
-    """Copy nested options without the secrets in them; references stay.
+    """Copy nested options without the secrets in them; references such as ``${oc.env:KEY}`` stay.
 
     Secrets are found by their keys, and in texts. A text that is a JSON object or list itself stays
     one. ``name`` is the dotted name of the options.
@@ -518,6 +519,7 @@ def _each_text(values: Any, name: str, change: Callable[[str, str], str]) -> Any
         return changed
     if isinstance(values, list | tuple):
         is_pair = len(values) == 2 and all(isinstance(value, str) for value in values)
+        # A header may be a pair of its name and its value.
         if is_pair and _HEADER.fullmatch(values[0]) and _kind_of_secret(values[0]):
             return [values[0], _each_text(values[1], values[0], change)]
         return [_each_text(value, name, change) for value in values]

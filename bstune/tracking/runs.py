@@ -296,8 +296,9 @@ class Tracking:
         tags[TRIAL_NUMBERS] = str(result.number)
         tags[PARENT] = self._parent.info.run_id
         start = now - round(1000 * result.wall_seconds)
-        name = content.trial_name(result)
-        run_id = self._client.create_run(self._experiments["trial"], start, tags, name).info.run_id
+        run_name = content.trial_name(result)
+        run = self._client.create_run(self._experiments["trial"], start, tags, run_name)
+        run_id = run.info.run_id
         values = {name: getattr(result, name) for name in content.TRIAL_PARAMS}
         values |= result.hyperparameters
         params = list[Param]()
@@ -324,6 +325,7 @@ class Tracking:
         if result.status == "failed":
             return chain
         number = result.resumed_from
+        # A part that MLflow has not stands in no run that could go on.
         while number is not None and number in self._whole:
             chain.insert(0, self._results[number])
             number = chain[0].resumed_from

@@ -124,7 +124,7 @@ class _DeviceAverage(WeightAveraging):
 
     @torch.no_grad()
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the average in the place of the weights, which are kept, rounded to their type."""
+        """Keep the weights aside, and put the average, rounded to their type, in their place."""
         if self._average_model is not None:
             self._own_weights = [value.clone() for value in _tensors(pl_module)]
             self._copy_average_to_current(pl_module)

@@ -218,7 +218,10 @@ class TextData(LightningDataModule):
         return self._evaluated(self._read().test)
 
     def _evaluated(self, tokens: NDArray[np.integer] | None) -> "TokenEvalBatches":
-        """Give batches of sequences that are evenly spread over a part; none for None."""
+        """Give batches of sequences that are evenly spread over a part.
+
+        ``tokens`` None is a part that the text has not: there are no batches then.
+        """
         sequences = np.empty((0, self._context + 1), np.int64)
         if tokens is not None:
             every = (len(tokens) - 1) // self._validation

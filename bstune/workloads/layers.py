@@ -116,7 +116,10 @@ class BatchNorm(nn.BatchNorm2d):
         return output
 
     def extra_repr(self) -> str:
-        """Describe the layer as torch does, with two more settings; a survey is kept under it."""
+        """Describe the layer as torch does, with two more settings.
+
+        A kept survey is found by the description of the module: other settings need a new one.
+        """
         of_torch = super().extra_repr()  # type: ignore[no-untyped-call]
         return f"{of_torch}, ghost_size={self.ghost_size}, scale={self.scale}"
 
@@ -271,7 +274,10 @@ class Whitening(nn.Module):
         return functional.conv2d(images, self.weight, self.bias, padding=self.padding)
 
     def extra_repr(self) -> str:
-        """List the settings for the layer's description; a survey is kept under it."""
+        """List the settings for the layer's description.
+
+        A kept survey is found by the description of the module: other settings need a new one.
+        """
         return (
             f"{self.channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
             f"padding={self.padding}, eps={self.eps}, images={self.images}, signed={self.signed}, "
