@@ -544,17 +544,19 @@ def make_rows(
     differences = [NO_PAIRS]
     for before, after in pairwise(by_seed):
         differences.append(compare_pairs(before, after, CONFIDENCE))
-    # In the order of the rungs that have a p: in the loop below each such rung takes the next one.
-    corrected = iter(holm_corrected(_known(difference.p for difference in differences)))
+    # By the rung's place; a rung without enough pairs has no p.
+    p_values = dict[int, float]()
+    for place, difference in enumerate(differences):
+        if difference.p is not None:
+            p_values[place] = difference.p
+    corrected = dict(zip(p_values, holm_corrected(list(p_values.values())), strict=True))
     rows = list[RungRow]()
-    for built, rung_trials, difference in zip(built_rungs, trials, differences, strict=True):
+    measured = zip(built_rungs, trials, differences, strict=True)
+    for place, (built, rung_trials, difference) in enumerate(measured):
         accuracies = _known(map(accuracy, rung_trials.values()))
         times = _known(map(seconds, rung_trials.values()))
         # The share is of all seeds: a trial that did not get to its end is not at the level.
         at_level = sum(value >= level for value in accuracies) / len(rung_trials)
-        p = None
-        if difference.p is not None:
-            p = next(corrected)
         rows.append(
             {
                 "rung": built.rung.name,
@@ -573,7 +575,7 @@ def make_rows(
                 "difference": difference.mean,
                 "difference_low": difference.low,
                 "difference_high": difference.high,
-                "p": p,
+                "p": corrected.get(place),
                 "pairs": {"n": difference.pairs, "p_uncorrected": difference.p},
                 "trials": [_trial_row(seed, trial) for seed, trial in sorted(rung_trials.items())],
             }

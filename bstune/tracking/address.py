@@ -109,6 +109,7 @@ def opening_lines(uri: str, page: str = "") -> tuple[str, ...]:
             address = f"{address}/{page}"
         return (address,)
     shown = shlex.quote(uri)
+    # A URI with a password in it is given by the variable's name.
     if redact(uri) != uri:
         shown = '"$MLFLOW_TRACKING_URI"'
     command = f"{shlex.quote(sys.executable)} -m mlflow ui --backend-store-uri {shown}"

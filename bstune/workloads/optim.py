@@ -401,7 +401,10 @@ def parameter_groups(
 
 
 def _kinds_of_parameters(module: nn.Module) -> Iterator[tuple[str, Parameter]]:
-    """Yield each trained parameter once, in the module's order, with its first kind."""
+    """Yield each trained parameter once, in the module's order, with its kind.
+
+    Of several kinds it has the first in KINDS_OF_PARAMETERS; of none it is ``rest``.
+    """
     members: dict[str, list[Any]] = {kind: [] for kind in KINDS_OF_PARAMETERS}
     for layer in module.modules():
         if isinstance(layer, NORMS):
@@ -414,7 +417,7 @@ def _kinds_of_parameters(module: nn.Module) -> Iterator[tuple[str, Parameter]]:
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             members["filters"].append(layer.weight)
     kinds = dict[int, str]()
-    # The first kind of a parameter comes last, and so stays.
+    # A later entry replaces an earlier one: the first kind of a parameter is entered last.
     for kind in reversed(KINDS_OF_PARAMETERS):
         kinds.update(dict.fromkeys(map(id, members[kind]), kind))
     for parameter in module.parameters():
@@ -445,6 +448,7 @@ def _group(
             f"groups.kinds.{kind}.decay is a factor of the weight decay, at least 0, but got "
             f"{decay}"
         )
+    # An optimizer multiplies decay and rate: by the division weights shrink alike in all groups.
     group: Group = {
         "params": parameters,
         "lr": lr * rate,
