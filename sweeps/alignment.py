@@ -11,6 +11,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -21,9 +22,10 @@ from torch.utils.benchmark import Timer
 
 from bstune.config import Composed
 from bstune.core.errors import ConfigError
-from bstune.core.records import TrialSpec
+from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.hardware import roofline
 from bstune.hardware.roofline import DTYPES, Arithmetic, TensorCoreMisalignment
+from bstune.options import StudyOptions
 from bstune.report.drawing import BLUE, INK
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import QUARTILES
@@ -31,6 +33,7 @@ from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_number, plural
 from bstune.trial.checks.start import at_start
 from bstune.trial.devices.device import device_name, device_of, products_in, synchronize
+from bstune.trial.loop import Workload
 from bstune.trial.workload import load_workload, on_device, resolve
 
 if TYPE_CHECKING:
@@ -97,6 +100,78 @@ def run(
     )
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load_workload(options, recipe)
+    found = _find_misaligned(options, workload, protocol, batch_size, multiple, lr)
+    check_only(only, list(found.dimensions))
+    device_text = device_name(protocol.trainer, protocol.devices)
+    log.begin(device_text, ())
+
+    def time_layer(name: str) -> list[tuple[float, float]]:
+        row = found.dimensions[name]
+        layer = found.module.get_submodule(row.name)
+        with products_in(tf32=found.arithmetic == "tf32"):
+            return padding_times(
+                layer,
+                row,
+                found.shapes[row.name],
+                device_of(protocol.trainer),
+                found.arithmetic,
+                rounds,
+                seconds,
+                clock,
+            )
+
+    plan = UnitPlan(
+        names=list(found.dimensions), only=only, noun="dimension", read=READ_TIMES.validate_python
+    )
+    times = log.measure(plan, time_layer)
+    log.check_finished(plan.names, times)
+    rows = [row_of(row, times[name]) for name, row in found.dimensions.items()]
+    title = (
+        f"{options.workload.name} at B = {batch_size} in {found.arithmetic}, multiples of "
+        f"{found.multiple}, {device_text}"
+    )
+    return Finding(
+        sentence=sentence(rows, rounds),
+        rows=rows,
+        n=rounds,
+        device=device_text,
+        paint=functools.partial(_paint_gains, rows, title),
+        inches=PADDING_FIGURE_INCHES,
+        details={"arithmetic": found.arithmetic, "multiple": found.multiple},
+    )
+
+
+@dataclass(frozen=True)
+class _Misaligned:
+    """The dimensions of a module's layers that miss the multiple, and what timing them takes."""
+
+    module: nn.Module
+    arithmetic: Arithmetic
+    multiple: int
+    # The shape of each layer's input, by the layer's name.
+    shapes: Mapping[str, tuple[int, ...]]
+    # The dimensions that can be timed, by LAYER/DIMENSION.
+    dimensions: Mapping[str, TensorCoreMisalignment]
+
+
+def _find_misaligned(
+    options: StudyOptions,
+    workload: Workload,
+    protocol: TrialProtocol,
+    batch_size: int,
+    multiple: int | None,
+    lr: float,
+) -> _Misaligned:
+    """Trace a step of the workload, and find the dimensions that miss the multiple.
+
+    Args:
+        options: of the study.
+        workload: whose layers are traced.
+        protocol: of its trials.
+        batch_size: of the layers' inputs.
+        multiple: of the dimensions; None: that of the device's tensor cores.
+        lr: with which the module is built.
+    """
     first = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=0)
     module, trainer = at_start(workload, first, protocol)
     device = device_of(protocol.trainer)
@@ -124,39 +199,26 @@ def run(
     shapes = input_shapes(module, draw(sizes[0]), loss, batch_size / sizes[0])
     # The device's limits predict a gain, which is not used here: any limits do.
     limits = roofline.DeviceLimits(dtype=arithmetic, flops_per_second=1.0, bytes_per_second=1.0)
+    misalignments = roofline.misalignments(cost, limits, multiple, batch_size)
+    dimensions = _can_be_timed(misalignments, module, shapes)
+    return _Misaligned(module, arithmetic, multiple, shapes, dimensions)
+
+
+def _can_be_timed(
+    misalignments: Sequence[TensorCoreMisalignment],
+    module: nn.Module,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, TensorCoreMisalignment]:
+    """Keep the misaligned dimensions of layers that can be timed alone, by ``LAYER/DIMENSION``.
+
+    ``shapes`` has the shape of each layer's input: a layer that no pass reaches has none.
+    """
     misaligned = dict[str, TensorCoreMisalignment]()
-    for row in roofline.misalignments(cost, limits, multiple, batch_size):
-        layer = module.get_submodule(row.name)
-        # A layer that no pass reaches, or that cannot be made anew alone, is not timed.
-        if row.name in shapes and layer_like(layer, {}) is not None:
+    for row in misalignments:
+        can_be_made_anew = layer_like(module.get_submodule(row.name), {}) is not None
+        if row.name in shapes and can_be_made_anew:
             misaligned[f"{row.name}/{row.dimension}"] = row
-    check_only(only, list(misaligned))
-    device_text = device_name(protocol.trainer, protocol.devices)
-    log.begin(device_text, ())
-
-    def time_layer(name: str) -> list[tuple[float, float]]:
-        row = misaligned[name]
-        layer = module.get_submodule(row.name)
-        shape = shapes[row.name]
-        with products_in(tf32=arithmetic == "tf32"):
-            return padding_times(layer, row, shape, device, arithmetic, rounds, seconds, clock)
-
-    plan = UnitPlan(
-        names=list(misaligned), only=only, noun="dimension", read=READ_TIMES.validate_python
-    )
-    times = log.measure(plan, time_layer)
-    log.check_finished(plan.names, times)
-    rows = [row_of(row, times[name]) for name, row in misaligned.items()]
-    what = f"{options.workload.name} at B = {batch_size} in {arithmetic}, multiples of {multiple}"
-    return Finding(
-        sentence=sentence(rows, rounds),
-        rows=rows,
-        n=rounds,
-        device=device_text,
-        paint=functools.partial(_paint_gains, rows, f"{what}, {device_text}"),
-        inches=PADDING_FIGURE_INCHES,
-        details={"arithmetic": arithmetic, "multiple": multiple},
-    )
+    return misaligned
 
 
 def _check_positive(values: Mapping[str, float | None]) -> None:
@@ -215,7 +277,8 @@ def padded_shape(row: TensorCoreMisalignment, shape: tuple[int, ...]) -> tuple[i
     """Give the shape of a layer's input once the dimension of ``row`` is padded."""
     place = {"batch": 0, "in_features": -1, "in_channels": 1}.get(row.dimension)
     padded = list(shape)
-    # A padded output does not change the input's shape.
+    # A padded output does not change the input's shape. The input grows in proportion: an example
+    # may have several rows, and the channels of a grouped convolution are those of one group.
     if place is not None:
         padded[place] = shape[place] * row.padded // row.size
     return tuple(padded)

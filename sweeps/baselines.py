@@ -202,7 +202,10 @@ class LearningRateAxis:
         return trial.suggest_float(self.name, self.low, self.high, log=self.is_log)
 
     def rate_at(self, batch_size: int, coordinate: float) -> tuple[float, float | None]:
-        """Give the learning rate, clipped into the range, and ``delta``, None without a rule."""
+        """Give the learning rate at a coordinate, clipped into the range, and ``delta``.
+
+        Without a rule the coordinate is the learning rate itself, and ``delta`` is None.
+        """
         if self._rule is None:
             return coordinate, None
         lr = self._problem.clip_lr(self._rule(batch_size) * math.exp2(coordinate))
@@ -384,10 +387,11 @@ class Zeus(Search):
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
         """Choose the next batch size of the pruning, or of the Thompson sampling."""
-        number = len(finished)
-        if number and self._rounds_ended < PRUNING_ROUNDS:
+        # While the pruning lasts, the last trial is one of its present round.
+        if finished and self._rounds_ended < PRUNING_ROUNDS:
             self._round.append(finished[-1])
         batch_size: int | None = None
+        # Where a round has no batch size left, the next round begins, or the pruning is over.
         while batch_size is None and self._rounds_ended < PRUNING_ROUNDS:
             batch_size = next_to_prune(self.left, self._default, self._round)
             if batch_size is None:
@@ -476,6 +480,7 @@ class FrontierSearch(OptunaSearch):
             },
             seed=trial_seed(seed, 0, FOR_SEARCH),
         )
+        # The sampler has the rule itself, and reads how a trial ended from the trial's record.
         super().__init__(problem, seed, self.sampler, rule=None, form="pruned")
 
     def ending(
@@ -492,6 +497,7 @@ class FrontierSearch(OptunaSearch):
 
     def tell(self, trial: optuna.Trial, last_step: int, result: TrialResult) -> None:
         """Tell the study the trial's result, whose record the sampler reads."""
+        # The table's run ends before the trial was to end.
         if result.status == "stopped" and result.steps < last_step:
             self._exhausted.add(result.number)
         trial.set_user_attr(RECORD, result.to_json())

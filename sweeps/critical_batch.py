@@ -312,6 +312,7 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
             log_rates = np.log(near_rates)
             log_middle = log_rates[1]
             curvature, slope, _ = np.polyfit(log_rates - log_middle, np.log(near_steps), 2)
+            # Three equal numbers of steps have no bottom.
             if curvature > 0:
                 log_bottom = log_middle - slope / (2.0 * curvature)
                 best[batch_size] = float(np.exp(np.clip(log_bottom, log_rates[0], log_rates[2])))
@@ -362,12 +363,14 @@ def growth_of(table_rows: Iterable[Mapping[str, Any]]) -> Growth | None:
         points.append(
             CriticalAtTarget(
                 target=row["target"],
+                # How many trials passed the target does not count in the fit.
                 passed=0,
                 value=row["b_crit"],
                 low=row["b_crit_low"],
                 high=row["b_crit_high"],
             )
         )
+    # The metrics of these tables are losses and errors.
     return growth_over_target(points, ideal=0.0)
 
 

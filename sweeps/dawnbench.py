@@ -153,10 +153,11 @@ def run(
         trainer: trains a trial; tests replace it.
     """
     _check_ladder(rungs, seeds, level, reduced)
+    # Every trial trains to its end, where its error counts: it has a target that is never met,
+    # whatever its value.
+    target = Target(metric, value=0.0, mode="min").never_met
     # Every rung is built before the first is trained, so that mistakes in the last are found now.
-    built_rungs, left_out = build_rungs(
-        composed, rungs, reduced, Target(metric, value=0.0, mode="min").never_met
-    )
+    built_rungs, left_out = build_rungs(composed, rungs, reduced, target)
     for reason in left_out.values():
         console.print(reason, soft_wrap=True, markup=False)
     if not built_rungs:
@@ -267,8 +268,8 @@ def data_note(
 ) -> str:
     """Say how long a rung's batches take to prepare, and how long moving them to a GPU would take.
 
-    Page's first two gains were there: all images are moved at once, as bytes, and prepared on the
-    device.
+    The first two gains of Page's ladder were to move all images to the device at once, as bytes,
+    and to prepare batches there. Every rung here does both: the line says what that saves.
 
     Args:
         built: the rung.
@@ -282,6 +283,7 @@ def data_note(
     batches = iter(built.workload.train_batches(spec))
 
     def timed(call: Callable[[], object]) -> float:
+        """Give the mean seconds of a call."""
         # Libraries load in the first call.
         call()
         synchronize(device)
@@ -291,14 +293,14 @@ def data_note(
         synchronize(device)
         return (now() - began) / TIMED_BATCHES
 
-    # Seconds in which a batch is drawn, augmented and normalised: all that it needs before its
-    # step.
-    made = timed(lambda: next(batches))
+    # Drawing, augmenting and normalising a batch is all that it needs before its step.
+    seconds_per_batch = timed(lambda: next(batches))
     batches_of_epoch = math.ceil(built.workload.train_examples / built.batch_size)
-    seconds_of_epoch = format_seconds(batches_of_epoch * made)
+    seconds_of_epoch = format_seconds(batches_of_epoch * seconds_per_batch)
+    share_of_step = seconds_per_batch / seconds_per_step
     text = (
         f"{built.rung.name}: an epoch's {batches_of_epoch} batches are drawn, augmented and "
-        f"normalised on the device in {seconds_of_epoch}, {made / seconds_per_step:.0%} of its "
+        f"normalised on the device in {seconds_of_epoch}, {share_of_step:.0%} of its "
         "steps' time"
     )
     if device.type != "cpu":
@@ -403,11 +405,13 @@ def build_rungs(
 def _lacks_precision(composed: Composed, rung_below: Composed) -> str | None:
     """Say why the device cannot train in a rung's own precision; None if it can.
 
-    ``rung_below`` is the one before. ConfigError for any other mistake in the rung.
+    ``rung_below`` is the rung before, in whose precision the device trains. ConfigError for a
+    mistake of a rung in that same precision.
     """
     try:
         resolve(composed.options, composed.trained)
     except ConfigError as error:
+        # The precision is not the rung's own: the mistake is another one.
         if composed.options.precision == rung_below.options.precision:
             raise
         return str(error)
@@ -446,7 +450,8 @@ def _build(
         # It is rounded first: 9.74848 epochs of 50,000 images are 476 steps of 1024 and a last
         # digit.
         steps = math.ceil(round(rung.epochs * examples / batch_size, 6))
-    # The budget is a schedule's horizon, too.
+    # The budget is a schedule's horizon, too. One example is spent by the first step, so that the
+    # steps decide.
     composed = with_settings(composed, {"budget.steps": steps, "budget.examples": 1})
     options, recipe = resolve(composed.options, composed.trained)
     protocol = checked_protocol(options, recipe)
@@ -490,7 +495,11 @@ def with_rung_settings(composed: Composed, settings: Mapping[str, Any]) -> Compo
 
 
 def _referring(value: object) -> object:
-    """Replace %{ by ${ at each depth of a rung's value."""
+    """Replace %{ by ${ at each depth of a rung's value.
+
+    A rung refers to its own config by %{...}. A ${...} would refer to the sweep's, and be resolved
+    before.
+    """
     if isinstance(value, Mapping):
         return dict(zip(value, map(_referring, value.values()), strict=True))
     if isinstance(value, list | tuple):
@@ -502,6 +511,7 @@ def _referring(value: object) -> object:
 
 def accuracy(trial: TrialResult) -> float | None:
     """Give the accuracy at a trial's end; None for a trial that did not get there."""
+    # As its target is never met, a trial that has trained all of its steps is a stopped one.
     if trial.status != "stopped" or not trial.history or trial.history[-1][1] is None:
         return None
     # It is rounded, so that it is 0.94 at an error of 0.06.
@@ -534,17 +544,19 @@ def make_rows(
     differences = [NO_PAIRS]
     for before, after in pairwise(by_seed):
         differences.append(compare_pairs(before, after, CONFIDENCE))
-    # In the order of the rungs that have a p: in the loop below each such rung takes the next one.
-    corrected = iter(holm_corrected(_known(difference.p for difference in differences)))
+    # By the rung's place; a rung without enough pairs has no p.
+    p_values = dict[int, float]()
+    for place, difference in enumerate(differences):
+        if difference.p is not None:
+            p_values[place] = difference.p
+    corrected = dict(zip(p_values, holm_corrected(list(p_values.values())), strict=True))
     rows = list[RungRow]()
-    for built, rung_trials, difference in zip(built_rungs, trials, differences, strict=True):
+    measured = zip(built_rungs, trials, differences, strict=True)
+    for place, (built, rung_trials, difference) in enumerate(measured):
         accuracies = _known(map(accuracy, rung_trials.values()))
         times = _known(map(seconds, rung_trials.values()))
         # The share is of all seeds: a trial that did not get to its end is not at the level.
         at_level = sum(value >= level for value in accuracies) / len(rung_trials)
-        p = None
-        if difference.p is not None:
-            p = next(corrected)
         rows.append(
             {
                 "rung": built.rung.name,
@@ -563,7 +575,7 @@ def make_rows(
                 "difference": difference.mean,
                 "difference_low": difference.low,
                 "difference_high": difference.high,
-                "p": p,
+                "p": corrected.get(place),
                 "pairs": {"n": difference.pairs, "p_uncorrected": difference.p},
                 "trials": [_trial_row(seed, trial) for seed, trial in sorted(rung_trials.items())],
             }

@@ -145,11 +145,6 @@ def run(
     device = device_name(protocol.trainer)
     log.begin(device, NOT_OF_A_UNIT)
 
-    def train(name: str) -> dict[str, object]:
-        trial = planned[name]
-        protocol_of_trial = replace(protocol, budget=Budget(steps=trial.steps, examples=1))
-        return asdict(run_trial(workload, trial.spec, protocol_of_trial))
-
     # A step takes nearly the same time at all of these batch sizes: the work is in proportion to
     # the steps.
     work = {name: float(trial.steps) for name, trial in planned.items()}
@@ -161,13 +156,13 @@ def run(
         choices=unit_names,
         work=work,
     )
+
+    def train(name: str) -> dict[str, object]:
+        return _train_planned(planned[name], workload, protocol)
+
     results = log.measure(trial_plan, train)
-    rng = np.random.default_rng(order_seed)
     sources = (workload, loader_workload)
-    # A round times each pair of a source of rows and a run. The orders of all rounds are drawn, so
-    # that each has the same one whichever rounds are kept.
-    pairs = len(sources) * len(runs)
-    orders = {name: rng.permutation(pairs).tolist() for name in round_names}
+    orders = _orders_of_rounds(round_names, len(sources) * len(runs), order_seed)
 
     def time_round(name: str) -> RoundMeans:
         return loader_round(sources, protocol, runs, loader.steps, orders[name], timer)
@@ -248,6 +243,28 @@ def _shuffled_trials(
             )
             planned[f"{series.name}/{seed}"] = PlannedTrial(place, spec, steps)
     return planned
+
+
+def _train_planned(
+    trial: PlannedTrial, workload: Workload, protocol: TrialProtocol
+) -> dict[str, object]:
+    """Train a planned trial for its steps, and give the values of its result."""
+    # A trial gives up once its steps and its examples are both spent. One example is spent by the
+    # first step, so that the steps decide.
+    budget = Budget(steps=trial.steps, examples=1)
+    return asdict(run_trial(workload, trial.spec, replace(protocol, budget=budget)))
+
+
+def _orders_of_rounds(
+    round_names: Sequence[str], pairs: int, order_seed: int
+) -> dict[str, list[int]]:
+    """Draw the order in which each round times its pairs of a source of rows and a run.
+
+    Gives the pairs' numbers, as :func:`loader_round` has them, by the round's name. All rounds'
+    orders are drawn, so that each round has the same one whichever rounds are kept.
+    """
+    rng = np.random.default_rng(order_seed)
+    return {name: rng.permutation(pairs).tolist() for name in round_names}
 
 
 def row_by_row(composed: Composed) -> Composed:

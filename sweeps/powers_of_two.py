@@ -15,7 +15,7 @@ The ceiling and each round are kept as they end (:mod:`bstune.sweeps.unit_log`).
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -47,6 +47,7 @@ from bstune.sweeps.statistics import (
     off_the_line,
     speed_gain,
     triplet_effects,
+    triplets,
 )
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_number
@@ -155,13 +156,12 @@ def run(
     if ceiling is None:
         find = functools.partial(find_ceiling, options, recipe)
         limit = _limit_of(options, probe)
-
-        def measure_ceiling_unit(name: str) -> int:
-            return _measured(find, workload.train_examples, probe, limit, console)
-
-        # It is measured whatever units are chosen: the other batch sizes follow from it.
-        plan = UnitPlan(names=[CEILING_UNIT], only=(), noun="ceiling", read=int)
-        ceiling = log.measure(plan, measure_ceiling_unit)[CEILING_UNIT]
+        ceiling = _ceiling_of_log(
+            log,
+            functools.partial(
+                _measure_ceiling, find, workload.train_examples, probe, limit, console
+            ),
+        )
     choice = choose_batch_sizes(batch_sizes, centres, ceiling)
     if choice.left_out:
         console.print(
@@ -185,8 +185,7 @@ def run(
     measured_rounds = log.measure_as_they_end(
         rounds_plan, functools.partial(timed_steps.time_rounds, visits_of_round)
     )
-    busy_by_size = dict[int, float]()
-    measured = {CEILING_UNIT, *measured_rounds}
+    busy_units = dict[str, dict[int, float]]()
     if BUSY_UNIT in unit_names:
         busy_plan = UnitPlan(
             names=[BUSY_UNIT],
@@ -196,21 +195,37 @@ def run(
             choices=unit_names,
         )
         busy_units = log.measure(busy_plan, lambda name: timed_steps.time_busy())
-        busy_by_size = busy_units.get(BUSY_UNIT, {})
-        measured.update(busy_units)
-    log.check_finished(unit_names, measured)
-    timed: dict[int, list[tuple[float, ...]]] = {size: [] for size in choice.sizes}
-    for visits_of_one_round in measured_rounds.values():
-        for size, visit in visits_of_one_round.items():
-            timed[size].append(visit)
+    log.check_finished(unit_names, {CEILING_UNIT, *measured_rounds, *busy_units})
     title = f"{options.workload.name} in {options.precision}, {device}; n = {repeats} rounds"
-    # The figure has a panel of its own for batch sizes that only the ceiling brings in.
-    asked = set(batch_sizes)
-    for centre in centres:
-        asked.update((centre - 1, centre, centre + 1))
     return _make_finding(
-        choice, asked, timed, busy_by_size, against_each_other, level, device, title
+        choice=choice,
+        # The figure has a panel of its own for batch sizes that only the ceiling brings in.
+        asked={*batch_sizes, *triplets(centres)},
+        timed=_rounds_by_size(choice.sizes, measured_rounds.values()),
+        busy_by_size=busy_units.get(BUSY_UNIT, {}),
+        against_each_other=against_each_other,
+        level=level,
+        device=device,
+        title=title,
     )
+
+
+def _ceiling_of_log(log: UnitLog, measure: Callable[[], int]) -> int:
+    """Give the ceiling that the log has kept, or measure it now, by ``measure``."""
+    # It is measured whatever units are chosen: the other batch sizes follow from it.
+    plan = UnitPlan(names=[CEILING_UNIT], only=(), noun="ceiling", read=int)
+    return log.measure(plan, lambda name: measure())[CEILING_UNIT]
+
+
+def _rounds_by_size(
+    sizes: Iterable[int], rounds: Iterable[Mapping[int, tuple[float, ...]]]
+) -> dict[int, list[tuple[float, ...]]]:
+    """Give the seconds of each step of each round by batch size, from those of each round."""
+    by_size: dict[int, list[tuple[float, ...]]] = {size: [] for size in sizes}
+    for visits in rounds:
+        for size, seconds in visits.items():
+            by_size[size].append(seconds)
+    return by_size
 
 
 def _visits_by_round(
@@ -321,13 +336,13 @@ def _make_finding(
     for size, rounds in timed.items():
         medians[size] = list(map(statistics.median, rounds))
     tested = triplet_effects(medians, choice.centres, level)
-    filled = speed_gain(medians, choice.power, choice.ceiling, level)
+    ceiling_gain = speed_gain(medians, choice.power, choice.ceiling, level)
     in_use = dict[int, float]()
     for size, seconds in busy_by_size.items():
         in_use[size] = seconds / statistics.median(medians[size])
     summaries = {size: summarize_visits(size, rounds) for size, rounds in timed.items()}
-    parts = [sentence(tested, choice, medians, filled, level)]
-    # Where the largest of the three does not fit, two are no line.
+    parts = [sentence(tested, choice, medians, ceiling_gain, level)]
+    # The middle one's steps are compared with a line through the other two: all three must fit.
     if against_each_other and against_each_other[-1] <= choice.ceiling:
         low, middle, high = against_each_other
         parts.append(sentence_of_three(low, middle, high, medians, level))
@@ -339,7 +354,7 @@ def _make_finding(
         )
     return Finding(
         sentence=" ".join(parts),
-        rows=_rows_of_sizes(choice, summaries, medians, tested, filled, in_use),
+        rows=_rows_of_sizes(choice, summaries, medians, tested, ceiling_gain, in_use),
         n=len(medians[choice.ceiling]),
         device=device,
         paint=functools.partial(_paint_speeds, choice, asked, medians, tested, level, title),
@@ -378,7 +393,7 @@ def _check_choices(
         )
 
 
-def _measured(
+def _measure_ceiling(
     find: Callable[..., Ceiling],
     train_examples: int,
     probe: CeilingProbe,
@@ -398,6 +413,7 @@ def _measured(
         probe.high,
         train_examples,
         limit=limit,
+        # Any batch size may be the ceiling.
         multiple=1,
         relative=probe.relative,
         steps=probe.steps,
@@ -420,7 +436,7 @@ def _rows_of_sizes(
     timings: Mapping[int, StepTiming],
     medians: RoundsBySize,
     tested: Sequence[Effect],
-    filled: Effect,
+    ceiling_gain: Effect,
     in_use: Mapping[int, float],
 ) -> list[dict[str, object]]:
     """Make a row for each batch size, with its contrast if it is a centre, then for each group.
@@ -430,7 +446,7 @@ def _rows_of_sizes(
         timings: summaries of the steps of all rounds, by batch size.
         medians: the median seconds of a step in each round, by batch size.
         tested: the effects.
-        filled: the ceiling's examples per second over those at the power of two below it.
+        ceiling_gain: the ceiling's examples per second over those at the power of two below it.
         in_use: the share of the device's time in use, by batch size; empty where not measured.
     """
     effect_of_centre = dict[int, Effect]()
@@ -444,7 +460,7 @@ def _rows_of_sizes(
         over_power_of_two = dict[str, object]()
         if size == choice.ceiling:
             size_text = "ceiling"
-            over_power_of_two = asdict(filled)
+            over_power_of_two = asdict(ceiling_gain)
         share_in_use = dict[str, object]()
         if in_use:
             share_in_use = {"share": in_use[size], "visits": BUSY_VISITS}
@@ -529,7 +545,7 @@ def sentence(
     tested: Sequence[Effect],
     choice: Choice,
     medians: RoundsBySize,
-    filled: Effect,
+    ceiling_gain: Effect,
     level: float,
 ) -> str:
     """Say which batch sizes differ from their neighbours, and how fast the ceiling is."""
@@ -538,7 +554,7 @@ def sentence(
     return (
         f"{_contrasts_in_words(tested, level)}. At the ceiling, B = {choice.ceiling}, {at_ceiling} "
         f"examples/s, against {at_power} at B = {choice.power}, the largest power of two below it: "
-        f"{share_text(filled)}."
+        f"{share_text(ceiling_gain)}."
     )
 
 

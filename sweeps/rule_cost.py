@@ -145,7 +145,9 @@ def best_rate(steps: Mapping[float, float]) -> float | None:
 def steps_at(steps: Mapping[float, float], lr: float) -> tuple[Outcome, float | None]:
     """Read the steps to the target at ``lr`` from those at recorded learning rates.
 
-    Gives the outcome, and the steps if it is ``reached``, else None.
+    ``steps`` has the steps by learning rate; they are infinite where the target was missed. Gives
+    the outcome, and the steps if it is ``reached``, else None. Between two recorded rates log steps
+    are interpolated over log lr.
     """
     rates = sorted(steps)
     nearest = min(rates, key=lambda rate: abs(math.log(rate / lr)))

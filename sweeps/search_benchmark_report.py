@@ -20,7 +20,7 @@ from bstune.sweeps.search_problem import (
     Benchmark,
     SearchObjective,
     SearchRun,
-    factor,
+    factor_off,
     percentile,
     ratio_after,
     spending_within,
@@ -168,7 +168,7 @@ def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> S
         values = list[float]()
         for run in runs:
             if objective == "curve":
-                values.append(factor(run.b_crit[index]))
+                values.append(factor_off(run.b_crit[index]))
             else:
                 values.append(ratio_after(run.path, multiple))
         marks.append(MeritMark(multiple, statistics.median(values), percentile(values, share=0.9)))
@@ -406,7 +406,8 @@ def _contenders(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Sta
     """
     on_table = _of_table(benchmark, standings)
     keys = {standing.entry.key for standing in on_table}
-    # If bstune ran with other rules alone, these are compared.
+    # The key of bstune with its usual rule is its name alone. If it ran with other rules alone,
+    # these are compared.
     if FRONTIER not in keys:
         return on_table
     contenders = list[Standing]()
@@ -499,7 +500,7 @@ def _draw_bars(axes: "Axes", standing: Standing, index: int, count: int) -> None
     for index_of_mark, mark in enumerate(standing.marks):
         spending.append(mark.spending * beside)
         medians.append(mark.median)
-        factors.append([factor(run.b_crit[index_of_mark]) for run in standing.runs])
+        factors.append([factor_off(run.b_crit[index_of_mark]) for run in standing.runs])
     low, high = _band(factors)
     colour = SEARCH_COLOURS[index]
     axes.vlines(spending, low, high, color=colour, linewidth=1.2, alpha=0.6)
@@ -519,6 +520,7 @@ def _band(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
     low = list[float]()
     high = list[float]()
     for values_of_seeds in values:
+        # An infinite end is drawn above the figure.
         low.append(min(percentile(values_of_seeds, low_share), OVER_THE_TOP))
         high.append(min(percentile(values_of_seeds, high_share), OVER_THE_TOP))
     return low, high

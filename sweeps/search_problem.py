@@ -41,8 +41,8 @@ WITHIN = 1.25
 MAX_TRIALS = 1000
 # B_crit is sought so far outside of a table's batch sizes, in log B.
 SOUGHT_BEYOND = 5.0
-# A limit that is met exactly still holds.
-MET_EXACTLY = 1.0 + 1e-9
+# A limit that is met exactly still holds, whatever its arithmetic has rounded.
+FOR_ROUNDING = 1.0 + 1e-9
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def make_benchmark(
                 f"sweep.experiment.{option} must be a positive number, but got {value}"
             )
     if objective == "steps":
-        table = _without_hardware(table)
+        table = _in_examples(table)
     times = _times_to_target(table, target)
     if not times:
         why = unusable_target(table, target) or (
@@ -207,13 +207,39 @@ def make_benchmark(
             "with it: use sweep.experiment.objective=time, or a table with larger and smaller "
             "batch sizes"
         )
+    cheapest = dict[int, float]()
+    for (batch_size, _), time in times.items():
+        cheapest[batch_size] = min(time, cheapest.get(batch_size, math.inf))
+    return Benchmark(
+        name=name,
+        table=table,
+        problem=_make_problem(table, target, objective, best, b_crit, lr_factor, budget_factor),
+        best=best,
+        frontier_cost=sum(cheapest.values()),
+        b_crit=b_crit,
+    )
+
+
+def _make_problem(
+    table: Table,
+    target: Target,
+    objective: SearchObjective,
+    best: BestCell,
+    b_crit: float | None,
+    lr_factor: float,
+    budget_factor: float,
+) -> Problem:
+    """Make the problem of a table; for the arguments see :class:`Benchmark`.
+
+    For the two factors see :func:`make_benchmark`.
+    """
     sizes = table.batch_sizes
     rates = table.lrs
     seconds = {size: _seconds_per_step(table, size) for size in sizes}
     best_size, _, best_cost = best
-    # What a step costs is in ``seconds``, so this is a number of steps.
+    # A step's cost is in ``seconds``, so this is a number of steps.
     budget_steps = BUDGET_FACTOR * budget_factor * best_cost / seconds[best_size]
-    problem = Problem(
+    return Problem(
         batch_sizes=sizes,
         lr_low=rates[0],
         lr_high=rates[-1],
@@ -225,18 +251,8 @@ def make_benchmark(
             steps=max(1, round(budget_steps)), examples=max(1, round(budget_steps * best_size))
         ),
         seconds_per_step=tuple(seconds.values()),
+        # A rule that takes a noise scale gets B_crit itself, which a noise scale estimates.
         noise_scale=b_crit,
-    )
-    cheapest = dict[int, float]()
-    for (batch_size, _), time in times.items():
-        cheapest[batch_size] = min(time, cheapest.get(batch_size, math.inf))
-    return Benchmark(
-        name=name,
-        table=table,
-        problem=problem,
-        best=best,
-        frontier_cost=sum(cheapest.values()),
-        b_crit=b_crit,
     )
 
 
@@ -258,7 +274,7 @@ class _TableInExamples(Table):
         return replace(outcome, seconds_per_step=float(batch_size))
 
 
-def _without_hardware(table: Table) -> Table:
+def _in_examples(table: Table) -> Table:
     """Give the table with examples in place of seconds, for the objective ``steps``."""
     runs = list[Run]()
     for run in table.runs:
@@ -355,6 +371,7 @@ def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
         steps = min(run.end for run in runs)
         # The last step that is known to have missed the target.
         steps_low = steps
+        # Of a reached cell the frontier takes the steps alone, without such a bound.
         if math.isfinite(steps_to_target):
             status = "reached"
             steps = max(1, round(steps_to_target))
@@ -396,7 +413,9 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
     # The law without its small-batch term.
     log_law = np.log1p(b_crit / np.exp(log_sizes))
     log_frontier = log_law + np.interp(log_sizes, np.log(sizes), log_off)
-    return math.exp(half_slope(log_sizes, log_frontier[None])[0])
+    # half_slope takes several curves, (m, n): here is one.
+    (log_b_crit,) = half_slope(log_sizes, log_frontier[None])
+    return math.exp(log_b_crit)
 
 
 def least(
@@ -438,7 +457,7 @@ def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialRes
         steps = float(best.steps)
     else:
         steps = min(_least_frontier_steps(trial, batch_size) for trial in reached)
-    return max(1, min(budget, math.floor(STOP_FACTOR * steps * MET_EXACTLY)))
+    return max(1, min(budget, math.floor(STOP_FACTOR * steps * FOR_ROUNDING)))
 
 
 def _least_frontier_steps(trial: TrialResult, batch_size: int) -> float:
@@ -471,7 +490,7 @@ def run_search(
             spent_after = spent + trial.train_seconds
         # The estimate at a multiple is from the trials that ended before it.
         for multiple in multiples[len(estimates) :]:
-            if spent_after <= multiple * benchmark.unit * MET_EXACTLY:
+            if spent_after <= multiple * benchmark.unit * FOR_ROUNDING:
                 break
             estimates.append(_estimate(search, benchmark, finished))
         if trial is None or len(estimates) == len(multiples):
@@ -482,6 +501,7 @@ def run_search(
         if incumbent is None:
             continue
         ratio = benchmark.ratio(incumbent.batch_size, incumbent.lr)
+        # The path has the spendings at which the ratio changes.
         if not path or path[-1][1] != ratio:
             path.append((spent / benchmark.unit, ratio))
     return SearchRun(
@@ -555,7 +575,7 @@ def ratio_after(path: Sequence[tuple[float, float | None]], multiple: float) -> 
     ratio = math.inf
     for spent, value in path:
         # The last change within the spending counts: a later incumbent may be worse.
-        if spent <= multiple * MET_EXACTLY:
+        if spent <= multiple * FOR_ROUNDING:
             ratio = math.inf if value is None else value
     return ratio
 
@@ -566,12 +586,12 @@ def spending_within(path: Sequence[tuple[float, float | None]], within: float = 
     ``path`` is that of a :class:`SearchRun`. It is infinite if the ratio never gets there.
     """
     for spent, ratio in path:
-        if ratio is not None and ratio <= within * MET_EXACTLY:
+        if ratio is not None and ratio <= within * FOR_ROUNDING:
             return spent
     return math.inf
 
 
-def factor(ratio: float | None) -> float:
+def factor_off(ratio: float | None) -> float:
     """Give the factor by which an estimate is off, max(x, 1/x); infinite without an estimate."""
     if ratio is None or ratio <= 0.0:
         return math.inf
@@ -580,5 +600,5 @@ def factor(ratio: float | None) -> float:
 
 def percentile(values: Sequence[float], share: float) -> float:
     """Give the least of ``values`` that at least ``share`` of them do not exceed."""
-    rank = math.ceil(share * len(values) / MET_EXACTLY)
+    rank = math.ceil(share * len(values) / FOR_ROUNDING)
     return sorted(values)[max(0, rank - 1)]

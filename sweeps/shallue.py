@@ -119,12 +119,25 @@ def run(
     ended = log.measure(plan, run_to_its_end)
     log.check_finished(plan.names, ended)
     results = {name: read_study(root / name).result for name in composed}
-    named = list[Compared]()
+    compared = list[Compared]()
     for name, result in results.items():
-        named.append(replace(compared_study(result, str(root / name)), name=name))
-    comparison = compare(named)
+        compared.append(replace(compared_study(result, str(root / name)), name=name))
+    comparison = compare(compared)
     console.print()
     write_comparison(comparison, root, console)
+    return _make_finding(factor, comparison, results, arguments)
+
+
+def _make_finding(
+    factor: str,
+    comparison: Comparison,
+    results: Mapping[str, StudyResult],
+    arguments: Mapping[str, list[str]],
+) -> Finding:
+    """Make the finding of a comparison, with a row for each study.
+
+    ``results`` and ``arguments`` are those of the studies, by name.
+    """
     width, height = panel_inches(len(comparison.studies))
     notes = list(comparison.notes)
     on_law = law_text(list(map(panel_curve, comparison.studies)))

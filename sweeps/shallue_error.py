@@ -115,6 +115,8 @@ def run(
     workload, protocol = load_workload(options, composed.trained)
     _check_grid(batch_sizes, lrs, seeds, workload.train_examples)
     target = protocol.target
+    # A trial gives up once its steps and its examples are both spent: a run lasts for either
+    # budget.
     budget_of_runs = Budget(steps, examples)
     protocol = replace(protocol.for_steps_only(budget_of_runs), noise_scale_every=None)
     choosing_seed, *reported_seeds = seeds
@@ -135,28 +137,14 @@ def run(
         return row_of(trainer(workload, spec, protocol))
 
     def trained(wanted: Iterable[SeedRun]) -> dict[str, ErrorRun]:
-        names = list(dict.fromkeys(map(_run_name, wanted)))
-        # A run's steps, to which its time is taken to be in proportion.
-        work = dict[str, float]()
-        for name in names:
-            size, _, _ = grid[name]
-            work[name] = float(budget_of_runs.last_step(size))
-        plan = UnitPlan(
-            names=names,
-            only=only,
-            noun="run",
-            read=READ_RUN.validate_python,
-            choices=list(grid),
-            work=work,
-            shown=lambda run: run.status,
-        )
-        return log.measure(plan, train)
+        return log.measure(_plan_runs(wanted, grid, only, budget_of_runs), train)
 
     choosing = list(product(batch_sizes, lrs, [choosing_seed]))
     runs = trained(choosing)
     budgets = (
         TrainingBudget(f"{format_count(examples)} examples", examples=examples),
         TrainingBudget(f"{format_count(steps)} steps", steps=steps),
+        # Without a limit of its own it is a whole run.
         TrainingBudget("both"),
     )
     chosen = _choose_rates(runs, budgets, batch_sizes, lrs, choosing_seed, target.sign)
@@ -166,13 +154,7 @@ def run(
     runs |= trained(again)
     needed = dict.fromkeys(map(_run_name, [*choosing, *again]))
     log.check_finished(needed, runs)
-    rows = list[ErrorRow]()
-    for budget, size, lr in chosen:
-        values = list[float]()
-        for seed in reported_seeds:
-            history = runs[_run_name((size, lr, seed))].history
-            values.append(best_within(history, size, target.sign, budget))
-        rows.append(row(budget.name, size, lr, values, level))
+    rows = _rows_of_chosen(chosen, runs, reported_seeds, target.sign, level)
     title = (
         f"{options.workload.name} on {device}: best {target.metric}, {len(reported_seeds)} seeds, "
         f"{level:.0%} intervals"
@@ -202,6 +184,30 @@ class ErrorRun:
 
 
 READ_RUN = TypeAdapter(ErrorRun)
+
+
+def _plan_runs(
+    wanted: Iterable[SeedRun], grid: Mapping[str, SeedRun], only: Sequence[str], budget: Budget
+) -> UnitPlan[ErrorRun]:
+    """Plan the ``wanted`` runs, each once.
+
+    ``grid`` has all runs that there may be, by name; ``budget`` is that of each run.
+    """
+    names = list(dict.fromkeys(map(_run_name, wanted)))
+    # A run's steps, to which its time is taken to be in proportion.
+    work = dict[str, float]()
+    for name in names:
+        size, _, _ = grid[name]
+        work[name] = float(budget.last_step(size))
+    return UnitPlan(
+        names=names,
+        only=only,
+        noun="run",
+        read=READ_RUN.validate_python,
+        choices=list(grid),
+        work=work,
+        shown=lambda run: run.status,
+    )
 
 
 def _choose_rates(
@@ -234,6 +240,27 @@ def _choose_rates(
         for size, by_lr in histories.items():
             chosen.append((budget, size, _best_lr(by_lr, budget, size, sign)))
     return chosen
+
+
+def _rows_of_chosen(
+    chosen: Iterable[ChosenRate],
+    runs: Mapping[str, ErrorRun],
+    seeds: Iterable[int],
+    sign: float,
+    level: float,
+) -> list[ErrorRow]:
+    """Make the row of each chosen rate, from its runs on ``seeds``.
+
+    ``sign`` is that of the target: see :func:`best_within`. ``level`` is of the intervals.
+    """
+    rows = list[ErrorRow]()
+    for budget, size, lr in chosen:
+        values = list[float]()
+        for seed in seeds:
+            history = runs[_run_name((size, lr, seed))].history
+            values.append(best_within(history, size, sign, budget))
+        rows.append(row(budget.name, size, lr, values, level))
+    return rows
 
 
 def _run_name(seed_run: SeedRun) -> str:
@@ -271,14 +298,14 @@ def _check_grid(
 def best_within(
     history: MetricHistory, batch_size: int, sign: float, budget: TrainingBudget
 ) -> float:
-    """Give the best value within a budget; the worst there can be if nothing was measured.
+    """Give the best value within a budget; infinitely bad if nothing was measured there.
 
     ``sign`` is 1 if a smaller metric is better, else -1.
     """
     limit = budget.last_step(batch_size)
     # Times the sign, a smaller value is better in either direction.
-    heights = [sign * value for step, value in history if step <= limit]
-    return sign * min(heights, default=math.inf)
+    signed_values = [sign * value for step, value in history if step <= limit]
+    return sign * min(signed_values, default=math.inf)
 
 
 def row(budget: str, batch_size: int, lr: float, values: Sequence[float], level: float) -> ErrorRow:

@@ -89,11 +89,11 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
         )
     # A centre needs an upper neighbour: where the ceiling is a power of two itself, it is the one
     # below.
-    power = 1 << (ceiling - 1).bit_length() - 1
+    power = 1 << ((ceiling - 1).bit_length() - 1)
     # The upper neighbour of a centre below the ceiling is the ceiling at most.
     fitting = {centre for centre in centres if centre < ceiling} | {power}
-    asked_sizes = alone | _triplets(centres | {power}) | {ceiling}
-    sizes = {size for size in alone if size <= ceiling} | _triplets(fitting) | {ceiling}
+    asked_sizes = alone | triplets(centres | {power}) | {ceiling}
+    sizes = {size for size in alone if size <= ceiling} | triplets(fitting) | {ceiling}
     return Choice(
         sizes=tuple(sorted(sizes)),
         centres=tuple(sorted(fitting)),
@@ -103,8 +103,8 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
     )
 
 
-def _triplets(centres: Iterable[int]) -> set[int]:
-    """Give the batch sizes of the triplets around some centres."""
+def triplets(centres: Iterable[int]) -> set[int]:
+    """Give the batch sizes of the triplets around ``centres``: P - 1, P and P + 1 of each P."""
     sizes = set[int]()
     for centre in centres:
         sizes.update(_triplet(centre))

@@ -204,15 +204,10 @@ def run(
     device_text = device_name({"accelerator": place.type, "devices": [place.index or 0]})
     # The device has its own place in the header, whatever it is called here.
     log.begin(device_text, ("repeats", "device"))
-    # They are drawn on the CPU, so that every device multiplies the same numbers.
+    # It is the CPU's, so that every device multiplies the same numbers.
     generator = torch.Generator().manual_seed(seed)
-    b = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
-    c = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
-    a = torch.zeros_like(b)
     ways_of_product = ways(block)
-
-    def make_products() -> Calls:
-        return {name: functools.partial(way, a, b, c) for name, way in ways_of_product.items()}
+    make_products = _products(ways_of_product, size, FLOATS[dtype], place, generator)
 
     def clock() -> float:
         # CUDA's calls return before their work is done.
@@ -246,12 +241,31 @@ def run(
     # A product has n^3 multiplications and as many additions.
     rows = _product_rows(by_way(product_repeats, ways_of_product), 2.0 * size**3)
     read_seconds = by_way(reading_repeats, named_sizes)
-    read_rows = list[ReadRow]()
-    for kib in sizes_kib:
-        read_rows.append(_read_row(kib, read_seconds[str(kib)], levels))
+    read_rows = [_read_row(kib, read_seconds[str(kib)], levels) for kib in sizes_kib]
     order_rows = _order_rows(by_way(order_repeats, ORDER_NAMES), gathered_kib * KIB)
     title = f"A = B C of {size} x {size} matrices in {dtype}, {device_text}"
     return _make_finding(rows, read_rows, order_rows, levels, title, device_text)
+
+
+def _products(
+    ways_of_product: Mapping[str, Way],
+    size: int,
+    dtype: torch.dtype,
+    place: torch.device,
+    generator: torch.Generator,
+) -> Callable[[], Calls]:
+    """Draw two square matrices, and give the function that makes each way's call on them, by name.
+
+    ``size`` is their rows and columns, and ``place`` the device that they are on.
+    """
+    b = torch.randn(size, size, generator=generator).to(place, dtype)
+    c = torch.randn(size, size, generator=generator).to(place, dtype)
+    a = torch.zeros_like(b)
+
+    def make_calls() -> Calls:
+        return {name: functools.partial(way, a, b, c) for name, way in ways_of_product.items()}
+
+    return make_calls
 
 
 def _make_finding(

@@ -93,6 +93,17 @@ def in_users_code(error: BaseException) -> bool:
     return False
 
 
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, then its cause, that one's cause, and so on, each once."""
+    # Causes may form a ring, as where an error is raised again from what it caused.
+    visited = set[int]()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in visited:
+        visited.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
 def described(error: BaseException) -> tuple[str, str]:
     """Describe an error of the user's code: in one line, and the frames where it was as lines.
 
@@ -134,6 +145,8 @@ def _place_of_class(thing: type) -> tuple[str, int] | None:
         place = _place_of_function(value)
         if place is not None:
             functions.append(place)
+    # inspect goes by the name of the class's module. Here another file may have that name: then
+    # the functions decide.
     with suppress(OSError, TypeError):
         file = inspect.getsourcefile(thing)
         if file is not None and (not functions or functions[0][0] == file):

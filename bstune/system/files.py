@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bstune.core.errors import BstuneError, InputError, StudyError
+from bstune.system.failures import with_causes
 from bstune.system.inputs import parse_json, read_text
 from bstune.system.secrets import document_without_known, redact
 
@@ -169,7 +170,10 @@ def _checksum(name: str, token: str) -> str:
 
 
 def final_name(path: Path) -> str | None:
-    """Read the name that a file of :func:`partial_of` was to get, or its end; None for others."""
+    """Read the name that a file of :func:`partial_of` was to get; None for other files.
+
+    Of a long name it is the end.
+    """
     match = PARTIAL.fullmatch(path.name)
     if match is None:
         return None
@@ -302,7 +306,7 @@ def is_own(path: Path) -> bool:
 def may_take(path: Path) -> bool:
     """Whether weights or a state may be written at a path.
 
-    They may not where a file is that this study did not write; then a warning says so.
+    They may not in the place of a file that this study did not write: a warning says so.
     """
     if not os.path.lexists(path) or is_own(path):
         return True
@@ -444,17 +448,12 @@ def full_disk(error: BaseException) -> StudyError | None:
     """Make a plain error of one that a full disk or quota has caused; None for others."""
     if isinstance(error, BstuneError):
         return None
-    reason: BaseException | None = error
-    # Causes may form a ring, as where an error is raised again from what it caused.
-    visited: set[int] = set()
-    while reason is not None and id(reason) not in visited:
+    for reason in with_causes(error):
         if isinstance(reason, OSError) and reason.errno in FULL_DISK_ERRORS:
             return StudyError(
                 f"{reason.filename or 'a file'} cannot be written: {reason.strerror}; what has "
                 "finished is stored: make room, and run the same command again"
             )
-        visited.add(id(reason))
-        reason = reason.__cause__ or reason.__context__
     return None
 
 

@@ -57,7 +57,7 @@ def held_alone(folder: Path, option: str) -> Iterator[None]:
 
 
 def _made_and_locked(folder: Path, option: str) -> tuple[int, list[Path]]:
-    """Make the folder and lock it, again where its holder before removes it in between.
+    """Make the folder and lock it. If its last holder removes it in between, it is made again.
 
     Returns:
         The descriptor of the locked file, and the folders that were made, innermost first.

@@ -200,6 +200,7 @@ def parse_json(text: str, what: str, finite: bool = False) -> object:
             )
         else:
             value = json.loads(text)
+        # Half of a surrogate pair parses, but no UTF-8 holds it: to encode it is a ValueError.
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, OverflowError) as error:

@@ -64,6 +64,8 @@ def install() -> None:
     _installed = True
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
+    # Python writes each signal's number there at once, and the thread reads it, whatever keeps the
+    # main thread from calling a handler.
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(reading,), name="bstune-signals", daemon=True).start()
     for number in SIGNALS:
@@ -212,6 +214,7 @@ def _watch(reading: int) -> None:
         (number,) = os.read(reading, 1)
     note(number)
     time.sleep(SERVER_SECONDS)
+    # The main thread may wait for this server, which would not answer in time.
     _kill_server()
     time.sleep(FORCED_END_SECONDS - SERVER_SECONDS)
     end(

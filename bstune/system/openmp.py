@@ -11,12 +11,14 @@ from collections.abc import MutableMapping
 
 SPIN = "GOMP_SPINCOUNT"
 WAIT_POLICY = "OMP_WAIT_POLICY"
+# So many turns of the loop in which a thread waits awake take microseconds.
+FEW_TURNS = "1000"
 
 
 def spin_shortly(environment: MutableMapping[str, str]) -> None:
-    """Let threads of OpenMP wait asleep, in a process that imports torch later.
+    """Let threads of OpenMP fall asleep after microseconds of waiting, once torch is imported.
 
     Where the environment says already how they wait, it stays as it is.
     """
     if not {SPIN, WAIT_POLICY} & environment.keys():
-        environment[SPIN] = "1000"
+        environment[SPIN] = FEW_TURNS

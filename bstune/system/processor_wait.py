@@ -42,8 +42,8 @@ def processor_wait() -> Callable[[], float]:
 
     def seconds() -> float:
         """Read the seconds that the thread has waited so far."""
-        _, waited, _ = os.pread(descriptor, SCHEDSTAT_BYTES, 0).split()
-        return int(waited) * NANOSECOND
+        _running, waiting, _slices = os.pread(descriptor, SCHEDSTAT_BYTES, 0).split()
+        return int(waiting) * NANOSECOND
 
     weakref.finalize(seconds, os.close, descriptor)
     return seconds

@@ -169,6 +169,7 @@ def _kind_of_secret(key: str) -> str | None:
         if before in _KINDS_OF_KEYS:
             return "credential"
         return None
+    # A pad_token is a piece of text, and a forward_pass is a run through something.
     if last == "token" and before in _TOKENS_OF_TEXT:
         return None
     if last == "pass" and before in _PASSES:
@@ -205,8 +206,8 @@ def _is_path(text: str) -> bool:
 def holds_secret(key: str, text: str) -> bool:
     """Whether a text under this key is a secret.
 
-    The key must say so, and the text must be neither a reference, nor a path, nor a word such as
-    ``null``.
+    The key must say so, and the text must be neither a reference such as ``${oc.env:KEY}``, nor a
+    path, nor a word such as ``null``.
     """
     kind = _kind_of_secret(key)
     if kind is None:
@@ -214,6 +215,8 @@ def holds_secret(key: str, text: str) -> bool:
     literal = _REFERENCE.sub("", text).strip()
     if not literal or _OPEN.fullmatch(literal) or _is_path(literal):
         return False
+    # A password may be short. A credential is not: a few characters, or a text in brackets such
+    # as <|endoftext|>, are a piece of text.
     if kind == "password":
         return True
     return len(literal) >= SHORTEST and not _BRACKETED.fullmatch(literal)
@@ -225,6 +228,8 @@ def _secrets_in_urls(text: str) -> Iterator[tuple[int, int]]:
     They are passwords, and a token in place of the user of an http address.
     """
     whole = _WHOLE_URL.fullmatch(text)
+    # The password of a text that is one URL may hold spaces and quotes. Within a longer text they
+    # end a URL.
     if whole:
         urls = [whole]
         user_info_of = _WHOLE_USER_INFO
@@ -269,9 +274,11 @@ def _secrets_behind_keys(text: str) -> Iterator[tuple[int, int]]:
     for option in _OPTION.finditer(text):
         key = option["key"]
         rest = option["rest"]
+        # A sentence on an option goes on in small letters, as in "--password is required".
         is_word = _SMALL_LETTERS.fullmatch(rest) is not None
         if holds_secret(key, rest) and not is_word and not _is_result(key, rest):
             yield option.span("rest")
+    # What these patterns find is secret under any key.
     for pattern in (_SENT, _COOKIES, _PRIVATE_KEY):
         for sent in pattern.finditer(text):
             yield sent.span("rest")
@@ -282,7 +289,7 @@ def _secrets_in_lines(text: str) -> Iterator[tuple[int, int]]:
     for line in _LINE.finditer(text):
         key = line["key"]
         rest = line["rest"]
-        # A quoted value is a pair's, below; code has an = in it.
+        # A quoted value is found as an assignment's; a line of code has an = in it.
         by_itself = rest[0] not in "\"'[{" and "=" not in rest and not _is_number(rest)
         if not by_itself or not holds_secret(key, rest):
             continue
@@ -336,13 +343,14 @@ def _secret_spans(text: str) -> list[tuple[int, int]]:
     small = text.lower()
     if any(hint in small for hint in _HINTS):
         spans += _secrets_behind_keys(text)
-    apart: list[tuple[int, int]] = []
+    disjoint: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
-        if apart and begin < apart[-1][1]:
-            apart[-1] = (apart[-1][0], max(end, apart[-1][1]))
+        if disjoint and begin < disjoint[-1][1]:
+            last_begin, last_end = disjoint[-1]
+            disjoint[-1] = (last_begin, max(end, last_end))
         else:
-            apart.append((begin, end))
-    return apart
+            disjoint.append((begin, end))
+    return disjoint
 
 
 def redact(text: str) -> str:
@@ -369,6 +377,7 @@ def _without(text: str, forms: Iterable[str]) -> str:
         pattern = _forms[form]
         if pattern is None:
             text = text.replace(form, HIDDEN)
+        # To look for the first word is faster than to look for the pattern.
         elif form.split()[0] in text:
             text = pattern.sub(_replacement, text)
     return text
@@ -403,6 +412,7 @@ def page_without_known(page: str) -> str:
     Scripts stay as they are: what stands in them is filtered by whoever puts it there, with
     :func:`json_without_known`.
     """
+    # A text of a page has these characters escaped. A form with them could only be markup.
     escaped = [form for form in known() if not _MARKUP.search(form)]
     parts = list[str]()
     for part in _SCRIPT.split(page):
@@ -448,7 +458,7 @@ def _replacement(match: re.Match[str]) -> str:
 
 
 def redact_values(values: Any, name: str = "") -> Any:
-    """Copy nested options without the secrets in them; references stay.
+    """Copy nested options without the secrets in them; references such as ``${oc.env:KEY}`` stay.
 
     Secrets are found by their keys, and in texts. A text that is a JSON object or list itself stays
     one. ``name`` is the dotted name of the options.
@@ -509,6 +519,7 @@ def _each_text(values: Any, name: str, change: Callable[[str, str], str]) -> Any
         return changed
     if isinstance(values, list | tuple):
         is_pair = len(values) == 2 and all(isinstance(value, str) for value in values)
+        # A header may be a pair of its name and its value.
         if is_pair and _HEADER.fullmatch(values[0]) and _kind_of_secret(values[0]):
             return [values[0], _each_text(values[1], values[0], change)]
         return [_each_text(value, name, change) for value in values]
@@ -617,6 +628,7 @@ def _remember_forms(secret: str) -> None:
         # and this one in a header of HTTP.
         forms.add(base64.b64encode(text.encode(errors="surrogateescape")).decode())
     for form in forms:
+        # A trial's status stands in every record, and must be read again.
         if len(form) >= SHORTEST and not _is_number(form) and form not in STATUSES:
             _forms[form] = _pattern(form)
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from bstune.core.errors import BstuneError
+from bstune.system.failures import with_causes
 from bstune.system.secrets import redact
 
 if TYPE_CHECKING:
@@ -119,14 +120,9 @@ def filtered() -> Iterator[None]:
 
 def _redact_chain(error: BaseException) -> None:
     """Hide secrets in the texts of an error and of its causes: a notebook shows them all."""
-    # Causes may form a ring.
-    visited: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in visited:
-        visited.add(id(cause))
+    for cause in with_causes(error):
         if cause.args and isinstance(cause.args[0], str):
             cause.args = (redact(cause.args[0]), *cause.args[1:])
-        cause = cause.__cause__ or cause.__context__
 
 
 def install_filters() -> None:

@@ -58,12 +58,13 @@ class Wait:
     def __init__(self, what: str, watch: "Watch | None" = None, *, steps: bool = False) -> None:
         self.what = what
         self.steps = steps
+        # Whether the part that is waited for now has the limit of a step.
         self.limited = steps
         # Seconds for which the thread has seen it wait.
         self.seconds = 0.0
-        # Parts that have ended, now and at the thread's last look.
-        self.parts = 0
-        self.seen = 0
+        # The steps, or parts, that have ended, now and at the thread's last look.
+        self.ended_parts = 0
+        self.ended_parts_at_look = 0
         # Whether a line has said that it is waited for.
         self.said = False
         self._watch = watch
@@ -82,7 +83,7 @@ class Wait:
 
     def progress(self) -> None:
         """Note that a step has ended, and that the next one, of the same name, begins."""
-        self.parts += 1
+        self.ended_parts += 1
 
 
 class Watch:
@@ -177,10 +178,12 @@ class Watch:
         """Add the seconds since the last look; those of a new step begin at 0."""
         passed = now - self._looked
         self._looked = now
-        if wait.parts != wait.seen:
-            wait.seen = wait.parts
+        if wait.ended_parts != wait.ended_parts_at_look:
+            wait.ended_parts_at_look = wait.ended_parts
+            # The limit is of each step. What has none, such as loading, is counted as a whole.
             if wait.limited:
                 wait.seconds = 0.0
+        # After a longer gap the process itself was stopped, as on a laptop that slept.
         if passed < STOPPED_SECONDS:
             wait.seconds += passed
 

@@ -32,6 +32,7 @@ def tracking_uri(settings: MlflowOptions) -> str:
     """
     uri: str = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}mlflow.db"
     path = uri.removeprefix(SQLITE)
+    # It is no SQLite database, one in memory, or one with options behind its path.
     if path in (uri, "", ":memory:") or "?" in path:
         return uri
     # mlflow's own conversion is not used: it writes a space as %20, which SQLAlchemy 2.0 takes for
@@ -108,6 +109,7 @@ def opening_lines(uri: str, page: str = "") -> tuple[str, ...]:
             address = f"{address}/{page}"
         return (address,)
     shown = shlex.quote(uri)
+    # A URI with a password in it is given by the variable's name.
     if redact(uri) != uri:
         shown = '"$MLFLOW_TRACKING_URI"'
     command = f"{shlex.quote(sys.executable)} -m mlflow ui --backend-store-uri {shown}"

@@ -208,6 +208,7 @@ def study_note(
         parts.append(f"![steps and seconds to target over batch size](get-artifact?{query})")
     parts.append(f"[the study's trials]({trials_page}) · [all studies]({studies_page})")
     text = "\n\n".join(parts)
+    # The answer gets the room that the links leave.
     return text.format(shortened(answer, TAG_LENGTH - len(text)))
 
 
@@ -274,7 +275,8 @@ def data_set(prepared: PreparedStudy) -> DatasetInput:
     workload = prepared.options.workload
     read_by: Mapping[str, Any] = {"workload": workload.name}
     if isinstance(workload, TrainedWorkload):
-        # The folder of the data is a reference in these settings. Their checksums are pinned.
+        # In these settings the data's folder is a reference: the digest is the same for every
+        # folder. The code that reads the data pins their checksums.
         read_by = workload.data
     # A replayed study reads a table in place of data.
     table = prepared.backend.frozen_settings.get("workload.table")

@@ -96,6 +96,7 @@ def _remove_partials(path: Path) -> None:
         name = file.name
         for suffix in _JOURNALS:
             name = name.removesuffix(suffix)
+        # A partial file tells the name of the database that it was to become.
         is_of_this = final_name(file.with_name(name)) == final_name(partial_of(path))
         if is_of_this and file.is_file() and not file.is_symlink():
             file.unlink(missing_ok=True)

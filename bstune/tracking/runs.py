@@ -208,7 +208,10 @@ class Tracking:
         return list(runs)
 
     def _other_studies(self) -> list[Run]:
-        """Give the runs of other studies, the newest first, as many as a colour is chosen by."""
+        """Give the runs of other studies, the newest first.
+
+        They are only the newest ones, by whose colours one is chosen.
+        """
         runs = self._client.search_runs(
             [self._experiments["study"]],
             f"tags.`{STUDY_TAG}` != '{self._tags[STUDY_TAG]}' and tags.`{KIND}` = 'study'",
@@ -229,7 +232,8 @@ class Tracking:
         for run in self._other_studies():
             if (run.info.start_time, run.info.run_id) < own_start:
                 older_colours.append(run.data.tags.get(colours.COLOUR_TAG))
-        # Colours repeat after as many studies as the palette has.
+        # The newest come first. A colour returns after as many studies as the palette has colours,
+        # so that it need only differ from those of the studies since.
         near_colours = older_colours[: len(colours.PALETTE) - 1]
         if parent.data.tags.get(colours.COLOUR_TAG) in near_colours:
             free = colours.next_colour(self._other_colours())
@@ -292,8 +296,9 @@ class Tracking:
         tags[TRIAL_NUMBERS] = str(result.number)
         tags[PARENT] = self._parent.info.run_id
         start = now - round(1000 * result.wall_seconds)
-        name = content.trial_name(result)
-        run_id = self._client.create_run(self._experiments["trial"], start, tags, name).info.run_id
+        run_name = content.trial_name(result)
+        run = self._client.create_run(self._experiments["trial"], start, tags, run_name)
+        run_id = run.info.run_id
         values = {name: getattr(result, name) for name in content.TRIAL_PARAMS}
         values |= result.hyperparameters
         params = list[Param]()
@@ -320,6 +325,7 @@ class Tracking:
         if result.status == "failed":
             return chain
         number = result.resumed_from
+        # A part that MLflow has not stands in no run that could go on.
         while number is not None and number in self._whole:
             chain.insert(0, self._results[number])
             number = chain[0].resumed_from

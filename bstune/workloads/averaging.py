@@ -84,6 +84,8 @@ class _DeviceAverage(WeightAveraging):
     ) -> None:
         """Update the average if it is due."""
         step = trainer.global_step
+        # A micro-batch that is not a step's last one leaves the step's number as it was. Lightning
+        # passes should_update the step's index, from 0.
         if step > self._latest_update_step and self.should_update(step_idx=step - 1):
             self._update(pl_module, self.decay(step))
             self._latest_update_step = step
@@ -122,7 +124,7 @@ class _DeviceAverage(WeightAveraging):
 
     @torch.no_grad()
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the average in the place of the weights, which are kept, rounded to their type."""
+        """Keep the weights aside, and put the average, rounded to their type, in their place."""
         if self._average_model is not None:
             self._own_weights = [value.clone() for value in _tensors(pl_module)]
             self._copy_average_to_current(pl_module)

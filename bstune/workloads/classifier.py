@@ -163,8 +163,10 @@ class Classifier(LightningModule):
 
 def _check_average(optimizer: Optimizer, average: Callback | None) -> None:
     """Refuse an optimizer whose own average is not evaluated, and one that has none to evaluate."""
+    # Such an optimizer has the methods that OptimizersAverage calls; torch's have none of them.
     keeps_average = callable(getattr(optimizer, "eval", None))
-    if keeps_average is isinstance(average, OptimizersAverage):
+    is_evaluated = isinstance(average, OptimizersAverage)
+    if keeps_average == is_evaluated:
         return
     name = type(optimizer).__name__
     if keeps_average:

@@ -57,6 +57,7 @@ class ImageFiles:
         if self.labels.ndim == 1:
             return torch.tensor(self.labels[place])
         target = torch.zeros(len(self.classes))
+        # The rows of labels are pairs of a file and a class, in the order of the files.
         first, end = np.searchsorted(self.labels[:, 0], (place, place + 1))
         target[self.labels[first:end, 1]] = 1.0
         return target
@@ -337,6 +338,7 @@ def random_crop(image: Image.Image, size: int) -> Image.Image:
     seeds.
     """
     width, height = image.size
+    # The central crop stays where none of the drawn ones lies within the image.
     box: tuple[float, float, float, float] = _middle(width, height, min(width, height))
     low, high = CROP_AREA
     narrow, wide = CROP_RATIO

@@ -112,7 +112,8 @@ class ImageData(LightningDataModule):
         resolve_device(self._device)
         check_positive_integer("workload.data.eval_batch_size", self._eval_batch_size)
         split = self._read()
-        # Augmenting one image shows a refused setting before any trial.
+        # Augmenting one image shows a refused setting before any trial. Where the split is on the
+        # device already, that was done.
         if self._augment is not None and not self._on_device:
             augment = bind_augmentation(self._augment, split.normalise.mean, self._alternating_flip)
             augment(split.train[0][:1], torch.Generator())
@@ -140,7 +141,7 @@ class ImageData(LightningDataModule):
         """Begin a trial's endless stream of batches, in an order that ``seed`` sets."""
         data = self._resident()
         images = data.train[0]
-        # On a CPU each batch is made alone.
+        # A CPU launches operators at once: each batch is made alone there, within the caches.
         examples_at_once = 1
         if images.device.type != "cpu":
             examples_at_once = AT_ONCE_BYTES // images[0].numel()
@@ -475,7 +476,8 @@ def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirror: Tensor, padding
     columns = torch.cat([columns, columns.flip(1)])
     columns = columns.index_select(0, torch.add(left, mirror, alpha=2 * padding + 1))
     # Rows are taken first, then columns. That is several times faster on a CPU than four index
-    # tensors, and needs no index per pixel.
+    # tensors, and needs no index per pixel. A plane is a channel of an image: here stands the
+    # number of its first row among all rows.
     planes = torch.arange(0, n * channels * height, height, device=device).view(n, channels, 1)
     source_rows = (planes + rows[:, None, :]).flatten()
     cropped = (
@@ -489,5 +491,6 @@ def _seen_from(size: int, padding: int, device: torch.device) -> Tensor:
 
     The side has ``size`` pixels, and ``padding`` reflected ones at each end.
     """
+    # Reflection does not repeat the edge: -1 is pixel 1, and ``size`` is pixel ``size`` - 2.
     padded = torch.arange(-padding, size + padding, device=device)
     return ((size - 1) - ((size - 1) - padded.abs()).abs()).unfold(0, size, 1)

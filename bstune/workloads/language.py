@@ -198,6 +198,7 @@ class TextData(LightningDataModule):
     ) -> "TokenBatches":
         """Begin a trial's endless stream of batches, in an order that ``seed`` sets."""
         self.setup()
+        # Tokens that are not to be resident on the device are taken from the host.
         tokens = self._read().train if self._train is None else self._train
         return TokenBatches(
             tokens,
@@ -217,7 +218,10 @@ class TextData(LightningDataModule):
         return self._evaluated(self._read().test)
 
     def _evaluated(self, tokens: NDArray[np.integer] | None) -> "TokenEvalBatches":
-        """Give batches of sequences that are evenly spread over a part; none for None."""
+        """Give batches of sequences that are evenly spread over a part.
+
+        ``tokens`` None is a part that the text has not: there are no batches then.
+        """
         sequences = np.empty((0, self._context + 1), np.int64)
         if tokens is not None:
             every = (len(tokens) - 1) // self._validation

@@ -66,20 +66,22 @@ class BatchNorm(nn.BatchNorm2d):
         super().__init__(channels, eps=eps, momentum=momentum, dtype=kind)
         self.ghost_size = ghost_size
         self.scale = scale
+        # A frozen scale is no parameter: no optimizer trains it.
         if scale is not None:
             del self.weight
             self.register_buffer("weight", torch.full((channels,), scale, dtype=kind))
 
     def check_batch(self, batch_size: int, micro_batch_size: int | None) -> None:
         """Refuse batches and micro-batches that are smaller than a group."""
-        if self.ghost_size is not None and self.ghost_size > batch_size:
+        if self.ghost_size is None:
+            return
+        if self.ghost_size > batch_size:
             raise ConfigError(
                 f"ghost size {self.ghost_size} is over the batch size {batch_size}: lower "
                 "workload.module.model.norm.ghost_size, or raise the batch size "
                 "(search.batch_size.low of a study, trial.batch_size of a single trial)"
             )
-        smallest = min(self.ghost_size or 0, batch_size)
-        if micro_batch_size is not None and micro_batch_size < smallest:
+        if micro_batch_size is not None and micro_batch_size < self.ghost_size:
             raise ConfigError(
                 f"ghost size {self.ghost_size} is over the micro-batch size {micro_batch_size}: "
                 "lower workload.module.model.norm.ghost_size, or raise protocol.micro_batch_size"
@@ -114,7 +116,10 @@ class BatchNorm(nn.BatchNorm2d):
         return output
 
     def extra_repr(self) -> str:
-        """Describe the layer as torch does, with two more settings; a survey is kept under it."""
+        """Describe the layer as torch does, with two more settings.
+
+        A kept survey is found by the description of the module: other settings need a new one.
+        """
         of_torch = super().extra_repr()  # type: ignore[no-untyped-call]
         return f"{of_torch}, ghost_size={self.ghost_size}, scale={self.scale}"
 
@@ -269,7 +274,10 @@ class Whitening(nn.Module):
         return functional.conv2d(images, self.weight, self.bias, padding=self.padding)
 
     def extra_repr(self) -> str:
-        """List the settings for the layer's description; a survey is kept under it."""
+        """List the settings for the layer's description.
+
+        A kept survey is found by the description of the module: other settings need a new one.
+        """
         return (
             f"{self.channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
             f"padding={self.padding}, eps={self.eps}, images={self.images}, signed={self.signed}, "

@@ -82,7 +82,7 @@ class _Residual(nn.Module):
         # Where channels double, pixels are halved.
         self.stride = outputs // inputs
         # Channels of zeros that x is padded with.
-        self.further = outputs - inputs
+        self.added_channels = outputs - inputs
         self.branch = nn.Sequential(
             nn.ReLU(),
             nn.Conv2d(inputs, outputs, 3, stride=self.stride, padding=1),
@@ -92,10 +92,10 @@ class _Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         branch: Tensor = self.branch(x)
-        if self.further:
+        if self.added_channels:
             smaller = x[:, :, :: self.stride, :: self.stride]
             # Pads count from the last dimension on: these are channels, behind x's own.
-            x = nn.functional.pad(smaller, (0, 0, 0, 0, 0, self.further))
+            x = nn.functional.pad(smaller, (0, 0, 0, 0, 0, self.added_channels))
         return x + branch
 
 

@@ -181,12 +181,15 @@ class Muon(Optimizer):
             averages.append(state["exp_avg"])
             squares.append(state["exp_avg_sq"])
             counts.append(state["step"])
+        # The largest squares so far are only kept for AMSGrad.
+        largest_squares = list[Tensor]()
+        # torch looks for the counts among the positional arguments.
         adamw(
             trained,
             gradients,
             averages,
             squares,
-            [],
+            largest_squares,
             counts,
             fused=True if is_captured else None,
             amsgrad=False,
@@ -273,15 +276,17 @@ def muon_and_adam(
                 f"adam_matrices names the place {place}, but the network has {len(matrices)} "
                 "matrices"
             )
-    muons = {id(parameter) for parameter in matrices}
+    # Tensors are told apart by identity: their == compares values.
+    ids_for_muon = {id(parameter) for parameter in matrices}
     for place in adam_matrices:
-        muons.discard(id(matrices[place]))
+        ids_for_muon.discard(id(matrices[place]))
     groups = list[Group]()
     for group in given_groups:
         muon_parameters = list[Parameter]()
         adam_parameters = list[Parameter]()
         for parameter in group["params"]:
-            chosen = muon_parameters if id(parameter) in muons else adam_parameters
+            takes_muon = id(parameter) in ids_for_muon
+            chosen = muon_parameters if takes_muon else adam_parameters
             chosen.append(parameter)
         if muon_parameters:
             groups.append({**group, "params": muon_parameters, "orthogonalise": True})
@@ -396,7 +401,10 @@ def parameter_groups(
 
 
 def _kinds_of_parameters(module: nn.Module) -> Iterator[tuple[str, Parameter]]:
-    """Yield each trained parameter once, in the module's order, with its first kind."""
+    """Yield each trained parameter once, in the module's order, with its kind.
+
+    Of several kinds it has the first in KINDS_OF_PARAMETERS; of none it is ``rest``.
+    """
     members: dict[str, list[Any]] = {kind: [] for kind in KINDS_OF_PARAMETERS}
     for layer in module.modules():
         if isinstance(layer, NORMS):
@@ -409,7 +417,7 @@ def _kinds_of_parameters(module: nn.Module) -> Iterator[tuple[str, Parameter]]:
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             members["filters"].append(layer.weight)
     kinds = dict[int, str]()
-    # The first kind of a parameter comes last, and so stays.
+    # A later entry replaces an earlier one: the first kind of a parameter is entered last.
     for kind in reversed(KINDS_OF_PARAMETERS):
         kinds.update(dict.fromkeys(map(id, members[kind]), kind))
     for parameter in module.parameters():
@@ -440,6 +448,7 @@ def _group(
             f"groups.kinds.{kind}.decay is a factor of the weight decay, at least 0, but got "
             f"{decay}"
         )
+    # An optimizer multiplies decay and rate: by the division weights shrink alike in all groups.
     group: Group = {
         "params": parameters,
         "lr": lr * rate,

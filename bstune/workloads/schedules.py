@@ -187,7 +187,10 @@ def _scheduled(optimizer: Optimizer, factor: Callable[[int], float]) -> LambdaLR
 def _factor_of_group(
     group: Mapping[str, Any], factor: Callable[[int], float]
 ) -> Callable[[int], float]:
-    """Give a group's factor by step: it is 0 after the group's ``steps``, if it has them."""
+    """Give a group's factor by step: it is 0 after the group's ``steps``, if it has them.
+
+    Until then it is ``factor``, or falls from 1 by a straight line where the group has ``fade``.
+    """
     steps: int | None = group.get("steps")
     fades: bool = group.get("fade", False)
     if steps is None:

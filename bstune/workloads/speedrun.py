@@ -137,6 +137,7 @@ class SeldomNormalisingMuon(Muon):
     ) -> None:
         """Step a group of matrices as Muon does, and normalise its weights before it if due."""
         device = trained[0].device
+        # The group's one count of steps stands with its first weights.
         state = self.state[trained[0]]
         self.due = self.due.to(device)
         if "step" not in state:
@@ -150,6 +151,7 @@ class SeldomNormalisingMuon(Muon):
         # The factor is 1 where no normalisation is due: every step launches the same kernels.
         factors_if_due = torch.where(due, torch.stack(factors), 1.0)
         torch._foreach_mul_(trained, list(factors_if_due.unbind()))
+        # The weights decay after the step here, where Muon's decay before it.
         super()._step_orthogonal(group | {"weight_decay": 0.0}, trained, gradients)
         torch._foreach_mul_(trained, 1.0 - group["lr"] * group["weight_decay"])
 
@@ -162,7 +164,11 @@ def _norms(weights: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _normalising(total_steps: int) -> list[bool]:
-    """Tell for each step, by its number from 0 on, whether it normalises the weights."""
+    """Tell for each step, by its number from 0 on, whether it normalises the weights.
+
+    It does once 2 + floor(15 p) steps have passed since the last one that did, with p the share of
+    the steps that are taken, this one included. Steps count from 1: number 0 is none.
+    """
     due = [False]
     last_normalised = 0
     for step in range(1, total_steps + 1):

@@ -13,10 +13,11 @@ import hashlib
 import json
 import lzma
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import mkdtemp
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -141,41 +142,14 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
 
     They are written to a folder beside it, which is renamed once it is whole.
     """
-    try:
-        # It comes with an extra.
-        import sentencepiece
-    except ImportError as error:
-        raise ConfigError(
-            "text is tokenised by SentencePiece: pip install 'bstune[text]'"
-        ) from error
+    sentencepiece = _sentencepiece()
     # It is a list, as SentencePiece would wrap an iterator's errors in its own.
     learnt = list(islice(lines_of(shards["train"][0]), LEARNT_LINES))
     made = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        try:
-            with (made / "vocabulary.model").open("wb") as model:
-                sentencepiece.SentencePieceTrainer.train(
-                    sentence_iterator=iter(learnt),
-                    model_writer=model,
-                    vocab_size=vocabulary,
-                    max_sentence_length=LONGEST_LINE,
-                    # A short text has fewer.
-                    hard_vocab_limit=False,
-                    byte_fallback=True,
-                    unk_id=0,
-                    eos_id=END_OF_LINE,
-                    bos_id=-1,
-                    pad_id=-1,
-                    minloglevel=2,
-                )
-        except RuntimeError as error:
-            reason = str(error).splitlines()[-1]
-            raise ConfigError(
-                f"no vocabulary of {vocabulary} tokens can be learnt from {shards['train'][0]}: a "
-                "text of many different characters takes a larger workload.data.load.vocabulary, "
-                f"and its lines at most {LONGEST_LINE:,} bytes (SentencePiece says: {reason})"
-            ) from error
-        pieces = sentencepiece.SentencePieceProcessor(model_file=str(made / "vocabulary.model"))
+        model = made / "vocabulary.model"
+        _learn_vocabulary(learnt, vocabulary, model, source=shards["train"][0])
+        pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
         size = int(pieces.vocab_size())
         kind = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
         counts = dict[str, int]()
@@ -195,6 +169,50 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
         put_in_place(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _sentencepiece() -> ModuleType:
+    """Import SentencePiece; ConfigError where it is not installed."""
+    try:
+        # It comes with an extra.
+        import sentencepiece
+    except ImportError as error:
+        raise ConfigError(
+            "text is tokenised by SentencePiece: pip install 'bstune[text]'"
+        ) from error
+    return sentencepiece
+
+
+def _learn_vocabulary(lines: Iterable[str], vocabulary: int, path: Path, source: Path) -> None:
+    """Learn a vocabulary of so many tokens from lines, and write it to ``path``.
+
+    ConfigError where they allow none. ``source`` is the shard that they are from, for the message.
+    """
+    try:
+        with path.open("wb") as model:
+            _sentencepiece().SentencePieceTrainer.train(
+                sentence_iterator=iter(lines),
+                model_writer=model,
+                vocab_size=vocabulary,
+                max_sentence_length=LONGEST_LINE,
+                # A short text has fewer.
+                hard_vocab_limit=False,
+                byte_fallback=True,
+                unk_id=0,
+                eos_id=END_OF_LINE,
+                # A negative number leaves the token out.
+                bos_id=-1,
+                pad_id=-1,
+                # Only errors are printed.
+                minloglevel=2,
+            )
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1]
+        raise ConfigError(
+            f"no vocabulary of {vocabulary} tokens can be learnt from {source}: a "
+            "text of many different characters takes a larger workload.data.load.vocabulary, "
+            f"and its lines at most {LONGEST_LINE:,} bytes (SentencePiece says: {reason})"
+        ) from error
 
 
 def lines_of(path: Path) -> Iterator[str]:

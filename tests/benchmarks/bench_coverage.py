@@ -29,7 +29,7 @@ from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.search.frontier_findings import b_crit_quantiles
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES, slopes
 from bstune.sweeps.baselines import FrontierSearch
-from bstune.sweeps.search_problem import Benchmark, factor, make_benchmark, run_search
+from bstune.sweeps.search_problem import Benchmark, factor_off, make_benchmark, run_search
 from bstune.trial.replay import read_index, read_table
 
 # In units of the best trial's cost.
@@ -177,7 +177,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             width = statistics.median(
                 high / low if low > 0 else math.inf for _, low, _, high in ends
             )
-            off = statistics.median(factor(middle / truth) for truth, _, middle, _ in ends)
+            off = statistics.median(factor_off(middle / truth) for truth, _, middle, _ in ends)
             low = statistics.mean(middle < truth for truth, _, middle, _ in ends)
             print(
                 f"{objective} after {SPENDINGS[at]:g}x, {cell or 'all'}: covers {share:.0%} of "
