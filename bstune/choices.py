@@ -90,7 +90,10 @@ def _refuse_choices(config: DictConfig, schedule: object, algorithm: object, why
 
 
 def _put_schedule(config: DictConfig, chosen: object) -> list[str]:
-    """Put a schedule into the workload's module, and give the keys whose values it replaced."""
+    """Put a schedule into the workload's module, and give the keys that a schedule replaces.
+
+    They are those of its rate and of its average of weights, in this order.
+    """
     if chosen is None:
         return []
     known = {*SCHEDULE_KEYS, "tunable"}
@@ -119,7 +122,9 @@ def _put_schedule(config: DictConfig, chosen: object) -> list[str]:
                 "average, as bstune.workloads.classifier.Classifier does, or leave out schedule=..."
             )
     places = [f"{place}{name}" for name in arguments]
-    _put_tunables(config, chosen.get("tunable"), places, places[0])
+    tunables = chosen.get("tunable")
+    # A schedule's tunables are of its rate, the first of both.
+    _put_tunables(config, added=tunables, replaced=places, place=places[0])
     return places
 
 

@@ -209,7 +209,7 @@ def triplet_effects(
 ) -> tuple[Effect, ...]:
     """Test the effects of each triplet, of all powers of two and of all multiples of 8 together.
 
-    Together means the mean contrast of each round, so n stays the number of rounds: triplets of one
+    A triplet is one of ``centres`` and its two neighbours. Together means the mean contrast of each round, so n stays the number of rounds: triplets of one
     round are not independent. A group of one triplet, or of the same triplets as another group, is
     left out. The p-values are corrected for the number of all effects, since the finding names each
     significant one.
@@ -230,7 +230,8 @@ def triplet_effects(
         tuple(aligned): f"multiples of {ALIGNED} together",
         tuple(powers): "powers of two together",
     }
-    # The groups are keyed by their members: where both are the same, the second name stands.
+    # The groups are keyed by their members: where both are the same, the second name stands. In
+    # reverse, powers of two come first.
     for members, name in reversed(groups.items()):
         if len(members) > 1:
             # A round gives one mean: its triplets share the disturbances of the round.

@@ -170,6 +170,9 @@ def _starts(
 ) -> tuple[Array, Array, Array, Array]:
     """Choose k starts of the search at each of m ``log_odds``, of shape (m, 1).
 
+    The curve is S = h (1 - p + p r + v r^2), as :func:`_log_shape` has it, with sigma the scatter of
+    log S. Each start combines a v, a height h and a sigma.
+
     ``log_small`` is log v of the small-batch term at each of them; None: it is searched, too.
 
     Returns:
@@ -178,7 +181,7 @@ def _starts(
     """
     if log_small is None:
         log_smallest = observed.x.min(keepdims=True)
-        # The other two terms at the smallest batch size, against which v r^2 is weighed.
+        # log v where v r^2 is a given multiple of the other two terms at the smallest batch size.
         log_two_terms = _log_shape(log_odds, np.array([-np.inf]), log_smallest)[..., 0]
         log_small_tried = log_two_terms + 2.0 * log_smallest + np.array(LOG_SMALL_STARTS)
     else:

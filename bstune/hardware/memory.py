@@ -232,6 +232,7 @@ class _Bracket:
     def snap(self, batch_size: float, above: int) -> int:
         """Give the largest batch size to probe at or below ``batch_size``, but over ``above``.
 
+        Where none lies between the two it is the next one over ``above``, so that probing goes on.
         Batch sizes to probe are the multiples of ``multiple``, and the largest of the range.
         """
         if batch_size >= self.high:

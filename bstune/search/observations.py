@@ -352,9 +352,11 @@ def _weighed_data(
     prior: Prior,
     independent: bool,
 ) -> LikelihoodData:
-    """Give observations as the likelihood takes them, weighed unless they are independent.
+    """Give observations as the likelihood takes them.
 
-    ``chain_ends`` are the trials that they were read from, in the same order.
+    Unless they are independent, those that repeat one recorded run count together as one.
+    ``chain_ends`` are the trials that they were read from, in the same order: of each chain of
+    continued trials the last.
     """
     data = likelihood_data(observations, prior)
     if independent:

@@ -270,6 +270,7 @@ class Search:
         while True:
             trials = self._read()
             latest: Trials = trials
+            # The records of those that have ended.
             done = self._write(trials)
             has_free_index = bool(free_indices(trials, self._budget.trials))
             if has_free_index and end is None:
@@ -280,6 +281,7 @@ class Search:
                 # What was read before does not have the trial that has just begun.
                 latest = self._study
                 has_free_index = asked is not None
+                # Where nothing was asked for lack of time, and not of a free index, this says so.
                 end = self._no_time
             if runner.running:
                 with self._wall.trial():

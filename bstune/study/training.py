@@ -303,7 +303,7 @@ class Training(Protocol):
     def try_steps(
         self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say
     ) -> Tried:
-        """Load the data and take a few steps."""
+        """Load the data and take a few steps, as :meth:`TrainingService.try_steps` does."""
 
     def time_steps(
         self, say: Say, how: "HowTimed", ceiling: "Ceiling", seconds: float
@@ -338,7 +338,7 @@ class TrainingHere:
     def try_steps(
         self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say
     ) -> Tried:
-        """Load the data and take a few steps."""
+        """Load the data and take a few steps, as :meth:`TrainingService.try_steps` does."""
         say_own = own_lines(say)
         with printed_once(self._log), _users_errors():
             return self.service.try_steps(trial, continues, surveyed, say=say_own)
@@ -405,7 +405,7 @@ class TrainingProcess:
     def try_steps(
         self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say
     ) -> Tried:
-        """Load the data and take a few steps."""
+        """Load the data and take a few steps, as :meth:`TrainingService.try_steps` does."""
         tried: Tried = self._call("try_steps", trial, continues, surveyed, say=say)
         return tried
 

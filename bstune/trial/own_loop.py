@@ -580,7 +580,7 @@ class LoopBackend(TrialBackend):
     def step_time(self, batch_size: float) -> float:
         """Give the seconds of a step at a batch size, from the seconds that trials have reported.
 
-        Before any has, they are next to zero.
+        Before any has, they are next to zero, so that no limit in seconds holds a trial back.
         """
         return self._tau(batch_size)
 

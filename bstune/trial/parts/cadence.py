@@ -65,6 +65,7 @@ class Cadence:
 
     def _next_due(self, step: int, history: Sequence[tuple[int, float | None]]) -> int:
         """Give the step of the evaluation that is due next after ``step``."""
+        # Evaluations before they were due, as at an epoch's end, do not move those that are due.
         due = [pair for pair in history if pair[0] not in self.forced]
         # A trial that has once been near stays near: a noisy metric would switch back and forth.
         self.near = self.near or is_near(due, self._target.gap, self._schedule.near)
