@@ -256,7 +256,11 @@ def _optimizers(node: object, key: str) -> Iterator[str]:
 
 
 def _arguments(node: object) -> Node:
-    """Give the arguments that a node has for its target, with references as they are written."""
+    """Give the arguments that a node has for its target, with references as they are written.
+
+    LightningCLI writes them apart, below ``init_args``. Else they stand beside ``_target_``, which
+    is given, too.
+    """
     values = _plain(node)
     if "class_path" in values:
         return dict(values.get("init_args") or {})

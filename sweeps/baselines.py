@@ -120,13 +120,23 @@ def _optuna_entry(name: str, axis: str, form: Form | None) -> Entry:
 def _optuna_search(
     problem: Problem, seed: int, *, name: str, axis: str, form: Form | None
 ) -> Search:
-    """Make the search of one of Optuna's samplers for a problem and a seed."""
+    """Make the search of one of Optuna's samplers for a problem and a seed.
+
+    Args:
+        problem: what is searched.
+        seed: of the search.
+        name: of the sampler.
+        axis: the rule from which the learning rate is searched, or ``lr``.
+        form: how a stopped trial is recorded; None where that makes no difference.
+    """
+    if form is None:
+        form = FORMS[0]
     sampler_seed = trial_seed(seed, 0, FOR_SEARCH)
     # Some samplers are experimental to Optuna, which would say so for each seed.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         sampler = _sampler(name, sampler_seed)
-        return OptunaSearch(problem, seed, sampler, rule_of(problem, axis), form or "pruned")
+        return OptunaSearch(problem, seed, sampler, rule_of(problem, axis), form)
 
 
 def _sampler(name: str, seed: int) -> BaseSampler:

@@ -209,10 +209,10 @@ def triplet_effects(
 ) -> tuple[Effect, ...]:
     """Test the effects of each triplet, of all powers of two and of all multiples of 8 together.
 
-    A triplet is one of ``centres`` and its two neighbours. Together means the mean contrast of each round, so n stays the number of rounds: triplets of one
-    round are not independent. A group of one triplet, or of the same triplets as another group, is
-    left out. The p-values are corrected for the number of all effects, since the finding names each
-    significant one.
+    A triplet is one of ``centres`` and its two neighbours. Together means the mean contrast of each
+    round, so n stays the number of rounds: triplets of one round are not independent. A group of
+    one triplet, or of the same triplets as another group, is left out. The p-values are corrected
+    for the number of all effects, since the finding names each significant one.
     """
     by_centre = dict[int, Array]()
     powers = list[int]()

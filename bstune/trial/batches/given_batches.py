@@ -53,6 +53,7 @@ class GivenStream:
 
     def __init__(self, open_loaders: Callable[[], object], batch_size: int, seed: int) -> None:
         check_positive_integer("batch size", batch_size)
+        # Loaders have no position to go back to: a resume draws and skips the batches before it.
         self.remembers = False
         self.drawn = 0
         self._random = OwnRandomNumbers(seed)
@@ -60,6 +61,7 @@ class GivenStream:
         self.length = length_of(loaders)
         # Batches to skip before the next one, after a resume.
         self._to_skip = 0
+        # Each further epoch opens the loaders anew; the first one takes those that are open.
         # A function's generator, as one of a method would hold the stream in a cycle. Without a
         # cycle the loaders' processes end with the stream at once, else by torch's timeout, five
         # seconds later.

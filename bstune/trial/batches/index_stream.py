@@ -114,7 +114,7 @@ class IndexStream:
         self._resumed: Any = None
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Yield the indices of one batch after another, of groups of a single batch each."""
+        """Yield the indices of one batch after another, where batches are drawn one by one."""
         while True:
             index = self.draw()
             self.drawn += 1

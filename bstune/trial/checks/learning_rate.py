@@ -105,7 +105,13 @@ def _are_equal(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> b
 def proportion_problem(slow: ShortTrial, fast: ShortTrial, override: str) -> str | None:
     """Say which rates do not move in proportion to the one that bstune sets, in words.
 
-    None if all do. Arguments as of :func:`rate_problem`.
+    None if all do. They are those of the short trials' ends, and those that the schedules have for
+    later steps.
+
+    Args:
+        slow: a short trial.
+        fast: another one, at a higher learning rate.
+        override: the option by which bstune sets the rates of the optimizer.
     """
     module = f"{slow.module.name}{slow.module.place}"
     advice = "let the module take the rate, and use it there"
