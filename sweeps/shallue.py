@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 
 from bstune.config import Composed
-from bstune.core.errors import ConfigError, Interrupted
+from bstune.core.errors import ConfigError, Interrupted, StudyError
 from bstune.report.compare import Compared, Comparison, Pair, compare, compared_study
 from bstune.report.compare_console import write_comparison
 from bstune.report.compare_figure import looks
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 # A slope at an end of the curve is taken over this factor of the batch size.
 END_SPAN = 4.0
 BUDGET_INCHES = 3.0
+# What the errors of a study advise, where a study of another name would do; a sweep names its own.
+OWN_NAME = "study=NAME"
 # A text that Hydra takes without quotes.
 UNQUOTED = re.compile(r"[\w./:-]+")
 
@@ -76,6 +78,7 @@ def run(
     Raises:
         ConfigError: before any study runs, if there is none or one cannot be composed.
         Interrupted: says where the finished trials are kept.
+        StudyError: if a study cannot go on, as with other settings.
     """
     if not studies:
         raise ConfigError("this sweep compares studies, but sweep.experiment.studies has none")
@@ -105,6 +108,13 @@ def run(
         except (KeyboardInterrupt, SystemExit) as error:
             raise Interrupted(
                 f"interrupted: {root} keeps all finished trials; the same command goes on"
+            ) from error
+        except StudyError as error:
+            if OWN_NAME not in str(error):
+                raise
+            raise StudyError(
+                f"{error}\nin a sweep sweep.output=DIR takes the place of {OWN_NAME}, for all of its "
+                "studies"
             ) from error
         return measured_trials(read_study(root / name).result)
 

@@ -11,7 +11,7 @@ from test_compare import SIZES, UNREACHED, studies, summary
 from unit_logs import units_in, unkept
 
 from bstune.config import compose
-from bstune.core.errors import ConfigError, Interrupted
+from bstune.core.errors import ConfigError, Interrupted, StudyError
 from bstune.report.compare import compare
 from bstune.sweeps import shallue
 from bstune.sweeps.harness import check_sweep, compose_sweep, main
@@ -98,6 +98,11 @@ def test_a_choice_runs_one_study_and_the_comparison_waits(tmp_path, monkeypatch,
     assert units_in(folder / "runs.jsonl") == ["decayed", "smoothed"]
     rows = json.loads((folder / "result.json").read_text())["rows"]
     assert [row["study"] for row in rows] == ["smoothed", "decayed"]
+    # A study of other settings is refused, and the sweep's own option is named.
+    kept = (folder / "runs.jsonl").read_text()
+    with pytest.raises(StudyError, match=r"seed: was 0, now 3(.|\n)*sweep\.output=DIR"):
+        sweep("sweep.experiment.options=['search.trials=2','sampler=random','seed=3']")
+    assert (folder / "runs.jsonl").read_text() == kept
 
 
 @pytest.mark.parametrize(
