@@ -14,7 +14,8 @@ Without a GPU the whole ladder takes too long, so there is a reduced setting: on
 and one batch size for all rungs, and narrower networks. Then the rungs differ only in their tricks,
 not in epochs.
 
-A trial is kept as it ends, so that the same command goes on (:mod:`bstune.sweeps.unit_log`).
+A trial, and the seconds of the first rung's batches, are kept as they end, so that the same command
+goes on (:mod:`bstune.sweeps.unit_log`).
 """
 
 import functools
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 
 from bstune.config import Composed, with_settings
 from bstune.core.errors import ConfigError
@@ -45,7 +47,7 @@ from bstune.sweeps.dawnbench_report import (
 )
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import NO_PAIRS, compare_pairs, holm_corrected
-from bstune.sweeps.unit_log import UnitLog, UnitPlan, read_trial
+from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only, read_trial
 from bstune.system.console import format_seconds
 from bstune.trial.devices.device import device_name, device_of, synchronize
 from bstune.trial.loop import Workload, run_trial
@@ -65,6 +67,8 @@ if TYPE_CHECKING:
 LATER = "%{"
 # So many batches are timed for what preparing and moving them takes.
 TIMED_BATCHES = 20
+# The name of the unit that is no trial: the seconds of these batches.
+BATCHES_UNIT = "batches"
 # The share of evaluation with which no trial is evaluated before its end.
 NO_EVALUATION = 1e-9
 # Parameters that no trial depends on: they choose trials, order them, or judge them.
@@ -120,6 +124,21 @@ class BuiltRung:
     lr: float
 
 
+@dataclass(frozen=True)
+class BatchSeconds:
+    """Seconds of one of a rung's batches: means of TIMED_BATCHES."""
+
+    # In which it is drawn, augmented and normalised on the device: all that it needs before its
+    # step.
+    made: float
+    # In which it is moved to the device as bytes, and as fp32; None on a CPU.
+    moved_as_bytes: float | None
+    moved_as_fp32: float | None
+
+
+READ_BATCHES = TypeAdapter(BatchSeconds)
+
+
 def run(
     composed: Composed,
     console: "Console",
@@ -142,14 +161,14 @@ def run(
     Args:
         composed: the workload.
         console: for lines.
-        log: keeps the trials.
+        log: keeps the trials, and the seconds of the first rung's batches.
         rungs: from the first to the last.
         seeds: of the trials.
         order_seed: of the order.
         metric: the error whose value at the end counts.
         level: an accuracy; a rung's row has the share of seeds that reach it.
         reduced: the smaller setting.
-        only: the trials to run now; empty: all.
+        only: the units to run now; empty: all.
         trainer: trains a trial; tests replace it.
     """
     _check_ladder(rungs, seeds, level, reduced)
@@ -162,9 +181,25 @@ def run(
         console.print(reason, soft_wrap=True, markup=False)
     if not built_rungs:
         raise ConfigError(f"no rung is left: {'; '.join(left_out.values())}")
+    planned = _shuffled_trials(built_rungs, seeds, order_seed)
+    unit_names = [*planned, BATCHES_UNIT]
+    check_only(only, unit_names)
     device = device_name(built_rungs[0].protocol.trainer)
     log.begin(device, NOT_OF_A_TRIAL)
-    trials = _train(built_rungs, seeds, order_seed, only, log, trainer)
+    results = _train(built_rungs, planned, only, log, trainer)
+    batches_plan = UnitPlan(
+        names=[BATCHES_UNIT],
+        only=only,
+        noun="measurement",
+        read=READ_BATCHES.validate_python,
+        choices=unit_names,
+    )
+    batches = log.measure(batches_plan, lambda name: asdict(time_batches(built_rungs[0])))
+    log.check_finished(unit_names, {*results, *batches})
+    trials: list[dict[int, TrialResult]] = [{} for _ in built_rungs]
+    for name, result in results.items():
+        trial = planned[name]
+        trials[trial.rung_index][trial.seed] = result
     rows = make_rows(built_rungs, trials, level)
     title = f"{composed.options.workload.name} on {device}, {len(seeds)} seeds"
     panels = 3
@@ -175,7 +210,8 @@ def run(
     taus = _known(trial.seconds_per_step for trial in trials[0].values())
     notes = list[str]()
     if taus:
-        notes.append(data_note(built_rungs[0], statistics.median(taus)))
+        tau = statistics.median(taus)
+        notes.append(data_note(built_rungs[0], batches[BATCHES_UNIT], tau))
     return Finding(
         sentence=sentence(rows, level, len(seeds), list(left_out)),
         rows=list(map(printed_row, rows)),
@@ -187,41 +223,54 @@ def run(
     )
 
 
-def _train(
-    built_rungs: Sequence[BuiltRung],
-    seeds: Sequence[int],
-    order_seed: int,
-    only: Sequence[str],
-    log: UnitLog,
-    trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult],
-) -> list[dict[int, TrialResult]]:
-    """Train each rung on each seed that is not kept yet, and give each rung's trials by seed.
+@dataclass(frozen=True)
+class PlannedTrial:
+    """A trial of a rung, by the rung's place among those that were built."""
 
-    Args:
-        built_rungs: from the first to the last.
-        seeds: of the trials.
-        order_seed: of the order in which each seed's trials run.
-        only: the names of the trials, or of the rungs, to run now; empty: all.
-        log: keeps the trials.
-        trainer: trains a trial.
-    """
+    rung_index: int
+    seed: int
+
+
+def _shuffled_trials(
+    built_rungs: Sequence[BuiltRung], seeds: Sequence[int], order_seed: int
+) -> dict[str, PlannedTrial]:
+    """Plan a trial for each rung and each seed, by the trial's name, in the order to run."""
     rng = np.random.default_rng(order_seed)
-    # The index of each trial's rung and its seed, by the trial's name.
-    trial_keys = dict[str, tuple[int, int]]()
-    # A trial's examples, to which its time is in proportion, by the same name.
-    work = dict[str, float]()
+    planned = dict[str, PlannedTrial]()
     for seed in seeds:
         # Each seed has a new order, so that a disturbance of the machine hits every rung alike.
         for rung_index in rng.permutation(len(built_rungs)).tolist():
-            built = built_rungs[rung_index]
-            name = f"{built.rung.name}/{seed}"
-            trial_keys[name] = rung_index, seed
-            work[name] = float(built.steps * built.batch_size)
-    names = list(trial_keys)
+            name = f"{built_rungs[rung_index].rung.name}/{seed}"
+            planned[name] = PlannedTrial(rung_index, seed)
+    return planned
+
+
+def _train(
+    built_rungs: Sequence[BuiltRung],
+    planned: Mapping[str, PlannedTrial],
+    only: Sequence[str],
+    log: UnitLog,
+    trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult],
+) -> dict[str, TrialResult]:
+    """Train the planned trials that are not kept yet, and give the results by name.
+
+    Args:
+        built_rungs: from the first to the last.
+        planned: the trials, by name.
+        only: the names of the units, or of the rungs, to run now; empty: all.
+        log: keeps the trials.
+        trainer: trains a trial.
+    """
+    names = list(planned)
+    # A trial's examples, to which its time is in proportion, by its name.
+    work = dict[str, float]()
+    for name, trial in planned.items():
+        built = built_rungs[trial.rung_index]
+        work[name] = float(built.steps * built.batch_size)
 
     def train(name: str) -> dict[str, object]:
-        rung_index, seed = trial_keys[name]
-        built = built_rungs[rung_index]
+        trial = planned[name]
+        built = built_rungs[trial.rung_index]
         number = names.index(name)
         spec = TrialSpec(
             number=number,
@@ -229,7 +278,7 @@ def _train(
             batch_size=built.batch_size,
             lr=built.lr,
             delta=None,
-            seed=seed,
+            seed=trial.seed,
         )
         return asdict(trainer(built.workload, spec, built.protocol))
 
@@ -238,16 +287,11 @@ def _train(
         only=only,
         noun="trial",
         read=read_trial,
+        choices=[*names, BATCHES_UNIT],
         work=work,
         shown=_trial_text,
     )
-    measured = log.measure(plan, train)
-    log.check_finished(names, measured)
-    trials: list[dict[int, TrialResult]] = [{} for _ in built_rungs]
-    for name, result in measured.items():
-        rung_index, seed = trial_keys[name]
-        trials[rung_index][seed] = result
-    return trials
+    return log.measure(plan, train)
 
 
 def _trial_text(result: TrialResult) -> str:
@@ -263,17 +307,11 @@ def _trial_text(result: TrialResult) -> str:
     return text
 
 
-def data_note(
-    built: BuiltRung, seconds_per_step: float, now: Callable[[], float] = time.perf_counter
-) -> str:
-    """Say how long a rung's batches take to prepare, and how long moving them to a GPU would take.
-
-    The first two gains of Page's ladder were to move all images to the device at once, as bytes,
-    and to prepare batches there. Every rung here does both: the line says what that saves.
+def time_batches(built: BuiltRung, now: Callable[[], float] = time.perf_counter) -> BatchSeconds:
+    """Time how long a rung's batches take to prepare, and how long moving them to a GPU takes.
 
     Args:
         built: the rung.
-        seconds_per_step: of its trials.
         now: the clock; tests replace it.
     """
     device = device_of(built.protocol.trainer)
@@ -293,26 +331,41 @@ def data_note(
         synchronize(device)
         return (now() - began) / TIMED_BATCHES
 
-    # Drawing, augmenting and normalising a batch is all that it needs before its step.
-    seconds_per_batch = timed(lambda: next(batches))
+    made = timed(lambda: next(batches))
+    if device.type == "cpu":
+        return BatchSeconds(made, moved_as_bytes=None, moved_as_fp32=None)
+    (images, *_) = next(batches)
+
+    def time_to_move(dtype: torch.dtype) -> float:
+        on_host = torch.ones(images.shape, dtype=dtype)
+        return timed(functools.partial(on_host.to, device))
+
+    as_bytes = time_to_move(torch.uint8)
+    as_fp32 = time_to_move(torch.float32)
+    return BatchSeconds(made, moved_as_bytes=as_bytes, moved_as_fp32=as_fp32)
+
+
+def data_note(built: BuiltRung, batches: BatchSeconds, seconds_per_step: float) -> str:
+    """Say what an epoch's batches take, from the seconds of one.
+
+    The first two gains of Page's ladder were to move all images to the device at once, as bytes,
+    and to prepare batches there. Every rung here does both: the line says what that saves.
+
+    Args:
+        built: the rung.
+        batches: the seconds of one of its batches.
+        seconds_per_step: of its trials.
+    """
     batches_of_epoch = math.ceil(built.workload.train_examples / built.batch_size)
-    seconds_of_epoch = format_seconds(batches_of_epoch * seconds_per_batch)
-    share_of_step = seconds_per_batch / seconds_per_step
+    seconds_of_epoch = format_seconds(batches_of_epoch * batches.made)
+    share = batches.made / seconds_per_step
     text = (
         f"{built.rung.name}: an epoch's {batches_of_epoch} batches are drawn, augmented and "
-        f"normalised on the device in {seconds_of_epoch}, {share_of_step:.0%} of its "
-        "steps' time"
+        f"normalised on the device in {seconds_of_epoch}, {share:.0%} of its steps' time"
     )
-    if device.type != "cpu":
-        (images, *_) = next(batches)
-
-        def time_to_move_epoch(dtype: torch.dtype) -> str:
-            on_host = torch.ones(images.shape, dtype=dtype)
-            moved = timed(functools.partial(on_host.to, device))
-            return format_seconds(batches_of_epoch * moved)
-
-        as_bytes = time_to_move_epoch(torch.uint8)
-        as_fp32 = time_to_move_epoch(torch.float32)
+    if batches.moved_as_bytes is not None and batches.moved_as_fp32 is not None:
+        as_bytes = format_seconds(batches_of_epoch * batches.moved_as_bytes)
+        as_fp32 = format_seconds(batches_of_epoch * batches.moved_as_fp32)
         text += (
             f"; to move them there batch by batch would take {as_bytes} as bytes, {as_fp32} as fp32"
         )

@@ -379,6 +379,7 @@ def run_sweep(name: str, options: Sequence[str]) -> None:
         console.print(f"{name}: {sweep.source}", soft_wrap=True, markup=False)
         try:
             finding = sweep.find(console)
+            write(sweep, finding, options)
         # Lightning turns a KeyboardInterrupt into a SystemExit.
         except (KeyboardInterrupt, SystemExit) as error:
             kept_text = "the sweep has written nothing"
@@ -388,7 +389,6 @@ def run_sweep(name: str, options: Sequence[str]) -> None:
         except UnfinishedError as unfinished:
             console.print(str(unfinished), soft_wrap=True, markup=False)
             return
-        write(sweep, finding, options)
         show(sweep, finding, console)
 
 

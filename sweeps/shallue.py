@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 
 from bstune.config import Composed
-from bstune.core.errors import ConfigError, Interrupted
+from bstune.core.errors import ConfigError, Interrupted, StudyError
 from bstune.report.compare import Compared, Comparison, Pair, compare, compared_study
 from bstune.report.compare_console import write_comparison
 from bstune.report.compare_figure import looks
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 # A slope at an end of the curve is taken over this factor of the batch size.
 END_SPAN = 4.0
 BUDGET_INCHES = 3.0
+# What the errors of a study advise, where a study of another name would do; a sweep names its own.
+OWN_NAME = "study=NAME"
 # A text that Hydra takes without quotes.
 UNQUOTED = re.compile(r"[\w./:-]+")
 
@@ -76,6 +78,7 @@ def run(
     Raises:
         ConfigError: before any study runs, if there is none or one cannot be composed.
         Interrupted: says where the finished trials are kept.
+        StudyError: if a study cannot go on, as with other settings.
     """
     if not studies:
         raise ConfigError("this sweep compares studies, but sweep.experiment.studies has none")
@@ -106,7 +109,14 @@ def run(
             raise Interrupted(
                 f"interrupted: {root} keeps all finished trials; the same command goes on"
             ) from error
-        return read_study(root / name).result.trials
+        except StudyError as error:
+            if OWN_NAME not in str(error):
+                raise
+            raise StudyError(
+                f"{error}\nin a sweep sweep.output=DIR takes the place of {OWN_NAME}, for all of its "
+                "studies"
+            ) from error
+        return measured_trials(read_study(root / name).result)
 
     plan = UnitPlan(
         names=list(composed),
@@ -178,6 +188,15 @@ def _kept_within(name: str, root: Path) -> list[str]:
     return [*arguments, "mlflow.enabled=false"]
 
 
+def measured_trials(result: StudyResult) -> int:
+    """Count the trials of a study that did not fail.
+
+    One that was cut short with its process is a failed one, and its trial is asked again: so the
+    count is the same whether a study was interrupted or not.
+    """
+    return result.trials - result.statuses["failed"]
+
+
 def row(study: Compared, result: StudyResult) -> dict[str, object]:
     """Make the row of a study.
 
@@ -212,7 +231,7 @@ def row(study: Compared, result: StudyResult) -> dict[str, object]:
         "reached at B": reached_at,
         "steps": min(steps, default=None),
         "examples": min(examples, default=None),
-        "reached": f"{result.statuses['reached']} of {result.trials}",
+        "reached": f"{result.statuses['reached']} of {measured_trials(result)}",
         "details": {
             "b_crit": study.b_crit,
             "b_crit_low": study.b_crit_low,

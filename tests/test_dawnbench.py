@@ -28,6 +28,7 @@ from bstune.sweeps.dawnbench import (
     build_rungs,
     data_note,
     make_rows,
+    time_batches,
     with_rung_settings,
 )
 from bstune.sweeps.dawnbench_report import printed_row, sentence
@@ -144,10 +145,8 @@ def made(workload, spec, protocol):
 # The trials
 
 
-def test_a_ladder_that_is_stopped_goes_on(checked, tmp_path, monkeypatch):
+def test_a_ladder_that_is_stopped_goes_on(checked, tmp_path):
     path = tmp_path / "runs.jsonl"
-    # What the first rung's batches take is timed anew each time.
-    monkeypatch.setattr(dawnbench, "data_note", lambda *arguments: "A note.")
     whole, _ = run(checked(), trainer=made)
     # Stopped after two units, then after three more; the last call does the sixth.
     for count in (2, 3):
@@ -155,17 +154,21 @@ def test_a_ladder_that_is_stopped_goes_on(checked, tmp_path, monkeypatch):
             run(checked(), log_at(path), trainer=stopping_after(count, made))
     finding, _ = run(checked(), log_at(path), trainer=stopping_after(1, made))
     units = units_in(path)
-    # A unit is one rung with one seed.
-    assert sorted(units) == sorted(f"{rung['name']}/{seed}" for rung in LADDER for seed in (3, 5))
+    # A unit is one rung with one seed; the last one has the seconds of the first rung's batches.
+    trials = [f"{rung['name']}/{seed}" for rung in LADDER for seed in (3, 5)]
+    assert sorted(units) == sorted([*trials, "batches"])
     assert (finding.sentence, finding.rows) == (whole.sentence, whole.rows)
+    # Nothing is measured again, the seconds in the note included.
     again, _ = run(checked(), log_at(path), trainer=None)
-    assert again.rows == whole.rows
+    assert (again.rows, again.notes) == (whole.rows, finding.notes)
+    assert len(again.notes) == 1
+    assert units_in(path) == units
 
 
 def test_a_choice_of_rungs_trains_those_alone(checked, tmp_path):
     path = tmp_path / "runs.jsonl"
     # A whole rung, and one seed of another.
-    with pytest.raises(UnfinishedError, match="3 of 6 units"):
+    with pytest.raises(UnfinishedError, match="3 of 7 units"):
         run(
             checked("sweep.experiment.only=[smoothing,start/5]"),
             log_at(path),
@@ -215,11 +218,8 @@ def test_what_preparing_and_moving_batches_takes_of_a_step(checked, monkeypatch,
     monkeypatch.setattr(dawnbench, "device_of", lambda trainer: torch.device(device))
     # Outside of the clock, but for one.
     monkeypatch.setattr(dawnbench, "synchronize", lambda place: time.sleep(0.1))
-    note = data_note(
-        replace(first, workload=replace(first.workload, train_batches=lambda spec: drawn)),
-        0.05,
-        time,
-    )
+    first = replace(first, workload=replace(first.workload, train_batches=lambda spec: drawn))
+    note = data_note(first, time_batches(first, time), 0.05)
     # 12 batches of 100 are an epoch of 1200 digits; 20 batches and a wait are timed: 0.3 s
     start = (
         "start: an epoch's 12 batches are drawn, augmented and normalised on the device in 180 ms, "

@@ -307,6 +307,14 @@ def test_an_interruption_after_a_unit_says_what_is_kept(sweep, tmp_path, monkeyp
     assert result["measured_with"] == [{name: header[name] for name in names}]
 
 
+def test_an_interruption_of_the_figure_says_what_is_kept(sweep, tmp_path, monkeypatch):
+    options = of_experiment(*TINY)
+    monkeypatch.setattr("bstune.sweeps.harness.save_figure", interrupted)
+    with pytest.raises(Interrupted, match=r"vectorization/runs\.jsonl keeps what has ended; the"):
+        sweep("vectorization", *options)
+    assert files_in(tmp_path / "outputs/sweeps/vectorization") == ["runs.jsonl"]
+
+
 def test_a_choice_of_units_writes_no_result(sweep, tmp_path):
     options = of_experiment(*TINY)
     out = sweep("vectorization", *options, "sweep.experiment.only=[product/2]")

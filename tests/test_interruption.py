@@ -1,5 +1,7 @@
+import os
 import subprocess
 import sys
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -39,3 +41,23 @@ def test_a_process_is_a_command_once_it_handles_signals():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert ended.stdout.split() == ["False", "True", "143"]
+
+
+def test_a_command_that_is_through_leaves_no_temporary_folder():
+    """In a process of its own, which ends as a command does."""
+    code = (
+        "import atexit\n"
+        "from multiprocessing import forkserver\n"
+        "from bstune.system import interruption\n"
+        "atexit.register(interruption.leave_last)\n"
+        "forkserver.ensure_running()\n"
+        "interruption.last_status = 3\n"
+    )
+    # Short, as multiprocessing makes a socket there, whose path has 107 characters at most.
+    with TemporaryDirectory(prefix="w") as temporary:
+        environment = {**os.environ, "TMPDIR": temporary}
+        ended = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, timeout=60
+        )
+        assert ended.returncode == 3
+        assert os.listdir(temporary) == []

@@ -1,6 +1,7 @@
 """The probe's clock, what its end means, and real probes on a CPU."""
 
 import multiprocessing
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,20 @@ def test_an_interruption_leaves_no_probe_behind(monkeypatch):
         probe_of()(4)
     assert multiprocessing.active_children() == []
     assert not Path(f"/proc/{started[0]}").exists()
+
+
+@pytest.mark.slow
+def test_a_probe_that_is_stopped_leaves_no_temporary_folder(monkeypatch):
+    made = []
+
+    def over_the_limit_with_a_folder(process):
+        made.extend(Path(tempfile.gettempdir()).glob(f"bstune-{process}-*"))
+        return 2**60 if made else 0
+
+    monkeypatch.setattr(memory, "resident_bytes", over_the_limit_with_a_folder)
+    assert not probe_of()(4).fits
+    assert len(made) == 1
+    assert not made[0].exists()
 
 
 @pytest.mark.slow

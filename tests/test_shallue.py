@@ -11,11 +11,11 @@ from test_compare import SIZES, UNREACHED, studies, summary
 from unit_logs import units_in, unkept
 
 from bstune.config import compose
-from bstune.core.errors import ConfigError, Interrupted
+from bstune.core.errors import ConfigError, Interrupted, StudyError
 from bstune.report.compare import compare
 from bstune.sweeps import shallue
 from bstune.sweeps.harness import check_sweep, compose_sweep, main
-from bstune.sweeps.shallue import budget_curve, end_slopes, sentence
+from bstune.sweeps.shallue import budget_curve, end_slopes, row, sentence
 
 # Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
 pytestmark = pytest.mark.slow
@@ -64,6 +64,14 @@ def test_each_study_runs_goes_on_and_is_compared(tmp_path, monkeypatch, capfd):
         *("result.json", "figure.png", "studies.db", "comparison.html", "comparison.png"),
         "runs.jsonl",
     }
+    # Killed between a study's end and the line of its unit: its trials are not run again.
+    units = units_in(folder / "runs.jsonl")
+    lines = (folder / "runs.jsonl").read_text().splitlines(keepends=True)
+    (folder / "runs.jsonl").write_text("".join(lines[:-1]))
+    trials = (folder / "decayed/trials.jsonl").read_text()
+    sweep(more)
+    assert units_in(folder / "runs.jsonl") == units
+    assert (folder / "decayed/trials.jsonl").read_text() == trials
     # Studies that have ended are compared again, and not run.
     monkeypatch.setattr(shallue, "run_study", None)
     sweep(more)
@@ -90,6 +98,11 @@ def test_a_choice_runs_one_study_and_the_comparison_waits(tmp_path, monkeypatch,
     assert units_in(folder / "runs.jsonl") == ["decayed", "smoothed"]
     rows = json.loads((folder / "result.json").read_text())["rows"]
     assert [row["study"] for row in rows] == ["smoothed", "decayed"]
+    # A study of other settings is refused, and the sweep's own option is named.
+    kept = (folder / "runs.jsonl").read_text()
+    with pytest.raises(StudyError, match=r"seed: was 0, now 3(.|\n)*sweep\.output=DIR"):
+        sweep("sweep.experiment.options=['search.trials=2','sampler=random','seed=3']")
+    assert (folder / "runs.jsonl").read_text() == kept
 
 
 @pytest.mark.parametrize(
@@ -108,6 +121,18 @@ def test_what_cannot_run_ends_before_any_study_does(option, text, tmp_path, monk
     with pytest.raises(ConfigError, match=text):
         sweep(option)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_study_that_was_cut_short_has_the_row_of_one_that_was_not():
+    whole = summary()
+    statuses = {**whole.statuses, "failed": 2}
+    cut_short = summary(trials=whole.trials + 2, statuses=statuses)
+    rows = []
+    for result in (whole, cut_short):
+        (study,) = studies(result)
+        rows.append(row(study, result))
+    assert rows[0] == rows[1]
+    assert rows[0]["reached"] == "1 of 1"
 
 
 def test_a_sweep_of_no_study_is_refused(tmp_path):

@@ -47,6 +47,7 @@ from bstune.hardware import memory
 from bstune.hardware.memory import Ceiling, ProbeOutcome, ProbeResult, find_ceiling
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
+from bstune.system import interruption
 from bstune.system.console import quieten
 from bstune.system.secrets import redact
 from bstune.system.watchdog import waiting_for
@@ -200,7 +201,7 @@ class TrialProbe:
             finally:
                 # An interruption leaves no probe behind.
                 if process.pid is not None:
-                    process.kill()
+                    interruption.kill(process)
                     process.join()
             messages += _received(receiver)
             errors = log.read().decode(errors="replace")

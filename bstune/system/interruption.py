@@ -138,19 +138,25 @@ def leave(status: int) -> NoReturn:
     """
     for process in multiprocessing.active_children():
         kill(process)
+    _end_server()
+    _leave(status)
+
+
+def _end_server() -> None:
+    """Kill multiprocessing's fork server, and remove this process's temporary folders."""
     _kill_server()
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    # multiprocessing has a folder of its own where something has asked for it.
+    # multiprocessing has a folder of its own where something has asked for it, as the server does.
     for folder in {*_folders, config.get("tempdir")} - {None}:
         shutil.rmtree(folder, ignore_errors=True)
-    _leave(status)
 
 
 def leave_last() -> None:
     """End a command that is through at once, after all other functions that run at its exit.
 
-    It is registered before them, so that it is called last. Python would take up to four seconds to
-    take torch's modules apart (torch 2.13, two CPU cores under load).
+    It is registered before them, so that it is called last. But multiprocessing's own function,
+    which is registered when it is imported, comes after it and never runs. Python would take up to
+    four seconds to take torch's modules apart (torch 2.13, two CPU cores under load).
     """
     # Without a status the command has ended with an error that Python itself is to print.
     if last_status is None:
@@ -160,6 +166,7 @@ def leave_last() -> None:
         # Nobody may read it any more.
         with suppress(OSError, ValueError):
             stream.flush()
+    _end_server()
     _leave(last_status)
 
 
