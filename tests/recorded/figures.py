@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 # As a script it lies below the folder that its packages are found from.
 sys.path.append(str(Path(__file__).parents[1]))
 
-from recorded import of_benchmarks, of_gpu, of_readmes, of_sweeps
+from recorded import of_benchmarks, of_gpu, of_readmes, of_seeds, of_sweeps
 from recorded.accounts import HELD, not_recorded
 from recorded.figure import TOP, Figure, RecordFormatError, units_in
 from recorded.panel import panel_curves
@@ -26,6 +26,7 @@ from bstune.sweeps.unit_log import UnitLog
 FIGURES: list[Figure] = [
     *of_readmes.FIGURES,
     *of_sweeps.FIGURES,
+    *of_seeds.FIGURES,
     *of_gpu.FIGURES,
     *of_benchmarks.FIGURES,
 ]

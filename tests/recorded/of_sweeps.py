@@ -395,18 +395,6 @@ MOVES = [
         )
         for study, shown in STUDY_NAMES.items()
     ],
-    pair_figure(
-        "B_crit with all images is {ratio:.1f} times that with 6,000 ({low:.1f} to {high:.1f}, all",
-        "shallue_data/55000",
-        "shallue_data/6000",
-        "data",
-    ),
-    pair_figure(
-        "B_crit under heavy ball is {ratio:.1f} times that under plain SGD ({low:.1f} to {high:.1f}",
-        "shallue_algorithms/heavy_ball",
-        "shallue_algorithms/sgd",
-        "algorithms",
-    ),
 ]
 
 # Optimizers over batch size.
