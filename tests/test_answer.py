@@ -538,7 +538,7 @@ def test_cautions_are_what_would_change_the_answer_the_worst_first():
     starts = [
         # From what makes the answer wrong to what makes it wide.
         "only 2 of 3 fresh seeds reached the target at batch size 256, learning rate 0.4",
-        "batch size 32, learning rate 0.3 may be better, and did not run on fresh seeds",
+        "batch size 32, learning rate 0.3 may be better, and lacks fresh seeds",
         "timings are noisy",
         "the critical batch size has no upper end yet",
     ]

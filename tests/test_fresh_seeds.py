@@ -93,6 +93,9 @@ BETTER = {2: 30.0}
         (RUNS, 5.4, CLOSE, (0, 10)),
         ([*RUNS, BESIDE], 1.6, CLOSE, (2, 10)),
         ([*RUNS, BESIDE], 1.4, CLOSE, None),
+        # With one of its runs it is no answer yet: both others have to fit.
+        ([*RUNS, BESIDE, fresh(30, OTHER, 0, seed=10)], 1.1, CLOSE, (2, 11)),
+        ([*RUNS, BESIDE, fresh(30, OTHER, 0, seed=10)], 0.9, CLOSE, None),
         # One that is much better is the answer: a single run is better than none.
         (RUNS, 0.6, BETTER, (2, 10)),
         (RUNS, 0.4, BETTER, None),

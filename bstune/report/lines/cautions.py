@@ -138,7 +138,7 @@ def gain_of_single_run(result: StudyResult) -> Iterator[str]:
 
 
 def _not_run_again(result: StudyResult) -> Iterator[str]:
-    """Tell of a point that is predicted to be better than the winner and had no fresh seeds."""
+    """Tell of a point that is predicted to be better than the winner and lacks fresh seeds."""
     left_out = result.not_run_again
     if left_out is None:
         return
@@ -147,7 +147,7 @@ def _not_run_again(result: StudyResult) -> Iterator[str]:
     how = f"no time was left, and a larger {WALL_SECONDS} does it"
     if left_out.candidates is not None:
         how = f"search.candidates={left_out.candidates + 1} does it"
-    yield f"{point} may be better, and did not run on fresh seeds: {how}"
+    yield f"{point} may be better, and lacks fresh seeds: {how}"
 
 
 def _too_easy(result: StudyResult) -> Iterator[str]:

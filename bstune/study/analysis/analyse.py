@@ -158,7 +158,7 @@ def _rank(
     passed_over: Winner | None = None
     for merit, first in winners(done, predicted, objective, replicates, max_candidates).items():
         winner = first
-        stand_in = stand_in_for(first, done, predicted, merit, objective, replicates)
+        stand_in = stand_in_for(first, done, predicted, merit, replicates)
         if stand_in is not None:
             winner = stand_in.winner
             if merit == use:
@@ -293,13 +293,13 @@ def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
 def point_not_run_again(
     beyond_limit: Winner | None, passed_over: Winner | None, max_candidates: int
 ) -> NotRunAgain | None:
-    """Describe the point that is predicted to be better than the winner and got no fresh seeds.
+    """Describe the point that is predicted to be better than the winner and lacks fresh seeds.
 
     It is None where there is no such point.
 
     Args:
         beyond_limit: the point that got none because of ``search.candidates``, if any.
-        passed_over: the point that got none for lack of time, if any. It is named first.
+        passed_over: the point that lacks some for want of time, if any. It is named first.
         max_candidates: ``search.candidates``.
     """
     if passed_over is not None:

@@ -105,9 +105,9 @@ def _has_time_for(
     runs_to_fit = 1
     # The baseline's first run beside the winner comes before the winner's second one.
     seconds_kept = _baseline_seconds_kept(prepared, wall, trials, predicted)
-    if replicate == 0 and _has_stand_in(prepared, trials, predicted, winner):
+    if _has_stand_in(prepared, trials, predicted, winner):
         # The other point stays the answer unless the winner gets all of its runs.
-        runs_to_fit = prepared.budget.replicates
+        runs_to_fit = prepared.budget.replicates - replicate
     elif replicate == 0:
         # The winner's first run comes before the baseline's.
         seconds_kept = 0.0
@@ -135,7 +135,8 @@ def _has_stand_in(
         # Only a merit by which this winner is the best says whether another stands in for it.
         if best is None or best.trial.number != winner.trial.number:
             continue
-        if stand_in_for(winner, trials, predicted, merit, budget.objective, budget.replicates):
+        stand_in = stand_in_for(winner, trials, predicted, merit, budget.replicates)
+        if stand_in is not None and len(stand_in.winner.runs) >= budget.replicates:
             return True
     return False
 
@@ -179,7 +180,7 @@ def _named_winner(
     winner = by_merit.get(merit)
     if winner is None:
         return None
-    stand_in = stand_in_for(winner, trials, predicted, merit, budget.objective, budget.replicates)
+    stand_in = stand_in_for(winner, trials, predicted, merit, budget.replicates)
     return winner if stand_in is None else stand_in.winner
 
 
