@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from bstune.report.lines.gain import is_alone
 from bstune.report.words import beyond_text
 from bstune.result import StudyResult
 from bstune.system.console import format_count, format_number
@@ -16,6 +17,9 @@ def as_good(result: StudyResult) -> Iterator[str]:
     if nearly_best.merit == "time":
         least = "least time"
     within = f"within {nearly_best.within:.0%} of the {least}"
+    if is_alone(result):
+        yield "not known: no other batch size was tried"
+        return
     # Where both ends are the winner itself, no other batch size is as good.
     if nearly_best.low == nearly_best.high:
         yield f"no other batch size that was tried is {within}"
