@@ -35,6 +35,7 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
     yield from _chance_to_miss(result)
     yield from _ran_once(result)
     yield from _gain_of_one_run(result)
+    yield from _slower_in_seconds(result)
     if failed is not None:
         yield failed
     # More of a limit changes the answer only where that limit ended the search.
@@ -135,6 +136,25 @@ def gain_of_single_run(result: StudyResult) -> Iterator[str]:
             "GAIN stands on a single run of your configuration, with one seed's luck in it: no "
             f"time was left for its fresh seeds, and a larger {limit} runs them"
         )
+
+
+def _slower_in_seconds(result: StudyResult) -> Iterator[str]:
+    """Tell by how much USE is slower, where its few steps take more seconds in all."""
+    gain = result.gain_in_seconds
+    if gain is None or result.baseline is None or gain.ratio >= 1.0:
+        return
+    longer = format_number(1.0 / gain.ratio, 3)
+    interval = ""
+    # A smaller gain is a larger loss, so that the ends change places.
+    if gain.low is not None and gain.high is not None:
+        low = format_number(1.0 / gain.high, 3)
+        high = format_number(1.0 / gain.low, 3)
+        interval = f" ({gain.level:.0%} interval: {low} to {high})"
+    yield (
+        f"steps were compared, not seconds: USE takes {longer} times the seconds of your "
+        f"{baseline_text(result.baseline)}{interval}; a study with search.objective=time seeks the "
+        "least time"
+    )
 
 
 def _not_run_again(result: StudyResult) -> Iterator[str]:

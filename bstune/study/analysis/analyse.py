@@ -20,6 +20,7 @@ from bstune.result import (
     CriticalBatchSize,
     Curve,
     DevicePlans,
+    Gain,
     Growth,
     NotRunAgain,
     Reaching,
@@ -107,6 +108,10 @@ def analyse(
     luck = 0.0
     if winner is not None:
         luck = selection_luck(winner, points_with_fresh_seeds, use, scatter.scatter)
+    gain_in_seconds: Gain | None = None
+    # Whoever seeks the fewest steps is told by how much the seconds are more.
+    if use == "steps":
+        gain_in_seconds = gain_of(runs, winner, "time", scatter.scatter, timing_error, luck)
     curve: Curve | None = None
     if critical is not None:
         curve = curve_of(posterior, _band(posterior, critical), tau, law)
@@ -126,6 +131,7 @@ def analyse(
         baseline=baseline_result(runs, target, ideal_of(prepared)),
         so_far=best_so_far(done, target, baseline_run, posterior),
         gain=gain_of(runs, winner, use, scatter.scatter, timing_error, luck),
+        gain_in_seconds=gain_in_seconds,
         as_good=good,
         timing=timing_of(prepared, law, winner, points_with_fresh_seeds),
         not_run_again=ranked.not_run_again,
