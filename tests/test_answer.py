@@ -750,6 +750,21 @@ def test_what_is_as_good(changes, text):
     assert ("number of steps" in texts(found, "AS GOOD")[0]) == ("merit" in changes)
 
 
+@pytest.mark.parametrize(
+    ("rates", "text"),
+    [
+        ((0.31, 0.4, 0.512), "0.31 at 180, 0.4 at 256, 0.512"),
+        ((0.512, 0.4, 0.31), "0.512 at 180, 0.4 at 256, 0.31"),
+        # USE, at batch size 256, has a rate of its own beside those that are predicted to be best.
+        ((0.31, 0.2, 0.512), "0.31 at 180, USE's own 0.2 at 256, 0.512"),
+    ],
+)
+def test_a_rate_of_use_that_lies_off_the_others_is_told(rates, text):
+    named = dict(zip(("lr_low", "lr_middle", "lr_high"), rates, strict=True))
+    found = changed(WHOLE, as_good=changed(WHOLE.as_good, **named))
+    assert f"learning rate {text} at 331" in texts(found, "AS GOOD")[0]
+
+
 def test_devices_are_named_only_where_there_is_a_plan():
     # A plan for one device says nothing of several.
     one_device = DevicePlans(ideal=(make_plan(1),))

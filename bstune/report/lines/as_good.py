@@ -30,9 +30,15 @@ def as_good(result: StudyResult) -> Iterator[str]:
         nearly_best.middle: nearly_best.lr_middle,
         nearly_best.high: nearly_best.lr_high,
     }
+    values = list(lr_of_size.values())
+    is_monotone = values in (sorted(values), sorted(values, reverse=True))
     rates = list[str]()
     for size, lr in lr_of_size.items():
-        rates.append(f"{format_number(lr, 3)} at {format_count(size)}")
+        rate = f"{format_number(lr, 3)} at {format_count(size)}"
+        # The others are those that the trials predict to be best: USE's may lie off them.
+        if size == result.winner.batch_size and not is_monotone:
+            rate = f"USE's own {rate}"
+        rates.append(rate)
     sizes = f"batch sizes {format_count(nearly_best.low)} to {format_count(nearly_best.high)}"
     beyond = beyond_text(nearly_best.is_low_open, nearly_best.is_high_open, "are not known")
     yield f"{sizes}, predicted {within}; learning rate {', '.join(rates)}{beyond}"
