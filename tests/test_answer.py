@@ -538,7 +538,7 @@ def test_cautions_are_what_would_change_the_answer_the_worst_first():
     starts = [
         # From what makes the answer wrong to what makes it wide.
         "only 2 of 3 fresh seeds reached the target at batch size 256, learning rate 0.4",
-        "batch size 32, learning rate 0.3 may be better, and did not run on fresh seeds",
+        "batch size 32, learning rate 0.3 may be better, and lacks fresh seeds",
         "timings are noisy",
         "the critical batch size has no upper end yet",
     ]
@@ -563,6 +563,23 @@ def make_gain(**changes):
         "at_least": False,
     }
     return Gain(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("ratio", "at_least", "text"),
+    [
+        (0.8, False, "USE takes 1.25 times the seconds of your batch size 16, learning rate 0.1 ("),
+        (1.1, False, None),
+        (1.5, True, None),
+    ],
+)
+def test_fewer_steps_that_take_more_seconds_are_a_caution(ratio, at_least, text):
+    ends = {"low": None, "high": None} if at_least else {"low": 0.5 * ratio, "high": 2.0 * ratio}
+    seconds = make_gain(ratio=ratio, at_least=at_least, **ends)
+    whole = changed(WHOLE, baseline=make_baseline(), gain_in_seconds=seconds)
+    found = [caution for caution in texts(whole, "CAUTION") if "search.objective=time" in caution]
+    assert len(found) == (text is not None)
+    assert all(text in caution and "interval: 0.625 to 2.5)" in caution for caution in found)
 
 
 # No common seed: yours ran once, USE on three fresh seeds.
@@ -617,6 +634,30 @@ def test_fresh_seeds_that_yours_missed_are_said_and_no_time_was_short(changes, b
     whole = changed(WHOLE, baseline=missed, gain=make_gain(**changes), search=OF_TIME)
     assert texts(whole, "GAIN")[0].endswith(basis)
     assert not [text for text in texts(whole, "CAUTION") if "GAIN" in text]
+
+
+@pytest.mark.parametrize(("search", "option"), [(OF_TIME, "wall_seconds"), (SEARCH, "trials")])
+def test_a_configuration_that_was_compared_with_nothing_is_not_the_best_one(search, option):
+    own = make_baseline(batch_size=LUCKY.batch_size, lr=LUCKY.lr)
+    alone = result_of([LUCKY], baseline=own, search=search, train="bstune +workload=mine")
+    (gain,) = texts(alone, "GAIN")
+    assert "nothing was compared with your batch size" in gain
+    advice, command = texts(alone, "NEXT")
+    assert f"search.{option}" in advice
+    assert command == "bstune +workload=mine"
+    several = changed(alone, configurations=2)
+    assert texts(several, "GAIN")[0].endswith("is the best that was found")
+    assert texts(several, "NEXT")[0].startswith("keep your configuration")
+
+
+def test_a_budget_with_one_configuration_advises_to_try_others():
+    at_budget = hand_at_budget(gain=None)
+    alone = result_of(
+        [LUCKY], objective="loss", at_budget=at_budget, train="bstune", search=OF_TIME
+    )
+    assert "nothing was compared" in texts(alone, "GAIN")[0]
+    assert "search.wall_seconds" in texts(alone, "NEXT")[0]
+    assert texts(changed(alone, configurations=2), "NEXT")[0].startswith("keep your configuration")
 
 
 @pytest.mark.parametrize(
@@ -707,6 +748,21 @@ def test_what_is_as_good(changes, text):
     found = changed(WHOLE, as_good=changed(WHOLE.as_good, **changes))
     assert texts(found, "AS GOOD")[0].startswith(text)
     assert ("number of steps" in texts(found, "AS GOOD")[0]) == ("merit" in changes)
+
+
+@pytest.mark.parametrize(
+    ("rates", "text"),
+    [
+        ((0.31, 0.4, 0.512), "0.31 at 180, 0.4 at 256, 0.512"),
+        ((0.512, 0.4, 0.31), "0.512 at 180, 0.4 at 256, 0.31"),
+        # USE, at batch size 256, has a rate of its own beside those that are predicted to be best.
+        ((0.31, 0.2, 0.512), "0.31 at 180, USE's own 0.2 at 256, 0.512"),
+    ],
+)
+def test_a_rate_of_use_that_lies_off_the_others_is_told(rates, text):
+    named = dict(zip(("lr_low", "lr_middle", "lr_high"), rates, strict=True))
+    found = changed(WHOLE, as_good=changed(WHOLE.as_good, **named))
+    assert f"learning rate {text} at 331" in texts(found, "AS GOOD")[0]
 
 
 def test_devices_are_named_only_where_there_is_a_plan():

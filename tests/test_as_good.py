@@ -44,6 +44,30 @@ def test_the_winner_is_one_of_them_and_so_is_its_rate():
     assert (found.lr_low, found.lr_high) == (0.1, 7.0)
 
 
+@pytest.mark.parametrize(
+    ("winner", "low", "middle", "high"),
+    [
+        # The law's range is 64 to 512, at a rate of 0.1. At an end the winner's rate is its own.
+        ((512, 0.05), (64, 0.1), (128, 0.1), (512, 0.05)),
+        ((512, 0.2), (64, 0.1), (128, 0.1), (512, 0.2)),
+        ((64, 0.05), (64, 0.05), (128, 0.1), (512, 0.1)),
+        # An end beside it is told as the winner, on either side.
+        ((500, 0.05), (64, 0.1), (128, 0.1), (500, 0.05)),
+        ((530, 0.05), (64, 0.1), (128, 0.1), (530, 0.05)),
+        ((66, 0.05), (66, 0.05), (128, 0.1), (512, 0.1)),
+        ((62, 0.05), (62, 0.05), (128, 0.1), (512, 0.1)),
+        # Elsewhere it lies within.
+        ((450, 0.05), (64, 0.1), (450, 0.05), (512, 0.1)),
+    ],
+)
+def test_a_batch_size_has_one_rate_and_the_winners_is_its_own(winner, low, middle, high):
+    tau = (1.0, 1.0, 1.0, 4 / 3, 1.6, 16 / 9)
+    found = found_for(logs(tau=tau), make_trial(0, *winner))
+    assert (found.low, found.lr_low) == low
+    assert (found.middle, found.lr_middle) == middle
+    assert (found.high, found.lr_high) == high
+
+
 def test_a_second_least_beyond_a_hill_is_not_joined():
     steps = [100.0, 150.0, 99.0, 100.0, 150.0, 99.5]
     found = found_for(logs(steps, (1.0,) * 6), WINNER)

@@ -224,7 +224,8 @@ def test_the_best_value_counts(mode, best):
 
 
 def told(found, **changes):
-    return result_of([run(0, batch_size=64)], objective="loss", at_budget=found, **changes)
+    trials = [run(0, batch_size=64), run(1, batch_size=128)]
+    return result_of(trials, objective="loss", at_budget=found, **changes)
 
 
 # No fresh seed in common, so there is no interval.

@@ -1,6 +1,7 @@
 """Which run on a fresh seed is due, where the wall time runs out: the winner's, then the baseline's beside it."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import optuna
@@ -93,6 +94,9 @@ BETTER = {2: 30.0}
         (RUNS, 5.4, CLOSE, (0, 10)),
         ([*RUNS, BESIDE], 1.6, CLOSE, (2, 10)),
         ([*RUNS, BESIDE], 1.4, CLOSE, None),
+        # With one of its runs it is no answer yet: both others have to fit.
+        ([*RUNS, BESIDE, fresh(30, OTHER, 0, seed=10)], 1.1, CLOSE, (2, 11)),
+        ([*RUNS, BESIDE, fresh(30, OTHER, 0, seed=10)], 0.9, CLOSE, None),
         # One that is much better is the answer: a single run is better than none.
         (RUNS, 0.6, BETTER, (2, 10)),
         (RUNS, 0.4, BETTER, None),
@@ -104,6 +108,34 @@ def test_the_winner_and_the_baseline_have_a_fresh_seed_each_before_further_ones(
     runs, left, predicted, expected
 ):
     assert due([*SEARCHED, *runs], left, predicted) == expected
+
+
+@pytest.mark.parametrize(
+    ("trials", "configurations", "expected"),
+    [
+        ([YOURS], 20, None),
+        # A trial that failed tells nothing of its configuration.
+        ([YOURS, trial(1, 256, 0.3, 50, status="failed")], 20, None),
+        ([YOURS, trial(1, 256, 0.3, 50, status="stopped")], 20, (0, None)),
+        # It is all that was asked for.
+        ([YOURS], 1, (0, None)),
+    ],
+)
+def test_a_configuration_that_is_compared_with_nothing_does_not_run_again(
+    monkeypatch, trials, configurations, expected
+):
+    budget = replace(BUDGET, trials=configurations)
+    assert due(trials, 100.0, {}, budget) == expected
+    best = SimpleNamespace(run=SimpleNamespace(number=0))
+    monkeypatch.setattr(fresh_seeds, "rank_full_trials", lambda posterior: [best])
+    prepared = SimpleNamespace(
+        budget=budget,
+        backend=SimpleNamespace(step_time=lambda batch_size: STEP_SECONDS, evaluation_share=0.0),
+        baseline=OWN,
+        last_step=lambda batch_size: 100,
+    )
+    wall = WallTime(optuna.create_study(), budget, lambda: 0.0, owner=True, now=lambda: 0.0)
+    assert (due_at_budget(prepared, wall, trials, None) is None) == (expected is None)
 
 
 # Runs of the baseline as a finalist, on new seeds.

@@ -17,6 +17,7 @@ from bstune.study.planning.replicates import (
     next_beyond_limit,
     next_replicate,
     selection_luck,
+    stand_in_for,
     summary_of_runs,
     winners,
 )
@@ -533,3 +534,50 @@ def test_the_luck_of_a_winner_is_what_the_least_of_several_means_has(rivals, run
 def test_a_winner_that_did_not_run_again_has_no_luck_in_its_runs():
     predicted = Winner(trial(0, 100), 100.0)
     assert selection_luck(predicted, [confirmed_at(1, 100)], "steps", 0.3) == 0.0
+
+
+# Three points. The second one is predicted to take the fewest steps.
+YOURS = trial(0, 100)
+CLAIMS = trial(1, 90, 256)
+THIRD = trial(2, 400, 1024)
+CLOSE = {0: 100.0, 1: 95.0}
+FAR = {0: 100.0, 1: 50.0}
+
+
+@pytest.mark.parametrize(
+    ("yours", "claims", "predicted", "named", "may_be_better"),
+    [
+        # It did not run again: what was measured is as good, or it is not.
+        ((100, 100, 100), (), CLOSE, 0, True),
+        ((100, 100, 100), (), FAR, 1, False),
+        ((100, 100), (), CLOSE, 1, False),
+        # Its own run is no better, whatever is predicted of further ones.
+        ((100, 100, 100), (120,), CLOSE, 0, False),
+        ((100, 100, 100), (120,), FAR, 0, False),
+        # Its own run is better than all of the other's.
+        ((100, 100, 100), (93,), CLOSE, 0, True),
+        ((100, 100, 100), (50,), FAR, 1, False),
+        # Both lack runs: the one that was seen to be faster, if it ran as often.
+        ((100,), (120,), CLOSE, 0, False),
+        ((100,), (98,), CLOSE, 1, False),
+        ((100,), (120, 120), CLOSE, 1, False),
+        # With all its runs it is ranked by these.
+        ((90, 90), (100, 100, 100), CLOSE, 1, False),
+    ],
+)
+def test_a_winner_that_lacks_fresh_seeds_is_not_named_before_what_was_seen_to_be_as_fast(
+    yours, claims, predicted, named, may_be_better
+):
+    trials = [YOURS, CLAIMS, THIRD, *again(YOURS, *yours), *again(CLAIMS, *claims)]
+    runs = tuple(one for one in trials if one.replicate_of == 1)
+    claimed = Winner(CLAIMS, predicted[1], runs)
+    found = stand_in_for(claimed, trials, predicted, "steps", 3)
+    assert (0 if found else 1) == named
+    if found is not None:
+        assert (found.winner.trial, len(found.winner.runs)) == (YOURS, len(yours))
+        assert found.passed_over == (claimed if may_be_better else None)
+
+
+def test_a_point_that_mostly_misses_the_target_stands_in_for_none():
+    trials = [YOURS, CLAIMS, *again(YOURS, 100, 100, 100, status="stopped")]
+    assert stand_in_for(Winner(CLAIMS, 95.0), trials, CLOSE, "steps", 3) is None

@@ -79,6 +79,30 @@ def test_a_search_ends_while_there_is_time_for_what_follows(reserve, before, is_
 
 
 @pytest.mark.parametrize(
+    ("done", "left", "kept"),
+    [
+        # A second configuration may take twice the 3 s of the first one before any are kept.
+        ([REACHED], 40.0, 30.0),
+        ([REACHED], 20.0, 14.0),
+        ([REACHED], 5.0, 0.0),
+        # A trial that failed, a continuation, and a fresh seed are no second configuration.
+        ([REACHED, make_result(number=2, status="failed")], 5.0, 0.0),
+        ([REACHED, make_result(number=2, replicate_of=1)], 5.0, 0.0),
+        ([REACHED, THIRD], 5.0, 30.0),
+    ],
+)
+def test_a_second_configuration_comes_before_fresh_seeds_of_the_first(done, left, kept):
+    first = [replace(trial, resumed_from=None) for trial in done]
+    one = wall(100.0 - REPORT_SECONDS - left)
+    reserve = one.reserve_beside_second(first, COST, 30.0)
+    assert reserve == pytest.approx(kept)
+    # With time for it, the search goes on.
+    if len(first) < 2:
+        assert one.end_if_spent(first, COST, reserve, 1.0) is None
+    assert wall(0.0, limit=None).reserve_beside_second(first, COST, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
     ("elapsed", "is_baseline", "seconds"),
     [
         (20.0, False, 80.0 - REPORT_SECONDS),

@@ -12,15 +12,17 @@ ran the study takes them (:mod:`bstune.report.spelling`).
   machine's speed changes from minute to minute: that error holds this, too.
 * GAIN is the mean ratio over the fresh seeds that both ran on, less the luck that a winner among
   several has. Its interval pools their scatter with that of all trials, and holds the error of
-  tau(B) and of a first evaluation (:mod:`bstune.study.planning.baseline`). Where it holds 1, the
-  line says so. Where there are fewer seeds than planned, or none, the line says which runs GAIN
-  uses.
-* AS GOOD takes each batch size at its best learning rate (:mod:`bstune.study.analysis.as_good`).
+  tau(B) and of a first evaluation (:mod:`bstune.study.planning.baseline`). Both count by one
+  tau(B), that of the last survey, so that what slows all batch sizes alike has no part in it. Where
+  the interval holds 1, the line says so. Where there are fewer seeds than planned, or none, the
+  line says which runs GAIN uses.
+* AS GOOD takes each batch size at its best learning rate, and USE's at USE's own
+  (:mod:`bstune.study.analysis.as_good`).
 * DEVICES takes each device to be as fast as this one. Above the critical batch size a larger batch
   saves few steps, yet on one device it can still be the fastest.
 * CAUTION names what weakens the answer: fresh seeds that missed the target, a USE or a baseline
   without fresh seeds, a configuration without them that may be better, a target that is met at the
-  first evaluation, a noisy machine, an open interval.
+  first evaluation, a USE of few steps that takes more seconds, a noisy machine, an open interval.
 
 ``--json`` writes the result's JSON to standard output, and all else to standard error.
 """

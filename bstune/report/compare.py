@@ -31,6 +31,7 @@ from bstune.core.errors import StudyError
 from bstune.report.lines import at_budget
 from bstune.report.lines.at_budget import budget_words
 from bstune.report.lines.cautions import warnings
+from bstune.report.lines.gain import is_alone
 from bstune.report.schema import read_result
 from bstune.report.spelling import spelled
 from bstune.report.study_folder import StudyFolder, each_study, read_study
@@ -535,7 +536,7 @@ def _gain_text_of(result: StudyResult) -> str:
     # Both runs have the same budget, so the gain is a difference of the metric.
     if at_budget.gain is not None:
         return f"{result.metric} by {format_number(at_budget.gain.difference, 2)}"
-    if at_budget.baseline is None:
+    if at_budget.baseline is None or is_alone(result):
         return "not known"
     # The baseline itself is the best that was found.
     return "none"

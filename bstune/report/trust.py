@@ -106,7 +106,11 @@ def trust_in_timing(result: StudyResult) -> Trust | None:
     if timing.waited > BUSY_SHARE:
         waited = f"timed steps waited for a processor {timing.waited:.0%} of the time"
         busy = f"the machine was busy: {waited}, which is left out"
-        return Trust("noise", f"{busy}; {error}, as USE's interval says", good=False)
+        # What slows all batch sizes alike does not change a ratio of two of them.
+        of_gain = ""
+        if result.gain is not None and result.gain.merit == "time":
+            of_gain = "; GAIN's counts the part that differs between its two batch sizes"
+        return Trust("noise", f"{busy}; {error}, as USE's interval says{of_gain}", good=False)
     if timing.relative_error > NOISY_ERROR or timing.not_told_apart:
         return Trust("noise", f"timings are noisy: {error}", good=False)
     return Trust("noise", f"timings: {error}", good=True)

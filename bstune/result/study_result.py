@@ -136,6 +136,8 @@ class StudyResult(Part, frozen=True):
     """The best point so far. None where a trial reached the target, or none has a metric."""
     gain: Gain | None
     """The winner's gain over the baseline. None where the two cannot be compared."""
+    gain_in_seconds: Gain | None = None
+    """The same in seconds, where steps are sought. None elsewhere, and where none were timed."""
     as_good: AsGood | None
     """The batch sizes that are nearly as good as the best one.
 

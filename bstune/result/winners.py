@@ -179,7 +179,7 @@ class AsGood(Part, frozen=True):
 
 
 class NotRunAgain(Part, frozen=True):
-    """A point that is predicted to be better than the winner and got no fresh seeds."""
+    """A point that is predicted to be better than the winner and lacks fresh seeds."""
 
     batch_size: BatchSize
     """Examples of a step."""

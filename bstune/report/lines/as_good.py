@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from bstune.report.lines.gain import is_alone
 from bstune.report.words import beyond_text
 from bstune.result import StudyResult
 from bstune.system.console import format_count, format_number
@@ -16,6 +17,9 @@ def as_good(result: StudyResult) -> Iterator[str]:
     if nearly_best.merit == "time":
         least = "least time"
     within = f"within {nearly_best.within:.0%} of the {least}"
+    if is_alone(result):
+        yield "not known: no other batch size was tried"
+        return
     # Where both ends are the winner itself, no other batch size is as good.
     if nearly_best.low == nearly_best.high:
         yield f"no other batch size that was tried is {within}"
@@ -26,9 +30,15 @@ def as_good(result: StudyResult) -> Iterator[str]:
         nearly_best.middle: nearly_best.lr_middle,
         nearly_best.high: nearly_best.lr_high,
     }
+    values = list(lr_of_size.values())
+    is_monotone = values in (sorted(values), sorted(values, reverse=True))
     rates = list[str]()
     for size, lr in lr_of_size.items():
-        rates.append(f"{format_number(lr, 3)} at {format_count(size)}")
+        rate = f"{format_number(lr, 3)} at {format_count(size)}"
+        # The others are those that the trials predict to be best: USE's may lie off them.
+        if size == result.winner.batch_size and not is_monotone:
+            rate = f"USE's own {rate}"
+        rates.append(rate)
     sizes = f"batch sizes {format_count(nearly_best.low)} to {format_count(nearly_best.high)}"
     beyond = beyond_text(nearly_best.is_low_open, nearly_best.is_high_open, "are not known")
     yield f"{sizes}, predicted {within}; learning rate {', '.join(rates)}{beyond}"

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator
 
 from bstune.report.lines.cautions import gain_of_single_run, not_on_fresh_seeds
+from bstune.report.lines.gain import is_alone
+from bstune.report.lines.next_steps import advice_to_compare
 from bstune.report.lines.unreached import failures_text
 from bstune.report.lines.use import overridden_text
 from bstune.report.trust import NOISY_ERROR
@@ -95,6 +97,9 @@ def gain(result: StudyResult) -> Iterator[str]:
     size = format_count(baseline.batch_size)
     yours = f"your batch size {size}, learning rate {format_number(baseline.lr)}"
     difference = at_budget.gain
+    if difference is None and is_alone(result):
+        yield f"not known: nothing was compared with {yours}"
+        return
     if difference is None:
         yield f"none: {yours} is the best that was found"
         return
@@ -306,6 +311,8 @@ def advice_to_keep(result: StudyResult) -> str | None:
     if at_budget is None or at_budget.baseline is None:
         return None
     # Without a gain USE is the baseline itself.
+    if at_budget.gain is None and is_alone(result):
+        return advice_to_compare(result.search)
     if at_budget.gain is None:
         return "keep your configuration; to train with it:"
     if _is_better(at_budget.gain):

@@ -35,6 +35,7 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
     yield from _chance_to_miss(result)
     yield from _ran_once(result)
     yield from _gain_of_one_run(result)
+    yield from _slower_in_seconds(result)
     if failed is not None:
         yield failed
     # More of a limit changes the answer only where that limit ended the search.
@@ -137,8 +138,27 @@ def gain_of_single_run(result: StudyResult) -> Iterator[str]:
         )
 
 
+def _slower_in_seconds(result: StudyResult) -> Iterator[str]:
+    """Tell by how much USE is slower, where its few steps take more seconds in all."""
+    gain = result.gain_in_seconds
+    if gain is None or result.baseline is None or gain.ratio >= 1.0:
+        return
+    longer = format_number(1.0 / gain.ratio, 3)
+    interval = ""
+    # A smaller gain is a larger loss, so that the ends change places.
+    if gain.low is not None and gain.high is not None:
+        low = format_number(1.0 / gain.high, 3)
+        high = format_number(1.0 / gain.low, 3)
+        interval = f" ({gain.level:.0%} interval: {low} to {high})"
+    yield (
+        f"steps were compared, not seconds: USE takes {longer} times the seconds of your "
+        f"{baseline_text(result.baseline)}{interval}; a study with search.objective=time seeks the "
+        "least time"
+    )
+
+
 def _not_run_again(result: StudyResult) -> Iterator[str]:
-    """Tell of a point that is predicted to be better than the winner and had no fresh seeds."""
+    """Tell of a point that is predicted to be better than the winner and lacks fresh seeds."""
     left_out = result.not_run_again
     if left_out is None:
         return
@@ -147,7 +167,7 @@ def _not_run_again(result: StudyResult) -> Iterator[str]:
     how = f"no time was left, and a larger {WALL_SECONDS} does it"
     if left_out.candidates is not None:
         how = f"search.candidates={left_out.candidates + 1} does it"
-    yield f"{point} may be better, and did not run on fresh seeds: {how}"
+    yield f"{point} may be better, and lacks fresh seeds: {how}"
 
 
 def _too_easy(result: StudyResult) -> Iterator[str]:

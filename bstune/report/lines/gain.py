@@ -24,7 +24,7 @@ def gain(result: StudyResult) -> Iterator[str]:
         return
     compared = result.gain
     if compared is None:
-        yield _no_gain_text(baseline, result.winner, yours)
+        yield _no_gain_text(result, baseline, yours)
         return
     better = "fewer steps than"
     if compared.merit == "time":
@@ -105,11 +105,12 @@ def _compared_text(compared: AtEqualSeconds, yours: str) -> str:
     return f"{closest}, {yours} at {of_baseline} (one run each)"
 
 
-def _no_gain_text(baseline: BaselineResult, use: WinnerResult | None, yours: str) -> str:
+def _no_gain_text(result: StudyResult, baseline: BaselineResult, yours: str) -> str:
     """Say why there is no gain, and how the user's own configuration ended.
 
-    ``use`` is the winner, or None. ``yours`` is the user's own configuration in words.
+    ``yours`` is the user's own configuration in words.
     """
+    use = result.winner
     after = plural(baseline.steps, "step")
     if baseline.status == "out of memory":
         return f"not known: {yours} ran out of memory after {after}"
@@ -117,11 +118,18 @@ def _no_gain_text(baseline: BaselineResult, use: WinnerResult | None, yours: str
         return f"not known: {yours} diverged after {after}"
     if use is None:
         return f"not known: {NOTHING_REACHED}, nor did {yours} in {after}"
-    if is_of_baseline(use, baseline):
-        return f"none: {yours} is the best that was found"
-    return f"not known: {yours} {baseline.status} after {after}"
+    if not is_of_baseline(use, baseline):
+        return f"not known: {yours} {baseline.status} after {after}"
+    if is_alone(result):
+        return f"not known: nothing was compared with {yours}"
+    return f"none: {yours} is the best that was found"
 
 
 def is_of_baseline(winner: WinnerResult, baseline: BaselineResult) -> bool:
     """Whether the winner is the user's own configuration."""
     return winner.batch_size == baseline.batch_size and winner.lr == baseline.lr
+
+
+def is_alone(result: StudyResult) -> bool:
+    """Whether a single configuration was tried, so that there is nothing to choose from."""
+    return result.configurations == 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bstune.report.lines.gain import is_of_baseline, is_shown
+from bstune.report.lines.gain import is_alone, is_of_baseline, is_shown
 from bstune.report.lines.unreached import cause_of
 from bstune.result import CriticalBatchSize, SearchPlan, StudyResult
 from bstune.system.console import format_count
@@ -30,12 +30,14 @@ def next_steps(result: StudyResult) -> Iterator[str]:
 def advice_to_keep(result: StudyResult) -> str | None:
     """Advise to keep the user's own configuration where GAIN does, before what trains USE.
 
-    None where GAIN does not.
+    Where nothing was compared with it, advise to compare. None where GAIN shows a faster one.
     """
     winner = result.winner
     baseline = result.baseline
     if winner is None or baseline is None:
         return None
+    if is_of_baseline(winner, baseline) and is_alone(result):
+        return advice_to_compare(result.search)
     if is_of_baseline(winner, baseline):
         return "keep your configuration; to train with it:"
     if result.gain is None or is_shown(result.gain):
@@ -45,6 +47,12 @@ def advice_to_keep(result: StudyResult) -> str | None:
         "keep your configuration, and train as you do today; to train with USE, batch size "
         f"{format_count(winner.batch_size)}, all the same:"
     )
+
+
+def advice_to_compare(search: SearchPlan) -> str:
+    """Name the option that gives other configurations a trial, before what trains the user's own."""
+    option = search.limit or "search.trials"
+    return f"try others with more of {option}; to train with your own configuration:"
 
 
 def more(result: StudyResult) -> Iterator[str | None]:

@@ -20,6 +20,7 @@ from bstune.result import (
     CriticalBatchSize,
     Curve,
     DevicePlans,
+    Gain,
     Growth,
     NotRunAgain,
     Reaching,
@@ -107,6 +108,10 @@ def analyse(
     luck = 0.0
     if winner is not None:
         luck = selection_luck(winner, points_with_fresh_seeds, use, scatter.scatter)
+    gain_in_seconds: Gain | None = None
+    # Whoever seeks the fewest steps is told by how much the seconds are more.
+    if use == "steps":
+        gain_in_seconds = gain_of(runs, winner, "time", scatter.scatter, timing_error, luck)
     curve: Curve | None = None
     if critical is not None:
         curve = curve_of(posterior, _band(posterior, critical), tau, law)
@@ -126,6 +131,7 @@ def analyse(
         baseline=baseline_result(runs, target, ideal_of(prepared)),
         so_far=best_so_far(done, target, baseline_run, posterior),
         gain=gain_of(runs, winner, use, scatter.scatter, timing_error, luck),
+        gain_in_seconds=gain_in_seconds,
         as_good=good,
         timing=timing_of(prepared, law, winner, points_with_fresh_seeds),
         not_run_again=ranked.not_run_again,
@@ -158,7 +164,7 @@ def _rank(
     passed_over: Winner | None = None
     for merit, first in winners(done, predicted, objective, replicates, max_candidates).items():
         winner = first
-        stand_in = stand_in_for(first, done, predicted, merit, objective, replicates)
+        stand_in = stand_in_for(first, done, predicted, merit, replicates)
         if stand_in is not None:
             winner = stand_in.winner
             if merit == use:
@@ -293,13 +299,13 @@ def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
 def point_not_run_again(
     beyond_limit: Winner | None, passed_over: Winner | None, max_candidates: int
 ) -> NotRunAgain | None:
-    """Describe the point that is predicted to be better than the winner and got no fresh seeds.
+    """Describe the point that is predicted to be better than the winner and lacks fresh seeds.
 
     It is None where there is no such point.
 
     Args:
         beyond_limit: the point that got none because of ``search.candidates``, if any.
-        passed_over: the point that got none for lack of time, if any. It is named first.
+        passed_over: the point that lacks some for want of time, if any. It is named first.
         max_candidates: ``search.candidates``.
     """
     if passed_over is not None:

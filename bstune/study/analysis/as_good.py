@@ -14,6 +14,9 @@ AS_GOOD_WITHIN = 0.1
 # The least probability that it takes no more than that. On made laws the ends of the range took
 # 1.10 of the least time with 0.5, and 1.15 with 0.25 (medians of 48 ends).
 AS_GOOD_CHANCE = 0.5
+# An end of the range that differs by less than this share from the winner's batch size is told as
+# the winner: two rates at about one batch size would contradict each other.
+AT_WINNER = 0.05
 
 
 def sizes_as_good(
@@ -27,7 +30,7 @@ def sizes_as_good(
 
     A batch size belongs to them if the chance of that is at least ``AS_GOOD_CHANCE``. They are
     neighbours on the ladder. The winner, which fresh seeds have chosen, is always in their range,
-    which is stretched to it where it lies outside.
+    which is stretched to it where it lies outside. At its batch size the rate is its own.
 
     Args:
         batch_sizes: the curve's ladder, rising.
@@ -43,8 +46,12 @@ def sizes_as_good(
     first, last = _neighbours(chance >= AS_GOOD_CHANCE, best)
     # The winner's own pair is one that ran; elsewhere the rate is the law's.
     of_winner = (winner.batch_size, winner.lr)
-    low, lr_low = min((round(batch_sizes[first]), rates[first]), of_winner)
-    high, lr_high = max((round(batch_sizes[last]), rates[last]), of_winner)
+    low, lr_low = (round(batch_sizes[first]), rates[first])
+    if low > winner.batch_size or _is_near(low, winner.batch_size):
+        low, lr_low = of_winner
+    high, lr_high = (round(batch_sizes[last]), rates[last])
+    if high < winner.batch_size or _is_near(high, winner.batch_size):
+        high, lr_high = of_winner
     # The middle is the winner or, if that is an end, the size half way. Where no size lies between
     # the ends, it is the lower one.
     half_way = (first + last) // 2
@@ -65,6 +72,11 @@ def sizes_as_good(
         is_low_open=first == 0,
         is_high_open=last == len(batch_sizes) - 1,
     )
+
+
+def _is_near(batch_size: float, of_winner: float) -> bool:
+    """Whether a batch size is about the winner's."""
+    return abs(batch_size / of_winner - 1.0) < AT_WINNER
 
 
 def _neighbours(is_as_good: NDArray[np.bool_], best: int) -> tuple[int, int]:

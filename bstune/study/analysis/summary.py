@@ -107,6 +107,7 @@ class Analysis:
     baseline: BaselineResult | None = None
     so_far: SoFar | None = None
     gain: Gain | None = None
+    gain_in_seconds: Gain | None = None
     as_good: AsGood | None = None
     not_run_again: NotRunAgain | None = None
     at_budget: AtBudget | None = None
@@ -210,6 +211,7 @@ def summarize(
         baseline=analysis.baseline,
         so_far=analysis.so_far,
         gain=analysis.gain,
+        gain_in_seconds=analysis.gain_in_seconds,
         as_good=analysis.as_good,
         not_run_again=analysis.not_run_again,
         at_budget=analysis.at_budget,

@@ -200,3 +200,12 @@ def count_points(trials: Iterable[TrialResult]) -> int:
     A trial that continues another one is the same configuration.
     """
     return sum(trial.resumed_from is None for trial in trials_of_search(trials))
+
+
+def compares(budget: SearchBudget, trials: Iterable[TrialResult]) -> bool:
+    """Whether a study's fresh seeds compare configurations: two were tried, or one was asked for.
+
+    The fresh seeds of a single configuration, which is often the user's own, choose nothing: the
+    second one comes first.
+    """
+    return count_points(trials) >= min(2, budget.trials)

@@ -1,14 +1,19 @@
 """A study's plan in words: what it seeks, where it looks, what its trials may take."""
 
+import math
 from collections.abc import Sequence
 
 from bstune.core.records import Budget, TrialResult
 from bstune.search.each_batch_size import batch_sizes
+from bstune.study.analysis.step_times import step_time_of
 from bstune.study.at_budget import question_of
 from bstune.study.planning.plan import count_points, max_seconds, remaining_seconds
 from bstune.study.prepare import PreparedStudy
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
+
+# From this difference of their logs on, a step's seconds by two surveys are not about the same.
+RETIMED = 0.1
 
 
 def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
@@ -27,6 +32,9 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         ranges.append(f"{tunable.name} ({span})")
     if ranges:
         lines.append(f"  searches {', '.join(ranges)} as well")
+    retimed = retimed_text(prepared, done)
+    if retimed is not None:
+        lines.append(f"  {retimed}")
     duration = _duration_text(prepared, done)
     if duration is not None:
         lines.append(f"  {duration}")
@@ -121,6 +129,30 @@ def _turns_text(prepared: PreparedStudy) -> str | None:
     if rest:
         text += f", one more at the {rest} smallest"
     return text
+
+
+def retimed_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str | None:
+    """Say that a survey has changed a step's seconds since earlier trials were shown.
+
+    It is None where they are about the same, or no survey timed them.
+    """
+    if prepared.backend.timed is None:
+        return None
+    tau = step_time_of(prepared, done)
+    for trial in done:
+        # Without a measured one, the seconds of a record are no survey's.
+        if trial.seconds_per_step is None or trial.measured_seconds_per_step is None:
+            continue
+        seconds = tau(trial.batch_size)
+        if abs(math.log(seconds / trial.seconds_per_step)) < RETIMED:
+            continue
+        size = format_count(trial.batch_size)
+        before = format_seconds(trial.seconds_per_step)
+        return (
+            f"steps were timed anew: at batch size {size} one takes {format_seconds(seconds)}, not "
+            f"{before} as in the line of trial {trial.number}; all trials count by the new seconds"
+        )
+    return None
 
 
 def _duration_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str | None:

@@ -222,15 +222,16 @@ def winners(
 
 @dataclass(frozen=True)
 class StandIn:
-    """A winner with all its fresh seeds, in place of one that got none.
+    """A winner with fresh seeds, in place of one that lacks some of its own.
 
     Args:
         winner: the point that ran on fresh seeds.
-        passed_over: the point that did not, and is predicted to be a little better.
+        passed_over: the point in whose place it stands, where that may be better all the same; None
+            where its own runs on fresh seeds took no less.
     """
 
     winner: Winner
-    passed_over: Winner
+    passed_over: Winner | None
 
 
 def stand_in_for(
@@ -238,29 +239,57 @@ def stand_in_for(
     trials: Sequence[TrialResult],
     predicted: Predicted,
     merit: Merit,
-    objective: Objective,
     replicates: int,
 ) -> StandIn | None:
-    """Name a point with all its fresh seeds in place of a winner that has none, as time ran out.
+    """Name a point that ran on fresh seeds in place of a winner that lacks some, as time ran out.
 
-    It is the best one with all of them, if what it took is at most ``WORTH_A_CHANGE`` more than
-    the prediction for the winner. None where there is no such point, or the winner ran again.
+    A point with all of them stands in if what it took is at most ``WORTH_A_CHANGE`` more than what
+    the winner is expected to: the prediction or, if that is more, what the winner's own runs took.
+    One with fewer, but as many as the winner, stands in if it took less than the winner's runs. So
+    the answer never names a point that was seen to be slower than another one that ran as often.
+
+    None where there is no such point, or the winner has all its runs.
 
     ``winner`` is the best point by ``merit``; the other arguments are those of :func:`find_best`.
     """
-    if not replicates or winner.runs:
+    if len(winner.runs) >= replicates:
         return None
-    # With no further candidate only points that have run again are left.
-    known = find_best(trials, predicted, merit, objective, replicates, max_candidates=0)
-    if known is None or len(known.runs) < replicates:
+    expected = math.log(_predicted_merit(winner.trial, merit, predicted))
+    measured: float | None = None
+    if winner.runs:
+        measured = _mean_log_merit(winner.trial, winner.runs, merit)
+        expected = max(expected, measured)
+    least_runs = len(winner.runs) or replicates
+    best: Winner | None = None
+    least = math.inf
+    for other in _points_with_runs(trials, merit, predicted, least_runs):
+        if other.trial.number == winner.trial.number:
+            continue
+        took = _mean_log_merit(other.trial, other.runs, merit)
+        has_all = len(other.runs) >= replicates
+        is_good = has_all and took <= expected + math.log1p(WORTH_A_CHANGE)
+        is_seen_better = measured is not None and took < measured
+        if (is_good or is_seen_better) and took < least:
+            best = other
+            least = took
+    if best is None:
         return None
-    if _most_missed(known.runs):
-        return None
-    log_measured = _mean_log_merit(known.trial, known.runs, merit)
-    log_expected = math.log(_predicted_merit(winner.trial, merit, predicted))
-    if log_measured > log_expected + math.log1p(WORTH_A_CHANGE):
-        return None
-    return StandIn(known, winner)
+    may_be_better = not winner.runs or expected < least
+    return StandIn(best, winner if may_be_better else None)
+
+
+def _points_with_runs(
+    trials: Sequence[TrialResult], merit: Merit, predicted: Predicted, least_runs: int
+) -> list[Winner]:
+    """Select the points with so many runs on fresh seeds that did not mostly miss the target."""
+    runs = _replicates(trials)
+    points = list[Winner]()
+    for trial in candidates(trials, (merit,)):
+        fresh = runs.get(trial.number, ())
+        if fresh and len(fresh) >= least_runs and not _most_missed(fresh):
+            steps = predicted.get(trial.number, float(trial.steps))
+            points.append(Winner(trial=trial, steps=steps, runs=fresh))
+    return points
 
 
 def confirmed_points(trials: Sequence[TrialResult], replicates: int) -> list[Winner]:

@@ -28,6 +28,7 @@ from bstune.study.planning.plan import (
     RESCUE_SHARE,
     SearchBudget,
     SearchEnd,
+    compares,
     trials_of_search,
 )
 from bstune.study.planning.replicates import ranked
@@ -47,6 +48,9 @@ REPORT_SECONDS = 0.5
 OTHERS_SHARE = 0.1
 # The first run of the baseline may take so many times its share.
 BASELINE_SLACK = 2.0
+# While a single configuration has been tried, the second one may take so many times its seconds
+# before any are kept for fresh seeds.
+SECOND_SLACK = 2.0
 # In the fit of costs, what is known of evaluation beforehand counts as so many trials.
 PRIOR_ROWS = 1.0
 # More than any trial takes, and a double has each integer up to it.
@@ -208,12 +212,32 @@ class WallTime:
             reserve: seconds that are kept for what follows the search.
             shortest: as in :meth:`search_end`.
         """
-        wall_seconds = [trial.wall_seconds for trial in trials_of_search(trials)]
-        usual_trial = statistics.fmean(wall_seconds) if wall_seconds else cost.fixed
-        one_more = self.decision_seconds + usual_trial
-        if self.seconds_left > reserve + one_more:
+        if self.seconds_left > reserve + self._seconds_of_one_more(trials, cost):
             return None
         return self.search_end(trials, reserve, shortest)
+
+    def _seconds_of_one_more(self, trials: Sequence[TrialResult], cost: TrialCost) -> float:
+        """Predict the wall seconds of one more trial of the search, with the decision before it."""
+        wall_seconds = [trial.wall_seconds for trial in trials_of_search(trials)]
+        usual_trial = statistics.fmean(wall_seconds) if wall_seconds else cost.fixed
+        return self.decision_seconds + usual_trial
+
+    def reserve_beside_second(
+        self, trials: Sequence[TrialResult], cost: TrialCost, reserve: float
+    ) -> float:
+        """Cut the seconds that are kept for fresh seeds to what a second configuration leaves.
+
+        Fresh seeds of the only one that was tried would be compared with nothing.
+
+        Args:
+            trials: that have ended.
+            cost: of a trial.
+            reserve: seconds that are kept once there are several configurations.
+        """
+        if compares(self._budget, trials) or not math.isfinite(self.limit):
+            return reserve
+        left = self.seconds_left - SECOND_SLACK * self._seconds_of_one_more(trials, cost)
+        return min(reserve, max(left, 0.0))
 
     def search_end(
         self, trials: Sequence[TrialResult], reserve: float, shortest: float
@@ -231,8 +255,8 @@ class WallTime:
         purpose = "for fresh seeds"
         if self._budget.objective != "loss" and not leaders(trials, self._budget):
             purpose = "to continue the most promising trial"
-        left = self.seconds_left
-        kept = f", {min(reserve, left):.1f} s kept {purpose}" if left > 0.0 else ""
+        seconds_kept = min(reserve, self.seconds_left)
+        kept = f", {seconds_kept:.1f} s kept {purpose}" if seconds_kept > 0.0 else ""
         return SearchEnd(
             f"stopped: search.wall_seconds={self.limit:g} leaves no time for another point "
             f"({self._taken():.1f} s taken{kept}){self._advice(trials, reserve, shortest)}",

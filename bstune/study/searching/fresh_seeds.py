@@ -15,7 +15,7 @@ from bstune.core.records import TrialResult
 from bstune.search.fixed_budget import BudgetPosterior, rank_full_trials
 from bstune.study.at_budget import FreshRun, due_run, first_beside, known_best
 from bstune.study.planning.baseline import BaselineRuns, baseline_runs, due_seed, has_run_beside
-from bstune.study.planning.plan import MEANS_SHARE
+from bstune.study.planning.plan import MEANS_SHARE, compares
 from bstune.study.planning.replicates import (
     Winner,
     find_best,
@@ -60,7 +60,7 @@ def due_to_target(
     """Choose the next run on a fresh seed of a study with a target.
 
     It is one of a winner, or else one of the baseline on a seed of the winner. None if none is
-    due, or there is no time for it.
+    due, there is no time for it, or nothing is there to compare it with.
 
     Args:
         prepared: the study.
@@ -70,6 +70,8 @@ def due_to_target(
         horizons: to run with, by a trial's number, where the study chooses them.
     """
     budget = prepared.budget
+    if not compares(budget, trials):
+        return None
     due = next_replicate(trials, predicted, budget.objective, budget.replicates, budget.candidates)
     if due is not None:
         winner, replicate = due
@@ -105,9 +107,9 @@ def _has_time_for(
     runs_to_fit = 1
     # The baseline's first run beside the winner comes before the winner's second one.
     seconds_kept = _baseline_seconds_kept(prepared, wall, trials, predicted)
-    if replicate == 0 and _has_stand_in(prepared, trials, predicted, winner):
+    if _has_stand_in(prepared, trials, predicted, winner):
         # The other point stays the answer unless the winner gets all of its runs.
-        runs_to_fit = prepared.budget.replicates
+        runs_to_fit = prepared.budget.replicates - replicate
     elif replicate == 0:
         # The winner's first run comes before the baseline's.
         seconds_kept = 0.0
@@ -135,7 +137,8 @@ def _has_stand_in(
         # Only a merit by which this winner is the best says whether another stands in for it.
         if best is None or best.trial.number != winner.trial.number:
             continue
-        if stand_in_for(winner, trials, predicted, merit, budget.objective, budget.replicates):
+        stand_in = stand_in_for(winner, trials, predicted, merit, budget.replicates)
+        if stand_in is not None and len(stand_in.winner.runs) >= budget.replicates:
             return True
     return False
 
@@ -179,7 +182,7 @@ def _named_winner(
     winner = by_merit.get(merit)
     if winner is None:
         return None
-    stand_in = stand_in_for(winner, trials, predicted, merit, budget.objective, budget.replicates)
+    stand_in = stand_in_for(winner, trials, predicted, merit, budget.replicates)
     return winner if stand_in is None else stand_in.winner
 
 
@@ -244,10 +247,10 @@ def due_at_budget(
     """Choose the next run on a fresh seed of a study for the objective loss.
 
     It is one of the point whose fresh seed is predicted to be best, or of the baseline. None if
-    none is due, or there is no time for it.
+    none is due, there is no time for it, or nothing is there to compare it with.
     """
     expected = rank_full_trials(posterior)
-    if not expected:
+    if not expected or not compares(prepared.budget, trials):
         return None
     budget = prepared.budget
     by_number = {trial.number: trial for trial in trials}

@@ -68,9 +68,11 @@ def reserved_seconds(
         # Without a full trial there is no winner to run again.
         if not any(is_full(trial, prepared.last_step) for trial in trials):
             return 0.0
-        return _reserved_at_budget(prepared, wall, cost)
+        reserve = _reserved_at_budget(prepared, wall, cost)
+        return wall.reserve_beside_second(trials, cost, reserve)
     # What is kept before a trial has reached the target is for a stopped trial that goes on.
-    if not stops and not any(trial.reached for trial in trials):
+    has_reached = any(trial.reached for trial in trials)
+    if not stops and not has_reached:
         return 0.0
     runs = baseline_runs(trials, prepared.baseline)
     repeated: TrialResult | None = None
@@ -79,7 +81,10 @@ def reserved_seconds(
         planned = count_fresh_seeds(runs, last_step, prepared.budget.replicates)
         if planned > len(runs.again):
             repeated = runs.first
-    return wall.reserve(trials, cost, repeated)
+    reserve = wall.reserve(trials, cost, repeated)
+    if not has_reached:
+        return reserve
+    return wall.reserve_beside_second(trials, cost, reserve)
 
 
 def _reserved_at_budget(prepared: PreparedStudy, wall: WallTime, cost: TrialCost) -> float:

@@ -1,0 +1,74 @@
+"""What is kept of a study's wall time for what follows its search, over what has been tried."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import optuna
+import pytest
+from toolbox import make_result
+
+from bstune.study.planning.baseline import Baseline
+from bstune.study.planning.plan import RESCUE_SHARE, SearchBudget
+from bstune.study.planning.wall import REPORT_SECONDS, WallTime
+from bstune.study.searching.means import limit_reached, reserved_seconds, trial_cost
+
+# A step takes 0.01 s, and a trial as long as its steps.
+STEP_SECONDS = 0.01
+LIMIT = 40.0
+YOURS = make_result(
+    number=0,
+    trial_index=0,
+    batch_size=64,
+    lr=0.1,
+    steps=400,
+    steps_low=399,
+    seconds_per_step=STEP_SECONDS,
+    wall_seconds=4.0,
+    history=((400, 0.1),),
+)
+MISSED = replace(YOURS, status="stopped")
+OTHER = replace(MISSED, number=1, trial_index=1, batch_size=128)
+
+
+def prepared_for(objective):
+    budget = SearchBudget(objective, 20, None, LIMIT, 0.5, 0, replicates=3, baseline=True)
+    return SimpleNamespace(
+        budget=budget,
+        backend=SimpleNamespace(step_time=lambda batch_size: STEP_SECONDS, evaluation_share=0.0),
+        baseline=Baseline(64, 0.1, {}),
+        last_step=lambda batch_size: 400,
+        options=SimpleNamespace(scaling=SimpleNamespace(batch_size=64)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("objective", "trials", "left", "kept"),
+    [
+        # Three runs of 4 s are kept, where a second configuration has twice the 4 s of the first.
+        ("time", [YOURS], 30.0, 12.0),
+        ("time", [YOURS], 14.0, 6.0),
+        ("time", [YOURS], 7.0, 0.0),
+        ("time", [YOURS, OTHER], 7.0, 12.0),
+        # A share is kept for a first trial that may reach the target yet.
+        ("time", [MISSED], 7.0, RESCUE_SHARE * LIMIT),
+        # Within a budget it is three runs of each point, up to that share.
+        ("loss", [YOURS], 30.0, RESCUE_SHARE * LIMIT),
+        ("loss", [YOURS], 14.0, 6.0),
+        ("loss", [YOURS, OTHER], 14.0, RESCUE_SHARE * LIMIT),
+    ],
+)
+def test_a_second_configuration_goes_before_fresh_seeds_of_the_first(objective, trials, left, kept):
+    prepared = prepared_for(objective)
+    wall = WallTime(
+        optuna.create_study(),
+        prepared.budget,
+        lambda: LIMIT - REPORT_SECONDS - left,
+        owner=True,
+        now=lambda: 0.0,
+    )
+    cost = trial_cost(prepared, trials)
+    found = reserved_seconds(prepared, wall, True, trials, cost)
+    assert found == pytest.approx(kept)
+    # The search goes on where the rest has time for one more trial.
+    goes_on = limit_reached(prepared, wall, True, trials) is None
+    assert goes_on == (left > kept + 4.0)
