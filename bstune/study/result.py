@@ -31,6 +31,7 @@ from bstune.study.folder_config import options_of_folder
 from bstune.study.report import Findings
 from bstune.study.storage.opening import find_study
 from bstune.study.verbs.retarget import study_so_far
+from bstune.system.console import quieten
 from bstune.system.files import Output
 
 if TYPE_CHECKING:
@@ -216,7 +217,8 @@ class Result:
         """Train the winner again with its seed, as a plain ``Trainer.fit``.
 
         It trains for as many steps as the winner did, or for the winner's horizon where schedules
-        end with the trial; and with as many threads of torch as the study.
+        end with the trial. Torch has as many threads as OMP_NUM_THREADS says; else as many as in
+        the study, or one where a few steps in this process are faster with it.
 
         Args:
             module: as :class:`bstune.Study` takes it, for a result that was read of a folder.
@@ -235,6 +237,7 @@ class Result:
         # torch and Lightning take 4 s to import.
         import torch
 
+        from bstune.hardware.workload_steps import threads_of_fit
         from bstune.study.given import recipe_of
         from bstune.trial.plain import fit
         from bstune.trial.processes.restored import restored
@@ -253,10 +256,15 @@ class Result:
         trial = next(trial for trial in self.records if trial.number == best.number)
         spec = trial.again(max_steps=best.horizon)
         with restored():
-            timing = self.summary.timing
-            if timing is not None and timing.threads is not None:
-                torch.set_num_threads(timing.threads)
             workload, protocol = load_workload(options, recipe)
+            timing = self.summary.timing
+            threads_of_study = None if timing is None else timing.threads
+            # What the steps that are timed log, set and draw stays out of the fit.
+            with restored():
+                quieten()
+                threads = threads_of_fit(options, workload, protocol, trial, threads_of_study)
+            if threads is not None:
+                torch.set_num_threads(threads)
             steps = best.horizon or trial.steps
             return fit(workload, spec, protocol, steps, fast, **trainer)
 
