@@ -83,6 +83,10 @@ def test_one_number_is_not_timed():
 def test_what_others_take_is_said():
     choice, _ = timed({1: 1.0, 2: 4.5})
     assert "4.5" in threads_text(choice)
+    # More threads are faster, and not by enough.
+    choice, _ = timed({1: 1.1, 2: 1.0})
+    assert "0.91" in threads_text(choice)
+    assert "not 15% faster" in threads_text(choice)
 
 
 @pytest.mark.parametrize(

@@ -140,5 +140,5 @@ def threads_text(choice: ThreadChoice) -> str | None:
             verb = "takes" if count == 1 else "take"
             texts.append(f"{count} {verb} {ratio:.2g} times as long")
         if count > choice.threads and ratio < 1.0:
-            texts[-1] += f" (not {MARGIN - 1.0:.0%} less in every turn)"
+            texts[-1] += f" (not {MARGIN - 1.0:.0%} faster in every turn)"
     return f"{plural(choice.threads, 'thread')}; {', '.join(texts)}"

@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,6 +53,7 @@ TRIAL_COLUMNS = (
     "steps",
     "time_to_target",
     "train_seconds",
+    "seed",
     "resumed_from",
     "replicate_of",
     "message",
@@ -138,7 +139,12 @@ class Result:
     @property
     def critical_batch_size(self) -> CriticalInterval:
         """The batch size up to which more data parallelism pays, over all trials."""
-        return self.summary.critical_batch_size or CriticalInterval()
+        found = self.summary.critical_batch_size
+        if found is None:
+            return CriticalInterval()
+        if found.note is None:
+            return found
+        return found.model_copy(update={"note": spelled(self.summary, found.note)})
 
     @cached_property
     def curve(self) -> "pandas.DataFrame":
@@ -164,8 +170,8 @@ class Result:
 
         Args:
             columns: ``needed`` are batch size, learning rate and the further hyper-parameters; how
-                the trial ended and after how many steps; seconds; which trial it continues or
-                repeats. ``all`` are those of :class:`bstune.TrialResult` but its versions. In both
+                the trial ended and after how many steps; seconds and seed; which trial it continues
+                or repeats. ``all`` are those of :class:`bstune.TrialResult` but its versions. In both
                 ``value`` is the last one of the target's metric.
 
         Raises:
@@ -262,7 +268,8 @@ class Result:
             # What the steps that are timed log, set and draw stays out of the fit.
             with restored():
                 quieten()
-                threads = threads_of_fit(options, workload, protocol, trial, threads_of_study)
+                timed = protocol if fast else replace(protocol, fast="off")
+                threads = threads_of_fit(options, workload, timed, trial, threads_of_study)
             if threads is not None:
                 torch.set_num_threads(threads)
             steps = best.horizon or trial.steps
