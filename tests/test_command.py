@@ -389,21 +389,6 @@ def test_another_folder_and_changed_settings_are_refused(study, bstune, monkeypa
 # What is no study
 
 
-@pytest.mark.parametrize("is_loaded", [False, True])
-def test_a_config_file_says_first_that_it_loads_the_libraries(bstune, monkeypatch, is_loaded):
-    class Reached(Exception):
-        pass
-
-    def load():
-        raise Reached
-
-    if not is_loaded:
-        monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr("bstune.__main__.quieten", load)
-    _, out, _ = bstune("lightning", "config.yaml")
-    assert out.count("loading PyTorch") == (not is_loaded)
-
-
 def test_the_help_is_short_and_its_examples_compose(bstune):
     status, out, err = bstune("--help")
     assert (status, err) == (0, "")

@@ -20,6 +20,8 @@ from bstune.system.console import plural
 OMP_THREADS = "OMP_NUM_THREADS"
 # How often each number of threads is timed at each batch size, at most.
 VISITS = 3
+# Few choices need every turn: the time for so many is reckoned with.
+EXPECTED_VISITS = 2
 # More threads are chosen where fewer take over so many times as long.
 MARGIN = 1.15
 

@@ -25,8 +25,8 @@ from bstune.hardware.memory import Ceiling
 from bstune.hardware.probe import DEVICE_LOST, largest_in_time
 from bstune.hardware.several_devices import TimeTrial, shared_steps
 from bstune.hardware.threads import (
+    EXPECTED_VISITS,
     OMP_THREADS,
-    VISITS,
     ThreadChoice,
     choose_threads,
     counts_to_try,
@@ -188,7 +188,7 @@ def _choose_threads(
     for batch_size in sorted({low, max(low, middle), high}):
         if tried is not None:
             steps = steps_at(batch_size) + step_time.warmup_steps
-            seconds_left -= len(counts) * VISITS * steps * tried.step_time(batch_size)
+            seconds_left -= len(counts) * EXPECTED_VISITS * steps * tried.step_time(batch_size)
         # The smallest one is timed in any case.
         if sizes and seconds_left < 0.0:
             break
@@ -240,7 +240,7 @@ def threads_of_fit(
     if step_seconds is not None:
         steps = _steps_of_visit(step_time, step_seconds)
     counts = tuple(sorted({1, most}))
-    steps_in_all = len(counts) * VISITS * (steps + step_time.warmup_steps)
+    steps_in_all = len(counts) * EXPECTED_VISITS * (steps + step_time.warmup_steps)
     if steps_in_all * (step_seconds or 0.0) > SECONDS_BEFORE_FIT:
         return most
     short = replace(protocol, warmup_steps=step_time.warmup_steps)
