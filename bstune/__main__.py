@@ -120,7 +120,7 @@ MADE = "# Made by bstune lightning"
 WRITTEN = "options are written NAME=VALUE; bstune --help shows the most useful ones"
 # A line that ends with a backslash goes on in the next one.
 HELP = """\
-usage: bstune +workload=NAME [OPTION=VALUE ...]        a study: which batch size and learning \
+usage: bstune [tune] +workload=NAME [OPTION=VALUE ...]    a study: which batch size and learning \
 rate to use
        bstune {verbs} --help
 
@@ -474,7 +474,7 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
         from bstune.study.early_checks import check_early
 
         check_early(options, write_out)
-        write_out("bstune: loading PyTorch and Lightning, 5 to 30 s")
+        _say_loading()
     if is_trained and options.trial.batch_size is None and options.search.workers > 0:
         # It imports multiprocessing, which the help need not wait for.
         from bstune.trial.processes.fork_server import start_server
@@ -493,6 +493,12 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
             raise
         raise Interrupted(f"interrupted: {interruption.stage.value}") from error
     return result.to_json()
+
+
+def _say_loading() -> None:
+    """Say that the libraries which train are loaded now, unless they have been before."""
+    if "torch" not in sys.modules:
+        write_out("bstune: loading PyTorch and Lightning, 5 to 30 s")
 
 
 def worker(arguments: list[str]) -> None:
@@ -573,6 +579,7 @@ def lightning(arguments: list[str]) -> str | None:
             "search.objective=loss seeks the best metric within a budget, and --target "
             f"{options.target} a target: leave one of them out"
         )
+    _say_loading()
     quieten()
     # Lightning takes 4 s to import.
     from yaml import safe_dump

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from browser import awaited, errors, opened_browser, resize
-from builders import changed, hand_critical, make_confirmed, make_curve, result_of
+from builders import changed, hand_critical, make_baseline, make_confirmed, make_curve, result_of
 from mlflow import MlflowClient
 from test_page import Page
 from toolbox import column, make_trial
@@ -292,12 +292,16 @@ def cells_of(page):
 # A gain that is a bound has no interval.
 def test_the_gain_has_a_column_with_its_interval():
     least = gain(2.4, None, None, at_least=True)
-    made = (summary("a", gain=gain()), summary("b", gain=least), summary("c"))
+    own = summary("d")
+    best = own.best_by_time
+    own = changed(own, baseline=make_baseline(batch_size=best.batch_size, lr=best.lr))
+    made = (summary("a", gain=gain()), summary("b", gain=least), summary("c"), own)
     found = compare(studies(*made))
     ratios = [study.gain for study in found.studies]
-    assert ratios == [1.45, 2.4, None]
+    assert ratios == [1.45, 2.4, None, None]
     shown = column(cells_of(comparison_page(found)), "gain")
-    assert shown == ["1.45 times (1.3 to 1.7)", "at least 2.4 times", "not known"]
+    # The best that the last study found is the reference itself.
+    assert shown == ["1.45 times (1.3 to 1.7)", "at least 2.4 times", "not known", "none"]
     assert gain_text(gain(merit="steps")).endswith("in steps")
 
 

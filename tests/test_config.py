@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from bstune import conf
 from bstune.config import compose, compose_given, with_settings
 from bstune.core.errors import ConfigError, TableError
+from bstune.core.scaling import RULES
 from bstune.core.search_space import Tunable
 from bstune.hydra_versions import BEHAVIOUR
 from bstune.options import (
@@ -36,7 +37,6 @@ CONF = Path(conf.__file__).parent
 # Every workload, sampler, rule and schedule that ships; those left out are the defaults.
 WORKLOADS = sorted(path.stem for path in (CONF / "workload").glob("*.yaml"))
 SAMPLERS = ("tpe", "gp", "qmc", "random", "each_batch_size")
-RULES = ("none", "linear", "saturating", "surge")
 SCHEDULES = ("constant", "warmup", "one_cycle", "triangle")
 README = CONF / "README.md"
 MOMENTUM = "workload.tunable.momentum"

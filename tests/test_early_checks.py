@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bstune import __main__
 from bstune.config import compose
 from bstune.core.errors import ConfigError, DataError, StudyError
 from bstune.study import early_checks
@@ -112,3 +113,16 @@ def test_mirrors_fail_within_twenty_seconds():
     assert 2 * seconds <= 20.0
     for source in datasets.LOADED.values():
         assert len(source.mirrors) == 2
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_config_file_begins_by_saying_that_it_loads_the_libraries(monkeypatch, capfd, is_loaded):
+    def load():
+        raise ConfigError("it would load them now")
+
+    if not is_loaded:
+        monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(__main__, "quieten", load)
+    monkeypatch.setattr(sys, "argv", ["bstune", "lightning", "config.yaml"])
+    assert __main__.main() == 2
+    assert capfd.readouterr().out.count("loading PyTorch") == (not is_loaded)

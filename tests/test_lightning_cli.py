@@ -138,7 +138,9 @@ def test_what_defines_a_trial_is_left_to_bstune(tmp_path):
         "bf16-mixed",
         {},
     )
-    left = {f"trainer.{name}" for name in trainer.keys() - {"max_steps"}}
+    assert lines[0].endswith("at batch size 128 (32 x 4 accumulated)")
+    assert lines[-2] == "trainer.max_steps became budget.examples=12800"
+    left = {f"trainer.{name}" for name in trainer.keys() - {"max_steps"}} | {"seed_everything"}
     assert set(lines[-1].removeprefix("left to bstune: ").split(", ")) == left
 
 
@@ -193,7 +195,7 @@ def test_targets(text, parsed):
         (
             {},
             {"target": "score=1"},
-            "does not say which way is better: write 'score<=1' or 'score>=1', in quotes",
+            "does not say which way is better: correct it, or write 'score<=1' or 'score>=1'",
         ),
         (
             {},

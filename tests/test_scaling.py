@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_a_missing_noise_scale_says_what_to_do(rule):
     [
         (
             ("cubic", 8, 64, 0.2),
-            "must be one of none, sqrt, linear, saturating, surge, but got 'cubic'",
+            f"must be one of {', '.join(scaling.RULES)}, but got 'cubic'",
         ),
         (("sqrt", 0, 64, 0.2), "the batch size must be a positive number, but got 0"),
     ],
@@ -61,3 +62,11 @@ def test_a_rule_by_its_name(arguments, message):
     with pytest.raises(ConfigError, match=message):
         scaling.lr_of(*arguments)
     assert scaling.lr_of("sqrt", 256, 64, 0.2) == 0.4
+
+
+def test_each_rule_has_a_config_that_is_described():
+    conf = Path(__file__).parents[1] / "conf"
+    assert {path.stem for path in (conf / "scaling").glob("*.yaml")} == scaling.RULES.keys()
+    described = (conf / "README.md").read_text(encoding="utf-8")
+    for name in scaling.RULES:
+        assert f"`{name}`" in described

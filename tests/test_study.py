@@ -5,15 +5,16 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import chdir
 
 import pytest
-from builders import options_and_recipe
+from builders import changed, hand_critical, options_and_recipe, result_of
 from pydantic import ValidationError
 from test_tune import QUICK, QUIET, Net, loaders
-from toolbox import entries, made_table, make_spec, trials_of
+from toolbox import entries, made_table, make_result, make_spec, trials_of
 
 import bstune
 from bstune.core.errors import ConfigError
 from bstune.options import GivenOptions, ReplayedOptions, TrainedOptions
 from bstune.study.prepare import compose_checked
+from bstune.study.result import Result
 from bstune.trial.loop import run_trial
 from bstune.trial.processes.fork_server import CONTEXT, start_server
 from bstune.trial.workload import load_workload
@@ -210,3 +211,14 @@ def test_a_study_that_has_not_ended_is_opened_by_its_trials(tmp_path):
     assert opened.records == tuple(result.records)
     assert opened.best.batch_size == result.best.batch_size
     assert "the study has not ended" in opened.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("in_python", "name"), [(True, "batch_sizes[1]"), (False, "search.batch_size.high")]
+)
+def test_a_note_writes_options_as_whoever_ran_the_study_takes_them(tmp_path, in_python, name):
+    note = "a larger search.batch_size.high would show more"
+    critical = changed(hand_critical(100.0, 50.0, 200.0, 8, 4096), note=note)
+    summary = changed(result_of([make_result()]), in_python=in_python, critical_batch_size=critical)
+    found = Result(tmp_path, summary, (), None, None).critical_batch_size
+    assert found.note == f"a larger {name} would show more"

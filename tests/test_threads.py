@@ -24,8 +24,10 @@ def timed(seconds):
     [
         ({1: 1.0, 2: 4.5}, 1),
         ({1: 2.0, 2: 1.1}, 2),
-        # Of equals it is the fewest.
+        # Of equals it is the fewest, and of nearly equals.
         ({1: 1.0, 2: 1.0}, 1),
+        ({1: 1.1, 2: 1.0}, 1),
+        ({1: 1.2, 2: 1.0}, 2),
     ],
 )
 def test_the_fastest_number_is_chosen_and_torch_has_its_own_again(seconds, best):
@@ -39,6 +41,38 @@ def test_the_fastest_number_is_chosen_and_torch_has_its_own_again(seconds, best)
     assert len(choice.timings) == 4
 
 
+@pytest.mark.parametrize(
+    ("turns", "best", "visits"),
+    [
+        # Each further number must be worth its threads.
+        ([{1: 1.0, 2: 0.8, 4: 0.75}] * 3, 2, 9),
+        ([{1: 1.0, 2: 0.95, 4: 0.5}] * 3, 4, 7),
+        ([{1: 8.0, 2: 4.1, 4: 2.2}] * 3, 4, 9),
+        # Not in the first turn: there is no second one.
+        ([{1: 1.0, 2: 1.1}], 1, 2),
+        # On a busy machine two threads had luck twice.
+        ([{1: 2.0, 2: 1.0}, {1: 2.0, 2: 1.0}, {1: 2.0, 2: 9.0}], 1, 6),
+    ],
+)
+def test_more_threads_are_faster_in_every_turn(turns, best, visits):
+    counts = sorted(turns[0])
+    left = {count: [turn[count] for turn in turns] for count in counts}
+    called = []
+
+    def time_step(batch_size):
+        called.append(torch.get_num_threads())
+        return left[torch.get_num_threads()].pop(0)
+
+    assert choose_threads(time_step, counts, (8,)).threads == best
+    assert len(called) == visits
+
+
+def test_the_seconds_that_are_kept_are_the_medians():
+    left = {1: [2.0, 5.0, 3.0], 2: [1.0, 1.5, 1.2]}
+    choice = choose_threads(lambda batch_size: left[torch.get_num_threads()].pop(0), (1, 2), (8,))
+    assert [timing.seconds for timing in choice.timings] == [3.0, 1.2]
+
+
 def test_one_number_is_not_timed():
     # There is nothing to choose.
     choice = choose_threads(lambda batch_size: pytest.fail("timed"), (3,), (8,))
@@ -49,6 +83,10 @@ def test_one_number_is_not_timed():
 def test_what_others_take_is_said():
     choice, _ = timed({1: 1.0, 2: 4.5})
     assert "4.5" in threads_text(choice)
+    # More threads are faster, and not by enough.
+    choice, _ = timed({1: 1.1, 2: 1.0})
+    assert "0.91" in threads_text(choice)
+    assert "not 15% faster" in threads_text(choice)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Step times on synthetic numbers whose truth is known, with a clock of our own."""
 
+import time as clock
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -220,3 +221,15 @@ def test_the_seconds_of_a_devices_own_work(monkeypatch):
     monkeypatch.setattr(timing, "device_of", lambda trainer: torch.device("cuda"))
     monkeypatch.setattr(torch.profiler, "profile", Profile)
     assert timing.busy_seconds(None, protocol, 8, 0.1, 4) == pytest.approx(2e-3)
+
+
+@pytest.mark.parametrize(
+    ("now", "is_left_out"), [(clock.perf_counter, True), (timing.wall_seconds, False)]
+)
+def test_only_the_walls_clock_counts_what_a_step_waits_for_a_processor(
+    monkeypatch, now, is_left_out
+):
+    waited = iter([0.0, 1e6])
+    monkeypatch.setattr(timing, "processor_wait_of", lambda device: lambda: next(waited))
+    mark, seconds_between = timing._marker(torch.device("cpu"), now)
+    assert (seconds_between((mark(), mark())) < 0.0) is is_left_out

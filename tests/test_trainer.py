@@ -2,6 +2,7 @@
 
 import math
 import threading
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -448,6 +449,24 @@ def test_checkpoints_are_written_where_their_call_back_says_or_into_a_folder_for
     assert checkpoint["hyper_parameters"] == {"lr": 0.05}
     assert entries(tmp_path) == (["mine"] if given else [])
     assert saves.best_model_path == ""
+
+
+def test_the_best_scores_of_a_trial_that_goes_on_are_those_of_the_uninterrupted_one(tmp_path):
+    found = []
+
+    class Scores(ModelCheckpoint):
+        def on_train_end(self, trainer, pl_module):
+            found.append((self.best_model_score, sorted(map(float, self.best_k_models.values()))))
+
+    protocol = with_callbacks(Scores(monitor="val/error", save_top_k=2))
+    run(Regression, protocol=protocol)
+    with warnings.catch_warnings():
+        # Each trial has another folder.
+        warnings.filterwarnings("error", "The dirpath has changed")
+        stop_and_continue(Regression, protocol, 12, tmp_path / "3.state")
+    whole, _, going_on = found
+    assert len(whole[1]) == 2
+    assert going_on == whole
 
 
 def test_each_trial_logs_to_a_copy_of_the_logger(tmp_path):

@@ -6,12 +6,20 @@ from dataclasses import replace
 import pytest
 import torch
 from builders import resolved
-from toolbox import FAST_SURVEY, make_survey
+from toolbox import FAST_SURVEY, make_result, make_survey
 
 from bstune.core.errors import HardwareError
 from bstune.core.step_time import StepTime
 from bstune.hardware import timing
-from bstune.hardware.workload_steps import _device_errors, _roofline, _time_ladder
+from bstune.hardware.threads import OMP_THREADS, threads_of_torch
+from bstune.hardware.workload_steps import (
+    HowTimed,
+    _choose_threads,
+    _device_errors,
+    _roofline,
+    _time_ladder,
+    threads_of_fit,
+)
 from bstune.trial.backend import make_protocol, make_space
 from bstune.trial.checks.preflight import PreflightFindings
 from bstune.trial.workload import build_workload
@@ -128,6 +136,105 @@ def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
     # Without the framework no visit takes more than 2.5 s.
     assert all(5 * seconds_per_example * size <= 2.5 for size in bare)
     assert bool(bare) == (seconds_per_example < 1.0)
+
+
+def fake_time_trial(monkeypatch, running, waiting):
+    """Let steps run and wait for given seconds by number of threads; list the calls' threads."""
+    calls = []
+
+    def time_trial(workload, protocol, size, lr, steps, now):
+        threads = torch.get_num_threads()
+        calls.append(threads)
+        # A CPU's other clock leaves out what a step waits.
+        waited = waiting[threads] if now is timing.wall_seconds else 0.0
+        return (running[threads] + waited,) * steps
+
+    monkeypatch.setattr(timing, "time_trial", time_trial)
+    return calls
+
+
+QUIET_RUN = {1: 2.0, 2: 1.1}
+NO_WAIT = {1: 0.0, 2: 0.0}
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "best"),
+    [
+        (QUIET_RUN, NO_WAIT, 2),
+        # On a busy machine two threads wait for each other, and one only for a processor.
+        (QUIET_RUN, {1: 0.5, 2: 3.0}, 1),
+        # Waiting alike, more threads are as useful as on a quiet one.
+        (QUIET_RUN, {1: 2.0, 2: 1.1}, 2),
+    ],
+)
+def test_waiting_counts_in_the_choice_of_threads(monkeypatch, running, waiting, best):
+    fake_time_trial(monkeypatch, running, waiting)
+    options, recipe = resolved("workload=digits", "device=cpu", *FAST_SURVEY)
+    choice = _choose_threads(
+        options,
+        make_space(options),
+        make_protocol(options, recipe),
+        build_workload(options, recipe),
+        None,
+        HowTimed("trainer", (1, 2)),
+        make_survey().ceiling,
+        30.0,
+    )
+    assert choice.threads == best
+
+
+@pytest.mark.parametrize(
+    ("option", "environment", "here", "of_study", "step_seconds", "best", "timed"),
+    [
+        # As the study's, where they are faster in this process, too.
+        ("auto", {}, 2, 2, 0.01, 2, {1, 2}),
+        ("auto", {}, 2, 1, 0.01, 1, set()),
+        # No survey chose any.
+        ("auto", {}, 2, None, None, 2, {1, 2}),
+        # Never more than torch has here.
+        ("auto", {}, 1, 2, 0.01, 1, set()),
+        # Who sets the variable has chosen, and torch has taken it.
+        ("auto", {OMP_THREADS: "2"}, 2, 1, 0.01, None, set()),
+        ("1", {}, 2, 2, 0.01, 1, set()),
+        # Long steps take too long to try.
+        ("auto", {}, 2, 2, 60.0, 2, set()),
+    ],
+)
+def test_the_threads_of_a_fit(
+    monkeypatch, option, environment, here, of_study, step_seconds, best, timed
+):
+    monkeypatch.delenv(OMP_THREADS, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    calls = fake_time_trial(monkeypatch, QUIET_RUN, NO_WAIT)
+    fit = fit_of_digits(option, step_seconds)
+    with threads_of_torch(here):
+        assert threads_of_fit(*fit, of_study) == best
+    assert set(calls) == timed
+
+
+def fit_of_digits(option, step_seconds):
+    """Options, workload, protocol and trial of a fit."""
+    options, recipe = resolved("workload=digits", "device=cpu", f"threads={option}")
+    trial = make_result(seconds_per_step=step_seconds)
+    return options, build_workload(options, recipe), make_protocol(options, recipe), trial
+
+
+def test_a_fit_has_one_thread_where_two_wait_for_each_other(monkeypatch):
+    monkeypatch.delenv(OMP_THREADS, raising=False)
+    fake_time_trial(monkeypatch, QUIET_RUN, {1: 0.5, 2: 200.0})
+    with threads_of_torch(2):
+        assert threads_of_fit(*fit_of_digits("auto", 0.01), 2) == 1
+
+
+def test_a_fit_whose_steps_cannot_be_timed_has_the_threads_of_the_study(monkeypatch):
+    def ended(*arguments):
+        raise HardwareError("the trial ended")
+
+    monkeypatch.delenv(OMP_THREADS, raising=False)
+    monkeypatch.setattr(timing, "time_trial", ended)
+    with threads_of_torch(2):
+        assert threads_of_fit(*fit_of_digits("auto", 0.01), 2) == 2
 
 
 def test_a_device_that_is_lost():

@@ -87,7 +87,7 @@ def parse_target(text: str, option: str = "--target") -> tuple[str, float, Mode]
     mode = modes[parts[2]]
     if mode is None:
         raise ConfigError(
-            f"{option} {text}: the name does not say which way is better: write "
-            f"'{metric}<={value:g}' or '{metric}>={value:g}', in quotes"
+            f"{option} {text}: the name {metric} does not say which way is better: correct it, or "
+            f"write '{metric}<={value:g}' or '{metric}>={value:g}', in quotes"
         )
     return metric, value, mode

@@ -105,11 +105,11 @@ def lr_of(
     0.297
 
     Args:
-        rule: ``none``, ``sqrt``, ``linear``, ``saturating`` or ``surge``.
+        rule: the name of one of ``RULES``.
         batch_size: the batch size to which the rate is scaled, in examples.
         reference_batch_size: the batch size of the pair, in examples.
         reference_lr: the learning rate of the pair, which the rule keeps.
-        noise_scale: in examples; ``saturating`` and ``surge`` need it.
+        noise_scale: in examples; a rule that ``takes_noise_scale`` needs it.
 
     Raises:
         ConfigError: for an unknown rule, a noise scale that is missing, and what is not positive.

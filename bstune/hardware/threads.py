@@ -18,13 +18,17 @@ from bstune.system.console import plural
 
 # OpenMP's own option, which a user may have set.
 OMP_THREADS = "OMP_NUM_THREADS"
-# How often each number of threads is timed at each batch size; the least seconds count.
-VISITS = 2
+# How often each number of threads is timed at each batch size, at most.
+VISITS = 3
+# Few choices need every turn: the time for so many is reckoned with.
+EXPECTED_VISITS = 2
+# More threads are chosen where fewer take over so many times as long.
+MARGIN = 1.15
 
 
 @dataclass(frozen=True)
 class ThreadTiming:
-    """Seconds of a step at one batch size with some threads: the least of the visits."""
+    """Seconds of a step at one batch size with some threads: the median of the visits."""
 
     threads: int
     batch_size: int
@@ -70,35 +74,48 @@ def threads_of_torch(count: int) -> Iterator[None]:
 def choose_threads(
     time_step: Callable[[int], float], counts: Sequence[int], batch_sizes: Sequence[int]
 ) -> ThreadChoice:
-    """Time steps with each number of threads, in turns, and choose the fastest.
+    """Time steps with each number of threads, in turns, and choose among them.
+
+    It is the fewest threads, but where more are faster by ``MARGIN`` in every turn. A number that
+    is not in one turn is not timed again.
 
     Args:
         time_step: gives the seconds of a step at a batch size, with the threads that torch has.
+            They are the wall's: waiting for a processor, or for another thread, counts.
         counts: the numbers of threads. If there is one, it is chosen without timing.
         batch_sizes: the batch sizes at which steps are timed.
     """
     if len(counts) == 1:
         return ThreadChoice(counts[0])
-    # Other processes can only make a step longer: the least seconds of several visits count.
-    least: dict[tuple[int, int], float] = {}
-    for _ in range(VISITS):
+    fewest, *more = sorted(counts)
+    turns = list[Mapping[int, float]]()
+    visits: dict[tuple[int, int], list[float]] = {}
+    while more and len(turns) < VISITS:
+        turn = list[ThreadTiming]()
         for batch_size in batch_sizes:
-            for count in counts:
+            for count in (fewest, *more):
                 with threads_of_torch(count):
                     seconds = time_step(batch_size)
-                visited = (count, batch_size)
-                least[visited] = min(seconds, least.get(visited, math.inf))
-    timings = tuple(ThreadTiming(*visited, seconds) for visited, seconds in least.items())
-    return ThreadChoice(_best_count(timings), timings)
+                turn.append(ThreadTiming(count, batch_size, seconds))
+                visits.setdefault((count, batch_size), []).append(seconds)
+        turns.append(mean_seconds(turn))
+        more = [count for count in more if _is_faster(count, fewest, turns[-1:])]
+    best = fewest
+    for count in more:
+        if _is_faster(count, best, turns):
+            best = count
+    timings = list[ThreadTiming]()
+    for visited, seconds_of_visits in visits.items():
+        timings.append(ThreadTiming(*visited, statistics.median(seconds_of_visits)))
+    return ThreadChoice(best, tuple(timings))
 
 
-def _best_count(timings: Sequence[ThreadTiming]) -> int:
-    """Give the number of threads with the least geometric mean of seconds over batch sizes.
+def _is_faster(count: int, fewer: int, turns: Sequence[Mapping[int, float]]) -> bool:
+    """Whether so many threads are faster than fewer by the margin in each of the turns.
 
-    Of equally fast numbers it is the smallest.
+    A turn gives a step's seconds by number of threads.
     """
-    means = mean_seconds(timings)
-    return min(means, key=lambda count: (means[count], count))
+    return all(turn[fewer] > MARGIN * turn[count] for turn in turns)
 
 
 def mean_seconds(timings: Sequence[ThreadTiming]) -> Mapping[int, float]:
@@ -112,14 +129,18 @@ def mean_seconds(timings: Sequence[ThreadTiming]) -> Mapping[int, float]:
 def threads_text(choice: ThreadChoice) -> str | None:
     """Write the choice as ``1 thread; 2 take 4.5 times as long``.
 
-    None where fewer than two numbers of threads were timed.
+    Where more threads are faster, it says that they are not by enough. None where fewer than two
+    numbers of threads were timed.
     """
     means = mean_seconds(choice.timings)
     if len(means) < 2:
         return None
     texts = list[str]()
     for count, seconds in sorted(means.items()):
+        ratio = seconds / means[choice.threads]
         if count != choice.threads:
             verb = "takes" if count == 1 else "take"
-            texts.append(f"{count} {verb} {seconds / means[choice.threads]:.2g} times as long")
+            texts.append(f"{count} {verb} {ratio:.2g} times as long")
+        if count > choice.threads and ratio < 1.0:
+            texts[-1] += f" (not {MARGIN - 1.0:.0%} faster in every turn)"
     return f"{plural(choice.threads, 'thread')}; {', '.join(texts)}"

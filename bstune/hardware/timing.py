@@ -230,6 +230,14 @@ def summarize_visits(
     )
 
 
+def wall_seconds() -> float:
+    """Read a clock that goes on while training waits for a processor.
+
+    Given to :func:`time_trial` as ``now``, it counts that wait.
+    """
+    return time.perf_counter()
+
+
 def _marker(
     device: torch.device, now: Callable[[], float]
 ) -> tuple[Callable[[], object], Callable[[tuple[Any, Any]], float]]:
@@ -240,7 +248,7 @@ def _marker(
     been waited for. On a CPU the clock stands still while this thread waits for a processor.
     """
     if device.type != "cuda":
-        # Another clock, such as the processor's own, knows of no wait.
+        # Another clock, such as the wall's or the processor's own, leaves no wait out.
         if now is not time.perf_counter:
             return now, lambda pair: pair[1] - pair[0]
         waited = processor_wait_of(device)
@@ -340,7 +348,8 @@ def time_trial(
     """Give the seconds of each of ``steps`` steps of a real trial, after the protocol's warm-up.
 
     Evaluation is left out. A step lasts from one request for a batch to the next. The device is
-    waited for at the end alone. HardwareError where the trial ended before.
+    waited for at the end alone. HardwareError where the trial ended before. ``now`` is the clock;
+    with the default one, what a CPU's step waited for a processor is left out.
     """
     device = device_of(protocol.trainer)
     mark, seconds_between = _marker(device, now)

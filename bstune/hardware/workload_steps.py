@@ -4,6 +4,7 @@ All is measured in the process that has the data and the module.
 """
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from bstune.core.errors import HardwareError
-from bstune.core.records import StepsOf, TrialProtocol
+from bstune.core.records import StepsOf, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import fit_step_times
 from bstune.hardware import roofline, timing
@@ -24,7 +25,8 @@ from bstune.hardware.memory import Ceiling
 from bstune.hardware.probe import DEVICE_LOST, largest_in_time
 from bstune.hardware.several_devices import TimeTrial, shared_steps
 from bstune.hardware.threads import (
-    VISITS,
+    EXPECTED_VISITS,
+    OMP_THREADS,
     ThreadChoice,
     choose_threads,
     counts_to_try,
@@ -39,7 +41,7 @@ from bstune.trial.batches.loader import loaders_of
 from bstune.trial.checks.preflight import PreflightFindings
 from bstune.trial.checks.small_evaluations import FEW_EXAMPLES, in_small_batches
 from bstune.trial.checks.start import at_start
-from bstune.trial.devices.device import processor_wait_of
+from bstune.trial.devices.device import device_of, processor_wait_of
 from bstune.trial.fast.take_steps import eager_steps
 from bstune.trial.lightning.installed import LightningModule
 from bstune.trial.loop import Workload
@@ -55,6 +57,8 @@ CEILINGS_SHARE = 0.02
 LARGEST_SHARE = 0.3
 BARE_SHARE = 0.05
 THREADS_SHARE = 0.15
+# Seconds that timed steps may take before a fit. Steps that are longer hide what threads wait for.
+SECONDS_BEFORE_FIT = 10.0
 
 
 @dataclass(frozen=True)
@@ -177,20 +181,83 @@ def _choose_threads(
 
     def time_step(batch_size: int) -> float:
         rate = space.lowest_rate_spec(batch_size).lr
-        steps = timing.time_trial(workload, short, batch_size, rate, steps_at(batch_size))
-        return statistics.mean(steps)
+        return _wall_seconds(workload, short, batch_size, rate, steps_at(batch_size))
 
     sizes = list[int]()
     seconds_left = THREADS_SHARE * seconds
     for batch_size in sorted({low, max(low, middle), high}):
         if tried is not None:
             steps = steps_at(batch_size) + step_time.warmup_steps
-            seconds_left -= len(counts) * VISITS * steps * tried.step_time(batch_size)
+            seconds_left -= len(counts) * EXPECTED_VISITS * steps * tried.step_time(batch_size)
         # The smallest one is timed in any case.
         if sizes and seconds_left < 0.0:
             break
         sizes.append(batch_size)
     return choose_threads(time_step, counts, sizes)
+
+
+def _wall_seconds(
+    workload: Workload, protocol: TrialProtocol, batch_size: int, lr: float, steps: int
+) -> float:
+    """Give the wall's mean seconds of a step: on a busy machine threads wait for each other."""
+    now = timing.wall_seconds
+    return statistics.mean(timing.time_trial(workload, protocol, batch_size, lr, steps, now))
+
+
+def threads_of_fit(
+    options: StudyOptions,
+    workload: Workload,
+    protocol: TrialProtocol,
+    trial: TrialResult,
+    most: int | None,
+) -> int | None:
+    """Choose torch's number of threads for a fit of a study's trial in this process.
+
+    OpenMP of the user's process may keep threads awake that wait, as that of the study's does not
+    (``system/openmp.py``). So ``most`` threads are timed again, here, beside one.
+
+    Args:
+        options: the study's.
+        workload: that the fit trains.
+        protocol: likewise.
+        trial: that the fit repeats.
+        most: the threads with which the study trained; None where no survey chose them.
+
+    Returns:
+        The number. None where torch's threads are left alone: where no CPU trains, or several
+        processes do, and where OMP_NUM_THREADS says how many.
+    """
+    is_on_cpu = device_of(protocol.trainer).type == "cpu" and protocol.devices == 1
+    if not is_on_cpu or OMP_THREADS in os.environ:
+        return None
+    if options.threads != "auto":
+        return options.threads
+    here = torch.get_num_threads()
+    most = min(most or here, here)
+    step_time = options.hardware.step_time
+    step_seconds = trial.seconds_per_step
+    steps = step_time.min_steps
+    if step_seconds is not None:
+        steps = _steps_of_visit(step_time, step_seconds)
+    counts = tuple(sorted({1, most}))
+    steps_in_all = len(counts) * EXPECTED_VISITS * (steps + step_time.warmup_steps)
+    if steps_in_all * (step_seconds or 0.0) > SECONDS_BEFORE_FIT:
+        return most
+    short = replace(protocol, warmup_steps=step_time.warmup_steps)
+
+    def build_module(spec: TrialSpec) -> LightningModule:
+        return workload.build_module(replace(spec, hyperparameters=trial.hyperparameters))
+
+    timed = replace(_with_small_evaluations(workload), build_module=build_module)
+
+    def time_step(batch_size: int) -> float:
+        return _wall_seconds(timed, short, batch_size, trial.lr, steps)
+
+    try:
+        return choose_threads(time_step, counts, (trial.batch_size,)).threads
+    # The module ends its own training after few steps.
+    except HardwareError:
+        return most
 
 
 def _with_small_evaluations(workload: Workload) -> Workload:

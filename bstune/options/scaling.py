@@ -15,7 +15,7 @@ class ScalingOptions(Section):
     lr: PositiveFinite
     """Learning rate of that pair."""
     noise_scale: PositiveFinite | None
-    """Noise scale in examples, for the rules saturating and surge."""
+    """Noise scale in examples, where the rule takes one."""
     beta2_half_life: PositiveFinite | None
     """Half-life of Adam's second moments in examples, which sets beta2; null: beta2 as given."""
     weight_decay_half_life: PositiveFinite | None

@@ -31,7 +31,7 @@ from bstune.core.errors import StudyError
 from bstune.report.lines import at_budget
 from bstune.report.lines.at_budget import budget_words
 from bstune.report.lines.cautions import warnings
-from bstune.report.lines.gain import is_alone
+from bstune.report.lines.gain import is_alone, is_of_baseline
 from bstune.report.schema import read_result
 from bstune.report.spelling import spelled
 from bstune.report.study_folder import StudyFolder, each_study, read_study
@@ -532,6 +532,10 @@ def _gain_text_of(result: StudyResult) -> str:
     """Write a study's gain. Under the objective loss it is the gain of the metric."""
     at_budget = result.at_budget
     if at_budget is None:
+        winner = result.winner
+        baseline = result.baseline
+        if result.gain is None and winner and baseline and is_of_baseline(winner, baseline):
+            return "none"
         return gain_text(result.gain)
     # Both runs have the same budget, so the gain is a difference of the metric.
     if at_budget.gain is not None:

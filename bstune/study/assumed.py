@@ -421,7 +421,7 @@ def _target(target: Target | str | None) -> Target | None:
     mode = mode_of(target)
     if mode is None:
         raise ConfigError(
-            f"target={target!r}: the name does not say which way is better: give "
+            f"target={target!r}: the name does not say which way is better: correct it, or give "
             f"bstune.Target({target!r}, VALUE, mode='min') or mode='max'"
         )
     return Target(target, 0.0, mode).never_met

@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,6 +31,7 @@ from bstune.study.folder_config import options_of_folder
 from bstune.study.report import Findings
 from bstune.study.storage.opening import find_study
 from bstune.study.verbs.retarget import study_so_far
+from bstune.system.console import quieten
 from bstune.system.files import Output
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ TRIAL_COLUMNS = (
     "steps",
     "time_to_target",
     "train_seconds",
+    "seed",
     "resumed_from",
     "replicate_of",
     "message",
@@ -137,7 +139,12 @@ class Result:
     @property
     def critical_batch_size(self) -> CriticalInterval:
         """The batch size up to which more data parallelism pays, over all trials."""
-        return self.summary.critical_batch_size or CriticalInterval()
+        found = self.summary.critical_batch_size
+        if found is None:
+            return CriticalInterval()
+        if found.note is None:
+            return found
+        return found.model_copy(update={"note": spelled(self.summary, found.note)})
 
     @cached_property
     def curve(self) -> "pandas.DataFrame":
@@ -163,8 +170,8 @@ class Result:
 
         Args:
             columns: ``needed`` are batch size, learning rate and the further hyper-parameters; how
-                the trial ended and after how many steps; seconds; which trial it continues or
-                repeats. ``all`` are those of :class:`bstune.TrialResult` but its versions. In both
+                the trial ended and after how many steps; seconds and seed; which trial it continues
+                or repeats. ``all`` are those of :class:`bstune.TrialResult` but its versions. In both
                 ``value`` is the last one of the target's metric.
 
         Raises:
@@ -216,7 +223,8 @@ class Result:
         """Train the winner again with its seed, as a plain ``Trainer.fit``.
 
         It trains for as many steps as the winner did, or for the winner's horizon where schedules
-        end with the trial; and with as many threads of torch as the study.
+        end with the trial. Torch has as many threads as OMP_NUM_THREADS says; else as many as in
+        the study, or one where a few steps in this process are faster with it.
 
         Args:
             module: as :class:`bstune.Study` takes it, for a result that was read of a folder.
@@ -235,6 +243,7 @@ class Result:
         # torch and Lightning take 4 s to import.
         import torch
 
+        from bstune.hardware.workload_steps import threads_of_fit
         from bstune.study.given import recipe_of
         from bstune.trial.plain import fit
         from bstune.trial.processes.restored import restored
@@ -253,10 +262,16 @@ class Result:
         trial = next(trial for trial in self.records if trial.number == best.number)
         spec = trial.again(max_steps=best.horizon)
         with restored():
-            timing = self.summary.timing
-            if timing is not None and timing.threads is not None:
-                torch.set_num_threads(timing.threads)
             workload, protocol = load_workload(options, recipe)
+            timing = self.summary.timing
+            threads_of_study = None if timing is None else timing.threads
+            # What the steps that are timed log, set and draw stays out of the fit.
+            with restored():
+                quieten()
+                timed = protocol if fast else replace(protocol, fast="off")
+                threads = threads_of_fit(options, workload, timed, trial, threads_of_study)
+            if threads is not None:
+                torch.set_num_threads(threads)
             steps = best.horizon or trial.steps
             return fit(workload, spec, protocol, steps, fast, **trainer)
 

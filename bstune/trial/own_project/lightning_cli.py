@@ -40,6 +40,8 @@ from bstune.trial.own_project.own_values import (
 
 # Keys of a file that are ignored, as a study has values of its own for them, such as seeds.
 IGNORED = ("seed_everything", "ckpt_path", "verbose", "weights_only")
+# A Trainer's arguments from which the budget is made.
+LENGTHS = ("max_epochs", "max_steps")
 SHORT_PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 # The range of batch sizes, as factors below and above the file's own.
 FACTOR_BELOW = 8
@@ -124,7 +126,7 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
         raise ConfigError(
             f"--name must be letters, digits, and - . _ between them, but got {chosen.name!r}"
         )
-    sections = _sections(path, chosen)
+    sections, ignored = _sections(path, chosen)
     parser = _parser(_package(sections["model"]))
     parsed = yaml.safe_load(parser.dump(_parsed(parser, sections), skip_unset=False))
     defaults = yaml.safe_load(parser.dump(parser.get_defaults(), skip_unset=False))["trainer"]
@@ -166,11 +168,18 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
         "trainer": trainer,
     }
     rate = key or "the rate in configure_optimizers"
+    factors = ""
+    if accumulated > 1:
+        factors = f" ({own_batch_size} x {accumulated} accumulated)"
     lines = [
-        f"{rate} is the learning rate: {lr:g} at batch size {batch_size}",
+        f"{rate} is the learning rate: {lr:g} at batch size {batch_size}{factors}",
         f"{examples} training examples",
         *assumed,
     ]
+    lengths = [name for name in LENGTHS if (parsed["trainer"].get(name) or -1) > 0]
+    if lengths:
+        lines.append(f"trainer.{' and '.join(lengths)} became budget.examples={budget}")
+    left_out += ignored
     if left_out:
         lines.append(f"left to bstune: {', '.join(left_out)}")
     return workload, lines
@@ -226,7 +235,7 @@ def _sorted_arguments(arguments: Node, defaults: Node) -> tuple[Node, list[str]]
 
     Returns:
         Those that trials take over, and the names of those that bstune sets itself (``OWNED``). The
-        latter leave out ``max_epochs`` and ``max_steps``, from which the budget was made.
+        latter leave out ``LENGTHS``.
     """
     kept = Node()
     left_out = list[str]()
@@ -235,7 +244,7 @@ def _sorted_arguments(arguments: Node, defaults: Node) -> tuple[Node, list[str]]
             continue
         if name not in OWNED:
             kept[name] = value
-        elif name not in ("max_epochs", "max_steps"):
+        elif name not in LENGTHS:
             left_out.append(f"trainer.{name}")
     return kept, left_out
 
@@ -264,8 +273,8 @@ def with_value(node: Node, key: str, value: object) -> Node:
     return {**node, name: value}
 
 
-def _sections(path: Path, chosen: Chosen) -> dict[str, Any]:
-    """Read the sections of a LightningCLI file, each with its class.
+def _sections(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
+    """Read the sections of a LightningCLI file, each with its class, and its keys of ``IGNORED``.
 
     A class that the file does not name comes from the command line. A ConfigError names a missing
     class, or a section that is not known.
@@ -297,7 +306,7 @@ def _sections(path: Path, chosen: Chosen) -> dict[str, Any]:
                 )
             section = {"class_path": given, "init_args": section}
         sections[name] = section
-    return sections
+    return sections, [name for name in IGNORED if name in content]
 
 
 def _package(section: Node) -> str:

@@ -126,7 +126,21 @@ class PlainFiles:
             checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = owner.hparams
             checkpoint[owner.CHECKPOINT_HYPER_PARAMS_TYPE] = type(owner.hparams)
             checkpoint |= argument_of_hyper_parameters(owner)
+        _give_own_folders(checkpoint, self._trainer)
         return checkpoint
+
+
+def _give_own_folders(checkpoint: dict[str, Any], trainer: Trainer) -> None:
+    """Put this trial's folders into the states of call-backs that write checkpoints.
+
+    One whose folder the user leaves open has another folder in each trial. Lightning would warn of
+    that, and leave out the best score so far.
+    """
+    states = checkpoint.get("callbacks", {})
+    for callback in trainer.checkpoint_callbacks:
+        state = states.get(callback.state_key, {})
+        if "dirpath" in state:
+            state["dirpath"] = getattr(callback, "dirpath", None)
 
 
 def _add_comment(archive: io.BytesIO, comment: bytes) -> None:
