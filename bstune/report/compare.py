@@ -534,9 +534,12 @@ def _gain_text_of(result: StudyResult) -> str:
     if at_budget is None:
         winner = result.winner
         baseline = result.baseline
-        if result.gain is None and winner and baseline and is_of_baseline(winner, baseline):
+        if result.gain is not None or winner is None or baseline is None or is_alone(result):
+            return gain_text(result.gain)
+        # Without a gain the two are the same, or cannot be compared.
+        if is_of_baseline(winner, baseline):
             return "none"
-        return gain_text(result.gain)
+        return gain_text(None)
     # Both runs have the same budget, so the gain is a difference of the metric.
     if at_budget.gain is not None:
         return f"{result.metric} by {format_number(at_budget.gain.difference, 2)}"
