@@ -346,6 +346,7 @@ def test_a_module_and_data_are_enough():
     assert (options.search.batch_size.low, options.search.batch_size.high) == (1, 96)
     assert options.search.wall_seconds == QUICK_SECONDS
     assert options.budget.budget == Budget(examples=9600)
+    assert options.workload.budget.assumed_epoch == 96
     assert options.workload.target.value == "auto"
     assert options.workload.target.metric == "val_loss"
 
@@ -358,6 +359,7 @@ def test_the_trainers_arguments_are_the_projects_own():
     assert study.options.scaling.batch_size == 48
     # 5 epochs of 96.
     assert study.options.budget.budget == Budget(examples=480)
+    assert study.options.workload.budget.assumed_epoch is None
     assert study.options.search.wall_seconds is None
     own = study.recipe.trainer()
     assert own["gradient_clip_val"] == 1.0

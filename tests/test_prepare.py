@@ -16,13 +16,14 @@ from rich.console import Console
 from toolbox import entries, made_table, make_result, make_survey, trials_of
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import TrialSpec
+from bstune.core.records import Budget, TrialSpec
 from bstune.hardware import survey as hardware_survey
 from bstune.hardware import survey_cache
 from bstune.options import flat_settings
 from bstune.report.block import INDENT
 from bstune.study import report
 from bstune.study.analysis import analyse
+from bstune.study.prepare import compose_checked, prepare
 from bstune.study.run import run_study
 from bstune.study.training import open_service
 from bstune.system.files import Output, is_own
@@ -297,6 +298,55 @@ def test_what_cannot_be_tuned_is_refused_before_the_survey(
     assert err.startswith(f"error: {message}")
     assert "\n" not in err.strip()
     assert entries(tmp_path) == []
+
+
+class Scheduled(OwnBackend):
+    """Its schedule ends with the trial; a step takes 0.1 s at any batch size."""
+
+    horizon = True
+
+    def step_time(self, batch_size):
+        return 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "backend", "budget"),
+    [
+        # The reference is 64: an epoch takes 20 s, and 200 s are left.
+        ((), Scheduled, Budget(examples=2 * 12_800)),
+        # A schedule that does not end with its trial is not cut.
+        ((), OwnBackend, Budget(examples=1_280_000)),
+        # The user's own budget, and a study without a limit of time.
+        (("budget.examples=128000",), Scheduled, Budget(examples=128_000)),
+        (("search.wall_seconds=null",), Scheduled, Budget(examples=1_280_000)),
+        (("workload.budget.assumed_epoch=null",), Scheduled, Budget(examples=1_280_000)),
+        # This sampler leaves the horizons alone: the budget is part of the workload.
+        (("sampler=random",), Scheduled, Budget(examples=1_280_000)),
+    ],
+)
+def test_an_assumed_budget_of_a_schedule_ends_in_time(
+    tmp_path, monkeypatch, options, backend, budget
+):
+    monkeypatch.chdir(tmp_path)
+    made_table(tmp_path)
+    assumed = (
+        "workload.table=t.jsonl",
+        "workload.target.value=0.14",
+        "workload.reference.batch_size=64",
+        "workload.budget.steps=1",
+        "workload.budget.examples=1280000",
+        "+workload.budget.assumed_epoch=12800",
+        "search.wall_seconds=250",
+        "mlflow.enabled=false",
+    )
+    composed = compose_checked((*OWN, *assumed, *options))
+    prepared = prepare(composed.options, None, backend=backend(), elapsed=lambda: 50.0)
+    assert prepared.protocol.budget == budget
+    assert prepared.options.budget.budget == budget
+    # The reference's schedule is as long.
+    assert prepared.last_step(64) == budget.examples / 64
+    is_said = any(note.startswith("assumed: ") for note in prepared.notes)
+    assert is_said == (budget.examples == 2 * 12_800)
 
 
 class Untestable(OwnBackend):

@@ -18,6 +18,7 @@ from bstune.core.step_time import seconds_between
 from bstune.options import StudyOptions, flat_settings, shown, with_option
 from bstune.recipe import Recipe
 from bstune.study.early_checks import check_output
+from bstune.study.planning.assumed_budget import SecondsLeft, budget_in_time
 from bstune.study.planning.baseline import Baseline, baseline_of
 from bstune.study.planning.duration import advice_on_time
 from bstune.study.planning.plan import QUICK_SECONDS, SearchBudget, max_seconds
@@ -26,7 +27,7 @@ from bstune.study.storage.connection import check_storage
 from bstune.study.storage.opening import stored_budget_times, stored_setting
 from bstune.study.storage.samplers import build_sampler
 from bstune.study.training import Training, TrainingHere, TrainingProcess, TriedBackend
-from bstune.system.console import format_seconds, plural
+from bstune.system.console import format_number, format_seconds, plural
 from bstune.system.failures import cause
 from bstune.system.files import Output
 from bstune.system.secrets import redact_values
@@ -293,6 +294,10 @@ def prepare(
     backend = runs.backend
     notes += runs.notes
     backend.check(runs.space, trial)
+    options, budget_note = _with_budget_in_time(options, backend, trial, elapsed)
+    if budget_note is not None:
+        protocol = replace(protocol, budget=options.budget.budget)
+        notes.append(budget_note)
     if backend.validates_on_test:
         notes.append(ON_TEST_NOTE)
     notes += backend.notes
@@ -395,6 +400,50 @@ def _steps_at_budget(
     if budget.examples > 1:
         return math.ceil(budget.examples / batch_size)
     return budget.steps
+
+
+def _with_budget_in_time(
+    options: StudyOptions,
+    backend: TrialBackend,
+    trial: TrialSpec | None,
+    elapsed: Callable[[], float],
+) -> tuple[StudyOptions, str | None]:
+    """Shorten a trial's budget that bstune has assumed, and give the plan's note on it.
+
+    A schedule that ends with its trial is as long as the budget. One that the study's time cuts
+    tells nothing, so it gets a part of that time. The budget stays where the user has stated it, or
+    where no schedule ends with it; and for a sampler that leaves the horizons alone, as there the
+    budget is part of the workload.
+    """
+    stated = options.workload.budget
+    epoch = stated.assumed_epoch
+    is_for_target = options.search.objective != "loss"
+    if epoch is None or options.budget.budget != stated.budget or not is_for_target:
+        return options, None
+    if trial is not None or not backend.horizon or not chooses_horizons(options):
+        return options, None
+    batch_size = round(options.scaling.batch_size)
+    wall_left: float | None = None
+    if options.search.wall_seconds is not None:
+        wall_left = options.search.wall_seconds - elapsed()
+    left = SecondsLeft(
+        training=options.search.seconds,
+        wall=wall_left,
+        wall_per_training=1.0 + backend.evaluation_share,
+    )
+    shortened = budget_in_time(
+        stated.budget, epoch, batch_size, backend.step_time(batch_size), left
+    )
+    if shortened == stated.budget:
+        return options, None
+    options = with_option(options, "budget.steps", shortened.steps)
+    options = with_option(options, "budget.examples", shortened.examples)
+    epochs = format_number(shortened.examples / epoch, 2)
+    return options, (
+        f"assumed: budget.examples={shortened.examples}, {epochs} epochs in place of "
+        f"{format_number(stated.examples / epoch, 2)}, as the schedule ends with its trial and the "
+        "study's time would cut a longer one; budget.examples=N sets another"
+    )
 
 
 def _with_single_budget(options: StudyOptions, recipe: Recipe | None) -> StudyOptions:
