@@ -471,3 +471,12 @@ def test_the_users_own_error_keeps_its_frames():
         bstune.tune(Net, NeedsTrainer())
     frames = traceback.extract_tb(error.value.__cause__.__traceback__)
     assert any(frame.filename == __file__ for frame in frames)
+
+
+def test_the_making_of_a_study_counts_as_wall_time_of_its_first_run():
+    study = bstune.Study(Net, Data())
+    assert study._seconds_before > 0.0
+    study._seconds_before = 30.0
+    seconds = iter([100.0, 104.0, 200.0, 203.0])
+    assert study._started(seconds.__next__)() == 34.0
+    assert study._started(seconds.__next__)() == 3.0
