@@ -2,13 +2,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import optuna
 import pytest
 import torch
 
 from bstune import __main__
 from bstune.config import compose
 from bstune.core.errors import ConfigError, DataError, StudyError
+from bstune.options import flat_settings
 from bstune.study import early_checks
+from bstune.study.storage.opening import open_study
 from bstune.workloads import datasets
 
 
@@ -83,6 +86,90 @@ def test_an_output_that_cannot_be_used_is_refused_before_any_data_are_asked_for(
     assert [path.name for path in dirty.iterdir()] == ["thesis.txt"]
 
 
+# What a study of the digits stores beside its options.
+OF_MACHINE = {"precision": "32-true", "compile": None, "device": "cpu (2 threads)", "threads": 2}
+BEGUN = ("workload=digits", "study=begun")
+
+
+def begin(folder, arguments=BEGUN, of_machine=OF_MACHINE):
+    """Begin a study of a command line in a folder; give the arguments that name its places."""
+    output = folder / "out"
+    output.mkdir()
+    url = f"sqlite:///{folder}/study.db"
+    settings = {**flat_settings(compose(arguments).options), **of_machine}
+    open_study("begun", url, "time", settings, output)
+    return (f"storage={url}", f"output={output}")
+
+
+@pytest.mark.parametrize(
+    ("argument", "is_refused"),
+    [
+        ("search.batch_size.high=256", True),
+        ("workload.target.value=0.2", True),
+        ("workload.module.model.hidden=[64]", True),
+        ("scaling.override_lr=true", True),
+        ("scaling=linear", True),
+        ("search.objective=steps", True),
+        ("seed=1", True),
+        ("precision=bf16-true", True),
+        ("compile=default", True),
+        ("threads=1", True),
+        ("output=elsewhere", True),
+        # What may change, and what this machine decides.
+        ("search.trials=99", False),
+        ("search.wall_seconds=99", False),
+        ("budget.steps=9", False),
+        ("threads=2", False),
+        ("device=auto", False),
+        # One trial, and another study.
+        ("seed=1 trial.batch_size=32 trial.lr=0.1", False),
+        ("seed=1 study=other", False),
+    ],
+)
+def test_options_that_a_study_did_not_begin_with_are_refused(tmp_path, argument, is_refused):
+    places = begin(tmp_path)
+    options = compose([*BEGUN, *places, *argument.split()]).options
+    if not is_refused:
+        early_checks.check_unchanged(options)
+        return
+    with pytest.raises(StudyError):
+        early_checks.check_unchanged(options)
+
+
+def test_an_option_that_is_taken_back_is_refused(tmp_path):
+    places = begin(tmp_path, (*BEGUN, "scaling.override_lr=true", "+trainer.gradient_clip_val=1"))
+    with pytest.raises(StudyError) as error:
+        early_checks.check_unchanged(compose([*BEGUN, *places]).options)
+    for name in ("scaling.override_lr", "trainer.gradient_clip_val"):
+        assert name in str(error.value)
+
+
+def test_threads_that_nothing_has_decided_may_be_given(tmp_path):
+    places = begin(tmp_path, of_machine={**OF_MACHINE, "threads": None})
+    early_checks.check_unchanged(compose([*BEGUN, *places, "threads=1"]).options)
+
+
+def test_the_look_for_a_begun_study_writes_nothing(tmp_path):
+    arguments = [*BEGUN, f"storage=sqlite:///{tmp_path}/study.db"]
+    options = compose([*arguments, f"output={tmp_path}/out"]).options
+    early_checks.check_unchanged(options)
+    assert list(tmp_path.iterdir()) == []
+    # An empty file is a database without tables.
+    (tmp_path / "study.db").touch()
+    early_checks.check_unchanged(options)
+    assert (tmp_path / "study.db").stat().st_size == 0
+
+
+def test_a_study_in_the_making_is_left_to_its_opening(tmp_path):
+    url = f"sqlite:///{tmp_path}/study.db"
+    optuna.create_study(study_name="begun", storage=url)
+    early_checks.check_unchanged(compose([*BEGUN, f"storage={url}", "seed=1"]).options)
+    # One of another program is refused at once.
+    optuna.create_study(study_name="theirs", storage=url).set_user_attr("mine", 1)
+    with pytest.raises(StudyError):
+        early_checks.check_unchanged(compose([*BEGUN, f"storage={url}", "study=theirs"]).options)
+
+
 def test_torchs_own_file_says_whether_it_has_cuda():
     has_any = torch.version.cuda is not None or torch.version.hip is not None
     assert early_checks.is_built_without_cuda() != has_any
@@ -99,7 +186,9 @@ def test_a_device_that_is_not_there_is_refused_where_torch_is_not_imported(monke
 
 
 def test_it_imports_no_training_library():
-    code = "import sys, bstune.study.early_checks, bstune.workloads.datasets; print('torch' in sys.modules)"
+    # The look at a study that has begun imports the storage.
+    names = "bstune.study.early_checks, bstune.workloads.datasets, bstune.study.storage.opening"
+    code = f"import sys, {names}; print('torch' in sys.modules)"
     command = [sys.executable, "-c", code]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent

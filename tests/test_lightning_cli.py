@@ -173,6 +173,7 @@ def test_the_studys_time_may_stand_for_the_length_of_a_trial(tmp_path):
     workload, lines = workload_of(path, Chosen("val_loss=0.2", is_timed=True))
     # 100 epochs.
     assert workload["budget"]["examples"] == 100 * 1200
+    assert workload["budget"]["assumed_epoch"] == 1200
     assert any(line.startswith("budget: ") for line in lines)
 
 

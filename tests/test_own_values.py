@@ -346,6 +346,7 @@ def test_a_module_and_data_are_enough():
     assert (options.search.batch_size.low, options.search.batch_size.high) == (1, 96)
     assert options.search.wall_seconds == QUICK_SECONDS
     assert options.budget.budget == Budget(examples=9600)
+    assert options.workload.budget.assumed_epoch == 96
     assert options.workload.target.value == "auto"
     assert options.workload.target.metric == "val_loss"
 
@@ -358,6 +359,7 @@ def test_the_trainers_arguments_are_the_projects_own():
     assert study.options.scaling.batch_size == 48
     # 5 epochs of 96.
     assert study.options.budget.budget == Budget(examples=480)
+    assert study.options.workload.budget.assumed_epoch is None
     assert study.options.search.wall_seconds is None
     own = study.recipe.trainer()
     assert own["gradient_clip_val"] == 1.0
@@ -469,3 +471,12 @@ def test_the_users_own_error_keeps_its_frames():
         bstune.tune(Net, NeedsTrainer())
     frames = traceback.extract_tb(error.value.__cause__.__traceback__)
     assert any(frame.filename == __file__ for frame in frames)
+
+
+def test_the_making_of_a_study_counts_as_wall_time_of_its_first_run():
+    study = bstune.Study(Net, Data())
+    assert study._seconds_before > 0.0
+    study._seconds_before = 30.0
+    seconds = iter([100.0, 104.0, 200.0, 203.0])
+    assert study._started(seconds.__next__)() == 34.0
+    assert study._started(seconds.__next__)() == 3.0

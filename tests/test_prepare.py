@@ -11,18 +11,20 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
-from builders import options_and_recipe, prepared_study
+from builders import options_and_recipe, options_of, prepared_study
 from rich.console import Console
 from toolbox import entries, made_table, make_result, make_survey, trials_of
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import TrialSpec
+from bstune.core.records import Budget, TrialSpec
 from bstune.hardware import survey as hardware_survey
 from bstune.hardware import survey_cache
 from bstune.options import flat_settings
 from bstune.report.block import INDENT
+from bstune.study import prepare as preparing
 from bstune.study import report
 from bstune.study.analysis import analyse
+from bstune.study.prepare import compose_checked, prepare
 from bstune.study.run import run_study
 from bstune.study.training import open_service
 from bstune.system.files import Output, is_own
@@ -222,6 +224,57 @@ def test_a_worker_on_cuda_says_of_which_device_it_takes_a_share(monkeypatch):
     assert asked == [(0.25, torch.device("cuda", 0))]
 
 
+@pytest.mark.parametrize(
+    ("stored", "options", "threads", "are_open"),
+    [
+        # A new study; one that trains on CUDA has no number either.
+        ({}, (), "auto", True),
+        ({"threads": None}, (), "auto", True),
+        # A number that a timing or the user chose stays.
+        ({"threads": 3}, (), 3, False),
+        # A number that nobody chose gives way to a survey of this run, and stays without one.
+        ({"threads": 3, "threads_are_open": True}, (), "auto", True),
+        ({"threads": 3, "threads_are_open": True}, ("hardware.enabled=false",), 3, True),
+        ({"threads": 3, "threads_are_open": True}, ("search.wall_seconds=90",), 3, True),
+        ({"threads": 3, "threads_are_open": True}, ("threads=1",), 1, False),
+        # A single trial is none of the study's.
+        ({"threads": 3}, ("trial.batch_size=32", "trial.lr=0.1"), "auto", False),
+    ],
+)
+def test_threads_are_left_open_until_a_timing_chooses_them(
+    monkeypatch, stored, options, threads, are_open
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(preparing, "stored_settings", lambda name, url: stored)
+    found = preparing._with_stored_threads(options_of("workload=digits", *options))
+    assert (found[0].threads, found[1]) == (threads, are_open)
+
+
+def test_the_environments_number_of_threads_is_the_users(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr(preparing, "stored_settings", lambda name, url: {})
+    assert preparing._with_stored_threads(options_of("workload=digits"))[1] is False
+
+
+@pytest.mark.parametrize(
+    ("were_open", "survey", "threads", "are_open"),
+    [
+        (True, None, 2, True),
+        (True, make_survey(), 1, False),
+        # On CUDA there are none to choose.
+        (True, None, None, False),
+        (False, None, 2, False),
+    ],
+)
+def test_a_survey_closes_the_choice_of_threads(were_open, survey, threads, are_open):
+    backend = OwnBackend()
+    backend.frozen_settings = {"threads": threads}
+    runs = SimpleNamespace(backend=backend, survey=survey)
+    frozen = preparing._frozen_settings(options_of("workload=digits"), runs, were_open)
+    assert frozen["threads"] == threads
+    assert frozen.get("threads_are_open", False) == are_open
+
+
 OWN = ("workload=replay", "workload.name=replay")
 
 
@@ -297,6 +350,75 @@ def test_what_cannot_be_tuned_is_refused_before_the_survey(
     assert err.startswith(f"error: {message}")
     assert "\n" not in err.strip()
     assert entries(tmp_path) == []
+
+
+class Scheduled(OwnBackend):
+    """Its schedule ends with the trial; a step takes 0.1 s at any batch size."""
+
+    horizon = True
+
+    def step_time(self, batch_size):
+        return 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "backend", "budget"),
+    [
+        # The reference is 64: an epoch takes 20 s, and 200 s are left.
+        ((), Scheduled, Budget(examples=2 * 12_800)),
+        # A schedule that does not end with its trial is not cut.
+        ((), OwnBackend, Budget(examples=1_280_000)),
+        # The user's own budget, and a study without a limit of time.
+        (("budget.examples=128000",), Scheduled, Budget(examples=128_000)),
+        (("search.wall_seconds=null",), Scheduled, Budget(examples=1_280_000)),
+        (("workload.budget.assumed_epoch=null",), Scheduled, Budget(examples=1_280_000)),
+        # This sampler leaves the horizons alone: the budget is part of the workload.
+        (("sampler=random",), Scheduled, Budget(examples=1_280_000)),
+    ],
+)
+def test_an_assumed_budget_of_a_schedule_ends_in_time(
+    tmp_path, monkeypatch, options, backend, budget
+):
+    monkeypatch.chdir(tmp_path)
+    made_table(tmp_path)
+    assumed = (
+        "workload.table=t.jsonl",
+        "workload.target.value=0.14",
+        "workload.reference.batch_size=64",
+        "workload.budget.steps=1",
+        "workload.budget.examples=1280000",
+        "+workload.budget.assumed_epoch=12800",
+        "search.wall_seconds=250",
+        "mlflow.enabled=false",
+    )
+    composed = compose_checked((*OWN, *assumed, *options))
+    prepared = prepare(composed.options, None, backend=backend(), elapsed=lambda: 50.0)
+    assert prepared.protocol.budget == budget
+    assert prepared.options.budget.budget == budget
+    # The reference's schedule is as long.
+    assert prepared.last_step(64) == budget.examples / 64
+    is_said = any(note.startswith("assumed: ") for note in prepared.notes)
+    assert is_said == (budget.examples == 2 * 12_800)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "is_said"), [(64, False), (32, False), (16, True), (8192, True)]
+)
+def test_a_reference_outside_the_range_is_said(tmp_path, monkeypatch, batch_size, is_said):
+    monkeypatch.chdir(tmp_path)
+    made_table(tmp_path)
+    options = (
+        "workload.table=t.jsonl",
+        "workload.target.value=0.14",
+        "mlflow.enabled=false",
+        "search.batch_size.low=32",
+        "search.batch_size.high=1024",
+        f"scaling.batch_size={batch_size}",
+    )
+    prepared = prepared_study(*OWN, *options, backend=OwnBackend())
+    assert prepared.baseline.batch_size == batch_size
+    said = [note for note in prepared.notes if f"your own batch size, {batch_size}, lies" in note]
+    assert len(said) == is_said
 
 
 class Untestable(OwnBackend):

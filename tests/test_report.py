@@ -17,6 +17,7 @@ from bstune.core.step_time_law import fit_step_time_law
 from bstune.report.answer import answer
 from bstune.report.trust import trust
 from bstune.result import INTERVAL_LEVEL, Gain, GainAtBudget, StepTiming
+from bstune.study import commands
 from bstune.study.analysis.analyse import curve_of
 from bstune.study.analysis.scale_out import step_times
 from bstune.study.analysis.step_times import not_told_apart
@@ -26,6 +27,7 @@ from bstune.study.planning.replicates import Winner
 from bstune.study.report import _next_in_python, missing_in_trials
 from bstune.study.showing.printed import places, show, show_places
 from bstune.system.files import Output
+from bstune.trial.backend import Timed
 
 
 @pytest.mark.parametrize(
@@ -218,6 +220,33 @@ def test_the_command_that_trains_the_winner_is_short(lr, stops, own):
     found = train_command(Winner(make_result(lr=lr, horizon=130), 110.0), TRAIN, prepared)
     kept = "+workload=mine study=s data.root=/d 'storage=${oc.env:STUDIES}'"
     assert found == f"bstune {kept} trial.batch_size=32 {own}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "chosen", "is_said"),
+    [
+        ((), "auto", 1, True),
+        # A command that continues the study has the number from its storage, not from the user.
+        ((), 1, 1, True),
+        (("threads=1",), 1, 1, False),
+        # A single trial has as many by itself.
+        ((), "auto", 4, False),
+        ((), "auto", None, False),
+    ],
+)
+def test_the_command_has_the_threads_that_a_survey_chose(
+    monkeypatch, arguments, given, chosen, is_said
+):
+    monkeypatch.setattr(commands, "processors", lambda: 4)
+    prepared = SimpleNamespace(
+        backend=SimpleNamespace(stops=True, timed=Timed("lean", 0.0, chosen)),
+        space=SimpleNamespace(lr_low=0.0, lr_high=1.0, tunables=()),
+        options=SimpleNamespace(threads=given),
+        goal=None,
+        budget=SimpleNamespace(objective="time"),
+    )
+    found = train_command(Winner(make_result(), 110.0), [*TRAIN, *arguments], prepared)
+    assert found.split().count(f"threads={chosen}") == is_said + len(arguments)
 
 
 @pytest.mark.parametrize(

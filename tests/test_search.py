@@ -125,6 +125,15 @@ def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsy
     )
 
 
+def test_a_study_that_had_no_time_for_a_trial_does_not_end_well(study, tmp_path):
+    late = study(Answers(), "search.trials=2", "search.wall_seconds=100", elapsed=lambda: 130.0)
+    with pytest.raises(StudyError, match="no trial has run"):
+        run(late)
+    # More time continues it, and one trial is enough to end well.
+    again = study(Answers(), "search.trials=2", "search.wall_seconds=900", elapsed=lambda: 10.0)
+    assert run(again)
+
+
 def test_seconds_to_go_count_points_until_the_search_ends(study, monkeypatch):
     """Four points are tried, and the best one runs again."""
     seen = list[tuple[int, bool]]()

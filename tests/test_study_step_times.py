@@ -26,9 +26,8 @@ def surveyed(visits, sizes=(8, 32, 128, 512), scale=1.0):
 def study(step_time, is_timed=True):
     timed = Timed("lean", 0.0, 1) if is_timed else None
     options, _ = resolved("workload=digits", "device=cpu")
-    return SimpleNamespace(
-        options=options, backend=SimpleNamespace(timed=timed, step_time=step_time)
-    )
+    backend = SimpleNamespace(timed=timed, step_time=step_time, device="cpu (1 thread)")
+    return SimpleNamespace(options=options, backend=backend)
 
 
 def trial(number, batch_size, seconds_per_step, measured):
@@ -60,6 +59,19 @@ def test_trials_steps_outweigh_few_visits_and_no_others(visits, expected):
     assert law_of(prepared, done)(64) == step_time_of(prepared, done)(64)
     records = with_common_step_time(prepared, done)
     assert records[1].seconds_per_step == step_time_of(prepared, done)(64)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"), [("cpu (1 thread)", 1.0), ("cpu (2 threads)", 3.0)]
+)
+def test_steps_on_another_number_of_threads_do_not_join(device, expected):
+    """The first survey may have come after them, and have chosen another number."""
+    law = surveyed(1, (8, 512), scale=3.0)
+    done = []
+    for i, size in enumerate((16, 64, 90, 128)):
+        done.append(replace(trial(i, size, law(size), LINE(size)), device=device))
+    found = step_time_of(study(law), done)
+    assert found(64) == pytest.approx(expected * LINE(64), rel=0.15)
 
 
 def test_without_a_survey_the_trials_own_steps_are_all():

@@ -144,6 +144,12 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
         ),
         # It ended before the budget of 300 steps.
         ([replace(CLOSE, steps=299)], TARGET, {"improving": 1, "improving_at_budget": 0}),
+        # Of two schedules of 900 steps one was cut.
+        (
+            [replace(CLOSE, horizon=900), replace(FLAT, steps=900, horizon=900)],
+            TARGET,
+            {"stopped": 2, "cut_schedules": 1, "cut_examples": 64 * 400},
+        ),
         (
             [DIVERGED],
             TARGET,

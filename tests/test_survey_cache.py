@@ -47,6 +47,8 @@ def test_what_a_survey_depends_on(cached, tmp_path):
         "compile=default",
         "hardware.memory.limit=1000000000",
         "workload.data.eval_batch_size=100",
+        # It lies outside the range, and is timed as well.
+        "scaling.batch_size=2",
     )
     assert not cached(found, print)[1]
     assert [option for option in (*same, *other) if cached(found, print, option)[1]] == list(same)

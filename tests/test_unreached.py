@@ -6,8 +6,9 @@ from builders import make_baseline, result_of
 from test_acquisition import inferred
 from toolbox import make_trial
 
-from bstune.core.records import CUT_SHORT, Target
+from bstune.core.records import CUT_SHORT, Budget, Target
 from bstune.report.answer import answer
+from bstune.report.lines.unreached import cause_of
 from bstune.study.analysis.unreached import best_so_far, failures_of
 
 TARGET = Target("val/error", 0.1, "min")
@@ -137,3 +138,23 @@ def test_trials_that_failed_by_themselves_are_counted_with_the_last_error(
         trials.append(make_trial(number, status=status, message=message))
     found = failures_of(trials)
     assert (found and (found.trials, found.message)) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "horizon", "advised"),
+    [
+        # 200 steps of 64 examples of a schedule of 900, and one that came to its end.
+        (200, 900, "budget.examples=12800"),
+        (200, 200, None),
+        (200, None, None),
+    ],
+)
+def test_a_cut_schedule_asks_for_a_budget_that_ends_in_time(steps, horizon, advised):
+    trial = make_trial(
+        0, status="stopped", steps=steps, history=((100, 0.6), (200, 0.5)), horizon=horizon
+    )
+    result = result_of([trial], TARGET, Budget(1, 900 * 64))
+    change = cause_of(result).change
+    if advised is not None:
+        assert advised in change
+    assert result.unreached.cut_schedules == (advised is not None)

@@ -2,15 +2,17 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from builders import resolved
-from toolbox import FAST_SURVEY, make_result, make_survey
+from toolbox import FAST_SURVEY, make_probe_result, make_result, make_survey
 
 from bstune.core.errors import HardwareError
 from bstune.core.step_time import StepTime
 from bstune.hardware import timing
+from bstune.hardware.memory import MemoryModel
 from bstune.hardware.threads import OMP_THREADS, threads_of_torch
 from bstune.hardware.workload_steps import (
     HowTimed,
@@ -235,6 +237,53 @@ def test_a_fit_whose_steps_cannot_be_timed_has_the_threads_of_the_study(monkeypa
     monkeypatch.setattr(timing, "time_trial", ended)
     with threads_of_torch(2):
         assert threads_of_fit(*fit_of_digits("auto", 0.01), 2) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "ends"),
+    [
+        # The range is 32 to 512.
+        ((), {}, (32, 512)),
+        (("scaling.batch_size=8",), {}, (8, 512)),
+        (("scaling.batch_size=1024",), {}, (32, 1024)),
+        # It is not run.
+        (("scaling.batch_size=8", "search.baseline=false"), {}, (32, 512)),
+        # The range's own smallest size fails; its largest does not fit; half of the memory is not
+        # enough for the size; a step of 20 s would not end in time.
+        (("scaling.batch_size=8",), {"smallest": 64}, (64, 512)),
+        (("scaling.batch_size=1024",), {"above": make_probe_result(513, "training")}, (32, 512)),
+        (("scaling.batch_size=1024",), {"model": MemoryModel(500 * 2.0**20, 1.0)}, (32, 512)),
+        (("scaling.batch_size=1024",), {"model": None}, (32, 512)),
+        (("scaling.batch_size=20000",), {}, (32, 512)),
+    ],
+)
+def test_a_reference_outside_the_range_is_timed_where_it_runs(monkeypatch, options, changes, ends):
+    timed = []
+
+    def time_trial(workload, protocol, size, lr, steps):
+        timed.append(size)
+        return (1e-3 * size,) * steps
+
+    monkeypatch.setattr(timing, "time_trial", time_trial)
+    monkeypatch.setattr(timing, "time_bare", lambda *arguments: (0.01,))
+    own = ("search.batch_size.low=32", "search.batch_size.high=512", "hardware.step_time.repeats=1")
+    resolved_options, recipe = resolved("workload=digits", "device=cpu", *own, *options)
+    found = PreflightFindings(32, StepTime(0.0, 1e-3), 4, ())
+    ceiling = replace(make_survey().ceiling, smallest=32, above=None)
+    ceiling = replace(ceiling, at=make_probe_result(512), model=MemoryModel(2.0**20, 1.0))
+    ceiling = replace(ceiling, **changes)
+    _time_ladder(
+        resolved_options,
+        recipe,
+        make_space(resolved_options),
+        make_protocol(resolved_options, recipe),
+        SimpleNamespace(train_examples=100_000),
+        ceiling,
+        torch.device("cpu"),
+        50.0,
+        found,
+    )
+    assert (min(timed), max(timed)) == ends
 
 
 def test_a_device_that_is_lost():

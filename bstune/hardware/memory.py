@@ -110,6 +110,13 @@ class Ceiling:
             return self.predicted
         return self.at.batch_size
 
+    def is_far_below_limit(self, batch_size: int) -> bool:
+        """Whether a batch size takes less than half of the limit by the model, if there is one.
+
+        So far from the limit a line through two probes is good enough.
+        """
+        return self.model is not None and self.model(batch_size) <= FAR_BELOW * self.at.limit
+
     def extended(self, largest: int) -> "Ceiling":
         """Raise the ceiling to ``largest``, or as far towards it as the model says that it fits.
 

@@ -18,7 +18,7 @@ from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
 from bstune.hardware.survey import Survey, measure, usable_sizes
 from bstune.hardware.threads import ThreadChoice
-from bstune.hardware.workload_steps import HowTimed, how_timed
+from bstune.hardware.workload_steps import HowTimed, how_timed, reference_outside
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.system.console import format_seconds, plural, quieten
@@ -257,6 +257,10 @@ def cache_key(
         "versions": dict(versions()),
         "survey": options.hardware.model_dump(exclude={"cache", "enabled", "refresh"}),
     }
+    outside = reference_outside(options, space)
+    if outside is not None:
+        # Its steps are timed beside those of the range.
+        depends["reference"] = outside
     if options.search.workers > 1:
         # Trials that run at once share the memory.
         depends["workers"] = options.search.workers

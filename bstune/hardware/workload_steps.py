@@ -389,6 +389,13 @@ def _time_ladder(
     if largest < ceiling.batch_size:
         notes.append(_untimed_note(largest, _longest_step(step_time, warmup_steps, seconds)))
     sizes = timing.ladder(ceiling.smallest, largest, step_time.rungs, space.multiple)
+    reference = reference_outside(options, space)
+    if reference is not None:
+        longest_step = _longest_step(step_time, warmup_steps, seconds)
+        if _can_be_timed(reference, space, workload, ceiling, longest_step, tried):
+            sizes = tuple(sorted({*sizes, reference}))
+        else:
+            notes.append(f"steps at your own batch size {reference} are not timed but predicted")
     waited = processor_wait_of(device)
     start = time.perf_counter()
     waited_before = waited()
@@ -424,6 +431,40 @@ def _time_ladder(
         )
     share_waited = (waited() - waited_before) / (time.perf_counter() - start)
     return replace(measured, waited=share_waited), (*notes, *overhead_notes)
+
+
+def reference_outside(options: StudyOptions, space: Space) -> int | None:
+    """Give the reference's batch size where it is run but lies outside the range; else None."""
+    batch_size = round(options.scaling.batch_size)
+    if not options.search.baseline or space.low <= batch_size <= space.high:
+        return None
+    return batch_size
+
+
+def _can_be_timed(
+    batch_size: int,
+    space: Space,
+    workload: Workload,
+    ceiling: Ceiling,
+    longest_step: float,
+    tried: PreflightFindings | None,
+) -> bool:
+    """Whether steps at a batch size outside the range run, as far as is known, and end in time.
+
+    ``longest_step``: the seconds that a step may take. The other arguments are those of
+    :func:`_time_ladder`.
+    """
+    if batch_size < space.low:
+        # Where the range's own smallest size fails, a smaller one does, too.
+        return ceiling.smallest == space.low
+    if ceiling.above is not None or not ceiling.is_far_below_limit(batch_size):
+        return False
+    if workload.train_examples and batch_size > workload.train_examples:
+        return False
+    if tried is None:
+        return True
+    in_time = largest_in_time(batch_size, ceiling.smallest, longest_step, tried.step_time)
+    return in_time >= batch_size
 
 
 def _untimed_note(largest: int, step_seconds: float) -> str:

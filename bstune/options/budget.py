@@ -1,5 +1,7 @@
 """``budget``: when a trial gives up."""
 
+from pydantic import Field
+
 from bstune.core.records import Budget
 from bstune.options.values import Positive, PositiveSeconds, Section
 
@@ -16,6 +18,13 @@ class BudgetOptions(Section):
     def budget(self) -> Budget:
         """The budget as trials have it."""
         return Budget(self.steps, self.examples)
+
+
+class WorkloadBudgetOptions(BudgetOptions):
+    """A trial gives up once both its steps and its examples are spent."""
+
+    assumed_epoch: Positive | None = Field(default=None, exclude=True)
+    """Examples of an epoch, where bstune has assumed the budget; null: the user has stated it."""
 
 
 class TrialBudgetOptions(BudgetOptions):

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from bstune.core.records import Target
 from bstune.core.search_space import BUDGET, HALF_LIVES, MODULE
-from bstune.options.budget import BudgetOptions
+from bstune.options.budget import WorkloadBudgetOptions
 from bstune.options.values import (
     Fast,
     Finite,
@@ -157,7 +157,7 @@ class WorkloadOptions(Section):
     """The batch size and learning rate that its user runs today."""
     batch_size: BatchSizeRange
     """The batch sizes that are worth a try."""
-    budget: BudgetOptions
+    budget: WorkloadBudgetOptions
     """When a trial gives up."""
     target: TargetOptions
     """What a trial is to reach."""

@@ -83,6 +83,10 @@ class Unreached(Part, frozen=True):
     """Stopped trials that still improved over the last half of their steps."""
     improving_at_budget: Count = 0
     """Improving trials that had spent their budget."""
+    cut_schedules: Count = 0
+    """Stopped trials whose schedule, which ends with its trial, had not ended."""
+    cut_examples: Count = 0
+    """The most examples that one of these has trained on."""
     budget_steps: Count | None = None
     """``budget.steps`` of a trial. Not None where ``stopped`` is known."""
     budget_examples: Count | None = None

@@ -16,6 +16,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.metric_names import mode_of, parse_target
 from bstune.core.records import Budget, Target
 from bstune.study.given import Data, GivenObjects, Module, middles_of
+from bstune.study.planning.assumed_budget import SCHEDULE_SHARE_IN_WORDS
 from bstune.study.planning.plan import QUICK_SECONDS
 from bstune.system.console import format_count, format_seconds
 from bstune.trial.backend import refuse_finders
@@ -159,11 +160,13 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     budget = stated.budget
     wall_seconds: float | None = None
     budget_seconds: float | None = None
+    assumed_epoch: int | None = None
     if budget is None:
         assumed = _assume_budget(project, stated, batch_size, lines)
         budget = assumed.budget
         wall_seconds = assumed.wall_seconds
         budget_seconds = assumed.budget_seconds
+        assumed_epoch = assumed.epoch
     target = _target(stated.target)
     if target is None:
         trial = _any_trial(batch_size, reference[1], budget.last_step(batch_size), stated.tunable)
@@ -171,7 +174,10 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     with_own_trainer = replace(stated, trainer=project.trainer)
     given = _given_objects(with_own_trainer, target, sizes, reference, budget)
     return Completed(
-        given=given, wall_seconds=wall_seconds, lines=tuple(lines), budget_seconds=budget_seconds
+        given=replace(given, assumed_epoch=assumed_epoch),
+        wall_seconds=wall_seconds,
+        lines=tuple(lines),
+        budget_seconds=budget_seconds,
     )
 
 
@@ -252,6 +258,8 @@ class _AssumedBudget:
     """``search.wall_seconds``; None where the study's time is not assumed."""
     budget_seconds: float | None
     """``budget.seconds``; None where a trial's budget is not one of seconds."""
+    epoch: int | None
+    """Examples of an epoch; None where the user has stated how long a trial is."""
 
 
 def _assume_budget(
@@ -280,11 +288,19 @@ def _assume_budget(
             "options=['budget.seconds=SECONDS'] sets others"
         )
     elif lacks_budget:
+        limit = ""
+        if lacks_length:
+            limit = f"; a schedule that ends with its trial has {SCHEDULE_SHARE_IN_WORDS} at most"
         lines.append(
             f"budget=bstune.Budget(examples={length.examples}), after which a trial gives up: "
-            f"{length.why}"
+            f"{length.why}{limit}"
         )
-    return _AssumedBudget(Budget(examples=length.examples), wall_seconds, budget_seconds)
+    return _AssumedBudget(
+        budget=Budget(examples=length.examples),
+        wall_seconds=wall_seconds,
+        budget_seconds=budget_seconds,
+        epoch=project.examples if lacks_length else None,
+    )
 
 
 def _assume_target(project: "_Project", stated: Stated, trial: Trial, lines: list[str]) -> Target:

@@ -115,7 +115,7 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
         of_trial += _limited_to(prepared.last_step(trial.batch_size))
     elif not prepared.backend.stops and horizon is not None:
         of_trial += _limited_to(horizon)
-    of_trial += _threads_option(prepared)
+    of_trial += _threads_option(prepared, of_study)
     tunables = {tunable.name: tunable for tunable in space.tunables}
     values = dict[str, float]()
     for name, value in trial.hyperparameters.items():
@@ -126,13 +126,15 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
     return shlex.join(["bstune", *of_study, *of_trial])
 
 
-def _threads_option(prepared: PreparedStudy) -> list[str]:
+def _threads_option(prepared: PreparedStudy, arguments: Sequence[str]) -> list[str]:
     """Give the option ``threads=N`` that sets the number of threads a survey chose.
 
-    It is empty where a single trial has as many by itself, and where no survey chose them.
+    It is empty where a single trial has as many by itself, where no survey chose them, and where
+    the study's ``arguments`` have it.
     """
     timed = prepared.backend.timed
-    if timed is None or timed.threads is None or prepared.options.threads != "auto":
+    is_given = any(argument.startswith("threads=") for argument in arguments)
+    if timed is None or timed.threads is None or is_given:
         return []
     if timed.threads == processors():
         return []

@@ -1,17 +1,17 @@
 """What is refused before torch is imported, which takes 5 to 30 s.
 
-A device that is not there, an output folder that cannot be used, and data that are missing and
-cannot be downloaded.
+A device that is not there, an output folder that cannot be used, options that the study did not
+begin with, and data that are missing and cannot be downloaded.
 """
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bstune.core.errors import ConfigError
-from bstune.options import StudyOptions, TrainedWorkload
+from bstune.options import StudyOptions, TrainedWorkload, flat_settings
 from bstune.system.files import Identity, Output, check_owner, check_writable
 from bstune.system.watchdog import waiting_for, watching
 
@@ -19,6 +19,8 @@ from bstune.system.watchdog import waiting_for, watching
 DATASETS = "bstune.workloads.datasets"
 # A node's root that is the study's.
 ROOT = "${data.root}"
+# The sections whose options a study must not change: one that is left out has changed, too.
+OPTION_SECTIONS = ("workload.", "scaling.", "prior.", "protocol.", "trainer.", "search.")
 
 
 def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
@@ -28,7 +30,8 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
 
     Raises:
         ConfigError: for a CUDA device where torch was built without CUDA.
-        StudyError: for an output folder that cannot be written, or is another study's.
+        StudyError: for an output folder that cannot be written, or is another study's; for options
+            with which the study did not begin.
         DataError: for data that are missing and cannot be downloaded.
     """
     device = options.device
@@ -38,6 +41,7 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
             f"device={device}, but this torch is built without CUDA: use device=auto or device=cpu"
         )
     check_output(options)
+    check_unchanged(options)
     if not isinstance(options.workload, TrainedWorkload):
         return
     for loader, root in known_loaders(options.workload.data):
@@ -58,6 +62,59 @@ def check_output(options: StudyOptions) -> None:
     # A single trial's folder is checked as the trial begins.
     if options.trial.batch_size is None:
         check_owner(output, Identity.of(options.study, options.storage))
+
+
+def check_unchanged(options: StudyOptions) -> None:
+    """Refuse options that a study which has begun must not change, before anything is measured.
+
+    What this machine and the workload's code add to them is compared once the study is opened.
+
+    Raises:
+        StudyError: where an option or the output folder is another one, and where the storage does
+            not answer.
+    """
+    # A single trial is none of the study's.
+    if options.trial.batch_size is not None:
+        return
+    # These import Optuna, which other checks need not wait for.
+    from bstune.study.storage.opening import (
+        begun_study,
+        check_same_output,
+        refuse_changes,
+        settings_of,
+    )
+
+    study = begun_study(options.study, options.storage)
+    if study is None:
+        return
+    began = settings_of(study)
+    now = {**flat_settings(options), **_stated_machine(options, began)}
+    compared: dict[str, object] = {}
+    for key, value in began.items():
+        if key in now or key.startswith(OPTION_SECTIONS):
+            compared[key] = value
+    refuse_changes(study, compared, now)
+    check_same_output(study, Path(options.output).absolute())
+
+
+def _stated_machine(options: StudyOptions, began: Mapping[str, object]) -> dict[str, object]:
+    """Give the options of the machine that state a value, among the settings that a study has.
+
+    What they leave to this machine is not known yet.
+    """
+    # It imports Optuna.
+    from bstune.study.storage.attributes import THREADS_ARE_OPEN
+
+    stated: dict[str, object] = {}
+    if "compile" in began:
+        stated["compile"] = options.compile
+    if "precision" in began and options.precision != "auto":
+        stated["precision"] = options.precision
+    # None: the study trains on CUDA, or on several devices.
+    are_chosen = began.get("threads") is not None and not began.get(THREADS_ARE_OPEN)
+    if are_chosen and options.threads != "auto":
+        stated["threads"] = options.threads
+    return stated
 
 
 def is_built_without_cuda() -> bool:

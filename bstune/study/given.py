@@ -40,6 +40,7 @@ class GivenObjects:
         seed: of the study.
         overrides_lr: whether bstune sets the rate in the module's optimizers. Then the module need
             not take one.
+        assumed_epoch: examples of an epoch, where the budget was assumed; None: it was given.
     """
 
     target: Target
@@ -52,6 +53,7 @@ class GivenObjects:
     tunable: Mapping[str, Any] | None = None
     seed: int | None = None
     overrides_lr: bool = False
+    assumed_epoch: int | None = None
 
     def __post_init__(self) -> None:
         _check_kind("target", self.target, Target)
@@ -98,7 +100,11 @@ def given_study(given: GivenObjects) -> tuple[Node, PythonRecipe | None]:
         "name": module_name,
         "reference": {"batch_size": batch_size, "lr": lr},
         "batch_size": {"low": low, "high": high},
-        "budget": {"steps": given.budget.steps, "examples": given.budget.examples},
+        "budget": {
+            "steps": given.budget.steps,
+            "examples": given.budget.examples,
+            "assumed_epoch": given.assumed_epoch,
+        },
         "target": {
             "metric": given.target.metric,
             "value": target_value,

@@ -1,6 +1,7 @@
 """Everything that can be wrong with a study, found before anything is written."""
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,15 +19,16 @@ from bstune.core.step_time import seconds_between
 from bstune.options import StudyOptions, flat_settings, shown, with_option
 from bstune.recipe import Recipe
 from bstune.study.early_checks import check_output
-from bstune.study.planning.baseline import Baseline, baseline_of
+from bstune.study.planning.assumed_budget import SecondsLeft, budget_in_time
+from bstune.study.planning.baseline import Baseline, baseline_of, text_on_outside
 from bstune.study.planning.duration import advice_on_time
 from bstune.study.planning.plan import QUICK_SECONDS, SearchBudget, max_seconds
-from bstune.study.storage.attributes import ARGUMENTS
+from bstune.study.storage.attributes import ARGUMENTS, THREADS_ARE_OPEN
 from bstune.study.storage.connection import check_storage
-from bstune.study.storage.opening import stored_budget_times, stored_setting
+from bstune.study.storage.opening import stored_budget_times, stored_settings
 from bstune.study.storage.samplers import build_sampler
 from bstune.study.training import Training, TrainingHere, TrainingProcess, TriedBackend
-from bstune.system.console import format_seconds, plural
+from bstune.system.console import format_number, format_seconds, plural
 from bstune.system.failures import cause
 from bstune.system.files import Output
 from bstune.system.secrets import redact_values
@@ -293,6 +295,10 @@ def prepare(
     backend = runs.backend
     notes += runs.notes
     backend.check(runs.space, trial)
+    options, budget_note = _with_budget_in_time(options, backend, trial, elapsed)
+    if budget_note is not None:
+        protocol = replace(protocol, budget=options.budget.budget)
+        notes.append(budget_note)
     if backend.validates_on_test:
         notes.append(ON_TEST_NOTE)
     notes += backend.notes
@@ -302,6 +308,11 @@ def prepare(
         baseline, too_large = baseline_of(options, runs.space, _largest_size(backend, runs.survey))
         if too_large is not None:
             notes.append(too_large)
+    if baseline is not None:
+        asked_sizes = options.search.batch_size
+        outside = text_on_outside(baseline, asked_sizes.low, asked_sizes.high)
+        if outside is not None:
+            notes.append(outside)
     is_for_target = options.search.objective != "loss"
     if is_for_target and protocol.target.is_open and baseline is None:
         raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, too_large)))
@@ -314,7 +325,7 @@ def prepare(
         backend=backend,
         files=files,
         trial=trial,
-        frozen_settings=redact_values({**flat_settings(options), **backend.frozen_settings}),
+        frozen_settings=_frozen_settings(options, runs, asked.threads_are_open),
         survey=runs.survey,
         open_processes=runs.open_runner,
         training=runs.training,
@@ -336,6 +347,8 @@ class _Resolved:
     protocol: TrialProtocol
     # What runs the trials in place of training; None: they are trained.
     backend: TrialBackend | None
+    # Whether nobody has chosen torch's threads yet.
+    threads_are_open: bool = False
 
 
 def _resolved(
@@ -350,10 +363,14 @@ def _resolved(
         # torch and lightning take 4 s to import, and a replayed study needs neither.
         from bstune.trial.workload import checked_protocol, resolve
 
-        options = _with_stored_threads(options)
+        options, threads_are_open = _with_stored_threads(options)
         options, recipe = resolve(options, recipe)
         return _Resolved(
-            options=options, recipe=recipe, protocol=checked_protocol(options, recipe), backend=None
+            options=options,
+            recipe=recipe,
+            protocol=checked_protocol(options, recipe),
+            backend=None,
+            threads_are_open=threads_are_open,
         )
     if options.devices > 1:
         raise ConfigError(
@@ -395,6 +412,50 @@ def _steps_at_budget(
     if budget.examples > 1:
         return math.ceil(budget.examples / batch_size)
     return budget.steps
+
+
+def _with_budget_in_time(
+    options: StudyOptions,
+    backend: TrialBackend,
+    trial: TrialSpec | None,
+    elapsed: Callable[[], float],
+) -> tuple[StudyOptions, str | None]:
+    """Shorten a trial's budget that bstune has assumed, and give the plan's note on it.
+
+    A schedule that ends with its trial is as long as the budget. One that the study's time cuts
+    tells nothing, so it gets a part of that time. The budget stays where the user has stated it, or
+    where no schedule ends with it; and for a sampler that leaves the horizons alone, as there the
+    budget is part of the workload.
+    """
+    stated = options.workload.budget
+    epoch = stated.assumed_epoch
+    is_for_target = options.search.objective != "loss"
+    if epoch is None or options.budget.budget != stated.budget or not is_for_target:
+        return options, None
+    if trial is not None or not backend.horizon or not chooses_horizons(options):
+        return options, None
+    batch_size = round(options.scaling.batch_size)
+    wall_left: float | None = None
+    if options.search.wall_seconds is not None:
+        wall_left = options.search.wall_seconds - elapsed()
+    left = SecondsLeft(
+        training=options.search.seconds,
+        wall=wall_left,
+        wall_per_training=1.0 + backend.evaluation_share,
+    )
+    shortened = budget_in_time(
+        stated.budget, epoch, batch_size, backend.step_time(batch_size), left
+    )
+    if shortened == stated.budget:
+        return options, None
+    options = with_option(options, "budget.steps", shortened.steps)
+    options = with_option(options, "budget.examples", shortened.examples)
+    epochs = format_number(shortened.examples / epoch, 2)
+    return options, (
+        f"assumed: budget.examples={shortened.examples}, {epochs} epochs in place of "
+        f"{format_number(stated.examples / epoch, 2)}, as the schedule ends with its trial and the "
+        "study's time would cut a longer one; budget.examples=N sets another"
+    )
 
 
 def _with_single_budget(options: StudyOptions, recipe: Recipe | None) -> StudyOptions:
@@ -495,15 +556,44 @@ def _why_no_own_run(
     return too_large
 
 
-def _with_stored_threads(options: StudyOptions) -> StudyOptions:
-    """Set ``threads`` to the number that the study began with, where the options leave it open."""
+def _with_stored_threads(options: StudyOptions) -> tuple[StudyOptions, bool]:
+    """Set ``threads`` to the number that the study has, where the options leave it open.
+
+    Give the options, and whether nobody has chosen the number so far: neither the user nor a
+    timing. A survey of this run then chooses it, where there is one.
+    """
+    # torch takes seconds to import.
+    from bstune.hardware.threads import OMP_THREADS
+
     # A single trial is none of the study's.
     if options.threads != "auto" or _single_trial(options) is not None:
-        return options
-    threads = stored_setting(options.study, options.storage, "threads")
+        return options, False
+    stored = stored_settings(options.study, options.storage)
+    threads = stored.get("threads")
     if not isinstance(threads, int):
-        return options
-    return with_option(options, "threads", threads)
+        # The user's environment chooses it, too.
+        return options, OMP_THREADS not in os.environ
+    are_open = stored.get(THREADS_ARE_OPEN) is True
+    if are_open and _is_surveyed(options, trial=None):
+        return options, True
+    return with_option(options, "threads", threads), are_open
+
+
+def _frozen_settings(
+    options: StudyOptions, runs: "_PreparedRuns", threads_are_open: bool
+) -> Mapping[str, Any]:
+    """Collect the settings that must not change while a study goes on, without secrets.
+
+    ``threads_are_open``: whether nobody had chosen torch's threads before this run's survey.
+    """
+    of_backend = runs.backend.frozen_settings
+    settings = {**flat_settings(options), **of_backend}
+    are_chosen = runs.survey is not None and runs.survey.threads is not None
+    # None: training is not on a CPU, or several processes share its threads.
+    if threads_are_open and not are_chosen and of_backend.get("threads") is not None:
+        settings[THREADS_ARE_OPEN] = True
+    settings_without_secrets: Mapping[str, Any] = redact_values(settings)
+    return settings_without_secrets
 
 
 def _single_trial(options: StudyOptions) -> TrialSpec | None:

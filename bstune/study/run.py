@@ -22,13 +22,14 @@ from bstune.core.records import TrialResult, TrialSpec
 from bstune.options import GivenOptions, StudyOptions
 from bstune.recipe import Recipe
 from bstune.study.analysis.critical import ended_where_met
+from bstune.study.early_checks import check_unchanged
 from bstune.study.folder_config import text_of_options
 from bstune.study.own_target import goal_of, stored_goal, with_goal
 from bstune.study.planning.plan_text import plan_text
 from bstune.study.prepare import PreparedStudy, prepare
 from bstune.study.report import Findings, report_study
 from bstune.study.search import Paused, Search, run_through
-from bstune.study.searching.finished_trial import check_baseline
+from bstune.study.searching.finished_trial import check_any_trial, check_baseline
 from bstune.study.showing.live_page import LivePage
 from bstune.study.showing.progress import Progress, lines_while_waiting, trial_line
 from bstune.study.storage.attributes import (
@@ -123,6 +124,9 @@ def run(
         The study's findings, or the record of the one trial.
     """
     interruption.enter(Stage.PREPARATION)
+    # A replayed study is opened within a second, which refuses them as well.
+    if recipe is not None:
+        check_unchanged(options)
     # A dumb terminal shows no live line, and gets plain ones.
     if console.is_interactive:
         with console.status("preparing") as status:
@@ -226,6 +230,7 @@ def paused_study(
                 prepared, study, tracking, end, arguments, console, search.sampled, missing
             )
     check_baseline(findings.result, search.failed_baseline)
+    check_any_trial(findings.result)
     return findings
 
 

@@ -7,6 +7,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from bstune.config import Composed, compose_given
+from bstune.core.clock import stopwatch
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.option_names import ARGUMENT_OPTIONS
 from bstune.core.records import Budget, Target, TrialResult
@@ -70,7 +72,8 @@ class Study:
         reference: a batch size and a learning rate that go together: where the search begins; None:
             the batch size of the data and the rate that the module's class has as a default.
         budget: after which a trial gives up; None: the Trainer's own length, or two minutes of the
-            whole study. What is taken for granted is printed, a line each.
+            whole study, of which a schedule that ends with its trial gets a quarter. What is taken
+            for granted is printed, a line each.
         trainer: further arguments of the Lightning Trainer; ``max_epochs`` and ``max_steps`` in
             place of ``budget``.
         tunable: further hyper-parameters to search, by name: ``(low, high)``, or a dict of ``low``,
@@ -105,6 +108,8 @@ class Study:
     arguments: tuple[str, ...] | None
     # Values that were taken from the project because no argument gave them, a line each.
     assumptions: tuple[str, ...] = ()
+    # Seconds that it took to read module and data, which count as wall time of the first run.
+    _seconds_before: float = 0.0
 
     @without_own_frames
     def __init__(
@@ -135,6 +140,7 @@ class Study:
         options: Sequence[str] = (),
     ) -> None:
         arguments = dict(locals())
+        elapsed = stopwatch()
         # torch and Lightning take seconds to import, and a study that replays needs neither.
         from bstune.study.assumed import Stated, complete
         from bstune.trial.own_project.own_values import are_timed
@@ -179,6 +185,7 @@ class Study:
             self.recipe = recipe
             if recipe is not None:
                 self.options = _fitted_to_pickling(self.options, recipe, chosen)
+        self._seconds_before = elapsed()
 
     @classmethod
     def from_composed(cls, composed: Composed, arguments: Sequence[str] | None) -> "Study":
@@ -249,13 +256,21 @@ class Study:
             name_user(os.environ)
             quieten()
             with users_errors(), os_exit_answered():
-                findings = self.run_on(plain_console())
+                findings = self.run_on(plain_console(), self._started())
         if isinstance(findings, TrialResult):
             raise ConfigError(
                 "trial.batch_size and trial.lr ask for one trial, which has no study's result: "
                 "leave them out, or use the command line"
             )
         return Result.from_findings(findings, self.recipe)
+
+    def _started(self, now: Callable[[], float] = time.monotonic) -> Callable[[], float]:
+        """Start a run; give a function of the seconds that the study's making and the run took."""
+        before = self._seconds_before
+        # A second run of the same object is not made again.
+        self._seconds_before = 0.0
+        since = stopwatch(now)
+        return lambda: before + since()
 
     def __iter__(self) -> "Iterator[LoopTrial]":
         """Search, or go on with it: the body of your loop trains each trial.

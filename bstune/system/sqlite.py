@@ -36,9 +36,7 @@ def foreign_tables(
     Raises:
         sqlite3.Error: if the file is no database, or is locked.
     """
-    # mode=rw: what a killed process left of a transaction is rolled back, and no file is made.
-    uri = f"{path.absolute().as_uri()}?mode=rw"
-    with closing(sqlite3.connect(uri, uri=True, timeout=seconds)) as connection:
+    with closing(_opened(path, seconds)) as connection:
         tables = {str(row[0]) for row in connection.execute(NAMES_QUERY)}
         own_tables = set[str]()
         for table in tables:
@@ -49,3 +47,20 @@ def foreign_tables(
     if own_tables.issuperset(required):
         return []
     return sorted(tables - own_tables)
+
+
+def has_table(path: Path, name: str, seconds: float = LOCKED_SECONDS) -> bool:
+    """Whether a database has a table of that name. The arguments are those of :func:`foreign_tables`.
+
+    Raises:
+        sqlite3.Error: if the file is no database, or is locked.
+    """
+    with closing(_opened(path, seconds)) as connection:
+        return any(row[0] == name for row in connection.execute(NAMES_QUERY))
+
+
+def _opened(path: Path, seconds: float) -> sqlite3.Connection:
+    """Open a database that is there; the arguments are those of :func:`foreign_tables`."""
+    # mode=rw: what a killed process left of a transaction is rolled back, and no file is made.
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    return sqlite3.connect(uri, uri=True, timeout=seconds)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bstune.core.records import CUT_SHORT
-from bstune.result import Failures, StudyResult, Unreached
+from bstune.result import Failures, SearchPlan, StudyResult, Unreached
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
 NOTHING_REACHED = "nothing that was tried reached the target"
@@ -113,12 +113,32 @@ def cause_of(result: StudyResult) -> Cause:
     return _cause_of_stops(unreached, unreached.stopped, result)
 
 
+def _cause_of_cuts(unreached: Unreached, stopped: str, search: SearchPlan) -> Cause:
+    """Word the cause where the study's time cut most trials before their schedule's end.
+
+    ``stopped``: the number of stopped trials, in words.
+    """
+    why = f"{unreached.cut_schedules} of {stopped} ended before the schedule did"
+    examples = max(1, unreached.cut_examples)
+    budget = f"budget.examples={examples}"
+    # A trial ends once its steps are spent, too.
+    if unreached.budget_steps is not None and unreached.budget_steps > 1:
+        budget = f"budget.steps=1 {budget}"
+    change = f"a budget whose schedule ends in time, such as {budget}"
+    if search.limit is not None:
+        change += f", or a much larger {search.limit}"
+    return Cause(why, change)
+
+
 def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Cause:
     """Find why stopped trials did not reach the target, by how many of them still improved.
 
     ``count``: how many trials were stopped.
     """
     stopped = plural(count, "stopped trial")
+    # A rate that had not fallen tells nothing of what the schedule comes to.
+    if 2 * unreached.cut_schedules >= count:
+        return _cause_of_cuts(unreached, stopped, result.search)
     improving = unreached.improving
     # Most no longer improved: more steps would not bring them to the target.
     if 2 * improving < count:

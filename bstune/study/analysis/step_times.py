@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from bstune.core.records import TrialResult
 from bstune.core.step_time_law import StepTimeLaw, law_of_trials
-from bstune.core.step_timings import own_steps, with_step_time
+from bstune.core.step_timings import OwnSteps, own_steps, with_step_time
 from bstune.options import ReplayedWorkload
 from bstune.result import INTERVAL_QUANTILE, StepTiming
 from bstune.study.planning.replicates import Winner, summary_of_runs
@@ -19,6 +19,23 @@ from bstune.study.prepare import PreparedStudy
 # From this standard deviation of the log of two batch sizes' ratio of seconds on, timing blurs
 # which of them is faster.
 BLURRED = 0.1
+# How the name of a CPU's device begins, before its number of threads.
+CPU = "cpu ("
+
+
+def _own_steps(prepared: PreparedStudy, done: Sequence[TrialResult]) -> list[OwnSteps]:
+    """Collect the trials' own seconds of a step, of those that had as many of torch's threads.
+
+    A study's first trials may have run on another number, before a survey chose one.
+    """
+    device = prepared.backend.device
+    is_cpu = device.startswith(CPU)
+    comparable = list[TrialResult]()
+    for trial in done:
+        if is_cpu and trial.device.startswith(CPU) and trial.device != device:
+            continue
+        comparable.append(trial)
+    return own_steps(comparable)
 
 
 def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
@@ -29,7 +46,7 @@ def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTime
     """
     if isinstance(prepared.options.workload, ReplayedWorkload):
         return None
-    own = own_steps(done)
+    own = _own_steps(prepared, done)
     if prepared.backend.timed is None:
         return law_of_trials([(steps.batch_size, steps.seconds) for steps in own])
     surveyed = prepared.backend.step_time
@@ -62,7 +79,7 @@ def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw 
     # A table's, or a loop's of the user's, has no error.
     if not isinstance(timed_before, StepTimeLaw):
         return common_law(prepared, done)
-    return timed_before.widened_by_trials(own_steps(done))
+    return timed_before.widened_by_trials(_own_steps(prepared, done))
 
 
 def step_time_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> Callable[[float], float]:
@@ -73,7 +90,7 @@ def step_time_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> Callab
     surveyed = prepared.backend.step_time
     if not isinstance(surveyed, StepTimeLaw):
         return surveyed
-    return surveyed.joined_with(own_steps(done))
+    return surveyed.joined_with(_own_steps(prepared, done))
 
 
 def timing_of(

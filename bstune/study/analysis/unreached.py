@@ -42,9 +42,9 @@ def unreached_because(
 ) -> Unreached | None:
     """Collect what tells why no trial reached the target; None if one did, or none has run.
 
-    It counts the stopped trials, those that still improved over the last half of their steps, and
-    those of these that had spent their budget. ``easier`` is a target that the closest trial would
-    have met.
+    It counts the stopped trials, those that still improved over the last half of their steps, those
+    of these that had spent their budget, and those whose schedule was cut. ``easier`` is a target
+    that the closest trial would have met.
 
     Args:
         trials: all parts of all trials.
@@ -74,10 +74,15 @@ def unreached_because(
     stopped = 0
     improving = 0
     improving_at_budget = 0
+    cut_schedules = 0
+    cut_examples = 0
     for trial in last_parts:
         if trial.status != "stopped":
             continue
         stopped += 1
+        if trial.horizon is not None and trial.steps < trial.horizon:
+            cut_schedules += 1
+            cut_examples = max(cut_examples, trial.steps * trial.batch_size)
         if _improves(trial, target):
             improving += 1
             improving_at_budget += trial.steps >= budget.last_step(trial.batch_size)
@@ -92,6 +97,8 @@ def unreached_because(
         stopped=stopped,
         improving=improving,
         improving_at_budget=improving_at_budget,
+        cut_schedules=cut_schedules,
+        cut_examples=cut_examples,
         budget_steps=budget.steps,
         budget_examples=budget.examples,
         smallest_diverged_lr=min(diverged, default=None),

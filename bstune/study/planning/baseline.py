@@ -76,6 +76,20 @@ def baseline_of(
     return Baseline(batch_size, options.scaling.lr, values), None
 
 
+def text_on_outside(baseline: Baseline, low: int, high: int) -> str | None:
+    """Say that the baseline's batch size lies outside the range; None where it lies within.
+
+    ``low``, ``high``: the smallest and the largest batch size that were asked for.
+    """
+    if low <= baseline.batch_size <= high:
+        return None
+    return (
+        f"your own batch size, {baseline.batch_size}, lies outside {low} to {high}, which is "
+        "searched: it is run all the same, as what others are compared with "
+        "(search.baseline=false leaves it out)"
+    )
+
+
 def _own_value(options: StudyOptions, tunable: Tunable) -> int | float:
     """Give the value that the config itself has of a tunable.
 

@@ -128,3 +128,12 @@ def check_baseline(result: StudyResult, failed: Finished | None) -> None:
         f"your own configuration failed with {failed.result().message}\n{failed.frames}"
         "the finished trials are stored: mend it, and the same command continues the study"
     ) from failed.cause
+
+
+def check_any_trial(result: StudyResult) -> None:
+    """Raise StudyError at the end of a study in which no trial has run, as no time was left for one.
+
+    ``result``: of the study, which has been shown.
+    """
+    if result.trials == 0:
+        raise StudyError(f"no trial has run: {result.stop_reason}")

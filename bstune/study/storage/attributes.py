@@ -12,6 +12,9 @@ from bstune.study.planning import wall
 FORMAT_VERSION = 4
 FORMAT = "bstune:format"
 FROZEN_SETTINGS = "bstune:settings"
+# The frozen setting that is true where nobody has chosen torch's threads: neither the user nor a
+# timing. Other studies lack it.
+THREADS_ARE_OPEN = "threads_are_open"
 STUDY_ID = "bstune:study_id"
 # The folder of the study's files.
 OUTPUT = "bstune:output"

@@ -20,7 +20,7 @@ from bstune.core.errors import StudyError
 from bstune.study.storage.patience import STORAGE_ERRORS, StorageGoneError, patient, reason_of
 from bstune.system.files import check_writable
 from bstune.system.secrets import redact_values
-from bstune.system.sqlite import foreign_tables
+from bstune.system.sqlite import foreign_tables, has_table
 
 # Seconds that a server may take to let a client in.
 CONNECT_SECONDS = 5
@@ -162,6 +162,23 @@ def _check_tables(path: Path, url: str) -> None:
             "and bstune adds nothing to it: choose another file, such as "
             "storage=sqlite:///studies.db"
         )
+
+
+def has_studies(url: str) -> bool:
+    """Whether a database may hold studies: not where its file is missing, or without tables.
+
+    Nothing is written. A server's database is not looked at.
+
+    Raises:
+        StudyError: where the file is no database, or is locked for long.
+    """
+    path = database_file(url)
+    if path is None:
+        return True
+    try:
+        return path.exists() and has_table(path, "studies", CONNECT_SECONDS)
+    except sqlite3.Error as error:
+        raise StudyError(f"the storage does not answer: storage={url}: {error}") from error
 
 
 def primary_keys(tables: MetaData) -> dict[str, set[str]]:

@@ -29,6 +29,7 @@ from bstune.study.storage.attributes import (
     OUTPUT,
     STUDY_ATTRIBUTES,
     STUDY_ID,
+    THREADS_ARE_OPEN,
     TRIAL_ATTRIBUTES,
 )
 from bstune.study.storage.connection import (
@@ -37,6 +38,7 @@ from bstune.study.storage.connection import (
     check_storage,
     connect,
     database_file,
+    has_studies,
 )
 from bstune.study.storage.patience import patient
 from bstune.study.storage.trials import is_asked, read_trials, record_of, spec_of
@@ -45,6 +47,8 @@ from bstune.system.secrets import redact_values
 
 # The keys of the study's attributes begin so.
 OWN_PREFIX = "bstune:"
+# The frozen settings that follow from torch's number of threads; the device's name has it.
+OF_THREADS = ("threads", "device", THREADS_ARE_OPEN)
 
 
 def open_study(
@@ -85,7 +89,11 @@ def open_study(
         study, is_new = _create_or_load(connect(url), name, objective, made, maximizes)
         if not is_new:
             _check_continued(study, frozen_settings)
-            _check_output(study, output)
+            _decide_threads(study, frozen_settings, device)
+            check_same_output(study, output)
+            # The folder was moved.
+            if study.user_attrs[OUTPUT] != str(output):
+                study.set_user_attr(OUTPUT, str(output))
     return study
 
 
@@ -129,13 +137,18 @@ def _is_left_incomplete(study: optuna.Study) -> bool:
     """
     # One look after the last wait: the other process may have come to its end in it.
     for wait in (*RACE_SECONDS, 0.0):
-        attributes = study.user_attrs
-        has_trials = bool(study.get_trials(deepcopy=False))
-        is_foreign = any(not key.startswith(OWN_PREFIX) for key in attributes)
-        if FROZEN_SETTINGS in attributes or has_trials or is_foreign:
+        if not _may_be_in_the_making(study):
             return False
         time.sleep(wait)
     return True
+
+
+def _may_be_in_the_making(study: optuna.Study) -> bool:
+    """Whether a study has nothing yet but what bstune stores before its frozen settings."""
+    attributes = study.user_attrs
+    has_trials = bool(study.get_trials(deepcopy=False))
+    is_foreign = any(not key.startswith(OWN_PREFIX) for key in attributes)
+    return FROZEN_SETTINGS not in attributes and not has_trials and not is_foreign
 
 
 def find_study(name: str, url: str) -> optuna.Study:
@@ -160,13 +173,35 @@ def find_study(name: str, url: str) -> optuna.Study:
         return study
 
 
-def stored_setting(name: str, url: str, key: str) -> object:
-    """Read a frozen setting of a study; None where there is no study that can be read."""
-    try:
-        study = find_study(name, url)
-        return _settings_of(study).get(key)
-    except StudyError:
+def begun_study(name: str, url: str) -> optuna.Study | None:
+    """Load a study that has begun; None where there is none, or it is still in the making.
+
+    Nothing is written: neither a SQLite database's file, nor Optuna's tables in one without.
+
+    Raises:
+        StudyError: where the storage does not answer, or the study is not one of this version.
+    """
+    check_storage(url)
+    # Connecting would make the file, and the tables.
+    if not has_studies(url):
         return None
+    with answering(url):
+        storage = connect(url)
+        if name not in patient(optuna.get_all_study_names)(storage):
+            return None
+        study = patient(optuna.load_study)(study_name=name, storage=storage)
+        if patient(_may_be_in_the_making)(study):
+            return None
+        _check_format(study)
+        return study
+
+
+def stored_settings(name: str, url: str) -> Mapping[str, object]:
+    """Read the frozen settings of a study; empty where there is no study that can be read."""
+    try:
+        return settings_of(find_study(name, url))
+    except StudyError:
+        return {}
 
 
 def stored_budget_times(name: str, url: str) -> tuple[tuple[int, float], ...] | None:
@@ -191,10 +226,19 @@ def budget_times_of(study: optuna.Study) -> tuple[tuple[int, float], ...] | None
     return tuple((int(batch_size), float(seconds)) for batch_size, seconds in pairs)
 
 
+def settings_of(study: optuna.Study) -> dict[str, object]:
+    """Read the frozen settings that a study began with."""
+    what = f"the attribute {FROZEN_SETTINGS} of the study {study.study_name!r}"
+    settings = parse_json(study.user_attrs[FROZEN_SETTINGS], what)
+    if not isinstance(settings, dict):
+        raise StudyError(f"{what} holds no settings: begin another one with study=NAME")
+    return settings
+
+
 def check_joined(study: optuna.Study, frozen_settings: Mapping[str, object]) -> None:
     """Refuse a worker whose settings are not the study's; its device may be another one."""
     # On another device a worker's trials give steps only, which all devices have in common.
-    began = _settings_of(study)
+    began = settings_of(study)
     _check_continued(study, {**frozen_settings, "device": began.get("device")})
 
 
@@ -217,7 +261,7 @@ def _check_attributes(study: optuna.Study) -> None:
             )
         _check_attribute(study, "", key, study.user_attrs, kind)
     # The settings are JSON, which anybody may have written.
-    _settings_of(study)
+    settings_of(study)
     for trial in read_trials(study):
         place = f"trial {trial.number} of "
         for key, kind in TRIAL_ATTRIBUTES.items():
@@ -253,15 +297,6 @@ def _check_attribute(
         ) from error
 
 
-def _settings_of(study: optuna.Study) -> dict[str, object]:
-    """Read the frozen settings that a study began with."""
-    what = f"the attribute {FROZEN_SETTINGS} of the study {study.study_name!r}"
-    settings = parse_json(study.user_attrs[FROZEN_SETTINGS], what)
-    if not isinstance(settings, dict):
-        raise StudyError(f"{what} holds no settings: begin another one with study=NAME")
-    return settings
-
-
 @patient
 def _check_format(study: optuna.Study) -> None:
     """Refuse a study that is not bstune's, or has the format of another version."""
@@ -285,9 +320,49 @@ def _check_format(study: optuna.Study) -> None:
 def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, object]) -> None:
     """Refuse to go on with a study of another format, or with other settings."""
     _check_format(study)
+    began = settings_of(study)
+    now = dict(frozen_settings)
+    # None: this process trains on CUDA, or on several devices, which is another device.
+    if began.get(THREADS_ARE_OPEN) and now.get("threads") is not None:
+        now = _without_threads(now)
+        began = _without_threads(began)
+    refuse_changes(study, began, now)
+
+
+def _without_threads(settings: Mapping[str, object]) -> dict[str, object]:
+    """Leave out the settings that follow from torch's number of threads."""
+    return {key: value for key, value in settings.items() if key not in OF_THREADS}
+
+
+def _decide_threads(
+    study: optuna.Study, frozen_settings: Mapping[str, object], device: str
+) -> None:
+    """Freeze torch's number of threads where a study began without anybody's choice of it.
+
+    From now on its seconds are those of this number.
+
+    Args:
+        study: that goes on.
+        frozen_settings: of the process that goes on with it.
+        device: the kind of its device.
+    """
+    began = settings_of(study)
+    if not began.get(THREADS_ARE_OPEN) or frozen_settings.get(THREADS_ARE_OPEN):
+        return
+    chosen = {key: frozen_settings[key] for key in OF_THREADS if key in frozen_settings}
+    settings = {**_without_threads(began), **chosen}
+    # The kind of device comes first: once the settings are frozen, nothing is left to decide.
+    patient(study.set_user_attr)(DEVICE_KIND, device)
+    patient(study.set_user_attr)(FROZEN_SETTINGS, dump_json(settings))
+
+
+def refuse_changes(
+    study: optuna.Study, began: Mapping[str, object], settings: Mapping[str, object]
+) -> None:
+    """Raise StudyError where settings of a study are others than those that it began with."""
     # They are compared in the form that the storage keeps.
-    now = json.loads(dump_json(redact_values(frozen_settings)))
-    lines = changed_settings(_settings_of(study), now)
+    now = json.loads(dump_json(redact_values(settings)))
+    lines = changed_settings(began, now)
     if lines:
         raise StudyError(
             f"the study {study.study_name!r} began with other settings:\n{lines}\n"
@@ -295,15 +370,11 @@ def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, object])
         )
 
 
-def _check_output(study: optuna.Study, output: Path) -> None:
-    """Refuse a second output folder while the first one exists; note that a folder was moved."""
+def check_same_output(study: optuna.Study, output: Path) -> None:
+    """Refuse a second output folder while the first one exists."""
     first = Path(study.user_attrs[OUTPUT])
-    if first == output:
-        return
-    if first.exists():
+    if first != output and first.exists():
         raise StudyError(
             f"the study {study.study_name!r} writes to {first}: continue it with output={first}, "
             "or begin another one with study=NAME"
         )
-    # The folder was moved.
-    study.set_user_attr(OUTPUT, str(output))

@@ -142,6 +142,7 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     batch_size = own_batch_size * accumulated
     assumed = list[str]()
     budget = own_examples(parsed["trainer"], batch_size, examples)
+    is_assumed = budget is None
     if budget is None:
         budget = _assumed_budget(path, examples, chosen, assumed)
     if chosen.target is None:
@@ -155,13 +156,16 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     # A trial ends once both its steps and its examples are spent. So the largest batches, whose
     # steps would be few, take more examples.
     fewest_steps = max(1, budget // (FACTOR_BELOW * batch_size))
+    trial_budget = {"steps": fewest_steps, "examples": budget}
+    if is_assumed:
+        trial_budget["assumed_epoch"] = examples
     workload = {
         "name": chosen.name or parsed["model"]["class_path"].rpartition(".")[2],
         "precision": SHORT_PRECISIONS.get(precision, precision),
         "trials": CLI_TRIALS,
         "reference": {"batch_size": batch_size, "lr": lr},
         "batch_size": {"low": smallest, "high": largest},
-        "budget": {"steps": fewest_steps, "examples": budget},
+        "budget": trial_budget,
         "target": target,
         "data": {"_target_": f"{here}.build_data", "_recursive_": False, "data": parsed["data"]},
         "module": {"_target_": f"{here}.build_module", "_recursive_": False, **built},
