@@ -294,7 +294,8 @@ def test_the_gain_has_a_column_with_its_interval():
     least = gain(2.4, None, None, at_least=True)
     own = summary("d")
     best = own.best_by_time
-    own = changed(own, baseline=make_baseline(batch_size=best.batch_size, lr=best.lr))
+    baseline = make_baseline(batch_size=best.batch_size, lr=best.lr)
+    own = changed(own, baseline=baseline, configurations=4)
     made = (summary("a", gain=gain()), summary("b", gain=least), summary("c"), own)
     found = compare(studies(*made))
     ratios = [study.gain for study in found.studies]
