@@ -124,15 +124,15 @@ def advised_limit(
     reference = options.scaling.batch_size
     longest = max((trial.wall_seconds for trial in ended), default=0.0)
     whole_run = cost.seconds(prepared.last_step(reference), reference)
+    shortest = cost.seconds(MIN_STEPS, reference)
     is_limited = stops and not is_for_loss(prepared)
 
     def trial_seconds(limit: float) -> float:
-        """Give the wall seconds of a trial: as those before, else at most the baseline's share."""
-        if not is_limited:
-            return max(longest, whole_run)
-        shortest = cost.seconds(MIN_STEPS, reference)
-        expected = 0.0 if ended else min(whole_run, MEANS_SHARE * limit)
-        return max(longest, shortest, expected)
+        """Give the wall seconds of a trial: those of the longest one, else the baseline's share."""
+        least = shortest if is_limited else whole_run
+        # Before a trial has ended it is not known what it takes besides its steps.
+        share = 0.0 if ended else MEANS_SHARE * limit
+        return max(longest, least, share)
 
     def kept_seconds(limit: float) -> float:
         """Give what is kept once a first trial has ended."""
