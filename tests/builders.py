@@ -8,7 +8,7 @@ result_of([make_trial()], critical=hand_critical(67.0, 41.0, 110.0), train="bstu
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -352,10 +352,17 @@ def options_and_recipe(*arguments: str) -> tuple[StudyOptions, Recipe]:
     return composed.options, composed.trained
 
 
-def prepared_study(*arguments: str, backend: TrialBackend | None = None) -> PreparedStudy:
-    """Prepare the study of a command line, on a backend of the test's own or the workload's."""
+def prepared_study(
+    *arguments: str,
+    backend: TrialBackend | None = None,
+    elapsed: Callable[[], float] | None = None,
+) -> PreparedStudy:
+    """Prepare the study of a command line, on a backend of the test's own or the workload's.
+
+    ``elapsed``: says how many seconds ago the command began; None: it begins now.
+    """
     composed = compose_checked(arguments)
-    return prepare(composed.options, composed.recipe, backend=backend)
+    return prepare(composed.options, composed.recipe, backend=backend, elapsed=elapsed)
 
 
 def loaded(*arguments: str) -> "tuple[Workload, TrialProtocol]":

@@ -2,6 +2,7 @@ import re
 
 from toolbox import make_trial
 
+from bstune.core.records import CUT_SHORT
 from bstune.study.showing.live_table import LAST_TRIALS, curve_rows, live_html
 
 
@@ -20,6 +21,15 @@ def test_the_curve_so_far_has_the_best_of_each_octave():
         ("128 to 255", "1", "0", "-", "-"),
     ]
     assert curve_rows([]) == []
+
+
+def test_a_trial_that_was_cut_short_has_not_failed():
+    trials = [
+        make_trial(0, status="failed", message=CUT_SHORT),
+        make_trial(1, status="failed", message="ValueError: no"),
+    ]
+    assert [trial.outcome for trial in trials] == ["cut short", "failed"]
+    assert "cut short" in live_html(trials, "no best yet")
 
 
 def test_the_newest_trials_come_first_and_the_line_above_them():

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import bstune
 from bstune.config import option_names
 from bstune.core.errors import ConfigError, StudyError, UserCodeError
-from bstune.core.records import Target, TrialResult
+from bstune.core.records import CUT_SHORT, Target, TrialResult
 from bstune.study.own_loop import OWN_WORK, trials_of
 from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial import loop_noise_scale
@@ -352,6 +352,9 @@ def test_a_trial_whose_loop_is_left_is_said_and_asked_again(body, caplog):
     assert "trial 2" in caplog.text
     assert "was cut short" in caplog.text
     assert again == asked[2]
+    outcomes = [record.outcome for record in quadratic().result.records]
+    # The last one is that of ``again``, whose loop was left as well.
+    assert outcomes == ["reached", "reached", "cut short", "cut short"]
 
 
 def test_a_trial_that_is_finished_is_stored_though_its_loop_is_left():
@@ -689,7 +692,8 @@ def test_a_study_with_a_module_has_no_loop():
         (MemoryError("no room"), "out of memory", "no room"),
         (OSError("gone"), "failed", "OSError: gone"),
         (KeyError("mine"), "failed", "KeyError: 'mine'"),
-        (KeyboardInterrupt(), "failed", "KeyboardInterrupt"),
+        # An interruption is no failure of the trial's own.
+        (KeyboardInterrupt(), "failed", CUT_SHORT),
     ],
 )
 def test_how_an_error_ends_a_trial(error, status, message):

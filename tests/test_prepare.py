@@ -24,7 +24,7 @@ from bstune.report.block import INDENT
 from bstune.study import prepare as preparing
 from bstune.study import report
 from bstune.study.analysis import analyse
-from bstune.study.prepare import compose_checked, prepare
+from bstune.study.prepare import compose_checked, prepare, survey_seconds
 from bstune.study.run import run_study
 from bstune.study.training import open_service
 from bstune.system.files import Output, is_own
@@ -475,8 +475,21 @@ def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(("wall_seconds", "seconds"), [(100, 10), (1000, 90)])
-def test_the_survey_leaves_most_of_the_wall_time_to_the_search(monkeypatch, wall_seconds, seconds):
+@pytest.mark.parametrize(
+    ("wall_seconds", "start", "seconds"),
+    [
+        (100, 0.0, [10.0]),
+        (1000, 0.0, [90.0]),
+        # It is a tenth of what the start has left.
+        (400, 100.0, [30.0]),
+        # The start has left too little for one.
+        (149, 100.0, []),
+        (149, 200.0, []),
+    ],
+)
+def test_the_survey_leaves_most_of_the_wall_time_to_the_search(
+    monkeypatch, wall_seconds, start, seconds
+):
     asked = []
 
     def surveyed(options, *rest):
@@ -487,9 +500,17 @@ def test_the_survey_leaves_most_of_the_wall_time_to_the_search(monkeypatch, wall
     monkeypatch.setattr(
         survey_cache, "cached", lambda options, key, how, measured, log: (measured(), True)
     )
+    monkeypatch.setattr(survey_cache, "kept", lambda options, key, how: None)
     prepared = prepared_study(
-        "workload=digits", "device=cpu", "search.workers=0", f"search.wall_seconds={wall_seconds}"
+        "workload=digits",
+        "device=cpu",
+        "search.workers=0",
+        f"search.wall_seconds={wall_seconds}",
+        elapsed=lambda: start,
     )
     prepared.close()
     assert prepared.options.hardware.seconds == 90
-    assert asked == [seconds]
+    assert asked == seconds
+    # What is advised for a later start counts the same survey.
+    left = wall_seconds - start
+    assert survey_seconds(prepared.options, wall_seconds, left) == sum(seconds)

@@ -32,6 +32,18 @@ def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
         assert line.endswith(end) == is_last
 
 
+def test_a_point_that_failed_and_is_asked_again_is_the_same_configuration(capsys):
+    target = Target("val/error", 0.1, "min")
+    trials = [make_trial(number) for number in range(3)]
+    trials[1] = replace(trials[1], status="failed")
+    progress = Progress(5, target, Console(width=200))
+    for count in range(4):
+        progress.show(trials[:count])
+    lines = capsys.readouterr().out.splitlines()
+    places = [line.split("  ")[1] for line in lines]
+    assert places == ["configuration 1 of 5", "configuration 2 of 5", "configuration 2 of 5"]
+
+
 def test_a_line_comes_from_time_to_time_while_a_trial_trains():
     progress = Progress(5, Target("val/error", 0.1, "min"), Console(width=200))
     progress.show([])
@@ -98,6 +110,15 @@ def test_one_live_line_on_a_terminal(capsys):
                 "hyperparameters": {"momentum": 0.9},
             },
             "trial 3  configuration 4 of 5  B 64  lr 0.1  momentum 0.9  diverged at val/error 0.0995 after 400 steps",
+        ),
+        (
+            {"status": "failed", "history": (), "steps": 7},
+            "trial 3  configuration 4 of 5  B 64  lr 0.1  failed after 7 steps",
+        ),
+        # How far a process came that has died is not known.
+        (
+            {"status": "failed", "history": (), "steps": 0},
+            "trial 3  configuration 4 of 5  B 64  lr 0.1  failed",
         ),
         (
             {"status": "out of memory", "history": ()},

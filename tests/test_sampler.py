@@ -13,13 +13,20 @@ from test_coordinates import coordinates_of
 from toolbox import make_result
 
 from bstune.core.errors import ConfigError
+from bstune.core.objectives import OBJECTIVES
 from bstune.core.records import Target
 from bstune.search import observations
 from bstune.search import sampler as frontier
 from bstune.search.acquisition import suggest
 from bstune.search.coordinates import Coordinates
 from bstune.search.observations import FIRST_START, start_sizes
-from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler, trial_result
+from bstune.search.sampler import (
+    NEEDED,
+    RECORD,
+    RESUMED_FROM,
+    FrontierSampler,
+    trial_result,
+)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -408,7 +415,7 @@ def test_other_mistakes_are_refused():
         ("time", 3.0, {"steps": 100, "seconds_per_step": -1.0}),
     ],
 )
-def test_trials_that_say_nothing_are_passed_over_and_named_once(
+def test_trials_that_say_nothing_are_passed_over_and_the_first_is_named(
     caplog, objective, value, attributes
 ):
     def silent(trial):
@@ -424,11 +431,34 @@ def test_trials_that_say_nothing_are_passed_over_and_named_once(
     for record in caplog.records:
         if record.name.startswith("bstune"):
             lines.append(record.getMessage())
-    for number, line in enumerate(lines):
-        assert line.startswith(f"trial {number} is passed over")
-    assert len(lines) == 3
-    assert "'steps'" in lines[0]
+    assert len(lines) == 1
+    assert lines[0].startswith("trial 0 is passed over")
+    assert NEEDED[objective] in lines[0]
     assert sampler.posterior(study).observations == ()
+
+
+@pytest.mark.parametrize(
+    ("objective", "values", "attributes", "seconds"),
+    [
+        # Seconds of 0.03 are the value: 100 steps of 0.3 ms.
+        ("time", [0.03], {"steps": 100}, 3e-4),
+        ("curve", [0.03], {"steps": 100}, 3e-4),
+        ("time", [0.03], {"steps": 100, "seconds_per_step": 0.5}, 0.5),
+        ("steps", [100.0], {}, None),
+        ("both", [100.0, 0.03], {}, 3e-4),
+    ],
+)
+def test_a_trial_that_tells_what_is_needed_counts(objective, values, attributes, seconds):
+    assert set(NEEDED) == set(OBJECTIVES)
+    trial = create_trial(
+        params={"batch_size": 64, "lr": 0.125},
+        distributions=SPACE,
+        values=values,
+        user_attrs=attributes,
+    )
+    result = trial_result(trial, coordinates_of(), objective)
+    assert (result.status, result.steps) == ("reached", 100)
+    assert result.seconds_per_step == (None if seconds is None else pytest.approx(seconds))
 
 
 def test_the_record_of_a_trial():

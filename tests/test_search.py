@@ -1,5 +1,6 @@
 """The loop of every process that works on a study: whose trials are whose, what fails, and where it is asked again."""
 
+import re
 import statistics
 import threading
 from dataclasses import replace
@@ -18,6 +19,7 @@ from toolbox import made_table, make_result, statuses, trials_of
 
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import CUT_SHORT, TrialSpec
+from bstune.study.planning.plan import count_points
 from bstune.study.prepare import compose_joined, prepare
 from bstune.study.run import run_study, run_worker
 from bstune.study.searching.finished_trial import (
@@ -134,6 +136,33 @@ def test_a_study_that_had_no_time_for_a_trial_does_not_end_well(study, tmp_path)
     assert run(again)
 
 
+@pytest.mark.parametrize("sampler", ["random", "frontier"])
+@pytest.mark.parametrize(("start", "points"), [(200.0, 0), (80.0, 1)])
+def test_the_advised_wall_time_has_time_for_two_points(study, sampler, start, points):
+    """A trial takes 8 s, and the next start is a quarter slower."""
+    clock = SimpleNamespace(now=start)
+
+    class Timed(Answers):
+        def run(self, spec, folder, resumed_from):
+            clock.now += 8.0
+            return replace(super().run(spec, folder, resumed_from), wall_seconds=8.0)
+
+    def points_after(wall_seconds):
+        options = (f"search.wall_seconds={wall_seconds}", f"sampler={sampler}")
+        prepared = study(Timed(), *options, elapsed=lambda: clock.now)
+        try:
+            findings = run_study(prepared, list(OPTIONS), Console(width=200))
+        except StudyError as error:
+            return 0, str(error)
+        return count_points(findings.trials), findings.result.stop_reason
+
+    found, reason = points_after(90)
+    assert found == points
+    advised = re.findall(r"search\.wall_seconds=(\d+)", reason)
+    clock.now = 1.25 * start
+    assert points_after(advised[-1])[0] >= 2
+
+
 def test_seconds_to_go_count_points_until_the_search_ends(study, monkeypatch):
     """Four points are tried, and the best one runs again."""
     seen = list[tuple[int, bool]]()
@@ -160,7 +189,7 @@ def test_what_a_trial_raises_is_its_own_end(study, tmp_path, capsys):
     assert points[4] == points[3] != points[5], "and after two tries elsewhere"
     reached = [trial.trial_index for trial in done if trial.status == "reached"]
     assert reached[:4] == [0, 1, 2, 3]
-    assert "failed after 0 steps: ValueError: bad luck" in capsys.readouterr().out
+    assert "failed: ValueError: bad luck" in capsys.readouterr().out
     assert trials_of(tmp_path / "outputs" / "replay") == done
 
 

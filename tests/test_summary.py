@@ -8,7 +8,7 @@ from recorded.fashion_cnn import recorded
 from toolbox import best_of, make_trial, numbers
 
 from bstune.core.curve import fit_curve, frontier_points
-from bstune.core.records import Budget, Target
+from bstune.core.records import CUT_SHORT, Budget, Target
 from bstune.result import SingleRun, StudyResult
 from bstune.study.analysis.summary import noise_scale, pareto_front
 
@@ -246,6 +246,10 @@ def stopped(number, resumed_from=None, **changes):
     return make_trial(number, resumed_from=resumed_from, **{"status": "stopped", **changes})
 
 
+def cut_short(number, resumed_from=None):
+    return stopped(number, resumed_from, status="failed", message=CUT_SHORT)
+
+
 @pytest.mark.parametrize(
     ("trials", "statuses", "continued"),
     [
@@ -264,6 +268,10 @@ def stopped(number, resumed_from=None, **changes):
             {"reached": 1, "failed": 1},
             1,
         ),
+        # What was cut short with its process did not fail: it is asked again.
+        ([make_trial(0), cut_short(1), make_trial(2)], {"reached": 2}, 0),
+        ([stopped(0), cut_short(1, 0), make_trial(2, resumed_from=0)], {"reached": 1}, 1),
+        ([stopped(0), cut_short(1, 0)], {"stopped": 1}, 0),
     ],
 )
 def test_a_trial_that_was_continued_counts_once(trials, statuses, continued):

@@ -74,8 +74,8 @@ def test_a_search_ends_while_there_is_time_for_what_follows(reserve, before, is_
     # Their mean is 2.5 s.
     done = [STOPPED, REACHED]
     elapsed = 100.0 - REPORT_SECONDS - reserve - 2.5 - before
-    assert (wall(elapsed).end_if_spent(done, COST, reserve, 1.0) is not None) == is_spent
-    assert wall(1e9, limit=None).end_if_spent(done, COST, reserve, 1.0) is None
+    assert wall(elapsed).is_spent(done, COST, reserve) == is_spent
+    assert not wall(1e9, limit=None).is_spent(done, COST, reserve)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_second_configuration_comes_before_fresh_seeds_of_the_first(done, left
     assert reserve == pytest.approx(kept)
     # With time for it, the search goes on.
     if len(first) < 2:
-        assert one.end_if_spent(first, COST, reserve, 1.0) is None
+        assert not one.is_spent(first, COST, reserve)
     assert wall(0.0, limit=None).reserve_beside_second(first, COST, 0.0) == 0.0
 
 
@@ -117,37 +117,16 @@ def test_a_trial_ends_where_the_report_has_to_begin(elapsed, is_baseline, second
     assert wall(elapsed, limit=None).trial_limit(is_baseline) == math.inf
 
 
-@pytest.mark.parametrize(
-    ("done", "shortest", "seconds"),
-    [
-        ([], 4.0, 30.0 + 2 * 4.0 + REPORT_SECONDS),
-        # A trial that ran took longer.
-        ([STOPPED], 1.2, 28.0 + 2 * 2.0 + REPORT_SECONDS),
-    ],
-)
-def test_what_two_trials_would_have_needed_is_said(done, shortest, seconds):
-    one = wall(30.0, limit=10.0)
-    assert one.seconds_of_two(done, shortest) == pytest.approx(seconds)
-    assert (
-        f"search.wall_seconds={math.ceil(seconds)}" in one.search_end(done, 0.0, shortest).sentence
-    )
-    assert "two trials" not in one.search_end([STOPPED, THIRD], 0.0, shortest).sentence
+@pytest.mark.parametrize(("advised", "is_told"), [(None, False), (250, True)])
+def test_the_end_of_a_search_tells_what_two_trials_need(advised, is_told):
+    sentence = wall(30.0, limit=10.0).search_end([STOPPED], 0.0, advised).sentence
+    assert ("search.wall_seconds=250" in sentence) == is_told
 
 
-@pytest.mark.parametrize(
-    ("done", "limit", "elapsed", "reserve", "advised"),
-    [
-        # All is kept for fresh seeds of the one that reached the target: of the 3 s that a second
-        # trial takes, and 9 s, 4.5 s are left. A tenth of further seconds is kept, too.
-        ([REACHED], 100.0, 95.0, 9.0, math.ceil(100.0 + (9.0 + 3.0 - 4.5) / 0.9)),
-        # Before that, four tenths of them.
-        ([STOPPED], 100.0, 60.0, 40.0, math.ceil(100.0 + (40.0 + 2.0 - 39.5) / 0.6)),
-        # Even where nothing seems to be missing it is more than was given.
-        ([STOPPED], 100.0, 20.0, 10.0, 101),
-    ],
-)
-def test_the_advice_is_more_than_what_was_given(done, limit, elapsed, reserve, advised):
-    assert wall(elapsed, limit=limit).advised_limit(done, reserve, 1.0) == advised
+def test_a_reserve_is_that_of_another_limit():
+    one = wall(0.0)
+    assert one.within(50.0).reserve([STOPPED], COST) == pytest.approx(20.0)
+    assert one.reserve([STOPPED], COST) == pytest.approx(40.0)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +194,7 @@ def test_a_study_that_is_continued_has_what_is_left():
     first = wall(60.0, study=study)
     # 60 s before 1,000.
     assert study.user_attrs[BEGAN] == 940.0
+    first.begin_trial()
     first.keep()
     assert study.user_attrs[TAKEN] == 60.0
     assert wall(10.0, study=study).seconds_left == 100.0 - 60.0 - 10.0 - REPORT_SECONDS
@@ -222,6 +202,45 @@ def test_a_study_that_is_continued_has_what_is_left():
     assert joined.seconds_left == 100.0 - (950.0 - 930.0) - REPORT_SECONDS, (
         "it counts by the owner's start"
     )
+
+
+def test_a_command_that_began_no_trial_is_not_charged():
+    """Its reserve would be kept in vain, so nothing of it is charged either."""
+    study = optuna.create_study()
+    first = wall(60.0, study=study)
+    first.keep()
+    assert TAKEN not in study.user_attrs
+    assert first.charged(reserve=9.0) == 0.0
+    second = wall(50.0, study=study)
+    second.begin_trial()
+    assert second.charged(reserve=9.0) == 50.0 + 9.0 + REPORT_SECONDS
+    second.keep()
+    third = wall(30.0, study=study)
+    third.keep()
+    assert study.user_attrs[TAKEN] == 50.0
+    assert third.charged(reserve=9.0) == 50.0
+
+
+def test_the_start_ends_with_the_first_trial():
+    times = iter([5.0, 7.0, 20.0])
+    one = WallTime(optuna.create_study(), BUDGET, lambda: next(times), owner=False, now=lambda: 0.0)
+    assert one.start_seconds == 5.0, "up to now"
+    one.begin_trial()
+    one.begin_trial()
+    assert one.start_seconds == 7.0
+
+
+def test_what_follows_a_pause_is_no_decision():
+    times = iter([1.0, 9.0, 10.0])
+    one = WallTime(
+        optuna.create_study(), BUDGET, lambda: next(times), owner=False, now=lambda: next(times)
+    )
+    with one.trial():
+        pass
+    one.pause()
+    with one.trial():
+        pass
+    assert one.decision_seconds == 0.0
 
 
 def test_a_command_is_as_old_as_its_process():

@@ -251,6 +251,16 @@ class TrialResult:
         return self.status == "reached"
 
     @property
+    def was_cut_short(self) -> bool:
+        """Whether an interruption of its study ended it, so that it is no failure of its own."""
+        return self.status == "failed" and self.message == CUT_SHORT
+
+    @property
+    def outcome(self) -> str:
+        """How the trial ended, in words: its status, or ``cut short``."""
+        return "cut short" if self.was_cut_short else self.status
+
+    @property
     def time_to_target(self) -> float | None:
         """T = S x tau(B) in seconds; None if the target was not reached."""
         if not self.reached or self.seconds_per_step is None:

@@ -142,24 +142,42 @@ def cached(
     ``log``, where the steps of the cached one were timed otherwise than ``how``, or where it had
     too little time and ``options.hardware.seconds`` are more.
     """
-    # The workload's name is for people: the key alone tells surveys apart.
-    path = Path(options.hardware.cache) / f"{options.workload.name}-{key}.json"
-    known: Survey | None = None
-    if not options.hardware.refresh:
-        known = read_survey(path)
+    known, difference = _read_kept(options, key, how)
     if known is not None:
-        difference = _difference(how, known) or _lack_of_time(known, options.hardware.seconds)
         if difference is None:
             return known, True
         log(f"the cached survey of the hardware is not used, it is measured again: {difference}")
     survey = measured()
     # A study goes on where it cannot be kept: the next study measures again.
+    path = _path(options, key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, SURVEYS.dump_json(survey).decode())
     except (OSError, StudyError) as error:
         logger.warning("the survey of the hardware is not cached: %s", error)
     return survey, False
+
+
+def kept(options: StudyOptions, key: str, how: HowTimed) -> Survey | None:
+    """Give the survey that :func:`cached` would take from the cache; None if it would measure."""
+    known, difference = _read_kept(options, key, how)
+    return known if difference is None else None
+
+
+def _read_kept(options: StudyOptions, key: str, how: HowTimed) -> tuple[Survey | None, str | None]:
+    """Read a survey from the cache, and say why it does not hold; None where it does."""
+    if options.hardware.refresh:
+        return None, None
+    known = read_survey(_path(options, key))
+    if known is None:
+        return None, None
+    return known, _difference(how, known) or _lack_of_time(known, options.hardware.seconds)
+
+
+def _path(options: StudyOptions, key: str) -> Path:
+    """Where a survey is kept."""
+    # The workload's name is for people: the key alone tells surveys apart.
+    return Path(options.hardware.cache) / f"{options.workload.name}-{key}.json"
 
 
 def _difference(how: HowTimed, survey: Survey) -> str | None:

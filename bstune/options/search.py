@@ -39,7 +39,7 @@ class SearchOptions(Section):
     seconds: PositiveSeconds | None
     """Training seconds of all trials together, after which no trial begins; null: no limit."""
     wall_seconds: PositiveSeconds | None
-    """Wall time of all runs of the command together; null: no limit."""
+    """Wall time of all runs of the command that began a trial, together; null: no limit."""
     precision: OverOne | None
     """Ends the search once B_crit's 90% interval is narrower than this factor; null: never."""
     least_gain: PositiveFinite | None

@@ -250,7 +250,7 @@ def trials_table(trials: Sequence[TrialResult]) -> str:
         cells += [_measure(trial.hyperparameters.get(name)) for name in names]
         if has_horizon:
             cells.append(_count(trial.horizon))
-        cells.append(trial.status)
+        cells.append(trial.outcome)
         rows.append(cells + _outcome_cells(trial))
     return table(heads, rows, name="trials")
 

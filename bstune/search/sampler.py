@@ -86,6 +86,21 @@ RESUMED_FROM = "bstune:resumed_from"
 START_DRAWS = 2
 # Parsed records that are remembered: every decision reads all of them, most of them once more.
 PARSED_RECORDS = 4096
+# What a finished trial of a study of one's own has to tell, by the objective.
+_STEPS_AND_SECONDS = (
+    "set its user attributes 'steps', 1 or more, and 'seconds_per_step', above 0; its value stands "
+    "in for the second alone"
+)
+NEEDED: Mapping[Objective, str] = {
+    "time": _STEPS_AND_SECONDS,
+    "curve": _STEPS_AND_SECONDS,
+    "steps": "set its user attribute 'steps', 1 or more, or return them as its value",
+    "both": (
+        "set its user attributes 'steps', 1 or more, and 'seconds_per_step', above 0, or return "
+        "steps and seconds to the target as its two values"
+    ),
+    "loss": "set its user attribute 'steps', 1 or more, or report its metric",
+}
 # The budget in steps where there is none: no trial has as many.
 NO_BUDGET = 1e12
 # The budget in steps that the prior of log S is made from where there is none.
@@ -111,8 +126,9 @@ class FrontierSampler(BaseSampler):
     A suggestion is the best one for its cost in one draw of a posterior over the steps to the
     target. The module's docstring has a study of one's own. The study needs an integer
     ``batch_size`` and either ``lr`` or, with a rule, ``delta`` = log2(lr / rule(B)), in all of its
-    trials; its values are minimized. Failed trials are passed over, and so are those with neither
-    steps nor a positive, finite value.
+    trials; its values are minimized. Failed trials are passed over. So are those that do not tell
+    their steps: by the user attribute ``steps``, by the last step that they report or, for ``steps``
+    and ``both``, by their value.
 
     Args:
         objective: ``time`` (steps x seconds per step), ``steps``, ``both`` (in turn, of a study
@@ -218,7 +234,8 @@ class FrontierSampler(BaseSampler):
         self._max_steps: dict[int, int] = {}
         self._resumed_from: dict[int, int] = {}
         self._repeats: dict[int, int] = {}
-        self._passed_over: set[int] = set()
+        # Whether a warning has told of trials that are passed over.
+        self._has_warned = False
 
     def max_steps(self, number: int) -> int | None:
         """Look up the step to which trial ``number`` is to be trained; None without a limit."""
@@ -562,7 +579,7 @@ class FrontierSampler(BaseSampler):
     ) -> tuple[list[TrialResult], dict[int, tuple[float, ...]]]:
         """Read the records of the finished trials, and their other hyper-parameters by number.
 
-        A trial without usable numbers is passed over, with one warning.
+        Trials without usable numbers are passed over, with a warning at the first of them.
         """
         results = list[TrialResult]()
         others = dict[int, tuple[float, ...]]()
@@ -574,21 +591,22 @@ class FrontierSampler(BaseSampler):
             if result is not None:
                 results.append(result)
                 others[trial.number] = coordinates.others(trial.params)
-            # All trials are read for each decision: one is warned of once.
-            elif trial.number not in self._passed_over:
-                self._passed_over.add(trial.number)
+            # The others of a study lack the same.
+            elif not self._has_warned:
+                self._has_warned = True
                 self._warn_of(trial)
         return results, others
 
     def _warn_of(self, trial: FrozenTrial) -> None:
-        """Warn that a trial is passed over, with what it lacks."""
-        needed = "'steps' and 'seconds_per_step', or a positive value"
-        if self.objective == LOSS:
-            needed = "'steps', or report its metric"
+        """Warn that a trial is passed over, and others like it, with what they lack."""
+        given = {name: trial.user_attrs.get(name) for name in ("steps", "seconds_per_step")}
+        told = ", ".join(f"{name}={value!r}" for name, value in given.items())
         logger.warning(
-            "trial %d is passed over: set its user attributes %s; its values are %s",
+            "trial %d is passed over, as are others like it, so that nothing is learned from them: "
+            "%s; it has %s, values=%s",
             trial.number,
-            needed,
+            NEEDED[self.objective],
+            told,
             trial.values,
         )
 

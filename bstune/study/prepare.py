@@ -22,10 +22,15 @@ from bstune.study.early_checks import check_output
 from bstune.study.planning.assumed_budget import SecondsLeft, budget_in_time
 from bstune.study.planning.baseline import Baseline, baseline_of, text_on_outside
 from bstune.study.planning.duration import advice_on_time
+from bstune.study.planning.next_command import START_SLACK
 from bstune.study.planning.plan import QUICK_SECONDS, SearchBudget, max_seconds
 from bstune.study.storage.attributes import ARGUMENTS, THREADS_ARE_OPEN
 from bstune.study.storage.connection import check_storage
-from bstune.study.storage.opening import stored_budget_times, stored_settings
+from bstune.study.storage.opening import (
+    stored_budget_times,
+    stored_settings,
+    stored_wall_seconds,
+)
 from bstune.study.storage.samplers import build_sampler
 from bstune.study.training import Training, TrainingHere, TrainingProcess, TriedBackend
 from bstune.system.console import format_number, format_seconds, plural
@@ -61,7 +66,10 @@ FEWEST_RUNS = 3
 FEWEST_STEPS = 10
 # The least search.wall_seconds with a survey: a shorter study has no seconds for one.
 LEAST_SURVEYED = 100.0
-# The share of search.wall_seconds that timing steps may take: the search is to have the rest.
+# The least that may be left of them: a start may have taken most of them.
+LEAST_LEFT = 50.0
+# The share of what is left of search.wall_seconds that timing steps may take: the search is to have
+# the rest.
 SURVEY_SHARE = 0.1
 # Where a budget is one of seconds, the survey says how many steps it is at each batch size.
 SURVEY_SHARE_OF_BUDGET = 0.25
@@ -177,6 +185,8 @@ class PreparedStudy:
     """Further lines of the printed plan."""
     elapsed: Callable[[], float]
     """Gives the seconds since the command began, which search.wall_seconds limits."""
+    survey_seconds: float = 0.0
+    """How long this command surveyed the hardware; 0 where the survey was cached."""
     baseline: Baseline | None = None
     """What trial 0 runs; None: the search's own first point."""
     goal: OwnGoal | None = None
@@ -289,7 +299,10 @@ def prepare(
     options, notes = _checked_tracking(options, trial)
     if asked.backend is None:
         assert asked.recipe is not None  # noqa: S101 (else the backend replays)
-        runs = _prepare_training(options, asked.recipe, protocol, space, trial, budget, files, log)
+        seconds_left = _seconds_left(options, elapsed)
+        runs = _prepare_training(
+            options, asked.recipe, protocol, space, trial, budget, files, seconds_left, log
+        )
     else:
         runs = _PreparedRuns(asked.backend, space)
     backend = runs.backend
@@ -331,6 +344,7 @@ def prepare(
         training=runs.training,
         notes=notes,
         elapsed=elapsed,
+        survey_seconds=runs.survey_seconds,
         baseline=baseline,
     )
     if not is_for_target and trial is None:
@@ -508,11 +522,12 @@ def _check_budget(prepared: PreparedStudy) -> None:
     wall_seconds = prepared.budget.wall_seconds
     if budget.seconds is not None:
         if wall_seconds is not None and FEWEST_RUNS * budget.seconds > wall_seconds:
+            start = START_SLACK * prepared.elapsed()
+            advised = math.ceil(start + 2 * FEWEST_RUNS * budget.seconds)
             raise ConfigError(
                 f"search.wall_seconds={wall_seconds:g} is no time for {FEWEST_RUNS} trials of "
-                f"budget.seconds={budget.seconds:g}: give search.wall_seconds="
-                f"{2 * FEWEST_RUNS * budget.seconds:g}, or budget.seconds="
-                f"{wall_seconds / (2 * FEWEST_RUNS):g}"
+                f"budget.seconds={budget.seconds:g}: give search.wall_seconds={advised}, or "
+                f"budget.seconds={wall_seconds / (2 * FEWEST_RUNS):g}"
             )
         if prepared.recipe is not None and prepared.survey is None:
             raise ConfigError(
@@ -645,6 +660,8 @@ class _PreparedRuns:
     """Starts a number of processes that train; None: trials run in this one."""
     notes: Sequence[str] = ()
     """Further lines of the printed plan."""
+    survey_seconds: float = 0.0
+    """How long the survey took here; 0 where there is none, or it was cached."""
 
 
 def _prepare_training(
@@ -655,6 +672,7 @@ def _prepare_training(
     trial: TrialSpec | None,
     budget: SearchBudget,
     files: Output,
+    seconds_left: Callable[[], float],
     log: Callable[[str], None],
 ) -> _PreparedRuns:
     """Try a few steps, survey the hardware, and choose the processes that train."""
@@ -673,7 +691,9 @@ def _prepare_training(
         watching(log, seconds=None, silence=OWN_SILENCE) as say,
         waiting_for("the process that trains"),
     ):
-        runs = _try_and_survey(options, recipe, protocol, space, trial, budget, training, say)
+        runs = _try_and_survey(
+            options, recipe, protocol, space, trial, budget, training, seconds_left, say
+        )
     notes = list(runs.notes)
     if options.devices > 1:
         with printed_once(trials_log), watching(own_lines(log), options.protocol.trial_seconds):
@@ -725,16 +745,19 @@ def _try_and_survey(
     trial: TrialSpec | None,
     budget: SearchBudget,
     training: Training,
+    seconds_left: Callable[[], float],
     say: Callable[[str], None],
 ) -> _PreparedRuns:
     """Take a few steps, then survey the hardware if there is time and need for it.
 
     A survey limits the space to the batch sizes that fit, and gives the seconds of a step.
+
+    ``seconds_left``: gives what is left of ``search.wall_seconds``.
     """
     # torch takes seconds to import.
     from bstune.hardware.report import headline
     from bstune.hardware.survey import measure_with
-    from bstune.hardware.survey_cache import cached
+    from bstune.hardware.survey_cache import cached, kept
 
     continues = trial is None and stops_trials(options)
     surveyed = _is_surveyed(options, trial)
@@ -749,7 +772,8 @@ def _try_and_survey(
     how = tried.how_timed
     if key is None or how is None:
         return _PreparedRuns(backend, space, training)
-    limited_options = _with_survey_limit(options)
+    left = seconds_left()
+    limited_options = with_option(options, "hardware.seconds", survey_limit(options, left))
 
     def measured() -> "Survey":
         return measure_with(
@@ -764,8 +788,15 @@ def _try_and_survey(
             say,
         )
 
-    with waiting_for("the survey of the hardware"):
-        survey, was_cached = cached(limited_options, key, how, measured, say)
+    if left >= LEAST_LEFT or _needs_survey(options):
+        with waiting_for("the survey of the hardware"):
+            survey, was_cached = cached(limited_options, key, how, measured, say)
+    else:
+        # The start has taken most of the study's time.
+        known = kept(limited_options, key, how)
+        if known is None:
+            return _PreparedRuns(backend, space, training)
+        survey, was_cached = known, True
     high = min(space.high, survey.ceiling.batch_size)
     space = replace(space, low=survey.ceiling.smallest, high=high)
     # Seconds of the first steps stand in where the survey could not time enough batch sizes.
@@ -786,19 +817,58 @@ def _try_and_survey(
         training=training,
         survey=survey,
         notes=tuple(headline(survey, was_cached)),
+        survey_seconds=0.0 if was_cached else survey.seconds,
     )
+
+
+def _seconds_left(options: StudyOptions, elapsed: Callable[[], float]) -> Callable[[], float]:
+    """Make the function that gives what is left of ``search.wall_seconds``; without it, inf.
+
+    ``elapsed``: says how many seconds ago the command began.
+    """
+    wall_seconds = options.search.wall_seconds
+    if wall_seconds is None:
+        return lambda: math.inf
+    before = stored_wall_seconds(options.study, options.storage)
+    return lambda: wall_seconds - before - elapsed()
+
+
+def _needs_survey(options: StudyOptions) -> bool:
+    """Whether a study cannot do without a survey, however little time it has.
+
+    Several trials side by side take their seconds from it, and so does a budget of seconds.
+    """
+    return options.search.workers > 1 or options.budget.seconds is not None
+
+
+def _may_be_surveyed(options: StudyOptions, wall_seconds: float | None) -> bool:
+    """Whether the hardware is surveyed for a study that has so many seconds; None: any."""
+    has_time = wall_seconds is None or wall_seconds >= LEAST_SURVEYED
+    return options.hardware.enabled and (has_time or _needs_survey(options))
 
 
 def _is_surveyed(options: StudyOptions, trial: TrialSpec | None) -> bool:
     """Whether the hardware is surveyed: for a study that allows it, and has time or need for it."""
-    if trial is not None or not options.hardware.enabled:
-        return False
-    # Several trials side by side take their seconds from the survey, and so does a budget of
-    # seconds.
-    needs_seconds = options.search.workers > 1 or options.budget.seconds is not None
-    wall_seconds = options.search.wall_seconds
-    has_time = wall_seconds is None or wall_seconds >= LEAST_SURVEYED
-    return needs_seconds or has_time
+    return trial is None and _may_be_surveyed(options, options.search.wall_seconds)
+
+
+def survey_limit(options: StudyOptions, seconds_left: float) -> float:
+    """Give the seconds that a survey may take: a share of those that are left of the study."""
+    share = SURVEY_SHARE
+    if options.budget.seconds is not None:
+        share = SURVEY_SHARE_OF_BUDGET
+    return min(options.hardware.seconds, share * max(seconds_left, LEAST_LEFT))
+
+
+def survey_seconds(options: StudyOptions, wall_seconds: float, seconds_left: float) -> float:
+    """Predict how long a study with so much wall time may survey its hardware.
+
+    ``seconds_left``: of it, when the survey would begin.
+    """
+    is_surveyed = _may_be_surveyed(options, wall_seconds)
+    if not is_surveyed or (seconds_left < LEAST_LEFT and not _needs_survey(options)):
+        return 0.0
+    return survey_limit(options, seconds_left)
 
 
 def _advice_on_length(
@@ -813,18 +883,6 @@ def _advice_on_length(
     seconds /= max(1, options.search.workers)
     limited = budget.wall_seconds is not None or budget.seconds is not None
     return advice_on_time(seconds, budget.trials, options.device, limited)
-
-
-def _with_survey_limit(options: StudyOptions) -> StudyOptions:
-    """Limit the seconds of a survey to a share of the study's wall time."""
-    wall_seconds = options.search.wall_seconds
-    if wall_seconds is None:
-        return options
-    share = SURVEY_SHARE
-    if options.budget.seconds is not None:
-        share = SURVEY_SHARE_OF_BUDGET
-    limit = min(options.hardware.seconds, share * wall_seconds)
-    return with_option(options, "hardware.seconds", limit)
 
 
 def _time_several_devices(

@@ -26,6 +26,7 @@ from bstune.study.early_checks import check_unchanged
 from bstune.study.folder_config import text_of_options
 from bstune.study.own_target import goal_of, stored_goal, with_goal
 from bstune.study.planning.plan_text import plan_text
+from bstune.study.planning.wall import WallTime
 from bstune.study.prepare import PreparedStudy, prepare
 from bstune.study.report import Findings, report_study
 from bstune.study.search import Paused, Search, run_through
@@ -214,8 +215,9 @@ def paused_study(
             write_survey(prepared.survey, files, missing)
         prepared = _with_budget_times(prepared, study)
         page = LivePage(files.report, prepared.elapsed, say)
+        wall = WallTime(study, prepared.budget, prepared.elapsed, owner=True)
         if prepared.sets_target:
-            prepared = yield from _with_own_target(prepared, study, leases, console, page)
+            prepared = yield from _with_own_target(prepared, study, leases, wall, console, page)
             write_text(files.config, text_of_options(prepared.options))
         tracking = _opened_tracking(prepared, study, missing)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
@@ -223,7 +225,7 @@ def paused_study(
         with left_unless_ended(page):
             show = make_show(progress, page, prepared)
             with progress.live or nullcontext(), lines_while_waiting(progress):
-                search = Search(prepared, study, leases, tracking, show, page.catch_up)
+                search = Search(prepared, study, leases, wall, tracking, show, page.catch_up)
                 end = yield from search.paused()
             interruption.enter(Stage.REPORT)
             findings = report_study(
@@ -288,6 +290,7 @@ def _with_own_target(
     prepared: PreparedStudy,
     study: optuna.Study,
     leases: Leases,
+    wall: WallTime,
     console: Console,
     page: LivePage,
 ) -> Paused[PreparedStudy]:
@@ -313,7 +316,7 @@ def _with_own_target(
         with progress.live or nullcontext(), lines_while_waiting(progress), left_unless_ended(page):
             show = make_show(progress, page, prepared)
             search = Search(
-                prepared, study, leases, tracking=None, show=show, before_trial=page.catch_up
+                prepared, study, leases, wall, tracking=None, show=show, before_trial=page.catch_up
             )
             yield from search.paused_baseline(set_target)
     goal = stored_goal(study)
@@ -366,7 +369,8 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         interruption.enter(Stage.SEARCH)
         with progress.live or nullcontext(), lines_while_waiting(progress):
-            search = Search(prepared, study, leases, tracking=None, show=progress.show)
+            wall = WallTime(study, prepared.budget, prepared.elapsed, owner=False)
+            search = Search(prepared, study, leases, wall, tracking=None, show=progress.show)
             end = search.run()
     console.print(f"{end.sentence}; {plural(search.ran, 'trial')} run here")
     return search.ran

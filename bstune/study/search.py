@@ -102,6 +102,7 @@ class Search:
         prepared: PreparedStudy,
         study: optuna.Study,
         leases: Leases,
+        wall: WallTime,
         tracking: "Tracking | None",
         show: Callable[[Sequence[TrialResult], float | None], None],
         before_trial: Callable[[], None] | None = None,
@@ -112,6 +113,7 @@ class Search:
             prepared: the study.
             study: in its storage, with its trials.
             leases: of this process, and of those that run trials beside it.
+            wall: what is left of the study's wall time.
             tracking: logs the trials, such as to MLflow; None where it is off.
             show: gets the finished trials, and the predicted seconds to the study's end, None
                 where not known.
@@ -126,7 +128,7 @@ class Search:
         self._budget = prepared.budget
         self._worker = leases.own.id
         self._is_owner = leases.own.role == "owner"
-        self._wall = WallTime(study, prepared.budget, prepared.elapsed, self._is_owner)
+        self._wall = wall
         # Whether trials may be stopped early and continued, and the sampler does so.
         self._stops_trials = prepared.backend.stops and stops_trials(prepared.options)
         self._counts_seconds = study.user_attrs[DEVICE_KIND] == prepared.backend.device_kind
@@ -222,6 +224,7 @@ class Search:
                 with self._wall.trial():
                     finished = yield from _wait_for_trial(runner)
                 self._store(finished, revise)
+        self._wall.pause()
 
     def _leave(self) -> None:
         """Store the wall time that the study took, and write its trials, for the next command."""
@@ -416,6 +419,7 @@ class Search:
             self._began_alone.add(spec.number)
         if self._before_trial is not None:
             self._before_trial()
+        self._wall.begin_trial()
         runner.start(spec, self._prepared.files, resumed_from)
 
     def _store(

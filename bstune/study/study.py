@@ -83,7 +83,8 @@ class Study:
             budget, such as ``options=["budget.seconds=300"]``, without a target's value.
         trials: of the whole search; a stopped one that is continued counts once.
         seconds: of training, over the whole search.
-        wall_seconds: of wall time, over all calls, each from its start to its report.
+        wall_seconds: of wall time, over all calls that began a trial, each from its start to its
+            report.
         workers: trials side by side, each in a process of its own; 0: one by one in this process.
         precision: as the Trainer takes it, or ``auto``.
         device: ``cpu``, ``cuda`` or ``auto``.

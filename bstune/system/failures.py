@@ -93,6 +93,20 @@ def in_users_code(error: BaseException) -> bool:
     return False
 
 
+def note_steps(error: BaseException, steps: int) -> None:
+    """Note with an error the step of its trial after which it was raised."""
+    error.__bstune_steps__ = steps  # type: ignore[attr-defined]
+
+
+def steps_before(error: BaseException) -> int:
+    """Give the step that :func:`note_steps` noted with an error or its cause; 0 where none did."""
+    for cause in with_causes(error):
+        steps: int | None = getattr(cause, "__bstune_steps__", None)
+        if steps is not None:
+            return steps
+    return 0
+
+
 def with_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, then its cause, that one's cause, and so on, each once."""
     # Causes may form a ring, as where an error is raised again from what it caused.

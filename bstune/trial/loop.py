@@ -26,6 +26,7 @@ from bstune.core.clock import Phase, TrialClock, seconds_per_step
 from bstune.core.errors import BstuneError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.system.exits import is_interruption, sys_exit_error
+from bstune.system.failures import note_steps
 from bstune.system.files import may_take, partial_of, put_in_place
 from bstune.system.interruption import temporary_folder
 from bstune.trial.batches.accumulation import weight_micro_batches
@@ -140,10 +141,12 @@ def run_trial(
         raise
     except Exception as error:
         if not _ends_by(error, callback):
+            note_steps(error, parts.state.steps)
             raise
     except SystemExit as error:
         if is_interruption(error):
             raise
+        note_steps(error, parts.state.steps)
         raise sys_exit_error(error) from error
     finally:
         parts.compiling.end()

@@ -30,7 +30,7 @@ from torch import Tensor
 import bstune
 from bstune.core.errors import ConfigError, check_positive_integer
 from bstune.core.numbers import as_float, as_int, shown
-from bstune.core.records import Status, TrialProtocol, TrialResult, TrialSpec
+from bstune.core.records import CUT_SHORT, Status, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.step_time import StepTime, fit_line
 from bstune.core.step_time_law import law_of_trials
 from bstune.options import StudyOptions
@@ -369,8 +369,9 @@ class LoopTrial:
     def fail(self, error: BaseException) -> None:
         """Tell the study, in place of :meth:`finish`, that an error has ended the trial.
 
-        Where the device has run out of memory, later trials have smaller batches. Any other error
-        is a failure: three in a row end the study, by a UserCodeError from the last of them.
+        Where the device has run out of memory, later trials have smaller batches. A trial that
+        Ctrl-C has ended is asked again. Any other error is a failure: three in a row end the study,
+        by a UserCodeError from the last of them.
         """
         if self._finished is not None:
             raise ConfigError(
@@ -378,6 +379,9 @@ class LoopTrial:
             )
         if is_out_of_memory(error):
             self._end_by_error("out of memory", first_line(error))
+            return
+        if isinstance(error, KeyboardInterrupt):
+            self._end_by_error("failed", CUT_SHORT)
             return
         message, frames = described(error)
         cause = error if isinstance(error, Exception) else None

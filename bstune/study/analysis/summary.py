@@ -158,8 +158,10 @@ def summarize(
     # Ties are broken by number.
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
+    # What was cut short with its process is asked again, and counts then.
+    ran = [trial for trial in trials if not trial.was_cut_short]
     # A trial that was stopped and continued is one configuration: its last part has all of it.
-    whole_trials = last_parts(trials)
+    whole_trials = last_parts(ran)
     fit, fit_note = _fit_and_note(analysis.fit)
     tested = {name: dict(metrics) for name, metrics in (test or {}).items()}
     study_arguments: tuple[str, ...] | None = None
@@ -183,7 +185,7 @@ def summarize(
         stop_reason=stop_reason,
         trials=len(whole_trials),
         configurations=count_points(trials),
-        continued=len(trials) - len(whole_trials),
+        continued=len(ran) - len(whole_trials),
         spend=_spend(trials, whole_trials),
         statuses=_statuses(whole_trials),
         failures=failures_of(whole_trials),

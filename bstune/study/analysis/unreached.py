@@ -8,7 +8,7 @@ of each.
 import math
 from collections.abc import Sequence
 
-from bstune.core.records import CUT_SHORT, Budget, Target, TrialResult
+from bstune.core.records import Budget, Target, TrialResult
 from bstune.result import (
     MAX_TEXT,
     AtEqualSeconds,
@@ -113,7 +113,7 @@ def failures_of(last_parts: Sequence[TrialResult]) -> Failures | None:
     """
     messages = list[str]()
     for trial in last_parts:
-        if trial.status == "failed" and trial.message != CUT_SHORT:
+        if trial.status == "failed" and not trial.was_cut_short:
             messages.append(trial.message or "an unknown error")
     if not messages:
         return None

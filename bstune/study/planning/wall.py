@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,6 +134,9 @@ class WallTime:
         self._study = study
         self._budget = budget
         self._owner = owner
+        self._elapsed = elapsed
+        # Seconds of this command before its first trial; None: it has begun none.
+        self._start: float | None = None
         self.limit = math.inf if budget.wall_seconds is None else budget.wall_seconds
         # Seconds between two trials, which the decision on the second one takes.
         self._between: list[float] = []
@@ -153,10 +157,49 @@ class WallTime:
                 began = study.user_attrs.get(BEGAN, now())
                 self._taken = lambda: now() - began
 
+    def within(self, limit: float) -> "WallTime":
+        """Give what would be left if the limit were another one."""
+        other = copy(self)
+        other.limit = limit
+        return other
+
+    def begin_trial(self) -> None:
+        """Note that a trial begins now: from the first one on this command's seconds count."""
+        if self._start is None:
+            self._start = self._elapsed()
+
+    def pause(self) -> None:
+        """Note that what follows is no decision, up to the next trial."""
+        self._last_end = None
+
     def keep(self) -> None:
-        """Store what the study has taken, for the command that continues it."""
-        if self._owner and math.isfinite(self.limit):
+        """Store what the study has taken, for the command that continues it.
+
+        The seconds of a command that began no trial are not counted: it came to nothing, and the
+        next one has to start anew.
+        """
+        if self._start is not None and self._owner and math.isfinite(self.limit):
             self._study.set_user_attr(TAKEN, self._taken())
+
+    @property
+    def start_seconds(self) -> float:
+        """Seconds of this command before its first trial; up to now where it has begun none."""
+        return self._elapsed() if self._start is None else self._start
+
+    def charged(self, reserve: float) -> float:
+        """Give the seconds that will be spent when the command that continues the study begins.
+
+        ``reserve``: seconds that are kept for what follows the search in this command.
+        """
+        if self._start is None:
+            # This command comes to nothing.
+            return self._taken() - self._elapsed()
+        return self._taken() + min(reserve, max(self.seconds_left, 0.0)) + self.report_seconds
+
+    @property
+    def report_seconds(self) -> float:
+        """Seconds of the report and what else comes before the answer."""
+        return REPORT_SECONDS + self.fine_decision_seconds
 
     @contextmanager
     def trial(self) -> Iterator[None]:
@@ -188,7 +231,7 @@ class WallTime:
     @property
     def seconds_left(self) -> float:
         """Seconds until the report has to begin."""
-        return self.limit - REPORT_SECONDS - self.fine_decision_seconds - self._taken()
+        return self.limit - self.report_seconds - self._taken()
 
     def trial_limit(self, is_baseline: bool) -> float:
         """Give the wall seconds after which a trial that begins now ends with its next step.
@@ -201,20 +244,15 @@ class WallTime:
             limit = min(limit, BASELINE_SLACK * MEANS_SHARE * self.limit)
         return limit
 
-    def end_if_spent(
-        self, trials: Sequence[TrialResult], cost: TrialCost, reserve: float, shortest: float
-    ) -> SearchEnd | None:
-        """Give the end of a search that has no time for another point; None if it has.
+    def is_spent(self, trials: Sequence[TrialResult], cost: TrialCost, reserve: float) -> bool:
+        """Whether no time is left for another point of the search.
 
         Args:
             trials: that have ended.
             cost: of a trial.
             reserve: seconds that are kept for what follows the search.
-            shortest: as in :meth:`search_end`.
         """
-        if self.seconds_left > reserve + self._seconds_of_one_more(trials, cost):
-            return None
-        return self.search_end(trials, reserve, shortest)
+        return self.seconds_left <= reserve + self._seconds_of_one_more(trials, cost)
 
     def _seconds_of_one_more(self, trials: Sequence[TrialResult], cost: TrialCost) -> float:
         """Predict the wall seconds of one more trial of the search, with the decision before it."""
@@ -240,63 +278,33 @@ class WallTime:
         return min(reserve, max(left, 0.0))
 
     def search_end(
-        self, trials: Sequence[TrialResult], reserve: float, shortest: float
+        self, trials: Sequence[TrialResult], reserve: float, advised: int | None
     ) -> SearchEnd:
         """Make the end of a search that has no time for another point.
 
-        Its sentence says for what the rest of the time is kept. Where fewer than two trials had
-        time, it says how much two need.
+        Its sentence says for what the rest of the time is kept.
 
         Args:
             trials: that have ended.
             reserve: seconds that are kept.
-            shortest: wall seconds of the shortest trial that is worth its start.
+            advised: the ``search.wall_seconds`` with which two trials have time; None: they had.
         """
         purpose = "for fresh seeds"
         if self._budget.objective != "loss" and not leaders(trials, self._budget):
             purpose = "to continue the most promising trial"
         seconds_kept = min(reserve, self.seconds_left)
         kept = f", {seconds_kept:.1f} s kept {purpose}" if seconds_kept > 0.0 else ""
+        advice = ""
+        if advised is not None:
+            advice = (
+                f"; with another start and what follows, two trials take {advised} s here: "
+                f"search.wall_seconds={advised}, and a multiple of it for a search"
+            )
         return SearchEnd(
             f"stopped: search.wall_seconds={self.limit:g} leaves no time for another point "
-            f"({self._taken():.1f} s taken{kept}){self._advice(trials, reserve, shortest)}",
+            f"({self._taken():.1f} s taken{kept}){advice}",
             "search.wall_seconds",
         )
-
-    def _advice(self, trials: Sequence[TrialResult], reserve: float, shortest: float) -> str:
-        """Say how much wall time two trials need, as the end of a sentence.
-
-        It is empty once two have run. The arguments are those of :meth:`search_end`.
-        """
-        if len(trials_of_search(trials)) >= 2:
-            return ""
-        seconds = self.advised_limit(trials, reserve, shortest)
-        return (
-            f"; with what comes before and after, two trials take {seconds} s here: "
-            f"search.wall_seconds={seconds}, and a multiple of it for a search"
-        )
-
-    def advised_limit(self, trials: Sequence[TrialResult], reserve: float, shortest: float) -> int:
-        """Give a ``search.wall_seconds``, above the present one, that has time for two trials.
-
-        The arguments are those of :meth:`search_end`.
-        """
-        longest = max([shortest, *(trial.wall_seconds for trial in trials)])
-        missing = max(0.0, reserve + self.decision_seconds + longest - self.seconds_left)
-        # A share of the limit is kept for what follows: of further seconds the search has the rest.
-        share = 0.0
-        if reserve > 0.0:
-            share = OTHERS_SHARE if leaders(trials, self._budget) else RESCUE_SHARE
-        enough = max(self.seconds_of_two(trials, shortest), self.limit + missing / (1.0 - share))
-        return max(math.ceil(enough), math.floor(self.limit) + 1)
-
-    def seconds_of_two(self, trials: Sequence[TrialResult], shortest: float) -> float:
-        """Give the least ``search.wall_seconds`` that two trials and all around them need."""
-        walls = [trial.wall_seconds for trial in trials]
-        preparation = self._taken() - sum(walls)
-        longest = max([shortest, *walls])
-        report = REPORT_SECONDS + self.fine_decision_seconds
-        return preparation + 2.0 * (self.decision_seconds + longest) + report
 
     def reserve(
         self,

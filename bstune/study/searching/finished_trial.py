@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bstune.core.errors import StudyError, UserCodeError
-from bstune.core.records import CUT_SHORT, TrialResult, TrialSpec
+from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.step_timings import with_step_time
 from bstune.result import StudyResult
 from bstune.study.at_budget import held_to_end
@@ -91,7 +91,7 @@ def check_failures(
         UserCodeError: where the last one failed in the user's code.
         StudyError: where it failed elsewhere.
     """
-    ran = [trial for trial in trials if trial.message != CUT_SHORT]
+    ran = [trial for trial in trials if not trial.was_cut_short]
     failures = 0
     for trial in reversed(ran):
         if trial.status != "failed":

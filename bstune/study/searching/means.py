@@ -7,6 +7,7 @@ keeps them: it knows its objective, its baseline and whether its trials can be s
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.search.acquisition import MIN_STEPS
@@ -18,9 +19,16 @@ from bstune.study.planning.baseline import (
     count_fresh_seeds,
     steps_of_first_run,
 )
-from bstune.study.planning.plan import RESCUE_SHARE, SearchEnd, trials_of_search
-from bstune.study.planning.wall import TrialCost, WallTime, fit_cost
-from bstune.study.prepare import PreparedStudy
+from bstune.study.planning.next_command import NextCommand
+from bstune.study.planning.plan import (
+    MEANS_SHARE,
+    RESCUE_SHARE,
+    SearchEnd,
+    count_points,
+    trials_of_search,
+)
+from bstune.study.planning.wall import OTHERS_SHARE, TrialCost, WallTime, fit_cost
+from bstune.study.prepare import PreparedStudy, survey_seconds
 from bstune.study.storage.telling import within_steps
 from bstune.trial.backend import chooses_horizons
 
@@ -97,9 +105,58 @@ def _reserved_at_budget(prepared: PreparedStudy, wall: WallTime, cost: TrialCost
     return min(seconds, RESCUE_SHARE * wall.limit)
 
 
-def shortest_seconds(prepared: PreparedStudy, cost: TrialCost) -> float:
-    """Give the wall seconds of the shortest trial worth its start, at the reference batch size."""
-    return cost.seconds(MIN_STEPS, prepared.options.scaling.batch_size)
+def advised_limit(
+    prepared: PreparedStudy,
+    wall: WallTime,
+    stops: bool,
+    trials: Sequence[TrialResult],
+    cost: TrialCost,
+) -> int | None:
+    """Give a ``search.wall_seconds`` with which the next command has time until two points ran.
+
+    It is None where two have. The arguments are those of :func:`reserved_seconds`.
+    """
+    ended = trials_of_search(trials)
+    points = count_points(ended)
+    if points >= 2:
+        return None
+    options = prepared.options
+    reference = options.scaling.batch_size
+    longest = max((trial.wall_seconds for trial in ended), default=0.0)
+    whole_run = cost.seconds(prepared.last_step(reference), reference)
+    shortest = cost.seconds(MIN_STEPS, reference)
+    is_limited = stops and not is_for_loss(prepared)
+
+    def trial_seconds(limit: float) -> float:
+        """Give the wall seconds of a trial: those of the longest one, else the baseline's share."""
+        least = shortest if is_limited else whole_run
+        # Before a trial has ended it is not known what it takes besides its steps.
+        share = 0.0 if ended else MEANS_SHARE * limit
+        return max(longest, least, share)
+
+    def kept_seconds(limit: float) -> float:
+        """Give what is kept once a first trial has ended."""
+        if ended:
+            return reserved_seconds(prepared, wall.within(limit), stops, trials, cost)
+        if is_for_loss(prepared):
+            return _reserved_at_budget(prepared, wall.within(limit), cost)
+        # Fresh seeds of a first trial that reaches the target within its share are about as much.
+        if stops:
+            return RESCUE_SHARE * limit
+        return prepared.budget.replicates * whole_run + OTHERS_SHARE * limit
+
+    charged = wall.charged(reserved_seconds(prepared, wall, stops, trials, cost))
+    following = NextCommand(
+        charged=charged,
+        start=wall.start_seconds - prepared.survey_seconds,
+        survey=partial(survey_seconds, options),
+        trials=2 - points,
+        decision=wall.decision_seconds,
+        trial=trial_seconds,
+        kept=kept_seconds,
+        report=wall.report_seconds,
+    )
+    return following.least_limit(wall.limit)
 
 
 def limit_reached(
@@ -116,7 +173,10 @@ def limit_reached(
         return spent
     cost = trial_cost(prepared, trials)
     reserve = reserved_seconds(prepared, wall, stops, trials, cost)
-    return wall.end_if_spent(trials, cost, reserve, shortest_seconds(prepared, cost))
+    if not wall.is_spent(trials, cost, reserve):
+        return None
+    advised = advised_limit(prepared, wall, stops, trials, cost)
+    return wall.search_end(trials, reserve, advised)
 
 
 def within_time(
@@ -152,7 +212,8 @@ def within_time(
     reserve = reserved_seconds(prepared, wall, stops, trials, cost)
     max_steps = wall.max_steps(trials, spec, cost, reserve)
     if max_steps is None:
-        return wall.search_end(trials, reserve, shortest_seconds(prepared, cost))
+        advised = advised_limit(prepared, wall, stops, trials, cost)
+        return wall.search_end(trials, reserve, advised)
     return within_steps(spec, max_steps)
 
 

@@ -37,7 +37,7 @@ def _trial_row(trial: TrialResult) -> tuple[str, ...]:
         number,
         format_count(trial.batch_size),
         format_number(trial.lr),
-        trial.status,
+        trial.outcome,
         format_number(value),
         format_count(trial.steps),
         format_seconds(trial.time_to_target),

@@ -114,9 +114,11 @@ class Progress:
         points = count_points(shown)
         for trial in new:
             points += count_points([trial])
-            place = f"configuration {points} of {self._total}"
+            # A point that failed does not count, and is asked again.
+            tried = points + 1 if trial.status == "failed" else points
+            place = f"configuration {tried} of {self._total}"
             # After its last point a search may train a stopped trial again from its first step.
-            if points > self._total:
+            if tried > self._total:
                 place = "again from its first step"
             line = trial_line(trial, self._target, place) + self._message(trial)
             if time_left and trial is new[-1]:
@@ -232,7 +234,10 @@ def trial_line(trial: TrialResult, target: Target, place: str = "") -> str:
     point = f"B {trial.batch_size}  lr {format_number(trial.lr)}"
     for name, value in trial.hyperparameters.items():
         point += f"  {name} {format_number(value)}"
-    outcome = f"{trial.status}{_metric_text(trial, target)} after {plural(trial.steps, 'step')}"
+    outcome = f"{trial.status}{_metric_text(trial, target)}"
+    # Of a trial whose process has died the steps are not known.
+    if trial.steps or trial.status != "failed":
+        outcome += f" after {plural(trial.steps, 'step')}"
     if trial.horizon is not None:
         outcome += f" of {trial.horizon}"
     if trial.time_to_target is not None:

@@ -18,6 +18,7 @@ from bstune.core.errors import BstuneError, StudyError
 from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.records import dump_json
 from bstune.search.sampler import RECORD
+from bstune.study.planning.wall import TAKEN
 from bstune.study.storage.attributes import (
     ARGUMENTS,
     BUDGET_TIMES,
@@ -202,6 +203,14 @@ def stored_settings(name: str, url: str) -> Mapping[str, object]:
         return settings_of(find_study(name, url))
     except StudyError:
         return {}
+
+
+def stored_wall_seconds(name: str, url: str) -> float:
+    """Read the seconds of wall time that a study has taken; 0 where there is none to be read."""
+    try:
+        return float(find_study(name, url).user_attrs.get(TAKEN, 0.0))
+    except StudyError:
+        return 0.0
 
 
 def stored_budget_times(name: str, url: str) -> tuple[tuple[int, float], ...] | None:

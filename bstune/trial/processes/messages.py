@@ -11,7 +11,7 @@ from typing import Any
 
 from bstune.core.errors import BstuneError
 from bstune.core.records import TrialResult, TrialSpec
-from bstune.system.failures import described, note_users_code
+from bstune.system.failures import described, note_users_code, steps_before
 from bstune.system.files import Output, full_disk
 
 # Trains a trial, which may go on from the record of a stopped one, and gives its record.
@@ -62,7 +62,15 @@ def failed(spec: TrialSpec, error: BaseException, seconds: float) -> Finished:
     if full is not None:
         return Finished(spec, error=full)
     message, frames = described(error)
-    record = TrialResult.unmeasured(spec, "failed", message=message, wall_seconds=seconds)
+    steps = steps_before(error)
+    record = TrialResult.unmeasured(
+        spec,
+        "failed",
+        steps=steps,
+        examples=steps * spec.batch_size,
+        message=message,
+        wall_seconds=seconds,
+    )
     return Finished(spec, record, frames=frames)
 
 
