@@ -36,6 +36,7 @@ from bstune.system.exits import is_interruption, os_exit_answered, sys_exit_erro
 from bstune.system.failures import cause, described
 from bstune.system.files import expand_home, full_disk, unusable_name
 from bstune.system.inputs import one_line, read_text
+from bstune.system.loading import loading
 from bstune.system.openmp import spin_shortly
 from bstune.system.secrets import (
     redact_values,
@@ -46,7 +47,6 @@ from bstune.system.secrets import (
 from bstune.system.shipped import CONFIG_MODULE, workload_names
 from bstune.system.terminal import ArgumentParser, filtered, printable, write_error, write_out
 from bstune.system.user import name_user
-from bstune.system.watchdog import waiting_for, watching
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -474,14 +474,13 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
         from bstune.study.early_checks import check_early
 
         check_early(options, write_out)
-        write_out("bstune: loading PyTorch and Lightning, 5 to 30 s")
-    if is_trained and options.trial.batch_size is None and options.search.workers > 0:
-        # It imports multiprocessing, which the help need not wait for.
-        from bstune.trial.processes.fork_server import start_server
+    with loading(training=is_trained):
+        if is_trained and options.trial.batch_size is None and options.search.workers > 0:
+            # It imports multiprocessing, which the help need not wait for.
+            from bstune.trial.processes.fork_server import start_server
 
-        # It imports what trains, 3 s, while this process does.
-        start_server()
-    with watching(write_out, seconds=None), waiting_for("the libraries"):
+            # It imports what trains, 3 s, while this process does.
+            start_server()
         quieten(training=is_trained)
         # Optuna, Rich and, to train, Lightning take 4 s and more: help and mistakes do not wait.
         from bstune.study.study import Study

@@ -878,7 +878,8 @@ def test_a_notebook_shows_one_display_that_is_updated(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    progress = Progress(9, bstune.Target("val_loss", 1.0, "min"), Console(force_jupyter=True))
+    target = bstune.Target("val_loss", 1.0, "min")
+    progress = Progress(9, target, lambda batch_size: 1000, Console(force_jupyter=True))
     for trials in range(3):
         # It is shown again after each trial, with all of them so far.
         progress.show([make_result(number=number) for number in range(trials)])

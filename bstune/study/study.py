@@ -33,8 +33,10 @@ from bstune.system.console import plain_console, print_line, quieten
 from bstune.system.exits import os_exit_answered
 from bstune.system.failures import in_users_code, without_own_frames
 from bstune.system.files import check_writable
+from bstune.system.loading import loading
 from bstune.system.terminal import filtered
 from bstune.system.user import name_user
+from bstune.system.watchdog import waiting_for
 from bstune.trial.processes.messages import PICKLE_ERRORS
 
 # torch and lightning take 4 s to import, and a replayed study needs neither: what knows them is
@@ -107,6 +109,7 @@ class Study:
     assumptions: tuple[str, ...] = ()
 
     @without_own_frames
+    @loading(training=True)
     def __init__(
         self,
         module: "Module | None" = None,
@@ -165,7 +168,7 @@ class Study:
             overrides_lr=override_lr or _overrides_lr(options),
         )
         self.arguments = None
-        with restored(), filtered():
+        with restored(), filtered(), waiting_for("the module and the data"):
             quieten()
             completed = complete(stated)
             self.assumptions = completed.lines
