@@ -18,7 +18,7 @@ from rich.console import Console
 
 from bstune.config import Composed, compose_given
 from bstune.core.errors import BstuneError, ConfigError
-from bstune.core.option_names import ARGUMENT_OPTIONS
+from bstune.core.option_names import ARGUMENT_OPTIONS, in_python
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.core.search_space import OVERRIDE_LR
 from bstune.hydra_recipe import instantiate
@@ -29,6 +29,7 @@ from bstune.study.report import Findings
 from bstune.study.run import run as run_options
 from bstune.study.run import run_worker
 from bstune.study.storage.opening import find_study
+from bstune.system.arguments import without_unknown_arguments
 from bstune.system.console import plain_console, print_line, quieten
 from bstune.system.exits import os_exit_answered
 from bstune.system.failures import in_users_code, without_own_frames
@@ -109,6 +110,7 @@ class Study:
     assumptions: tuple[str, ...] = ()
 
     @without_own_frames
+    @without_unknown_arguments
     @loading(training=True)
     def __init__(
         self,
@@ -374,7 +376,11 @@ def compose_objects(
         )
     workload, recipe = given_study(given)
     tuned = {"search.tune": list(workload["tunable"])}
-    options = compose_given(workload, arguments, {**chosen, **tuned})
+    try:
+        options = compose_given(workload, arguments, {**chosen, **tuned})
+    except ConfigError as error:
+        # The caller has written arguments, not the options that are made of them.
+        raise ConfigError(in_python(str(error))) from error
     if recipe is not None and options.trainer:
         # Trainer arguments that are Python values override those of the options.
         recipe = recipe.with_trainer(instantiate(options.trainer, "trainer"))

@@ -8,6 +8,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target
 from bstune.study.result import Result
 from bstune.study.study import Study, compose_objects, users_errors
+from bstune.system.arguments import without_unknown_arguments
 from bstune.system.exits import os_exit_answered
 from bstune.system.failures import without_own_frames
 from bstune.system.loading import loading
@@ -51,6 +52,7 @@ tune = _make_and_run(Study)
 
 
 @without_own_frames
+@without_unknown_arguments
 @loading(training=True)
 def survey(
     *arguments: str,
