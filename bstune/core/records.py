@@ -67,16 +67,19 @@ class Target:
     mode: Mode = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.mode is None:
-            # The target is frozen for everybody else.
-            object.__setattr__(self, "mode", self._mode_of_name())
         if self.mode not in ("min", "max"):
-            raise ConfigError(f"target.mode must be min or max, but got {self.mode!r}")
+            # The target is frozen for everybody else.
+            object.__setattr__(self, "mode", self._mode_in_place_of(self.mode))
         if not math.isfinite(self.value):
             raise ConfigError(f"target.value must be a finite number, but got {self.value}")
 
-    def _mode_of_name(self) -> Mode:
-        """Give the mode that the metric's name says; ConfigError where it says none."""
+    def _mode_in_place_of(self, given: object) -> Mode:
+        """Give the mode that the metric's name says, where none is given.
+
+        ConfigError for an unknown mode, or a name that says none.
+        """
+        if given is not None:
+            raise ConfigError(f"target.mode must be min or max, but got {given!r}")
         mode = mode_of(str(self.metric))
         if mode is None:
             raise ConfigError(
