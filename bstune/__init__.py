@@ -10,7 +10,9 @@ Importing this package is cheap: each name is imported when it is first used, an
 optuna and mlflow with those that need them.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -75,7 +77,19 @@ def __getattr__(name: str) -> Any:
             return "unknown"
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(_imported(_MODULES[name]), name)
+
+
+def _imported(module: str) -> ModuleType:
+    """Import a module of bstune's. Where that takes ten seconds and more, lines say so."""
+    if module in sys.modules:
+        return import_module(module)
+    # It starts a thread, which a module that is there does not need.
+    from bstune.system.loading import loading
+
+    # An import by itself does not say that it loads PyTorch: scripts import names at their top.
+    with loading(training=False):
+        return import_module(module)
 
 
 def __dir__() -> list[str]:

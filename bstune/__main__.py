@@ -36,6 +36,7 @@ from bstune.system.exits import is_interruption, os_exit_answered, sys_exit_erro
 from bstune.system.failures import cause, described
 from bstune.system.files import expand_home, full_disk, unusable_name
 from bstune.system.inputs import one_line, read_text
+from bstune.system.loading import loading
 from bstune.system.openmp import spin_shortly
 from bstune.system.secrets import (
     redact_values,
@@ -46,7 +47,6 @@ from bstune.system.secrets import (
 from bstune.system.shipped import CONFIG_MODULE, workload_names
 from bstune.system.terminal import ArgumentParser, filtered, printable, write_error, write_out
 from bstune.system.user import name_user
-from bstune.system.watchdog import waiting_for, watching
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -474,14 +474,13 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
         from bstune.study.early_checks import check_early
 
         check_early(options, write_out)
-        _say_loading()
-    if is_trained and options.trial.batch_size is None and options.search.workers > 0:
-        # It imports multiprocessing, which the help need not wait for.
-        from bstune.trial.processes.fork_server import start_server
+    with loading(training=is_trained):
+        if is_trained and options.trial.batch_size is None and options.search.workers > 0:
+            # It imports multiprocessing, which the help need not wait for.
+            from bstune.trial.processes.fork_server import start_server
 
-        # It imports what trains, 3 s, while this process does.
-        start_server()
-    with watching(write_out, seconds=None), waiting_for("the libraries"):
+            # It imports what trains, 3 s, while this process does.
+            start_server()
         quieten(training=is_trained)
         # Optuna, Rich and, to train, Lightning take 4 s and more: help and mistakes do not wait.
         from bstune.study.study import Study
@@ -493,12 +492,6 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
             raise
         raise Interrupted(f"interrupted: {interruption.stage.value}") from error
     return result.to_json()
-
-
-def _say_loading() -> None:
-    """Say that the libraries which train are loaded now, unless they have been before."""
-    if "torch" not in sys.modules:
-        write_out("bstune: loading PyTorch and Lightning, 5 to 30 s")
 
 
 def worker(arguments: list[str]) -> None:
@@ -579,15 +572,15 @@ def lightning(arguments: list[str]) -> str | None:
             "search.objective=loss seeks the best metric within a budget, and --target "
             f"{options.target} a target: leave one of them out"
         )
-    _say_loading()
-    quieten()
     # Lightning takes 4 s to import.
-    from yaml import safe_dump
+    with loading(training=True):
+        quieten()
+        from yaml import safe_dump
 
-    from bstune.study.prepare import compose_checked
-    from bstune.system.files import write_text
-    from bstune.trial.own_project.lightning_cli import Chosen, workload_of
-    from bstune.trial.own_project.own_values import are_timed
+        from bstune.study.prepare import compose_checked
+        from bstune.system.files import write_text
+        from bstune.trial.own_project.lightning_cli import Chosen, workload_of
+        from bstune.trial.own_project.own_values import are_timed
 
     named = {name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")}
     overrides_lr = f"{OVERRIDE_LR}=true" in [option.lower() for option in options.overrides]

@@ -623,11 +623,27 @@ def _options_and_mistakes(
     lines = list[str]()
     for name, line in mistakes.items():
         # An option that is a copy of another one, ${name}, has the other's mistake.
-        original = str(written.get(name))[2:-1]
-        if original not in mistakes:
+        if mistakes.keys().isdisjoint(_originals(name, written)):
             lines.append(line)
     # If options are copies of each other, none has a line yet: then all have one.
     return options, lines or list(mistakes.values())
+
+
+def _originals(name: str, written: Mapping[str, object]) -> set[str]:
+    """Give the options that an option is a copy of, or the sections that a section has copies of.
+
+    ``written`` has each option as it is written, by its dotted key.
+    """
+    originals = set[str]()
+    for key, value in written.items():
+        original = str(value)[2:-1]
+        if str(value) != f"${{{original}}}":
+            continue
+        if key == name:
+            originals.add(original)
+        elif key.rpartition(".")[0] == name:
+            originals.add(original.rpartition(".")[0])
+    return originals
 
 
 def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:

@@ -124,6 +124,8 @@ def run(
         noun="study",
         read=int,
         inputs=arguments,
+        # A study of another model or data set takes many times as long.
+        work=None,
         shown=lambda trials: plural(trials, "trial"),
     )
     ended = log.measure(plan, run_to_its_end)

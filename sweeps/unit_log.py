@@ -108,7 +108,8 @@ class UnitPlan(Generic[Value]):
             gives the names of all.
         inputs: what each unit depends on besides the header, by its name. A record with other
             inputs does not count.
-        work: how long each unit takes relative to others, by its name; empty: all take as long.
+        work: how long each unit takes relative to others, by its name; empty: all take as long;
+            None: not known, so that no time to go is told.
         shown: writes a unit's value for a line of its own; None: units are too short for lines.
     """
 
@@ -118,7 +119,7 @@ class UnitPlan(Generic[Value]):
     read: Callable[[Any], Value]
     choices: Sequence[str] = ()
     inputs: Mapping[str, object] = field(default_factory=dict)
-    work: Mapping[str, float] = field(default_factory=dict)
+    work: Mapping[str, float] | None = field(default_factory=dict)
     shown: Callable[[Value], str] | None = None
 
 
@@ -424,17 +425,16 @@ class UnitProgress(Generic[Value]):
         self._left.remove(name)
 
     def seconds_to_go(self) -> float | None:
-        """Predict the seconds until the last unit ends; None before any has ended."""
-        names_done = self._seconds.keys()
-        work_done = sum(map(self._relative_work, names_done))
-        if not work_done:
-            return None
-        work_left = sum(map(self._relative_work, self._left))
-        return sum(self._seconds.values()) / work_done * work_left
+        """Predict the seconds until the last unit ends.
 
-    def _relative_work(self, name: str) -> float:
-        """Give how long a unit takes relative to others."""
-        return self._plan.work.get(name, 1.0)
+        None before any has ended, and where nothing tells how long each takes.
+        """
+        work = self._plan.work
+        if work is None or not self._seconds:
+            return None
+        work_done = sum(work.get(name, 1.0) for name in self._seconds)
+        work_left = sum(work.get(name, 1.0) for name in self._left)
+        return sum(self._seconds.values()) / work_done * work_left
 
     def deserves_line(self, seconds_since_last: float) -> bool:
         """Tell whether the unit that has just ended gets a line of progress."""

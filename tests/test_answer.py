@@ -26,7 +26,7 @@ from bstune.report.block import SHOWN_CAUTIONS, console_rows
 from bstune.report.compare import compared_study
 from bstune.report.lines.cautions import warnings
 from bstune.report.lines.learning_rate import fitting_rules_text
-from bstune.report.lines.next_steps import how_to_narrow
+from bstune.report.lines.next_steps import how_to_narrow, on_limits
 from bstune.report.lines.unreached import NOTHING_REACHED
 from bstune.report.trust import trust
 from bstune.report.words import critical_text, expected_text, trials_text
@@ -354,8 +354,8 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
             # It used up its budget, where the first one was stopped by the search.
             [replace(STOPPED, steps=400)],
             "1 of 1 stopped trial still improved at the end of their budget",
-            # Four times the budget of 400 steps; its examples count one at least.
-            "a larger budget: budget.steps=1600 budget.examples=4",
+            # Four times the budget of 400 steps; its examples are one, which is no limit.
+            "a larger budget: budget.steps=1600",
         ),
         (
             [FLAT],
@@ -818,3 +818,16 @@ def test_what_took_the_steps_is_said_where_it_is_not_what_the_option_asks_for():
     assert texts(summary, "NOTE") == (
         "Lightning's own loop took the steps, not the lean one: Mine has backward",
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        ("bstune +workload=mine trial.lr=0.1 budget.steps=233 budget.examples=1", 1),
+        ("bstune +workload=mine trial.lr=0.1", 0),
+        ("bstune +workload=mine budget.examples=1000", 0),
+        ("result.train()", 0),
+    ],
+)
+def test_a_command_with_a_limit_of_one_example_is_explained(command, lines):
+    assert len(list(on_limits(command))) == lines

@@ -147,17 +147,19 @@ def test_allows():
         "protocol.warmup_steps=-1 "
         "hardware.memory.relative.cpu=-1 trial.total_steps=-1",
         "be at least 1": "search.trials=0 search.candidates=0 search.batch_size.multiple=0 "
+        "workload.reference.batch_size=0 "
         "budget.examples=0 protocol.micro_batch_size=0 protocol.noise_scale_every=0 "
         "hardware.memory.limit=0",
         "be at least 2": "hardware.step_time.rungs=1",
         # A denormal number is over 0, and its logarithm is of no use.
         "be at least 0.01": "prior.level_sigma=1e-320 prior.exponent_sigma=0",
         "be at least 0.1": "search.lease_seconds=0",
-        "be at least 1e-06": "search.seconds=0 protocol.trial_seconds=0 "
-        "hardware.memory.free_share=0 protocol.evaluation_share=1e-320",
-        "be at least 1e-15": "scaling.lr=-1 scaling.noise_scale=0 protocol.divergence=-1 "
-        "trial.lr=1e-320 "
-        "protocol.evaluation_cost=0",
+        "be at least 1e-06": "protocol.evaluation_share=1e-320",
+        "be at least 1e-15": "trial.lr=1e-320",
+        # A lower bound that stands for 0 is not named where 0 or less was meant.
+        "be greater than 0": "scaling.lr=-1 scaling.noise_scale=0 protocol.divergence=-1 "
+        "protocol.evaluation_cost=0 search.seconds=0 protocol.trial_seconds=0 "
+        "hardware.memory.free_share=0",
         "be at least 1.001": "hardware.scale_out.candidate_ratio=1",
         "be at most 1": "search.stratified=1.5 protocol.evaluation_share=2",
         "be at most 10": "mlflow.retries=11",
@@ -208,7 +210,7 @@ def test_a_target_is_a_number_or_auto(value):
         # What a reference resolves to is checked, too.
         ("budget.steps=${study}", "budget.steps must be a valid integer, but got 'digits'"),
         # once, not as scaling.lr
-        ("workload.reference.lr=0", "workload.reference.lr must be at least 1e-15, but got 0"),
+        ("workload.reference.lr=0", "workload.reference.lr must be greater than 0, but got 0"),
         # An element of a list is named by its place.
         (
             "hardware.ceilings.matrix_sizes=[9e9]",
@@ -270,6 +272,11 @@ def test_a_target_is_a_number_or_auto(value):
         (
             "search.batch_size.low=9999",
             "search.batch_size: low must be at most high, but got low=9999 and high=1200",
+        ),
+        # once, not as search.batch_size
+        (
+            "workload.batch_size.low=9999",
+            "workload.batch_size: low must be at most high, but got low=9999 and high=1200",
         ),
         (
             "trial.batch_size=64",

@@ -39,6 +39,7 @@ def test_replayed_studies_need_no_training_library():
         "bstune.study.verbs.record",
         "bstune.study.verbs.retarget",
         "bstune.study.study",
+        "bstune.study.tune",
     )
     # A table is read: torch would take seconds.
     assert {*HEAVY, "optuna"} & loaded(*modules) == {"optuna"}

@@ -7,7 +7,12 @@ from rich.console import Console
 from toolbox import make_trial
 
 from bstune.core.records import Target
-from bstune.study.showing.progress import MINUTE, Progress, trial_line
+from bstune.study.showing.progress import MINUTE, Progress, ending, trial_line
+
+
+def last_step(batch_size):
+    """The step at which a budget of 64,000 examples is spent."""
+    return round(64_000 / batch_size)
 
 
 def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
@@ -15,7 +20,7 @@ def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
     trials = [make_trial(number) for number in range(5)]
     trials[1] = replace(trials[1], resumed_from=0)
     trials[3] = replace(trials[3], replicate_of=0)
-    progress = Progress(5, target, Console(width=200))
+    progress = Progress(5, target, last_step, Console(width=200))
     # The first call has a trial that was done before.
     for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):
         progress.show([trials[number] for number in done], 60.0 * len(done))
@@ -45,7 +50,7 @@ def test_a_point_that_failed_and_is_asked_again_is_the_same_configuration(capsys
 
 
 def test_a_line_comes_from_time_to_time_while_a_trial_trains():
-    progress = Progress(5, Target("val/error", 0.1, "min"), Console(width=200))
+    progress = Progress(5, Target("val/error", 0.1, "min"), last_step, Console(width=200))
     progress.show([])
 
     def seconds_with_a_line(start, until):
@@ -67,7 +72,7 @@ def test_a_line_comes_from_time_to_time_while_a_trial_trains():
 def test_a_dumb_terminal_has_lines_in_place_of_a_live_one(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     console = Console(width=200, force_terminal=True)
-    assert Progress(5, Target("val/error", 0.1, "min"), console).live is None
+    assert Progress(5, Target("val/error", 0.1, "min"), last_step, console).live is None
 
 
 def test_one_live_line_on_a_terminal(capsys):
@@ -77,7 +82,7 @@ def test_one_live_line_on_a_terminal(capsys):
         make_trial(1, 256, steps=80),
         make_trial(2, 64, tau=None),
     ]
-    progress = Progress(5, Target("val/error", 0.1, "min"), console)
+    progress = Progress(5, Target("val/error", 0.1, "min"), last_step, console)
     with progress.live:
         for count in range(4):
             progress.show(trials[:count])
@@ -128,7 +133,24 @@ def test_one_live_line_on_a_terminal(capsys):
 )
 def test_a_trial_as_a_line(changes, line):
     target = Target("val/error", 0.1, "min")
-    assert trial_line(make_trial(3, **changes), target, "configuration 4 of 5") == line
+    assert trial_line(make_trial(3, **changes), target, last_step, "configuration 4 of 5") == line
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        # The budget of batch size 64 is 1,000 steps.
+        ({"status": "stopped", "steps": 999}, "stopped"),
+        ({"status": "stopped", "steps": 1000}, "spent its budget"),
+        ({"status": "stopped", "steps": 1000, "horizon": 1000}, "spent its budget"),
+        ({"status": "stopped", "steps": 227, "horizon": 1000}, "stopped"),
+        ({"status": "stopped", "steps": 10, "horizon": 10}, "ended with its schedule"),
+        ({"status": "reached", "steps": 1000}, "reached"),
+        ({"status": "diverged", "steps": 1000}, "diverged"),
+    ],
+)
+def test_a_trial_that_ran_to_its_end_was_not_stopped(changes, words):
+    assert ending(make_trial(3, 64, **changes), last_step) == words
 
 
 # A budget's trial is judged by its best value, not by its last.
@@ -141,7 +163,7 @@ def test_a_trial_as_a_line(changes, line):
 )
 def test_a_trial_of_a_budget_names_its_best_value(history, seen):
     trial = make_trial(3, status="stopped", history=history)
-    assert seen in trial_line(trial, Target("val/error", 0.0, "min").never_met)
+    assert seen in trial_line(trial, Target("val/error", 0.0, "min").never_met, last_step)
 
 
 def test_what_trials_went_on_without_is_said_once_and_why_they_failed_each_time(capsys):
@@ -152,7 +174,7 @@ def test_what_trials_went_on_without_is_said_once_and_why_they_failed_each_time(
         make_trial(2, message=without),
         make_trial(3, status="failed", message=failed, history=()),
     ]
-    progress = Progress(5, Target("val/error", 0.1, "min"), Console(width=200))
+    progress = Progress(5, Target("val/error", 0.1, "min"), last_step, Console(width=200))
     for count in range(5):
         progress.show(trials[:count])
     # What the trial does without, why it failed, and the metric.

@@ -33,6 +33,13 @@ def test_the_better_bound_of_a_metric(mode, best):
     assert Target("m", 0.5, mode).best_bound((0.2, 1.0)) == best
 
 
+def test_a_target_without_a_mode_has_that_of_its_metrics_name():
+    assert Target("val_f1", 0.7) == Target("val_f1", 0.7, "max")
+    assert Target("val_loss", 0.1) == Target("val_loss", 0.1, "min")
+    with pytest.raises(ConfigError, match="give mode='min' or mode='max'"):
+        Target("reward", 3)
+
+
 def test_impossible_targets_are_refused():
     with pytest.raises(ConfigError, match=r"target\.mode must be min or max, but got 'down'"):
         Target("val/error", 0.1, "down")

@@ -462,7 +462,7 @@ BAD = [
     ({"batch_sizes": 64}, r"batch_sizes must be two numbers \(smallest, largest\), but got 64"),
     (
         {"batch_sizes": (64, 16)},
-        "workload.batch_size: low must be at most high, but got low=64 and high=16",
+        "^batch_sizes: low must be at most high, but got low=64 and high=16$",
     ),
     # 1,200 examples make no batch of 5,000.
     ({"batch_sizes": (16, 5000)}, "batch size 5000 is larger than the training data"),
@@ -470,10 +470,16 @@ BAD = [
         {"reference": (32, "0.1")},
         r"reference must be two numbers \(batch size, learning rate\), but got \(32, '0.1'\)",
     ),
-    ({"objective": "speed"}, "search.objective must be"),
-    ({"trials": 0}, "search.trials must be at least 1, but got 0"),
+    (
+        {"reference": (0, 0.1)},
+        r"^reference must be a batch size of at least 1 and .* over 0, but got \(0, 0.1\)$",
+    ),
+    ({"reference": (32, 0), "target": None}, r"over 0, but got \(32, 0\)$"),
+    ({"objective": "speed"}, "^objective must be"),
+    ({"trials": 0}, "^trials must be at least 1, but got 0$"),
+    ({"traget": "val_loss"}, "^unknown argument traget: did you mean target\\?$"),
     ({"options": "search.trials=3"}, "options must be a list such as"),
-    ({"options": ["search.trial=3"]}, "unknown option search.trial: did you mean search.trials?"),
+    ({"options": ["search.trial=3"]}, "unknown option search.trial: did you mean trials?"),
     ({"trainer": {"max_steps": 3}}, "trainer: max_steps is bstune's own"),
     ({"trainer": {"gradient_clip": 3}}, "trainer.gradient_clip"),
     (
@@ -878,7 +884,8 @@ def test_a_notebook_shows_one_display_that_is_updated(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    progress = Progress(9, bstune.Target("val_loss", 1.0, "min"), Console(force_jupyter=True))
+    target = bstune.Target("val_loss", 1.0, "min")
+    progress = Progress(9, target, lambda batch_size: 1000, Console(force_jupyter=True))
     for trials in range(3):
         # It is shown again after each trial, with all of them so far.
         progress.show([make_result(number=number) for number in range(trials)])

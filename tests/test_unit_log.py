@@ -247,6 +247,8 @@ def test_units_may_end_in_any_order(path):
         ({"a": 2.0}, {"a": 1.0, "b": 5.0}, ["b"], 10.0),
         # A unit whose work is not given counts as 1.
         ({"a": 2.0}, {"a": 4.0}, ["b", "c"], 1.0),
+        # Units that are not alike: the seconds of one tell nothing of another's.
+        ({"a": 2.0}, None, ["b", "c"], None),
     ],
 )
 def test_the_time_to_go_is_in_proportion_to_the_work(seconds, work, left, expected):

@@ -2,9 +2,13 @@
 
 import re
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import Mode
+
+# A target takes its mode from here.
+if TYPE_CHECKING:
+    from bstune.core.records import Mode
 
 # Words in the name of a metric that say which way is better.
 LESS_IS_BETTER = (
@@ -36,7 +40,7 @@ MORE_IS_BETTER = (
 LOSS = "loss"
 
 
-def mode_of(metric: str) -> Mode | None:
+def mode_of(metric: str) -> "Mode | None":
     """Tell which way a metric is better by the words of its name; None where they do not tell."""
     words = set(re.split(r"[^a-z0-9]+", metric.lower()))
     is_less = bool(words.intersection(LESS_IS_BETTER))
@@ -65,7 +69,7 @@ def choose_loss(metrics: Collection[str]) -> str | None:
     return None
 
 
-def parse_target(text: str, option: str = "--target") -> tuple[str, float, Mode]:
+def parse_target(text: str, option: str = "--target") -> "tuple[str, float, Mode]":
     """Read metric, value and mode of a target, such as ``val_loss<=0.1`` or ``val_acc=0.9``.
 
     Raises:

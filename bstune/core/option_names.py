@@ -33,6 +33,11 @@ ARGUMENT_OPTIONS = {
 }
 # The parts of Study's arguments that options set, by the option's name on the command line.
 PART_ARGUMENTS = {
+    "workload.batch_size": "batch_sizes",
+    "workload.batch_size.low": "batch_sizes[0]",
+    "workload.batch_size.high": "batch_sizes[1]",
+    "workload.reference.batch_size": "reference[0]",
+    "workload.reference.lr": "reference[1]",
     "search.batch_size.low": "batch_sizes[0]",
     "search.batch_size.high": "batch_sizes[1]",
     "scaling.batch_size": "reference[0]",

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from bstune.core.errors import ConfigError, RecordError
 from bstune.core.evaluation_schedule import EvaluationSchedule
+from bstune.core.metric_names import mode_of
 from bstune.core.numbers import is_finite_number
 
 Status = Literal["reached", "stopped", "diverged", "out of memory", "failed"]
@@ -52,21 +53,40 @@ class Target:
     Args:
         metric: the name under which the Lightning module logs it.
         value: the goal.
-        mode: ``min`` if the metric has to fall to ``value``, ``max`` if it has to rise to it.
+        mode: ``min`` if the metric has to fall to ``value``, ``max`` if it has to rise to it; left
+            out, as the metric's name says, such as ``min`` for a loss.
 
     Raises:
-        ConfigError: for an unknown mode or a goal that is not a finite number.
+        ConfigError: for an unknown mode, one that the name does not say, or a goal that is not a
+            finite number.
     """
 
     metric: str
     value: float
-    mode: Mode
+    # It is never None once the target is made.
+    mode: Mode = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         if self.mode not in ("min", "max"):
-            raise ConfigError(f"target.mode must be min or max, but got {self.mode!r}")
+            # The target is frozen for everybody else.
+            object.__setattr__(self, "mode", self._mode_in_place_of(self.mode))
         if not math.isfinite(self.value):
             raise ConfigError(f"target.value must be a finite number, but got {self.value}")
+
+    def _mode_in_place_of(self, given: object) -> Mode:
+        """Give the mode that the metric's name says, where none is given.
+
+        ConfigError for an unknown mode, or a name that says none.
+        """
+        if given is not None:
+            raise ConfigError(f"target.mode must be min or max, but got {given!r}")
+        mode = mode_of(str(self.metric))
+        if mode is None:
+            raise ConfigError(
+                f"Target({self.metric!r}, {self.value!r}): the name does not say which way is "
+                "better: give mode='min' or mode='max'"
+            )
+        return mode
 
     def gap(self, value: float) -> float:
         """How far ``value`` still is from the goal: zero or negative once it is reached."""

@@ -4,6 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+# Lower bounds up to this one stand for 0.
+TINY = 1e-6
+
 
 def refusal(name: str, error: Mapping[str, Any]) -> str:
     """Write pydantic's error on a value as a line: the option, what is allowed, what it received.
@@ -25,7 +28,18 @@ def refusal(name: str, error: Mapping[str, Any]) -> str:
     ):
         if key in error.get("ctx", {}):
             message = f"must be {word} {error['ctx'][key]:.12g}"
+    # Nobody means the bound itself: it keeps arithmetic away from 0.
+    if 0 < error.get("ctx", {}).get("ge", 0) <= TINY and _is_at_most_0(error["input"]):
+        message = "must be greater than 0"
     return f"{name} {message}, but got {shown(error['input'])}"
+
+
+def _is_at_most_0(value: object) -> bool:
+    """Whether a value is a number, or the text of one, of at most 0."""
+    try:
+        return float(value) <= 0  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
 
 
 def shown(value: object) -> str:

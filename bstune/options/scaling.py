@@ -4,13 +4,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from bstune.options.values import NUMBER, Node, PositiveFinite, Section
+from bstune.options.values import NUMBER, BatchSize, Node, PositiveFinite, Section
 
 
 class ScalingOptions(Section):
     """The rule that gives the search its prior of the learning rate at each batch size."""
 
-    batch_size: PositiveFinite
+    batch_size: BatchSize
     """Batch size of a pair that the rule passes through."""
     lr: PositiveFinite
     """Learning rate of that pair."""

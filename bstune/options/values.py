@@ -68,6 +68,8 @@ Bytes = Annotated[int, Field(ge=1, le=2**60), NUMBER]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1), NUMBER]
 Finite = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False), NUMBER]
 PositiveFinite = Annotated[float, Field(ge=1e-15, le=1e15, allow_inf_nan=False), NUMBER]
+# A batch size from which others are scaled; it need not be whole.
+BatchSize = Annotated[float, Field(ge=1, le=1e15, allow_inf_nan=False), NUMBER]
 Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False), NUMBER]
 PositiveSeconds = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False), NUMBER]
 Sigma = Annotated[float, Field(ge=0.01, le=100.0, allow_inf_nan=False), NUMBER]

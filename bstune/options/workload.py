@@ -9,6 +9,7 @@ from bstune.core.records import Target
 from bstune.core.search_space import BUDGET, HALF_LIVES, MODULE
 from bstune.options.budget import WorkloadBudgetOptions
 from bstune.options.values import (
+    BatchSize,
     Fast,
     Finite,
     Node,
@@ -36,7 +37,7 @@ NO_DATA_MODULE = (
 class ReferenceOptions(Section):
     """A pair that goes together."""
 
-    batch_size: PositiveFinite
+    batch_size: BatchSize
     """Batch size, in examples."""
     lr: PositiveFinite
     """Learning rate that goes with it."""

@@ -15,7 +15,7 @@ from typing import Any
 from bstune.core.errors import ConfigError
 from bstune.core.metric_names import mode_of, parse_target
 from bstune.core.records import Budget, Target
-from bstune.study.given import Data, GivenObjects, Module, middles_of
+from bstune.study.given import Data, GivenObjects, Module, checked_reference, middles_of
 from bstune.study.planning.assumed_budget import SCHEDULE_SHARE_IN_WORDS
 from bstune.study.planning.plan import QUICK_SECONDS
 from bstune.system.console import format_count, format_seconds
@@ -100,6 +100,9 @@ def complete(stated: Stated) -> Completed:
     Raises:
         ConfigError: where these do not tell; it names the argument to give.
     """
+    # What is taken from the project depends on it.
+    if stated.reference is not None:
+        checked_reference(stated.reference)
     target = _target(stated.target)
     if stated.objective == "loss" and target is not None and not target.is_open:
         raise ConfigError(

@@ -81,7 +81,7 @@ def given_study(given: GivenObjects) -> tuple[Node, PythonRecipe | None]:
         ConfigError: for an argument that cannot be used.
     """
     low, high = _pair("batch_sizes", given.batch_sizes, "(smallest, largest)")
-    batch_size, lr = _pair("reference", given.reference, "(batch size, learning rate)")
+    batch_size, lr = checked_reference(given.reference)
     ranges = _ranges_of(given.tunable)
     recipe = _recipe(given, batch_size, lr, ranges)
     module_name = NO_MODULE
@@ -116,6 +116,18 @@ def given_study(given: GivenObjects) -> tuple[Node, PythonRecipe | None]:
         "given_trainer": {name: _in_words(value) for name, value in trainer.items()},
     }
     return workload, recipe
+
+
+def checked_reference(reference: object) -> tuple[Any, Any]:
+    """Give the reference's batch size and learning rate; ConfigError for what is no such pair."""
+    batch_size, lr = _pair("reference", reference, "(batch size, learning rate)")
+    # NaN is refused, too, as it is not above anything.
+    if not batch_size >= 1 or not lr > 0:
+        raise ConfigError(
+            "reference must be a batch size of at least 1 and a learning rate over 0, but got "
+            f"{reference!r}"
+        )
+    return batch_size, lr
 
 
 def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe:

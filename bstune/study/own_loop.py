@@ -203,7 +203,7 @@ def _paused_study(
         runners.append(LoopRunner(backend, count))
         return runners[-1]
 
-    prepared = prepare(options, recipe=None, backend=backend)
+    prepared = prepare(options, recipe=None, log=say, backend=backend)
     prepared = replace(prepared, open_processes=open_runner)
     yield from paused_study(prepared, arguments=None, console=console)
 

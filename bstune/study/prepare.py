@@ -73,9 +73,9 @@ LEAST_LEFT = 50.0
 SURVEY_SHARE = 0.1
 # Where a budget is one of seconds, the survey says how many steps it is at each batch size.
 SURVEY_SHARE_OF_BUDGET = 0.25
-# Seconds after which the command itself says what it waits for. The process that trains says it
-# after ten.
-OWN_SILENCE = 15.0
+# Seconds after which this process says what it waits for. The process that trains says it after
+# ten.
+OWN_SILENCE = 13.0
 HORIZON_CAVEAT = (
     "The workload's schedule ends with the trial, at its horizon: S(B) is the shortest horizon "
     "that reaches the target, and a point stands where a run met the target, at its horizon's end "
@@ -280,7 +280,22 @@ def prepare(
     Raises:
         BstuneError: of the classes for what a user can mend, for whatever would fail later.
     """
-    elapsed = elapsed or stopwatch()
+    now = elapsed or stopwatch()
+    with (
+        watching(log, seconds=None, silence=OWN_SILENCE) as say,
+        waiting_for("the study's preparation"),
+    ):
+        return _prepare(options, recipe, say, backend, now)
+
+
+def _prepare(
+    options: StudyOptions,
+    recipe: Recipe | None,
+    say: Callable[[str], None],
+    backend: TrialBackend | None,
+    elapsed: Callable[[], float],
+) -> PreparedStudy:
+    """Do what :func:`prepare` does, without a watch that says what is waited for."""
     options = _with_single_budget(options, recipe)
     if options.quick and options.search.wall_seconds is None:
         options = with_option(options, "search.wall_seconds", QUICK_SECONDS)
@@ -301,7 +316,7 @@ def prepare(
         assert asked.recipe is not None  # noqa: S101 (else the backend replays)
         seconds_left = _seconds_left(options, elapsed)
         runs = _prepare_training(
-            options, asked.recipe, protocol, space, trial, budget, files, seconds_left, log
+            options, asked.recipe, protocol, space, trial, budget, files, seconds_left, say
         )
     else:
         runs = _PreparedRuns(asked.backend, space)
@@ -408,7 +423,8 @@ def _check_places(options: StudyOptions, budget: SearchBudget, trial: TrialSpec 
     check_output(options)
     build_sampler(options, budget, trial_index=0)
     if trial is None:
-        check_storage(options.storage)
+        with waiting_for("the storage"):
+            check_storage(options.storage)
 
 
 def _steps_at_budget(
@@ -636,8 +652,9 @@ def _checked_tracking(
     if not options.mlflow.enabled or trial is not None:
         return options, []
     try:
-        # mlflow takes seconds to import.
-        from bstune.tracking.address import check_uri, tracking_uri
+        with waiting_for("MLflow"):
+            # mlflow takes seconds to import.
+            from bstune.tracking.address import check_uri, tracking_uri
     except ImportError as error:
         note = f"not logged in MLflow, which cannot be imported: {cause(error)}"
         return with_option(options, "mlflow.enabled", False), [note]
@@ -673,7 +690,7 @@ def _prepare_training(
     budget: SearchBudget,
     files: Output,
     seconds_left: Callable[[], float],
-    log: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> _PreparedRuns:
     """Try a few steps, survey the hardware, and choose the processes that train."""
     # torch takes seconds to import.
@@ -687,16 +704,13 @@ def _prepare_training(
     training: Training = processes
     if not in_processes:
         training = TrainingHere(options, recipe, protocol, trials_log)
-    with (
-        watching(log, seconds=None, silence=OWN_SILENCE) as say,
-        waiting_for("the process that trains"),
-    ):
+    with waiting_for("the process that trains"):
         runs = _try_and_survey(
             options, recipe, protocol, space, trial, budget, training, seconds_left, say
         )
     notes = list(runs.notes)
     if options.devices > 1:
-        with printed_once(trials_log), watching(own_lines(log), options.protocol.trial_seconds):
+        with printed_once(trials_log), watching(own_lines(say), options.protocol.trial_seconds):
             notes += _time_several_devices(options, recipe, runs, trial)
     open_runner: Callable[[int], Workers] | None = None
     if options.devices > 1 or in_processes:

@@ -59,6 +59,7 @@ from bstune.system.files import (
     write_text,
 )
 from bstune.system.interruption import Stage
+from bstune.system.watchdog import waiting_for, watching
 
 if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking
@@ -145,6 +146,11 @@ def run(
         prepared.close()
 
 
+def _progress_of(prepared: PreparedStudy, console: Console) -> Progress:
+    """Make what shows a study's trials on the console."""
+    return Progress(prepared.budget.trials, prepared.protocol.target, prepared.last_step, console)
+
+
 def _in_users_language(options: StudyOptions, show: Callable[[str], None]) -> Callable[[str], None]:
     """Wrap ``show``, which prints a line: in a Python study options are spelled as in Python.
 
@@ -189,38 +195,41 @@ def paused_study(
     for argument in arguments or ():
         if not argument.lstrip("+~").startswith(MACHINE_OPTIONS):
             workers_arguments.append(argument)
-    study = open_study(
-        options.study,
-        options.storage,
-        objective,
-        prepared.frozen_settings,
-        files.root,
-        prepared.backend.device_kind,
-        workers_arguments,
-        maximizes=objective == "loss" and prepared.protocol.target.mode == "max",
-    )
+    say = _in_users_language(options, partial(print_line, console))
+    with watching(say, seconds=None), waiting_for("the storage"):
+        study = open_study(
+            options.study,
+            options.storage,
+            objective,
+            prepared.frozen_settings,
+            files.root,
+            prepared.backend.device_kind,
+            workers_arguments,
+            maximizes=objective == "loss" and prepared.protocol.target.mode == "max",
+        )
     identity = Identity.of(options.study, options.storage, study.user_attrs[STUDY_ID])
     leases = Leases(study, "owner", options.search.lease_seconds)
-    say = _in_users_language(options, partial(print_line, console))
     missing = list[str]()
     with leases.acquired(say), owned(files, identity):
-        _take_over(prepared, study, leases, workers_arguments)
-        say(plan_text(prepared, results(study)))
-        make_inside(files.checkpoints)
-        write_text(files.config, text_of_options(options))
-        if prepared.survey is not None:
-            # torch takes seconds to import: replays have no survey.
-            from bstune.hardware.report import write_survey
+        with watching(say, seconds=None) as watched_say, waiting_for("the study's files"):
+            _take_over(prepared, study, leases, workers_arguments)
+            watched_say(plan_text(prepared, results(study)))
+            make_inside(files.checkpoints)
+            write_text(files.config, text_of_options(options))
+            if prepared.survey is not None:
+                # torch takes seconds to import: replays have no survey.
+                from bstune.hardware.report import write_survey
 
-            write_survey(prepared.survey, files, missing)
-        prepared = _with_budget_times(prepared, study)
+                write_survey(prepared.survey, files, missing)
+            prepared = _with_budget_times(prepared, study)
         page = LivePage(files.report, prepared.elapsed, say)
         wall = WallTime(study, prepared.budget, prepared.elapsed, owner=True)
         if prepared.sets_target:
             prepared = yield from _with_own_target(prepared, study, leases, wall, console, page)
             write_text(files.config, text_of_options(prepared.options))
-        tracking = _opened_tracking(prepared, study, missing)
-        progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
+        with watching(say, seconds=None), waiting_for("MLflow"):
+            tracking = _opened_tracking(prepared, study, missing)
+        progress = _progress_of(prepared, console)
         interruption.enter(Stage.SEARCH)
         with left_unless_ended(page):
             show = make_show(progress, page, prepared)
@@ -312,7 +321,7 @@ def _with_own_target(
 
     if stored_goal(study) is None:
         interruption.enter(Stage.SEARCH)
-        progress = Progress(prepared.budget.trials, metric, console)
+        progress = _progress_of(prepared, console)
         with progress.live or nullcontext(), lines_while_waiting(progress), left_unless_ended(page):
             show = make_show(progress, page, prepared)
             search = Search(
@@ -366,7 +375,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
             seconds = f"its seconds are those of {study.user_attrs[DEVICE_KIND]}"
             console.print(f"{seconds}: trials on {device} give steps only", soft_wrap=True)
         make_inside(prepared.files.checkpoints)
-        progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
+        progress = _progress_of(prepared, console)
         interruption.enter(Stage.SEARCH)
         with progress.live or nullcontext(), lines_while_waiting(progress):
             wall = WallTime(study, prepared.budget, prepared.elapsed, owner=False)
@@ -403,7 +412,7 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
         raise kind(
             f"the trial failed with {result.message}\n{finished.frames}record {files.record}"
         )
-    line = trial_line(result, prepared.protocol.target)
+    line = trial_line(result, prepared.protocol.target, prepared.last_step)
     if result.message is not None:
         line += f": {result.message}"
     console.print(line, soft_wrap=True)

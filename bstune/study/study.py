@@ -20,7 +20,7 @@ from rich.console import Console
 from bstune.config import Composed, compose_given
 from bstune.core.clock import stopwatch
 from bstune.core.errors import BstuneError, ConfigError
-from bstune.core.option_names import ARGUMENT_OPTIONS
+from bstune.core.option_names import ARGUMENT_OPTIONS, in_python
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.core.search_space import OVERRIDE_LR
 from bstune.hydra_recipe import instantiate
@@ -31,12 +31,15 @@ from bstune.study.report import Findings
 from bstune.study.run import run as run_options
 from bstune.study.run import run_worker
 from bstune.study.storage.opening import find_study
+from bstune.system.arguments import without_unknown_arguments
 from bstune.system.console import plain_console, print_line, quieten
 from bstune.system.exits import os_exit_answered
 from bstune.system.failures import in_users_code, without_own_frames
 from bstune.system.files import check_writable
+from bstune.system.loading import loading
 from bstune.system.terminal import filtered
 from bstune.system.user import name_user
+from bstune.system.watchdog import waiting_for
 from bstune.trial.processes.messages import PICKLE_ERRORS
 
 # torch and lightning take 4 s to import, and a replayed study needs neither: what knows them is
@@ -113,6 +116,8 @@ class Study:
     _seconds_before: float = 0.0
 
     @without_own_frames
+    @without_unknown_arguments
+    @loading(training=True)
     def __init__(
         self,
         module: "Module | None" = None,
@@ -172,7 +177,7 @@ class Study:
             overrides_lr=override_lr or _overrides_lr(options),
         )
         self.arguments = None
-        with restored(), filtered():
+        with restored(), filtered(), waiting_for("the module and the data"):
             quieten()
             completed = complete(stated)
             self.assumptions = completed.lines
@@ -387,7 +392,11 @@ def compose_objects(
         )
     workload, recipe = given_study(given)
     tuned = {"search.tune": list(workload["tunable"])}
-    options = compose_given(workload, arguments, {**chosen, **tuned})
+    try:
+        options = compose_given(workload, arguments, {**chosen, **tuned})
+    except ConfigError as error:
+        # The caller has written arguments, not the options that are made of them.
+        raise ConfigError(in_python(str(error))) from error
     if recipe is not None and options.trainer:
         # Trainer arguments that are Python values override those of the options.
         recipe = recipe.with_trainer(instantiate(options.trainer, "trainer"))

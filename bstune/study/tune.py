@@ -2,25 +2,31 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target
-from bstune.hardware.survey import Survey
-from bstune.hardware.survey_cache import compose_survey, survey_of
-from bstune.study.given import Data, GivenObjects, Module
 from bstune.study.result import Result
 from bstune.study.study import Study, compose_objects, users_errors
+from bstune.system.arguments import without_unknown_arguments
 from bstune.system.exits import os_exit_answered
 from bstune.system.failures import without_own_frames
+from bstune.system.loading import loading
 from bstune.system.terminal import filtered
+from bstune.system.watchdog import waiting_for
 from bstune.trial.processes.messages import PICKLE_ERRORS
-from bstune.trial.processes.restored import restored
+
+# torch and lightning take 4 s to import, and a name's import prints no line: the calls import them.
+if TYPE_CHECKING:
+    from bstune.hardware.survey import Survey
+    from bstune.study.given import Data, Module
 
 # A value that no metric meets.
 UNMET = -1e15
 # A survey only times steps: any small learning rate will do as its reference.
 SMALL_LR = 1e-3
+# The name of a survey in lines that say what is waited for.
+SURVEY = "the survey of the hardware"
 
 Arguments = ParamSpec("Arguments")
 
@@ -46,14 +52,16 @@ tune = _make_and_run(Study)
 
 
 @without_own_frames
+@without_unknown_arguments
+@loading(training=True)
 def survey(
     *arguments: str,
-    module: Module | None = None,
-    data: Data | None = None,
+    module: "Module | None" = None,
+    data: "Data | None" = None,
     metric: str | None = None,
     batch_sizes: tuple[int, int] | None = None,
     trainer: Mapping[str, Any] | None = None,
-) -> Survey:
+) -> "Survey":
     """Measure what this machine allows for a workload: batch sizes that fit, seconds, roofline.
 
     Nothing is written but its cache. The workload is one that a config names,
@@ -90,9 +98,15 @@ def survey(
         DataError: if the data cannot be read.
         HardwareError: if no batch size fits or runs, or the device is lost.
     """
+    # torch and lightning take 4 s to import.
+    from bstune.hardware.survey_cache import compose_survey, survey_of
+    from bstune.study.given import GivenObjects
+    from bstune.trial.processes.restored import restored
+
     if module is None:
         composed = compose_survey(arguments)
-        return survey_of(composed.options, composed.trained, lambda line: None)[0]
+        with waiting_for(SURVEY):
+            return survey_of(composed.options, composed.trained, lambda line: None)[0]
     if data is None or metric is None or batch_sizes is None:
         stated = {"data": data, "metric": metric, "batch_sizes": batch_sizes}
         missing = [name for name, value in stated.items() if value is None]
@@ -118,5 +132,5 @@ def survey(
             raise ConfigError(
                 f"module and data must be pickled, as memory is probed in other processes: {error}"
             ) from error
-        with users_errors(), os_exit_answered():
+        with users_errors(), os_exit_answered(), waiting_for(SURVEY):
             return survey_of(options, recipe, lambda line: None)[0]

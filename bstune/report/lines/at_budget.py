@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from bstune.report.lines.cautions import gain_of_single_run, not_on_fresh_seeds
 from bstune.report.lines.gain import is_alone
-from bstune.report.lines.next_steps import advice_to_compare
+from bstune.report.lines.next_steps import advice_to_compare, on_limits
 from bstune.report.lines.unreached import failures_text
 from bstune.report.lines.use import overridden_text
 from bstune.report.trust import NOISY_ERROR
@@ -300,6 +300,7 @@ def next_steps(result: StudyResult) -> Iterator[str]:
         return
     yield advice_to_keep(result) or "to train with USE:"
     yield result.train
+    yield from on_limits(result.train)
 
 
 def advice_to_keep(result: StudyResult) -> str | None:

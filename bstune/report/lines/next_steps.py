@@ -21,10 +21,20 @@ def next_steps(result: StudyResult) -> Iterator[str]:
         if result.train is not None:
             yield advice_to_keep(result) or "to train with USE:"
             yield result.train
+            yield from on_limits(result.train)
         return
     change = cause_of(result).change
     if change is not None:
         yield f"try {change}"
+
+
+def on_limits(train: str) -> Iterator[str]:
+    """Say why a command that trains the winner sets two limits of its length, if it does."""
+    if "budget.examples=1" in train.split():
+        yield (
+            "(training ends once both limits are met, so that budget.examples=1 leaves its length "
+            "to budget.steps)"
+        )
 
 
 def advice_to_keep(result: StudyResult) -> str | None:

@@ -152,9 +152,7 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
     improving_at_budget = unreached.improving_at_budget
     if 2 * improving_at_budget >= improving:
         why = f"{improving_at_budget} of {stopped} still improved at the end of their budget"
-        steps = ADVISED_TIMES * (unreached.budget_steps or 0)
-        examples = ADVISED_TIMES * (unreached.budget_examples or 0)
-        return Cause(why, f"a larger budget: budget.steps={steps} budget.examples={examples}")
+        return Cause(why, f"a larger budget: {_larger_budget(unreached)}")
     why = f"{improving} of {stopped} still improved when the search ended and stopped them"
     search = result.search
     if search.limit:
@@ -163,3 +161,12 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
         return Cause(why, "more search.trials")
     trials = ADVISED_TIMES * search.trials
     return Cause(why, f"search.trials={trials}: the same command continues them")
+
+
+def _larger_budget(unreached: Unreached) -> str:
+    """Write the options of a larger budget; a limit of one, which is none, is left out."""
+    options = list[str]()
+    for name, limit in (("steps", unreached.budget_steps), ("examples", unreached.budget_examples)):
+        if limit is not None and limit > 1:
+            options.append(f"budget.{name}={ADVISED_TIMES * limit}")
+    return " ".join(options) or f"budget.steps={ADVISED_TIMES}"

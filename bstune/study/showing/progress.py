@@ -6,7 +6,7 @@ Elsewhere one plain line a trial shows it, and a line from time to time while a 
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -33,12 +33,16 @@ class Progress:
     Args:
         total: configurations that the search may try.
         target: whose metric is shown.
+        last_step: gives the step at which a trial's budget is spent, by batch size.
         console: where it is shown.
     """
 
-    def __init__(self, total: int, target: Target, console: Console) -> None:
+    def __init__(
+        self, total: int, target: Target, last_step: Callable[[float], int], console: Console
+    ) -> None:
         self._total = total
         self._target = target
+        self._last_step = last_step
         self.console = console
         # Numbers of the trials that need no line any more; None: not known before the first call.
         self._shown: set[int] | None = None
@@ -84,7 +88,7 @@ class Progress:
             self._print_new(done, time_left)
             return
         # The time comes first, as a live line is cut at its end.
-        texts = (time_left, live_text(done, self._target))
+        texts = (time_left, live_text(done, self._target, self._last_step))
         text = "; ".join(part for part in texts if part)
         if self.live is not None:
             self.live.update(self._task, completed=self._points, description=text)
@@ -120,7 +124,7 @@ class Progress:
             # After its last point a search may train a stopped trial again from its first step.
             if tried > self._total:
                 place = "again from its first step"
-            line = trial_line(trial, self._target, place) + self._message(trial)
+            line = trial_line(trial, self._target, self._last_step, place) + self._message(trial)
             if time_left and trial is new[-1]:
                 line += f"; {time_left}"
             print_line(self.console, line)
@@ -178,13 +182,18 @@ def lines_while_waiting(progress: Progress) -> Iterator[None]:
         thread.join()
 
 
-def live_text(done: Sequence[TrialResult], target: Target) -> str:
-    """Write in one line the best trial so far, and the last one with its metric."""
+def live_text(
+    done: Sequence[TrialResult], target: Target, last_step: Callable[[float], int]
+) -> str:
+    """Write in one line the best trial so far, and the last one with its metric.
+
+    ``last_step`` is as :func:`ending` takes it.
+    """
     if not done:
         return "no trial yet"
     last = done[-1]
     seen = _metric_text(last, target).rstrip(",")
-    texts = [f"trial {last.number}: {_place(last)}, {last.status}{seen}"]
+    texts = [f"trial {last.number}: {_place(last)}, {ending(last, last_step)}{seen}"]
     reached = [trial for trial in done if trial.reached]
     if reached:
         best = min(reached, key=lambda trial: (trial.time_to_target or math.inf, trial.steps))
@@ -218,13 +227,30 @@ def _metric_text(trial: TrialResult, target: Target) -> str:
     return text
 
 
-def trial_line(trial: TrialResult, target: Target, place: str = "") -> str:
+def ending(trial: TrialResult, last_step: Callable[[float], int]) -> str:
+    """Say how a trial ended: its status, or that nothing stopped it before its end.
+
+    ``last_step`` gives the step at which a trial's budget is spent, by batch size.
+    """
+    if trial.status != "stopped":
+        return trial.status
+    if trial.steps >= last_step(trial.batch_size):
+        return "spent its budget"
+    if trial.horizon is not None and trial.steps >= trial.horizon:
+        return "ended with its schedule"
+    return trial.status
+
+
+def trial_line(
+    trial: TrialResult, target: Target, last_step: Callable[[float], int], place: str = ""
+) -> str:
     """Write one trial as a plain line, without its message.
 
     Args:
         trial: that has ended.
         target: whose metric is named. Where the target has no value yet, the best value is named,
             too.
+        last_step: as :func:`ending` takes it.
         place: which of the search's points it is; empty where it is none.
     """
     if trial.replicate_of is not None:
@@ -234,7 +260,7 @@ def trial_line(trial: TrialResult, target: Target, place: str = "") -> str:
     point = f"B {trial.batch_size}  lr {format_number(trial.lr)}"
     for name, value in trial.hyperparameters.items():
         point += f"  {name} {format_number(value)}"
-    outcome = f"{trial.status}{_metric_text(trial, target)}"
+    outcome = f"{ending(trial, last_step)}{_metric_text(trial, target)}"
     # Of a trial whose process has died the steps are not known.
     if trial.steps or trial.status != "failed":
         outcome += f" after {plural(trial.steps, 'step')}"

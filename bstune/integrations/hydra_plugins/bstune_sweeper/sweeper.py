@@ -84,8 +84,12 @@ class BstuneSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run or continue the search; an error that the user can mend ends the process."""
-        # It imports Optuna and torch, which an application that does not sweep does not need.
-        from bstune.integrations.hydra_sweep import run_sweep
+        # It starts a thread, which an application that does not sweep does not need.
+        from bstune.system.loading import loading
+
+        with loading(training=True):
+            # It imports Optuna and torch, which such an application does not need either.
+            from bstune.integrations.hydra_sweep import run_sweep
 
         run_sweep(self, arguments)
 

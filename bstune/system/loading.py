@@ -1,0 +1,28 @@
+"""Says that the libraries load, where a call of Python's would otherwise be silent meanwhile.
+
+with loading(training=True):
+    import torch
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bstune.system.terminal import write_out
+from bstune.system.watchdog import waiting_for, watching
+
+LOADING = "bstune: loading PyTorch and Lightning, 5 to 30 s"
+
+
+@contextmanager
+def loading(*, training: bool) -> Iterator[None]:
+    """Print that the body loads PyTorch and Lightning, and what it waits for every ten seconds.
+
+    Where this process has loaded PyTorch before, only a body of ten seconds and more has lines.
+
+    ``training``: whether the body loads them.
+    """
+    if training and "torch" not in sys.modules:
+        write_out(LOADING)
+    with watching(write_out, seconds=None), waiting_for("the libraries"):
+        yield
