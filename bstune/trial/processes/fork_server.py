@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import TypeVar
@@ -42,7 +42,18 @@ def start_server() -> None:
                 stack.enter_context(temporarily(os.environ, name, environment[name]))
         stack.enter_context(_ignoring_ctrl_c())
         stack.enter_context(_start_method_unsettled())
+        _start_tracker()
         forkserver.ensure_running()
+
+
+def _start_tracker() -> None:
+    """Start the process that removes the semaphores of killed processes, unless it runs.
+
+    It warns of each that it removes, which the user can do nothing about.
+    """
+    warned = [os.environ.get("PYTHONWARNINGS", ""), "ignore:resource_tracker"]
+    with temporarily(os.environ, "PYTHONWARNINGS", ",".join(filter(None, warned))):
+        resource_tracker.ensure_running()
 
 
 @contextmanager
