@@ -158,6 +158,14 @@ def test_the_peak_of_a_cuda_device_has_what_was_loaded_after_the_start(
             "ended by the system, as it does when memory runs out",
         ),
         (["training"], "it did not end within 60 s", -9, "", "error", "it did not end within 60 s"),
+        (
+            ["startup"],
+            "it did not end within 60 s",
+            -9,
+            "",
+            "error",
+            "it did not end within 60 s, and had not begun to train",
+        ),
         ([], None, 1, "Traceback\nValueError: batch of 1\n\n", "error", "ValueError: batch of 1"),
         (
             [],
@@ -206,7 +214,10 @@ def test_real_probes():
     assert (result.outcome, result.message) == ("error", "ValueError: one example is too few")
     assert pair(2).fits
     result = probe_of(seconds=0.01)(4)
-    assert (result.outcome, result.message) == ("error", "it did not end within 0.01 s")
+    assert (result.outcome, result.message) == (
+        "error",
+        "it did not end within 0.01 s, and had not begun to train",
+    )
     with pytest.raises(ConfigError, match=r"hidden layer must be a positive integer, but got -1"):
         probe_of("workload.module.model.hidden=[-1]")(4)
 

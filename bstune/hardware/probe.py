@@ -251,6 +251,9 @@ def _result_of(
     if isinstance(latest, ProbeResult):
         return latest
     if isinstance(stopped, str):
+        # Data that take long to start say nothing about the batch size.
+        if latest == "startup":
+            stopped += ", and had not begun to train"
         return ProbeResult(batch_size, "error", limit, message=stopped)
     if stopped is not None:
         message = f"stopped at {stopped / memory.BYTES_PER_MIB:,.0f} MiB"

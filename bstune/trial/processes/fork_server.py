@@ -95,7 +95,7 @@ def _start_method_unsettled() -> Iterator[None]:
 
     multiprocessing settles on its default where a process is started.
     """
-    chosen = multiprocessing.get_start_method(allow_none=True)
+    chosen = _chosen_start_method()
     try:
         yield
     finally:
@@ -103,13 +103,17 @@ def _start_method_unsettled() -> Iterator[None]:
             multiprocessing.set_start_method(None, force=True)
 
 
+def _chosen_start_method() -> str | None:
+    """Look up the start method that the user has set; None: Python's default holds."""
+    return multiprocessing.get_start_method(allow_none=True)
+
+
 def make_process(target: Callable[..., object], arguments: tuple[object, ...]) -> BaseProcess:
     """Make a process that calls ``target`` with the arguments once :func:`start_process` starts it.
 
     The user's code finds the same start method of multiprocessing there as in this process.
     """
-    method = multiprocessing.get_start_method(allow_none=True)
-    return CONTEXT.Process(target=_begin, args=(method, target, arguments))
+    return CONTEXT.Process(target=_begin, args=(_chosen_start_method(), target, arguments))
 
 
 def start_process(process: BaseProcess) -> None:
@@ -127,7 +131,7 @@ def _begin(
 ) -> None:
     """Prepare this process, which was just started, and call ``target`` with the arguments.
 
-    ``method``: the start method that the user has set; None: Python's default holds.
+    ``method``: as :func:`_chosen_start_method` gives it where the user's script runs.
     """
     # Ctrl-C reaches every process of the terminal. The process that started this one ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
