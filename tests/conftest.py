@@ -43,8 +43,8 @@ gc.set_threshold(5_000, 20, 50)
 
 # What trains in processes of its own, for which multiprocessing's fork server imports for 5 s.
 FORK_SERVER = (
-    *("test_command", "test_failures", "test_probe", "test_survey", "test_training"),
-    *("test_watchdog", "test_workers"),
+    *("test_command", "test_failures", "test_fork_server", "test_probe", "test_survey"),
+    *("test_training", "test_watchdog", "test_workers"),
 )
 # Its tests need no fork server, and run while that imports.
 MEANWHILE = "test_config"

@@ -20,7 +20,7 @@ from torch.utils.data import (
 from bstune.core.errors import ConfigError
 from bstune.trial.batches.epochs import epoch_length
 from bstune.trial.batches.index_stream import stream_of
-from bstune.trial.batches.loader import endless, rebatch
+from bstune.trial.batches.loader import endless, rebatch, worker_starts
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of
 
 
@@ -134,6 +134,29 @@ def test_rebatch_keeps_the_loaders_options():
         "dataset",
     ):
         assert getattr(result, name) == getattr(source, name), name
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, ""),
+        ({"num_workers": 2, "multiprocessing_context": "fork"}, ""),
+        (
+            {"num_workers": 2, "multiprocessing_context": "spawn"},
+            ", whose loader starts 2 workers by spawn",
+        ),
+        (
+            {"num_workers": 1, "multiprocessing_context": "forkserver"},
+            ", whose loader starts 1 worker by forkserver",
+        ),
+    ],
+)
+def test_workers_that_import_the_project_anew_are_told(options, said):
+    assert worker_starts(loader(**options)) == said
+
+
+def test_what_is_no_loader_starts_no_workers():
+    assert worker_starts([1, 2]) == ""
 
 
 class NoLength:

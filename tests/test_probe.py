@@ -1,11 +1,14 @@
 """The probe's clock, what its end means, and real probes on a CPU."""
 
 import multiprocessing
+import os
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from bstune.config import compose
 from bstune.core.clock import Phase
@@ -39,6 +42,31 @@ class Hungry(torch.nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         block = torch.ones(len(images) * (MiB // 4 if self.training else MiB), dtype=torch.uint8)
         return self.model(images) + 0.0 * block[0]
+
+
+class ProcessIds(Dataset):
+    """The number of the process that reads it for each of the first two examples."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        # A worker that waits does not see by itself that its parent has ended.
+        if index >= 2:
+            threading.Event().wait()
+        return os.getpid()
+
+
+class Waits(Hungry):
+    """Writes the numbers of a loader's workers to a file once they run, and never ends."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        batches = iter(DataLoader(ProcessIds(), 1, num_workers=2))
+        workers = [str(next(batches).item()) for _ in range(2)]
+        Path("workers.new").write_text(" ".join(workers))
+        Path("workers.new").rename("workers")
+        threading.Event().wait()
+        return self.model(images)
 
 
 class NeedsTwo(Hungry):
@@ -130,6 +158,14 @@ def test_the_peak_of_a_cuda_device_has_what_was_loaded_after_the_start(
             "ended by the system, as it does when memory runs out",
         ),
         (["training"], "it did not end within 60 s", -9, "", "error", "it did not end within 60 s"),
+        (
+            ["startup"],
+            "it did not end within 60 s",
+            -9,
+            "",
+            "error",
+            "it did not end within 60 s, and had not begun to train",
+        ),
         ([], None, 1, "Traceback\nValueError: batch of 1\n\n", "error", "ValueError: batch of 1"),
         (
             [],
@@ -178,7 +214,10 @@ def test_real_probes():
     assert (result.outcome, result.message) == ("error", "ValueError: one example is too few")
     assert pair(2).fits
     result = probe_of(seconds=0.01)(4)
-    assert (result.outcome, result.message) == ("error", "it did not end within 0.01 s")
+    assert (result.outcome, result.message) == (
+        "error",
+        "it did not end within 0.01 s, and had not begun to train",
+    )
     with pytest.raises(ConfigError, match=r"hidden layer must be a positive integer, but got -1"):
         probe_of("workload.module.model.hidden=[-1]")(4)
 
@@ -195,6 +234,24 @@ def test_an_interruption_leaves_no_probe_behind(monkeypatch):
         probe_of()(4)
     assert multiprocessing.active_children() == []
     assert not Path(f"/proc/{started[0]}").exists()
+
+
+def test_a_probes_loader_leaves_no_workers_behind(monkeypatch, tmp_path):
+    # Not above: a probe imports this module.
+    from toolbox import still_running
+
+    def interrupt(process):
+        if Path("workers").exists():
+            raise KeyboardInterrupt
+        return 0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(memory, "resident_bytes", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        probe_of(model="tests.test_probe.Waits")(4)
+    workers = [int(worker) for worker in Path("workers").read_text().split()]
+    assert len(set(workers)) == 2
+    assert still_running(workers) == []
 
 
 @pytest.mark.slow

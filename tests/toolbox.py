@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,20 @@ def end_as_lightning() -> None:
     # Lightning exits while the interruption is handled, which makes it the exit's context.
     except KeyboardInterrupt:
         sys.exit(1)
+
+
+def still_running(processes: Iterable[int]) -> list[int]:
+    """Those of the processes, by number, that have not ended within 30 s."""
+    left = []
+    for process in processes:
+        try:
+            handle = os.pidfd_open(process)
+        except ProcessLookupError:
+            continue
+        if not wait([handle], 30):
+            left.append(process)
+        os.close(handle)
+    return left
 
 
 def entries(folder: Path) -> list[str]:

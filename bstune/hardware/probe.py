@@ -55,7 +55,12 @@ from bstune.trial.checks.preflight import PreflightFindings
 from bstune.trial.devices.distributed import join
 from bstune.trial.lightning.trainer import without_monitors
 from bstune.trial.loop import run_trial
-from bstune.trial.processes.fork_server import CONTEXT, lead_group, start_process, start_server
+from bstune.trial.processes.fork_server import (
+    CONTEXT,
+    make_process,
+    start_process,
+    start_server,
+)
 from bstune.trial.workload import load_workload
 
 # Seconds between two looks at a probe's memory.
@@ -178,9 +183,8 @@ class TrialProbe:
         receiver, sender = CONTEXT.Pipe(duplex=False)
         what = f"the survey's probe of memory at batch size {batch_size}"
         with receiver, tempfile.NamedTemporaryFile() as log, waiting_for(what):
-            process = CONTEXT.Process(
-                target=_run, args=(self, batch_size, sender, log.name, dict(os.environ))
-            )
+            arguments = (self, batch_size, sender, log.name, dict(os.environ))
+            process = make_process(_run, arguments)
             messages = list[Message]()
             # The reason for stopping it, or the bytes that were over the limit.
             stopped: str | int | None = None
@@ -199,7 +203,7 @@ class TrialProbe:
                     elif self.limit is not None and resident > self.limit:
                         stopped = resident
             finally:
-                # An interruption leaves no probe behind.
+                # An interruption leaves no probe behind, and none leaves its loader's workers.
                 if process.pid is not None:
                     interruption.kill(process)
                     process.join()
@@ -247,6 +251,9 @@ def _result_of(
     if isinstance(latest, ProbeResult):
         return latest
     if isinstance(stopped, str):
+        # Data that take long to start say nothing about the batch size.
+        if latest == "startup":
+            stopped += ", and had not begun to train"
         return ProbeResult(batch_size, "error", limit, message=stopped)
     if stopped is not None:
         message = f"stopped at {stopped / memory.BYTES_PER_MIB:,.0f} MiB"
@@ -318,9 +325,6 @@ def _prepare_process(log: str, environment: Mapping[str, str]) -> bool:
 
     What is printed from here on goes to the file ``log``.
     """
-    # The process that started it ends it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    lead_group()
     # An interrupted survey has deleted the file.
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)

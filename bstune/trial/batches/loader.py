@@ -1,5 +1,6 @@
 """Reads a user's DataLoader in batches of another size."""
 
+import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -125,6 +126,20 @@ def loaders_of(loaders: object) -> list[Any]:
         return list(loaders)
     # Lightning's CombinedLoader has them flattened.
     return list(getattr(loaders, "flattened", [loaders]))
+
+
+def worker_starts(loader: object) -> str:
+    """Say how a loader starts its workers, where that takes long; empty where it does not.
+
+    Unless they are forked, each imports the project anew.
+    """
+    if not isinstance(loader, DataLoader) or not loader.num_workers:
+        return ""
+    context = loader.multiprocessing_context or multiprocessing.get_context()
+    method = context.get_start_method()
+    if method == "fork":
+        return ""
+    return f", whose loader starts {plural(loader.num_workers, 'worker')} by {method}"
 
 
 def endless(batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -15,6 +15,7 @@ from bstune.core.metric_names import mode_of
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.system.failures import cause, place_of
 from bstune.system.watchdog import waiting_for
+from bstune.trial.batches.loader import worker_starts
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of
 from bstune.trial.checks.schedule_end import ScheduleEnd
 from bstune.trial.lightning.installed import (
@@ -195,7 +196,8 @@ def look_at_start(
     with warnings.catch_warnings():
         # Schedules are stepped here without their optimizers.
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-        with waiting_for(f"the start of {type(module).__name__}'s training"):
+        what = f"the start of {type(module).__name__}'s training"
+        with waiting_for(what + worker_starts(train)):
             fit(trainer, workload, module, train, micro_batch_sizes[0])
     return module, trainer
 

@@ -7,7 +7,6 @@ Whatever the user's code does there ends one trial or one call: an exception, ``
 import faulthandler
 import os
 import pickle
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +21,6 @@ from bstune.system.failures import in_users_code
 from bstune.system.files import Output
 from bstune.system.secrets import know
 from bstune.system.terminal import install_filters
-from bstune.trial.processes.fork_server import lead_group
 from bstune.trial.processes.messages import Call, CallAnswer, Finished, SaidLine, Train, failed
 
 
@@ -42,17 +40,12 @@ def work(
         secrets: texts that are never printed.
         printed: takes what is printed; None: it goes where the fork server prints.
     """
-    # Ctrl-C reaches every process of the terminal. The process that asks ends this one in order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if printed is not None:
         for descriptor in (1, 2):
             os.dup2(printed.fileno(), descriptor)
         printed.close()
     # A crash says where the user's code was.
     faulthandler.enable(file=2)
-    # Processes that the user's code starts here can then be killed with it, and end with the
-    # parent.
-    lead_group()
     # The fork server still has the environment of its own start.
     os.environ.update(environment)
     know(secrets)

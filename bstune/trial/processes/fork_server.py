@@ -1,11 +1,12 @@
 """Starts processes by multiprocessing's fork server, which has imported what all of them need.
 
     start_server()  # imports torch and Lightning meanwhile
-    process = CONTEXT.Process(target=train)
-    start_process(process)  # train() begins with lead_group()
+    process = make_process(train, arguments)
+    start_process(process)
 
-The server never touches the device, as CUDA does not survive a fork. This module imports neither
-torch nor lightning.
+Processes that the user's code starts there, such as a DataLoader's workers, begin as in the user's
+own process, and end with the one that started them. The server never touches the device, as CUDA
+does not survive a fork. This module imports neither torch nor lightning.
 """
 
 import multiprocessing
@@ -13,9 +14,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import TypeVar
@@ -40,7 +41,19 @@ def start_server() -> None:
             if name in environment:
                 stack.enter_context(temporarily(os.environ, name, environment[name]))
         stack.enter_context(_ignoring_ctrl_c())
+        stack.enter_context(_start_method_unsettled())
+        _start_tracker()
         forkserver.ensure_running()
+
+
+def _start_tracker() -> None:
+    """Start the process that removes the semaphores of killed processes, unless it runs.
+
+    It warns of each that it removes, which the user can do nothing about.
+    """
+    warned = [os.environ.get("PYTHONWARNINGS", ""), "ignore:resource_tracker"]
+    with temporarily(os.environ, "PYTHONWARNINGS", ",".join(filter(None, warned))):
+        resource_tracker.ensure_running()
 
 
 @contextmanager
@@ -76,16 +89,62 @@ def _ignoring_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
+@contextmanager
+def _start_method_unsettled() -> Iterator[None]:
+    """Let the user still set multiprocessing's start method after the body.
+
+    multiprocessing settles on its default where a process is started.
+    """
+    chosen = _chosen_start_method()
+    try:
+        yield
+    finally:
+        if chosen is None:
+            multiprocessing.set_start_method(None, force=True)
+
+
+def _chosen_start_method() -> str | None:
+    """Look up the start method that the user has set; None: Python's default holds."""
+    return multiprocessing.get_start_method(allow_none=True)
+
+
+def make_process(target: Callable[..., object], arguments: tuple[object, ...]) -> BaseProcess:
+    """Make a process that calls ``target`` with the arguments once :func:`start_process` starts it.
+
+    The user's code finds the same start method of multiprocessing there as in this process.
+    """
+    return CONTEXT.Process(target=_begin, args=(_chosen_start_method(), target, arguments))
+
+
 def start_process(process: BaseProcess) -> None:
     """Start a process that does not import the caller's script.
 
     multiprocessing would import the script there, whether it is guarded or not.
     """
-    with temporarily(sys.modules, "__main__", ModuleType("__main__")):
+    module = ModuleType("__main__")
+    with temporarily(sys.modules, "__main__", module), _start_method_unsettled():
         process.start()
 
 
-def lead_group() -> None:
+def _begin(
+    method: str | None, target: Callable[..., object], arguments: tuple[object, ...]
+) -> None:
+    """Prepare this process, which was just started, and call ``target`` with the arguments.
+
+    ``method``: as :func:`_chosen_start_method` gives it where the user's script runs.
+    """
+    # Ctrl-C reaches every process of the terminal. The process that started this one ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _lead_group()
+    # multiprocessing has set this process's own, with which each of a DataLoader's workers would
+    # import torch and the project anew.
+    multiprocessing.set_start_method(method, force=True)
+    # Where it is the user's too, this process has a server of its own.
+    CONTEXT.set_forkserver_preload(PRELOAD)
+    target(*arguments)
+
+
+def _lead_group() -> None:
     """Let this process lead a process group, which processes of the user's code then belong to.
 
     The group can be ended as one. It is killed when the parent process ends.

@@ -14,7 +14,7 @@ from bstune.system import interruption
 from bstune.system.files import Output
 from bstune.system.secrets import known
 from bstune.trial.processes.child import work
-from bstune.trial.processes.fork_server import CONTEXT, start_process, start_server
+from bstune.trial.processes.fork_server import CONTEXT, make_process, start_process, start_server
 from bstune.trial.processes.messages import (
     PICKLE_ERRORS,
     Call,
@@ -48,7 +48,7 @@ class Process:
         self.connection, childs_end = CONTEXT.Pipe()
         printed = None if log is None else log.pipe()
         arguments = (open_train, childs_end, dict(os.environ), known(), printed)
-        self.process = CONTEXT.Process(target=work, args=arguments)
+        self.process = make_process(work, arguments)
         start_process(self.process)
         if printed is not None:
             printed.close()
