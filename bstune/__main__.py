@@ -572,9 +572,9 @@ def lightning(arguments: list[str]) -> str | None:
             "search.objective=loss seeks the best metric within a budget, and --target "
             f"{options.target} a target: leave one of them out"
         )
-    # Lightning takes 4 s to import.
     with loading(training=True):
         quieten()
+        # Lightning takes 4 s to import.
         from yaml import safe_dump
 
         from bstune.study.prepare import compose_checked
