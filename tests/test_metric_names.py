@@ -46,6 +46,6 @@ def test_of_several_metrics_the_loss_is_meant(metrics, chosen):
 def test_a_message_names_the_option_that_was_given():
     with pytest.raises(ConfigError, match=r"^goal must be a metric and a number"):
         parse_target("reward<=x", "goal")
-    with pytest.raises(ConfigError, match=r"^goal reward=3: the name does not say"):
+    with pytest.raises(ConfigError, match=r"^goal reward=3: the name reward does not say"):
         parse_target("reward=3", "goal")
     assert parse_target("reward<=3", "goal") == ("reward", 3.0, "min")

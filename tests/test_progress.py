@@ -41,7 +41,7 @@ def test_a_point_that_failed_and_is_asked_again_is_the_same_configuration(capsys
     target = Target("val/error", 0.1, "min")
     trials = [make_trial(number) for number in range(3)]
     trials[1] = replace(trials[1], status="failed")
-    progress = Progress(5, target, Console(width=200))
+    progress = Progress(5, target, last_step, Console(width=200))
     for count in range(4):
         progress.show(trials[:count])
     lines = capsys.readouterr().out.splitlines()
