@@ -113,8 +113,8 @@ def run(
             if OWN_NAME not in str(error):
                 raise
             raise StudyError(
-                f"{error}\nin a sweep sweep.output=DIR takes the place of {OWN_NAME}, for all of its "
-                "studies"
+                f"{error}\nin a sweep sweep.output=DIR takes the place of {OWN_NAME}, for all of "
+                "its studies"
             ) from error
         return measured_trials(read_study(root / name).result)
 

@@ -170,8 +170,8 @@ def _starts(
 ) -> tuple[Array, Array, Array, Array]:
     """Choose k starts of the search at each of m ``log_odds``, of shape (m, 1).
 
-    The curve is S = h (1 - p + p r + v r^2), as :func:`_log_shape` has it, with sigma the scatter of
-    log S. Each start combines a v, a height h and a sigma.
+    The curve is S = h (1 - p + p r + v r^2), as :func:`_log_shape` has it, with sigma the scatter
+    of log S. Each start combines a v, a height h and a sigma.
 
     ``log_small`` is log v of the small-batch term at each of them; None: it is searched, too.
 

@@ -96,8 +96,8 @@ def _remove_partials(path: Path) -> None:
         name = file.name
         for suffix in _JOURNALS:
             name = name.removesuffix(suffix)
-        # A partial file tells the name of the database that it was to become, and of a long name the
-        # end alone: this database's own is cut alike. Of other files final_name gives None.
+        # A partial file tells the name of the database that it was to become, of a long name its
+        # end: this database's own is cut alike. Of other files final_name gives None.
         is_of_this = final_name(file.with_name(name)) == final_name(partial_of(path))
         if is_of_this and file.is_file() and not file.is_symlink():
             file.unlink(missing_ok=True)
