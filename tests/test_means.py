@@ -37,7 +37,10 @@ def prepared_for(objective):
         backend=SimpleNamespace(step_time=lambda batch_size: STEP_SECONDS, evaluation_share=0.0),
         baseline=Baseline(64, 0.1, {}),
         last_step=lambda batch_size: 400,
-        options=SimpleNamespace(scaling=SimpleNamespace(batch_size=64)),
+        options=SimpleNamespace(
+            scaling=SimpleNamespace(batch_size=64), hardware=SimpleNamespace(enabled=False)
+        ),
+        survey_seconds=0.0,
     )
 
 
