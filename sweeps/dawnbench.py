@@ -287,6 +287,7 @@ def _train(
         only=only,
         noun="trial",
         read=read_trial,
+        # ``only`` may name the unit that times the batches, too, which is measured before.
         choices=[*names, BATCHES_UNIT],
         work=work,
         shown=_trial_text,

@@ -360,7 +360,8 @@ def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> 
 def _leaders(ordered: Sequence[Standing]) -> str:
     """Name the best of Optuna's samplers and the best other search, for ``time`` or ``steps``.
 
-    With both follows the ratio of their median spendings, the first over the second.
+    With both follows the ratio of their median spendings until the incumbent is near the best, the
+    first over the second.
     """
     of_optuna, others = _apart(ordered)
     text = ", ".join(map(_spending_of, (*of_optuna[:1], *others[:1])))

@@ -94,8 +94,9 @@ def run(
     only: list[str],
     trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult] = run_trial,
 ) -> Finding:
-    """Train each batch size as the module says, and compare the best values.
+    """Train each batch size to the ends of both budgets, and compare the best values.
 
+    The first seed chooses each batch size's best rate for each budget; the others train at it.
     The metric is that of the workload's target, whose direction says which value is best.
 
     Args:
@@ -126,7 +127,9 @@ def run(
         grid[_run_name(seed_run)] = seed_run
     check_only(only, list(grid))
     device = device_name(protocol.trainer)
-    log.begin(device, ("batch_sizes", "lrs", "seeds", "level"))
+    # A run is kept by its batch size, rate and seed: more of them, or another level, begin none anew.
+    may_change = ("batch_sizes", "lrs", "seeds", "level")
+    log.begin(device, may_change)
 
     def train(name: str) -> dict[str, object]:
         size, lr, seed = grid[name]

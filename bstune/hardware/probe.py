@@ -286,6 +286,7 @@ def _run(
     It sends each phase as it begins, then the result or a ConfigError. Whatever is printed goes to
     the file ``log``. ``environment`` is that of the process that started it.
     """
+    # The survey that waited for the result was interrupted.
     if not _prepare_process(log, environment):
         return
     options = probe.options

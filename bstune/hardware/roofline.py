@@ -494,7 +494,11 @@ class _Tracer:
         return source is not None and source._version == version
 
     def _tag(self, layer: _Traced, outputs: list[Tensor]) -> None:
-        """Have the autograd nodes between a layer's outputs and its inputs charge it backward."""
+        """Have the autograd nodes between a layer's outputs and its inputs charge it backward.
+
+        Layers are tagged in the order of the forward pass, so that the walk back from the outputs
+        ends at nodes of earlier layers. What runs within a node is charged to its layer.
+        """
         stack = [tensor.grad_fn for tensor in outputs]
         while stack:
             node = stack.pop()

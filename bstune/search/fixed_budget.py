@@ -260,8 +260,11 @@ def _data_at_budget(
 def _until_the_end(run: BudgetRun, drift: Drift | None, policy: Policy) -> tuple[float, float]:
     """Predict how far ``behind`` of a run moves until its budget's end, and the deviation of that.
 
-    A full run moves no more. Without a ``drift`` no run moves on average, but it may wander.
+    ``behind`` is how far, in log steps, the run lies behind the best one (the module's docstring).
+    A full run moves no more, and its deviation is that of the distance between evaluations. Without
+    a ``drift`` no run moves on average, but it may wander.
     """
+    # Of a run without a curve nothing is known that could move.
     if not run.stopped or run.curve is None:
         return 0.0, FULL_SPREAD
     log_left = -float(run.curve.log_shares[-1])

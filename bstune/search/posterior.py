@@ -718,7 +718,11 @@ class _Path:
 
 
 def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> Array:
-    """Take particles ``theta`` from the start of a path to its end, the posterior: (m, p)."""
+    """Take particles ``theta`` from the beginning of a path to its end, the posterior: (m, p).
+
+    A path begins at the prior or, where it has a ``start``, at a posterior of fewer trials. At
+    temperature t the log density is ``base`` + t ``rise`` (:meth:`_Path.heights`).
+    """
     count = len(theta)
     temperature = 0.0
     base, rise = path.heights(theta, temperature)

@@ -867,7 +867,11 @@ def _is_surveyed(options: StudyOptions, trial: TrialSpec | None) -> bool:
 
 
 def survey_limit(options: StudyOptions, seconds_left: float) -> float:
-    """Give the seconds that a survey may take: a share of those that are left of the study."""
+    """Give the seconds that a survey may take: a share of those left, at most hardware.seconds.
+
+    A budget in seconds is counted by the survey's timings, so that its share is larger. Where
+    nearly nothing is left, a survey that has to be made takes the share of ``LEAST_LEFT``.
+    """
     share = SURVEY_SHARE
     if options.budget.seconds is not None:
         share = SURVEY_SHARE_OF_BUDGET

@@ -221,7 +221,7 @@ def _watch(reading: int) -> None:
         (number,) = os.read(reading, 1)
     note(number)
     time.sleep(SERVER_SECONDS)
-    # The main thread may wait for this server, which would not answer in time.
+    # The main thread may wait for the fork server to start a process. Its end ends that wait.
     _kill_server()
     time.sleep(FORCED_END_SECONDS - SERVER_SECONDS)
     end(

@@ -20,7 +20,10 @@ def fewest(result: StudyResult) -> Iterator[str]:
 
 
 def fastest(result: StudyResult) -> Iterator[str]:
-    """Give the point with the least time, where it is not the point to use."""
+    """Name the point with the least time, where USE has the fewest steps and takes more time.
+
+    Its seconds are left out where steps were not timed.
+    """
     winner = result.other_winner
     if winner is None or result.use != "best_by_steps" or not _is_less(result, "time"):
         return

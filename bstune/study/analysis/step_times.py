@@ -39,10 +39,11 @@ def _own_steps(prepared: PreparedStudy, done: Sequence[TrialResult]) -> list[Own
 
 
 def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
-    """Give the tau(B) of all trials: the survey's, joined by their own steps where it takes them.
+    """Give the one tau(B) of all trials, or None where there is none with an error.
 
-    Without a survey it is fitted to the trials' own steps. It is None where a table answers the
-    trials, or too few were timed.
+    It is the survey's, joined by the trials' own steps where the survey had few timings. Without a
+    survey it is fitted to the trials' own steps, if enough were timed. A table has seconds of its
+    own, and so has a user's loop.
     """
     if isinstance(prepared.options.workload, ReplayedWorkload):
         return None

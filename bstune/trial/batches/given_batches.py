@@ -68,7 +68,10 @@ class GivenStream:
         self._batches = _endless(open_loaders, loaders, batch_size)
 
     def draw(self) -> object:
-        """Give the next batch."""
+        """Give the next batch, drawn with the stream's own random numbers.
+
+        After a resume the batches before its position are drawn first, and dropped.
+        """
         with self._random.used():
             while self._to_skip:
                 next(self._batches)

@@ -153,8 +153,11 @@ class Recorder(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Record the generators before the first step, and the batch of a step that is followed."""
-        self._wait_for_step(trainer)
+        """Record the random generators before the first step, and the batch of a followed step.
+
+        Followed are the last steps, which are compared with those of a trial that went on.
+        """
+        self._tell_awaited_step(trainer)
         if self.clock.began is None:
             self.clock.begin()
             self._generators.record(FIRST_STEP)
@@ -167,7 +170,7 @@ class Recorder(Callback):
         """Keep weights where they are compared, and end a trial that is long enough."""
         self._batches += 1
         # The wait from here on is for the next step, whose batch is drawn now.
-        self._wait_for_step(trainer)
+        self._tell_awaited_step(trainer)
         steps, further_micro_batches = divmod(self._batches, trainer.accumulate_grad_batches)
         # A step is taken with its last micro-batch.
         if further_micro_batches != 0:
@@ -210,7 +213,7 @@ class Recorder(Callback):
         """Record the metrics that the evaluation has logged."""
         self._metrics.record(trainer, pl_module)
 
-    def _wait_for_step(self, trainer: Trainer) -> None:
+    def _tell_awaited_step(self, trainer: Trainer) -> None:
         """Tell the user the number of the training step that is waited for."""
         number = 1 + self._batches // trainer.accumulate_grad_batches
         self._waits.go_on(f"training step {number}", limited=True)
