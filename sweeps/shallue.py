@@ -116,7 +116,7 @@ def run(
                 f"{error}\nin a sweep sweep.output=DIR takes the place of {OWN_NAME}, for all of "
                 "its studies"
             ) from error
-        return measured_trials(read_study(root / name).result)
+        return read_study(root / name).result.trials
 
     plan = UnitPlan(
         names=list(composed),
@@ -190,15 +190,6 @@ def _kept_within(name: str, root: Path) -> list[str]:
     return [*arguments, "mlflow.enabled=false"]
 
 
-def measured_trials(result: StudyResult) -> int:
-    """Count the trials of a study that did not fail.
-
-    One that was cut short with its process is a failed one, and its trial is asked again: so the
-    count is the same whether a study was interrupted or not.
-    """
-    return result.trials - result.statuses["failed"]
-
-
 def row(study: Compared, result: StudyResult) -> dict[str, object]:
     """Make the row of a study.
 
@@ -233,7 +224,7 @@ def row(study: Compared, result: StudyResult) -> dict[str, object]:
         "reached at B": reached_at,
         "steps": min(steps, default=None),
         "examples": min(examples, default=None),
-        "reached": f"{result.statuses['reached']} of {measured_trials(result)}",
+        "reached": f"{result.statuses['reached']} of {result.trials}",
         "details": {
             "b_crit": study.b_crit,
             "b_crit_low": study.b_crit_low,

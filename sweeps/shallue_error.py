@@ -127,7 +127,7 @@ def run(
         grid[_run_name(seed_run)] = seed_run
     check_only(only, list(grid))
     device = device_name(protocol.trainer)
-    # A run is kept by its batch size, rate and seed: more of them, or another level, begin none anew.
+    # A run is kept by its batch size, rate and seed: more of them, or another level, keep it.
     may_change = ("batch_sizes", "lrs", "seeds", "level")
     log.begin(device, may_change)
 

@@ -740,7 +740,7 @@ def test_without_a_caution_there_is_no_such_line():
     ("changes", "text"),
     [
         # Both ends are the winner's batch size.
-        ({"low": 256, "high": 256}, "no other batch size that was tried is within 10%"),
+        ({"low": 256, "high": 256}, "no batch size but about USE's is predicted within 10%"),
         ({"merit": "steps"}, "batch sizes 180 to 331, predicted within 10% of the least number"),
     ],
 )

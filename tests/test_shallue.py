@@ -15,7 +15,7 @@ from bstune.core.errors import ConfigError, Interrupted, StudyError
 from bstune.report.compare import compare
 from bstune.sweeps import shallue
 from bstune.sweeps.harness import check_sweep, compose_sweep, main
-from bstune.sweeps.shallue import budget_curve, end_slopes, row, sentence
+from bstune.sweeps.shallue import budget_curve, end_slopes, sentence
 
 # Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
 pytestmark = pytest.mark.slow
@@ -121,18 +121,6 @@ def test_what_cannot_run_ends_before_any_study_does(option, text, tmp_path, monk
     with pytest.raises(ConfigError, match=text):
         sweep(option)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_study_that_was_cut_short_has_the_row_of_one_that_was_not():
-    whole = summary()
-    statuses = {**whole.statuses, "failed": 2}
-    cut_short = summary(trials=whole.trials + 2, statuses=statuses)
-    rows = []
-    for result in (whole, cut_short):
-        (study,) = studies(result)
-        rows.append(row(study, result))
-    assert rows[0] == rows[1]
-    assert rows[0]["reached"] == "1 of 1"
 
 
 def test_a_sweep_of_no_study_is_refused(tmp_path):

@@ -150,6 +150,15 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
             TARGET,
             {"stopped": 2, "cut_schedules": 1, "cut_examples": 64 * 400},
         ),
+        # A call-back ended one before its schedule did, and the other took too few steps to advise.
+        (
+            [
+                replace(CLOSE, horizon=900, message="stopped by EarlyStopping"),
+                replace(FLAT, steps=9, horizon=900),
+            ],
+            TARGET,
+            {"stopped": 2, "cut_schedules": 1, "cut_examples": 0},
+        ),
         (
             [DIVERGED],
             TARGET,

@@ -86,7 +86,8 @@ class Unreached(Part, frozen=True):
     cut_schedules: Count = 0
     """Stopped trials whose schedule, which ends with its trial, had not ended."""
     cut_examples: Count = 0
-    """The most examples that one of these has trained on."""
+    """The most examples that one of these has trained on; 0 where none took more than a few steps.
+    """
     budget_steps: Count | None = None
     """``budget.steps`` of a trial. Not None where ``stopped`` is known."""
     budget_examples: Count | None = None

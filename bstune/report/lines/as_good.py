@@ -20,9 +20,9 @@ def as_good(result: StudyResult) -> Iterator[str]:
     if is_alone(result):
         yield "not known: no other batch size was tried"
         return
-    # Where both ends are the winner itself, no other batch size is as good.
+    # Both ends are USE's own size, as sizes near it are told as USE.
     if nearly_best.low == nearly_best.high:
-        yield f"no other batch size that was tried is {within}"
+        yield f"no batch size but about USE's is predicted {within}"
         return
     # The middle may be one of the ends.
     lr_of_size = {

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from bstune.report.lines.next_steps import how_to_narrow
-from bstune.report.lines.unreached import cause_of, closest_texts, failures_text
+from bstune.report.lines.unreached import WALL_SECONDS, cause_of, closest_texts, failures_text
 from bstune.report.trust import trust_in_timing
 from bstune.report.words import baseline_text, fresh_text, winner_text
 from bstune.result import StudyResult
@@ -12,8 +12,6 @@ from bstune.system.console import format_count, format_number, plural
 # A winner with at least this chance of reaching the target gets no caution: it is a little below
 # nine of ten, as the chance itself is a prediction.
 SURE_CHANCE = 0.8
-# The option that bounds a study's time, and so its fresh seeds.
-WALL_SECONDS = "search.wall_seconds"
 TRAINING_SECONDS = "search.seconds"
 
 

@@ -60,7 +60,7 @@ def advice_to_keep(result: StudyResult) -> str | None:
 
 
 def advice_to_compare(search: SearchPlan) -> str:
-    """Name the option that gives other configurations a trial, before what trains the user's own."""
+    """Name the option that gives other configurations a trial; it stands before the user's own."""
     option = search.limit or "search.trials"
     return f"try others with more of {option}; to train with your own configuration:"
 

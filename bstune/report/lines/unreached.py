@@ -7,6 +7,8 @@ from bstune.core.records import CUT_SHORT
 from bstune.result import Failures, SearchPlan, StudyResult, Unreached
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
+# The option that bounds a study's time, and so its fresh seeds.
+WALL_SECONDS = "search.wall_seconds"
 NOTHING_REACHED = "nothing that was tried reached the target"
 # Where more trials or a larger budget are advised, they are this many times as many.
 ADVISED_TIMES = 4
@@ -119,8 +121,9 @@ def _cause_of_cuts(unreached: Unreached, stopped: str, search: SearchPlan) -> Ca
     ``stopped``: the number of stopped trials, in words.
     """
     why = f"{unreached.cut_schedules} of {stopped} ended before the schedule did"
-    examples = max(1, unreached.cut_examples)
-    budget = f"budget.examples={examples}"
+    if not unreached.cut_examples:
+        return Cause(why, f"much more of {search.limit or WALL_SECONDS}")
+    budget = f"budget.examples={unreached.cut_examples}"
     # A trial ends once its steps are spent, too.
     if unreached.budget_steps is not None and unreached.budget_steps > 1:
         budget = f"budget.steps=1 {budget}"

@@ -31,6 +31,8 @@ LEAST_EVALUATIONS = 3
 CLEARLY_EASIER = 1.05
 # A product of floats may lie this much, as a share, above a quotient of the same ones.
 STEP_ROUNDING = 1e-9
+# The fewest steps of a schedule that is advised.
+FEWEST_STEPS = 10
 
 
 def unreached_because(
@@ -80,9 +82,13 @@ def unreached_because(
         if trial.status != "stopped":
             continue
         stopped += 1
-        if trial.horizon is not None and trial.steps < trial.horizon:
+        # One that a call-back ended has a message.
+        is_before_end = trial.horizon is not None and trial.steps < trial.horizon
+        if is_before_end and trial.message is None:
             cut_schedules += 1
-            cut_examples = max(cut_examples, trial.steps * trial.batch_size)
+            # A schedule of a few steps would be none to advise.
+            if trial.steps >= FEWEST_STEPS:
+                cut_examples = max(cut_examples, trial.steps * trial.batch_size)
         if _improves(trial, target):
             improving += 1
             improving_at_budget += trial.steps >= budget.last_step(trial.batch_size)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.step_timings import with_step_time
+from bstune.report.spelling import spelled
 from bstune.result import StudyResult
 from bstune.study.at_budget import held_to_end
 from bstune.study.prepare import PreparedStudy
@@ -131,9 +132,9 @@ def check_baseline(result: StudyResult, failed: Finished | None) -> None:
 
 
 def check_any_trial(result: StudyResult) -> None:
-    """Raise StudyError at the end of a study in which no trial has run, as no time was left for one.
+    """Raise StudyError at the end of a study that had no time left for any trial.
 
     ``result``: of the study, which has been shown.
     """
     if result.trials == 0:
-        raise StudyError(f"no trial has run: {result.stop_reason}")
+        raise StudyError(spelled(result, f"no trial has run: {result.stop_reason}"))

@@ -151,8 +151,8 @@ def _weights_differ(course: Course, other: Course) -> bool:
         return True
     if course.exact and other.exact:
         return any(not _same(weights[name], other.weights[name]) for name in weights)
-    # Only a course that begins with its trial has the weights before these steps. Without them it is
-    # not known how far weights move, and any difference counts.
+    # Only a course that begins with its trial has the weights before these steps. Without them it
+    # is not known how far weights move, and any difference counts.
     start = course.start or other.start
     moved = 0.0
     if start:
