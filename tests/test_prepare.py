@@ -25,7 +25,7 @@ from bstune.study import prepare as preparing
 from bstune.study import report
 from bstune.study.analysis import analyse
 from bstune.study.prepare import compose_checked, prepare, survey_seconds
-from bstune.study.run import run_study
+from bstune.study.run import arguments_to_join, run_study
 from bstune.study.training import open_service
 from bstune.system.files import Output, is_own
 from bstune.tracking import runs
@@ -395,8 +395,14 @@ def test_an_assumed_budget_of_a_schedule_ends_in_time(
     prepared = prepare(composed.options, None, backend=backend(), elapsed=lambda: 50.0)
     assert prepared.protocol.budget == budget
     assert prepared.options.budget.budget == budget
-    # The reference's schedule is as long.
+    # The reference's schedule is as long, and those of machines that join.
     assert prepared.last_step(64) == budget.examples / 64
+    joined = arguments_to_join(prepared.options, ("workload=mine", "device=cpu"))
+    is_shortened = budget.examples == 2 * 12_800
+    # The user's own budget stands among the study's arguments.
+    if is_shortened or not options:
+        assert joined[1:] == ["budget.steps=1", f"budget.examples={budget.examples}"] * is_shortened
+    assert "device=cpu" not in joined
     is_said = any(note.startswith("assumed: ") for note in prepared.notes)
     assert is_said == (budget.examples == 2 * 12_800)
 

@@ -190,11 +190,7 @@ def paused_study(
     options = prepared.options
     objective = prepared.budget.objective
     files = prepared.files
-    # A machine that joins the study composes these arguments, then its own.
-    workers_arguments = list[str]()
-    for argument in arguments or ():
-        if not argument.lstrip("+~").startswith(MACHINE_OPTIONS):
-            workers_arguments.append(argument)
+    workers_arguments = arguments_to_join(options, arguments or ())
     say = _in_users_language(options, partial(print_line, console))
     with watching(say, seconds=None), waiting_for("the storage"):
         study = open_study(
@@ -243,6 +239,27 @@ def paused_study(
     check_baseline(findings.result, search.failed_baseline)
     check_any_trial(findings.result)
     return findings
+
+
+def arguments_to_join(options: StudyOptions, arguments: Sequence[str]) -> list[str]:
+    """Give the arguments that a machine which joins the study composes, before its own.
+
+    They are those of the study's command, without those of its machine.
+
+    Args:
+        options: of the study. A budget that was shortened to the time that this command has left is
+            given as it is: the other machine has less time left, and other seconds of a step.
+        arguments: of the command; empty for a study of Python objects, which no machine joins.
+    """
+    kept = list[str]()
+    for argument in arguments:
+        if not argument.lstrip("+~").startswith(MACHINE_OPTIONS):
+            kept.append(argument)
+    stated = options.workload.budget
+    budget = options.budget.budget
+    if kept and stated.assumed_epoch is not None and budget != stated.budget:
+        kept += [f"budget.steps={budget.steps}", f"budget.examples={budget.examples}"]
+    return kept
 
 
 def _take_over(
