@@ -3,9 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+from builders import SizeTiming
 from toolbox import make_result
 
-from bstune.core.records import Budget
+from bstune.core.records import LIGHTNINGS_LOOP, Budget
+from bstune.core.step_time_law import fit_step_time_law
+from bstune.core.step_timings import own_steps, with_step_time
 from bstune.study.planning.plan_text import budget_text, retimed_text
 
 
@@ -60,3 +63,27 @@ def test_steps_that_a_survey_timed_anew_are_told(done, surveyed, words):
     found = retimed_text(SimpleNamespace(backend=backend), done)
     assert (found is None) == (words is None)
     assert words is None or words in found
+
+
+def test_steps_of_trials_that_join_a_short_survey_are_not_timed_anew():
+    sizes = {16: 0.010, 64: 0.014, 256: 0.030}
+    timings = [SizeTiming(size, tau, tau, tau, visits=1) for size, tau in sizes.items()]
+    law = fit_step_time_law(timings, of_trainer=True)
+    device = "cpu (2 threads)"
+    done = []
+    for number, seconds in enumerate((0.020, 0.021, 0.020)):
+        trial = make_result(
+            number=number,
+            batch_size=64,
+            steps=200,
+            seconds_per_step=seconds,
+            training_loop=LIGHTNINGS_LOOP,
+            ran_alone=True,
+            device=device,
+        )
+        # As the study stores it.
+        done.append(with_step_time(trial, law))
+    joined = law.joined_with(own_steps(done))
+    assert joined(64) > 1.2 * law(64), "they would be told"
+    backend = SimpleNamespace(timed=object(), step_time=law, device=device)
+    assert retimed_text(SimpleNamespace(backend=backend), done) is None

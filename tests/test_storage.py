@@ -17,7 +17,7 @@ from toolbox import FakeTime, make_result
 
 from bstune.core import scaling
 from bstune.core.errors import ConfigError, StudyError
-from bstune.core.records import Target, TrialResult
+from bstune.core.records import CUT_SHORT, Target, TrialResult
 from bstune.core.search_space import Space
 from bstune.options import StudyOptions, with_option
 from bstune.search.acquisition import MIN_STEPS
@@ -35,7 +35,12 @@ from bstune.study.storage.opening import find_study, open_study
 from bstune.study.storage.samplers import build_sampler
 from bstune.study.storage.telling import cut_short, finish_abandoned, store_unstored, tell
 from bstune.study.storage.trials import results, running_specs, trial_index_of
-from bstune.study.storage.turns import ended_below_limit, free_indices, turn_at
+from bstune.study.storage.turns import (
+    ended_below_limit,
+    free_indices,
+    points_given_up,
+    turn_at,
+)
 from bstune.system.files import Output
 from bstune.trial.backend import stops_trials
 
@@ -372,6 +377,35 @@ def test_a_trial_that_was_cut_short_is_asked_again_as_it_was(study):
             spec, number=number
         )
     assert [result.resumed_from for result in results(study)] == [None, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("messages", "batch_sizes", "given_up"),
+    [
+        (["bad"], [16, 16], 0),
+        (["bad", "bad"], [16, 16, 64], 1),
+        # As a loop of the user's tells of Ctrl-C.
+        ([CUT_SHORT, CUT_SHORT, CUT_SHORT], [16, 16, 16, 16], 0),
+        ([CUT_SHORT, "bad"], [16, 16, 16], 0),
+        (["bad", CUT_SHORT], [16, 16, 16], 0),
+        (["bad", CUT_SHORT, "bad"], [16, 16, 16, 128], 1),
+        # Here the second point was cut short.
+        (["bad", "bad", CUT_SHORT], [16, 16, 64, 64], 1),
+    ],
+)
+def test_a_point_is_given_up_for_failures_of_its_own_alone(study, messages, batch_sizes, given_up):
+    def failing(spec):
+        return TrialResult.unmeasured(spec, "failed", message=messages[spec.number])
+
+    found = []
+    # The sampler would suggest another point each time.
+    for number, suggested in enumerate((16, 32, 64, 128)[: len(batch_sizes)]):
+        now = asked_with(study, 0, 20, batch_size=suggested)
+        found.append(now[1].batch_size)
+        if number < len(messages):
+            run(study, now, failing)
+    assert found == batch_sizes
+    assert points_given_up(turn_at(study, 0)) == given_up
 
 
 def test_two_processes_may_end_the_same_abandoned_trial_at_once(study, monkeypatch):

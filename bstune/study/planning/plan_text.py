@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from bstune.core.records import Budget, TrialResult
 from bstune.search.each_batch_size import batch_sizes
-from bstune.study.analysis.step_times import step_time_of
 from bstune.study.at_budget import question_of
 from bstune.study.planning.plan import count_points, max_seconds, remaining_seconds
 from bstune.study.prepare import PreparedStudy
@@ -138,12 +137,13 @@ def retimed_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str | 
     """
     if prepared.backend.timed is None:
         return None
-    tau = step_time_of(prepared, done)
+    # The records have the survey's own seconds, which no trial's have joined.
+    surveyed = prepared.backend.step_time
     for trial in done:
         # Without a measured one, the seconds of a record are no survey's.
         if trial.seconds_per_step is None or trial.measured_seconds_per_step is None:
             continue
-        seconds = tau(trial.batch_size)
+        seconds = surveyed(trial.batch_size)
         if abs(math.log(seconds / trial.seconds_per_step)) < RETIMED:
             continue
         size = format_count(trial.batch_size)

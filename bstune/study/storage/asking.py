@@ -41,7 +41,15 @@ from bstune.study.storage.trials import (
     trial_index_of,
     worker_of,
 )
-from bstune.study.storage.turns import HOLDS_INDEX, TRIES, Turn, count_failures, failed_at, turn_at
+from bstune.study.storage.turns import (
+    HOLDS_INDEX,
+    TRIES,
+    Turn,
+    count_failures,
+    failed_at,
+    failed_by_itself,
+    turn_at,
+)
 from bstune.system.secrets import redact_values
 
 # The step at which samplers see the one value of a stopped trial.
@@ -265,9 +273,9 @@ def _stops_trials(sampler: BaseSampler) -> bool:
 def _is_given_up(failed: Sequence[FrozenTrial]) -> bool:
     """Whether a point's trials have failed so often that another point takes its place.
 
-    Where the last trial was cut short, and so has no record, the point is asked again in any case.
+    Where the last trial was cut short, the point is asked again in any case.
     """
-    return RECORD in failed[-1].user_attrs and count_failures(failed) % TRIES == 0
+    return failed_by_itself(failed[-1]) and count_failures(failed) % TRIES == 0
 
 
 def _draft_baseline(

@@ -119,9 +119,19 @@ def failed_at(trials: Trials, trial_index: int) -> list[FrozenTrial]:
     ]
 
 
+def failed_by_itself(failed: FrozenTrial) -> bool:
+    """Whether a failed trial was not cut short.
+
+    A trial whose process has ended has no record; one that a user's loop has told of Ctrl-C has one
+    that says so.
+    """
+    record = failed.user_attrs.get(RECORD)
+    return record is not None and not record_of(record).was_cut_short
+
+
 def count_failures(failed: Sequence[FrozenTrial]) -> int:
-    """Count the trials that failed by themselves. One that was cut short has no record."""
-    return sum(RECORD in trial.user_attrs for trial in failed)
+    """Count the trials that failed by themselves."""
+    return sum(map(failed_by_itself, failed))
 
 
 def points_given_up(turn: Turn) -> int:
