@@ -19,6 +19,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, TrialSpec
 from bstune.hardware import survey as hardware_survey
 from bstune.hardware import survey_cache
+from bstune.hardware.threads import threads_of_torch
 from bstune.options import flat_settings
 from bstune.report.block import INDENT
 from bstune.study import prepare as preparing
@@ -248,6 +249,19 @@ def test_threads_are_left_open_until_a_timing_chooses_them(
     monkeypatch.setattr(preparing, "stored_settings", lambda name, url: stored)
     found = preparing._with_stored_threads(options_of("workload=digits", *options))
     assert (found[0].threads, found[1]) == (threads, are_open)
+
+
+@pytest.mark.parametrize(("option", "kept"), [("auto", "auto"), ("1", 1)])
+def test_the_storages_number_of_threads_trains_and_is_not_taken_for_the_users(
+    monkeypatch, output, option, kept
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(preparing, "stored_settings", lambda name, url: {"threads": 1})
+    with threads_of_torch(2):
+        prepared = prepared_study(*DIGITS, "device=cpu", "search.workers=0", f"threads={option}")
+        prepared.training.close()
+    assert prepared.frozen_settings["threads"] == 1
+    assert prepared.options.threads == kept
 
 
 def test_the_environments_number_of_threads_is_the_users(monkeypatch):

@@ -1,6 +1,7 @@
 """A trial under bstune's Trainer is what ``Trainer.fit`` makes of the same batches, bit for bit on a CPU."""
 
 import math
+import os
 import threading
 import warnings
 from dataclasses import replace
@@ -451,22 +452,44 @@ def test_checkpoints_are_written_where_their_call_back_says_or_into_a_folder_for
     assert saves.best_model_path == ""
 
 
-def test_the_best_scores_of_a_trial_that_goes_on_are_those_of_the_uninterrupted_one(tmp_path):
+@pytest.mark.parametrize(
+    ("own_folder", "mode", "knows_all"),
+    [
+        (True, "min", True),
+        (True, "max", True),
+        # The files of the first part are gone. The last evaluations are the best ones, or the worst.
+        (False, "min", True),
+        (False, "max", False),
+    ],
+)
+def test_a_trial_that_goes_on_knows_the_scores_whose_files_are_left(
+    own_folder, mode, knows_all, tmp_path
+):
     found = []
 
     class Scores(ModelCheckpoint):
         def on_train_end(self, trainer, pl_module):
-            found.append((self.best_model_score, sorted(map(float, self.best_k_models.values()))))
+            paths = {*self.best_k_models, self.best_model_path, self.kth_best_model_path}
+            assert all(map(os.path.exists, {*paths, self.last_model_path}))
+            assert self.best_model_score == self.best_k_models[self.best_model_path]
+            assert self.kth_value == self.best_k_models[self.kth_best_model_path]
+            found.append(sorted(map(float, self.best_k_models.values())))
 
-    protocol = with_callbacks(Scores(monitor="val/error", save_top_k=2))
-    run(Regression, protocol=protocol)
+    def protocol_in(name):
+        folder = str(tmp_path / name) if own_folder else None
+        kept = {"save_top_k": 2, "save_last": True}
+        return with_callbacks(Scores(folder, monitor="val/error", mode=mode, **kept))
+
+    run(Regression, protocol=protocol_in("whole"))
     with warnings.catch_warnings():
-        # Each trial has another folder.
+        # Lightning says it of the user's own folder.
+        warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
+        # Each trial without a folder of its own has another one.
         warnings.filterwarnings("error", "The dirpath has changed")
-        stop_and_continue(Regression, protocol, 12, tmp_path / "3.state")
+        stop_and_continue(Regression, protocol_in("parts"), 12, tmp_path / "3.state")
     whole, _, going_on = found
-    assert len(whole[1]) == 2
-    assert going_on == whole
+    assert len(whole) == len(going_on) == 2
+    assert (going_on == whole) == knows_all
 
 
 def test_each_trial_logs_to_a_copy_of_the_logger(tmp_path):

@@ -299,6 +299,7 @@ def _prepare(
     options = _with_single_budget(options, recipe)
     if options.quick and options.search.wall_seconds is None:
         options = with_option(options, "search.wall_seconds", QUICK_SECONDS)
+    threads_given = options.threads
     asked = _resolved(options, recipe, backend)
     options = asked.options
     protocol = asked.protocol
@@ -345,7 +346,8 @@ def _prepare(
     if is_for_target and protocol.target.is_open and baseline is None:
         raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, too_large)))
     prepared_study = PreparedStudy(
-        options=options,
+        # The number of threads that the storage gave is not the user's: a fit may have another.
+        options=with_option(options, "threads", threads_given),
         recipe=asked.recipe,
         budget=budget,
         space=runs.space,

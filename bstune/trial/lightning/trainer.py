@@ -16,7 +16,8 @@ is of. A module finds in its Trainer:
 * **``logger``** swallows what it gets (:class:`NullLogger`), unless ``trainer.logger`` has your
   own. ``datamodule`` is a copy that serves the trial's batches.
 * **Call-backs, loggers and plug-ins** are copied for each trial. EarlyStopping ends a trial as
-  stopped. ModelCheckpoint without ``dirpath`` writes to a folder that is gone afterwards.
+  stopped. ModelCheckpoint without ``dirpath`` writes to a folder that is gone afterwards. In a
+  trial that goes on, it knows those files and scores alone whose files are left.
 * **Checkpoints** of bstune's own hold weights and plain data
   (:mod:`bstune.trial.parts.checkpoint`). ``on_save_checkpoint`` may add numbers, texts, tensors,
   lists and dicts.

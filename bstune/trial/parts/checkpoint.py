@@ -10,8 +10,9 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from bstune.trial.devices import distributed
 from bstune.trial.devices.randomness import GeneratorStates
 from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.lightning.internals import argument_of_hyper_parameters
+from bstune.trial.lightning.packages import of_package, package_of
 
 # The key of bstune's own part in the checkpoint.
 KEY = "bstune"
@@ -126,21 +128,42 @@ class PlainFiles:
             checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = owner.hparams
             checkpoint[owner.CHECKPOINT_HYPER_PARAMS_TYPE] = type(owner.hparams)
             checkpoint |= argument_of_hyper_parameters(owner)
-        _give_own_folders(checkpoint, self._trainer)
+        _keep_own_files(checkpoint, self._trainer)
         return checkpoint
 
 
-def _give_own_folders(checkpoint: dict[str, Any], trainer: Trainer) -> None:
+def _keep_own_files(checkpoint: dict[str, Any], trainer: Trainer) -> None:
     """Put this trial's folders into the states of call-backs that write checkpoints.
 
-    One whose folder the user leaves open has another folder in each trial. Lightning would warn of
-    that, and leave out the best score so far.
+    One whose folder the user leaves open has another folder in each trial, and the files of the
+    trial before are gone. What a state says of such files is left out, so that Lightning saves anew
+    and never compares with the score of a file that is lost.
     """
+    model_checkpoint = of_package(package_of(trainer), "callbacks.ModelCheckpoint")
     states = checkpoint.get("callbacks", {})
     for callback in trainer.checkpoint_callbacks:
         state = states.get(callback.state_key, {})
-        if "dirpath" in state:
-            state["dirpath"] = getattr(callback, "dirpath", None)
+        # Other call-backs have states of their own.
+        if isinstance(callback, model_checkpoint) and "dirpath" in state:
+            # Lightning would warn of another folder.
+            state["dirpath"] = callback.dirpath
+            _leave_out_lost(state, partial(callback.file_exists, trainer=trainer))
+
+
+def _leave_out_lost(state: dict[str, Any], exists: Callable[[str], bool]) -> None:
+    """Leave the paths for which ``exists`` is false, and their scores, out of a state.
+
+    ``state``: that of Lightning's ModelCheckpoint, which is changed in place.
+    """
+    if not exists(state["best_model_path"]):
+        state |= {"best_model_path": "", "best_model_score": None}
+    # A call-back whose state lacks these has those that it began with.
+    if not exists(state["kth_best_model_path"]):
+        del state["kth_best_model_path"], state["kth_value"]
+    if not exists(state["last_model_path"]):
+        del state["last_model_path"]
+    best = state["best_k_models"]
+    state["best_k_models"] = {path: score for path, score in best.items() if exists(path)}
 
 
 def _add_comment(archive: io.BytesIO, comment: bytes) -> None:
