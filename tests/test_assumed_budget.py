@@ -24,15 +24,22 @@ ASSUMED = Budget(examples=100 * EPOCH)
         (80.0, 150.0, Budget(examples=2 * EPOCH)),
         # A quarter is half an epoch, but there is time for one.
         (None, 20.0, Budget(examples=EPOCH)),
-        # There is none: a quarter of what 8 s allow, 640 examples.
-        (None, 8.0, Budget(examples=160)),
-        # The time is over: the ten steps that a trial is worth.
-        (None, -5.0, Budget(examples=80)),
+        # There is none, or the time is over: an epoch all the same, as it takes under 15 s.
+        (None, 8.0, Budget(examples=EPOCH)),
+        (None, -5.0, Budget(examples=EPOCH)),
     ],
 )
 def test_a_schedule_takes_a_quarter_of_the_time(training, wall, expected):
     left = SecondsLeft(training, wall, wall_per_training=1.0)
     assert budget_in_time(ASSUMED, EPOCH, 8, 0.1, left) == expected
+
+
+@pytest.mark.parametrize(("wall", "examples"), [(200.0, 50 * 80), (40.0, 15 * 80), (-5.0, 15 * 80)])
+def test_a_part_of_a_long_epoch_takes_15_seconds_at_least(wall, examples):
+    # An epoch takes 1,000 s.
+    left = SecondsLeft(None, wall, wall_per_training=1.0)
+    assumed = Budget(examples=10_000_000)
+    assert budget_in_time(assumed, 80_000, 8, 0.1, left) == Budget(examples=examples)
 
 
 def test_evaluation_takes_its_share_of_the_wall_time():

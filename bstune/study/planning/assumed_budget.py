@@ -14,6 +14,9 @@ from bstune.search.acquisition import MIN_STEPS
 # The share of the study's seconds that the reference's first schedule may take.
 SCHEDULE_SHARE = 0.25
 SCHEDULE_SHARE_IN_WORDS = "a quarter of the study's time"
+# The seconds of training that a schedule of less than an epoch takes at least: what a network has
+# learnt in a few steps is no target, and tells nothing of the reference.
+LEAST_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ def budget_in_time(
     """Shorten an assumed budget to whole epochs that take ``SCHEDULE_SHARE`` of the seconds left.
 
     It is one epoch at least where there is time for one. Where there is none, it is what a share of
-    the seconds allows. Both parts of the budget are shortened in the same proportion.
+    the seconds allows, or an epoch or ``LEAST_SECONDS`` if these are more: the study then takes
+    longer, or ends without an answer. Both parts of the budget are shortened in the same
+    proportion.
 
     Args:
         assumed: is given back where it ends in time.
@@ -64,7 +69,8 @@ def budget_in_time(
     if in_time >= epoch:
         examples = epoch * max(1, math.floor(examples / epoch))
     # A shorter trial is not worth its start.
-    examples = max(round(MIN_STEPS) * batch_size, math.floor(examples))
+    least = max(MIN_STEPS * batch_size, min(epoch, LEAST_SECONDS * examples_per_second))
+    examples = math.floor(max(least, examples))
     if examples >= assumed.examples:
         return assumed
     steps = max(1, math.floor(assumed.steps * examples / assumed.examples))
