@@ -14,10 +14,12 @@ from toolbox import made_table, make_result
 from bstune.core.records import Budget, Target
 from bstune.core.search_space import Tunable
 from bstune.report.answer import answer
+from bstune.report.words import baseline_text
 from bstune.study.planning.baseline import (
     Baseline,
     BaselineRuns,
     baseline_of,
+    baseline_result,
     baseline_runs,
     count_fresh_seeds,
     due_seed,
@@ -542,3 +544,14 @@ def test_it_runs_on_the_seeds_of_a_winner_that_came_after_another(tmp_path, monk
     winner = found.result.winner
     own = {trial.seed for trial in found.trials if trial.replicate_of == 0}
     assert set(winner.confirmed.seeds) <= own
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "horizon"), [(None, (), None), (938, (), 938), (938, (783, 783), 783)]
+)
+def test_a_gain_over_a_schedule_names_its_length(first, again, horizon):
+    fresh = [reached(1 + i, 300, horizon=steps, replicate_of=0) for i, steps in enumerate(again)]
+    runs = BaselineRuns(reached(0, 375, horizon=first), tuple(fresh))
+    result = baseline_result(runs, Target("val/error", 0.1, "min"), ideal=0.0)
+    assert result.horizon == horizon
+    assert (f"{horizon} steps" in baseline_text(result)) == (horizon is not None)

@@ -36,8 +36,13 @@ def winner_text(winner: WinnerResult, tokens: int | None = None) -> str:
 
 
 def baseline_text(baseline: BaselineResult) -> str:
-    """Write ``batch size 32, learning rate 0.1``: the user's own configuration."""
-    return point_text(baseline.batch_size, baseline.lr, baseline.hyperparameters)
+    """Write ``batch size 32, learning rate 0.1``: the user's own configuration.
+
+    The schedule of its runs follows, where that ends with the trial: the gain depends on it.
+    """
+    return point_text(
+        baseline.batch_size, baseline.lr, baseline.hyperparameters, horizon=baseline.horizon
+    )
 
 
 def point_text(

@@ -38,6 +38,8 @@ class BaselineResult(Part, frozen=True):
     """How often it ran on the winner's fresh seeds."""
     reached: Count
     """How many of these runs reached the target."""
+    horizon: Count | None = None
+    """The steps of the schedule of these runs, else of its trial. None where it has no end."""
 
 
 class Gain(Part, frozen=True):

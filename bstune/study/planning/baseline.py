@@ -363,6 +363,10 @@ def baseline_result(
     if runs is None:
         return None
     first = runs.first
+    # The gain is over the runs on fresh seeds, where there are any.
+    compared_run = first
+    if runs.again:
+        compared_run = runs.again[-1]
     last: float | None = None
     for _, value in first.history:
         if value is not None:
@@ -379,6 +383,7 @@ def baseline_result(
         telling_target=finite(telling_target(first, target, ideal)),
         runs=len(runs.again),
         reached=sum(run.reached for run in runs.again),
+        horizon=compared_run.horizon,
     )
 
 
