@@ -1,6 +1,8 @@
 """A user's DataLoader in other batches: the same examples and options, resumed where it was stopped."""
 
+import gc
 import random
+import weakref
 from itertools import chain, islice
 
 import numpy as np
@@ -153,6 +155,24 @@ def test_rebatch_keeps_the_loaders_options():
 )
 def test_workers_that_import_the_project_anew_are_told(options, said):
     assert worker_starts(loader(**options)) == said
+
+
+@pytest.mark.parametrize(("workers", "left"), [(0, True), (2, False)])
+def test_what_an_earlier_trial_left_is_gone_before_workers_are_forked(workers, left):
+    class Trial:
+        pass
+
+    earlier = Trial()
+    # A cycle, as a trainer and its loops are.
+    earlier.loop = earlier
+    seen = weakref.ref(earlier)
+    gc.disable()
+    try:
+        del earlier
+        rebatch(loader(num_workers=workers), 3, None, seed=0)
+        assert (seen() is not None) == left
+    finally:
+        gc.enable()
 
 
 def test_what_is_no_loader_starts_no_workers():

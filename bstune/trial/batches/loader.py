@@ -1,5 +1,6 @@
 """Reads a user's DataLoader in batches of another size."""
 
+import gc
 import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -62,6 +63,10 @@ def rebatch(
             "the training data must come from a torch DataLoader over a map-style data set, but "
             f"got {type(loader).__name__}: return one from train_dataloader(), or {HOW_TO_GIVE}"
         )
+    # What is left of an earlier trial may hold loaders with processes. Were it collected within one
+    # that is forked from here, torch would write there that they are not its children.
+    if loader.num_workers > 0:
+        gc.collect()
     problem = not_rebatchable(loader)
     if problem:
         raise ConfigError(
