@@ -25,7 +25,8 @@ from bstune.report.block import INDENT
 from bstune.study import prepare as preparing
 from bstune.study import report
 from bstune.study.analysis import analyse
-from bstune.study.prepare import compose_checked, prepare, survey_seconds
+from bstune.study.planning.survey_time import survey_seconds
+from bstune.study.prepare import compose_checked, prepare
 from bstune.study.run import arguments_to_join, run_study
 from bstune.study.training import open_service
 from bstune.system.files import Output, is_own

@@ -24,12 +24,18 @@ from bstune.study.planning.baseline import Baseline, baseline_of, text_on_outsid
 from bstune.study.planning.duration import advice_on_time
 from bstune.study.planning.next_command import START_SLACK
 from bstune.study.planning.plan import QUICK_SECONDS, SearchBudget, max_seconds
+from bstune.study.planning.survey_time import (
+    LEAST_LEFT,
+    is_surveyed,
+    needs_survey,
+    seconds_left_of,
+    survey_limit,
+)
 from bstune.study.storage.attributes import ARGUMENTS, THREADS_ARE_OPEN
 from bstune.study.storage.connection import check_storage
 from bstune.study.storage.opening import (
     stored_budget_times,
     stored_settings,
-    stored_wall_seconds,
 )
 from bstune.study.storage.samplers import build_sampler
 from bstune.study.training import Training, TrainingHere, TrainingProcess, TriedBackend
@@ -64,15 +70,6 @@ BUDGET_SIZES = 33
 FEWEST_RUNS = 3
 # The fewest steps of a trial of the objective loss at the smallest batch size.
 FEWEST_STEPS = 10
-# The least search.wall_seconds with a survey: a shorter study has no seconds for one.
-LEAST_SURVEYED = 100.0
-# The least that may be left of them: a start may have taken most of them.
-LEAST_LEFT = 50.0
-# The share of what is left of search.wall_seconds that timing steps may take: the search is to have
-# the rest.
-SURVEY_SHARE = 0.1
-# Where a budget is one of seconds, the survey says how many steps it is at each batch size.
-SURVEY_SHARE_OF_BUDGET = 0.25
 # Seconds after which this process says what it waits for. The process that trains says it after
 # ten.
 OWN_SILENCE = 13.0
@@ -315,7 +312,7 @@ def _prepare(
     options, notes = _checked_tracking(options, trial)
     if asked.backend is None:
         assert asked.recipe is not None  # noqa: S101 (else the backend replays)
-        seconds_left = _seconds_left(options, elapsed)
+        seconds_left = seconds_left_of(options, elapsed)
         runs = _prepare_training(
             options, asked.recipe, protocol, space, trial, budget, files, seconds_left, say
         )
@@ -607,7 +604,7 @@ def _with_stored_threads(options: StudyOptions) -> tuple[StudyOptions, bool]:
         # The user's environment chooses it, too.
         return options, OMP_THREADS not in os.environ
     are_open = stored.get(THREADS_ARE_OPEN) is True
-    if are_open and _is_surveyed(options, trial=None):
+    if are_open and is_surveyed(options, trial=None):
         return options, True
     return with_option(options, "threads", threads), are_open
 
@@ -776,7 +773,7 @@ def _try_and_survey(
     from bstune.hardware.survey_cache import cached, kept
 
     continues = trial is None and stops_trials(options)
-    surveyed = _is_surveyed(options, trial)
+    surveyed = is_surveyed(options, trial)
     tried = training.try_steps(trial, continues=continues, surveyed=surveyed, say=say)
     backend = TriedBackend(tried, training)
     if trial is None:
@@ -804,7 +801,7 @@ def _try_and_survey(
             say,
         )
 
-    if left >= LEAST_LEFT or _needs_survey(options):
+    if left >= LEAST_LEFT or needs_survey(options):
         with waiting_for("the survey of the hardware"):
             survey, was_cached = cached(limited_options, key, how, measured, say)
     else:
@@ -835,60 +832,6 @@ def _try_and_survey(
         notes=tuple(headline(survey, was_cached)),
         survey_seconds=0.0 if was_cached else survey.seconds,
     )
-
-
-def _seconds_left(options: StudyOptions, elapsed: Callable[[], float]) -> Callable[[], float]:
-    """Make the function that gives what is left of ``search.wall_seconds``; without it, inf.
-
-    ``elapsed``: says how many seconds ago the command began.
-    """
-    wall_seconds = options.search.wall_seconds
-    if wall_seconds is None:
-        return lambda: math.inf
-    before = stored_wall_seconds(options.study, options.storage)
-    return lambda: wall_seconds - before - elapsed()
-
-
-def _needs_survey(options: StudyOptions) -> bool:
-    """Whether a study cannot do without a survey, however little time it has.
-
-    Several trials side by side take their seconds from it, and so does a budget of seconds.
-    """
-    return options.search.workers > 1 or options.budget.seconds is not None
-
-
-def _may_be_surveyed(options: StudyOptions, wall_seconds: float | None) -> bool:
-    """Whether the hardware is surveyed for a study that has so many seconds; None: any."""
-    has_time = wall_seconds is None or wall_seconds >= LEAST_SURVEYED
-    return options.hardware.enabled and (has_time or _needs_survey(options))
-
-
-def _is_surveyed(options: StudyOptions, trial: TrialSpec | None) -> bool:
-    """Whether the hardware is surveyed: for a study that allows it, and has time or need for it."""
-    return trial is None and _may_be_surveyed(options, options.search.wall_seconds)
-
-
-def survey_limit(options: StudyOptions, seconds_left: float) -> float:
-    """Give the seconds that a survey may take: a share of those left, at most hardware.seconds.
-
-    A budget in seconds is counted by the survey's timings, so that its share is larger. Where
-    nearly nothing is left, a survey that has to be made takes the share of ``LEAST_LEFT``.
-    """
-    share = SURVEY_SHARE
-    if options.budget.seconds is not None:
-        share = SURVEY_SHARE_OF_BUDGET
-    return min(options.hardware.seconds, share * max(seconds_left, LEAST_LEFT))
-
-
-def survey_seconds(options: StudyOptions, wall_seconds: float, seconds_left: float) -> float:
-    """Predict how long a study with so much wall time may survey its hardware.
-
-    ``seconds_left``: of it, when the survey would begin.
-    """
-    is_surveyed = _may_be_surveyed(options, wall_seconds)
-    if not is_surveyed or (seconds_left < LEAST_LEFT and not _needs_survey(options)):
-        return 0.0
-    return survey_limit(options, seconds_left)
 
 
 def _advice_on_length(

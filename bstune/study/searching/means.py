@@ -27,8 +27,9 @@ from bstune.study.planning.plan import (
     count_points,
     trials_of_search,
 )
+from bstune.study.planning.survey_time import survey_seconds
 from bstune.study.planning.wall import OTHERS_SHARE, TrialCost, WallTime, fit_cost
-from bstune.study.prepare import PreparedStudy, survey_seconds
+from bstune.study.prepare import PreparedStudy
 from bstune.study.storage.telling import within_steps
 from bstune.trial.backend import chooses_horizons
 
