@@ -127,8 +127,8 @@ class FrontierSampler(BaseSampler):
     target. The module's docstring has a study of one's own. The study needs an integer
     ``batch_size`` and either ``lr`` or, with a rule, ``delta`` = log2(lr / rule(B)), in all of its
     trials; its values are minimized. Failed trials are passed over. So are those that do not tell
-    their steps: by the user attribute ``steps``, by the last step that they report or, for ``steps``
-    and ``both``, by their value.
+    their steps: by the user attribute ``steps``, by the last step that they report or, for
+    ``steps`` and ``both``, by their value.
 
     Args:
         objective: ``time`` (steps x seconds per step), ``steps``, ``both`` (in turn, of a study

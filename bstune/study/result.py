@@ -171,8 +171,8 @@ class Result:
         Args:
             columns: ``needed`` are batch size, learning rate and the further hyper-parameters; how
                 the trial ended and after how many steps; seconds and seed; which trial it continues
-                or repeats. ``all`` are those of :class:`bstune.TrialResult` but its versions. In both
-                ``value`` is the last one of the target's metric.
+                or repeats. ``all`` are those of :class:`bstune.TrialResult` but its versions. In
+                both ``value`` is the last one of the target's metric.
 
         Raises:
             ConfigError: of other columns.

@@ -50,7 +50,9 @@ def foreign_tables(
 
 
 def has_table(path: Path, name: str, seconds: float = LOCKED_SECONDS) -> bool:
-    """Whether a database has a table of that name. The arguments are those of :func:`foreign_tables`.
+    """Whether a database has a table of that name.
+
+    The other arguments are those of :func:`foreign_tables`.
 
     Raises:
         sqlite3.Error: if the file is no database, or is locked.

@@ -75,10 +75,11 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
     if runs is not None and baseline is not None and not same_point(runs.first, best):
         gain = _gain(prepared, done, best, runs, winner, baseline, posteriors[1.0])
     count_error: float | None = None
-    law = law_of(prepared, done)
-    if budget.seconds is not None and law is not None and runs is not None:
-        sizes = (best.batch_size, runs.first.batch_size)
-        count_error = error_of_count(prepared.seconds_per_step, law, *sizes)
+    if budget.seconds is not None and runs is not None:
+        law = law_of(prepared, done)
+        if law is not None:
+            sizes = (best.batch_size, runs.first.batch_size)
+            count_error = error_of_count(prepared.seconds_per_step, law, *sizes)
     size_growth: SizeGrowthOverBudget | None = None
     if findings.growth is not None:
         size_growth = _growth(findings.growth)

@@ -18,6 +18,7 @@ from bstune.result import (
     Unreached,
     finite,
 )
+from bstune.search.acquisition import MIN_STEPS
 from bstune.search.candidates import predicted_steps
 from bstune.search.observations import Posterior
 
@@ -31,8 +32,6 @@ LEAST_EVALUATIONS = 3
 CLEARLY_EASIER = 1.05
 # A product of floats may lie this much, as a share, above a quotient of the same ones.
 STEP_ROUNDING = 1e-9
-# The fewest steps of a schedule that is advised.
-FEWEST_STEPS = 10
 
 
 def unreached_because(
@@ -86,8 +85,8 @@ def unreached_because(
         is_before_end = trial.horizon is not None and trial.steps < trial.horizon
         if is_before_end and trial.message is None:
             cut_schedules += 1
-            # A schedule of a few steps would be none to advise.
-            if trial.steps >= FEWEST_STEPS:
+            # A schedule of fewer steps than a trial is worth would be none to advise.
+            if trial.steps >= MIN_STEPS:
                 cut_examples = max(cut_examples, trial.steps * trial.batch_size)
         if _improves(trial, target):
             improving += 1

@@ -21,8 +21,8 @@ class Verdict:
             start.
         start_gap: how far from the target the trial was before training. None: that was not
             measured on all validation data, so that no distance counts as divergence.
-        may_start_at_target: whether untrained weights may meet the target. They may where the target is a
-            value that another trial came to; else they are refused.
+        may_start_at_target: whether untrained weights may meet the target. They may where the
+            target is a value that another trial came to; else they are refused.
     """
 
     def __init__(
