@@ -51,6 +51,7 @@ from bstune.options import (
     kind_of_options,
     mistake,
     option_at,
+    options_of_section,
     with_option,
 )
 from bstune.system.inputs import one_line
@@ -273,10 +274,27 @@ def option_names() -> list[str]:
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Guess which names were meant: up to three that end in ``name``, else the most similar one."""
+    """Guess which names were meant: up to three that end in ``name``, else the most similar one.
+
+    A name of the same section comes before others, and is compared without the section's name.
+    """
     candidates = list(names)
     ending = [candidate for candidate in candidates if candidate.endswith(f".{name}")]
-    return ending[:3] or difflib.get_close_matches(name, candidates, n=1)
+    if ending:
+        return ending[:3]
+    section, dot, last = name.rpartition(".")
+    prefix = section + dot
+    others = list[str]()
+    siblings = list[str]()
+    for candidate in candidates:
+        if prefix and candidate.startswith(prefix):
+            siblings.append(candidate.removeprefix(prefix))
+        else:
+            others.append(candidate)
+    similar = difflib.get_close_matches(last, siblings, n=1)
+    if similar:
+        return [prefix + similar[0]]
+    return difflib.get_close_matches(name, others, n=1)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -598,7 +616,8 @@ def _options_and_mistakes(
     # The value of each option by its dotted key, as it is written: references are not resolved.
     written = flatten(_plain(config))
     # The line of each mistake, by the option's dotted key.
-    mistakes = {name: _unknown_line(name, written) for name in unknown}
+    kind = kind_of_options(config.get("workload"))
+    mistakes = {name: _unknown_line(name, written, kind) for name in unknown}
     values = _resolve(config, "", mistakes)
     # Secrets among the values are hidden in all that is printed from here on.
     remember(values)
@@ -610,14 +629,13 @@ def _options_and_mistakes(
             known[name] = value
     options: StudyOptions | None = None
     try:
-        kind = kind_of_options(config.get("workload"))
         options = kind.model_validate(known, context=_ConfigLookup(config))
     except ValidationError as error:
         for details in error.errors():
             name = ".".join(str(part) for part in details["loc"])
             line = mistake(name, details)
             if details["type"] == "extra_forbidden":
-                line = _unknown_line(name, written)
+                line = _unknown_line(name, written, kind)
             # A missing value, or one that cannot be read, has its line from ``_resolve``.
             mistakes.setdefault(name, line)
     lines = list[str]()
@@ -771,16 +789,34 @@ def _has_references(written: object) -> bool:
     return "${" in text or "???" in text
 
 
-def _unknown_line(name: str, names: Mapping[str, object]) -> str:
-    """Write the line on an unknown option, with the nearest of the names that there are."""
+def _unknown_line(name: str, names: Mapping[str, object], options: type[StudyOptions]) -> str:
+    """Write the line on an unknown option, with the nearest of the names that there are.
+
+    Args:
+        name: of the unknown option.
+        names: of the options in the config, the unknown one among them.
+        options: the model of all options. It has those that the config leaves out, too.
+    """
     if name in ("workload.data", "workload.module"):
         return (
             f"{name}: a workload is trained (data and module) or replayed (table), but this one "
             "has both"
         )
+    section, _, below = name.partition(".")
+    if section == "workload" and below.partition(".")[0] in OPTION_NAMES:
+        return (
+            f"{name}: {below} is an option of the study, not of its workload. Give it on the command "
+            "line, or beside workload: in a file that begins with '# @package _global_', as "
+            "conf/workload/airfoil.yaml"
+        )
     # The unknown option itself, and what is below it, stand among the names.
     others = [option for option in names if not f"{option}.".startswith(f"{name}.")]
-    meant = " or ".join(nearest(name, others))
+    own_section = name.rpartition(".")[0]
+    beside = options_of_section(options, name)
+    others += [f"{own_section}.{option}" for option in beside]
+    meant = " or ".join(nearest(name, dict.fromkeys(others)))
     if meant:
         return f"unknown option {name}: did you mean {meant}?"
+    if beside:
+        return f"unknown option {name}; {own_section} has {', '.join(beside)}"
     return f"unknown option {name}; bstune --cfg job +workload=NAME lists the options"

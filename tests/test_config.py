@@ -357,6 +357,16 @@ def test_a_target_is_a_number_or_auto(value):
             "+search.trails=3",
             "unknown option search.trails: did you mean search.trials?",
         ),
+        # What is similar in the same section is meant, not what the section's name makes similar.
+        ("+search.wall_second=3", "unknown option search.wall_second: did you mean search.wall_se"),
+        ("+workload.trails=3", "unknown option workload.trails: did you mean workload.trials?"),
+        (
+            "+workload.max_steps=3",
+            "unknown option workload.max_steps; workload has name, precision, ",
+        ),
+        # An option of the study in a workload's file.
+        ("+workload.device=cpu", "workload.device: device is an option of the study, not of its"),
+        ("+workload.search.trials=3", "workload.search: search is an option of the study, not of"),
         (
             "+nothing.like=1",
             "unknown option nothing; bstune --cfg job +workload=NAME lists the options",

@@ -7,7 +7,7 @@ section, such as ``seed``, stand in ``study.py``.
 from bstune.options.data import DataOptions
 from bstune.options.hardware import StepTimeOptions
 from bstune.options.lookup import PlainLookup
-from bstune.options.mistakes import mistake
+from bstune.options.mistakes import mistake, options_of_section
 from bstune.options.mlflow import MlflowOptions
 from bstune.options.refusal import shown
 from bstune.options.search import SearchOptions
@@ -57,6 +57,7 @@ __all__ = [
     "kind_of_options",
     "mistake",
     "option_at",
+    "options_of_section",
     "overrides",
     "shown",
     "with_option",

@@ -35,3 +35,23 @@ def _choices_of(section: type[BaseModel], name: str) -> list[str]:
     if get_origin(annotation) is not Literal:
         return []
     return [str(word) for word in get_args(annotation)]
+
+
+def options_of_section(options: type[BaseModel], name: str) -> list[str]:
+    """List the options of the section that the dotted ``name`` lies in; none if it lies in none.
+
+    ``options``: the model of all options. A name without a dot lies in no section.
+    """
+    section: object = options
+    *sections, _ = name.split(".")
+    if not sections:
+        return []
+    for key in sections:
+        is_section = isinstance(section, type) and issubclass(section, BaseModel)
+        # A mapping with keys of the user's own has no model.
+        if not is_section or key not in section.model_fields:  # type: ignore[attr-defined]
+            return []
+        section = section.model_fields[key].annotation  # type: ignore[attr-defined]
+    if not isinstance(section, type) or not issubclass(section, BaseModel):
+        return []
+    return list(section.model_fields)
