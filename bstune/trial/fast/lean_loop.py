@@ -45,7 +45,12 @@ GRAPH = "graph"
 class LeanLoop:
     """Takes the steps of a Trainer's fit in place of Lightning's loop, where it can.
 
-    Arguments as of :func:`bstune.trial.fast.take_steps.take_steps`.
+    Args:
+        trainer: which has not begun to train.
+        mode: ``auto`` for this loop, ``graph`` to capture its steps on CUDA too, ``off`` for
+            Lightning's loop.
+        around: makes a context within which steps are captured.
+        start: is called each time before the loop takes some steps in a row.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class LeanLoop:
 
     @property
     def runs(self) -> bool:
-        """Whether it has taken steps, and goes on."""
+        """Whether it takes the fit's steps in place of Lightning's loop; False before the first."""
         return self._steps is not None
 
     def _begin(self, fetcher: Any) -> None:
@@ -215,18 +220,21 @@ class LeanSteps:
         self._take = self.captured
 
     def train_on_batch(self, fetcher: Any) -> None:
-        """Take the next step: ``_TrainingEpochLoop.advance``, with its counters and hooks."""
+        """Take the next step with the counters and hooks of Lightning's epoch loop.
+
+        It does what ``_TrainingEpochLoop.advance`` does.
+        """
         progress = self._epoch_loop.batch_progress
         total = progress.total
         current = progress.current
-        batch = self._fetched(fetcher)
+        batch = self._next_batch(fetcher)
         # Lightning skips a batch that is None.
         if batch is None:
-            self._advance_as_lightning(_Fetched(fetcher))
+            self._advance_as_lightning(_FetchedNone(fetcher))
             return
         progress.is_last_batch = fetcher.done
         index: int = current.ready
-        batch = self._moved(batch)
+        batch = self._batch_on_device(batch)
         total.ready += 1
         current.ready += 1
         begin_batch(self._connector, self._results, batch)
@@ -256,8 +264,8 @@ class LeanSteps:
         if logged:
             self._connector.update_train_step_metrics()
 
-    def _fetched(self, fetcher: Any) -> Any:
-        """Take the next batch: ``_PrefetchDataFetcher.__next__``."""
+    def _next_batch(self, fetcher: Any) -> Any:
+        """Take the next batch, as Lightning's ``_PrefetchDataFetcher.__next__`` does."""
         if self._stream is None:
             return next(fetcher)[0]
         # Batches that Lightning's own loop has fetched ahead come first.
@@ -265,10 +273,10 @@ class LeanSteps:
             return fetcher.batches.pop()[0]
         return next(self._stream)
 
-    def _moved(self, batch: Any) -> Any:
-        """Give a batch on the device, in a container of its own as Lightning makes it.
+    def _batch_on_device(self, batch: Any) -> Any:
+        """Give a batch on the device, in a new tuple or list as Lightning makes it.
 
-        Where the batch's tensors are there already, no hook is called.
+        Hooks move the batch, unless all its tensors are on the device already.
         """
         if self._precision is not None:
             batch = self._precision.convert_input(batch)
@@ -282,7 +290,7 @@ class LeanSteps:
         return transferred_by_hooks(self._strategy, self._module, batch)
 
     def _take_step(self, batch: object, index: int) -> dict[str, Any]:
-        """Take the optimizer's step on a batch: ``_AutomaticOptimization.run``.
+        """Take the optimizer's step on a batch, as Lightning's ``_AutomaticOptimization.run`` does.
 
         ``index`` is the batch's number in the epoch. The outputs for the hooks are returned.
         """
@@ -308,8 +316,7 @@ class LeanSteps:
     def _closure(self) -> Tensor | None:
         """Run the forward and the backward pass, and return the loss without its graph.
 
-        It is ``Closure.closure`` and the functions that this calls. None where the step has no
-        loss.
+        It does what Lightning's ``Closure.closure`` does. None where the step has no loss.
         """
         # An optimizer may have switched gradients off around its step.
         if not torch.is_grad_enabled():
@@ -372,9 +379,9 @@ class LeanSteps:
         return loss, outputs
 
     def _step_schedules(self, batches: int) -> None:
-        """Step the schedules that are due after so many batches of the epoch.
+        """Step the schedules that are due after ``batches`` batches of the epoch.
 
-        It stands for Lightning's ``update_lr_schedulers``.
+        It does what Lightning's ``update_lr_schedulers`` does.
         """
         loop = self._epoch_loop
         for config in self._strategy.lr_scheduler_configs:
@@ -407,8 +414,8 @@ def _endless_iterator(fetcher: Any) -> Iterator[Any] | None:
     return iterators_of(fetcher)[0]
 
 
-class _Fetched:
-    """A data fetcher with one fetched batch, which is None."""
+class _FetchedNone:
+    """Stands for the data fetcher, so that Lightning takes a batch that was None and skips it."""
 
     def __init__(self, fetcher: Any) -> None:
         self.done = fetcher.done

@@ -17,7 +17,10 @@ LABELLED = Optimizer.profile_hook_step(lambda: None).__code__
 
 
 class OptimizerStep:
-    """Takes optimizers' steps, and finds out once for each optimizer how.
+    """Takes optimizers' steps, where it can without the label that torch puts around each.
+
+    The label is for torch's profiler, and takes longer than a small step. Whether an optimizer's
+    step can go without it is found out once.
 
     Attributes:
         optimizer: the last one that took a step; None before.
@@ -32,6 +35,7 @@ class OptimizerStep:
 
     def take(self, optimizer: Any, closure: Callable[[], object]) -> None:
         """Take a step of an optimizer, which calls the closure: mostly once, and at its start."""
+        # A function in the object itself, such as a schedule's, replaces the step of its class.
         step_of_object = vars(optimizer).get("step")
         if optimizer is not self.optimizer or step_of_object is not self._step_of_object:
             self.optimizer = optimizer

@@ -38,7 +38,7 @@ class StepTaker(Protocol):
 
     @property
     def runs(self) -> bool:
-        """Whether it has taken steps in place of Lightning's loop, and goes on."""
+        """Whether it takes the fit's steps in place of Lightning's loop; False before the first."""
 
 
 def take_steps(

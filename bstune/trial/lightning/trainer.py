@@ -173,7 +173,7 @@ def make_trainer(
 ) -> Trainer:
     """Make a Trainer for a module, with the user's arguments.
 
-    The user's call-backs, loggers and plug-ins are copied, as they hold state. They alone write
+    The user's call-backs, loggers and plug-ins are copied, as they hold state. Nothing else writes
     files.
 
     Args:
@@ -238,17 +238,19 @@ def _ddp(package: str) -> object:
     return of_package(package, "strategies.DDPStrategy")(cluster_environment=environment())
 
 
-def lengths(batches: Iterable[object], parts: int, steps: int, automatic: bool) -> dict[str, Any]:
-    """Give the arguments of a Trainer that say how long it trains.
+def length_arguments(
+    batches: Iterable[object], parts: int, steps: int, automatic: bool
+) -> dict[str, Any]:
+    """Give the Trainer's arguments that say how long it trains.
 
-    Batches with a length are an epoch, and the arguments are those of a ``Trainer.fit`` by the
-    user. Otherwise there is one endless epoch, which the trial's call-back ends. Batches with
-    ``ends_by_steps`` also get ``max_steps``, which a module on a stream of the user's may read.
+    Batches with a length are an epoch, and so many epochs are given as the steps need. Other
+    batches are one endless epoch, which the trial's call-back ends. Of these, batches with
+    ``ends_by_steps``, a stream of the user's, also get ``max_steps``, which the module may read.
 
     Args:
         batches: of the training.
         parts: micro-batches of a step.
-        steps: that the trial has at most.
+        steps: the most steps that the trial takes.
         automatic: whether Lightning steps the optimizers. Under manual optimization it would count
             the steps of each optimizer, so that its limit is in epochs alone.
     """
@@ -263,10 +265,10 @@ def lengths(batches: Iterable[object], parts: int, steps: int, automatic: bool) 
     return {"max_epochs": epochs, "max_steps": steps if automatic else -1}
 
 
-def looks_at_epochs(trainer: Trainer, module: LightningModule) -> bool:
-    """Whether a schedule, the module or a call-back uses metrics of validation at an epoch's end.
+def uses_epoch_metrics(trainer: Trainer, module: LightningModule) -> bool:
+    """Whether a schedule, the module or a call-back may use validation metrics at an epoch's end.
 
-    In the user's own ``Trainer.fit`` they would be there.
+    A ``Trainer.fit`` of the user's would have validated there.
     """
     if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
         return True

@@ -53,12 +53,14 @@ def end_evaluation(parts: Parts, trainer: Trainer, lean_loop_runs: bool) -> None
         parts.metric.value(trainer), loss, is_asked_to_stop
     )
     if trainer.sanity_checking:
+        # The metric of the untrained weights is measured where all data were evaluated.
         if value is not None and checks_all_data(trainer):
             parts.verdict.begin(value)
         return
     judge(parts, trainer, value, loss, is_asked_to_stop)
     stops = is_asked_to_stop or parts.state.ended
     parts.agreed_stop.decide(trainer, stops)
+    # Random numbers that the evaluation drew must not change the training.
     parts.generators.restore()
     parts.phases.end_evaluation(stops, trains=not lean_loop_runs)
 
@@ -78,7 +80,7 @@ def judge(parts: Parts, trainer: Trainer, value: float | None, loss: float, stop
     if parts.metric.is_from_before(trainer):
         parts.verdict.judge_by_loss(loss)
         if not state.ended:
-            parts.cadence.pass_over(state.steps, state.history, stops)
+            parts.cadence.schedule_next(state.steps, state.history, stops)
     # A repeated evaluation was judged before the stop.
     elif not parts.resume.evaluates_again:
         parts.verdict.judge(value, loss)

@@ -71,7 +71,10 @@ def shortest_decimal(number: float) -> float:
 
 
 def mean_loss(loss: object) -> float:
-    """Give the mean of the loss that ``training_step`` returned; 0.0 where that is no tensor."""
+    """Give the mean of the loss that ``training_step`` returned.
+
+    Where that is no tensor it is 0.0, which is finite and so ends no trial.
+    """
     if isinstance(loss, Tensor):
         return loss.detach().float().mean().item()
     return 0.0

@@ -19,8 +19,9 @@ class Snapshot:
 
     Args:
         spec: of the trial.
-        protocol: names the device; nothing goes on from the state on another one.
-        versions: of the packages; nothing goes on from the state under others.
+        protocol: of all trials; names the device, which is noted in the state.
+        versions: of the packages, noted there too. A trial goes on only from a state of its own
+            device and versions.
 
     Attributes:
         writer: writes the state when the evaluation starts; None: no state is asked for.

@@ -17,8 +17,8 @@ class Verdict:
     Args:
         state: of the trial, whose history, status and lower bound of the steps to target it writes.
         target: that ends the trial.
-        divergence: a trial has diverged once it is so many times as far from the target as at its
-            start.
+        divergence: a trial has diverged once its distance from the target is over this many times
+            the distance at its start.
         start_gap: how far from the target the trial was before training. None: that was not
             measured on all validation data, so that no distance counts as divergence.
         may_start_at_target: whether untrained weights may meet the target. They may where the
@@ -61,6 +61,7 @@ class Verdict:
         state.history.append((state.steps, value))
         has_reached = value is not None and self._target.reached(value)
         status = self._end(self._divergence_of(value, loss), has_reached=has_reached)
+        # The last step at which the target was missed bounds the steps to the target from below.
         state.steps_low = steps_low_of(status, state.steps, state.steps_low)
 
     def judge_by_loss(self, loss: float) -> None:
@@ -101,6 +102,7 @@ class Verdict:
             return divergence
         if value is None:
             return f"{metric} is not finite at step {step}"
+        # Without a measured start no distance from the target counts as divergence.
         if self.start_gap is None:
             return None
         if self._target.gap(value) > self._divergence * self.start_gap:
