@@ -61,7 +61,7 @@ MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
 
 
 class Compiling:
-    """Compiles a trial's module for each new shape of its batches.
+    """Compiles a trial's module with torch.compile for each new shape of its batches.
 
     It does so ahead of the step or the evaluation that needs it, and its seconds count as start-up.
     The passes that make torch compile leave the training as it was. Where compiling fails, the
@@ -239,7 +239,7 @@ class Compiling:
 
         Where torch compiles it anew for each batch number, the step is made eager again.
 
-        ``step``: as for :meth:`_run_passes`.
+        ``step`` runs the step; its argument is by how many batches the batch's number is raised.
         """
         if self._may_be_whole:
             self._code.compile_step(module)
@@ -346,8 +346,8 @@ class CompiledCode:
             setattr(owner, name, original)
         self._replaced.clear()
         torch.compiler.reset()
-        # This drops the generated modules that torch keeps; their files stay. Finalizers are left,
-        # which torch's guards hang on classes such as Linear: some 250 KiB for each trial of a
+        # This drops the generated modules that torch keeps; their files stay. The finalizers that
+        # torch's guards hang on classes such as Linear stay too: some 250 KiB for each trial of a
         # small network (tests/benchmarks/bench_flat_memory.py).
         PyCodeCache.cache_clear()
 
@@ -383,7 +383,8 @@ def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) ->
 def failing(fail: Callable[[str], None]) -> Iterator[None]:
     """Within the context, an error of the module or the compiler becomes a call of ``fail``.
 
-    It gets the reason in a line. The error that memory has run out is raised, as it ends the trial.
+    ``fail`` gets the reason in a line. An error of memory that has run out is raised: it ends the
+    trial.
     """
     try:
         yield

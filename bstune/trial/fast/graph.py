@@ -53,7 +53,7 @@ def captures(mode: FastMode, device: torch.device) -> bool:
 
 
 class CapturedSteps:
-    """Takes the steps of one fit: eagerly first, then by replays of a graph where that can be.
+    """Takes the steps of one fit: eagerly at first, then by replays of a CUDA graph if possible.
 
     A call takes a step on a batch and returns what ``training_step`` returned. Where memory runs
     out in a capture, the error is raised, as that of an eager step is.
@@ -149,8 +149,8 @@ class CapturedSteps:
         optimizer's options, and which parameters are trained.
 
         Args:
-            structure: of the batch.
-            leaves: of the batch: its tensors, if it holds nothing else.
+            structure: how the batch's tuples, lists and dicts hold its tensors.
+            leaves: the batch's tensors, if it holds nothing else.
         """
         batch = list[tuple[object, ...]]()
         for leaf in leaves:
@@ -227,6 +227,7 @@ class CapturedSteps:
         random_before = host_random(self._module.device)
         with self._tensor_rates(), watching_uses(self._module, uses):
             output = self._eager(batch, WatchedNumber(index, uses))
+        # Later changes of this state drop the captured step.
         self._host = host_state(self._module, self._optimizer)
         changed = first_change(before, self._host)
         loss = _loss(output)
@@ -285,7 +286,7 @@ class CapturedSteps:
 
         Args:
             leaves: the batch's tensors.
-            structure: how a batch holds them; both as for :meth:`_capture`.
+            structure: how the batch's tuples, lists and dicts hold them.
             index: the batch's number.
             generators: that the step may draw from.
         """

@@ -143,8 +143,8 @@ class LeanLoop:
         ready = progress.current.ready
         every = trainer.val_check_batch
         applied = loop.automatic_optimization.optim_progress.optimizer.step.total.completed
-        # Lightning goes by one of two counts of batches, as check_val_every_n_epoch says. Here
-        # both ask it: to ask once too often changes nothing.
+        # Lightning validates by one of two counts of batches, as check_val_every_n_epoch says. Here
+        # it is asked by either count: to ask it too often changes nothing.
         return bool(
             trainer.should_stop
             or progress.is_last_batch
@@ -157,7 +157,7 @@ class LeanLoop:
 
 
 class LeanSteps:
-    """Takes the steps of a fit that is set up.
+    """Takes the steps of a fit as Lightning's loop does, without the hooks that do nothing.
 
     Args:
         trainer: of the fit.
@@ -200,6 +200,7 @@ class LeanSteps:
         if type(trainer.precision_plugin).__name__ != "Precision":
             self._precision = trainer.precision_plugin
         self._clips = bool(trainer.gradient_clip_val)
+        # The iterator of bstune's own batches; None: the fetcher gives the batches.
         self._stream = _endless_iterator(fetcher)
         self._optimizer_step = OptimizerStep()
         # The module's training_step at the last step, and whether it takes the batch's number.
@@ -253,6 +254,7 @@ class LeanSteps:
         self._step_schedules(index + 1)
         for hook in self._batch_end_hooks:
             hook(self._trainer, self._module, outputs, batch, index)
+        # Where nothing is logged, only the reference to the batch is dropped.
         logged = self._results
         if logged:
             self._connector.on_batch_end()
@@ -268,7 +270,8 @@ class LeanSteps:
         """Take the next batch, as Lightning's ``_PrefetchDataFetcher.__next__`` does."""
         if self._stream is None:
             return next(fetcher)[0]
-        # Batches that Lightning's own loop has fetched ahead come first.
+        # bstune's own endless batches are made only now. Those that Lightning's loop has fetched
+        # ahead come first.
         if fetcher.batches:
             return fetcher.batches.pop()[0]
         return next(self._stream)

@@ -125,7 +125,7 @@ def watching_uses(module: LightningModule, uses: list[str]) -> Iterator[None]:
     """
     parts: list[Any] = [part for part in module.modules() if trainer_within(part) is not None]
     trainers = [trainer_within(part) for part in parts]
-    # Functions that stand in the objects, such as those of a surrounding context of this kind.
+    # Some objects hold logging functions of their own, such as those of a surrounding context.
     own_logs = [_own_logs(part) for part in parts]
     for part, trainer in zip(parts, trainers, strict=True):
         for name in LOGS:
@@ -142,7 +142,7 @@ def watching_uses(module: LightningModule, uses: list[str]) -> Iterator[None]:
 
 
 def _own_logs(part: Any) -> dict[str, Callable[..., None]]:
-    """Give the logging functions, by name, that stand in a module object and not in its class."""
+    """Give the logging functions, by name, that a module object holds itself, not its class."""
     return {name: vars(part)[name] for name in LOGS if name in vars(part)}
 
 

@@ -193,12 +193,13 @@ def make_trainer(
     package = package_of(module, *callbacks_given, *plugins)
     printing = tuple(of_package(package, f"callbacks.{name}") for name in PRINTING)
     checkpoint_class = of_package(package, "callbacks.Checkpoint")
-    users = list[Any]()
+    users_callbacks = list[Any]()
     has_checkpoints = False
     for callback in callbacks_given:
+        # Trials print nothing.
         if isinstance(callback, printing):
             continue
-        users.append(callback)
+        users_callbacks.append(callback)
         if isinstance(callback, checkpoint_class):
             has_checkpoints = True
             if folder is not None and getattr(callback, "dirpath", "") is None:
@@ -222,7 +223,7 @@ def make_trainer(
         logging.getLogger(name).setLevel(level)
     options = distributed.trainer_options(options, partial(_ddp, package))
     fixed = {
-        "callbacks": [*users, *callbacks],
+        "callbacks": [*users_callbacks, *callbacks],
         "logger": loggers or NullLogger(folder),
         "plugins": plugins,
     }
@@ -335,6 +336,7 @@ def serving(
     # The user's teardown would close data that later trials read.
     served.teardown = lambda stage: None  # type: ignore[method-assign]
     for stage, iterable in batches.items():
+        # As a default, the iterable is that of this round of the loop.
         setattr(served, f"{stage}_dataloader", lambda iterable=iterable: iterable)
     return served
 

@@ -58,8 +58,10 @@ class Cadence:
     ) -> None:
         """Set the step of the next evaluation, if the one at ``step`` was due.
 
-        Arguments as of :meth:`take_in`. ``history`` lacks the evaluation at ``step`` where that did
-        not log the target's metric.
+        Args:
+            step: of the evaluation.
+            history: step and value of all evaluations that logged the target's metric.
+            stops: whether something stops the trial, so that no other evaluation is due.
         """
         if step >= self.due_step and not stops:
             self.due_step = self._next_due(step, history)

@@ -6,7 +6,7 @@ from bstune.trial.parts.state import TrialState
 
 
 class EpochEnds:
-    """Knows whether a trial's epochs end, and whether it is evaluated there.
+    """Knows whether a trial's epochs end, and whether it is evaluated at their ends.
 
     Args:
         state: of the trial, whose steps it reads.

@@ -16,6 +16,7 @@ def is_evaluation_due(parts: Parts, trainer: Trainer) -> bool:
         return True
     if trainer.should_stop or parts.epoch_ends.evaluates(trainer):
         return True
+    # The Trainer ends at its max_steps, unless that is -1, for no limit.
     loop = trainer.fit_loop.epoch_loop
     return 0 < loop.max_steps <= loop.global_step
 
@@ -41,8 +42,8 @@ def begin_evaluation(parts: Parts, trainer: Trainer, module: LightningModule) ->
 def end_evaluation(parts: Parts, trainer: Trainer, lean_loop_runs: bool) -> None:
     """Take in an evaluation that has ended, and end the trial or let it go on.
 
-    Where the lean loop runs, it starts the clock again by itself, after Lightning has finished with
-    the evaluation.
+    ``lean_loop_runs`` says whether bstune's own loop takes the steps. It starts the clock again by
+    itself, after Lightning has finished with the evaluation.
     """
     # In the sanity check a module may log nothing.
     if trainer.sanity_checking and not parts.metric.is_logged(trainer):

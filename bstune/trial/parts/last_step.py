@@ -60,11 +60,11 @@ class LastStep:
         self._state = state
         self._max_seconds = max_seconds
         self._now = now
-        self._began = now()
+        self._started_at = now()
 
     def bring_forward(self) -> None:
         """Make the next step the last one if the time is over."""
         if self._max_seconds is None:
             return
-        if self._now() - self._began > self._max_seconds:
+        if self._now() - self._started_at > self._max_seconds:
             self._state.last_step = min(self._state.last_step, self._state.steps + 1)

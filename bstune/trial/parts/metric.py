@@ -36,6 +36,7 @@ class LoggedMetric:
         """
         if self._value_before is None:
             return False
+        # Where an evaluation logs the metric, Lightning puts a new tensor in its place.
         return trainer.callback_metrics[self._name] is self._value_before
 
     def value(self, trainer: Trainer) -> float | None:

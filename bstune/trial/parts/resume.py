@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.lightning.internals import end_restart, go_on_amid_epoch, repeat_validation
-from bstune.trial.parts.accumulated import accumulate_on
+from bstune.trial.parts.accumulated import restore_metrics
 from bstune.trial.parts.checkpoint import StoppedState
 
 
@@ -102,7 +102,7 @@ class Resume:
             _freeze(module, self._frozen)
             self._frozen = None
         if self._accumulated is not None:
-            accumulate_on(trainer, module, self._accumulated)
+            restore_metrics(trainer, module, self._accumulated)
             self._accumulated = None
 
 

@@ -17,7 +17,7 @@ from bstune.trial.parts.evaluation import begin_evaluation, end_evaluation, is_e
 
 
 class TrialCallback(Callback):
-    """Calls the parts of a trial, each in its turn.
+    """Passes Lightning's hooks on to the parts of a trial, in a fixed order.
 
     Attributes:
         parts: of the trial.
@@ -82,7 +82,7 @@ class TrialCallback(Callback):
         parts = self.parts
         parts.state.effective_lr = effective_lr(trainer.optimizers)
         parts.step_count.begin(trainer, pl_module)
-        # Start-up has drawn random numbers, which a trial that goes on had not drawn here.
+        # A resumed trial goes on with the random numbers of its stop, whatever start-up has drawn.
         parts.generators.restore()
         parts.epoch_ends.begin(trainer, pl_module)
         # From here on the seconds count as training.

@@ -12,7 +12,7 @@ from bstune.trial.parts.state import TrialState
 
 
 class Verdict:
-    """Ends a trial by its evaluations.
+    """Ends a trial that an evaluation finds at its target, diverged, or at its last step.
 
     Args:
         state: of the trial, whose history, status and lower bound of the steps to target it writes.
@@ -40,9 +40,9 @@ class Verdict:
         self._may_start_at_target = may_start_at_target
 
     def begin(self, value: float) -> None:
-        """Take in the metric of the untrained weights.
+        """Take in the metric of the untrained weights, from which divergence is measured.
 
-        A ConfigError says that it meets the target already.
+        A ConfigError says that it meets the target already, where that is not allowed.
         """
         if self._may_start_at_target and self._target.reached(value):
             # The first evaluation then ends the trial, unless it is worse.
