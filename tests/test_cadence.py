@@ -63,14 +63,14 @@ def test_the_ratio_rules_where_evaluations_are_cheap():
 @pytest.mark.parametrize(("step", "due"), [(9, 10), (10, 11), (12, 13)])
 def test_an_evaluation_without_a_value_costs_nothing_and_is_not_forced(step, due):
     cadence = cadence_of()
-    cadence.pass_over(step, [])
+    cadence.schedule_next(step, [])
     assert (cadence.due_step, cadence.forced) == (due, ())
 
 
 def test_nothing_more_is_due_where_something_else_stops_the_trial():
     cadence = cadence_of()
     cadence.take_in(10, [(10, 0.9)], stops=True)
-    cadence.pass_over(11, [(10, 0.9)], stops=True)
+    cadence.schedule_next(11, [(10, 0.9)], stops=True)
     assert cadence.due_step == 10
     cadence.take_in(10, [(10, 0.9)])
     assert cadence.due_step == 20

@@ -56,11 +56,11 @@ STEPS = {
         "trainer.call._call_lightning_module_hook": "1d0701488948",
         "trainer.call._call_strategy_hook": "925a703e324d",
     },
-    "LeanSteps._fetched": {
+    "LeanSteps._next_batch": {
         "loops.fetchers._DataFetcher.__next__": "9f5f86a9834e",
         "loops.fetchers._PrefetchDataFetcher.__next__": "f215d48918e1",
     },
-    "LeanSteps._moved": {
+    "LeanSteps._batch_on_device": {
         f"{MODULE}._on_before_batch_transfer": "4a5dfed982bd",
         f"{MODULE}._apply_batch_transfer_handler": "a0beb47bbd1d",
         f"{STRATEGY}.batch_to_device": "3a8289fff8f5",
@@ -113,7 +113,7 @@ STEPS = {
         "loops.evaluation_loop._EvaluationLoop.restarted_mid_evaluation": "ac6b4211b85d",
         f"{CONNECTOR}.should_reset_tensors": "c3a3894fb946",
     },
-    "accumulate_on": {
+    "restore_metrics": {
         f"{RESULT}._ResultMetric.__init__": "09d8fbf16efb",
         f"{RESULT}._Metadata.__post_init__": "0c943c76dde4",
         f"{RESULT}._Sync.__post_init__": "8b2b091fa681",

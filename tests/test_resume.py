@@ -25,7 +25,7 @@ def accumulations(monkeypatch):
     """Note what is accumulated on, in place of Lightning's own collection."""
     noted = []
     monkeypatch.setattr(
-        resuming, "accumulate_on", lambda trainer, module, state: noted.append(state)
+        resuming, "restore_metrics", lambda trainer, module, state: noted.append(state)
     )
     return noted
 

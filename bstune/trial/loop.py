@@ -51,7 +51,7 @@ from bstune.trial.lightning.installed import (
     seed_everything,
 )
 from bstune.trial.lightning.packages import of_package, package_of
-from bstune.trial.lightning.trainer import lengths, make_trainer, serving
+from bstune.trial.lightning.trainer import length_arguments, make_trainer, serving
 from bstune.trial.parts.assemble import parts_of
 from bstune.trial.parts.checkpoint import OwnFile, PlainFiles, StateWriter, Stopped
 from bstune.trial.parts.last_step import steps_of_trainer
@@ -232,7 +232,9 @@ def _train(
         parts.snapshot.writer = StateWriter(state, stream_of(train), parts.clock)
     writer = parts.snapshot.writer
     steps = steps_of_trainer(parts.state, spec, protocol, horizon)
-    arguments = lengths(train, len(micro_batch_sizes), steps, module.automatic_optimization)
+    arguments = length_arguments(
+        train, len(micro_batch_sizes), steps, module.automatic_optimization
+    )
     with temporary_folder() as folder, _discarding(writer):
         trainer = make_trainer(
             protocol.trainer,

@@ -12,7 +12,7 @@ from bstune.trial.batches.micro_batches import micro_batch_sizes_of
 from bstune.trial.fast.take_steps import take_steps
 from bstune.trial.lightning.installed import LightningModule, Trainer, seed_everything, sized_len
 from bstune.trial.lightning.packages import of_package, package_of
-from bstune.trial.lightning.trainer import lengths, serving
+from bstune.trial.lightning.trainer import length_arguments, serving
 from bstune.trial.loop import Workload
 
 
@@ -36,7 +36,9 @@ def fit(
     train = workload.train_batches(spec)
     if len(micro_batch_sizes) > 1:
         weight_micro_batches(module, micro_batch_sizes, spec.batch_size)
-    lengths_of_fit = lengths(train, len(micro_batch_sizes), steps, module.automatic_optimization)
+    lengths_of_fit = length_arguments(
+        train, len(micro_batch_sizes), steps, module.automatic_optimization
+    )
     # Without a length the batches are one endless epoch.
     if sized_len(train) is None:
         lengths_of_fit = {

@@ -14,7 +14,7 @@ from bstune.workloads.layers import Whitening, dirac_init
 
 
 class Airbench(nn.Module):
-    """Images (N, 3, 32, 32) to logits (N, classes).
+    """The network of airbench94 (Jordan 2024): images (N, 3, 32, 32) to logits (N, classes).
 
     Whitening and an activation, then for each width a group: convolution, max-pooling of 2, norm,
     activation, convolution, norm, activation; max-pooling of 3 and a linear layer without bias.

@@ -39,7 +39,7 @@ class _Averaged:
 
 
 class _DeviceAverage(WeightAveraging):
-    """Averages weights and buffers, at some of the steps.
+    """Averages weights and buffers over some of the steps, and has the average evaluated.
 
     An update is average <- decay x average + (1 - decay) x weights. The first update copies the
     weights. Whole numbers, such as counts of batches, are copied, never averaged.
@@ -66,8 +66,8 @@ class _DeviceAverage(WeightAveraging):
         """
         super().setup(trainer, pl_module, stage)
         if self._average_model is not None:
-            # The count lies on the host: torch's AveragedModel branches on it, so that each update
-            # would wait for the device. numpy counts in the same memory in a tenth of the time.
+            # The count of updates lies on the host. torch's AveragedModel branches on it, and would
+            # wait for the device. numpy counts in the same memory in a tenth of the time.
             self._updates = np.zeros((), np.int64)
             self._average_model.n_averaged = torch.from_numpy(self._updates)
 
@@ -114,7 +114,7 @@ class _DeviceAverage(WeightAveraging):
         self._updates += 1
 
     def _pair(self, pl_module: LightningModule) -> None:
-        """Pair each average with the place of the module's own value, and note both."""
+        """Note each average, and the place (slot) of the module's value that it averages."""
         assert self._average_model is not None  # noqa: S101  # set up
         tensors = _tensors(self._average_model.module)
         for tensor, slot in zip(tensors, _slots(pl_module), strict=True):
@@ -133,8 +133,9 @@ class _DeviceAverage(WeightAveraging):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the kept weights back."""
         # Nothing was kept where there is no average.
-        has_average = self._average_model is not None
-        for value, trained in zip(_tensors(pl_module), self._own_weights, strict=has_average):
+        if self._average_model is None:
+            return
+        for value, trained in zip(_tensors(pl_module), self._own_weights, strict=True):
             value.copy_(trained)
         self._own_weights = []
 
@@ -142,7 +143,7 @@ class _DeviceAverage(WeightAveraging):
 def _slots(module: nn.Module) -> list[Slot]:
     """Find the places of a module's parameters and buffers, in the order of :func:`_tensors`.
 
-    To look for them at each update would take long.
+    They are found once, as a search at each update would take long.
     """
     slots: dict[int, Slot] = {}
     for kind in ("_parameters", "_buffers"):
@@ -163,11 +164,12 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 class RunningWeightAverage(_DeviceAverage):
     """Evaluates an average of the weights whose window is ``fraction`` of the steps so far.
 
-    So it needs no horizon and no length in steps. The weights of step s count in proportion to
-    s^(1/fraction - 1) at every later step t, so that their cumulative weight is (s/t)^(1/fraction)
-    and their mean age is t fraction/(1 + fraction) (polynomial-decay averaging, Shamir and Zhang
-    2013, eq. 6 with eta = 1/fraction - 1), the same share of the run at every batch size. The
-    average is updated every ``fraction``/16 of the steps so far (at least one step apart).
+    So it needs neither the training's number of steps nor a window in steps. The weights of step s
+    count in proportion to s^(1/fraction - 1) at every later step t, so that their cumulative weight
+    is (s/t)^(1/fraction) and their mean age is t fraction/(1 + fraction) (polynomial-decay
+    averaging, Shamir and Zhang 2013, eq. 6 with eta = 1/fraction - 1), the same share of the run at
+    every batch size. The average is updated every ``fraction``/16 of the steps so far (at least one
+    step apart).
 
     Args:
         fraction: in (0, 1].
@@ -188,16 +190,19 @@ class RunningWeightAverage(_DeviceAverage):
         return step_idx is not None and step_idx + 1 >= due
 
     def decay(self, step: int) -> float:
-        """Give (s/t)^(1/fraction) for the last update at step s and this one at t."""
+        """Give the share of the average so far.
+
+        It is (s/t)^(1/fraction), with the latest update at step s and this one at step t.
+        """
         return float((self._latest_update_step / step) ** (1.0 / self.fraction))
 
 
 class ExponentialMovingAverage(_DeviceAverage):
     """Evaluates an exponential moving average of weights and buffers, updated every few steps.
 
-    average <- decay^every x average + (1 - decay^every) x weights, as in Page's rung of 34 s (2019,
-    "How to train your ResNet 8": 0.99 every 5 steps), but from the weights of the first step. Its
-    window is 1/(1 - decay) steps.
+    average <- decay^every x average + (1 - decay^every) x weights, as in Page's version of 34 s
+    (2019, "How to train your ResNet 8": 0.99 every 5 steps). Unlike his it starts from the weights
+    after the first step. Its window is 1/(1 - decay) steps.
 
     Args:
         decay: of one step, from 0 (the weights of the last update themselves) to below 1.
@@ -217,7 +222,7 @@ class ExponentialMovingAverage(_DeviceAverage):
         return step_idx is not None and step_idx % self._every == 0
 
     def decay(self, step: int) -> float:
-        """Give decay^every."""
+        """Give the share of the average so far, decay^every, the same at each update."""
         return self._decay
 
 
@@ -254,7 +259,7 @@ class OptimizersAverage(Callback):
 
 
 class Lookahead(Callback):
-    """Draws the weights back to slow ones every few steps, the harder the later in training.
+    """Pulls the weights back to a slow copy every few steps, more strongly later in training.
 
     (Zhang et al. 2019, arXiv 1907.08610, algorithm 1, in the form of hlb-CIFAR10 and
     cifar10-airbench.) At step t, a multiple of ``every``, slow <- slow + (1 - d)(fast - slow) and
@@ -309,6 +314,7 @@ class Lookahead(Callback):
         if step % self._every == 0:
             share = min(1.0, step / self._total_steps)
             self._update(pl_module, self._decay * share**self._power)
+        # The training ends with the slow weights in the module.
         if step == self._total_steps:
             self._update(pl_module, decay=1.0)
 

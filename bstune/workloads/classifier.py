@@ -17,8 +17,8 @@ from bstune.workloads.schedules import constant
 class Classifier(LightningModule):
     """Trains ``model`` on (images, labels), and logs its error and loss.
 
-    They are ``val/error``, ``val/loss``, ``test/error`` and ``test/loss``. Smoothed labels and
-    views at test time are in the losses, too.
+    They are ``val/error``, ``val/loss``, ``test/error`` and ``test/loss``. If ``loss`` smooths
+    labels or ``test_time`` averages views, the losses are of that.
 
     Args:
         model: maps images (N, C, H, W) to logits (N, classes).
@@ -33,8 +33,8 @@ class Classifier(LightningModule):
             one group of all. See :func:`~bstune.workloads.optim.parameter_groups`.
         channels_last: whether model and images are put in that memory format, best for convolutions
             in half precision.
-        test_time: of (a function of images to logits, images), gives the logits for validation and
-            test in place of the model's own; see :mod:`bstune.workloads.layers`.
+        test_time: called with a function from images to logits, and with images; returns the logits
+            for validation and test in place of the model's own. See :mod:`bstune.workloads.layers`.
 
     Raises:
         ConfigError: for ``channels_last`` and a model without convolutions; from
@@ -75,6 +75,7 @@ class Classifier(LightningModule):
         self.average = average
         self.callbacks = tuple(callbacks)
         self.make_groups = groups
+        # The wrong labels, the summed loss and the examples of each batch of the evaluation.
         self._sums: list[Tensor] = []
 
     def forward(self, images: Tensor) -> Tensor:

@@ -212,9 +212,9 @@ def load_fashion_mnist(root: str | Path) -> ImageDataset:
 
 
 def load_mnist(root: str | Path) -> ImageDataset:
-    """Read MNIST (LeCun et al. 1998), kept in ``root/mnist/``.
+    """Read MNIST (LeCun et al. 1998), kept in ``root/mnist/`` as four IDX files.
 
-    Otherwise as :func:`load_fashion_mnist`.
+    Sizes and errors are those of :func:`load_fashion_mnist`.
     """
     return _load_idx(MNIST, root)
 
@@ -222,7 +222,7 @@ def load_mnist(root: str | Path) -> ImageDataset:
 def load_cifar10(root: str | Path) -> ImageDataset:
     """Read CIFAR-10 (Krizhevsky 2009), binary version: 50,000 and 10,000 images of 3 x 32 x 32.
 
-    It is kept in ``root/cifar-10-batches-bin/``; otherwise as :func:`load_fashion_mnist`.
+    It is kept in ``root/cifar-10-batches-bin/``. Errors are those of :func:`load_fashion_mnist`.
     """
     files = read_files(CIFAR10, root)
 
@@ -242,7 +242,7 @@ def load_airfoil(root: str | Path) -> NDArray[np.float64]:
     It has 1503 rows of 5 features and a label. The features are frequency in Hz, angle of attack in
     degrees, chord length in m, free-stream velocity in m/s and displacement thickness of the
     suction side in m; the label is the sound pressure level in dB. The file is kept in
-    ``root/airfoil/``; otherwise as :func:`load_fashion_mnist`.
+    ``root/airfoil/``. Errors are those of :func:`load_fashion_mnist`.
     """
     (data,) = read_files(AIRFOIL, root).values()
     return np.array([line.split(b"\t") for line in data.splitlines() if line], np.float64)
@@ -289,7 +289,8 @@ def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
 def fetch(loader: str, root: str | Path, say: Callable[[str], None]) -> None:
     """Download the missing files of the data that the function ``loader`` of this module reads.
 
-    ``say`` takes a line before the download. Files that are there are not verified.
+    ``loader`` is its name; nothing is done for one that downloads nothing. ``say`` is called with a
+    line before the download. Files that are there are not verified.
     """
     source = LOADED.get(loader)
     if source is None:
@@ -461,6 +462,7 @@ def _fetch(
         "hooks": {"response": _refuse_http},
     }
     download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**16, **options)
+    # Without an archive, a remote file is one file of the source.
     size = source.sizes[names[0]]
     if source.archive is not None:
         size = sum(source.sizes.values())
@@ -474,8 +476,8 @@ def _fetch(
                 return _unpacked(path, source, names)
             with path.open("rb") as file:
                 return {name: _verified(file, source, name) for name in names}
-        # requests' exceptions are OSErrors; a captive portal's page or a cut archive is any of the
-        # others.
+        # requests' exceptions are OSErrors. A captive portal's page or a cut archive raises any of
+        # the others.
         except (OSError, EOFError, zlib.error, tarfile.TarError, DataError) as error:
             # requests wraps a cause, such as a failed name resolution, twice.
             cause = getattr(error.args[0], "reason", None) if error.args else None

@@ -18,7 +18,7 @@ def schedule_free_adamw(params: ParamsT, **options: Any) -> Optimizer:
     Raises:
         ConfigError: without that library.
     """
-    optimizer: Optimizer = _of_library("schedulefree", "AdamWScheduleFree")(params, **options)
+    optimizer: Optimizer = _class_of_library("schedulefree", "AdamWScheduleFree")(params, **options)
     return optimizer
 
 
@@ -30,11 +30,11 @@ def soap(params: ParamsT, **options: Any) -> Optimizer:
     Raises:
         ConfigError: without that library.
     """
-    optimizer: Optimizer = _of_library("pytorch_optimizer", "SOAP")(params, **options)
+    optimizer: Optimizer = _class_of_library("pytorch_optimizer", "SOAP")(params, **options)
     return optimizer
 
 
-def _of_library(library: str, name: str) -> Any:
+def _class_of_library(library: str, name: str) -> Any:
     """Import a class of a library that an extra installs; ConfigError where it is not installed."""
     try:
         module = importlib.import_module(library)

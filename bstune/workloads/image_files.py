@@ -66,23 +66,24 @@ class ImageFiles:
 def load_folders(root: str | Path) -> tuple[ImageFiles, ImageFiles]:
     """List the training and validation images of ``root/train/CLASS/`` and ``root/val/CLASS/``.
 
-    ImageNet's are kept so. Classes are numbered in the order of their names; other files than
-    images are left alone.
+    It is the layout of ImageNet. Classes are numbered in the order of their names; files that are
+    no images are left alone.
 
     Raises:
         DataError: for a folder that is missing or of another layout, a class without images, or one
             that is not in ``train``.
     """
-    train = _folder(root, "train")
-    validation = _folder(root, "val")
+    folder = _checked_root(root)
+    train = _list_class_folders(folder, "train")
+    validation = _list_class_folders(folder, "val")
     foreign = sorted(set(validation.classes) - set(train.classes))
     if foreign:
         raise DataError(
-            f"{_at(root) / 'val' / foreign[0]} is of a class that {_at(root) / 'train'} has not"
+            f"{folder / 'val' / foreign[0]} is of a class that {folder / 'train'} has not"
         )
-    # Validation images may lack classes, so that their own numbers are others.
-    number = {name: place for place, name in enumerate(train.classes)}
-    numbers = np.array([number[name] for name in validation.classes])
+    # The validation folders may lack classes, so their own numbering can differ from training's.
+    number_in_training = {name: number for number, name in enumerate(train.classes)}
+    numbers = np.array([number_in_training[name] for name in validation.classes])
     return train, ImageFiles(validation.paths, numbers[validation.labels], train.classes)
 
 
@@ -92,39 +93,40 @@ def load_open_images(root: str | Path) -> tuple[ImageFiles, ImageFiles]:
     (Kuznetsova et al. 2020.) They are kept as its publisher's tools leave them:
     ``root/train/*.jpg`` and ``root/validation/*.jpg``, the labels that people verified in
     ``root/PART-annotations-human-imagelabels.csv`` (ImageID, Source, LabelName, Confidence), and
-    the classes, one per line, in ``root/classes-trainable.txt``. Classes that are not in that file
-    do not count; an image without a label is one of none.
+    the classes, one per line, in ``root/classes-trainable.txt``. Labels of other classes are
+    left out; an image without a label is of no class.
 
     Raises:
         DataError: for a file or a folder that is missing, a table without these columns, a line of
             it that is cut short, or a label of an image that is not there.
     """
-    folder = _at(root)
+    folder = _checked_root(root)
     list_of_classes = folder / "classes-trainable.txt"
     classes = tuple(_lines(list_of_classes))
     if not classes:
         raise DataError(f"{list_of_classes} has no classes")
-    return _labelled(folder, "train", classes), _labelled(folder, "validation", classes)
+    train = _list_labelled_images(folder, "train", classes)
+    return train, _list_labelled_images(folder, "validation", classes)
 
 
-def _at(root: str | Path) -> Path:
-    """Give the folder of the data set; ConfigError if it is empty."""
+def _checked_root(root: str | Path) -> Path:
+    """Give the folder of the data set; ConfigError if ``root`` is empty."""
     if not str(root or ""):
         raise ConfigError("workload.data.load.root is empty: set it to the folder of the data set")
     return Path(root).expanduser()
 
 
-def _folder(root: str | Path, part: str) -> ImageFiles:
+def _list_class_folders(root: Path, part: str) -> ImageFiles:
     """List the images of a part, ``train`` or ``val``, whose folders are the classes."""
-    folder = _at(root) / part
-    layout = f"{_at(root)} must hold train/CLASS/*.jpg and val/CLASS/*.jpg"
+    folder = root / part
+    layout = f"{root} must hold train/CLASS/*.jpg and val/CLASS/*.jpg"
     folders = [entry for entry in _entries(folder, layout) if entry.is_dir()]
     if not folders:
         raise DataError(f"{folder} has no folders: it must hold one a class, with its images in it")
     paths = list[Path]()
     labels = list[int]()
     for number, folder_of_class in enumerate(folders):
-        images = _images(folder_of_class)
+        images = _image_paths(folder_of_class)
         if not images:
             raise DataError(f"{folder_of_class} has no images ({', '.join(SUFFIXES)})")
         paths += images
@@ -133,12 +135,12 @@ def _folder(root: str | Path, part: str) -> ImageFiles:
     return ImageFiles(tuple(paths), np.array(labels, np.int64), classes)
 
 
-def _labelled(root: Path, part: str, classes: Sequence[str]) -> ImageFiles:
+def _list_labelled_images(root: Path, part: str, classes: Sequence[str]) -> ImageFiles:
     """List the images of a part of Open Images with the labels of the part's table.
 
     An image has a label for each of ``classes`` that people found in it; it may have none.
     """
-    paths = _images(root / part)
+    paths = _image_paths(root / part)
     if not paths:
         raise DataError(f"{root / part} has no images ({', '.join(SUFFIXES)})")
     image_numbers = {path.stem: number for number, path in enumerate(paths)}
@@ -170,7 +172,7 @@ def _labelled(root: Path, part: str, classes: Sequence[str]) -> ImageFiles:
     return ImageFiles(tuple(paths), labels, tuple(classes))
 
 
-def _images(folder: Path) -> list[Path]:
+def _image_paths(folder: Path) -> list[Path]:
     """List the images in a folder, sorted by name."""
     return [path for path in _entries(folder) if path.suffix.lower() in SUFFIXES]
 
@@ -198,9 +200,9 @@ class ImageFileData(LightningDataModule):
     """Images from files, cropped at random for training, and in the middle for evaluation.
 
     Training images are mirrored half of the time, too. Training crops are of 8% to 100% of the
-    image's area and of a ratio of sides from 3/4 to 4/3 (Szegedy et al. 2014); evaluated is the
-    middle of the image whose shorter side is 256/224 of the crop's. Pixels are normalised by
-    ImageNet's mean and deviation.
+    image's area and of a ratio of sides from 3/4 to 4/3 (Szegedy et al. 2014). For evaluation the
+    image's shorter side is resized to 256/224 of the crop's, and the middle is cropped. Pixels are
+    normalised by ImageNet's mean and deviation.
 
     Args:
         load: returns the files to train on and those for the target, as :func:`load_folders` does.
@@ -236,7 +238,7 @@ class ImageFileData(LightningDataModule):
         self._files: tuple[ImageFiles, ImageFiles] | None = None
 
     def prepare_data(self) -> None:
-        """List the files, once, and refuse options that cannot be."""
+        """List the files, once, and refuse options that are out of range."""
         if self._files is not None:
             return
         check_positive_integer("workload.data.image_size", self._image_size)
@@ -251,7 +253,10 @@ class ImageFileData(LightningDataModule):
         self._files = train, validation
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Make a loader of the images to train on, shuffled; it gives single examples."""
+        """Make a loader of the images to train on, shuffled.
+
+        It gives single examples: each trial reads it in batches of its own size.
+        """
         self.prepare_data()
         assert self._files is not None  # noqa: S101  # prepared
         images = _Decoded(self._files[0], self._image_size, self._classes, at_random=True)
@@ -289,7 +294,7 @@ class ImageFileData(LightningDataModule):
 
 
 class _Decoded(Dataset[tuple[Tensor, Tensor]]):
-    """Files as normalised crops (3, size, size) and targets."""
+    """Image files as a data set of normalised crops (3, size, size) and targets."""
 
     def __init__(self, files: ImageFiles, size: int, classes: int, at_random: bool) -> None:
         self._files = files
@@ -308,8 +313,7 @@ class _Decoded(Dataset[tuple[Tensor, Tensor]]):
         mean = torch.tensor(MEAN).view(3, 1, 1)
         std = torch.tensor(STD).view(3, 1, 1)
         target = self._files.target(place)
-        # A class is a single number, several labels are a vector. The model may have more labels
-        # than the data.
+        # A vector of labels is padded with zeros, as the model may have more classes than the data.
         if target.dim() > 0:
             target = torch.nn.functional.pad(target, (0, self._classes - len(target)))
         return (pixels - mean) / std, target
@@ -320,7 +324,7 @@ def decoded(path: Path) -> Image.Image:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    # Pillow raises these, by the format.
+    # Which of these Pillow raises depends on the format.
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         # Its texts repeat the path, or end with an object's address.
         reason = str(error).partition("<")[0].replace(repr(str(path)), "").strip()

@@ -42,7 +42,7 @@ class ImageData(LightningDataModule):
             on all of them and validate on the test images, so that no test set is left.
         test: how many of the training images to hold out as the test images, where the publisher
             has none; else None.
-        split_seed: which images are held out.
+        split_seed: of the draw of the images that are held out.
         eval_batch_size: examples per evaluation batch.
         augment: applied to training batches; see
             :class:`~bstune.trial.batches.image_batches.TrainBatches`.
@@ -260,14 +260,22 @@ def split_images(
 ) -> tuple[Images, Images, Images]:
     """Split a data set at random into training, validation and test images.
 
-    The options are those of :class:`ImageData`. There may be no test images.
+    Args:
+        dataset: whose training images are split.
+        validation: how many of them are held out for the target; or ``test``: none, as the test
+            images serve for it.
+        test: how many are held out as test images, where the data set has none; else None.
+        seed: of the draw.
+
+    Returns:
+        The three parts. The last is empty where no test images are left.
     """
     validates_on_test = validation == "test"
-    if not validates_on_test and not _positive(validation):
+    if not validates_on_test and not _is_positive_integer(validation):
         raise ConfigError(
             f"workload.data.validation must be a positive integer or 'test', but got {validation!r}"
         )
-    if test is not None and not _positive(test):
+    if test is not None and not _is_positive_integer(test):
         raise ConfigError(
             f"workload.data.test must be a positive integer or null, but got {test!r}"
         )
@@ -282,9 +290,9 @@ def split_images(
             "to hold out"
         )
     n = len(dataset.train)
-    validated = 0 if validates_on_test else int(validation)
-    tested = test or 0
-    if validated + tested >= n:
+    validation_count = 0 if validates_on_test else int(validation)
+    test_count = test or 0
+    if validation_count + test_count >= n:
         raise ConfigError(
             f"workload.data.validation={validation} and workload.data.test={test} leave nothing to "
             f"train on: {dataset.name} has {n} training images"
@@ -292,7 +300,7 @@ def split_images(
     # Images are drawn without replacement, whatever their labels. numpy never changes RandomState's
     # streams (NEP 19).
     order = np.random.RandomState(seed).permutation(n)
-    places = np.split(order, [validated, validated + tested])
+    places = np.split(order, [validation_count, validation_count + test_count])
     validation_images, test_images, train = (dataset.train.take(index) for index in places)
     if dataset.test is not None:
         test_images = dataset.test
@@ -345,8 +353,8 @@ def check_labels(dataset: ImageDataset, classes: int | None) -> None:
             )
 
 
-def _positive(size: object) -> bool:
-    """Whether a value is a whole number over 0."""
+def _is_positive_integer(size: object) -> bool:
+    """Whether a value is a whole number over 0; True, which Python counts as 1, is none."""
     return isinstance(size, int) and not isinstance(size, bool) and size > 0
 
 
@@ -392,7 +400,7 @@ def random_crop_flip(
         generator: all draws come from it; on the images' device.
         padding: pixels of padding on each side; 0 only mirrors.
         cutout: side of a square, wholly inside the image, that is set to the mean; 0: none; 8,
-            later 5, in the source.
+            later 5, in Page's code.
         mirror: which images to mirror, bool, (n,); None mirrors each with probability 1/2.
         mean: of the pixels per channel, (1, channels, 1, 1), rounded where the images are whole
             numbers; for ``cutout`` only. :class:`~bstune.trial.batches.image_batches.TrainBatches`
@@ -457,6 +465,7 @@ def cut_out(images: Tensor, top: Tensor, left: Tensor, size: int, mean: Tensor) 
     columns = torch.arange(width, device=images.device) - left[:, None]
     in_rows = ((rows >= 0) & (rows < size))[:, None, :, None]
     in_columns = ((columns >= 0) & (columns < size))[:, None, None, :]
+    # The cast to whole numbers below would cut the mean off.
     if not images.is_floating_point():
         mean = mean.round()
     return torch.where(in_rows & in_columns, mean.to(images.dtype), images)
@@ -470,8 +479,8 @@ def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirror: Tensor, padding
     """
     n, channels, height, width = images.shape
     device = images.device
-    rows = _seen_from(height, padding, device).index_select(0, top)
-    columns = _seen_from(width, padding, device)
+    rows = _crop_indices(height, padding, device).index_select(0, top)
+    columns = _crop_indices(width, padding, device)
     # The second half of the rows is for mirrored images.
     columns = torch.cat([columns, columns.flip(1)])
     columns = columns.index_select(0, torch.add(left, mirror, alpha=2 * padding + 1))
@@ -486,8 +495,8 @@ def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirror: Tensor, padding
     return cropped.gather(2, columns[:, None, :].expand_as(cropped)).view_as(images)
 
 
-def _seen_from(size: int, padding: int, device: torch.device) -> Tensor:
-    """Give the pixels along a side that a crop has, for each place of the crop: (places, size).
+def _crop_indices(size: int, padding: int, device: torch.device) -> Tensor:
+    """Give the numbers of the pixels that a crop takes along a side, (places of the crop, size).
 
     The side has ``size`` pixels, and ``padding`` reflected ones at each end.
     """

@@ -51,7 +51,7 @@ def load_tiny_shakespeare(root: str | Path) -> Text:
     """Read 40,000 lines of Shakespeare (Karpathy 2015) as characters: 65 of them, 1,115,394 in all.
 
     The first nine tenths are to train on, a twentieth for the target, the last one to test. The
-    file is kept as ``root/tinyshakespeare/input.txt``; missing or other bytes are errors as of
+    file is kept as ``root/tinyshakespeare/input.txt``. Errors are those of
     :func:`bstune.workloads.datasets.load_fashion_mnist`.
     """
     (data,) = read_files(TINY_SHAKESPEARE, root).values()
@@ -64,8 +64,8 @@ def load_tiny_shakespeare(root: str | Path) -> Text:
 def load_text(path: str | Path) -> Text:
     """Read a text file of one's own as characters, numbered in the order of their code points.
 
-    It is cut into parts as that of :func:`load_tiny_shakespeare`. The vocabulary is that of the
-    part to train on.
+    It is cut into parts as :func:`load_tiny_shakespeare` cuts its text. The vocabulary is that of
+    the part to train on.
 
     Raises:
         DataError: if the file cannot be read, is not UTF-8, or holds at its end a character that is
@@ -115,7 +115,7 @@ def _split(source: str, tokens: NDArray[np.integer], vocabulary: int) -> Text:
 class TextData(LightningDataModule):
     """A text, kept on one device, that hands each trial its own stream of sequences.
 
-    Trained on are the sequences that begin at every ``stride``-th token, each once per epoch, in
+    Training takes the sequences that begin at every ``stride``-th token, each once per epoch, in
     random order. The target is measured on sequences that do not overlap, evenly spread over their
     part of the text.
 
@@ -123,13 +123,13 @@ class TextData(LightningDataModule):
         load: returns a :class:`Text`, such as ``functools.partial(load_tiny_shakespeare,
             root=...)``.
         device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA where there is one.
-        vocabulary: of the model: the text may have fewer different tokens, but none that is
-            outside.
+        vocabulary: how many tokens the model knows. The text may have fewer, all of them numbered
+            below it.
         context: tokens in a sequence.
         stride: tokens between the beginnings of sequences that are trained on; ``context``: they do
             not overlap.
         train_tokens: how many of the first tokens to train on; None: all of that part.
-        validation: sequences for the target, and for the test.
+        validation: how many sequences the target is measured on, and as many the test.
         eval_batch_size: sequences in an evaluation batch.
         resident: False: the text to train on stays where ``load`` has it, such as on disk, and each
             batch is moved.
@@ -176,7 +176,7 @@ class TextData(LightningDataModule):
         self._read()
 
     def setup(self, stage: str | None = None) -> None:
-        """Put the text on the device, once, for any stage."""
+        """Put the text to train on onto the device, once, if it is to be resident there."""
         if self._train is None and self._resident:
             self._train = self._on_device(self._read().train)
 
@@ -211,16 +211,16 @@ class TextData(LightningDataModule):
 
     def val_dataloader(self) -> "TokenEvalBatches":
         """Give the batches for the target."""
-        return self._evaluated(self._read().validation)
+        return self._evaluation_batches(self._read().validation)
 
     def test_dataloader(self) -> "TokenEvalBatches":
         """Give the test batches; there are none without a test text."""
-        return self._evaluated(self._read().test)
+        return self._evaluation_batches(self._read().test)
 
-    def _evaluated(self, tokens: NDArray[np.integer] | None) -> "TokenEvalBatches":
-        """Give batches of sequences that are evenly spread over a part.
+    def _evaluation_batches(self, tokens: NDArray[np.integer] | None) -> "TokenEvalBatches":
+        """Give batches of sequences that are evenly spread over a part of the text.
 
-        ``tokens`` None is a part that the text has not: there are no batches then.
+        ``tokens`` are the part's; None, for a part that the text lacks, gives no batches.
         """
         sequences = np.empty((0, self._context + 1), np.int64)
         if tokens is not None:
@@ -229,7 +229,7 @@ class TextData(LightningDataModule):
         return TokenEvalBatches(self._on_device(sequences).long(), self._eval_batch_size)
 
     def _read(self) -> Text:
-        """Read the text once, and refuse sizes that it does not allow."""
+        """Read the text once, and refuse options that are out of range or that it cannot meet."""
         if self._text is not None:
             return self._text
         check_positive_integer("workload.data.vocabulary", self._vocabulary)
@@ -293,9 +293,9 @@ class TextData(LightningDataModule):
 class TokenBatches:
     """Endless training batches (tokens, targets), each int64 (B, context).
 
-    They are on the device of the text (n,). Each iterator goes on where the last left off, at the
-    next whole batch. The order depends on ``seed`` alone. A text that is an array is read sequence
-    by sequence, and its batches are in main memory.
+    They are on the device of ``tokens`` (n,). Each iterator goes on where the last left off, at the
+    next whole batch. The order depends on ``seed`` alone. If ``tokens`` is an array and no tensor,
+    it is read sequence by sequence, and the batches are in main memory.
     """
 
     def __init__(
@@ -325,10 +325,10 @@ class TokenBatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for index in self.stream:
-            for part in self._split(self._taken(index)):
+            for part in self._split(self._sequences_at(index)):
                 yield part[:, :-1], part[:, 1:]
 
-    def _taken(self, index: Tensor) -> Tensor:
+    def _sequences_at(self, index: Tensor) -> Tensor:
         """Give the sequences at ``index`` (B,), int64 (B, context + 1)."""
         if isinstance(self._sequences, Tensor):
             return self._sequences.index_select(0, index).long()
@@ -350,7 +350,8 @@ class TokenEvalBatches:
         return TokenEvalBatches(self._sequences, batch_size)
 
     def __len__(self) -> int:
-        return -(-len(self._sequences) // self.batch_size)
+        # The last batch may be smaller.
+        return math.ceil(len(self._sequences) / self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(self._sequences), self.batch_size):
@@ -468,8 +469,8 @@ class _Block(nn.Module):
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Compute causal attention; all of shape (N, heads, T, width/heads).
 
-    On a CPU torch's fused kernel takes half of a step in bfloat16, most of it backward: 57 ms for
-    256 heads of 64 tokens, where the products that it stands for take 12.
+    On a CPU in bfloat16, plain products replace torch's fused kernel, which takes half of a step,
+    most of it backward: 57 ms for 256 heads of 64 tokens, where the products take 12.
     """
     if query.device.type != "cpu" or query.dtype == torch.float32:
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True)

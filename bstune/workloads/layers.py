@@ -25,13 +25,13 @@ CHUNK_OF_IMAGES = 50
 class BatchNorm(nn.BatchNorm2d):
     """Batch normalisation of images (N, C, H, W) in groups of ``ghost_size`` examples.
 
-    Groups are "ghost batch norm" (Hoffer et al. 2017, arXiv 1705.08741); with frozen scales they
-    are Page's rungs of 46 s and 43 s. In training, G = N // ghost_size groups have exactly
-    ``ghost_size`` examples: example i of the first G ghost_size is in group i mod G, as in the
-    source. The other N mod ghost_size examples are one last, smaller group; where that would have a
-    single value per channel, it is merged with the last of the others. A batch of at most
-    ``ghost_size`` examples is one group. Running statistics, which evaluation uses, move towards
-    the groups' means and unbiased variances, weighted by the groups' sizes.
+    Groups are "ghost batch norm" (Hoffer et al. 2017, arXiv 1705.08741). Page's network has them
+    from its version of 46 s on, and frozen scales from that of 43 s. In training, G = N //
+    ghost_size groups have exactly ``ghost_size`` examples: example i of the first G ghost_size is
+    in group i mod G, as in Page's. The other N mod ghost_size examples are one last, smaller group;
+    where that would have a single value per channel, it is merged with the last of the others. A
+    batch of at most ``ghost_size`` examples is one group. Running statistics, which evaluation
+    uses, move towards the groups' means and unbiased variances, weighted by the groups' sizes.
 
     Without ``ghost_size`` and ``scale`` it is torch's layer to the bit. Parameters and buffers stay
     float32 when the network is cast to half or bfloat16, as in cifar10-airbench; such images are
@@ -41,8 +41,8 @@ class BatchNorm(nn.BatchNorm2d):
         channels: C.
         ghost_size: examples in a group; None for the whole batch.
         scale: of all channels, frozen, in a buffer in place of a parameter; None: learnt, from 1.
-        momentum: weight of the new statistics in the running ones (1 less what the sources call
-            so).
+        momentum: weight of the new statistics in the running ones: 1 - m, where Page and
+            cifar10-airbench call m the momentum.
         eps: added to the variance.
     """
 
@@ -101,7 +101,7 @@ class BatchNorm(nn.BatchNorm2d):
         if groups == 0:
             return super().forward(input)
         self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
-        # A slice of the whole would cost its gradient two passes.
+        # The whole input is not sliced, as the gradient of a slice takes two passes.
         if not rest:
             output, statistics = self._normalise(input, groups)
         else:
@@ -118,7 +118,8 @@ class BatchNorm(nn.BatchNorm2d):
     def extra_repr(self) -> str:
         """Describe the layer as torch does, with two more settings.
 
-        A kept survey is found by the description of the module: other settings need a new one.
+        A stored hardware survey is used again for a module of the same description, so the settings
+        have to be in it.
         """
         of_torch = super().extra_repr()  # type: ignore[no-untyped-call]
         return f"{of_torch}, ghost_size={self.ghost_size}, scale={self.scale}"
@@ -128,9 +129,10 @@ class BatchNorm(nn.BatchNorm2d):
 
         Gives the images, and the groups' means and unbiased variances, averaged: (2, C).
 
-        Each group's channels are channels of their own for torch's layer: a view of contiguous
-        images. Other images, such as channels last, are copied there and back. That takes a third
-        of the operators and half of the memory traffic of normalising them where they are.
+        To torch's function the channels of each group are channels of their own, so that one call
+        serves all groups. Contiguous images are viewed in that shape. Others, such as channels
+        last, are copied there and back, which takes a third of the operators and half of the memory
+        traffic of normalising them where they are.
         """
         channels = images.shape[1]
         statistics = torch.zeros(2, groups * channels, dtype=self.bias.dtype, device=images.device)
@@ -154,7 +156,7 @@ class BatchNorm(nn.BatchNorm2d):
         return output, statistics.view(2, groups, channels).mean(dim=1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Apply what torch converts or moves a module by, but cast nothing to half precision.
+        """Convert or move the layer by torch's ``fn``, but cast nothing to half precision.
 
         A tensor that would be cast is only moved to the device.
         """
@@ -174,8 +176,8 @@ def patch_moments(images: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
 
     Eigenvalues are descending, (C k k,); eigenvectors are (C k k, C, k, k), with k ``kernel_size``.
     """
-    # The moments are about 0 and not about the mean, as in both sources: images (N, C, H, W) are
-    # normalised before.
+    # The moments are about 0 and not about the mean, as in Page's code and in cifar10-airbench's:
+    # images (N, C, H, W) are normalised before.
     channels = images.shape[1]
     size = channels * kernel_size**2
     total = torch.zeros(size, size, dtype=torch.float64, device=images.device)
@@ -193,16 +195,16 @@ def patch_moments(images: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
 class Whitening(nn.Module):
     """A convolution of stride 1 whose filters are the eigenvectors of images' patches.
 
-    Each is divided by sqrt(its eigenvalue + eps). It decorrelates the images' patches (Page's rung
-    of 36 s; both signs and a learnt bias are cifar10-airbench's, after hlb-CIFAR10). The filters
-    are a buffer, which :meth:`initialise_from` or a state dict sets.
+    Each is divided by sqrt(its eigenvalue + eps), so that the outputs are not correlated. Page has
+    it from his version of 36 s on; the negated filters and the learnt bias are cifar10-airbench's,
+    after hlb-CIFAR10. The filters are a buffer, which :meth:`initialise_from` or a state dict sets.
 
     Args:
         kernel_size: k, height and width of the patches.
         eps: added to the eigenvalues, so that directions of next to no variance stay small.
         images: how many images the statistics are taken from.
-        signed: whether the filters are followed by their negations, which lose nothing to a
-            one-sided activation.
+        signed: whether the filters are followed by their negations, so that an activation such as
+            ReLU drops neither sign.
         bias: a learnt bias, from 0.
         padding: of the convolution, with zeros.
         channels: C of the images.
@@ -241,7 +243,7 @@ class Whitening(nn.Module):
         shape = (self.out_channels, channels, kernel_size, kernel_size)
         self.register_buffer("weight", torch.zeros(shape))
         self.bias = nn.Parameter(torch.zeros(self.out_channels)) if bias else None
-        self._set = False
+        self._has_filters = False
 
     @torch.no_grad()
     def initialise_from(self, images: Tensor) -> None:
@@ -263,11 +265,11 @@ class Whitening(nn.Module):
         if self.signed:
             filters = torch.cat([filters, -filters])
         self.weight.copy_(filters)
-        self._set = True
+        self._has_filters = True
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute (N, ``out_channels``, H', W') with H' = H + 2 padding - k + 1."""
-        if not self._set:
+        if not self._has_filters:
             raise ConfigError(
                 "the whitening has no filters yet: call initialise_from with training images first"
             )
@@ -276,7 +278,8 @@ class Whitening(nn.Module):
     def extra_repr(self) -> str:
         """List the settings for the layer's description.
 
-        A kept survey is found by the description of the module: other settings need a new one.
+        A stored hardware survey is used again for a module of the same description, so the settings
+        have to be in it.
         """
         return (
             f"{self.channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
@@ -287,8 +290,9 @@ class Whitening(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
     ) -> None:
+        """Load the layer's state, and note whether it sets the filters."""
         super()._load_from_state_dict(state_dict, prefix, *arguments)
-        self._set = self._set or f"{prefix}weight" in state_dict
+        self._has_filters = self._has_filters or f"{prefix}weight" in state_dict
 
 
 def dirac_init(network: nn.Module) -> None:
@@ -305,7 +309,7 @@ def dirac_init(network: nn.Module) -> None:
 def mirrored(model: Model, images: Tensor) -> Tensor:
     """Average the logits (N, classes) of images (N, C, H, W) and of their mirror images.
 
-    It is the rung of 26 s of Page's ladder.
+    Page's version of 26 s evaluates like this.
     """
     if images.dim() != 4:
         raise ConfigError(

@@ -91,6 +91,7 @@ class _Residual(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Add the branch to x, which is halved in size where channels double."""
         branch: Tensor = self.branch(x)
         if self.added_channels:
             smaller = x[:, :, :: self.stride, :: self.stride]
@@ -160,7 +161,7 @@ def vgg11(classes: int, width: int) -> nn.Sequential:
 
 
 def _start_for_relu(network: nn.Module) -> None:
-    """Draw the weights of its convolutions by He et al. 2015 (arXiv 1502.01852, eq. 10).
+    """Draw the weights of a network's convolutions by He et al. 2015 (arXiv 1502.01852, eq. 10).
 
     Their biases become 0.
     """
@@ -181,7 +182,7 @@ def mobilenet_v3_large(classes: int, image_size: int) -> nn.Sequential:
         image_size: height and width in pixels, after a bilinear resize.
 
     Raises:
-        ConfigError: as of :func:`from_torchvision`.
+        ConfigError: without a torchvision that is built for this torch.
     """
     resize = nn.Upsample(size=(image_size, image_size), mode="bilinear", align_corners=False)
     return nn.Sequential(resize, from_torchvision("mobilenet_v3_large", classes))

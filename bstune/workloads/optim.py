@@ -46,7 +46,7 @@ class Muon(Optimizer):
         weight_decay: decoupled for orthogonalised groups, torch's own for the others.
         coefficients: a, b and c of the iteration, a polynomial of odd powers; Jordan et al.'s
             unless given.
-        orthogonalise: of groups that do not say themselves.
+        orthogonalise: for groups that do not set it.
 
     Raises:
         ConfigError: for a value out of its range, an orthogonalised vector, or if no group is
@@ -160,12 +160,13 @@ class Muon(Optimizer):
         # torch's fused SGD alone takes a rate that is a tensor without reading it on the host.
         fused = True if isinstance(group["lr"], Tensor) else None
         sgd(trained, gradients, buffers, **options, dampening=0.0, maximize=False, fused=fused)
+        # Without momentum there are no buffers.
         for parameter, buffer in zip(trained, buffers, strict=False):
             self.state[parameter]["momentum_buffer"] = buffer
 
     def _step_adam(self, group: Group, trained: list[Tensor], gradients: list[Tensor]) -> None:
         """Step a group as torch's AdamW does."""
-        # In a step that is captured nothing may be read on the host.
+        # A CUDA graph of the step, for which lr is a tensor, must read nothing on the host.
         is_captured = isinstance(group["lr"], Tensor)
         averages = list[Tensor]()
         squares = list[Tensor]()
@@ -235,7 +236,7 @@ def muon_and_adam(
 ) -> Muon:
     """Make Muon for a network's matrices and filters, with AdamW for its other parameters.
 
-    Groups that say themselves what is orthogonalised are left as they are.
+    Where a given group sets ``orthogonalise``, the groups are taken as they are.
 
     Args:
         params: parameters in the network's order, or groups of them with options of their own.
@@ -245,8 +246,7 @@ def muon_and_adam(
         adam_rate: factor of the learning rate for AdamW, over 0.
         betas: of AdamW.
         eps: of AdamW, over 0.
-        weight_decay: decoupled, of all parameters: the rate times it is the share that a step takes
-            of a weight.
+        weight_decay: decoupled, for all parameters: a step takes lr x weight_decay of each weight.
         **options: of :class:`Muon`.
 
     Raises:
@@ -314,10 +314,10 @@ def orthogonalised(
 ) -> Tensor:
     """Give matrices (n, rows, columns) with the same singular vectors, and singular values near 1.
 
-    A matrix of zeros stays one. ``steps`` are those of the iteration.
+    A matrix of zeros stays zero. The Newton-Schulz iteration below takes ``steps`` steps.
     """
-    # A Newton-Schulz iteration, X <- a X + (b X X' + c (X X')^2) X, from X = G/|G|, made for
-    # bfloat16 on CUDA. The values end between about 0.7 and 1.2 rather than at 1; small ones need
+    # The iteration is X <- a X + (b X X' + c (X X')^2) X, from X = G/|G|, and was made for bfloat16
+    # on CUDA. The singular values end between about 0.7 and 1.2 rather than at 1; small ones need
     # more steps (Jordan et al. 2024).
     x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
     # Tall matrices are turned, so that the products are of the smaller side.
@@ -355,8 +355,8 @@ def parameter_groups(
 
     A group's learning rate is lr x rate, its weight decay weight_decay x decay / rate: as an
     optimizer multiplies the two, all weights shrink by the same share a step unless ``decay`` says
-    otherwise, as David Page's (2019, "How to train your ResNet 8": norm biases learn 64 times as
-    fast, with a 64th of the decay) and cifar10-airbench's do.
+    otherwise. David Page's network (2019, "How to train your ResNet 8": norm biases learn 64 times
+    as fast, with a 64th of the decay) and cifar10-airbench's do the same.
 
     Args:
         module: the network.
@@ -403,7 +403,8 @@ def parameter_groups(
 def _kinds_of_parameters(module: nn.Module) -> Iterator[tuple[str, Parameter]]:
     """Yield each trained parameter once, in the module's order, with its kind.
 
-    Of several kinds it has the first in KINDS_OF_PARAMETERS; of none it is ``rest``.
+    A parameter of several kinds gets the first of them in KINDS_OF_PARAMETERS, and one of none gets
+    ``rest``.
     """
     members: dict[str, list[Any]] = {kind: [] for kind in KINDS_OF_PARAMETERS}
     for layer in module.modules():

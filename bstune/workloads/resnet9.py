@@ -36,16 +36,15 @@ class _Residual(nn.Module):
 class ResNet9(nn.Module):
     """Images (N, 3, 32, 32) to logits (N, classes).
 
-    (How to Train Your ResNet, part 4; the switches are from part 8.) A convolution, three
-    convolutions with pooling of which the first and the third carry a residual branch of two
-    convolutions, global max-pooling and a linear layer without bias.
+    (Page's How to Train Your ResNet, part 4; the options are from part 8, whose versions are named
+    here by the seconds that they train.) A convolution, three convolutions with pooling of which
+    the first and the third carry a residual branch of two convolutions, global max-pooling and a
+    linear layer without bias.
 
     Args:
         classes: number of classes.
-        width: channels of the first layer; the others are 2, 4 and 8 times as wide. 64 in the
-            source.
-        logit_scale: of the output; 0.125 in the source, 0.0625 with norms' scales frozen at 1 (43 s
-            there).
+        width: channels of the first layer; the others are 2, 4 and 8 times as wide. 64 in part 4.
+        logit_scale: of the output; 0.125 in part 4, 0.0625 with norms' scales frozen at 1 (43 s).
         pool: where the three convolutions are pooled: ``after_activation``, as in part 4;
             ``before_activation``, the same function for an activation that never falls; or
             ``before_norm`` (64 s).

@@ -64,10 +64,10 @@ def warmup_then_constant(optimizer: Optimizer, warmup_examples: int, batch_size:
 def linear_decay(optimizer: Optimizer, total_steps: int, end: float) -> LambdaLR:
     """Make a schedule that falls from 1 by a straight line.
 
-    Step t (from 0) uses 1 - (1 - end) t/total_steps, so that neither the first nor the last step is
-    wasted; from ``total_steps`` on it is ``end``.
+    Step t (from 0) uses 1 - (1 - end) t/total_steps, so that the first step has the whole rate and
+    the last one more than ``end``. From ``total_steps`` on the factor is ``end``.
     """
-    _check(total_steps, end=end)
+    _check_ranges(total_steps, end=end)
     return _scheduled(optimizer, lambda step: 1.0 - (1.0 - end) * min(1.0, step / total_steps))
 
 
@@ -81,8 +81,8 @@ def decay_then_constant(
 ) -> LambdaLR:
     """Make a schedule that falls from 1 to ``end`` by a straight line, and stays there.
 
-    (Shallue et al. 2018, 4.2.) Step t (from 0) uses 1 - (1 - end) min(1, t/n). The decay takes n =
-    length x max(budget_steps, budget_examples/batch_size) steps: ``length``, over 0, times those of
+    (Shallue et al. 2018, 4.2.) Step t (from 0) uses 1 - (1 - end) min(1, t/n), where n = length x
+    max(budget_steps, budget_examples/batch_size). So ``length``, over 0, is a share of the steps of
     a trial that never reaches its target.
     """
     if not 0.0 < length < math.inf:
@@ -102,12 +102,12 @@ def one_cycle(
     (Smith and Topin 2019, in the form of torch's OneCycleLR, whose ``pct_start`` is ``peak``,
     ``div_factor`` is 1/start and ``final_div_factor`` is start/end.) With p = peak x total_steps -
     1, step t (from 0) uses 1 + (start - 1)(1 + cos(pi t/p))/2 up to p, and end + (1 - end)(1 +
-    cos(pi (t - p)/(total_steps - 1 - p)))/2 up to the last step; later ones use ``end``. The peak
-    lies in (0, 1); a cycle that is too short for a rise starts there.
+    cos(pi (t - p)/(total_steps - 1 - p)))/2 up to the last step; later ones use ``end``. ``peak``
+    lies in (0, 1); a cycle that is too short to rise starts at 1.
     """
     # torch's OneCycleLR gives every parameter group one rate, moves the momentum, and raises on one
     # step more.
-    _check(total_steps, peak, start=start, end=end)
+    _check_ranges(total_steps, peak, start=start, end=end)
     top = max(0.0, peak * total_steps - 1.0)
     last_step = total_steps - 1.0
 
@@ -137,7 +137,7 @@ def triangle(
         raise ConfigError(
             f"a schedule's floor is a share of its steps from 0 to below 1, but got {floor}"
         )
-    _check(total_steps, peak, 1.0 - floor, start=start, end=end)
+    _check_ranges(total_steps, peak, 1.0 - floor, start=start, end=end)
     return piecewise_linear(optimizer, total_steps, (0.0, peak, 1.0 - floor), (start, 1.0, end))
 
 
@@ -147,11 +147,11 @@ def piecewise_linear(
     """Make a schedule that joins (knots[i] x total_steps, factors[i]) by straight lines.
 
     Step t (from 0) uses the factor at t + 1, so that a schedule that starts at factor 0 wastes no
-    step. Before the first and after the last knot the factor is theirs. David Page's triangle has
-    knots (0, 5/24, 1), factors (0, 1, 0). There are at least two increasing knots, shares of
-    ``total_steps``, and as many factors.
+    step. Before the first knot the factor is the first one, and after the last knot the last one.
+    David Page's triangle has knots (0, 5/24, 1), factors (0, 1, 0). There are at least two
+    increasing knots, shares of ``total_steps``, and as many factors.
     """
-    _check(total_steps)
+    _check_ranges(total_steps)
     are_increasing = all(knot < following for knot, following in pairwise(knots))
     if len(knots) < 2 or not are_increasing:
         raise ConfigError(
@@ -211,7 +211,7 @@ def _cosine(start: float, end: float, share: float) -> float:
     return end + (start - end) * (1.0 + math.cos(math.pi * share)) / 2.0
 
 
-def _check(
+def _check_ranges(
     total_steps: int, peak: float | None = None, below: float = 1.0, **factors: float
 ) -> None:
     """Refuse values of a schedule that are out of their range.

@@ -34,12 +34,12 @@ def random_crop_flip_jitter(
     mirror: Tensor | None = None,
     mean: Tensor | None = None,
 ) -> Tensor:
-    """Crop and mirror images, and give each another brightness and contrast, as float32.
+    """Crop and mirror images, and vary the brightness and contrast of each, as float32.
 
     Images are cropped by :func:`random_crop_flip`. A pixel x becomes mean + (1 + contrast v)(x -
     mean + brightness u), where u and v are drawn for each image from -1 to 1: in the source, which
-    draws them after it has normalised, brightness is a share of a channel's deviation. Values below
-    black and over white stay as they are, as there. Nothing waits for an accelerator.
+    draws them after it has normalised, brightness is a share of a channel's deviation. Like the
+    source, this keeps values below black and over white. Nothing waits for an accelerator.
 
     Args:
         images: (n, channels, height, width).
@@ -79,10 +79,10 @@ def random_crop_flip_jitter(
 def six_views_where_unsure(model: Model, images: Tensor, share: float) -> Tensor:
     """Compute the logits (N, classes) of images (N, C, H, W), from six views of the unsure ones.
 
-    The ``share`` of the images whose largest probability is least, int(share N) of them, have the
-    mean of the logits of the image, of it moved by one pixel down and to the right, and up and to
-    the left, and of the three mirror images. The source takes the least confident of the whole test
-    set; here they are those of each batch.
+    Unsure are the int(share N) images whose largest probability is least. Each gets the mean of the
+    logits of six views: the image, the image moved by one pixel down and to the right, the image
+    moved up and to the left, and the mirror images of these three. The source takes the unsure
+    images of the whole test set; here they are those of each batch.
 
     Raises:
         ConfigError: for a share outside of [0, 1].
@@ -127,7 +127,7 @@ class SeldomNormalisingMuon(Muon):
             )
         super().__init__(params, lr, normalise_weights=False, **options)
         self.defaults["capturable"] = True
-        # By this option torch loads the count of steps to where it was.
+        # With this option torch loads the count of steps onto the parameter's device.
         for group in self.param_groups:
             group["capturable"] = True
         self.due = torch.tensor(_normalising(total_steps))

@@ -109,7 +109,11 @@ def _check_apart(shards: Mapping[str, Sequence[Path]]) -> None:
 
 
 def _name_of_tokens(shards: Mapping[str, Sequence[Path]], vocabulary: int) -> str:
-    """Name the folder of the shards' tokens, by the shards' names, sizes and times."""
+    """Name the folder of the shards' tokens by all that these depend on.
+
+    That is the shards' names, sizes and times of change, the vocabulary's size, and the longest
+    line that the vocabulary learns from.
+    """
     files = list[list[Any]]()
     for part, paths in shards.items():
         for path in paths:
@@ -123,7 +127,7 @@ def _matching(root: Path, part: str, pattern: str) -> list[Path]:
     """List the shards of a part, whose names match a pattern, sorted."""
     try:
         paths = sorted(path for path in root.glob(pattern) if path.is_file())
-    # The pattern is an absolute path, or empty.
+    # glob raises these for a pattern that is an absolute path, or empty.
     except (NotImplementedError, ValueError) as error:
         raise ConfigError(
             f"workload.data.load.{part} must be a pattern of names below {root}, but got "

@@ -26,7 +26,7 @@ from bstune.trial.lightning.installed import (
     sized_len,
 )
 from bstune.trial.lightning.packages import is_overridden
-from bstune.trial.lightning.trainer import lengths, make_trainer, without_monitors
+from bstune.trial.lightning.trainer import length_arguments, make_trainer, without_monitors
 from bstune.trial.loop import Workload, fit
 
 # The most steps of a schedule that are inspected, which takes under a second.
@@ -191,7 +191,7 @@ def look_at_start(
         [_AtStart(look)],
         accumulate_grad_batches=len(micro_batch_sizes),
         num_sanity_val_steps=0,
-        **lengths(train, len(micro_batch_sizes), steps, module.automatic_optimization),
+        **length_arguments(train, len(micro_batch_sizes), steps, module.automatic_optimization),
     )
     with warnings.catch_warnings():
         # Schedules are stepped here without their optimizers.

@@ -61,7 +61,7 @@ MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
 
 
 class Compiling:
-    """Compiles a trial's module for each new shape of its batches.
+    """Compiles a trial's module with torch.compile for each new shape of its batches.
 
     It does so ahead of the step or the evaluation that needs it, and its seconds count as start-up.
     The passes that make torch compile leave the training as it was. Where compiling fails, the
@@ -80,17 +80,17 @@ class Compiling:
         self.failed: str | None = None
         self._mode = mode
         self._clock = clock
-        # Code for any number of examples is of no use with CUDA graphs, which are recorded for each
-        # number anyway.
-        self._code = CompiledCode(mode, is_free=mode not in CUDA_GRAPH_MODES)
+        # With CUDA graphs, code for any number of examples would save nothing: a graph is recorded
+        # for each number.
+        self._code = CompiledCode(mode, any_length=mode not in CUDA_GRAPH_MODES)
         # Whether the training step may be compiled as a whole.
         self._may_be_whole = True
         # The cases that are compiled: the stage, the shapes of a batch, and which parameters are
         # trained.
-        self._warm: set[tuple[str, tuple[torch.Size, ...], tuple[bool, ...]]] = set()
+        self._compiled_cases: set[tuple[str, tuple[torch.Size, ...], tuple[bool, ...]]] = set()
         self._compiled_stages: set[str] = set()
-        # The number of graphs that torch has compiled outside of the clock.
-        self._expected = compiled_graphs()
+        # Graphs that torch compiled before this trial, and off its clock since.
+        self._graphs_off_clock = compiled_graphs()
 
     def before_training_step(
         self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int
@@ -135,11 +135,12 @@ class Compiling:
             *step_arguments(module.validation_step, batch, batch_idx),
         )
         self._clock.enter(Phase.STARTUP)
+        # A pass of the evaluation needs no gradients, and has this batch's number each time.
         self._warm_up("validation", trainer, module, forward, lambda batches_later: forward())
         self._clock.enter(Phase.EVALUATION)
 
     def eagerly(self) -> AbstractContextManager[object]:
-        """Make a context within which the module runs eagerly, on batches of other shapes."""
+        """Make a context within which the module runs eagerly: no other shape is compiled there."""
         if self._mode is None:
             return nullcontext()
         eager: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
@@ -149,7 +150,7 @@ class Compiling:
         """Make the module eager again; warn if torch compiled while the clock may have run."""
         if self._mode is None:
             return
-        unexpected = compiled_graphs() - self._expected
+        unexpected = compiled_graphs() - self._graphs_off_clock
         if unexpected and self.failed is None:
             plural = "s" * (unexpected > 1)
             times = f"{unexpected} more time{plural}"
@@ -172,8 +173,8 @@ class Compiling:
         # code.
         trained = tuple(parameter.requires_grad for parameter in module.parameters())
         case = stage, shapes, trained
-        is_new = case not in self._warm
-        self._warm.add(case)
+        is_new = case not in self._compiled_cases
+        self._compiled_cases.add(case)
         return is_new
 
     def _begin_step(self) -> None:
@@ -196,8 +197,8 @@ class Compiling:
             trainer: of the trial.
             module: that is compiled.
             forward: runs the step's forward pass.
-            step: runs the whole step, as if its batch came so many batches later as its argument
-                says.
+            step: runs the whole step; its argument is by how many batches the batch's number is
+                raised.
         """
         before = compiled_graphs()
         called: list[nn.Module] = []
@@ -205,27 +206,27 @@ class Compiling:
         # number. An error calls the fallback, after which the next way is tried; without one, the
         # loop ends.
         fallbacks = [self._fail]
-        if self._code.is_free:
+        if self._code.any_length:
             fallbacks = [self._fix_lengths, self._fail]
         for fall_back in fallbacks:
             with failing(fall_back):
-                asked: list[str] = []
-                with self.eagerly(), untouched(trainer, module), watching_uses(module, asked):
+                uses: list[str] = []
+                with self.eagerly(), untouched(trainer, module), watching_uses(module, uses):
                     called = called_modules(module, forward)
                 if not called:
                     break
-                # A step that asks the Trainer for anything is not compiled as a whole, but module
-                # by module. With accumulation each does: its loss is weighted by the number of
-                # the micro-batch.
-                asks = bool(asked) or trainer.accumulate_grad_batches > 1
-                if stage == "training" and not asks and self._compile_step(trainer, module, step):
+                # A step that uses values of the Trainer, which vary from step to step, is compiled
+                # module by module and not as a whole. With accumulation each step varies: its loss
+                # is weighted by the number of the micro-batch.
+                varies = bool(uses) or trainer.accumulate_grad_batches > 1
+                if stage == "training" and not varies and self._compile_step(trainer, module, step):
                     break
                 for part in called:
                     self._code.compile_call(part)
                 self._run_passes(trainer, module, step)
                 break
         made = compiled_graphs() - before
-        self._expected += made
+        self._graphs_off_clock += made
         if made:
             self._compiled_stages.add(stage)
         elif called and self.failed is None and stage not in self._compiled_stages:
@@ -234,11 +235,11 @@ class Compiling:
     def _compile_step(
         self, trainer: Trainer, module: LightningModule, step: Callable[[int], object]
     ) -> bool:
-        """Compile the training step as a whole and run it, and say whether it can be used so.
+        """Compile the training step as a whole and run it, and say whether one compilation serves.
 
-        It cannot where torch compiles it anew for each batch number: then it is made eager again.
+        Where torch compiles it anew for each batch number, the step is made eager again.
 
-        ``step``: as for :meth:`_run_passes`.
+        ``step`` runs the step; its argument is by how many batches the batch's number is raised.
         """
         if self._may_be_whole:
             self._code.compile_step(module)
@@ -255,11 +256,12 @@ class Compiling:
         Gives the number of graphs that torch compiled after the first pass. It is 0 for a step that
         does not depend on the number of its batch.
 
-        ``step`` takes a number of batches, and runs the step as if its batch came so much later.
+        ``step`` runs the step; its argument is by how many batches the batch's number is raised.
         """
         after_first = 0
         for batches_later in range(PASSES):
             self._begin_step()
+            # Each batch shape is compiled anew, perhaps more often than torch allows by default.
             with (
                 untouched(trainer, module),
                 torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT),
@@ -270,13 +272,13 @@ class Compiling:
         return compiled_graphs() - after_first
 
     def _fix_lengths(self, reason: str) -> None:
-        """Begin anew with code for fixed numbers of examples.
+        """Begin anew with code for fixed numbers of examples, as code for any number has failed.
 
-        The compiler has failed with code for any number, for a ``reason`` that is not told.
+        The user is not told the ``reason``, as the trial still compiles.
         """
         self._code.undo()
-        self._code.is_free = False
-        self._warm.clear()
+        self._code.any_length = False
+        self._compiled_cases.clear()
 
     def _fail(self, reason: str) -> None:
         """End the compiling for a reason, and let the module run eagerly."""
@@ -293,11 +295,11 @@ class CompiledCode:
 
     Args:
         mode: of torch.compile; None is its default.
-        is_free: whether the code is for any number of examples; else it is for each number anew.
+        any_length: whether one code serves any number of examples; else each number has its own.
     """
 
-    def __init__(self, mode: str | None, is_free: bool = False) -> None:
-        self.is_free = is_free
+    def __init__(self, mode: str | None, any_length: bool = False) -> None:
+        self.any_length = any_length
         self._mode = mode
         # The original function of each module and attribute that was replaced.
         self._replaced: dict[tuple[nn.Module, str], Any] = {}
@@ -329,7 +331,7 @@ class CompiledCode:
         """Put a compiled ``function`` in the place of an attribute, unless that is compiled."""
         if (owner, name) not in self._replaced:
             self._replaced[owner, name] = getattr(owner, name)
-            setattr(owner, name, _compiled(function, self._mode, self.is_free))
+            setattr(owner, name, _compiled(function, self._mode, self.any_length))
 
     def undo(self) -> None:
         """Put the original functions back, and have torch forget the code that it compiled.
@@ -344,8 +346,8 @@ class CompiledCode:
             setattr(owner, name, original)
         self._replaced.clear()
         torch.compiler.reset()
-        # This drops the generated modules that torch keeps; their files stay. Finalizers are left,
-        # which torch's guards hang on classes such as Linear: some 250 KiB for each trial of a
+        # This drops the generated modules that torch keeps; their files stay. The finalizers that
+        # torch's guards hang on classes such as Linear stay too: some 250 KiB for each trial of a
         # small network (tests/benchmarks/bench_flat_memory.py).
         PyCodeCache.cache_clear()
 
@@ -381,7 +383,8 @@ def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) ->
 def failing(fail: Callable[[str], None]) -> Iterator[None]:
     """Within the context, an error of the module or the compiler becomes a call of ``fail``.
 
-    It gets the reason in a line. The error that memory has run out is raised, as it ends the trial.
+    ``fail`` gets the reason in a line. An error of memory that has run out is raised: it ends the
+    trial.
     """
     try:
         yield
@@ -397,10 +400,12 @@ def failing(fail: Callable[[str], None]) -> Iterator[None]:
         fail(f"{type(innermost).__name__}: {first_line(innermost)}")
 
 
-def _compiled(function: Callable[..., Any], mode: str | None, is_free: bool) -> Callable[..., Any]:
-    """Compile a function, for any length of its arguments' tensors where ``is_free``.
+def _compiled(
+    function: Callable[..., Any], mode: str | None, any_length: bool
+) -> Callable[..., Any]:
+    """Compile a function; with ``any_length``, the code serves arguments of any length.
 
-    The length is that of dimension 0; all other sizes are fixed.
+    The length is a tensor's size in dimension 0, the number of examples; other sizes are fixed.
     """
     compiled = torch.compile(function, mode=mode, dynamic=False)
 
@@ -410,22 +415,22 @@ def _compiled(function: Callable[..., Any], mode: str | None, is_free: bool) -> 
         if not torch.compiler.is_compiling():
             for leaf in tree_leaves((args, kwargs)):
                 if isinstance(leaf, Tensor):
-                    _mark_length(leaf, is_free)
+                    _mark_length(leaf, any_length)
         return compiled(*args, **kwargs)
 
     return call
 
 
-def _mark_length(tensor: Tensor, is_free: bool) -> None:
-    """Mark a tensor so that code which is compiled with it holds for any length of it.
+def _mark_length(tensor: Tensor, any_length: bool) -> None:
+    """Mark a tensor so that code which is compiled with it serves any size of its dimension 0.
 
-    Where lengths are not free, the mark of an earlier try is removed.
+    Without ``any_length``, the mark of an earlier try is removed.
     """
-    if not is_free:
+    if not any_length:
         for name in MARKS:
             vars(tensor).pop(name, None)
     elif tensor.dim():
-        # torch fixes the length all the same where the function needs that.
+        # torch still fixes the length where the function needs that.
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 

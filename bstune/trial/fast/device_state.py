@@ -102,7 +102,11 @@ def first_difference(
     """
     for name, by_replay, by_step, start in zip(names, replayed, taken, before, strict=True):
         if by_step.is_floating_point():
-            is_same = _is_near(_wide(by_replay), _wide(by_step), _wide(start))
+            is_same = _is_near(
+                _in_float32_at_least(by_replay),
+                _in_float32_at_least(by_step),
+                _in_float32_at_least(start),
+            )
         else:
             is_same = torch.equal(by_replay, by_step)
         if not is_same:
@@ -113,6 +117,7 @@ def first_difference(
 def _is_near(by_replay: Tensor, by_step: Tensor, start: Tensor) -> bool:
     """Whether two values of a tensor differ by no more than kernels' rounding, by their norms.
 
+    That is a share of the step's change, and the rounding of the values themselves.
     Values that are not finite after the step are taken as near: the training is lost either way.
     """
     error: float = (by_replay - by_step).norm().item()
@@ -123,6 +128,6 @@ def _is_near(by_replay: Tensor, by_step: Tensor, start: Tensor) -> bool:
     return error <= TOLERANCE * change + ROUNDING * size
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def _in_float32_at_least(tensor: Tensor) -> Tensor:
     """Give a tensor in float32 at least, so that its norm does not overflow."""
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))

@@ -53,7 +53,7 @@ def captures(mode: FastMode, device: torch.device) -> bool:
 
 
 class CapturedSteps:
-    """Takes the steps of one fit: eagerly first, then by replays of a graph where that can be.
+    """Takes the steps of one fit: eagerly at first, then by replays of a CUDA graph if possible.
 
     A call takes a step on a batch and returns what ``training_step`` returned. Where memory runs
     out in a capture, the error is raised, as that of an eager step is.
@@ -115,7 +115,8 @@ class CapturedSteps:
         self._rates_on_device = [0.0] * len(self._rates)
 
     def __call__(self, batch: object, index: int) -> Any:
-        """Take a step on a batch, whose number is ``index``."""
+        """Take a step on a batch, whose number in the epoch is ``index``."""
+        # Captures were given up.
         if self.reason is not None:
             return self._eager(batch, index)
         leaves, structure = tree_flatten(batch)
@@ -133,7 +134,7 @@ class CapturedSteps:
             with self._tensor_rates():
                 return self._eager(batch, index)
         if self._warm_steps < WARM_STEPS:
-            return self._watched(batch, index)
+            return self._watched_step(batch, index)
         return self._capture(batch, index, leaves, structure)
 
     def look_again(self) -> None:
@@ -148,8 +149,8 @@ class CapturedSteps:
         optimizer's options, and which parameters are trained.
 
         Args:
-            structure: of the batch.
-            leaves: of the batch: its tensors, if it holds nothing else.
+            structure: how the batch's tuples, lists and dicts hold its tensors.
+            leaves: the batch's tensors, if it holds nothing else.
         """
         batch = list[tuple[object, ...]]()
         for leaf in leaves:
@@ -157,14 +158,14 @@ class CapturedSteps:
                 self._give_up(f"a batch holds more than tensors ({type(leaf).__name__})")
                 return False
             batch.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device))
-        groups = [_options(group) for group in self._optimizer.param_groups]
+        groups = [_fixed_options(group) for group in self._optimizer.param_groups]
         if self._is_check_due:
             self._check_module()
         # A schedule may freeze parameters at any step.
         trained = [parameter.requires_grad for parameter in self._parameters]
         signature = structure, batch, groups, trained, self._addresses
         if signature != self._signature:
-            # Only changes that come soon after each other count.
+            # After enough replays the capture was worth its time, and changes count from 0 again.
             if self._replays >= REPLAYS_WORTH_A_CAPTURE:
                 self._changes = 0
             self._changes += 1
@@ -219,18 +220,19 @@ class CapturedSteps:
             for group, number in zip(self._optimizer.param_groups, numbers, strict=True):
                 group["lr"] = number
 
-    def _watched(self, batch: object, index: int) -> Any:
+    def _watched_step(self, batch: object, index: int) -> Any:
         """Take an eager step; give up captures if it depends on the host's state or changes it."""
-        asked: list[str] = []
+        uses: list[str] = []
         before = host_state(self._module, self._optimizer)
         random_before = host_random(self._module.device)
-        with self._tensor_rates(), watching_uses(self._module, asked):
-            output = self._eager(batch, WatchedNumber(index, asked))
+        with self._tensor_rates(), watching_uses(self._module, uses):
+            output = self._eager(batch, WatchedNumber(index, uses))
+        # Later changes of this state drop the captured step.
         self._host = host_state(self._module, self._optimizer)
         changed = first_change(before, self._host)
         loss = _loss(output)
-        if asked:
-            self._give_up(f"training_step uses {asked[0]}, which differs from step to step")
+        if uses:
+            self._give_up(f"training_step uses {uses[0]}, which differs from step to step")
         elif changed is not None:
             self._give_up(f"training_step changes {changed} on the host")
         elif not holds_the_same(random_before, host_random(self._module.device)):
@@ -256,7 +258,7 @@ class CapturedSteps:
         state = DeviceState(self._module, self._optimizer)
         with self._around():
             before = state.copy()
-        output = self._watched(batch, index)
+        output = self._watched_step(batch, index)
         if self.reason is not None:
             return output
         with self._around():
@@ -264,7 +266,7 @@ class CapturedSteps:
             state.restore(before)
             try:
                 self._record(leaves, structure, index, state.generators)
-                # A capture runs nothing, but one that fails may leave anything.
+                # A capture runs no kernels, but a failed one may leave any state.
                 state.restore(before)
                 if self._replay is not None:
                     self._replay()
@@ -284,7 +286,7 @@ class CapturedSteps:
 
         Args:
             leaves: the batch's tensors.
-            structure: how a batch holds them; both as for :meth:`_capture`.
+            structure: how the batch's tuples, lists and dicts hold them.
             index: the batch's number.
             generators: that the step may draw from.
         """
@@ -292,24 +294,24 @@ class CapturedSteps:
         self._inputs = [leaf.clone() for leaf in leaves]
 
         def step() -> None:
-            # The batch's number is another than the eager step's, so that a result that depends on
-            # it shows when the two are compared.
+            # The capture has another batch number than the eager step, so that a result which
+            # depends on the number shows when the two are compared.
             self._output = self._eager(tree_unflatten(self._inputs, structure), index + 1)
 
         try:
             with self._tensor_rates():
                 self._replay = record(step, generators)
         except USER_CODE_ERRORS as error:
-            # The end of a failed capture raises an error of its own, on top of the one that says
-            # why.
-            first: BaseException = error
+            # The end of a failed capture raises an error of its own. The cause is the error before
+            # it, which Python keeps as its context.
+            cause: BaseException = error
             while True:
-                if is_out_of_memory(first):
-                    raise first from None
-                if first.__context__ is None:
+                if is_out_of_memory(cause):
+                    raise cause from None
+                if cause.__context__ is None:
                     break
-                first = first.__context__
-            self._give_up(f"{type(first).__name__} in its capture: {first_line(first)}")
+                cause = cause.__context__
+            self._give_up(f"{type(cause).__name__} in its capture: {first_line(cause)}")
 
     def _compare(self, state: DeviceState, before: Copy, after: Copy, output: object) -> None:
         """Give up captures if the replay has had another result than the eager step.
@@ -348,7 +350,7 @@ def _loss(output: object) -> Any:
     return output
 
 
-def _options(group: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _fixed_options(group: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Give the options of a parameter group that a graph fixes, to be compared.
 
     A tensor is given by its identity, as a graph reads its value anew; other options by value.

@@ -69,7 +69,8 @@ def _is_same(value: object, other: object) -> bool:
 def host_random(device: torch.device) -> list[str]:
     """Give the states of Python's, numpy's and torch's random generators on the host, as texts.
 
-    Torch's is left empty where ``device`` is the CPU, as a replay there draws from it.
+    Torch's is left empty where ``device`` is the CPU: a step may draw from it there, as a replayed
+    step draws from it too.
     """
     state = random_state()
     of_numpy = list[object]()

@@ -45,7 +45,12 @@ GRAPH = "graph"
 class LeanLoop:
     """Takes the steps of a Trainer's fit in place of Lightning's loop, where it can.
 
-    Arguments as of :func:`bstune.trial.fast.take_steps.take_steps`.
+    Args:
+        trainer: which has not begun to train.
+        mode: ``auto`` for this loop, ``graph`` to capture its steps on CUDA too, ``off`` for
+            Lightning's loop.
+        around: makes a context within which steps are captured.
+        start: is called each time before the loop takes some steps in a row.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class LeanLoop:
 
     @property
     def runs(self) -> bool:
-        """Whether it has taken steps, and goes on."""
+        """Whether it takes the fit's steps in place of Lightning's loop; False before the first."""
         return self._steps is not None
 
     def _begin(self, fetcher: Any) -> None:
@@ -138,8 +143,8 @@ class LeanLoop:
         ready = progress.current.ready
         every = trainer.val_check_batch
         applied = loop.automatic_optimization.optim_progress.optimizer.step.total.completed
-        # Lightning goes by one of two counts of batches, as check_val_every_n_epoch says. Here
-        # both ask it: to ask once too often changes nothing.
+        # Lightning validates by one of two counts of batches, as check_val_every_n_epoch says. Here
+        # it is asked by either count: to ask it too often changes nothing.
         return bool(
             trainer.should_stop
             or progress.is_last_batch
@@ -152,7 +157,7 @@ class LeanLoop:
 
 
 class LeanSteps:
-    """Takes the steps of a fit that is set up.
+    """Takes the steps of a fit as Lightning's loop does, without the hooks that do nothing.
 
     Args:
         trainer: of the fit.
@@ -195,6 +200,7 @@ class LeanSteps:
         if type(trainer.precision_plugin).__name__ != "Precision":
             self._precision = trainer.precision_plugin
         self._clips = bool(trainer.gradient_clip_val)
+        # The iterator of bstune's own batches; None: the fetcher gives the batches.
         self._stream = _endless_iterator(fetcher)
         self._optimizer_step = OptimizerStep()
         # The module's training_step at the last step, and whether it takes the batch's number.
@@ -215,18 +221,21 @@ class LeanSteps:
         self._take = self.captured
 
     def train_on_batch(self, fetcher: Any) -> None:
-        """Take the next step: ``_TrainingEpochLoop.advance``, with its counters and hooks."""
+        """Take the next step with the counters and hooks of Lightning's epoch loop.
+
+        It does what ``_TrainingEpochLoop.advance`` does.
+        """
         progress = self._epoch_loop.batch_progress
         total = progress.total
         current = progress.current
-        batch = self._fetched(fetcher)
+        batch = self._next_batch(fetcher)
         # Lightning skips a batch that is None.
         if batch is None:
-            self._advance_as_lightning(_Fetched(fetcher))
+            self._advance_as_lightning(_FetchedNone(fetcher))
             return
         progress.is_last_batch = fetcher.done
         index: int = current.ready
-        batch = self._moved(batch)
+        batch = self._batch_on_device(batch)
         total.ready += 1
         current.ready += 1
         begin_batch(self._connector, self._results, batch)
@@ -245,6 +254,7 @@ class LeanSteps:
         self._step_schedules(index + 1)
         for hook in self._batch_end_hooks:
             hook(self._trainer, self._module, outputs, batch, index)
+        # Where nothing is logged, only the reference to the batch is dropped.
         logged = self._results
         if logged:
             self._connector.on_batch_end()
@@ -256,19 +266,20 @@ class LeanSteps:
         if logged:
             self._connector.update_train_step_metrics()
 
-    def _fetched(self, fetcher: Any) -> Any:
-        """Take the next batch: ``_PrefetchDataFetcher.__next__``."""
+    def _next_batch(self, fetcher: Any) -> Any:
+        """Take the next batch, as Lightning's ``_PrefetchDataFetcher.__next__`` does."""
         if self._stream is None:
             return next(fetcher)[0]
-        # Batches that Lightning's own loop has fetched ahead come first.
+        # bstune's own endless batches are made only now. Those that Lightning's loop has fetched
+        # ahead come first.
         if fetcher.batches:
             return fetcher.batches.pop()[0]
         return next(self._stream)
 
-    def _moved(self, batch: Any) -> Any:
-        """Give a batch on the device, in a container of its own as Lightning makes it.
+    def _batch_on_device(self, batch: Any) -> Any:
+        """Give a batch on the device, in a new tuple or list as Lightning makes it.
 
-        Where the batch's tensors are there already, no hook is called.
+        Hooks move the batch, unless all its tensors are on the device already.
         """
         if self._precision is not None:
             batch = self._precision.convert_input(batch)
@@ -282,7 +293,7 @@ class LeanSteps:
         return transferred_by_hooks(self._strategy, self._module, batch)
 
     def _take_step(self, batch: object, index: int) -> dict[str, Any]:
-        """Take the optimizer's step on a batch: ``_AutomaticOptimization.run``.
+        """Take the optimizer's step on a batch, as Lightning's ``_AutomaticOptimization.run`` does.
 
         ``index`` is the batch's number in the epoch. The outputs for the hooks are returned.
         """
@@ -308,8 +319,7 @@ class LeanSteps:
     def _closure(self) -> Tensor | None:
         """Run the forward and the backward pass, and return the loss without its graph.
 
-        It is ``Closure.closure`` and the functions that this calls. None where the step has no
-        loss.
+        It does what Lightning's ``Closure.closure`` does. None where the step has no loss.
         """
         # An optimizer may have switched gradients off around its step.
         if not torch.is_grad_enabled():
@@ -372,9 +382,9 @@ class LeanSteps:
         return loss, outputs
 
     def _step_schedules(self, batches: int) -> None:
-        """Step the schedules that are due after so many batches of the epoch.
+        """Step the schedules that are due after ``batches`` batches of the epoch.
 
-        It stands for Lightning's ``update_lr_schedulers``.
+        It does what Lightning's ``update_lr_schedulers`` does.
         """
         loop = self._epoch_loop
         for config in self._strategy.lr_scheduler_configs:
@@ -407,8 +417,8 @@ def _endless_iterator(fetcher: Any) -> Iterator[Any] | None:
     return iterators_of(fetcher)[0]
 
 
-class _Fetched:
-    """A data fetcher with one fetched batch, which is None."""
+class _FetchedNone:
+    """Stands for the data fetcher, so that Lightning takes a batch that was None and skips it."""
 
     def __init__(self, fetcher: Any) -> None:
         self.done = fetcher.done

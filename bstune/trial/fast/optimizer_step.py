@@ -17,7 +17,10 @@ LABELLED = Optimizer.profile_hook_step(lambda: None).__code__
 
 
 class OptimizerStep:
-    """Takes optimizers' steps, and finds out once for each optimizer how.
+    """Takes optimizers' steps, where it can without the label that torch puts around each.
+
+    The label is for torch's profiler, and takes longer than a small step. Whether an optimizer's
+    step can go without it is found out once.
 
     Attributes:
         optimizer: the last one that took a step; None before.
@@ -32,6 +35,7 @@ class OptimizerStep:
 
     def take(self, optimizer: Any, closure: Callable[[], object]) -> None:
         """Take a step of an optimizer, which calls the closure: mostly once, and at its start."""
+        # A function in the object itself, such as a schedule's, replaces the step of its class.
         step_of_object = vars(optimizer).get("step")
         if optimizer is not self.optimizer or step_of_object is not self._step_of_object:
             self.optimizer = optimizer
@@ -82,8 +86,8 @@ def _step_without_label(step: Callable[..., Any], optimizer: Optimizer, **option
 def remove_gradients(optimizer: Optimizer) -> None:
     """Set the gradients of an optimizer's parameters to None.
 
-    An optimizer with a ``zero_grad`` of its own is called. torch's own would do the same with a
-    label around it.
+    It does what torch's ``zero_grad`` does, without the label for torch's profiler, which takes
+    time. An optimizer with a ``zero_grad`` of its own is called.
     """
     is_torchs = type(optimizer).zero_grad is Optimizer.zero_grad
     if not is_torchs or "zero_grad" in vars(optimizer) or _profiler_enabled():

@@ -46,12 +46,12 @@ def why_not(trainer: Any, module: LightningModule, fetcher: object) -> str | Non
 
 
 def _reasons(trainer: Any, module: LightningModule, fetcher: object) -> Iterator[str]:
-    """Yield every reason, in a few words each."""
+    """Yield every reason why Lightning's own loop has to take the steps, in a few words each."""
     package = package_of(module)
     not_tried = version_not_tried(package)
     if not_tried is not None:
         yield not_tried
-    yield from _of_optimizers(trainer, module, package)
+    yield from _reasons_of_optimizers(trainer, module, package)
     if trainer.accumulate_grad_batches != 1:
         yield "accumulation of micro-batches"
     if trainer.world_size != 1:
@@ -72,28 +72,33 @@ def _reasons(trainer: Any, module: LightningModule, fetcher: object) -> Iterator
         yield "training_step takes dataloader_iter"
     if not isinstance(trainer.profiler, NoProfiler):
         yield f"the profiler {type(trainer.profiler).__name__}"
-    yield from _of_listeners(trainer, module)
+    yield from _reasons_of_hooks(trainer, module)
 
 
-def _of_optimizers(trainer: Any, module: LightningModule, package: str) -> Iterator[str]:
-    """Yield the reasons that lie in the optimizers."""
+def _reasons_of_optimizers(trainer: Any, module: LightningModule, package: str) -> Iterator[str]:
+    """Yield why Lightning's own loop has to take the steps, as far as the optimizers ask for it."""
     if not module.automatic_optimization:
         yield "manual optimization"
     if len(trainer.optimizers) != 1:
         yield f"{len(trainer.optimizers)} optimizers"
     lightnings = of_package(package, "core.optimizer.LightningOptimizer")
     for optimizer in trainer.optimizers:
-        is_other = isinstance(optimizer, LBFGS | lightnings)
-        if is_other or not isinstance(optimizer, Optimizer):
+        # LBFGS calls its closure several times a step; a LightningOptimizer's step calls Lightning.
+        is_unknown = isinstance(optimizer, LBFGS | lightnings)
+        if is_unknown or not isinstance(optimizer, Optimizer):
             yield f"the optimizer {type(optimizer).__name__}"
 
 
-def _of_listeners(trainer: Any, module: LightningModule) -> Iterator[str]:
-    """Yield the hooks of the module, the data module and the call-backs that do something."""
+def _reasons_of_hooks(trainer: Any, module: LightningModule) -> Iterator[str]:
+    """Yield, as reasons against the lean loop, the hooks at a step in which something is done.
+
+    They are the module's, the data module's and the call-backs'.
+    """
     yield from _overridden(module, MODULE_HOOKS)
     if trainer.datamodule is not None:
         yield from _overridden(trainer.datamodule, BATCH_HOOKS)
     for callback in trainer.callbacks:
+        # The lean loop calls some hooks of bstune's own call-backs.
         is_bstunes = type(callback).__module__.startswith("bstune.")
         hooks: Iterable[str] = CALLBACK_HOOKS
         if is_bstunes:
@@ -112,6 +117,6 @@ def has_hook(owner: object, hook: str) -> bool:
     """Whether a module, data module or call-back does something in a hook."""
     try:
         return is_overridden(hook, owner)
-    # In the method's place is a callable object without the attributes of a function.
+    # A callable object without the attributes of a function stands in the method's place.
     except AttributeError:
         return True

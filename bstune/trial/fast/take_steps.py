@@ -38,7 +38,7 @@ class StepTaker(Protocol):
 
     @property
     def runs(self) -> bool:
-        """Whether it has taken steps in place of Lightning's loop, and goes on."""
+        """Whether it takes the fit's steps in place of Lightning's loop; False before the first."""
 
 
 def take_steps(
@@ -54,11 +54,12 @@ def take_steps(
 
     Args:
         trainer: which has not begun to train.
-        mode: ``auto`` for the lean loop, ``graph`` for steps that are also captured on CUDA, or
-            ``off`` for Lightning's loop in any case.
+        mode: ``auto`` for the lean loop, which leaves out hooks that do nothing; ``graph`` for
+            steps that are also captured on CUDA; or ``off`` for Lightning's loop in any case.
         around: makes a context within which steps are captured, such as one that stops the
             training's clock.
-        start: is called each time before the lean loop takes some steps in a row.
+        start: is called each time before the lean loop takes some steps in a row, such as to start
+            that clock.
     """
     return LeanLoop(trainer, mode, around, start)
 

@@ -67,7 +67,7 @@ LOGS = ("log", "log_dict")
 
 
 class WatchedNumber(int):
-    """The number of a batch, which notes in ``asked`` that something is computed with it.
+    """The number of a batch, which notes in ``uses`` that something is computed with it.
 
     It is a subclass of ``int`` with other operators. Plainer ways tell less:
 
@@ -81,21 +81,21 @@ class WatchedNumber(int):
       step is one of the training, and cannot be taken back.
     """
 
-    asked: list[str]
+    uses: list[str]
 
-    def __new__(cls, number: int, asked: list[str]) -> "WatchedNumber":
+    def __new__(cls, number: int, uses: list[str]) -> "WatchedNumber":
         """Make a number that is equal to ``number``."""
         watched = super().__new__(cls, number)
-        watched.asked = asked
+        watched.uses = uses
         return watched
 
 
 def _noting(name: str) -> Callable[..., object]:
-    """Make the method ``name`` of ``int`` that also notes its call in the number's ``asked``."""
+    """Make ``int``'s method ``name`` for WatchedNumber, which notes that the number was used."""
     method_of_int = getattr(int, name)
 
     def call(number: WatchedNumber, *arguments: object) -> object:
-        number.asked.append("batch_idx")
+        number.uses.append("batch_idx")
         return method_of_int(number, *arguments)
 
     return call
@@ -106,31 +106,31 @@ for _name in OPERATIONS:
 
 
 class _WatchedTrainer:
-    """Stands for a Trainer, and notes in ``asked`` which of its attributes are read."""
+    """Stands for a Trainer, and notes in ``uses`` which of its attributes are read."""
 
-    def __init__(self, trainer: Any, asked: list[str]) -> None:
+    def __init__(self, trainer: Any, uses: list[str]) -> None:
         self._watched = trainer
-        self._asked = asked
+        self._uses = uses
 
     def __getattr__(self, name: str) -> Any:
-        self._asked.append(f"trainer.{name}")
+        self._uses.append(f"trainer.{name}")
         return getattr(self._watched, name)
 
 
 @contextmanager
-def watching_uses(module: LightningModule, asked: list[str]) -> Iterator[None]:
-    """Within the context, note in ``asked`` which attributes of the Trainer a module reads.
+def watching_uses(module: LightningModule, uses: list[str]) -> Iterator[None]:
+    """Within the context, note in ``uses`` which attributes of the Trainer a module reads.
 
     A call of ``self.log`` is noted too. Modules inside the module are watched as well.
     """
     parts: list[Any] = [part for part in module.modules() if trainer_within(part) is not None]
     trainers = [trainer_within(part) for part in parts]
-    # Functions that stand in the objects, such as those of a surrounding context of this kind.
+    # Some objects hold logging functions of their own, such as those of a surrounding context.
     own_logs = [_own_logs(part) for part in parts]
     for part, trainer in zip(parts, trainers, strict=True):
         for name in LOGS:
-            setattr(part, name, _noting_logs(getattr(part, name), asked))
-        put_trainer_within(part, _WatchedTrainer(trainer, asked))
+            setattr(part, name, _noting_logs(getattr(part, name), uses))
+        put_trainer_within(part, _WatchedTrainer(trainer, uses))
     try:
         yield
     finally:
@@ -142,15 +142,15 @@ def watching_uses(module: LightningModule, asked: list[str]) -> Iterator[None]:
 
 
 def _own_logs(part: Any) -> dict[str, Callable[..., None]]:
-    """Give the logging functions, by name, that stand in a module object and not in its class."""
+    """Give the logging functions, by name, that a module object holds itself, not its class."""
     return {name: vars(part)[name] for name in LOGS if name in vars(part)}
 
 
-def _noting_logs(log: Callable[..., None], asked: list[str]) -> Callable[..., None]:
-    """Make a logging function that also notes its calls in ``asked``."""
+def _noting_logs(log: Callable[..., None], uses: list[str]) -> Callable[..., None]:
+    """Make a logging function that also notes its calls in ``uses``."""
 
     def note(*arguments: object, **options: object) -> None:
-        asked.append("self.log")
+        uses.append("self.log")
         log(*arguments, **options)
 
     return note

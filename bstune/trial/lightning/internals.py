@@ -104,7 +104,8 @@ def connector_of_loggers(trainer: Trainer) -> Any:
 
 
 def begin_batch(connector: Any, results: Any, batch: object) -> None:
-    """Take later logged values as those of a new batch: the connector's ``on_batch_start``."""
+    """File later logged values under a new batch, as the connector's ``on_batch_start`` does."""
+    # The mark is None before an epoch's first batch, True at it and False after it.
     connector._first_loop_iter = connector._first_loop_iter is None
     results.batch = batch
     results.batch_size = None
@@ -142,7 +143,7 @@ def trainer_within(part: object) -> Any:
 
 
 def put_trainer_within(part: Any, trainer: object) -> None:
-    """Give such a module a Trainer, or an object in its place, without Lightning's checks."""
+    """Give a module, or one in it, a Trainer or a stand-in for it, without Lightning's checks."""
     part._trainer = trainer
 
 
@@ -157,13 +158,13 @@ def repeat_validation(trainer: Trainer) -> None:
 
 
 def go_on_amid_epoch(trainer: Trainer) -> None:
-    """Take the next batch not as the first of its epoch, at which metrics would begin anew."""
+    """Let Lightning take the next batch as one amid an epoch: at a first one it resets metrics."""
     trainer._logger_connector._first_loop_iter = False
 
 
 def end_restart(trainer: Trainer) -> None:
-    """Take the epoch that ends as one that was trained as a whole."""
-    # Lightning steps schedules by a metric only then.
+    """Let Lightning take the epoch that ends as one that was trained as a whole."""
+    # Only at the end of a whole epoch does Lightning step schedules by a metric.
     trainer.fit_loop._restarting = False
 
 

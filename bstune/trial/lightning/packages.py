@@ -16,7 +16,10 @@ PACKAGES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "light
 
 
 def is_lightning(thing: object, name: str) -> bool:
-    """Whether an object is of the class ``name`` of either package, such as LightningModule."""
+    """Whether an object is of the class ``name``, such as LightningModule, of either package.
+
+    The packages are ``lightning`` and ``pytorch_lightning``.
+    """
     classes = list[type]()
     for package in PACKAGES:
         # No object can be of a package that nobody has imported.
@@ -26,9 +29,9 @@ def is_lightning(thing: object, name: str) -> bool:
 
 
 def package_of(*things: object) -> str:
-    """Name the package that the classes of some Lightning objects are from.
+    """Name the package of some Lightning objects, ``lightning`` or ``pytorch_lightning``.
 
-    Without any such object it is the installed one. A ConfigError says that they are mixed.
+    Without any such object it is the installed one. A ConfigError says that both are mixed.
     """
     examples: dict[str, str] = {}
     for thing in things:

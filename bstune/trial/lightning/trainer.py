@@ -173,7 +173,7 @@ def make_trainer(
 ) -> Trainer:
     """Make a Trainer for a module, with the user's arguments.
 
-    The user's call-backs, loggers and plug-ins are copied, as they hold state. They alone write
+    The user's call-backs, loggers and plug-ins are copied, as they hold state. Nothing else writes
     files.
 
     Args:
@@ -193,12 +193,13 @@ def make_trainer(
     package = package_of(module, *callbacks_given, *plugins)
     printing = tuple(of_package(package, f"callbacks.{name}") for name in PRINTING)
     checkpoint_class = of_package(package, "callbacks.Checkpoint")
-    users = list[Any]()
+    users_callbacks = list[Any]()
     has_checkpoints = False
     for callback in callbacks_given:
+        # Trials print nothing.
         if isinstance(callback, printing):
             continue
-        users.append(callback)
+        users_callbacks.append(callback)
         if isinstance(callback, checkpoint_class):
             has_checkpoints = True
             if folder is not None and getattr(callback, "dirpath", "") is None:
@@ -222,7 +223,7 @@ def make_trainer(
         logging.getLogger(name).setLevel(level)
     options = distributed.trainer_options(options, partial(_ddp, package))
     fixed = {
-        "callbacks": [*users, *callbacks],
+        "callbacks": [*users_callbacks, *callbacks],
         "logger": loggers or NullLogger(folder),
         "plugins": plugins,
     }
@@ -238,17 +239,19 @@ def _ddp(package: str) -> object:
     return of_package(package, "strategies.DDPStrategy")(cluster_environment=environment())
 
 
-def lengths(batches: Iterable[object], parts: int, steps: int, automatic: bool) -> dict[str, Any]:
-    """Give the arguments of a Trainer that say how long it trains.
+def length_arguments(
+    batches: Iterable[object], parts: int, steps: int, automatic: bool
+) -> dict[str, Any]:
+    """Give the Trainer's arguments that say how long it trains.
 
-    Batches with a length are an epoch, and the arguments are those of a ``Trainer.fit`` by the
-    user. Otherwise there is one endless epoch, which the trial's call-back ends. Batches with
-    ``ends_by_steps`` also get ``max_steps``, which a module on a stream of the user's may read.
+    Batches with a length are an epoch, and so many epochs are given as the steps need. Other
+    batches are one endless epoch, which the trial's call-back ends. Of these, batches with
+    ``ends_by_steps``, a stream of the user's, also get ``max_steps``, which the module may read.
 
     Args:
         batches: of the training.
         parts: micro-batches of a step.
-        steps: that the trial has at most.
+        steps: the most steps that the trial takes.
         automatic: whether Lightning steps the optimizers. Under manual optimization it would count
             the steps of each optimizer, so that its limit is in epochs alone.
     """
@@ -263,10 +266,10 @@ def lengths(batches: Iterable[object], parts: int, steps: int, automatic: bool) 
     return {"max_epochs": epochs, "max_steps": steps if automatic else -1}
 
 
-def looks_at_epochs(trainer: Trainer, module: LightningModule) -> bool:
-    """Whether a schedule, the module or a call-back uses metrics of validation at an epoch's end.
+def uses_epoch_metrics(trainer: Trainer, module: LightningModule) -> bool:
+    """Whether a schedule, the module or a call-back may use validation metrics at an epoch's end.
 
-    In the user's own ``Trainer.fit`` they would be there.
+    A ``Trainer.fit`` of the user's would have validated there.
     """
     if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
         return True
@@ -333,6 +336,7 @@ def serving(
     # The user's teardown would close data that later trials read.
     served.teardown = lambda stage: None  # type: ignore[method-assign]
     for stage, iterable in batches.items():
+        # As a default, the iterable is that of this round of the loop.
         setattr(served, f"{stage}_dataloader", lambda iterable=iterable: iterable)
     return served
 

@@ -20,7 +20,7 @@ from bstune.trial.lightning.internals import (
 from bstune.trial.lightning.packages import package_of
 
 
-def accumulated(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
+def accumulated_metrics(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
     """Give the metrics that an epoch has accumulated so far, as plain data.
 
     They are logged values, and the states of the module's own metrics.
@@ -33,8 +33,8 @@ def accumulated(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
     return {"logged": logged, "metrics": metrics}
 
 
-def accumulate_on(trainer: Trainer, module: LightningModule, state: Mapping[str, Any]) -> None:
-    """Put back the metrics that :func:`accumulated` gave, before the epoch goes on."""
+def restore_metrics(trainer: Trainer, module: LightningModule, state: Mapping[str, Any]) -> None:
+    """Put back the metrics that :func:`accumulated_metrics` gave, before the epoch goes on."""
     parts = dict(module.named_modules())
     for name, states in state["metrics"].items():
         if name in parts:

@@ -67,7 +67,15 @@ def parts_of(
 ) -> Parts:
     """Make the parts of a trial that begins.
 
-    Arguments as of :func:`bstune.trial.loop.run_trial`.
+    Args:
+        spec: of the trial.
+        protocol: of all trials.
+        validation_examples: examples in an evaluation.
+        clock: counts the trial's seconds.
+        resume: the stopped trial from which this one goes on; None: it starts afresh.
+        horizon: steps after which the Trainer ends by itself; None: the trial's parts keep it going
+            until the trial has its steps.
+        versions: of the packages, which must be those of a resumed state.
 
     Raises:
         StateError: says that the stopped trial cannot be resumed.

@@ -47,25 +47,28 @@ class Cadence:
             history: step and value of all evaluations, this one the last.
             stops: whether something else stops the trial, so that no other evaluation is due.
         """
-        # One before it was due, as at an epoch's end, must not move those that are due.
+        # An evaluation that was not due yet, as at an epoch's end, leaves the next due step alone.
         if step < self.due_step:
             self.forced += (step,)
         else:
-            self.pass_over(step, history, stops)
+            self.schedule_next(step, history, stops)
 
-    def pass_over(
+    def schedule_next(
         self, step: int, history: Sequence[tuple[int, float | None]], stops: bool = False
     ) -> None:
-        """Take in an evaluation that did not log the target's metric.
+        """Set the step of the next evaluation, if the one at ``step`` was due.
 
-        Arguments as of :meth:`take_in`, but that ``history`` does not have this evaluation.
+        Args:
+            step: of the evaluation.
+            history: step and value of all evaluations that logged the target's metric.
+            stops: whether something stops the trial, so that no other evaluation is due.
         """
         if step >= self.due_step and not stops:
             self.due_step = self._next_due(step, history)
 
     def _next_due(self, step: int, history: Sequence[tuple[int, float | None]]) -> int:
         """Give the step of the evaluation that is due next after ``step``."""
-        # Evaluations before they were due, as at an epoch's end, do not move those that are due.
+        # Evaluations that were not due, as at an epoch's end, do not change when others are due.
         due = [pair for pair in history if pair[0] not in self.forced]
         # A trial that has once been near stays near: a noisy metric would switch back and forth.
         self.near = self.near or is_near(due, self._target.gap, self._schedule.near)

@@ -85,18 +85,22 @@ class PlainFiles:
         self._others = trainer.strategy.checkpoint_io
 
     def __getattr__(self, name: str) -> Any:
+        # All other methods, such as remove_checkpoint, are the Trainer's former ones.
         return getattr(self._others, name)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
-        """Write a checkpoint; the error of a full disk names the file."""
+        """Write a checkpoint; the error of a full disk names the file.
+
+        The ``storage_options`` of a checkpoint of bstune's own are an :class:`OwnFile`.
+        """
         if not isinstance(storage_options, OwnFile):
             self._others.save_checkpoint(checkpoint, path, storage_options)
             return
         buffer = io.BytesIO()
-        kept = {name: value for name, value in checkpoint.items() if name not in UNUSED}
-        torch.save(kept, buffer)
+        plain = {name: value for name, value in checkpoint.items() if name not in UNUSED}
+        torch.save(plain, buffer)
         _add_comment(buffer, own_mark(storage_options.path))
         try:
             # It is written in the folder where it is to be: Lightning would write it in the
@@ -135,17 +139,17 @@ class PlainFiles:
 def _keep_own_files(checkpoint: dict[str, Any], trainer: Trainer) -> None:
     """Put this trial's folders into the states of call-backs that write checkpoints.
 
-    One whose folder the user leaves open has another folder in each trial, and the files of the
-    trial before are gone. What a state says of such files is left out, so that Lightning saves anew
-    and never compares with the score of a file that is lost.
+    Where the user names no folder, each trial has a folder of its own, and the files of the stopped
+    trial are gone. Their paths and scores are left out of the states, so that Lightning saves anew
+    and never compares with the score of a lost file.
     """
     model_checkpoint = of_package(package_of(trainer), "callbacks.ModelCheckpoint")
     states = checkpoint.get("callbacks", {})
     for callback in trainer.checkpoint_callbacks:
         state = states.get(callback.state_key, {})
-        # Other call-backs have states of their own.
+        # The states of other call-backs have other keys.
         if isinstance(callback, model_checkpoint) and "dirpath" in state:
-            # Lightning would warn of another folder.
+            # Lightning would warn that the folder is another one.
             state["dirpath"] = callback.dirpath
             _leave_out_lost(state, partial(callback.file_exists, trainer=trainer))
 
@@ -157,7 +161,7 @@ def _leave_out_lost(state: dict[str, Any], exists: Callable[[str], bool]) -> Non
     """
     if not exists(state["best_model_path"]):
         state |= {"best_model_path": "", "best_model_score": None}
-    # A call-back whose state lacks these has those that it began with.
+    # A call-back whose state lacks these entries keeps its initial values.
     if not exists(state["kth_best_model_path"]):
         del state["kth_best_model_path"], state["kth_value"]
     if not exists(state["last_model_path"]):
@@ -266,14 +270,14 @@ class StateWriter(Callback):
             self.discard()
             own = OwnFile(self._path)
             trainer.save_checkpoint(self._partial, weights_only=False, storage_options=own)
-            # Checkpoints that other call-backs write later are left without it.
+            # Checkpoints that other call-backs write later do not get the state.
             self._state = None
             self._clock.enter(Phase.EVALUATION)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add the state to the checkpoint that this writer saves; others' stay as they are."""
+        """Add the state to the checkpoint that this writer saves, and nothing to other ones."""
         # A state waits only while this writer saves.
         if self._state is not None:
             checkpoint[KEY] = dict(vars(self._state))
@@ -299,8 +303,7 @@ def read_state(
         StateError: says why the trial cannot go on from the state.
     """
     try:
-        # The archive is checked first, as torch raises any error for bytes that are not as they
-        # were written.
+        # The archive is checked first: for damaged bytes torch may raise an error of any type.
         with zipfile.ZipFile(stopped.state) as archive:
             damaged = archive.testzip()
         if damaged is not None:

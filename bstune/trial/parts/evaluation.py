@@ -16,6 +16,7 @@ def is_evaluation_due(parts: Parts, trainer: Trainer) -> bool:
         return True
     if trainer.should_stop or parts.epoch_ends.evaluates(trainer):
         return True
+    # The Trainer ends at its max_steps, unless that is -1, for no limit.
     loop = trainer.fit_loop.epoch_loop
     return 0 < loop.max_steps <= loop.global_step
 
@@ -41,8 +42,8 @@ def begin_evaluation(parts: Parts, trainer: Trainer, module: LightningModule) ->
 def end_evaluation(parts: Parts, trainer: Trainer, lean_loop_runs: bool) -> None:
     """Take in an evaluation that has ended, and end the trial or let it go on.
 
-    Where the lean loop runs, it starts the clock again by itself, after Lightning has finished with
-    the evaluation.
+    ``lean_loop_runs`` says whether bstune's own loop takes the steps. It starts the clock again by
+    itself, after Lightning has finished with the evaluation.
     """
     # In the sanity check a module may log nothing.
     if trainer.sanity_checking and not parts.metric.is_logged(trainer):
@@ -53,12 +54,14 @@ def end_evaluation(parts: Parts, trainer: Trainer, lean_loop_runs: bool) -> None
         parts.metric.value(trainer), loss, is_asked_to_stop
     )
     if trainer.sanity_checking:
+        # The metric of the untrained weights is measured where all data were evaluated.
         if value is not None and checks_all_data(trainer):
             parts.verdict.begin(value)
         return
     judge(parts, trainer, value, loss, is_asked_to_stop)
     stops = is_asked_to_stop or parts.state.ended
     parts.agreed_stop.decide(trainer, stops)
+    # Random numbers that the evaluation drew must not change the training.
     parts.generators.restore()
     parts.phases.end_evaluation(stops, trains=not lean_loop_runs)
 
@@ -78,7 +81,7 @@ def judge(parts: Parts, trainer: Trainer, value: float | None, loss: float, stop
     if parts.metric.is_from_before(trainer):
         parts.verdict.judge_by_loss(loss)
         if not state.ended:
-            parts.cadence.pass_over(state.steps, state.history, stops)
+            parts.cadence.schedule_next(state.steps, state.history, stops)
     # A repeated evaluation was judged before the stop.
     elif not parts.resume.evaluates_again:
         parts.verdict.judge(value, loss)

@@ -30,11 +30,11 @@ def last_step_of(spec: TrialSpec, protocol: TrialProtocol, steps: int) -> int:
 def steps_of_trainer(
     state: TrialState, spec: TrialSpec, protocol: TrialProtocol, horizon: int | None
 ) -> int:
-    """Give the number of steps after which the Trainer ends, those that are skipped included.
+    """Give the number of steps after which the Trainer ends: its max_steps, which schedules read.
 
-    It is the ``horizon``, where there is one. Otherwise it is the budget's, so that a trial that is
-    stopped early has the same schedules as one that is not; or the trial's own last step, where
-    that lies past the budget.
+    It is ``horizon``, if that is given. Otherwise it is the budget's last step, so that a trial
+    that is stopped early has the same schedules as one that is not; or the trial's own last step,
+    if that lies past the budget. The Trainer counts skipped steps too, so they are added.
     """
     if horizon is not None:
         return horizon
@@ -60,11 +60,11 @@ class LastStep:
         self._state = state
         self._max_seconds = max_seconds
         self._now = now
-        self._began = now()
+        self._started_at = now()
 
     def bring_forward(self) -> None:
         """Make the next step the last one if the time is over."""
         if self._max_seconds is None:
             return
-        if self._now() - self._began > self._max_seconds:
+        if self._now() - self._started_at > self._max_seconds:
             self._state.last_step = min(self._state.last_step, self._state.steps + 1)

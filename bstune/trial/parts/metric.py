@@ -36,6 +36,7 @@ class LoggedMetric:
         """
         if self._value_before is None:
             return False
+        # Where an evaluation logs the metric, Lightning puts a new tensor in its place.
         return trainer.callback_metrics[self._name] is self._value_before
 
     def value(self, trainer: Trainer) -> float | None:
@@ -71,7 +72,10 @@ def shortest_decimal(number: float) -> float:
 
 
 def mean_loss(loss: object) -> float:
-    """Give the mean of the loss that ``training_step`` returned; 0.0 where that is no tensor."""
+    """Give the mean of the loss that ``training_step`` returned.
+
+    Where that is no tensor it is 0.0, which is finite and so ends no trial.
+    """
     if isinstance(loss, Tensor):
         return loss.detach().float().mean().item()
     return 0.0

@@ -12,7 +12,7 @@ from bstune.trial.parts.state import TrialState
 
 
 class Phases:
-    """Tells the clock which phase a trial enters, and how many steps a segment of its training had.
+    """Tells the clock a trial's phases, and the steps of each segment between two evaluations.
 
     Args:
         state: of the trial, whose steps it reads.
@@ -48,10 +48,12 @@ class Phases:
         self._clock.end_segment(self._state.steps - self._segment_start, Phase.EVALUATION)
 
     def end_step(self) -> None:
-        """Close the segment of the warm-up at its last step, if nothing was evaluated before."""
+        """Close a segment at the warm-up's last step, so that it is left out of the time per step.
+
+        If the trial was evaluated before, that has closed the segment already.
+        """
         steps = self._state.steps
         first_step = self._state.first_step
-        # An evaluation would have begun another segment.
         is_first_segment = self._segment_start == first_step
         if is_first_segment and steps - first_step == self._warmup_steps:
             self._clock.end_segment(self._warmup_steps, Phase.TRAINING)
@@ -62,7 +64,8 @@ class Phases:
 
         Args:
             stops: whether the trial ends here.
-            trains: whether training goes on at once; else the lean loop starts the clock later.
+            trains: whether the training's seconds begin at once; else the loop that takes the steps
+                starts the clock later.
         """
         self._segment_start = self._state.steps
         if stops:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.lightning.internals import end_restart, go_on_amid_epoch, repeat_validation
-from bstune.trial.parts.accumulated import accumulate_on
+from bstune.trial.parts.accumulated import restore_metrics
 from bstune.trial.parts.checkpoint import StoppedState
 
 
@@ -47,37 +47,38 @@ class Resume:
         if self.stopped is None:
             return
         self._frozen = self.stopped.frozen
-        # Lightning reads them next, as it steps the schedules by a metric.
+        # Lightning reads these metrics next, where it steps a schedule by one of them.
         trainer.callback_metrics.update(self.stopped.metrics)
-        # By this number Lightning takes the stop as one at an evaluation, which is over unless it
-        # is repeated.
+        # By this number Lightning takes the trial as stopped in an evaluation, and that evaluation
+        # as done unless it is repeated.
         trainer.val_check_batch = trainer.fit_loop.batch_idx + 1
         if has_epochs:
             self._accumulated = self.stopped.epoch
             self._amid_epoch = True
 
     def lacks_evaluation(self, at_epoch_end: bool) -> bool:
-        """Whether an evaluation has to be repeated that the trial would have had without its stop.
+        """Whether the evaluation at the stop has to be repeated.
 
-        The state is from before the evaluation at the stop. ``at_epoch_end`` says whether the trial
-        was stopped at the end of an epoch, and is evaluated at epochs' ends.
+        It has if the trial would have been evaluated there without its stop, as the state was saved
+        before the evaluation. ``at_epoch_end`` says whether the trial was stopped at the end of an
+        epoch, and is evaluated at epochs' ends.
         """
-        # Without epochs nothing uses an evaluation.
+        # Schedules and call-backs use an evaluation only where epochs end.
         if self.stopped is None or not self._amid_epoch:
             return False
         return at_epoch_end or self.stopped.steps >= self.stopped.due_step
 
     def evaluate_again(self, trainer: Trainer) -> None:
-        """Let Lightning begin with that evaluation, for call-backs and schedules that use it."""
+        """Let Lightning begin with the evaluation at the stop: schedules or call-backs use it."""
         self.evaluates_again = True
         repeat_validation(trainer)
 
     def before_batch(self, trainer: Trainer, module: LightningModule) -> None:
-        """Before a training batch, put back what has not been put back yet."""
+        """Before a resumed trial's training batch, put back what has not been put back yet."""
         if self.stopped is None:
             return
         self.put_back(trainer, module)
-        # Lightning would take the batch for an epoch's first, and accumulate metrics anew.
+        # Lightning would take the batch for the first of an epoch, and reset accumulated metrics.
         if self._amid_epoch:
             go_on_amid_epoch(trainer)
             self._amid_epoch = False
@@ -85,14 +86,14 @@ class Resume:
     def end_epoch(self, trainer: Trainer, module: LightningModule) -> None:
         """Let Lightning step schedules by a metric at the end of an epoch."""
         self.put_back(trainer, module)
-        # Lightning steps none at the end of an epoch in which a fit went on.
+        # At the end of an epoch in which a fit was resumed, Lightning would leave them out.
         end_restart(trainer)
         self._amid_epoch = False
 
     def put_back(self, trainer: Trainer, module: LightningModule) -> None:
         """Put back the weights, the frozen parameters and the accumulated metrics, once.
 
-        Hooks may have reset them.
+        Hooks at the start of the fit may have reset what the checkpoint had loaded.
         """
         if self._weights is not None:
             _put_back_tensors(module, self._weights)
@@ -101,7 +102,7 @@ class Resume:
             _freeze(module, self._frozen)
             self._frozen = None
         if self._accumulated is not None:
-            accumulate_on(trainer, module, self._accumulated)
+            restore_metrics(trainer, module, self._accumulated)
             self._accumulated = None
 
 

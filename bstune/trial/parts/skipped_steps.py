@@ -8,33 +8,33 @@ from bstune.trial.lightning.installed import LightningModule, Trainer
 class SkippedSteps:
     """Tells after each step whether a gradient scaler has skipped it, as its gradients overflowed.
 
-    Mostly the scaler calls the optimizer only if they have not, and a hook here notes that call. An
-    optimizer that checks for the overflow itself, as fused ones do, is called in either case, and
-    under manual optimization not every batch has a step. There the scaler's scale is read from the
-    device instead: it is lowered at skipped steps, and only there.
+    A scaler calls most optimizers only if no gradient has overflowed, and a hook here notes the
+    call. An optimizer that looks for the overflow itself, as a fused one does, is always called;
+    and under manual optimization not every batch has a step. In these cases the scaler's scale is
+    read from the device instead: the scaler lowers it after skipped steps alone.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule) -> None:
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
-        # Whether the optimizer was called in the present step, where that is noted.
-        self._is_applied = False
+        # Whether the optimizer was called in the present step, as the hook notes it.
+        self._was_called = False
         # Whether a hook notes the optimizer's calls; else the scale is read.
-        self._is_noted = False
+        self._notes_calls = False
         if self._scaler is None:
             return
         is_alone = len(trainer.optimizers) == 1 and module.automatic_optimization
         optimizer: object = trainer.optimizers[0] if is_alone else None
-        # A fused optimizer is called for each step, and leaves one out by itself.
-        looks_itself = getattr(optimizer, "_step_supports_amp_scaling", False)
-        if isinstance(optimizer, torch.optim.Optimizer) and not looks_itself:
-            optimizer.register_step_post_hook(self._note)
-            self._is_noted = True
+        # A fused optimizer is called in every step, and skips one by itself.
+        finds_overflow = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if isinstance(optimizer, torch.optim.Optimizer) and not finds_overflow:
+            optimizer.register_step_post_hook(self._note_call)
+            self._notes_calls = True
         else:
             self._scale = self._scaler.get_scale()
 
-    def _note(self, optimizer: torch.optim.Optimizer, arguments: object, options: object) -> None:
-        """Note, as a hook after it, that the optimizer was called."""
-        self._is_applied = True
+    def _note_call(self, *arguments: object) -> None:
+        """Note, as a hook that torch calls after each step, that the optimizer was called."""
+        self._was_called = True
 
     def skipped(self, loss: object) -> bool:
         """Whether the step that has just ended was skipped.
@@ -43,10 +43,10 @@ class SkippedSteps:
         """
         if self._scaler is None:
             return False
-        if self._is_noted:
-            is_applied = self._is_applied
-            self._is_applied = False
-            return not is_applied and loss is not None
+        if self._notes_calls:
+            was_called = self._was_called
+            self._was_called = False
+            return not was_called and loss is not None
         # A scaler lowers its scale after a step that it has skipped.
         former_scale = self._scale
         self._scale = self._scaler.get_scale()

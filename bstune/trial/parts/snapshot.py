@@ -8,19 +8,20 @@ from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.devices.device import device_name
 from bstune.trial.devices.randomness import GeneratorStates
 from bstune.trial.lightning.installed import LightningModule, Trainer
-from bstune.trial.parts.accumulated import accumulated
+from bstune.trial.parts.accumulated import accumulated_metrics
 from bstune.trial.parts.cadence import Cadence
 from bstune.trial.parts.checkpoint import StateWriter, StoppedState
 from bstune.trial.parts.state import TrialState
 
 
 class Snapshot:
-    """Takes a trial's state, where one is asked for, before the evaluation at its last step.
+    """Keeps a trial's training state, if asked to, just before the evaluation at its last step.
 
     Args:
         spec: of the trial.
-        protocol: names the device; nothing goes on from the state on another one.
-        versions: of the packages; nothing goes on from the state under others.
+        protocol: of all trials; names the device, which is noted in the state.
+        versions: of the packages, noted there too. A trial goes on only from a state of its own
+            device and versions.
 
     Attributes:
         writer: writes the state when the evaluation starts; None: no state is asked for.
@@ -87,7 +88,7 @@ class Snapshot:
                 due_step=cadence.due_step,
                 forced=cadence.forced,
                 metrics=metrics,
-                epoch=accumulated(trainer, module) if has_epochs else {},
+                epoch=accumulated_metrics(trainer, module) if has_epochs else {},
                 # A step that a gradient scaler skips has taken a batch as well.
                 stream=self.writer.position(state.steps + state.skipped),
                 generators=generators,

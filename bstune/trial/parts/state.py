@@ -47,8 +47,8 @@ def state_after(record: TrialResult, skipped: int, last_step: int) -> TrialState
 
     Args:
         record: of the stopped trial.
-        skipped: the number of its steps that a gradient scaler has skipped.
-        last_step: at which the trial is to end.
+        skipped: how many of the stopped trial's steps a gradient scaler has skipped.
+        last_step: the step at which the new trial is to end.
     """
     return TrialState(
         first_step=record.steps,

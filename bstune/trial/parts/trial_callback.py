@@ -17,7 +17,7 @@ from bstune.trial.parts.evaluation import begin_evaluation, end_evaluation, is_e
 
 
 class TrialCallback(Callback):
-    """Calls the parts of a trial, each in its turn.
+    """Passes Lightning's hooks on to the parts of a trial, in a fixed order.
 
     Attributes:
         parts: of the trial.
@@ -45,7 +45,7 @@ class TrialCallback(Callback):
         parts = self.parts
         self.module = pl_module
         order_callbacks(trainer, pl_module, first=parts.snapshot.writer, last=self)
-        # The first step may be the last one already: a trial that goes on may lack one alone.
+        # A resumed trial may lack a single step, so that its first step is the last one.
         parts.last_step.bring_forward()
         parts.snapshot.expect(parts.state)
         batch_size = parts.spec.batch_size
@@ -82,7 +82,7 @@ class TrialCallback(Callback):
         parts = self.parts
         parts.state.effective_lr = effective_lr(trainer.optimizers)
         parts.step_count.begin(trainer, pl_module)
-        # Start-up has drawn random numbers, which a trial that goes on had not drawn here.
+        # A resumed trial goes on with the random numbers of its stop, whatever start-up has drawn.
         parts.generators.restore()
         parts.epoch_ends.begin(trainer, pl_module)
         # From here on the seconds count as training.
@@ -98,7 +98,7 @@ class TrialCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Before a batch, put back, compile and measure what it needs, off the training's clock."""
+        """Before a batch, restore what a resumed trial lacks; compile and measure off the clock."""
         parts = self.parts
         parts.resume.before_batch(trainer, pl_module)
         parts.compiling.before_training_step(trainer, pl_module, batch, batch_idx)
@@ -135,7 +135,8 @@ class TrialCallback(Callback):
             parts.phases.end_step()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on to another epoch, if the trial has steps left."""
+        """Let Lightning end the epoch, and add another one if the trial lacks steps."""
+        # A hook at the end of the epoch may have asked for a stop that not all processes know of.
         self.parts.agreed_stop.hold(trainer)
         self.parts.resume.end_epoch(trainer, pl_module)
         self.parts.epoch_ends.end(trainer)

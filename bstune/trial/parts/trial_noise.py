@@ -14,7 +14,7 @@ MIN_SPLIT = 4
 
 
 class TrialNoiseScale:
-    """Measures the noise scale beside a trial's training, where that is possible.
+    """Measures the gradient noise scale beside a trial's training, where that is possible.
 
     An error of it ends the measuring, and not the trial.
 
@@ -42,7 +42,10 @@ class TrialNoiseScale:
 
     @property
     def measurements(self) -> tuple[tuple[int, float, float], ...]:
-        """The step, the unbiased |G|^2 and tr Sigma of each measured step."""
+        """Each measured step, with its unbiased |G|^2 and tr Sigma.
+
+        G is the gradient, and Sigma the covariance of the gradients of single examples.
+        """
         return self._noise_scale.measurements
 
     def state_dict(self) -> dict[str, Any]:

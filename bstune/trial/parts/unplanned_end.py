@@ -10,10 +10,11 @@ from bstune.trial.parts.state import TrialState
 
 
 def explain_end(state: TrialState, trainer: Trainer) -> None:
-    """Write into the state why a trial has stopped that an evaluation has not ended.
+    """Write into the state why the trial stopped, if neither an evaluation nor a part ended it.
 
-    A RuntimeError says that nothing has asked the training to end, as where a hook raises a
-    StopIteration.
+    Raises:
+        RuntimeError: if nothing has asked the training to end, as when a hook raises a
+            StopIteration.
     """
     if state.ended or state.status != "stopped":
         return
@@ -51,7 +52,7 @@ def what_is_not_finite(state: TrialState, module: LightningModule | None) -> str
         for name, weight in module.named_parameters():
             if not weight.isfinite().all():
                 return f"{name} is not finite"
-    # It is raised where the device does not compute any more, as after an assertion of CUDA.
+    # The device does not compute any more, as after an assertion of CUDA.
     except RuntimeError:
         return None
     return None

@@ -12,13 +12,13 @@ from bstune.trial.parts.state import TrialState
 
 
 class Verdict:
-    """Ends a trial by its evaluations.
+    """Ends a trial that an evaluation finds at its target, diverged, or at its last step.
 
     Args:
         state: of the trial, whose history, status and lower bound of the steps to target it writes.
         target: that ends the trial.
-        divergence: a trial has diverged once it is so many times as far from the target as at its
-            start.
+        divergence: a trial has diverged once its distance from the target is over this many times
+            the distance at its start.
         start_gap: how far from the target the trial was before training. None: that was not
             measured on all validation data, so that no distance counts as divergence.
         may_start_at_target: whether untrained weights may meet the target. They may where the
@@ -40,9 +40,9 @@ class Verdict:
         self._may_start_at_target = may_start_at_target
 
     def begin(self, value: float) -> None:
-        """Take in the metric of the untrained weights.
+        """Take in the metric of the untrained weights, from which divergence is measured.
 
-        A ConfigError says that it meets the target already.
+        A ConfigError says that it meets the target already, where that is not allowed.
         """
         if self._may_start_at_target and self._target.reached(value):
             # The first evaluation then ends the trial, unless it is worse.
@@ -61,6 +61,7 @@ class Verdict:
         state.history.append((state.steps, value))
         has_reached = value is not None and self._target.reached(value)
         status = self._end(self._divergence_of(value, loss), has_reached=has_reached)
+        # The last step at which the target was missed bounds the steps to the target from below.
         state.steps_low = steps_low_of(status, state.steps, state.steps_low)
 
     def judge_by_loss(self, loss: float) -> None:
@@ -101,6 +102,7 @@ class Verdict:
             return divergence
         if value is None:
             return f"{metric} is not finite at step {step}"
+        # Without a measured start no distance from the target counts as divergence.
         if self.start_gap is None:
             return None
         if self._target.gap(value) > self._divergence * self.start_gap:
