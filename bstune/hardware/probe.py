@@ -104,6 +104,7 @@ class MemoryClock(TrialClock):
     ) -> None:
         super().__init__()
         self.peaks: dict[Phase, int] = {}
+        # The phase that ended last: at a trial's end, the one in which memory may have run out.
         self.last = Phase.STARTUP
         self._peak = peak
         self._reset = reset
@@ -134,7 +135,8 @@ class MemoryClock(TrialClock):
         training_bytes: int | None = None
         outcome: ProbeOutcome = "fits"
         if out_of_memory is not None:
-            # Its peak says how much there was, and not how much training needs.
+            # The peak then says how much memory there was, not how much training needs: the
+            # training bytes stay None.
             outcome = PHASES[self.last]
         else:
             training_bytes = self.peaks.get(Phase.TRAINING)
@@ -191,10 +193,11 @@ class TrialProbe:
             end = time.monotonic() + self.seconds
             try:
                 start_process(process)
+                # This end stays open in the probe's process alone, and closes when that ends.
                 sender.close()
                 while process.exitcode is None and stopped is None:
                     process.join(PROBE_LOOK_SECONDS)
-                    # A pipe that nobody reads would fill.
+                    # A pipe that nobody reads would fill, and the probe would wait for ever.
                     messages += _received(receiver)
                     # On a GPU the probe limits itself.
                     resident = memory.resident_bytes(process.pid) if self.on_cpu else 0
@@ -232,8 +235,8 @@ def _result_of(
 ) -> ProbeResult:
     """Give the result of a probe whose process has ended.
 
-    It is the last message, or else follows from the phase that was reached and from how the process
-    ended. ConfigError where the workload cannot be built at any batch size.
+    The last message may be the result itself. If it is a phase, the result follows from that and
+    from how the process ended. ConfigError where the workload cannot be built at any batch size.
 
     Args:
         batch_size: of the probe.
@@ -300,7 +303,7 @@ def _run(
     share = -(-batch_size // options.devices)
     try:
         if options.devices > 1:
-            # DDP's buffers count, too.
+            # A process group of one makes the trial use DDP, whose buffers count, too.
             join(rank=0, count=1)
         workload, protocol = load_workload(options, probe.recipe)
         spec = TrialSpec(
