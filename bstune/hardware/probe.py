@@ -254,7 +254,7 @@ def _result_of(
     if isinstance(latest, ProbeResult):
         return latest
     if isinstance(stopped, str):
-        # Data that take long to start say nothing about the batch size.
+        # A start that takes long is due to the data, and says nothing about the batch size.
         if latest == "startup":
             stopped += ", and had not begun to train"
         return ProbeResult(batch_size, "error", limit, message=stopped)
@@ -299,7 +299,7 @@ def _run(
         sender.send(ProbeResult(batch_size, "device", probe.limit or 0, message=message))
         return
     clock, limit = _clock(device, probe.limit, lambda phase: sender.send(PHASES[phase]))
-    # The largest share of a batch that one of the devices trains.
+    # The largest share of a batch that one of the devices trains, rounded up.
     share = -(-batch_size // options.devices)
     try:
         if options.devices > 1:
@@ -369,8 +369,9 @@ def _clock(
     Gives the limit in bytes, too: the given one, or else all memory of a CUDA device.
     """
     if device.type == "cpu":
-        # On a CPU a limit is always given.
+        # Writing 5 there makes the system's record of the peak, VmHWM, begin anew.
         reset = partial(_write_if_allowed, "/proc/self/clear_refs", "5")
+        # On a CPU a limit is always given.
         return MemoryClock(memory.peak_resident_bytes, reset, report), limit or 0
     free_at_start, total = torch.cuda.mem_get_info(device)
     # What other processes take, and this one outside of tensors.
@@ -460,6 +461,7 @@ def measure_ceiling(
     largest = min(high, train_examples)
     high = largest
     if tried is not None:
+        # Its start and an evaluation take a part of a probe's time, too.
         step_seconds = PROBE_ROOM * min(seconds, wanted_seconds) / steps
         high = largest_in_time(largest, low, step_seconds, tried.step_time)
     devices = options.devices

@@ -376,7 +376,10 @@ def bound_text(survey: Survey) -> str | None:
 
 
 def _model_text(survey: Survey) -> str:
-    """Write tau(B), the seconds of a step, with its error, and what there was no time to measure."""
+    """Write tau(B), the seconds of a step, with its error, and what was not timed for lack of time.
+
+    Batch sizes may be left out, or have fewer repeats.
+    """
     model = survey.step_time
     measured = survey.measured
     if model is None:

@@ -235,8 +235,8 @@ def summarize_visits(
 def wall_seconds() -> float:
     """Read a clock that goes on while training waits for a processor.
 
-    Given to :func:`time_trial` as ``now``, it counts that wait. It is another function than
-    ``time.perf_counter``, by which that one's clock stands still during the wait.
+    :func:`time_trial` leaves that wait out if its clock ``now`` is ``time.perf_counter`` itself.
+    Given this function instead, it counts the wait.
     """
     return time.perf_counter()
 
@@ -323,9 +323,9 @@ class _Watched:
 
     @property
     def ends_by_steps(self) -> bool:
-        """Whether the batches have this attribute of ``given_batches.GivenBatches``, too.
+        """Whether a Trainer is to end the training by its steps, as the batches themselves say.
 
-        By it a Trainer ends the training of an endless stream by its steps.
+        Those of an endless stream of the user's do.
         """
         return getattr(self.batches, "ends_by_steps", False)
 
@@ -357,8 +357,8 @@ def time_trial(
 
     Evaluation is left out. A step lasts from one request for a batch to the next. The host waits
     for the device at the end alone, as in training. HardwareError where the trial ended before
-    these steps. ``now`` is the clock; with the default one, the seconds in which a CPU's step waited
-    for a processor are left out.
+    these steps. ``now`` is the clock; with the default one, the seconds in which a CPU's step
+    waited for a processor are left out.
     """
     device = device_of(protocol.trainer)
     mark, seconds_between = _marker(device, now)
@@ -408,9 +408,10 @@ def busy_seconds(
 ) -> float:
     """Measure the seconds of a training step in which the device itself is at work.
 
-    On a CPU they are the process's CPU seconds over its threads, the median of ``steps`` steps. On
-    CUDA they are the seconds of kernels and copies in two profiled trials, of ``steps`` steps and
-    of twice as many: their difference over ``steps``. So start, warm-up and evaluation drop out.
+    On a CPU they are the process's CPU seconds divided by its threads, the median of ``steps``
+    steps. On CUDA they are the seconds of kernels and copies. Two trials are profiled, of ``steps``
+    steps and of twice as many, and their difference is divided by ``steps``: so start, warm-up and
+    evaluation drop out.
     """
     # With evaluations at so small a share of the time, a trial has only the one at its end.
     schedule = replace(protocol.evaluation_schedule, share=SHARE_OF_EVALUATION)
@@ -554,7 +555,7 @@ def _best_rate(
         clock: in seconds; tests replace it.
     """
 
-    # The Timer's own clock waits for the current CUDA device, whichever is measured.
+    # The Timer's own clock waits for the current CUDA device, even if another one is measured.
     def read() -> float:
         synchronize(device)
         return clock()

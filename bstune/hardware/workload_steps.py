@@ -244,7 +244,7 @@ def threads_of_fit(
         steps = _steps_of_visit(step_time, step_seconds)
     counts = tuple(sorted({1, most}))
     steps_in_all = len(counts) * EXPECTED_VISITS * (steps + step_time.warmup_steps)
-    # Steps that are too long to be timed are long beside what threads wait for.
+    # Timing would take too long. Steps that are so long hide what threads wait for each other.
     if steps_in_all * (step_seconds or 0.0) > SECONDS_BEFORE_FIT:
         return most
     short = replace(protocol, warmup_steps=step_time.warmup_steps)
@@ -325,7 +325,7 @@ def _roofline(
                 cost = roofline.step_cost(
                     module, draw, loss, arithmetic, ceilings.traced_batch_sizes
                 )
-    # It is said once: where the module fails, the ceilings may as well.
+    # One note is enough: where the module fails, measuring the ceilings may fail, too.
     return limits, cost, tuple(notes[:1])
 
 
@@ -570,7 +570,7 @@ class _Visits:
     def _expected_seconds(self, batch_size: int) -> float:
         """Predict the seconds of a step by the visits so far, else by the steps tried before.
 
-        Without either a step is expected to fill a visit.
+        Without either a step is expected to fill a visit, so that the visit has the fewest steps.
         """
         if self.timed:
             return float(fit_step_times(self.timed, batch_size)(np.array(float(batch_size))))
