@@ -81,6 +81,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._trial = trial
         self._now = now
         self._seconds = 0.0
+        # The moment from which on seconds are counted now; None: they are not.
         self._since: float | None = None
 
     def on_train_begin(
@@ -100,6 +101,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Begin to count seconds, unless they are counted already."""
         if self._since is None:
+            # The work that the device has left to do is no part of these seconds.
             synchronize()
             self._since = self._now()
 
@@ -159,6 +161,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def _pause(self) -> None:
         """Stop counting seconds."""
         if self._since is not None:
+            # The steps count until the device, too, has ended them.
             synchronize()
             self._seconds += self._now() - self._since
             self._since = None

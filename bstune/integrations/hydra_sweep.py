@@ -162,8 +162,8 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     launcher = sweeper.launcher
     context = sweeper.hydra_context
     assert config is not None  # noqa: S101 (it was set up)
-    assert launcher is not None  # noqa: S101 (likewise)
-    assert context is not None  # noqa: S101 (likewise)
+    assert launcher is not None  # noqa: S101 (it was set up)
+    assert context is not None  # noqa: S101 (it was set up)
     _check(settings, config)
     lines = [f"{key}={value}" for key, value in (settings.params or {}).items()]
     every_line = [*lines, *arguments]
@@ -194,7 +194,7 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
 
 
 def _return_seconds(jobs: Sequence[JobReturn | Exception], settings: Settings) -> bool:
-    """Whether any of some jobs returned the seconds of a step, while steps alone are compared."""
+    """Whether a job returned the seconds of a step, though the study compares steps alone."""
     if settings.goal != "steps":
         return False
     for job in jobs:
@@ -332,7 +332,7 @@ def _reference(settings: Settings, params: Params, config: DictConfig) -> tuple[
 
 
 def _selected(config: DictConfig, key: str) -> Any:
-    """Give the value at a dotted key; None if there is none."""
+    """Give the value at a dotted key; None if there is none, or if it cannot be resolved."""
     try:
         return OmegaConf.select(config, bare(key))
     except OmegaConfBaseException:
@@ -396,7 +396,7 @@ def _check_jobs(sweeper: Sweeping, settings: Settings, params: Params, study: St
         if key is not None:
             values[key] = "1"
     try:
-        sweeper.validate_batch_is_legal([_lines(params, values)])
+        sweeper.validate_batch_is_legal([_override_lines(params, values)])
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"a job of the sweep cannot be composed: {plain_error(error)}") from error
 
@@ -417,11 +417,11 @@ def _overrides(trial: LoopTrial, settings: Settings, params: Params) -> list[str
         # The application does not take the values whose keys are not named.
         if key is not None:
             values[key] = value
-    return _lines(params, values)
+    return _override_lines(params, values)
 
 
-def _lines(params: Params, values: Mapping[str, str]) -> list[str]:
-    """Write the overrides of a job: those of all jobs, then its own."""
+def _override_lines(params: Params, values: Mapping[str, str]) -> list[str]:
+    """Write the overrides of a job: the fixed ones that all jobs have, then its own values."""
     return [*params.fixed, *(f"{key}={value}" for key, value in values.items())]
 
 
@@ -586,7 +586,10 @@ def _tell_steps(trial: LoopTrial, steps: object) -> int:
 
 
 def _keep_checkpoint(trial: LoopTrial, job: JobReturn, checkpoint: str) -> None:
-    """Copy a job's checkpoint from its output folder to where a continued trial finds it."""
+    """Copy a job's checkpoint from its output folder to where a continued trial finds it.
+
+    A job that has left none there has saved nothing to go on from.
+    """
     assert job.hydra_cfg is not None  # noqa: S101 (of a job that ran)
     job_checkpoint = Path(job.hydra_cfg.hydra.runtime.output_dir) / checkpoint
     if job_checkpoint.is_dir():
