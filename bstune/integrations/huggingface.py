@@ -141,7 +141,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
                 f"the target's metric is {trial.metric!r}, but the Trainer evaluates "
                 f"{', '.join(sorted(metrics))}: let the target name one of them"
             )
-        # This step was evaluated and reported before the trial was stopped.
+        # Of a trial that goes on, this step was reported before the trial was stopped.
         if 0 < state.global_step <= trial.first_step:
             return
         if trial.report(state.global_step, metrics[trial.metric]):

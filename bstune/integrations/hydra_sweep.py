@@ -187,13 +187,14 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
         jobs = _launch(launcher, batch, overrides)
         _report_jobs(batch, jobs, settings)
         # Who has named an objective needs no hint at another one.
-        if not has_told_of_time and settings.objective is None and _return_seconds(jobs, settings):
+        may_hint = not has_told_of_time and settings.objective is None
+        if may_hint and _were_seconds_returned(jobs, settings):
             has_told_of_time = True
             print_line(plain_console(), TIME_IS_POSSIBLE)
     _write_results(study.result, params, folder)
 
 
-def _return_seconds(jobs: Sequence[JobReturn | Exception], settings: Settings) -> bool:
+def _were_seconds_returned(jobs: Sequence[JobReturn | Exception], settings: Settings) -> bool:
     """Whether a job returned the seconds of a step, though the study compares steps alone."""
     if settings.goal != "steps":
         return False
@@ -289,9 +290,9 @@ def _study(settings: Settings, params: Params, config: DictConfig) -> Study:
 
 
 def _seed_options(settings: Settings) -> list[str]:
-    """Give the options that let no trial run again, if the application takes no seed.
+    """Give the options by which no trial runs again on a fresh seed, if the application takes none.
 
-    It would be the same job again.
+    Without a seed the job would only be repeated.
     """
     if settings.seed is not None:
         return []
@@ -377,6 +378,7 @@ def _check_new(study: Study) -> None:
     options = study.options
     try:
         find_study(options.study, options.storage)
+    # There is no such study yet.
     except StudyError:
         return
     raise ConfigError(
@@ -387,6 +389,7 @@ def _check_new(study: Study) -> None:
 
 def _check_jobs(sweeper: Sweeping, settings: Settings, params: Params, study: Study) -> None:
     """Compose a job like a trial's, so that an unknown key ends the sweep before it begins."""
+    # Any values will do, as the keys are what is checked.
     lowest = {name: tunable["low"] for name, tunable in params.tunable.items()}
     reference = study.options.workload.reference
     values = params.values(lowest)
