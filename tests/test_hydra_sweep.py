@@ -18,7 +18,7 @@ from toolbox import trials_of
 
 import bstune
 from bstune.integrations.hydra_params import Range, read_params
-from bstune.integrations.hydra_sweep import Settings, _return_seconds
+from bstune.integrations.hydra_sweep import Settings, _were_seconds_returned
 
 TESTS = Path(__file__).parent
 PLUGINS = Path(bstune.__file__).parent / "integrations"
@@ -472,4 +472,4 @@ FAILED = returned(ValueError("in the task"), JobStatus.FAILED)
 )
 def test_seconds_that_no_objective_uses_are_told(jobs, settings, is_told):
     names = [field.name for field in dataclasses.fields(Settings)]
-    assert _return_seconds(jobs, Settings(**{**dict.fromkeys(names), **settings})) == is_told
+    assert _were_seconds_returned(jobs, Settings(**{**dict.fromkeys(names), **settings})) == is_told

@@ -38,7 +38,7 @@ class KnownDevice:
 
 
 def _teraflops(**peaks: float) -> Mapping[Arithmetic, float]:
-    """Give FLOP/s by the name of an arithmetic, from TFLOP/s."""
+    """Convert peaks in TFLOP/s, by the name of an arithmetic, to FLOP/s."""
     return {name: 1e12 * peak for name, peak in peaks.items()}  # type: ignore[misc]
 
 

@@ -125,11 +125,12 @@ class Ceiling:
         """
         if self.model is None or largest <= self.at.batch_size:
             return self
-        room = FAR_BELOW * self.at.limit - self.model.base
+        # What the batch may take of that half of the limit.
+        bytes_of_batch = FAR_BELOW * self.at.limit - self.model.base
         slope = self.model.per_example
         predicted = largest
-        if slope * largest > room:
-            predicted = math.floor(room / slope)
+        if slope * largest > bytes_of_batch:
+            predicted = math.floor(bytes_of_batch / slope)
         beyond = f"batch sizes past {self.at.batch_size}"
         if predicted <= self.at.batch_size:
             text = f"{beyond} are left out: their memory was not probed, for lack of time"
@@ -163,11 +164,12 @@ def fit_memory(results: Sequence[ProbeResult]) -> MemoryModel | None:
         return None
     points = np.array(sorted(distinct), dtype=np.float64)
     sizes = np.ascontiguousarray(points[:, 0])
-    taken = np.ascontiguousarray(points[:, 1])
-    slope, base = np.polyfit(sizes, taken, 1, w=1.0 / taken)
+    training_bytes = np.ascontiguousarray(points[:, 1])
+    # Each residual is divided by the bytes, so that it counts as a share of them.
+    slope, base = np.polyfit(sizes, training_bytes, 1, w=1.0 / training_bytes)
     # Memory that falls as the batch grows is noise: all of it counts as the base.
     if slope <= 0:
-        return MemoryModel(float(np.mean(taken)), 0.0)
+        return MemoryModel(float(np.mean(training_bytes)), 0.0)
     return MemoryModel(float(base), float(slope))
 
 
@@ -264,18 +266,20 @@ def find_ceiling(
 ) -> Ceiling:
     """Find the largest batch size that fits.
 
-    It probes ``low``, then sizes each 16 times larger until memory rises by MIN_RISE. A line
-    through the largest sizes that fit then says where the limit is, and a probe on either side
-    confirms it. A probe that contradicts the line draws it anew. Where two probes have not halved
-    the bracket, the next one does. So both ends are tested whatever the law of memory. Where memory
-    falls as the batch grows, sizes beyond the one that does not fit may fit again.
+    It probes ``low``, then sizes each 16 times larger until memory rises by MIN_RISE. A line of
+    memory over batch size through the largest sizes that fit then says where the limit is, and a
+    probe on either side of that confirms it. After a probe that contradicts the line a new one is
+    drawn. The bracket lies between the largest size that fits and the smallest that does not: where
+    two probes have not halved it, the next one does. So both of its ends are probed, however memory
+    grows. Where memory falls as the batch grows, sizes beyond the one that does not fit may fit
+    again.
 
     Args:
         probe: trains at a batch size.
         low: the smallest batch size, which is probed in any case.
         high: the largest batch size that is asked for.
-        multiple: the answer is exact to so many examples.
-        relative: or to this share of itself, where that is more.
+        multiple: the answer is exact to this number of examples.
+        relative: or to this share of the answer, where that is more.
         largest_first: whether ``high`` is probed first, in any case. If it fits, only ``low`` is
             probed besides.
         verify: how many more times the answer has to fit.
@@ -420,30 +424,30 @@ def _does_not_fit(result: ProbeResult) -> HardwareError:
     """Make the error that says why the smallest batch size does not fit, and what to change."""
     size = result.batch_size
     limit = f"{result.limit / BYTES_PER_MIB:,.0f} MiB"
-    taken = ""
+    peak = ""
     if result.peak_bytes is not None:
-        taken = f" (it had taken {result.peak_bytes / BYTES_PER_MIB:,.0f} MiB)"
+        peak = f" (it had taken {result.peak_bytes / BYTES_PER_MIB:,.0f} MiB)"
     if result.outcome == "startup":
         return HardwareError(
-            f"the data and the model alone do not fit in {limit}{taken}: use smaller ones, or "
+            f"the data and the model alone do not fit in {limit}{peak}: use smaller ones, or "
             "raise it"
         )
     if result.outcome == "evaluation":
         return HardwareError(
-            f"training at batch size {size} fits in {limit}, but the evaluation does not{taken}: "
+            f"training at batch size {size} fits in {limit}, but the evaluation does not{peak}: "
             "lower workload.data.eval_batch_size, or the batch size of the validation data"
         )
     return HardwareError(
-        f"there is no memory for batch size {size}: training does not fit in {limit}{taken}: use a "
+        f"there is no memory for batch size {size}: training does not fit in {limit}{peak}: use a "
         "smaller model or a lower precision, set protocol.micro_batch_size, or raise the limit"
     )
 
 
 def _close_in(bracket: _Bracket, fit: ProbeResult) -> ProbeResult:
-    """Probe until the bracket is as narrow as the precision, its range ends, or it is late.
+    """Probe until the bracket is as narrow as the precision, or the range or the time ends.
 
-    :func:`_next_size` chooses each size. Begins with ``fit``, the largest probe that fits so far,
-    and gives the largest one in the end.
+    :func:`_next_size` chooses each size. ``fit`` is the largest probe that fits at the beginning;
+    the result is the largest one that fits at the end.
     """
     # The bracket's width before each probe, in examples; infinite while nothing has failed.
     widths = list[float]()
@@ -454,8 +458,8 @@ def _close_in(bracket: _Bracket, fit: ProbeResult) -> ProbeResult:
         size = fit.batch_size
         end = bracket.end
         is_bracketed = bracket.bad is not None
-        # Once a size has failed, ``end`` is the smallest that has. The bracket is narrow, too,
-        # where no size to probe is left below it.
+        # Once a size has failed, ``end`` is the smallest failed one. The bracket also counts as
+        # narrow where no size to probe lies between the two.
         no_size_between = bracket.snap(end - 1, above=size) >= end
         is_narrow = end - size <= bracket.precision(size) or no_size_between
         if size == end or (is_bracketed and is_narrow):
@@ -499,9 +503,10 @@ def _next_size(
     3. The limit is at a size that has failed, or beyond it: a size below the failed one, farther
        below each time that the line is wrong in a row.
     4. The limit is within the precision of the largest size that fits: a size just above that one,
-       which is to fail; farther above each time that it fits in a row.
-    5. Else the limit itself. Where the precision is more than one multiple the size is half of the
-       precision lower, so that a bracket of one precision has the limit in its middle.
+       which is expected to fail; farther above each time that it fits in a row.
+    5. Else the limit itself. Where the precision is more than one multiple, half of the precision
+       below it: if that fits, one more probe a precision above it closes the bracket around the
+       limit.
 
     A size outside of a closed bracket is replaced by the bracket's middle.
 
@@ -549,19 +554,19 @@ def _limit_at(done: Sequence[ProbeResult], fit: ProbeResult) -> float | None:
     """
     if fit.training_bytes is None:
         return None
-    # Of several probes of one size the last one counts.
-    taken_by = dict[int, int]()
+    # Training bytes by batch size. Of several probes of one size the last one counts.
+    bytes_at = dict[int, int]()
     for result in done:
         is_smaller = result.batch_size < fit.batch_size
         if result.fits and result.training_bytes is not None and is_smaller:
-            taken_by[result.batch_size] = result.training_bytes
-    if not taken_by:
+            bytes_at[result.batch_size] = result.training_bytes
+    if not bytes_at:
         return None
-    least = taken_by[min(taken_by)]
+    least = bytes_at[min(bytes_at)]
     # The slope comes from `fit` and the largest smaller size whose memory is far enough below: a
     # law with jumps is straight only nearby, and between two close sizes noise outweighs the slope.
-    for size in sorted(taken_by, reverse=True):
-        rise = fit.training_bytes - taken_by[size]
+    for size in sorted(bytes_at, reverse=True):
+        rise = fit.training_bytes - bytes_at[size]
         if rise >= MIN_RISE * (fit.limit - least):
             bytes_left = fit.limit - fit.training_bytes
             return fit.batch_size + bytes_left * (fit.batch_size - size) / rise
@@ -621,7 +626,7 @@ def _cgroup_limits(root: Path) -> list[int]:
 
 
 def _available(root: Path) -> int:
-    """Read the bytes of memory that are free. Where they are not told, all that the machine has."""
+    """Read the bytes of memory that are free; all of the machine's if the system does not tell."""
     # Only Linux has /proc.
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()

@@ -104,6 +104,7 @@ class MemoryClock(TrialClock):
     ) -> None:
         super().__init__()
         self.peaks: dict[Phase, int] = {}
+        # The phase that ended last: at a trial's end, the one in which memory may have run out.
         self.last = Phase.STARTUP
         self._peak = peak
         self._reset = reset
@@ -134,7 +135,8 @@ class MemoryClock(TrialClock):
         training_bytes: int | None = None
         outcome: ProbeOutcome = "fits"
         if out_of_memory is not None:
-            # Its peak says how much there was, and not how much training needs.
+            # The peak then says how much memory there was, not how much training needs: the
+            # training bytes stay None.
             outcome = PHASES[self.last]
         else:
             training_bytes = self.peaks.get(Phase.TRAINING)
@@ -191,10 +193,11 @@ class TrialProbe:
             end = time.monotonic() + self.seconds
             try:
                 start_process(process)
+                # This end stays open in the probe's process alone, and closes when that ends.
                 sender.close()
                 while process.exitcode is None and stopped is None:
                     process.join(PROBE_LOOK_SECONDS)
-                    # A pipe that nobody reads would fill.
+                    # A pipe that nobody reads would fill, and the probe would wait for ever.
                     messages += _received(receiver)
                     # On a GPU the probe limits itself.
                     resident = memory.resident_bytes(process.pid) if self.on_cpu else 0
@@ -232,8 +235,8 @@ def _result_of(
 ) -> ProbeResult:
     """Give the result of a probe whose process has ended.
 
-    It is the last message, or else follows from the phase that was reached and from how the process
-    ended. ConfigError where the workload cannot be built at any batch size.
+    The last message may be the result itself. If it is a phase, the result follows from that and
+    from how the process ended. ConfigError where the workload cannot be built at any batch size.
 
     Args:
         batch_size: of the probe.
@@ -251,7 +254,7 @@ def _result_of(
     if isinstance(latest, ProbeResult):
         return latest
     if isinstance(stopped, str):
-        # Data that take long to start say nothing about the batch size.
+        # A start that takes long is due to the data, and says nothing about the batch size.
         if latest == "startup":
             stopped += ", and had not begun to train"
         return ProbeResult(batch_size, "error", limit, message=stopped)
@@ -296,11 +299,11 @@ def _run(
         sender.send(ProbeResult(batch_size, "device", probe.limit or 0, message=message))
         return
     clock, limit = _clock(device, probe.limit, lambda phase: sender.send(PHASES[phase]))
-    # The largest share of a batch that one of the devices trains.
+    # The largest share of a batch that one of the devices trains, rounded up.
     share = -(-batch_size // options.devices)
     try:
         if options.devices > 1:
-            # DDP's buffers count, too.
+            # A process group of one makes the trial use DDP, whose buffers count, too.
             join(rank=0, count=1)
         workload, protocol = load_workload(options, probe.recipe)
         spec = TrialSpec(
@@ -366,8 +369,9 @@ def _clock(
     Gives the limit in bytes, too: the given one, or else all memory of a CUDA device.
     """
     if device.type == "cpu":
-        # On a CPU a limit is always given.
+        # Writing 5 there makes the system's record of the peak, VmHWM, begin anew.
         reset = partial(_write_if_allowed, "/proc/self/clear_refs", "5")
+        # On a CPU a limit is always given.
         return MemoryClock(memory.peak_resident_bytes, reset, report), limit or 0
     free_at_start, total = torch.cuda.mem_get_info(device)
     # What other processes take, and this one outside of tensors.
@@ -457,6 +461,7 @@ def measure_ceiling(
     largest = min(high, train_examples)
     high = largest
     if tried is not None:
+        # Its start and an evaluation take a part of a probe's time, too.
         step_seconds = PROBE_ROOM * min(seconds, wanted_seconds) / steps
         high = largest_in_time(largest, low, step_seconds, tried.step_time)
     devices = options.devices

@@ -79,9 +79,9 @@ def main(arguments: list[str]) -> None:
     composed = compose_survey(arguments)
     options = composed.options
     console = plain_console()
-    missing = list[str]()
+    missing_figures = list[str]()
     output = Output(Path(options.output))
-    # Before it takes minutes to measure.
+    # A folder that cannot be written to is refused before minutes of measuring.
     check_writable(output.survey, f"output={options.output}")
 
     def report(line: str) -> None:
@@ -89,9 +89,9 @@ def main(arguments: list[str]) -> None:
 
     with owned(output, Identity.of(options.study, options.storage)):
         survey, cached = survey_of(options, composed.trained, report)
-        write_survey(survey, output, missing)
+        write_survey(survey, output, missing_figures)
     console.print(survey_tables(survey))
-    for line in missing:
+    for line in missing_figures:
         report(line)
     if cached:
         console.print("kept from before; measure again with hardware.refresh=true")
@@ -124,21 +124,21 @@ def survey_json(survey: Survey) -> str:
     return dump_json(values, indent=2) + "\n"
 
 
-def write_survey(survey: Survey, output: Output, missing: list[str]) -> None:
+def write_survey(survey: Survey, output: Output, missing_figures: list[str]) -> None:
     """Write ``hardware.json`` and, where the step's cost is known, ``roofline.png``.
 
-    ``missing`` gets a line if the figure cannot be drawn.
+    ``missing_figures`` gets a line if the figure cannot be drawn.
     """
     write_text(output.survey, survey_json(survey))
     if survey.cost is not None and survey.limits is not None:
         paint = functools.partial(_paint, survey=survey, cost=survey.cost, limits=survey.limits)
-        with optional("no figure of the roofline", missing):
+        with optional("no figure of the roofline", missing_figures):
             save_figure(paint, ROOFLINE_INCHES, output.roofline)
 
 
 def survey_figure(survey: Survey) -> "Picture":
     """Draw the roofline as a picture with a page's resolution. HardwareError if it is not known."""
-    # The notes say why it is not.
+    # The survey's notes say why it is not known.
     if survey.cost is None or survey.limits is None:
         raise HardwareError("\n".join(["the roofline is not known", *survey.notes]))
     paint = functools.partial(_paint, survey=survey, cost=survey.cost, limits=survey.limits)
@@ -238,11 +238,11 @@ def _throughput_advice(survey: Survey) -> Iterator[str]:
 
 
 def _ceiling_advice(survey: Survey) -> Iterator[str]:
-    """Say that the ceiling fits, though it is no power of two; or that the range ends before it."""
+    """Say that a batch size above a power of two fits, or that the range ends before the memory."""
     ceiling = survey.ceiling.batch_size
     power = 2 ** (ceiling.bit_length() - 1)
     tau = survey.step_time
-    # People halve a batch that does not fit: what that costs stands beside it.
+    # Who halves a batch size until it fits ends at a power of two: what that costs is told.
     if survey.ceiling.above is not None and power != ceiling:
         more = ""
         if tau is not None:
@@ -376,7 +376,10 @@ def bound_text(survey: Survey) -> str | None:
 
 
 def _model_text(survey: Survey) -> str:
-    """Write tau(B) with its error, and the visits that there was no time for."""
+    """Write tau(B), the seconds of a step, with its error, and what was not timed for lack of time.
+
+    Batch sizes may be left out, or have fewer repeats.
+    """
     model = survey.step_time
     measured = survey.measured
     if model is None:
@@ -431,7 +434,10 @@ def _timings_table(survey: Survey) -> Table:
 
 
 def _elsewhere_table(survey: Survey, title: str, text_of: Callable[[Prediction], str]) -> Table:
-    """Give the table of known devices, a row each; ``text_of`` writes the cell of an arithmetic."""
+    """Give a table of predictions: a row for each known device, a column for each arithmetic.
+
+    ``text_of`` writes a cell.
+    """
     table = Table(
         title=f"elsewhere, predicted: {title}",
         title_justify="left",
@@ -493,8 +499,9 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
     names = list[str]()
     for layer, share in zip(layers, shares, strict=True):
         names.append(f"{layer.name} ({layer.kind}), {share:.0%}")
-    rest = f"whole step; layers without FLOPs or not listed take {max(0.0, 1.0 - sum(shares)):.0%}"
-    _draw_ranges(ranges, limits, intensities, sizes, [rest, *names])
+    share_left = max(0.0, 1.0 - sum(shares))
+    step_name = f"whole step; layers without FLOPs or not listed take {share_left:.0%}"
+    _draw_ranges(ranges, limits, intensities, sizes, [step_name, *names])
     for axes in (roof, ranges):
         axes.axvline(limits.ridge, color=GREY, linewidth=0.9, linestyle="--", zorder=1)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
@@ -534,6 +541,7 @@ def _draw_roof(axes: "Axes", limits: DeviceLimits, intensities: Array, survey: S
     axes.plot(corners, corner_rates, color=INK, linewidth=1.8, label="ceilings of the device")
     for of_layer, rates in zip(intensities[1:], attainable[1:], strict=True):
         axes.plot(of_layer, rates, "o", color=BLUE, markersize=4, alpha=0.5)
+    # The legend names the layers once, not once for each.
     axes.plot([], [], "o", color=BLUE, markersize=4, label="layers, where the roofline puts them")
     axes.text(
         limits.ridge,
@@ -578,6 +586,7 @@ def _draw_ranges(
         axes.plot(values, [row] * len(values), color=color, linewidth=1.2, alpha=0.6)
         axes.scatter(values, [row] * len(values), s=areas, color=color, zorder=3)
     axes.set_yticks(range(len(names)), names, fontsize=8.5)
+    # The first row is at the top.
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.axvspan(limits.ridge, axes.get_xlim()[1], color="#e6f0f8", linewidth=0, zorder=-2)
     batches = ", ".join(f"{size:,}" for size in sizes)

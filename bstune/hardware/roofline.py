@@ -308,13 +308,13 @@ def in_width(cost: StepCost, factor: float) -> StepCost:
     """
     layers = list[LayerCost]()
     for layer in cost.layers:
-        wider = replace(
+        scaled = replace(
             layer,
             inputs=layer.inputs * factor,
             outputs=layer.outputs * factor,
             weights=layer.weights * factor,
         )
-        layers.append(wider)
+        layers.append(scaled)
     return replace(cost, layers=tuple(layers))
 
 
@@ -404,11 +404,12 @@ class _Tracer:
         self._layers: dict[str, _Traced] = {}
         # The autograd nodes of all layers so far, and of their inputs.
         self._nodes: set[Node] = set()
-        # The parameters that a layer has.
+        # The parameters that some layer has already: a shared one counts in the first of them.
         self._claimed: set[nn.Parameter] = set()
         # FLOPs that are charged already, or were counted outside of layers.
         self._counted = 0
-        # The inputs of the running layer with their versions, by the address of the storage.
+        # The inputs of the running layer, by the address of their storage. Their versions, which
+        # writing in place raises, are those before the call.
         self._storages: dict[int, tuple[Tensor, int]] = {}
         # Whether the running layer's inputs need a gradient.
         self._needs: list[bool] = []
@@ -441,14 +442,15 @@ class _Tracer:
             if weight not in self._claimed:
                 self._claimed.add(weight)
                 layer.parameters.append(weight)
-        # A row of a linear layer's product for each vector of its input.
+        # Each vector of a linear layer's input makes a row of its product.
         if isinstance(module, nn.Linear):
             layer.rows = max(layer.rows or 0, inputs[0].numel() // module.in_features)
         self._tag(layer, outputs)
         # A view moves nothing.
         if all(self._is_view(tensor) for tensor in outputs):
             return
-        # The first assumption of this module's docstring.
+        # Nothing stays in a cache between two uses of a tensor, so each use moves it. The gradient
+        # of a weight needs the input once more, which frozen weights do not.
         has_backward = any(tensor.requires_grad for tensor in outputs)
         is_frozen = bool(weights) and not any(weight.requires_grad for weight in weights)
         reads_input = has_backward and not is_frozen
@@ -497,7 +499,8 @@ class _Tracer:
         """Have the autograd nodes between a layer's outputs and its inputs charge it backward.
 
         Layers are tagged in the order of the forward pass, so that the walk back from the outputs
-        ends at nodes of earlier layers. What runs within a node is charged to its layer.
+        ends at nodes of earlier layers. Before a node runs, :meth:`_enter` leaves out the FLOPs
+        since the last one; after it, those of the node are charged to its layer.
         """
         stack = [tensor.grad_fn for tensor in outputs]
         while stack:
@@ -526,7 +529,7 @@ def _convolution_backward(
 ) -> int:
     """Count the FLOPs of a convolution's gradients that are asked for: of its input and its weight.
 
-    It replaces torch's own count, which multiplies those of the weight by the groups.
+    It replaces torch's own count, which gives ``groups`` times the FLOPs of the weight's gradient.
     """
     # After bias sizes, stride, padding and dilation; then come output padding, groups and the mask
     # of the gradients that are asked for.
@@ -621,7 +624,7 @@ def misalignments(
 def _padding_gain(
     layer: LayerCost, dimension: str, factor: float, limits: DeviceLimits, batch_size: int
 ) -> float | None:
-    """Predict a layer's examples a second with a padded dimension over those as it is.
+    """Predict by how much padding a dimension multiplies a layer's examples a second.
 
     ``factor`` is the padded size over the size. None where the rate of misaligned products is not
     known.

@@ -33,7 +33,8 @@ TimeTrial = Callable[[int, float, int], tuple[float, ...]]
 def open_short_trials(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> Train:
     """Load the workload in a device's process, and give the function that trains short trials.
 
-    The trial has no target: only its seconds per step count.
+    The trials have no target: only their seconds per step count. They write no files and continue
+    no other trial: the function takes no notice of the folder and the parent that it is given.
     """
     quieten()
     workload, protocol = load_workload(options_of_process(options), recipe)
@@ -94,7 +95,8 @@ def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> It
 def shared_step_time(options: StudyOptions, recipe: Recipe, space: Space) -> StepTime:
     """Measure the seconds of a step that several devices share, as a line over batch size.
 
-    It goes through a few steps at the smallest batch size and at one SHARED_SPREAD times larger.
+    The line goes through the times of a few steps at the smallest batch size, and at one that is
+    ``SHARED_SPREAD`` times larger.
     """
     larger = min(space.high, space.low * SHARED_SPREAD)
     sizes = sorted({space.snap(space.low), space.snap(larger)})

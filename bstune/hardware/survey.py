@@ -89,7 +89,7 @@ class Survey:
     """The seconds that it was to take at most; None: an earlier version did not tell."""
 
     def __repr__(self) -> str:
-        timed = ", ".join(f"{size}: {format_seconds(taken)}" for size, taken in self.pairs)
+        timed = ", ".join(f"{size}: {format_seconds(seconds)}" for size, seconds in self.pairs)
         largest = self.ceiling.batch_size
         return f"Survey({self.workload} on {self.device}: B up to {largest}; steps {timed})"
 
@@ -98,14 +98,14 @@ class Survey:
 
         HardwareError where the roofline is not known; the notes say why.
         """
-        # It needs this module, and a study's survey is not drawn.
+        # Imported here: that module imports this one, and draws, which a study has no use for.
         from bstune.hardware.report import survey_figure
 
         return survey_figure(self)
 
     def _repr_html_(self) -> str:
         """Show in a notebook what ``bstune survey`` prints, and the roofline where it is known."""
-        # It needs this module, too.
+        # Imported here, as that module imports this one.
         from bstune.hardware.report import survey_html
 
         return survey_html(self)
@@ -188,9 +188,10 @@ class Survey:
 
     @property
     def bound_by_neither(self) -> list[roofline.Achieved]:
-        """The smallest batch sizes, in a row, whose steps neither computing nor memory bounds.
+        """The timed steps that neither computing nor memory bounds, the smallest batch size first.
 
-        The roofline accounts for less than a tenth of their measured seconds.
+        The roofline accounts for less than a tenth of their measured seconds. The list ends before
+        the first batch size of which it accounts for more.
         """
         return list(takewhile(lambda row: row.share_of_roofline < NEITHER_SHARE, self.achieved))
 
@@ -258,8 +259,8 @@ def measure_with(
 ) -> Survey:
     """Measure what the hardware allows for a workload, by a function that times its steps.
 
-    The survey has ``hardware.seconds`` in all. No probe of memory begins once their share of it,
-    ``PROBES_SHARE``, is over. The steps are timed in what is then left.
+    The survey has ``hardware.seconds`` in all. Probes of memory begin only within their share of
+    it, ``PROBES_SHARE``. The steps are timed in the seconds that are left after them.
 
     ``time_steps`` times the steps, in this process or in another one, and ``how`` says how. For the
     other arguments see :func:`measure`.
@@ -285,12 +286,13 @@ def measure_with(
         options,
         recipe,
         space.low,
+        # A budget of fewer examples than the smallest batch leaves that one size.
         max(space.low, largest),
         train_examples,
         tried=tried,
         limit=_trial_limit(options, device),
         multiple=space.multiple,
-        # There is one for each type of device.
+        # A CPU and CUDA have a precision each, as the memory of like trials differs on a CPU.
         relative=getattr(hardware.memory.relative, device.type),
         steps=steps,
         # A probe is ended after these seconds.
@@ -383,11 +385,11 @@ def _trial_limit(options: StudyOptions, device: torch.device) -> int | None:
 
 def probe_text(result: ProbeResult) -> str:
     """Give the line of progress that says how a probe ended."""
-    taken = ""
+    memory = ""
     if result.peak_bytes is not None:
         peak = result.peak_bytes / BYTES_PER_MIB
         limit = result.limit / BYTES_PER_MIB
-        taken = f" ({peak:,.0f} of {limit:,.0f} MiB)"
+        memory = f" ({peak:,.0f} of {limit:,.0f} MiB)"
     outcomes: dict[ProbeOutcome, str] = {
         "fits": "fits",
         "startup": "does not fit: data and model alone",
@@ -396,4 +398,4 @@ def probe_text(result: ProbeResult) -> str:
         "error": f"fails: {result.message}",
         "device": "lost the device",
     }
-    return f"batch size {result.batch_size:,} {outcomes[result.outcome]}{taken}"
+    return f"batch size {result.batch_size:,} {outcomes[result.outcome]}{memory}"

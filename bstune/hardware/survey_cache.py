@@ -148,7 +148,7 @@ def cached(
             return known, True
         log(f"the cached survey of the hardware is not used, it is measured again: {difference}")
     survey = measured()
-    # A study goes on where it cannot be kept: the next study measures again.
+    # Where the survey cannot be written the study goes on, and the next one measures again.
     path = _path(options, key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,11 @@ def kept(options: StudyOptions, key: str, how: HowTimed) -> Survey | None:
 
 
 def _read_kept(options: StudyOptions, key: str, how: HowTimed) -> tuple[Survey | None, str | None]:
-    """Read a survey from the cache, and say why it does not hold; None where it does."""
+    """Read the survey with ``key`` from the cache, and say why it is not to be used.
+
+    The survey is None where the cache has none, or where the user asks for a fresh one. The reason
+    is None where the survey may be used, or is None.
+    """
     if options.hardware.refresh:
         return None, None
     known = read_survey(_path(options, key))
@@ -181,22 +185,22 @@ def _path(options: StudyOptions, key: str) -> Path:
 
 
 def _difference(how: HowTimed, survey: Survey) -> str | None:
-    """How a kept survey was timed otherwise than ``how``; None if it was timed like that."""
+    """Say in what a cached survey was timed otherwise than ``how``; None if in nothing."""
     if survey.seconds_of != how.seconds_of:
         return f"its seconds are those of {survey.seconds_of}, not of {how.seconds_of}"
     return _threads_difference(how.thread_counts, survey.threads)
 
 
 def _lack_of_time(survey: Survey, seconds: float) -> str | None:
-    """Say what a kept survey had no time for, if ``seconds`` are enough for more; else None."""
-    missing = len(survey.measured.left_out) + len(survey.measured.cut)
+    """Say what a cached survey had no time for; None if nothing, or ``seconds`` are hardly more."""
+    sizes_cut_short = len(survey.measured.left_out) + len(survey.measured.cut)
     # A survey of an earlier version tells only the seconds that it took.
     allowed = survey.allowed or survey.seconds
-    if missing == 0 or seconds < MORE_TIME * allowed:
+    if sizes_cut_short == 0 or seconds < MORE_TIME * allowed:
         return None
     return (
         f"in {format_seconds(allowed)} it had no time for "
-        f"{plural(missing, 'batch size')}, or for several visits to them"
+        f"{plural(sizes_cut_short, 'batch size')}, or for several visits to them"
     )
 
 
@@ -249,15 +253,16 @@ def cache_key(
     train_examples: int,
 ) -> str:
     """16 hexadecimal digits that change with each thing that the survey depends on."""
-    # The user's arguments of the Trainer count as they were written. The text of the objects that
-    # are built from them may be another one in each process.
+    # The user's arguments of the Trainer count as they were written, here or in the workload's
+    # options below. The text of the objects that are built from them may differ from process to
+    # process, as where it has an address.
     user_arguments = {**options.trainer, **options.workload.trainer}
     user_arguments |= getattr(options.workload, "given_trainer", {})
     trainer = {
         name: value for name, value in protocol.trainer.items() if name not in user_arguments
     }
     trainer |= options.trainer
-    # This text changes with edits of the model's code.
+    # Edits of the model's code change its layers or parameters, and so this text.
     module_text = [repr(module)]
     for name, parameter in module.named_parameters():
         module_text.append(f"{name} {tuple(parameter.shape)}")

@@ -76,12 +76,13 @@ def choose_threads(
 ) -> ThreadChoice:
     """Time steps with each number of threads, in turns, and choose among them.
 
-    It is the fewest threads, but where more are faster by ``MARGIN`` in every turn. A number that
-    is not in one turn is not timed again.
+    The fewest threads are chosen, unless more are faster by ``MARGIN`` in every turn. A turn times
+    each number once at each batch size. A number that is not so much faster in one turn is not
+    timed again.
 
     Args:
         time_step: gives the seconds of a step at a batch size, with the threads that torch has.
-            They are the wall's: waiting for a processor, or for another thread, counts.
+            They are wall-clock seconds: waiting for a processor, or for another thread, counts.
         counts: the numbers of threads. If there is one, it is chosen without timing.
         batch_sizes: the batch sizes at which steps are timed.
     """
@@ -111,7 +112,7 @@ def choose_threads(
 
 
 def _is_faster(count: int, fewer: int, turns: Sequence[Mapping[int, float]]) -> bool:
-    """Whether so many threads are faster than fewer by the margin in each of the turns.
+    """Whether ``count`` threads beat ``fewer`` ones by the factor ``MARGIN`` in each of the turns.
 
     A turn gives a step's seconds by number of threads.
     """

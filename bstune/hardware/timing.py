@@ -121,7 +121,8 @@ def visit_order(sizes: Sequence[int], repeats: int, seed: int) -> list[int]:
     shuffle = random.Random(seed)  # noqa: S311
     both_ends = list(dict.fromkeys((min(sizes), max(sizes))))
     between = [size for size in sizes if size not in both_ends]
-    # The rounds are drawn first: a seed stands for this order of draws.
+    # The later rounds are drawn before the first visits. In another order of the draws, a seed
+    # would give another order of visits than it gave so far.
     rounds = list[int]()
     for _ in range(repeats - 1):
         rounds += shuffle.sample(list(sizes), len(sizes))
@@ -153,7 +154,8 @@ def measure_step_times(
     """
     start = now()
     both_ends = (min(sizes), max(sizes))
-    taken = list[tuple[float, float]]()
+    # The batch size and the seconds of each visit so far.
+    visits = list[tuple[float, float]]()
     trials: dict[int, list[Sequence[float]]] = {}
     bares: dict[int, list[Sequence[float]]] = {}
 
@@ -163,24 +165,24 @@ def measure_step_times(
         # one to a smaller batch size may still end in time.
         is_needed = size in both_ends and size not in trials
         if not is_needed:
-            predicted = float(fit_step_times(taken, size)(np.array(float(size))))
+            predicted = float(fit_step_times(visits, size)(np.array(float(size))))
             if began - start + predicted > max_seconds:
                 return
         trial, bare = time_steps(size)
         trials.setdefault(size, []).append(trial)
         if bare:
             bares.setdefault(size, []).append(bare)
-        taken.append((float(size), now() - began))
+        visits.append((float(size), now() - began))
 
     for size in visit_order(sizes, repeats, seed):
         visit(size)
     for _ in range((MOST_REPEATS - 1) * repeats):
         noisy = [size for size, repeated in trials.items() if _is_noisy(repeated)]
-        visits_before = len(taken)
+        visits_before = len(visits)
         for size in noisy:
             visit(size)
         # Nothing is noisy, or there is no time for another visit.
-        if len(taken) == visits_before:
+        if len(visits) == visits_before:
             break
     timings = list[StepTiming]()
     for size in sorted(trials):
@@ -233,7 +235,8 @@ def summarize_visits(
 def wall_seconds() -> float:
     """Read a clock that goes on while training waits for a processor.
 
-    Given to :func:`time_trial` as ``now``, it counts that wait.
+    :func:`time_trial` leaves that wait out if its clock ``now`` is ``time.perf_counter`` itself.
+    Given this function instead, it counts the wait.
     """
     return time.perf_counter()
 
@@ -241,14 +244,15 @@ def wall_seconds() -> float:
 def _marker(
     device: torch.device, now: Callable[[], float]
 ) -> tuple[Callable[[], object], Callable[[tuple[Any, Any]], float]]:
-    """Give a function that marks a moment of the device's work, and one that times two marks.
+    """Give a function that marks a moment of the device's work, and one for the seconds of a pair.
 
-    On CUDA the marks are events of its stream. Setting one does not wait, so the host prepares the
-    next step while the device computes, as in training. The seconds are read once the device has
-    been waited for. On a CPU the clock stands still while this thread waits for a processor.
+    The pair is of two marks. On CUDA they are events of the device's stream. Setting one does not
+    wait, so the host prepares the next step while the device computes, as in training. The seconds
+    may be read only once the host has waited for the device. On a CPU with the default clock, the
+    seconds in which this thread waited for a processor are left out.
     """
     if device.type != "cuda":
-        # Another clock, such as the wall's or the processor's own, leaves no wait out.
+        # Another clock than the default one is taken as it is.
         if now is not time.perf_counter:
             return now, lambda pair: pair[1] - pair[0]
         waited = processor_wait_of(device)
@@ -303,6 +307,7 @@ class _StepClock(TrialClock):
             self._begin = moment
 
     def _end_stretch(self, moment: object) -> None:
+        """Add the running stretch of training, which ends at the mark ``moment``, to its step."""
         # A stretch before the first step belongs to no step.
         if self.steps:
             self.steps[-1].append((self._begin, moment))
@@ -318,11 +323,14 @@ class _Watched:
 
     @property
     def ends_by_steps(self) -> bool:
-        """Whether they are a stream of the user's, as those of ``given_batches.GivenBatches``."""
+        """Whether a Trainer is to end the training by its steps, as the batches themselves say.
+
+        Those of an endless stream of the user's do.
+        """
         return getattr(self.batches, "ends_by_steps", False)
 
     def __len__(self) -> int:
-        # A TypeError, as they have no end.
+        # Batches without an end have no length: a TypeError, by which the Trainer knows them.
         return len(self.batches)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[object]:
@@ -332,8 +340,8 @@ class _Watched:
             yield batch
 
 
-def _step_at(batch_size: int) -> str:
-    """Name a step in the message about one that never ends."""
+def _step_text(batch_size: int) -> str:
+    """Name a step in the message that tells the user of one that never ends."""
     return f"a training step of the survey at batch size {batch_size}"
 
 
@@ -347,14 +355,16 @@ def time_trial(
 ) -> tuple[float, ...]:
     """Give the seconds of each of ``steps`` steps of a real trial, after the protocol's warm-up.
 
-    Evaluation is left out. A step lasts from one request for a batch to the next. The device is
-    waited for at the end alone. HardwareError where the trial ended before. ``now`` is the clock;
-    with the default one, what a CPU's step waited for a processor is left out.
+    Evaluation is left out. A step lasts from one request for a batch to the next. The host waits
+    for the device at the end alone, as in training. HardwareError where the trial ended before
+    these steps. ``now`` is the clock; with the default one, the seconds in which a CPU's step
+    waited for a processor are left out.
     """
     device = device_of(protocol.trainer)
     mark, seconds_between = _marker(device, now)
     micro_batches = len(micro_batch_sizes_of(batch_size, protocol.micro_batch_size))
-    # The first step's edge is the first tick within training, and the last step ends without one.
+    # Two steps more than are timed: the first batch may be requested before training begins, where
+    # the clock marks nothing, and the last step ends without a request for another batch.
     budget = Budget(steps=protocol.warmup_steps + steps + 2)
     trainer = {
         **without_monitors(protocol.trainer),
@@ -366,7 +376,7 @@ def time_trial(
         noise_scale_every=None,
         trainer=trainer,
     )
-    with waiting_for(_step_at(batch_size), steps=True) as wait:
+    with waiting_for(_step_text(batch_size), steps=True) as wait:
         clock = _StepClock(now, partial(synchronize, device), mark, wait)
 
         def watched(spec: TrialSpec) -> _Watched:
@@ -382,6 +392,7 @@ def time_trial(
         )
     synchronize(device)
     finished = clock.steps[protocol.warmup_steps : -1][:steps]
+    # A step in which an evaluation falls has several stretches of training.
     timed = tuple(sum(map(seconds_between, stretches)) for stretches in finished)
     if len(timed) < steps:
         ended = f"the trial ended after {result.steps} of {budget.steps} ({result.status})"
@@ -397,10 +408,12 @@ def busy_seconds(
 ) -> float:
     """Measure the seconds of a training step in which the device itself is at work.
 
-    On a CPU they are the process's CPU seconds over its threads, the median of ``steps`` steps. On
-    CUDA they are the seconds of kernels and copies in two profiled trials, of ``steps`` steps and
-    of twice as many: their difference over ``steps``. So start, warm-up and evaluation drop out.
+    On a CPU they are the process's CPU seconds divided by its threads, the median of ``steps``
+    steps. On CUDA they are the seconds of kernels and copies. Two trials are profiled, of ``steps``
+    steps and of twice as many, and their difference is divided by ``steps``: so start, warm-up and
+    evaluation drop out.
     """
+    # With evaluations at so small a share of the time, a trial has only the one at its end.
     schedule = replace(protocol.evaluation_schedule, share=SHARE_OF_EVALUATION)
     unevaluated = replace(protocol, evaluation_schedule=schedule)
     time_steps = partial(time_trial, workload, unevaluated, batch_size, lr)
@@ -428,9 +441,9 @@ def time_bare(
     """Give the seconds of each of ``steps`` steps of a plain loop, without a Trainer.
 
     The loop has the trial's precision and compilation. A step is zero_grad, forward, backward and
-    the optimizer's step, on a whole batch even where trials accumulate micro-batches; it has no
-    schedule. The device is waited for at the end alone. HardwareError where the module steps its
-    optimizers itself, or has several.
+    the optimizer's step, on a whole batch even where trials accumulate micro-batches. There is no
+    learning-rate schedule. The host waits for the device at the end alone, as in training.
+    HardwareError where the module steps its optimizers itself, or has several.
     """
     spec = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=0)
     module, trainer = at_start(workload, spec, protocol)
@@ -452,8 +465,8 @@ def time_bare(
         with precision.train_step_context():
             return training_loss(module, batch, index=len(marks))
 
-    bare = waiting_for(_step_at(batch_size), steps=True)
-    with compiled(protocol.compile, module, loss), bare as wait:
+    bare_steps = waiting_for(_step_text(batch_size), steps=True)
+    with compiled(protocol.compile, module, loss), bare_steps as wait:
         synchronize(device)
         for _ in range(protocol.warmup_steps + steps):
             wait.progress()
@@ -490,7 +503,7 @@ def measure_limits(
         return lambda: torch.mm(matrix, factor, out=out)
 
     def copy(size: int) -> Callable[[], object]:
-        # Ones, as untouched pages of a host are not memory.
+        # Filled with ones: a host gives memory only to the pages that are written.
         source = torch.ones(size, dtype=torch.uint8, device=device)
         target = torch.ones_like(source)
         return lambda: target.copy_(source)
@@ -503,7 +516,7 @@ def measure_limits(
                 odd_sizes = [size + 1 for size in matrix_sizes]
                 misaligned = _best_rate(product, odd_sizes, device, share, power=3)
         bandwidth = _best_rate(copy, copy_bytes, device, share, power=1)
-    # torch without CUDA asserts.
+    # A torch that was built without CUDA raises an AssertionError.
     except (RuntimeError, AssertionError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise HardwareError(
@@ -528,9 +541,10 @@ def _best_rate(
 ) -> float:
     """Give the highest rate over sizes n, in operations or bytes a second.
 
-    A call of size n does 2 n^``power`` operations, or moves as many bytes. The smallest size is
-    timed in any case, a larger one only if enough of ``seconds`` is left. The time in which the
-    device's libraries load does not count: on a GPU it is longer than all the rest.
+    A call of size n does 2 n^``power`` operations, or moves as many bytes: a matrix product has the
+    power 3, a copy, which reads and writes n bytes, the power 1. The smallest size is timed in any
+    case, a larger one only if enough of ``seconds`` is left. The time in which the device's
+    libraries load does not count: on a GPU it is longer than all the rest.
 
     Args:
         prepare: makes the call of a size.
@@ -541,7 +555,7 @@ def _best_rate(
         clock: in seconds; tests replace it.
     """
 
-    # The Timer's own clock waits for the current CUDA device, whichever is measured.
+    # The Timer's own clock waits for the current CUDA device, even if another one is measured.
     def read() -> float:
         synchronize(device)
         return clock()

@@ -87,10 +87,11 @@ class HowTimed:
 
 
 def how_timed(options: StudyOptions, module: LightningModule) -> HowTimed:
-    """How the steps of a module are timed.
+    """Say how the steps of a module are timed: by which loop, and with which numbers of threads.
 
-    ``options.seconds_of`` names the loop. If it is ``auto``, that is the loop that will train the
-    winner: bstune's own for a module of bstune, else Lightning's Trainer.
+    ``options.seconds_of`` names the loop: ``trainer`` is Lightning's Trainer, and ``lean`` is
+    bstune's own, which has less overhead. If it is ``auto``, the loop that will train the winner is
+    taken: bstune's own for a module of bstune, else Lightning's Trainer.
     """
     seconds_of = options.seconds_of
     if seconds_of == "auto":
@@ -112,13 +113,13 @@ def time_workload(
 ) -> TimedSteps:
     """Measure the device's roofline and the workload's steps, in this process, within ``seconds``.
 
-    They are measured with the number of threads that is fastest. After it torch has as many as
-    before. ``tried`` is what a few steps have shown before; None: none were taken.
+    They are measured with the number of torch's threads that is fastest; afterwards torch has its
+    former number again. ``tried`` is what a few steps have shown before; None: none were taken.
     """
     start = time.perf_counter()
     device = torch.device(options.device)
     timed_protocol = protocol
-    # Without the lean loop, Lightning's own takes the timed steps.
+    # With bstune's own loop switched off, Lightning's Trainer takes the timed steps.
     if how.seconds_of == "trainer":
         timed_protocol = replace(protocol, fast="off")
     with _device_errors():
@@ -161,7 +162,7 @@ def _choose_threads(
     ceiling: Ceiling,
     seconds: float,
 ) -> ThreadChoice | None:
-    """Give the number of threads with the fastest steps at up to three batch sizes.
+    """Choose torch's number of threads by timing steps at up to three batch sizes.
 
     The steps take a share of ``seconds``. None where torch's threads are left alone.
     """
@@ -187,6 +188,7 @@ def _choose_threads(
     seconds_left = THREADS_SHARE * seconds
     for batch_size in sorted({low, max(low, middle), high}):
         if tried is not None:
+            # What timing all numbers of threads at this batch size is expected to take.
             steps = steps_at(batch_size) + step_time.warmup_steps
             seconds_left -= len(counts) * EXPECTED_VISITS * steps * tried.step_time(batch_size)
         # The smallest one is timed in any case.
@@ -199,7 +201,7 @@ def _choose_threads(
 def _wall_seconds(
     workload: Workload, protocol: TrialProtocol, batch_size: int, lr: float, steps: int
 ) -> float:
-    """Give the wall's mean seconds of a step: on a busy machine threads wait for each other."""
+    """Measure the mean wall-clock seconds of a step, in which threads wait for each other, too."""
     now = timing.wall_seconds
     return statistics.mean(timing.time_trial(workload, protocol, batch_size, lr, steps, now))
 
@@ -213,13 +215,14 @@ def threads_of_fit(
 ) -> int | None:
     """Choose torch's number of threads for a fit of a study's trial in this process.
 
-    OpenMP of the user's process may keep threads awake that wait, as that of the study's does not
-    (``system/openmp.py``). So ``most`` threads are timed again, here, beside one.
+    In the user's process OpenMP may keep waiting threads awake for milliseconds, in the study's
+    own processes it does not (``system/openmp.py``): many threads may be slower here than they
+    were there. So ``most`` threads are timed again, here, beside one.
 
     Args:
         options: the study's.
         workload: that the fit trains.
-        protocol: likewise.
+        protocol: of the fit.
         trial: that the fit repeats.
         most: the threads with which the study trained; None where no survey chose them.
 
@@ -241,6 +244,7 @@ def threads_of_fit(
         steps = _steps_of_visit(step_time, step_seconds)
     counts = tuple(sorted({1, most}))
     steps_in_all = len(counts) * EXPECTED_VISITS * (steps + step_time.warmup_steps)
+    # Timing would take too long. Steps that are so long hide what threads wait for each other.
     if steps_in_all * (step_seconds or 0.0) > SECONDS_BEFORE_FIT:
         return most
     short = replace(protocol, warmup_steps=step_time.warmup_steps)
@@ -255,13 +259,13 @@ def threads_of_fit(
 
     try:
         return choose_threads(time_step, counts, (trial.batch_size,)).threads
-    # The module ends its own training after few steps.
+    # The module ends its own training after fewer steps than are to be timed.
     except HardwareError:
         return most
 
 
 def _with_small_evaluations(workload: Workload) -> Workload:
-    """Give the workload with small batches of evaluation: a trial that is timed ends with one."""
+    """Make evaluations short, by small batches: each trial that is timed ends with one batch."""
     loaders = loaders_of(workload.validation_batches)
     # One loader cannot be put in the place of several.
     if len(loaders) != 1:
@@ -321,7 +325,7 @@ def _roofline(
                 cost = roofline.step_cost(
                     module, draw, loss, arithmetic, ceilings.traced_batch_sizes
                 )
-    # It is said once: where the module fails, the ceilings may as well.
+    # One note is enough: where the module fails, measuring the ceilings may fail, too.
     return limits, cost, tuple(notes[:1])
 
 
@@ -375,7 +379,10 @@ def _time_ladder(
     seconds: float,
     tried: PreflightFindings | None,
 ) -> tuple[timing.Measured, tuple[str, ...]]:
-    """Time steps at a ladder of batch sizes up to the ceiling, within ``seconds``.
+    """Time steps at batch sizes that are evenly spread over log B up to the ceiling.
+
+    All of it takes ``seconds`` at most. The user's own batch size is one more of the sizes where it
+    lies outside the range.
 
     Returns:
         What was measured, and notes on what was not: large batch sizes, shares of overhead.
@@ -396,6 +403,7 @@ def _time_ladder(
             sizes = tuple(sorted({*sizes, reference}))
         else:
             notes.append(f"steps at your own batch size {reference} are not timed but predicted")
+    # Gives the seconds in which this process has waited for a processor so far.
     waited = processor_wait_of(device)
     start = time.perf_counter()
     waited_before = waited()
@@ -434,7 +442,10 @@ def _time_ladder(
 
 
 def reference_outside(options: StudyOptions, space: Space) -> int | None:
-    """Give the reference's batch size where it is run but lies outside the range; else None."""
+    """Give the user's own batch size, the reference's, where it lies outside the range; else None.
+
+    None, too, where the search does not run the reference as its baseline.
+    """
     batch_size = round(options.scaling.batch_size)
     if not options.search.baseline or space.low <= batch_size <= space.high:
         return None
@@ -455,7 +466,7 @@ def _can_be_timed(
     :func:`_time_ladder`.
     """
     if batch_size < space.low:
-        # Where the range's own smallest size fails, a smaller one does, too.
+        # If the range's smallest size fails, a smaller one will fail as well.
         return ceiling.smallest == space.low
     if ceiling.above is not None or not ceiling.is_far_below_limit(batch_size):
         return False
@@ -494,10 +505,10 @@ def _largest_to_time(
     seconds: float,
     tried: PreflightFindings | None,
 ) -> int:
-    """Give the largest batch size to time: its first visit is predicted to end in time.
+    """Give the largest batch size whose first visit, with a few steps, is predicted to end in time.
 
     A first visit may take a share of ``seconds``, which is the time for all visits. The prediction
-    follows from the steps that were ``tried``. Without them it is the ceiling.
+    is made from the steps that were ``tried`` before. Without them the ceiling is timed.
     """
     highest = ceiling.batch_size
     if tried is None:
@@ -540,7 +551,7 @@ class _Visits:
         steps = _steps_of_visit(self.step_time, self._expected_seconds(batch_size))
         trial = self.time_trial(batch_size, lr, steps)
         self.timed.append((float(batch_size), statistics.mean(trial)))
-        # A module that cannot be compared is not tried again.
+        # A note says that this module cannot be trained in a bare loop: that is not tried again.
         if self.overhead_notes:
             return trial, ()
         # Steps are long where a visit takes the fewest of them. One comparison is enough then, as
@@ -559,7 +570,7 @@ class _Visits:
     def _expected_seconds(self, batch_size: int) -> float:
         """Predict the seconds of a step by the visits so far, else by the steps tried before.
 
-        Without either a step is expected to fill a visit.
+        Without either a step is expected to fill a visit, so that the visit has the fewest steps.
         """
         if self.timed:
             return float(fit_step_times(self.timed, batch_size)(np.array(float(batch_size))))

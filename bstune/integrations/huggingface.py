@@ -81,6 +81,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._trial = trial
         self._now = now
         self._seconds = 0.0
+        # The moment from which on seconds are counted now; None: they are not.
         self._since: float | None = None
 
     def on_train_begin(
@@ -100,6 +101,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Begin to count seconds, unless they are counted already."""
         if self._since is None:
+            # The work that the device has left to do is no part of these seconds.
             synchronize()
             self._since = self._now()
 
@@ -139,7 +141,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
                 f"the target's metric is {trial.metric!r}, but the Trainer evaluates "
                 f"{', '.join(sorted(metrics))}: let the target name one of them"
             )
-        # This step was evaluated and reported before the trial was stopped.
+        # Of a trial that goes on, this step was reported before the trial was stopped.
         if 0 < state.global_step <= trial.first_step:
             return
         if trial.report(state.global_step, metrics[trial.metric]):
@@ -159,6 +161,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def _pause(self) -> None:
         """Stop counting seconds."""
         if self._since is not None:
+            # The steps count until the device, too, has ended them.
             synchronize()
             self._seconds += self._now() - self._since
             self._since = None

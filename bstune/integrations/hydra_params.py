@@ -118,8 +118,8 @@ class Params:
         for key, name in self.names.items():
             value = hyperparameters[name]
             choices = self.others[key].values
-            # A choice is searched by its place. None has a place only in the type: a trial has a
-            # value of each parameter.
+            # A choice is searched by the place of its value. Only the type allows a value of None:
+            # each trial has a value of every parameter.
             values[key] = choices[int(value or 0)] if choices else repr(value)
         return values
 
@@ -177,7 +177,7 @@ def read_params(
         batch_size=size_key,
         lr=rate_key,
         batch_sizes=_checked_sizes(size_key, searched[size_key]),
-        rates=_positive(rate_key, searched[rate_key]),
+        rates=_checked_rates(rate_key, searched[rate_key]),
         others=others,
         fixed=tuple(fixed),
     )
@@ -205,12 +205,12 @@ def _range(override: Override) -> Range | None:
     encoded = override.sweep_iterator(transformer=Transformer.encode)
     values = tuple(str(value) for value in encoded)
     numbers = _numbers(values)
-    # Names, such as those of optimizers, are searched by their places.
+    # Values that are not numbers, such as names of optimizers, are searched by their places.
     if len(numbers) < len(values):
         return Range(math.nan, math.nan, is_log=False, is_integer=True, values=values)
     low = min(numbers)
     high = max(numbers)
-    # Neighbouring whole numbers are searched as such, other values by their places.
+    # Whole numbers one apart are searched as an integer, other values by their places.
     steps_by_one = isinstance(swept, RangeSweep) and swept.step == 1 and not swept.shuffle
     if steps_by_one and all(number.is_integer() for number in numbers):
         return Range(low, high, is_log=False, is_integer=True)
@@ -282,7 +282,7 @@ def _checked_sizes(key: str, sizes: Range) -> Range:
     return sizes
 
 
-def _positive(key: str, rates: Range) -> Range:
+def _checked_rates(key: str, rates: Range) -> Range:
     """Give the range as it is. ConfigError if its learning rates are no numbers over 0."""
     if not 0.0 < rates.low <= rates.high < math.inf:
         raise ConfigError(

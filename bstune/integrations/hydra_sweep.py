@@ -162,8 +162,8 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     launcher = sweeper.launcher
     context = sweeper.hydra_context
     assert config is not None  # noqa: S101 (it was set up)
-    assert launcher is not None  # noqa: S101 (likewise)
-    assert context is not None  # noqa: S101 (likewise)
+    assert launcher is not None  # noqa: S101 (it was set up)
+    assert context is not None  # noqa: S101 (it was set up)
     _check(settings, config)
     lines = [f"{key}={value}" for key, value in (settings.params or {}).items()]
     every_line = [*lines, *arguments]
@@ -187,14 +187,15 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
         jobs = _launch(launcher, batch, overrides)
         _report_jobs(batch, jobs, settings)
         # Who has named an objective needs no hint at another one.
-        if not has_told_of_time and settings.objective is None and _return_seconds(jobs, settings):
+        may_hint = not has_told_of_time and settings.objective is None
+        if may_hint and _were_seconds_returned(jobs, settings):
             has_told_of_time = True
             print_line(plain_console(), TIME_IS_POSSIBLE)
     _write_results(study.result, params, folder)
 
 
-def _return_seconds(jobs: Sequence[JobReturn | Exception], settings: Settings) -> bool:
-    """Whether any of some jobs returned the seconds of a step, while steps alone are compared."""
+def _were_seconds_returned(jobs: Sequence[JobReturn | Exception], settings: Settings) -> bool:
+    """Whether a job returned the seconds of a step, though the study compares steps alone."""
     if settings.goal != "steps":
         return False
     for job in jobs:
@@ -289,9 +290,9 @@ def _study(settings: Settings, params: Params, config: DictConfig) -> Study:
 
 
 def _seed_options(settings: Settings) -> list[str]:
-    """Give the options that let no trial run again, if the application takes no seed.
+    """Give the options by which no trial runs again on a fresh seed, if the application takes none.
 
-    It would be the same job again.
+    Without a seed the job would only be repeated.
     """
     if settings.seed is not None:
         return []
@@ -332,7 +333,7 @@ def _reference(settings: Settings, params: Params, config: DictConfig) -> tuple[
 
 
 def _selected(config: DictConfig, key: str) -> Any:
-    """Give the value at a dotted key; None if there is none."""
+    """Give the value at a dotted key; None if there is none, or if it cannot be resolved."""
     try:
         return OmegaConf.select(config, bare(key))
     except OmegaConfBaseException:
@@ -377,6 +378,7 @@ def _check_new(study: Study) -> None:
     options = study.options
     try:
         find_study(options.study, options.storage)
+    # There is no such study yet.
     except StudyError:
         return
     raise ConfigError(
@@ -387,6 +389,7 @@ def _check_new(study: Study) -> None:
 
 def _check_jobs(sweeper: Sweeping, settings: Settings, params: Params, study: Study) -> None:
     """Compose a job like a trial's, so that an unknown key ends the sweep before it begins."""
+    # Any values will do, as the keys are what is checked.
     lowest = {name: tunable["low"] for name, tunable in params.tunable.items()}
     reference = study.options.workload.reference
     values = params.values(lowest)
@@ -396,7 +399,7 @@ def _check_jobs(sweeper: Sweeping, settings: Settings, params: Params, study: St
         if key is not None:
             values[key] = "1"
     try:
-        sweeper.validate_batch_is_legal([_lines(params, values)])
+        sweeper.validate_batch_is_legal([_override_lines(params, values)])
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"a job of the sweep cannot be composed: {plain_error(error)}") from error
 
@@ -417,11 +420,11 @@ def _overrides(trial: LoopTrial, settings: Settings, params: Params) -> list[str
         # The application does not take the values whose keys are not named.
         if key is not None:
             values[key] = value
-    return _lines(params, values)
+    return _override_lines(params, values)
 
 
-def _lines(params: Params, values: Mapping[str, str]) -> list[str]:
-    """Write the overrides of a job: those of all jobs, then its own."""
+def _override_lines(params: Params, values: Mapping[str, str]) -> list[str]:
+    """Write the overrides of a job: the fixed ones that all jobs have, then its own values."""
     return [*params.fixed, *(f"{key}={value}" for key, value in values.items())]
 
 
@@ -586,7 +589,10 @@ def _tell_steps(trial: LoopTrial, steps: object) -> int:
 
 
 def _keep_checkpoint(trial: LoopTrial, job: JobReturn, checkpoint: str) -> None:
-    """Copy a job's checkpoint from its output folder to where a continued trial finds it."""
+    """Copy a job's checkpoint from its output folder to where a continued trial finds it.
+
+    A job that has left none there has saved nothing to go on from.
+    """
     assert job.hydra_cfg is not None  # noqa: S101 (of a job that ran)
     job_checkpoint = Path(job.hydra_cfg.hydra.runtime.output_dir) / checkpoint
     if job_checkpoint.is_dir():

@@ -138,7 +138,8 @@ class Policy:
     """Least slope of the curves at the budget's end, over that of their last tenfold."""
 
     def __post_init__(self) -> None:
-        # The least that these may be. The others are fractions and widths: above 0, or above this.
+        # The least values that these may have. The others are fractions and widths, which lie above
+        # 0, or above the number that stands in ``above``.
         least = {"particles": 10, "moves": 1, "candidates": 10}
         least |= dict.fromkeys(("cost_weight", "steps_cost_power", "random_fraction"), 0)
         least |= dict.fromkeys(("curve_after", "curve_share"), 0)
@@ -217,7 +218,7 @@ def suggest(
         weight=weight,
         incumbent=incumbent,
     )
-    # Before one has reached the target, the objective ``curve`` too looks for what is fast.
+    # Before a trial has reached the target, the objective ``curve``, too, searches what is fastest.
     if fastest is not None:
         suggestion = _suggest_for_curve(posterior, situation, objective, fastest, rng)
         if suggestion is not None:
@@ -247,7 +248,8 @@ def _incumbent(
     """Find the reached trial whose fresh seeds are predicted to be best, and the objective to beat.
 
     Both are None before a trial has reached the target. The objective to beat is the least that is
-    predicted of a fresh seed, but at most ``MAX_LUCK`` times the least that a run has had.
+    predicted of a fresh seed, but at most ``MAX_LUCK`` times the least that a run has had: a far
+    larger prediction is wrong rather than the run lucky.
     """
     predictions = predict_objectives(posterior, objective)
     if not predictions:
@@ -269,9 +271,9 @@ def _best_in_draw(
     cost_power = 1.0
     if objective == "steps":
         weight = situation.weight
-        # What is dear waits until something has reached the target. Then the cost hardly counts, as
-        # it is no part of the objective: the fewest steps are at the largest batch sizes, whose
-        # trials take the most examples.
+        # Until something has reached the target, candidates with costly steps have to wait. Then
+        # the cost of a step counts little, as it is no part of the objective: the fewest steps are
+        # at the largest batch sizes, whose trials take the most examples.
         if posterior.reached:
             cost_power = situation.policy.steps_cost_power
     return thompson_sample(
@@ -289,7 +291,10 @@ def _best_in_draw(
 def _longest_horizon(
     posterior: Posterior, budget: Callable[[float], float]
 ) -> Callable[[float], float] | None:
-    """Find the longest horizon over batch size; None where no schedule ends with its trial."""
+    """Give the longest horizon as a function of batch size; None if schedules do not end so.
+
+    A horizon is the steps after which a schedule ends with its trial: the budget limits it.
+    """
     return budget if posterior.prior.horizon else None
 
 
@@ -308,15 +313,19 @@ def _most_before_target(
 def _horizon_of(
     posterior: Posterior, situation: Situation, options: Candidates, chosen: int, draw: Array
 ) -> float:
-    """Choose the steps after which the schedule of the candidate at place ``chosen`` is to end."""
+    """Choose the steps after which the schedule of the candidate at place ``chosen`` is to end.
+
+    ``draw`` is the draw of the posterior's parameters, (p,), in which it was chosen.
+    """
     batch_size = float(np.exp2(options.x[chosen]))
     longest = situation.budget(batch_size)
     latest = math.inf
+    # Before anything has reached the target, a trial may cost only a multiple of what was spent.
     if situation.incumbent is None:
         growth = situation.policy.max_horizon_growth
         longest = min(_most_before_target(posterior, situation, batch_size, growth), longest)
     else:
-        # The steps with which the candidate is as good as the incumbent.
+        # A candidate that takes more steps than these to the target is worse than the incumbent.
         latest = situation.incumbent / float(situation.weight(options.x[chosen]))
     return choose_horizon(posterior, options, chosen, draw, longest=longest, latest=latest)
 
@@ -336,17 +345,20 @@ def _limit_of(
     steps_done = float(options.done[chosen])
     batch_size = float(np.exp2(options.x[chosen]))
     last_step = situation.budget(batch_size)
-    # Before anything has reached the target, a trial may cost so many times what was spent.
+    # Before anything has reached the target, a trial may cost only a multiple of what was spent.
     if situation.incumbent is None:
         growth = policy.max_growth if steps_done else policy.max_first_growth
         most = _most_before_target(posterior, situation, batch_size, growth)
+        # A trial that is continued gets a share of its own steps at least: few more show nothing.
         return min(steps_done + max(most, LEAST_CONTINUED * steps_done), last_step)
     weight = float(situation.weight(options.x[chosen]))
+    # The step at which the trial costs so much more than the incumbent that it ends for good.
     given_up_at = policy.stop_factor * situation.incumbent / weight
     probe = min(policy.probe_fraction * given_up_at, policy.max_predicted_fraction * predicted)
     limit = given_up_at
-    # A trial that can be continued runs to its probe first, whose length moves with the incumbent:
-    # one that ran to most of it has had it. Any other trial gets all of its steps at once.
+    # A trial that can be continued first runs to a probe, a part of its steps. The probe's length
+    # changes with the incumbent: a trial that has run most of it counts as probed. A trial that
+    # cannot be continued gets all of its steps at once.
     if situation.resumable is not None and steps_done < PROBED * probe:
         limit = probe
     return min(max(limit, LEAST_GROWTH * steps_done, MIN_STEPS), last_step)
@@ -361,8 +373,9 @@ def _suggest_for_curve(
 ) -> Suggestion | None:
     """Suggest the trial that tells most of B_crit for its cost.
 
-    None where this decision is not for the curve: under another objective that is so while little
-    is spent, and later by chance. ``fastest`` is the incumbent's trial.
+    None where this decision is to serve the objective itself. Another objective than ``curve``
+    gives no decision to B_crit while little is spent, and later a few, by chance. ``fastest`` is
+    the incumbent's trial.
     """
     policy = situation.policy
     always = objective == "curve"
@@ -373,6 +386,8 @@ def _suggest_for_curve(
         if too_early or rng.random() >= policy.curve_share:
             return None
     options = _candidates(posterior, situation, rng, for_curve=True)
+    # The most that trials in a regime where nothing has reached the target may cost: a share of
+    # what was spent, without a multiple of the incumbent's cost that is for the objective itself.
     allowed = LOOK_SHARE * (posterior.spent - LOOK_AFTER * incumbent_cost)
     suggestion = _most_telling_suggestion(posterior, situation, options, allowed)
     if always or rng.random() < _chance_for_curve(posterior, suggestion, options, policy):
@@ -385,8 +400,8 @@ def _most_telling_suggestion(
 ) -> Suggestion:
     """Suggest the candidate that tells most of B_crit for its cost, and up to which step it runs.
 
-    ``allowed`` is the most that a look at an unseen regime may cost, in units of the posterior's
-    ``tau``.
+    ``allowed`` is the most that trials in a regime where nothing has reached the target may cost,
+    in units of the posterior's ``tau``, the cost of a step.
     """
     policy = situation.policy
     longest = _longest_horizon(posterior, situation.budget)
@@ -399,7 +414,8 @@ def _most_telling_suggestion(
         )
         return options.suggestion(chosen, horizon)
     max_steps = policy.probe_fraction * predicted
-    # A trial that has run to its probe goes on until it is given up.
+    # A trial first runs to a probe, a part of its predicted steps. If it is chosen again after
+    # that, it runs until it is given up.
     if steps_done >= max_steps:
         max_steps = GIVEN_UP_AT * predicted
     least = max(LEAST_GROWTH * steps_done, MIN_STEPS)
@@ -411,9 +427,9 @@ def _chance_for_curve(
 ) -> float:
     """Compute the chance with which a suggestion for the curve is run under another objective.
 
-    It makes these suggestions cost ``curve_cost`` of what is spent, on average: a dear one is run
-    seldom. Once the interval of B_crit is narrow they cost less, in proportion to the variance that
-    is left.
+    It makes these suggestions cost a share ``curve_cost`` of what is spent, on average: one that
+    costs much is run seldom. Once the interval of B_crit is narrower than ``curve_width``, they
+    cost less, in proportion to the variance of log B_crit.
     """
     steps_done = 0.0
     for trial in options.stopped:
@@ -422,10 +438,11 @@ def _chance_for_curve(
     tau = float(posterior.tau(np.array(2.0**suggestion.x)))
     cost = (suggestion.max_steps - steps_done) * tau
     usual_cost = posterior.spent / max(posterior.trials, 1)
-    # A share ``curve_share`` of the decisions comes here: this chance lets them cost, over all
-    # decisions, ``curve_cost`` times as much as a usual one.
+    # Only a share ``curve_share`` of the decisions comes here. With this chance for each, their
+    # mean cost over all decisions is ``curve_cost`` times that of a usual trial.
     by_cost = policy.curve_cost * usual_cost / (policy.curve_share * cost)
     variance = float(log_b_crit(posterior.theta, posterior.prior).var())
+    # The variance with which B_crit's 90% interval is as narrow as ``curve_width``.
     narrow_variance = (math.log(policy.curve_width) / NORMAL_WIDTH) ** 2
     chance: float = min(1.0, by_cost) * min(1.0, variance / narrow_variance)
     return chance
@@ -467,8 +484,9 @@ def _candidates(
 def _may_go_on(posterior: Posterior, situation: Situation, for_curve: bool) -> list[Observation]:
     """List the stopped trials that may be continued, and whose further steps can change the answer.
 
-    One that runs now, has spent its budget, or can add no steps is left out. So is one that has
-    cost too much to beat the incumbent, but for the curve: there a flat one is left out instead.
+    One that runs now, has spent its budget, or can add no steps is left out. For B_crit
+    (``for_curve``), one that would take many times its steps, a flat one, is left out as well; for
+    any other objective, one that has cost too much to beat the incumbent.
     """
     if situation.resumable is None:
         return []
@@ -506,8 +524,11 @@ def thompson_sample(
         candidates: to choose from.
         draw: a draw of the posterior's parameters, (p,).
         weight: the factor that turns steps into the objective, over log2 batch size.
-        cost_power: power of the cost of a step in the remaining cost; with 0 steps alone count.
-        cost_weight: what a remaining cost of one best candidate adds to the log of the objective.
+        cost_power: the power to which the cost of a step is raised where a candidate's remaining
+            cost is counted; with 0 its remaining steps count alone.
+        cost_weight: what is added to the log of a candidate's objective if its remaining cost is
+            the whole cost of the best candidate; others add in proportion, up to
+            ``MOST_COST_TO_GO`` times as much.
         pending: the trials that run now; candidates near them count as worse.
         longest: the longest horizon at a batch size, where schedules end with the trial. What takes
             longer never reaches the target: it comes last, the nearest to its horizon first.
@@ -544,17 +565,17 @@ def choose_horizon(
 ) -> float:
     """Choose the steps after which a candidate's schedule is to end: those of least expected cost.
 
-    A draw that predicts few steps is put to the test in this way: at a horizon that few runs have
-    shown to be too short.
+    S, the steps that reach the target, is taken from one draw of the posterior, if that is given: a
+    draw that predicts few steps is put to the test by a short schedule.
 
     Args:
         posterior: of the trials so far.
-        candidates: which hold the candidate.
-        chosen: its place among them.
+        candidates: all that the decision chose from.
+        chosen: the candidate's place among them.
         draw: the draw of the posterior's parameters that its S is taken from, (p,); None for the
             posterior's mean.
         longest: the most steps that the horizon may have.
-        latest: the step, such as the incumbent's, until which the target is to be met.
+        latest: the step by which the target is to be met, as after it the incumbent is better.
     """
     prior = posterior.prior
     row = [chosen]

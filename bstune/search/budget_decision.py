@@ -138,9 +138,9 @@ def _is_first_share_useful(
 ) -> bool:
     """Whether a new trial that stops at ``share`` of its budget may change what is expected of it.
 
-    It does not where the law is surer of the trial than its own stop would be: then the trial runs
-    to the end at once. While little is spent, the answer is always yes, so that many short looks
-    come first.
+    It cannot where the law predicts the trial with a smaller error than its curve up to that stop
+    would: then the trial runs to the end at once. While little is spent, the answer is always yes,
+    so that many short trials come first.
     """
     if posterior.spent < policy.loss_early:
         return True
@@ -155,19 +155,20 @@ def fresh_seed_due(posterior: BudgetPosterior, policy: Policy) -> BudgetRun | No
     time ``loss_fresh_after`` full trials' cost has been spent.
     """
     expected = rank_full_trials(posterior)
-    ended = [run.point for run in posterior.runs if run.full or run.diverged]
-    repeats = len(ended) - len(set(ended))
+    points = [run.point for run in posterior.runs if run.full or run.diverged]
+    # All runs at a point but the first one.
+    repeats = len(points) - len(set(points))
     if not expected or posterior.spent < policy.loss_fresh_after * (repeats + 1):
         return None
     best = expected[0].run
-    if ended.count(best.point) > 1:
+    if points.count(best.point) > 1:
         return None
     return best
 
 
 def _is_running(run: BudgetRun, pending: Pending) -> bool:
     """Whether a run at the same point, begun afresh, is among the trials that run now."""
-    # Both are logs of what was asked, and come back up to rounding.
+    # Both are logs that were computed from the same values: they may differ by rounding.
     for log_size, log_rate, resumed_from in pending:
         same_size = abs(log_size - run.x) < 1e-9
         same_rate = abs(log_rate - run.z) < 1e-9
@@ -259,37 +260,36 @@ def _choose_candidate(
     policy: Policy,
     rng: np.random.Generator,
 ) -> int:
-    """Choose the candidate to run next, by its place.
+    """Choose the candidate to run next, and give its place.
 
     While little is spent it is the one of the largest expected improvement for its cost, after that
-    the best one in a draw of the posterior. It is called once there is a ruler.
+    the best one in a draw of the posterior. A full trial has to be there: it is the ruler.
     """
-    worse = _penalty_near_pending(options, pending)
+    near_penalty = _penalty_near_pending(options, pending)
     # In full trials.
     cost_to_go = 1.0 - options.done
     if posterior.spent < policy.loss_early:
-        behind = _log_behind(posterior, options, posterior.theta) + worse
-        # The ruler is of a full trial: there is one at least.
+        behind = _log_behind(posterior, options, posterior.theta) + near_penalty
         best = rank_full_trials(posterior)[0].behind
         gain = np.maximum(best - behind, 0.0).mean(axis=0)
-        # The improvement tells no candidates apart if none is better in any draw.
+        # If no candidate is better in any draw, all gains are 0 and choose nothing: the draw below
+        # does.
         if gain.max() > 0.0:
-            # The weight is added to each cost here: a trial that is nearly through would else be
-            # chosen for any improvement at all.
+            # Without the weight that is added to each cost, a trial with next to nothing left to
+            # run would be chosen for any improvement at all.
             cost = cost_to_go + policy.loss_cost_weight
             return int((gain / cost).argmax())
     row = int(rng.integers(len(posterior.theta)))
     drawn = _log_behind(posterior, options, posterior.theta[[row]])[0]
     cost_in_log_steps = policy.loss_cost_weight * cost_to_go
-    return int((drawn + worse + cost_in_log_steps).argmin())
+    return int((drawn + near_penalty + cost_in_log_steps).argmin())
 
 
 def _log_behind(posterior: BudgetPosterior, options: BudgetCandidates, theta: Array) -> Array:
-    """How far n candidates are behind the best full trial, the ruler, in m draws: (m, n).
+    """Compute how far n candidates are behind the best full trial, the ruler, in m draws: (m, n).
 
-    It is the log of the steps that they need for the ruler's best metric, over their budget. Before
-    there is a ruler the steps are to no metric in particular: they say only which of the candidates
-    is behind another.
+    It is the log of (the steps that they need for the ruler's best metric / their budget's steps).
+    Before there is a ruler no metric is fixed: the numbers then only rank the candidates.
     """
     points = posterior.prior.points_at(options.x, options.z, options.other)
     log_s_by_law = log_steps(theta, points, posterior.prior)
@@ -299,9 +299,9 @@ def _log_behind(posterior: BudgetPosterior, options: BudgetCandidates, theta: Ar
 
 
 def _penalty_near_pending(options: BudgetCandidates, pending: Pending) -> Array:
-    """How much farther behind n candidates count, in log steps: (n,).
+    """Compute by how much n candidates are to count as farther behind, in log steps: (n,).
 
-    Those near a running trial would repeat it; the others count as they are.
+    A candidate near a running trial would repeat it; for all others it is 0.
     """
     worse = np.zeros(len(options.x))
     for log_size, log_rate, _ in pending:

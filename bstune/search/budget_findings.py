@@ -197,9 +197,10 @@ def share_to_match(
 ) -> float | None:
     """Find the share of the budget at which the winner first has the baseline's final metric.
 
-    That is the baseline's best metric by its budget's end. Of several seeds the mean running best
-    counts, on the ruler's scale. Between two evaluations the share is interpolated in its
-    logarithm. None where the winner never has that metric, or where either has no run.
+    That is the baseline's best metric by its budget's end. Where several seeds were run, the mean
+    of their running bests is taken, on the scale of heights that falls as the metric gets better.
+    Between two evaluations the share is interpolated in its logarithm. None where the winner never
+    has that metric, or where either has no run.
     """
     if not winners or not baselines:
         return None
@@ -271,10 +272,10 @@ def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:
 
 
 def _no_difference(posterior: BudgetPosterior) -> NoDifference | None:
-    """Find the metric that all full trials end with, and at which share of the budget they differ.
+    """Find the metric that all full trials end with, and the smallest share at which they differed.
 
-    That is the smallest share at which they do. None where their metrics differ at the budget's
-    end, or where fewer than two are full.
+    The share is of the budget. None where their metrics differ at the budget's end, or where fewer
+    than two trials are full.
     """
     curves = [run.curve for run in posterior.full if run.curve is not None]
     final_metrics = posterior.scale.metric(np.array([curve.best for curve in curves]))
@@ -307,7 +308,7 @@ def _log_size_grid(posterior: BudgetPosterior, per_octave: int) -> Array:
 
 
 def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
-    """How far n batch sizes at their best rates are behind the best full trial: (m, n).
+    """Compute how far n batch sizes at their best rates are behind the best full trial: (m, n).
 
     It is the log of the steps that they need for that trial's best metric, over their budget, by m
     draws of the posterior. ``x`` are log2 of the batch sizes.
@@ -316,11 +317,11 @@ def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
     return np.asarray(log_s - posterior.log_budget(x))
 
 
-def _metric_when(posterior: BudgetPosterior, ruler: Ruler, behind: Array) -> Array:
+def _metric_at_end(posterior: BudgetPosterior, ruler: Ruler, behind: Array) -> Array:
     """Convert how far points are behind the best full trial to their metric at the budget's end.
 
-    The ruler is that trial's curve. A point that is ``behind`` it, in log steps, has at the end
-    what the ruler had at the log share -``behind`` of the budget.
+    The ruler is that trial's curve. A point that is ``behind`` it, in log steps, has at the end of
+    its budget the metric that the ruler had at the share e^-``behind`` of its own.
     """
     return posterior.scale.metric(ruler.height(-behind))
 
@@ -338,7 +339,7 @@ def _ranked_trial(posterior: BudgetPosterior, ruler: Ruler, expected: Expected) 
         lr=2.0**run.z,
         metric=float(posterior.scale.metric(height)[0]),
         behind=expected.behind,
-        fresh_metric=float(_metric_when(posterior, ruler, np.array([expected.behind]))[0]),
+        fresh_metric=float(_metric_at_end(posterior, ruler, np.array([expected.behind]))[0]),
     )
 
 
@@ -350,7 +351,7 @@ def _best_over_sizes(
     ``drawn`` is how far behind the best full trial, the ruler, each is in draws of the posterior,
     (m, n).
     """
-    metrics = np.quantile(_metric_when(posterior, ruler, drawn), LOW_MEDIAN_HIGH, axis=0)
+    metrics = np.quantile(_metric_at_end(posterior, ruler, drawn), LOW_MEDIAN_HIGH, axis=0)
     log_rates = optimum(posterior.theta, posterior.prior.points_at(x), posterior.prior)
     rates = np.exp2(np.quantile(log_rates, LOW_MEDIAN_HIGH, axis=0))
     curve = list[MetricAtSize]()
@@ -398,20 +399,23 @@ def _gain_over(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> Gai
     x = _log_size_grid(posterior, SIZES_PER_OCTAVE)
     drawn = _behind_at(posterior, np.array([best.x]), np.array([best.z]), np.array([best.other]))
     best_behind = drawn[:, 0]
-    # A seed may be so much luckier than another, by one standard deviation of log S.
+    # The standard deviation of log S from seed to seed, in each draw.
     seed_deviation = np.exp(posterior.theta[:, NOISE])
+    # If the law were known, the best batch size of each draw could be run.
+    best_of_draw = _best_behind(posterior, x).min(axis=1)
     return GainLeft(
         next_point=_gain_of_next(posterior, ruler, x, best_behind),
-        at_most=_mean_gain(posterior, ruler, best_behind, _best_behind(posterior, x).min(axis=1)),
+        at_most=_mean_gain(posterior, ruler, best_behind, best_of_draw),
         seed_scatter=_mean_gain(posterior, ruler, best_behind, best_behind - seed_deviation),
     )
 
 
 def _gain_of_next(posterior: BudgetPosterior, ruler: Ruler, x: Array, best_behind: Array) -> float:
-    """Compute the largest gain expected of one further point, at the likely best rate of its size.
+    """Compute the largest gain of the metric that is expected of one further point.
 
-    ``x`` are log2 of the batch sizes, ``best_behind`` how far behind the best run's point is
-    in each draw, (m,).
+    The point has one of the batch sizes ``x`` (log2) and the best learning rate for it, by the
+    median of the draws. ``best_behind`` is how far the point of the best run is behind the ruler in
+    each draw, (m,): the gain is over that point.
     """
     theta = posterior.theta
     prior = posterior.prior
@@ -420,16 +424,19 @@ def _gain_of_next(posterior: BudgetPosterior, ruler: Ruler, x: Array, best_behin
     for j in range(prior.others):
         places = other_places(j)
         other[:, j] = np.clip(np.median(theta[:, places.best]), 0.0, 1.0)
-        # The best rate moves with the other hyper-parameters, which the optimum has in the middle.
+        # ``optimum`` has the other hyper-parameters in the middle: away from it the best rate
+        # moves.
         z = z + np.median(theta[:, places.rate_shift]) * (other[:, j] - 0.5)
     behind = _behind_at(posterior, x, z, other)
     return max(_mean_gain(posterior, ruler, best_behind, behind[:, i]) for i in range(x.size))
 
 
 def _behind_at(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> Array:
-    """How far n points are behind the best full trial by the law, in log steps: (m, n).
+    """Compute how far n points are behind the best full trial by the law: (m, n).
 
-    As :func:`_best_behind` has it, but at log2 learning rates ``z`` and other hyper-parameters.
+    It is the log of the steps that they need for that trial's best metric, over their budget, by m
+    draws of the posterior. ``x`` and ``z`` are log2 of the batch sizes and learning rates,
+    ``other`` the other hyper-parameters.
     """
     points = posterior.prior.points_at(x, z, other.reshape(x.size, posterior.prior.others))
     log_s = log_steps(posterior.theta, points, posterior.prior)
@@ -443,6 +450,6 @@ def _mean_gain(
 
     ``best_behind`` and ``behind`` are how far the other and the point are behind the ruler, (m,).
     """
-    best_metric = _metric_when(posterior, ruler, best_behind)
-    metric = _metric_when(posterior, ruler, np.minimum(behind, best_behind))
+    best_metric = _metric_at_end(posterior, ruler, best_behind)
+    metric = _metric_at_end(posterior, ruler, np.minimum(behind, best_behind))
     return float(np.abs(best_metric - metric).mean())

@@ -43,12 +43,12 @@ class BudgetRun:
 
     @property
     def stopped(self) -> bool:
-        """Whether it waits within its budget."""
+        """Whether it was stopped before its budget's end, and did not diverge."""
         return self.share < 1.0 and not self.diverged
 
     @property
     def point(self) -> Point:
-        """What a run on a fresh seed has in common with it."""
+        """Log2 of batch size and learning rate, and the others: what a fresh seed repeats."""
         return self.x, self.z, self.other
 
     @property
@@ -129,11 +129,12 @@ def _whole_history(
 
 
 def measure_behind(run: BudgetRun, ruler: Ruler) -> float | None:
-    """How far a run is behind the best full trial: log s - log s_ruler(m), for its best metric m.
+    """Measure how far a run is behind the best full trial, the ruler, in log steps.
 
-    s is the share of the budget at its last evaluation, and 1 for a full run. s_ruler is the share
-    at which the best full trial, the ruler, first had that metric. None without a finite
-    evaluation.
+    It is log s - log s_ruler(m), with m the run's best metric, s the share of its budget at its
+    last evaluation, 1 for a full run, and s_ruler(m) the share at which the ruler first had m. It
+    is kept within ``FARTHEST`` on both sides, as the ruler's curve says little farther off. None
+    without a finite evaluation.
     """
     if run.curve is None:
         return None

@@ -223,8 +223,8 @@ def expected_steps(drawn_log_steps: Array) -> Array:
 def cost_to_go(posterior: Posterior, candidates: Candidates, expected: Array) -> Array:
     """Compute what n candidates still cost until their expected steps: (n,).
 
-    It is in the unit of the posterior's ``tau``: seconds, or what else a step costs. It is at least
-    a share ``LEAST_LEFT`` of their whole cost.
+    It is in the unit of the posterior's ``tau``, the cost of a step: seconds or examples. It is at
+    least a share ``LEAST_LEFT`` of their whole cost, as the expected steps are not known better.
     """
     steps_to_go = np.maximum(expected - candidates.done, LEAST_LEFT * expected)
     return np.asarray(steps_to_go * posterior.tau(np.exp2(candidates.x)))
@@ -273,6 +273,7 @@ def new_points(
         preferred = theta[rng.integers(len(theta), size=count), other_places(j).best]
         preferred = preferred + rng.normal(0.0, AROUND_OTHER, count)
         other[::2, j] = np.clip(preferred[::2], 0.0, 1.0)
+    # The last third of the points is moved to around the best trials, each of these in turn.
     for i, (log_size, log_rate, others) in enumerate(islice(cycle(centres), count // 3)):
         place = count - 1 - i
         x[place] = log_size + rng.normal(0.0, AROUND_CENTRE)
@@ -298,10 +299,10 @@ def random_point(
 
 
 def rates_near_rule(theta: Array, prior: Prior, domain: Domain, x: Array) -> tuple[Array, Array]:
-    """Bound the log2 learning rate of new trials from below and above, at log2 batch sizes (n,).
+    """Choose the range of new trials' log2 learning rates at log2 batch sizes (n,): its two ends.
 
-    The first trials lie near the user's own rate, scaled by the rule. Trials that diverge or crawl
-    there move the posterior, and the range with it.
+    The range lies around the user's own rate, scaled by the rule, and around the posterior's best
+    rates. Trials that diverge or crawl near the rule move the posterior, and the range with it.
     """
     bottom, top = domain.log_rate_bounds(x)
     points = prior.points_at(x)
@@ -313,7 +314,7 @@ def rates_near_rule(theta: Array, prior: Prior, domain: Domain, x: Array) -> tup
 
 
 def log_size_range(domain: Domain, too_large: float) -> tuple[float, float]:
-    """Log2 of the smallest and of the largest batch size to try.
+    """Compute log2 of the smallest and of the largest batch size to try.
 
     The largest one stays below ``too_large``, log2 of the smallest batch size that ran out of
     memory, unless that leaves none.
@@ -327,9 +328,9 @@ def log_size_range(domain: Domain, too_large: float) -> tuple[float, float]:
 
 
 def candidate_log_steps(posterior: Posterior, candidates: Candidates, theta: Array) -> Array:
-    """Log S of n candidates in each of m draws ``theta``: (m, n).
+    """Compute log S, the log of the steps to the target, of n candidates in m draws ``theta``.
 
-    That of a stopped trial follows from its own history as well as from the law.
+    The result is (m, n). For a stopped trial its own history counts as well as the law.
     """
     log_s_by_law = log_steps(theta, candidates.points(posterior), posterior.prior)
     places = {trial.number: place for place, trial in enumerate(posterior.observations)}
@@ -340,11 +341,11 @@ def candidate_log_steps(posterior: Posterior, candidates: Candidates, theta: Arr
 def joined_with_histories(
     log_s_by_law: Array, theta: Array, data: LikelihoodData, stopped: Sequence[int]
 ) -> Array:
-    """Log S of candidates by the law, corrected for stopped trials by what they have shown: (m, n).
+    """Correct the law's log S of stopped trials by what their own histories have shown: (m, n).
 
     Args:
-        log_s_by_law: log S of n candidates by the law in m draws, (m, n). The first ones are the
-            stopped trials.
+        log_s_by_law: log S, the log of the steps to the target, of n candidates by the law in m
+            draws, (m, n). The first ones are the stopped trials.
         theta: these draws of the parameters, (m, p).
         data: what all trials of the study say.
         stopped: the place of each stopped trial in ``data``.
@@ -353,12 +354,13 @@ def joined_with_histories(
     rows = np.array(stopped, dtype=np.intp)
     law = log_s_by_law[:, :count]
     history = data.y[rows]
-    # A stopped trial's seed is drawn already. What the law says of it and what its history says are
-    # both normal: joined, they have the mean that weighs them by their precisions.
+    # A stopped trial's seed is drawn already: the law scatters around its log S by the noise from
+    # seed to seed, the history by its own error. Both are normal, so the joint estimate is their
+    # mean, weighed by the precisions.
     noise = np.exp(2.0 * theta[:, NOISE, None])
     estimated = law + noise / (noise + data.spread[rows] ** 2) * (history - law)
     joined = log_s_by_law.copy()
-    # Where its history is only a bound, the law counts as far as it lies above that.
+    # Where its history gives only a lower bound, log S is the law's, but no less than the bound.
     joined[:, :count] = np.where(data.bound[rows], np.maximum(law, history), estimated)
     return joined
 

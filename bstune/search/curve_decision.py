@@ -55,18 +55,18 @@ def choose_for_curve(
 ) -> tuple[int, float]:
     """Choose the candidate that tells most of B_crit for its cost.
 
-    A candidate in a regime where nothing has reached the target yet comes first, if it is cheap
-    enough.
+    If nothing has reached the target yet at batch sizes far below B_crit, or far above it, a
+    candidate there comes first, if it is cheap enough (:func:`unseen_regime`).
 
     Args:
         posterior: of the trials so far.
         candidates: to choose from.
         pending: the trials that run now.
-        allowed: the most that a look at such a regime may cost, in units of the posterior's
+        allowed: the most that trials in such a regime may cost, in units of the posterior's
             ``tau``.
-        longest: the longest horizon at a batch size, where schedules end with the trial. What is
-            expected to take longer would spend all of it and miss the target: only one run in
-            ``MISSES_EVERY`` may.
+        longest: the longest horizon at a batch size, where schedules end with the trial. A
+            candidate that is expected to take more steps would spend all of it and miss the target:
+            only one run in ``MISSES_EVERY`` may.
 
     Returns:
         The candidate's place, and the steps to the target that are expected of it.
@@ -82,9 +82,8 @@ def choose_for_curve(
         chosen, expected = choose_for_curve(posterior, candidates.take(within), pending, allowed)
         return int(within[chosen]), expected
     log_b_crits = log_b_crit(posterior.theta, posterior.prior)
-    # None where no regime is left to look at.
-    look = unseen_regime(posterior, candidates, pending, log_s, log_b_crits, allowed)
-    return look or max_variance_reduction(posterior, candidates, pending, log_s, log_b_crits)
+    unseen = unseen_regime(posterior, candidates, pending, log_s, log_b_crits, allowed)
+    return unseen or max_variance_reduction(posterior, candidates, pending, log_s, log_b_crits)
 
 
 def _one_more_may_miss(posterior: Posterior, longest: Callable[[float], float]) -> bool:
@@ -108,7 +107,7 @@ def max_variance_reduction(
         posterior: of the trials so far.
         candidates: to choose from.
         pending: the trials that run now.
-        log_s: log S of the n candidates in m draws, (m, n).
+        log_s: log of the steps to the target of the n candidates in m draws, (m, n).
         log_b_crits: log B_crit in these draws, (m,).
 
     Returns:
@@ -134,11 +133,13 @@ def max_variance_reduction(
 def _unseen_sizes(
     posterior: Posterior, pending: Pending, log2_b_crit: float
 ) -> tuple[float, float]:
-    """Find the batch sizes of a look at either regime where nothing has reached the target.
+    """Find the batch sizes of a trial in either regime where nothing has reached the target yet.
 
-    A look at perfect scaling has a batch size of at most the first one, and a look at maximal data
-    parallelism one of at least the second. Both are log2, and -inf or inf for a regime that was
-    seen. One that lies beyond the search's batch sizes is looked at near their end.
+    Perfect scaling holds far below B_crit: a trial that shows it has at most the first batch size.
+    Maximal data parallelism holds far above: such a trial has at least the second batch size. Both
+    are log2, and -inf or inf for a regime where a trial has reached the target or runs now. The
+    regimes begin a factor ``SLOPE_RATIO`` from B_crit; where that is beyond the search's batch
+    sizes, their end stands for it. Somewhere, a trial has to have reached the target already.
     """
     log_smallest = posterior.prior.log_low + REGIME_EDGE
     log_largest = min(posterior.prior.log_high, posterior.too_large - MEMORY_ROOM) - REGIME_EDGE
@@ -146,14 +147,14 @@ def _unseen_sizes(
     log_upper_edge = log2_b_crit + math.log2(SLOPE_RATIO)
     seen_sizes = [trial.x for trial in posterior.reached]
     seen_sizes += [log_size for log_size, _, _ in pending]
-    look_below = -math.inf
-    look_above = math.inf
-    # The edges are uncertain: a look lies a little beyond them.
+    at_most = -math.inf
+    at_least = math.inf
+    # The edges of the regimes are uncertain: the trials lie a little beyond them.
     if min(seen_sizes) > max(log_lower_edge, log_smallest):
-        look_below = max(log_lower_edge - REGIME_EDGE, log_smallest)
+        at_most = max(log_lower_edge - REGIME_EDGE, log_smallest)
     if max(seen_sizes) < min(log_upper_edge, log_largest):
-        look_above = min(log_upper_edge + REGIME_EDGE, log_largest)
-    return look_below, look_above
+        at_least = min(log_upper_edge + REGIME_EDGE, log_largest)
+    return at_most, at_least
 
 
 def unseen_regime(
@@ -167,36 +168,36 @@ def unseen_regime(
     """Choose the cheapest candidate in a regime where nothing has reached the target.
 
     The regimes are perfect scaling below B_crit/9 and maximal data parallelism above 9 B_crit. The
-    law says what S is there, and only a trial shows whether that holds.
+    law predicts S there, but only a trial can show whether that is right.
 
     Args:
         posterior: of the trials so far.
         candidates: to choose from.
         pending: the trials that run now: a regime that one of them is in counts as seen.
-        log_s: log S of the n candidates in m draws, (m, n).
+        log_s: log S, the steps to the target, of the n candidates in m draws, (m, n).
         log_b_crits: log B_crit in these draws, (m,).
-        allowed: the most that all looks at the regime may cost, earlier ones included, in units of
+        allowed: the most that all trials in the regime may cost, earlier ones included, in units of
             the posterior's ``tau``.
 
     Returns:
         The candidate's place, and the steps to the target that are expected of it. None where both
-        regimes have been seen, or a look at them costs too much.
+        regimes have been seen, or a trial there costs too much.
     """
     x = candidates.x
     log2_b_crit = float(np.median(log_b_crits)) / math.log(2.0)
-    look_below, look_above = _unseen_sizes(posterior, pending, log2_b_crit)
+    at_most, at_least = _unseen_sizes(posterior, pending, log2_b_crit)
     expected = expected_steps(log_s)
     to_go = cost_to_go(posterior, candidates, expected)
-    # A trial that was to be given up is not looked at again.
+    # A trial that has run so far past its expected steps was given up, and is not continued.
     to_go[candidates.done >= GIVEN_UP_AT * expected] = np.inf
     stopped_x = np.array([trial.x for trial in posterior.stopped])
     stopped_steps = np.array([trial.steps for trial in posterior.stopped])
     paid = stopped_steps * posterior.tau(np.exp2(stopped_x))
-    # What all looks at a regime cost with the candidate's: trials that were stopped there count,
-    # too. Candidates elsewhere have an infinite cost.
+    # The cost of a regime, if the candidate is run: trials that were stopped there count, too.
+    # Candidates elsewhere have an infinite cost.
     cost = np.full(x.size, np.inf)
-    cost[x <= look_below] = to_go[x <= look_below] + paid[stopped_x <= look_below].sum()
-    cost[x >= look_above] = to_go[x >= look_above] + paid[stopped_x >= look_above].sum()
+    cost[x <= at_most] = to_go[x <= at_most] + paid[stopped_x <= at_most].sum()
+    cost[x >= at_least] = to_go[x >= at_least] + paid[stopped_x >= at_least].sum()
     chosen = int(cost.argmin())
     if cost[chosen] > allowed:
         return None
@@ -222,28 +223,30 @@ class Joint(NamedTuple):
 def _joint_draws(posterior: Posterior, log_s: Array, log_b_crits: Array) -> Joint:
     """Centre the draws of n trials' log S and of log B_crit, for their covariance.
 
-    Gives these, the steps expected of each trial, and the variance of what a trial shows.
+    With them go the steps expected of each trial, and the variance with which a trial that is run
+    shows its log S.
 
     Args:
         posterior: the one that was drawn from.
-        log_s: log S of the n trials in m draws, (m, n).
+        log_s: log S, the steps to the target, of the n trials in m draws, (m, n).
         log_b_crits: log B_crit in these draws, (m,).
     """
-    # A trial is ended at ``GIVEN_UP_AT`` times its expected steps. It cannot tell apart the draws
-    # in which S is larger: all of them count as that.
+    # A trial is ended at ``GIVEN_UP_AT`` times its expected steps. It cannot tell apart draws with
+    # a larger S, so that S is set to these steps in all of them.
     log_middle = np.median(log_s, axis=0)
     log_shown = np.minimum(log_s, log_middle + math.log(GIVEN_UP_AT))
     return Joint(
         expected=expected_steps(log_s),
         log_steps=log_shown - log_shown.mean(axis=0),
         log_b_crit=log_b_crits - log_b_crits.mean(),
-        # A trial scatters from seed to seed, and by what the law misses at one place.
+        # A trial's log S differs from the law by the noise from seed to seed, and by what the law
+        # misses at one place.
         noise=noise_variance(posterior.theta) + FRONTIER_MISFIT**2,
     )
 
 
 def _variance_reduction(centred: Array, log_b_crits: Array, noise: float) -> Array:
-    """How much each of n trials would reduce Var[log B_crit]: (n,).
+    """Compute by how much each of n trials would reduce Var[log B_crit]: (n,).
 
     It is cov^2 / (var + noise), which holds where log S and log B_crit are jointly normal.
 
@@ -264,10 +267,11 @@ def _unknown_after(
     Takes and gives draws as of :func:`_variance_reduction`; ``trial`` is a column of ``centred``.
     """
     count = len(log_b_crits)
-    # Of each quantity its covariance with the trial's log S, times this, is what the trial tells.
-    shown = centred[:, trial] / (centred[:, trial].var() + noise)
-    log_s_left = centred - np.outer(shown, centred[:, trial] @ centred / count)
-    log_b_crits_left = log_b_crits - shown * float(centred[:, trial] @ log_b_crits) / count
+    # Times this, the covariance of a quantity with the trial's log S is the part of the quantity
+    # that the trial tells.
+    scaled_log_s = centred[:, trial] / (centred[:, trial].var() + noise)
+    log_s_left = centred - np.outer(scaled_log_s, centred[:, trial] @ centred / count)
+    log_b_crits_left = log_b_crits - scaled_log_s * float(centred[:, trial] @ log_b_crits) / count
     return log_s_left, log_b_crits_left
 
 
@@ -281,6 +285,7 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
     """
     prior = posterior.prior
     x = np.arange(prior.log_low, prior.log_high + 1e-9, 1.0 / FRONTIER_SIZES_PER_OCTAVE)
+    # Without those that ran out of memory, or nearly would.
     x = x[np.round(np.exp2(x)) <= 2.0 ** (posterior.too_large - MEMORY_ROOM)]
     if x.size == 0:
         return []
@@ -297,7 +302,7 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
         # Sizes too near one that is chosen already are out.
         gain[(np.abs(x[:, None] - x[chosen]) < APART).any(axis=1)] = 0.0
         best = int(gain.argmax())
-        # There is no room for more.
+        # No batch size is left that is far enough from those that are chosen.
         if gain[best] == 0.0:
             break
         chosen.append(best)

@@ -48,7 +48,7 @@ class Drift:
 
         ``log_left`` is log(1/s), with s the share of the budget that it has run.
         """
-        # The octaves of its batch size and rate above the ruler's, which the coefficients are per.
+        # The coefficients are for each octave above the ruler's batch size and rate.
         offset = log_left * np.array([run.x - self.x, run.z - self.z])
         return float(offset @ self.mean), float(offset @ self.covariance @ offset)
 
@@ -66,31 +66,36 @@ def stopped_spread(log_left: float, policy: Policy) -> float:
 def fit_drift(full: Sequence[BudgetRun], ruler: Ruler, policy: Policy) -> Drift:
     """Fit the drift's coefficients by linear regression to full trials, the best one first.
 
-    Each tells how far ``behind`` has moved from the first share of its budget to the end.
+    The drift is how far a trial moves, in log steps, against the best one, the ruler: the number is
+    called ``behind``. Each other full trial shows how far it has moved from the first share of its
+    budget, at which new trials stop, to the end.
     """
     best = full[0]
-    # The regression's normal equations: the prior's precision, and that times its mean. Each trial
-    # adds to both.
+    # The regression's normal equations: a precision, and that times the coefficients. They begin
+    # with those of the prior, and each trial adds to both.
     size_mean, size_deviation = SIZE_DRIFT
     rate_mean, rate_deviation = RATE_DRIFT
     precision = np.diag([size_deviation**-2.0, rate_deviation**-2.0])
-    weighed = precision @ np.array([size_mean, rate_mean])
+    precision_times_mean = precision @ np.array([size_mean, rate_mean])
     for run in full[1:]:
         curve = run.curve
         if curve is None or run.behind is None:
             continue
-        # An evaluation at the very share counts, whatever the rounding of its logarithm.
+        # An evaluation at this very share counts, in spite of rounding.
         seen = curve.log_shares <= math.log(policy.loss_first_share) + 1e-9
         if not seen.any():
             continue
         log_left = -float(curve.log_shares[seen][-1])
         # Its own log share there, less that at which the ruler had the same metric.
         behind_then = -log_left - float(ruler.log_share(curve.heights[seen][-1:])[0])
-        # What the coefficients are multiplied with, see Drift.
+        # The coefficients are for each octave above the ruler's batch size and rate, and each unit
+        # of log share that is left.
         offset = log_left * np.array([run.x - best.x, run.z - best.z])
-        misread = DRIFT_MISREAD * max(behind_then, run.behind, 0.0)
-        variance = stopped_spread(log_left, policy) ** 2 + misread**2
+        # Far behind the ruler, only the order of magnitude of ``behind`` can be read.
+        reading_error = DRIFT_MISREAD * max(behind_then, run.behind, 0.0)
+        variance = stopped_spread(log_left, policy) ** 2 + reading_error**2
         precision = precision + np.outer(offset, offset) / variance
-        weighed = weighed + offset * (run.behind - behind_then) / variance
+        precision_times_mean += offset * (run.behind - behind_then) / variance
     covariance = np.linalg.inv(precision)
-    return Drift(x=best.x, z=best.z, mean=covariance @ weighed, covariance=covariance)
+    mean = covariance @ precision_times_mean
+    return Drift(x=best.x, z=best.z, mean=mean, covariance=covariance)

@@ -87,13 +87,14 @@ class EachBatchSize(BaseSampler):
         if not isinstance(sizes, IntDistribution):
             return {}
         grid = batch_sizes(sizes.low, sizes.high, self._ratio, self._snap)
+        # All batch sizes are tried in each turn.
         turn, place = divmod(self._trial_index, len(grid))
         params: dict[str, Any] = {BATCH_SIZE: grid[place]}
         others = sorted(search_space.keys() - {BATCH_SIZE})
         # Each batch size has another shift for each parameter.
         shifts = np.random.default_rng([self._study_seed, place]).random(len(others)).tolist()
         for name, base, shift in zip(others, PRIMES, shifts, strict=False):
-            # After a failure it is another point, from far on in the sequence.
+            # Where points failed at this index, another one is taken, from far on in the sequence.
             share = (van_der_corput(turn + self._attempt * AGAIN, base) + shift) % 1.0
             params[name] = _value_at_equal_share(share, search_space[name])
         return params

@@ -89,7 +89,7 @@ class BudgetPosterior:
     """Log2 of the smallest batch size that ran out of memory, infinite if none did."""
 
     def log_budget(self, x: Array) -> Array:
-        """Log of the budget's steps at log2 batch sizes ``x`` (n,)."""
+        """Compute the log of the budget's steps at log2 batch sizes ``x`` (n,)."""
         return log_over_sizes(self.budget, x)
 
     @property
@@ -119,11 +119,11 @@ def infer_at_budget(
     particles: int | None = None,
     moves: int | None = None,
 ) -> BudgetPosterior:
-    """Read trials as how far they are behind the best one, and sample the posterior of that.
+    """Read from each trial how far it is behind the best one, and sample the posterior of log S.
 
-    The curve of the best full trial is the ruler by which all others are read. How far a trial's
-    place moves before its end, the drift, is learned from the full trials. Before any trial is
-    full there is neither: a trial that has not diverged then gives a lower bound of S.
+    The curve of the best full trial is the ruler by which all others are read. By how much a trial
+    moves against it until its budget's end, the drift, is learned from the full trials. Before any
+    trial is full there is neither: a trial that has not diverged then gives a lower bound of S.
 
     Args:
         trials: the records so far; those that failed are left out.
@@ -132,7 +132,7 @@ def infer_at_budget(
         budget: gives the step at which a trial ends, at a batch size.
         mode: ``min`` for a metric that is to fall, ``max`` for one that is to rise.
         ideal: the metric's best value; None where there is none.
-        policy: has the deviations of ``behind``, and how many draws to take.
+        policy: has the deviations of how far a trial is behind, and how many draws to take.
         rng: the source of chance.
         particles: how many draws to take; None for the policy's number.
         moves: Metropolis steps at each temperature; None for the policy's number.
@@ -141,10 +141,9 @@ def infer_at_budget(
     runs = joined_runs(trials, others, budget, scale)
     # Of the full trials, the best one first.
     curves = [run.curve for run in best_first(runs) if run.curve is not None]
-    # None before any trial is full.
+    # Before any trial is full these are None, and so is how far each run is behind.
     ruler: Ruler | None = None
     drift: Drift | None = None
-    # Until then ``behind`` of each run stays None.
     if curves:
         ruler = make_ruler(curves, policy.loss_least_slope)
         runs = tuple(replace(run, behind=measure_behind(run, ruler)) for run in runs)
@@ -189,11 +188,9 @@ def shortened(
 def rank_full_trials(posterior: BudgetPosterior) -> list[Expected]:
     """Rank the full trials by what a fresh seed of them is predicted to be, the best first.
 
-    The prediction lies between the posterior's mean, which leans on all trials around, and the runs
-    at the very place. These count the more, the smaller their noise from seed to seed is beside
-    what the law misses at one place, as for a target
-    (:func:`bstune.search.observations.fresh_steps`). A run at the place that diverged counts as far
-    behind.
+    The prediction lies between the posterior's mean, which all trials inform, and the runs at the
+    very place. These count the more, the smaller their noise from seed to seed is compared with
+    what the law misses at one place. A run at the place that diverged counts as far behind.
     """
     data = posterior.data
     theta = posterior.theta
@@ -207,9 +204,9 @@ def rank_full_trials(posterior: BudgetPosterior) -> list[Expected]:
     log_gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - log_s_by_law)
     expected = list[Expected]()
     for rows in runs_at.values():
-        # The share of the runs' mean gap that is the place's own rather than their luck.
-        believed = PLACE_MISFIT**2 / (PLACE_MISFIT**2 + noise / len(rows))
-        behind = float(behind_by_law[rows[0]]) + believed * float(np.mean(log_gap[rows]))
+        # The share of the runs' mean gap that belongs to the place, and is not the seeds' luck.
+        share_of_place = PLACE_MISFIT**2 / (PLACE_MISFIT**2 + noise / len(rows))
+        behind = float(behind_by_law[rows[0]]) + share_of_place * float(np.mean(log_gap[rows]))
         for row in rows:
             if posterior.runs[row].full:
                 expected.append(Expected(behind, posterior.runs[row]))
@@ -225,8 +222,9 @@ def _data_at_budget(
 ) -> LikelihoodData:
     """Give the runs as the likelihood takes them: log S = log budget + behind.
 
-    ``behind`` is that at the budget's end: what it is now, and how far it is expected to move.
-    A run for which it is not known has a lower bound of S, the steps that it has run. ``drift`` is
+    ``behind`` is how far a run will be behind the best full trial at its budget's end, in log
+    steps: how far it is now, and how far it is expected to move. A run of which that is not known
+    gives a lower bound of S, the steps that it has run. ``drift`` predicts how runs move; it is
     None before any trial is full.
     """
     count = len(runs)
@@ -237,7 +235,7 @@ def _data_at_budget(
         log_budget = math.log(budget(2.0**run.x))
         if run.behind is None:
             bound[row] = not run.diverged
-            # A run that took no step has no logarithm.
+            # The share of a run that took no step is 0, which has no logarithm.
             y[row] = log_budget + math.log(max(run.share, 1e-9))
         else:
             moved, deviation = _until_the_end(run, drift, policy)
@@ -258,21 +256,19 @@ def _data_at_budget(
 
 
 def _until_the_end(run: BudgetRun, drift: Drift | None, policy: Policy) -> tuple[float, float]:
-    """Predict how far ``behind`` of a run moves until its budget's end, and the deviation of that.
+    """Predict how far a run moves against the best one until its budget's end, and the deviation.
 
-    ``behind`` is how far, in log steps, the run lies behind the best one (the module's docstring).
-    A full run moves no more, and its deviation is that of the distance between evaluations. Without
-    a ``drift`` no run moves on average, but it may wander.
+    Both are in log steps. A full run moves no more: its deviation is that with which evaluations,
+    which lie apart, show where it is. Without a ``drift`` no run moves on average, but it wanders.
     """
-    # Of a run without a curve nothing is known that could move.
     if not run.stopped or run.curve is None:
         return 0.0, FULL_SPREAD
     log_left = -float(run.curve.log_shares[-1])
-    wanders = stopped_spread(log_left, policy)
+    wandering = stopped_spread(log_left, policy)
     if drift is None:
-        return 0.0, wanders
+        return 0.0, wandering
     moved, variance = drift.until_the_end(run, log_left)
-    return moved, math.hypot(wanders, math.sqrt(variance))
+    return moved, math.hypot(wandering, math.sqrt(variance))
 
 
 def _full_trials_paid(trials: Sequence[TrialResult], budget: Callable[[float], float]) -> float:

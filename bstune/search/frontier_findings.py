@@ -27,8 +27,9 @@ B_CRIT_REACH = 7
 def log_b_crit(theta: Array, prior: Prior) -> Array:
     """Compute the log of B_crit, in examples, by m draws ``theta`` of the parameters: (m,).
 
-    It is where the slope of log S*(B) is -1/2. The term for small batches is left out, as it makes
-    the curve steeper there, whatever B_crit is.
+    It is the batch size at which the slope of log S*(B), the least steps to the target, over log B
+    is -1/2. It may lie some octaves beyond the study's batch sizes. The law's term for small
+    batches is left out, as it makes the curve steeper there, whatever B_crit is.
     """
     log_low = prior.log_low - B_CRIT_REACH
     log_high = prior.log_high + B_CRIT_REACH
@@ -47,7 +48,10 @@ def b_crit_quantiles(posterior: Posterior, shares: Collection[float]) -> Array:
 def steps_band(
     posterior: Posterior, batch_sizes: Sequence[int], interval: tuple[float, float]
 ) -> CurveBand:
-    """Compute the posterior's median of S*(B), and the two quantiles of ``interval``."""
+    """Compute the posterior's median of S*(B), and the two quantiles of ``interval``.
+
+    S*(B) is the steps to the target at the best learning rate.
+    """
     sizes = np.array(batch_sizes, dtype=np.float64)
     log_drawn = frontier(
         posterior.theta, posterior.prior.points_at(np.log2(sizes)), posterior.prior

@@ -38,6 +38,7 @@ class History(tuple[tuple[float, float], ...]):
 
     def __hash__(self) -> int:
         """Hash as a tuple does."""
+        # 0 is the class's value: the hash is not known yet.
         if self.__hash == 0:
             self.__hash = tuple.__hash__(self)
         return self.__hash
@@ -119,8 +120,8 @@ LEAST_RATE_VARIANCE = 0.01
 def ideal_value(target: Target, bounds: Sequence[float] | None) -> float | None:
     """Choose the best value that the metric can take; None where there is none, or none is known.
 
-    It is the better one of its ``bounds`` (lowest, highest), or 0 for a metric that falls to a
-    positive target.
+    It is the better one of its ``bounds`` (lowest, highest), if that is finite and better than the
+    target. Else it is 0 for a metric that falls to a positive target.
     """
     if bounds is not None and len(bounds) == 2:
         best = target.best_bound(bounds)
@@ -135,8 +136,9 @@ def log_excess(
 ) -> list[tuple[float, float]]:
     """Convert the finite evaluations to (log step, log excess); the excess is 1 at the target.
 
-    Where the ideal value is None, the target's distance from it is taken as a quarter of the first
-    evaluation's gap to the target.
+    The excess is the metric's distance from its ideal value over the target's distance from that.
+    Where the ideal value is None, the latter is taken as a quarter of the first evaluation's gap to
+    the target.
     """
     gaps = list[tuple[int, float]]()
     for step, value in history:
@@ -174,7 +176,7 @@ def read_history(
 def recent_line(curve: LogCurve) -> RecentLine | None:
     """Fit a line to the curve's last evaluations, those within a factor ``RECENT_FACTOR`` of steps.
 
-    None for fewer than three of them.
+    None for fewer than three of them, or where all of them are of one step.
     """
     if not curve:
         return None
@@ -198,23 +200,26 @@ def recent_line(curve: LogCurve) -> RecentLine | None:
 def is_flat(curve: LogCurve) -> bool:
     """Whether a trial has become flat: it would take many times its steps to reach the target.
 
-    That is so even at the fastest that its recent rate may be, two standard deviations above it.
+    It would take them even at its fastest likely rate, two standard deviations above the recent
+    one. False where the curve is too short for a rate.
     """
     recent = recent_line(curve)
     if recent is None:
         return False
     fastest = recent.rate + 2.0 * recent.error
+    # At this rate level/fastest more log steps are left. A trial that gets worse, whose rate is
+    # below 0, counts as flat.
     return recent.level > FLAT_LOG_FACTOR * fastest
 
 
 @lru_cache(maxsize=CACHED)
 def reached_rate(curve: LogCurve, log_steps: float, level: float) -> float | None:
-    """Rate of a trial that reached the target: how much log excess it lost for each log step.
+    """Compute the rate at which a trial reached the target: the log excess lost for each log step.
 
     Args:
         curve: (log step, log excess) of its evaluations; only each new least one counts.
         log_steps: log of the step at which it reached the target, where the log excess is 0.
-        level: the log excess from which on the rate is taken.
+        level: the log excess, above 0, at which the line to the target begins.
 
     Returns:
         The rate. None for a trial whose first evaluation is below ``level`` already, or whose
@@ -236,16 +241,19 @@ def reached_rate(curve: LogCurve, log_steps: float, level: float) -> float | Non
         log_step_before, value_before = above
         share = (value_before - level) / max(value_before - value, 1e-9)
         start_log_step = log_step_before + min(max(share, 0.0), 1.0) * (log_step - log_step_before)
+        # Fewer log steps than these are not told apart: the rate stays finite.
         return level / max(log_steps - start_log_step, LEAST_LOG_STEPS)
     return None
 
 
 @lru_cache(maxsize=CACHED)
 def _log_slowdowns(curve: LogCurve, log_steps: float) -> tuple[float, ...]:
-    """Log of a trial's rate after each of ``LOOKED_AT_SHARES`` of its steps over that just before.
+    """Compute by how much a trial that reached the target slowed down, as if it had been stopped.
 
-    It is below 0 where the trial slowed down. ``log_steps`` is the log of the steps to the target.
-    A share of them until which too few evaluations or no progress are seen is left out.
+    It is read as stopped at each of ``LOOKED_AT_SHARES`` of its steps. The result is the log of
+    (the rate from there to the target / the recent rate there), below 0 where it slowed down. A
+    share up to which the curve has too few evaluations, or made no progress, is left out.
+    ``log_steps`` is the log of the steps to the target.
     """
     logs = list[float]()
     for share in LOOKED_AT_SHARES:
@@ -262,7 +270,7 @@ def fit_slowdown(reached: Sequence[tuple[LogCurve, float]]) -> Slowdown:
     """Fit the slowdown of a workload to its trials that reached the target.
 
     ``reached`` are their curves and the logs of their steps to the target. The slowdown is shrunk
-    towards ``USUAL_SLOWDOWN``, which it is without any trial.
+    towards ``USUAL_SLOWDOWN``, as if ``USUAL_TRIALS`` more trials had shown that.
     """
     log_slowdowns = list[Array]()
     for curve, log_steps in reached:
@@ -297,7 +305,7 @@ def extrapolate_history(
 
 
 def _hashed(curve: LogCurve) -> History:
-    """Make a curve a :class:`History`, by which caches look up fast."""
+    """Make a curve a :class:`History`, whose hash is computed once: caches then look it up fast."""
     return curve if isinstance(curve, History) else History(curve)
 
 
@@ -345,7 +353,7 @@ def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> t
 
     Args:
         reached: history and log steps to the target of each trial, the most similar first.
-        level: the log excess from which on their rates are taken.
+        level: the trial's own log excess. Each other trial's rate is that from there to the target.
     """
     rates = list[float]()
     for other, log_steps in reached:
@@ -360,12 +368,13 @@ def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> t
     weight = 1.0 / (1.0 + np.arange(len(logs)) / 3.0)
     mean = float(weight @ logs / weight.sum())
     within = float(weight @ (logs - mean) ** 2 / weight.sum())
-    alike = min(len(logs), MOST_ALIKE)
-    # The variance that is left of the prior's after so many trials, and its share of the prior's.
-    between = 1.0 / (1.0 / RATE_SPREAD**2 + alike / SIMILARITY**2)
-    share = between / RATE_SPREAD**2
-    log_rate = share * log_usual_rate + (1.0 - share) * mean
-    return log_rate, math.sqrt(between + within + SIMILARITY**2)
+    count = min(len(logs), MOST_ALIKE)
+    # The posterior variance of the workload's log rate after that many trials, each of which
+    # differs from it by SIMILARITY, and the weight that is left to the prior.
+    variance = 1.0 / (1.0 / RATE_SPREAD**2 + count / SIMILARITY**2)
+    prior_weight = variance / RATE_SPREAD**2
+    log_rate = prior_weight * log_usual_rate + (1.0 - prior_weight) * mean
+    return log_rate, math.sqrt(variance + within + SIMILARITY**2)
 
 
 def _updated_rate(
@@ -376,10 +385,11 @@ def _updated_rate(
     Args:
         log_rate: the prior's mean.
         spread: the prior's standard deviation.
-        own_rate: seen of the trial, normal around the rate.
-        error: standard deviation of that.
-        relative_error: a further one, over the rate.
+        own_rate: the trial's own rate as it was measured, normal around the true rate.
+        error: the measurement's standard deviation.
+        relative_error: a further standard deviation, as a share of the true rate.
     """
+    # Its error depends on the rate, so that the posterior has no closed form.
     grid = np.linspace(math.log(SLOWEST_RATE), math.log(FASTEST_RATE), 60)
     rate = np.exp(grid)
     sigma = np.hypot(error, relative_error * rate)

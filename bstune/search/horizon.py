@@ -92,7 +92,16 @@ class Ends:
 
 
 def log_shortest(law: Array, ends: Ends) -> Array:
-    """Compute log(S/steps) of n trials by m draws of the law's four parameters, (m, 4): (m, n)."""
+    """Compute log(S/steps) of n trials from how each ended: (m, n).
+
+    S is the shortest horizon with which the trial would have met the target. A trial that ended its
+    horizon is taken to S by its log excess, below 0 where it met the target; one that met the
+    target before that, by how early it did.
+
+    Args:
+        law: m draws of the log of the law's four parameters, scale, power, share and waste, (m, 4).
+        ends: of the n trials.
+    """
     scale, power = np.exp(law.T[:2])[:, :, None]
     missed = np.sign(ends.log_excess) * scale * np.abs(ends.log_excess) ** power
     return np.asarray(missed + _log_over_met(law, -ends.log_share_run))
@@ -101,26 +110,33 @@ def log_shortest(law: Array, ends: Ends) -> Array:
 def _log_over_met(law: Array, early: Array) -> Array:
     """Compute log(S/s) of n runs that met the target at step s before their horizon h: (m, n).
 
-    ``early`` is log(h/s), (n,); ``law`` as for :func:`log_shortest`.
+    The two terms are opposed. A shorter horizon would have met the target sooner, by ``share`` of
+    log(h/s). But the last steps of a schedule train little: S, at whose end they lie, is larger by
+    up to ``waste``, in log.
+
+    ``early`` is log(h/s), (n,); ``law`` is as for :func:`log_shortest`.
     """
     share, waste = np.exp(law.T[2:])[:, :, None]
     return np.asarray(waste * np.tanh(early / waste) - share * early)
 
 
 def log_jacobian(law: Array, ends: Ends) -> Array:
-    """Compute the log of |d log S/d datum| of n trials, by m draws of the law, (m, 4): (m, n).
+    """Compute the log of |d log S/d datum| of n trials, by m draws ``law`` of the law: (m, n).
 
-    The module's docstring derives it. It is 0 for a trial without a datum, which diverged or ended
-    its horizon without a metric. No excess is known finer than to ``EXCESS_RESOLUTION``: at the
-    target itself the derivative would be infinite, or 0.
+    The datum is what was measured: the log excess at the horizon's end, or the log of the step s
+    that met the target before it. With this factor a density of log S, which follows from the datum
+    by :func:`log_shortest`, becomes one of the datum. The log is 0 for a trial without a datum,
+    which diverged or ended its horizon without a metric. No excess is known finer than to
+    ``EXCESS_RESOLUTION``: at the target itself the derivative would be infinite, or 0.
     """
     log_scale, log_power, log_share, log_waste = law.T[:, :, None]
     distance = np.maximum(np.abs(ends.log_excess), EXCESS_RESOLUTION)
-    # Of log(S/h) = scale excess^power: scale power excess^(power - 1).
+    # The derivative of log(S/h) = scale excess^power is scale power excess^(power - 1).
     by_excess = log_scale + log_power + (np.exp(log_power) - 1.0) * np.log(distance)
     # Log(horizon/step) of the trials whose datum is a step; of the others any number will do.
     early = np.where(ends.log_share_run < 0.0, -ends.log_share_run, 1.0)
-    # Of log S = log s + waste tanh(early/waste) - share early: share + tanh^2(early/waste).
+    # That of log S = log s + waste tanh(early/waste) - share early is share + tanh^2(early/waste),
+    # as early = log h - log s.
     by_step = np.log(np.exp(log_share) + np.tanh(early / np.exp(log_waste)) ** 2)
     of_excess = np.where(ends.log_excess != 0.0, by_excess, 0.0)
     return np.asarray(np.where(ends.log_share_run < 0.0, by_step, of_excess))
@@ -129,12 +145,13 @@ def log_jacobian(law: Array, ends: Ends) -> Array:
 def log_chance_at_end(law: Array, ends: Ends) -> Array:
     """Compute the log of the chance that n trials met the target no earlier than they did: (m, n).
 
-    By m draws of the law, (m, 4). For trials that met the target before their end, or missed it,
-    it is 0: a chance of 1. A trial that met the target at its end, at the horizon h, has a log(h/S)
-    = a by its excess. By the law it could have met it earlier, by early = log(h/s), which solves
+    ``law`` is m draws of the law, (m, 4). For trials that met the target before their end, or
+    missed it, the log is 0: a chance of 1. A trial that met the target at its end, the horizon h,
+    shows by its excess how far h lies above S: log(h/S) = a. By the law it then met the target
+    already at a step s, where early = log(h/s) solves
     ``a = (1 + share) early - waste tanh(early/waste)``. As 0 <= tanh(x) <= min(x, 1), early is at
-    most a/share and (a + waste)/(1 + share), and near the smaller one. The chance is that this step
-    comes after the last evaluation, which missed the target.
+    most a/share and (a + waste)/(1 + share), and near the smaller of the two. But the last
+    evaluation before the end missed the target: the chance is that s comes after it.
     """
     chances = np.zeros((len(law), ends.log_excess.size))
     if ends.log_over_last_miss is None:
@@ -143,8 +160,9 @@ def log_chance_at_end(law: Array, ends: Ends) -> Array:
     if not at_end.any():
         return chances
     scale, power, share, waste = np.exp(law.T)[:, :, None]
-    beyond = scale * np.abs(ends.log_excess[at_end]) ** power
-    early = np.minimum(beyond / share, (beyond + waste) / (1.0 + share))
+    log_over_s = scale * np.abs(ends.log_excess[at_end]) ** power
+    early = np.minimum(log_over_s / share, (log_over_s + waste) / (1.0 + share))
+    # The law is not exact about s: a normal error makes the comparison a chance.
     spread = np.hypot(LEAST_MISFIT, EARLY_MISFIT * early)
     chance = ndtr((ends.log_over_last_miss[at_end] - early) / spread)
     chances[:, at_end] = np.log((1.0 - OUTLIERS) * chance + OUTLIERS)
@@ -152,14 +170,15 @@ def log_chance_at_end(law: Array, ends: Ends) -> Array:
 
 
 def misfit(ends: Ends) -> Array:
-    """Compute the deviation of log S from the law for n trials that ran to their end: (n,).
+    """Compute the standard deviation of log S around the law for n trials: (n,).
 
-    What the law misses grows with how far it has to reach.
+    It grows with the distance from a trial's horizon to S, over which the law has to reach.
     """
-    # By the law at its prior means, so that the deviation is the same in all draws; and as if all
-    # trials had run to their end, as early ones have a variance of their own.
+    # The law is taken at its prior means, so that the deviation is the same in all draws. Trials
+    # that met the target early are taken as met at their end: :func:`early_variance` is theirs.
     usual_law = np.array([[mean for mean, _ in HORIZON_NORMAL]])
     at_end = Ends(log_excess=ends.log_excess, log_share_run=np.zeros(ends.log_share_run.shape))
+    # Log(S/horizon).
     log_reach = log_shortest(usual_law, at_end)[0]
     return np.asarray(np.hypot(LEAST_MISFIT, HORIZON_MISFIT * log_reach))
 
@@ -167,9 +186,11 @@ def misfit(ends: Ends) -> Array:
 def early_variance(law: Array, ends: Ends) -> Array:
     """Compute the variance of log S that is added for trials that met the target early: (m, n).
 
-    By m draws of the law, (m, 4), for n trials, to the square of :func:`misfit`. Both terms of
-    log(S/s), ``waste tanh(early/waste)`` and ``share early``, are known to ``EARLY_MISFIT`` of
-    their size, with errors of their own. It is 0 for trials that ran to their horizon's end.
+    It comes on top of the square of :func:`misfit`. Both terms of log(S/s),
+    ``waste tanh(early/waste)`` and ``share early``, have an error of their own, with a deviation of
+    ``EARLY_MISFIT`` times the term. It is 0 for trials that ran to their horizon's end.
+
+    ``law`` is m draws of the law, (m, 4).
     """
     share, waste = np.exp(law.T[2:])[:, :, None]
     # Log(horizon/step).
@@ -179,14 +200,16 @@ def early_variance(law: Array, ends: Ends) -> Array:
 
 
 def log_met(law: Array) -> Array:
-    """Compute log(s/S) of the step s at which runs of several horizons meet the target.
+    """Compute log(s/S) of the step s at which a run of each of several horizons meets the target.
 
-    One for each of the horizons, which lie ``LOG_HORIZONS`` above log S. It is the median over m
-    draws of the law, (m, 4).
+    The horizons h are those of ``LOG_HORIZONS``, which gives log(h/S). The result, of its shape, is
+    the median over m draws of the law, (m, 4).
     """
+    # A few of the draws are enough for a median.
     law = law[:: max(1, len(law) // LAW_DRAWS)]
-    # Log(h/s), which exceeds log(h/S) by the waste at most. Its values are squares, which lie
-    # closest at the beginning: there the curve is steepest.
+    # The law gives log(S/s) over early = log(h/s). It is worked out at many values of that, and
+    # read off at the horizons. Early exceeds log(h/S) by the waste at most. Its values are squares,
+    # which lie closest at the beginning: there the curve is steepest.
     most = LOG_HORIZONS[-1] + math.exp(law[:, -1].max())
     early = np.linspace(0.0, math.sqrt(most), 400) ** 2
     met = list[Array]()
@@ -220,7 +243,7 @@ def least_cost(
         spread: standard deviation of log S.
         log_longest: the largest log(h/S).
         log_latest: the largest log(s/S) of the step at which the run may meet the target.
-        shortest: the least h, in deviations of log S above it; ``log_longest`` prevails.
+        shortest: the least log(h/S), in standard deviations of log S; ``log_longest`` prevails.
 
     Returns:
         log(h/S), and the cost over S: infinite where no horizon meets the target by ``log_latest``.

@@ -124,7 +124,7 @@ class Observation:
 
     @property
     def point(self) -> Point:
-        """What a run on a fresh seed has in common with it."""
+        """Log2 of batch size and learning rate, and the others: what a fresh seed repeats."""
         return self.x, self.z, self.other
 
 
@@ -158,7 +158,7 @@ class Posterior:
 
     @property
     def stopped(self) -> list[Observation]:
-        """The observations that were stopped before they reached it."""
+        """The observations that were stopped before they reached the target."""
         return [trial for trial in self.observations if trial.status == "stopped"]
 
     def drawn_weight(self, row: int) -> StepWeight:
@@ -196,11 +196,11 @@ def infer(
         trials: the records so far.
         others: the other hyper-parameters by the trial's number, each in [0, 1].
         prior: of the parameters.
-        target: towards which histories are read; None: they are not read.
+        target: the metric's goal, by which histories are extrapolated; None: they are not read.
         ideal: the best value of the target's metric; None if unknown.
         step_time: gives the seconds of a step at a batch size, as they were measured before the
             first trial; None if they were not.
-        in_examples: whether a step costs its examples rather than its seconds.
+        in_examples: whether a step costs its number of examples rather than its seconds.
         particles: how many draws to take.
         moves: Metropolis steps at each temperature.
         rng: the source of chance.
@@ -217,16 +217,17 @@ def infer(
             recorded.append((trial.batch_size, trial.seconds_per_step))
     if isinstance(step_time, StepTimeLaw):
         step_time = step_time.joined_with(own_steps(trials))
-        # The recorded seconds are the law's, as it was when each trial ended: they tell nothing of
-        # their own.
+        # Each record has the seconds of the law as it was when the trial ended. They say nothing
+        # that the law does not.
         recorded = []
+    # Without any seconds, half of a step at B_mid is taken to be overhead.
     tau = fit_step_times(recorded, 2.0**prior.log_mid, step_time)
     if in_examples:
         # A step costs 1 for each of its examples, and nothing besides.
         tau = StepTimes(StepTime(0.0, 1.0))
     sizes = np.array([float(trial.batch_size) for trial in trials])
-    # Costs ask at the recorded batch sizes, the model at powers of their log2, which differ by
-    # rounding.
+    # Worked out at once, tau costs less than one call for each batch size. Costs ask for it at the
+    # recorded batch sizes, the model at powers of their log2, which differ from them by rounding.
     tau.prepare(np.concatenate([sizes, np.exp2([trial.x for trial in observations])]))
     data = _weighed_data(observations, chain_ends, prior, independent)
     theta = sample_posterior(data, prior, rng, particles, moves, start)
@@ -265,10 +266,13 @@ def read_observations(
     target: Target | None,
     ideal: float | None,
 ) -> tuple[list[TrialResult], tuple[Observation, ...]]:
-    """Read the trials: the last one of each chain, and an observation of each, in the same order.
+    """Read the trials as observations: one for each chain of trials that continue each other.
 
     A stopped trial's history is extrapolated to the target. Trials that failed or ran out of memory
-    are left out. Arguments are as of :func:`infer`.
+    are left out. The arguments are those of :func:`infer`.
+
+    Returns:
+        The last trial of each chain, and their observations, in the same order.
     """
     usable = [trial for trial in trials if trial.status in ("reached", "stopped", "diverged")]
     resumed = {trial.resumed_from for trial in usable}
@@ -290,13 +294,16 @@ def read_observations(
             slowdown,
         )
         if prior.horizon:
-            observation = _add_end(observation, trial, histories[trial.number])
+            observation = _with_end_of_horizon(observation, trial, histories[trial.number])
         observations.append(observation)
     return chain_ends, tuple(observations)
 
 
 def _history_towards(trial: TrialResult, target: Target | None, ideal: float | None) -> History:
-    """Read a trial's history as log excess over log steps; empty without a target."""
+    """Read a trial's history as the log excess at each log step; empty without a target.
+
+    The excess is the metric's distance from its ideal value over the target's distance from that.
+    """
     if target is None:
         return History()
     return read_history(trial.history, target, ideal)
@@ -355,8 +362,7 @@ def _weighed_data(
     """Give observations as the likelihood takes them.
 
     Unless they are independent, those that repeat one recorded run count together as one.
-    ``chain_ends`` are the trials that they were read from, in the same order: of each chain of
-    continued trials the last.
+    ``chain_ends`` are the trials that the observations were read from, in the same order.
     """
     data = likelihood_data(observations, prior)
     if independent:
@@ -368,7 +374,9 @@ def start_sizes(count: int) -> list[int]:
     """List how many trials each start has on the way to the posterior of ``count`` trials.
 
     A start is the posterior of the first trials, from which that of more of them is sampled. Each
-    start has ``START_GROWTH`` times the trials of the one before. Empty for few trials.
+    start has ``START_GROWTH`` times the trials of the one before. The largest has at most
+    ``SETTLED_SHARE`` of all trials: the slow ones among these have mostly ended by then, so that
+    the start stays the same at later decisions. Empty for few trials.
     """
     sizes = list[int]()
     size = FIRST_START
@@ -489,8 +497,8 @@ def _observation(
         slowdown: by how much histories fall more slowly over the rest of a trial.
     """
     history = histories[trial.number]
-    # The log of (steps to the target / steps that it has run), and its deviation: a stopped trial's
-    # alone are extrapolated.
+    # The log of (steps to the target / steps that it has run), and its deviation. Only a stopped
+    # trial has them.
     log_factor: float | None = None
     log_factor_spread = 0.0
     flat = False
@@ -514,7 +522,9 @@ def _observation(
     )
 
 
-def _add_end(observation: Observation, trial: TrialResult, history: History) -> Observation:
+def _with_end_of_horizon(
+    observation: Observation, trial: TrialResult, history: History
+) -> Observation:
     """Add a trial's horizon and its least log excess, where schedules end with the trial.
 
     The excess is the metric's distance from its ideal value over the target's distance: its log is
@@ -551,8 +561,8 @@ class SeenLogSteps(NamedTuple):
 def likelihood_data(observations: Sequence[Observation], prior: Prior) -> LikelihoodData:
     """Give the observations as the likelihood takes them.
 
-    A stopped trial counts as an estimate where its history allows one, else as a bound. Where
-    schedules end with the trial, each counts as how it ended its horizon.
+    A stopped trial counts as an estimate of S where its history allows one, else as a bound of S.
+    Where schedules end with the trial, what each says of S follows from how it ended its horizon.
     """
     ends: Ends | None = None
     rows = list[tuple[float, ...]]()
@@ -563,6 +573,7 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
     else:
         for observation in observations:
             rows.append((observation.x, observation.z, *_seen_by_history(observation)))
+    # Without any trial there are six empty columns.
     x, z, y, spread, bound, log_steps_missed = np.array(rows, dtype=np.float64).reshape(-1, 6).T
     diverged = np.array([trial.status == "diverged" for trial in observations], dtype=np.bool_)
     others = np.array([trial.other for trial in observations], dtype=np.float64)
@@ -580,20 +591,24 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
 def _seen_at_end(observation: Observation, spread: float) -> SeenLogSteps:
     """Read what a trial says of log S by how it ended its horizon.
 
-    ``y`` is the log of its steps: the law of the metric over horizons leads from them to S, which
-    it misses by ``spread``.
+    ``y`` is the log of its steps. The likelihood adds log(S/steps), by the law of the metric over
+    horizons, whose error has the deviation ``spread``.
     """
     log_done = math.log(observation.steps)
     if observation.status != "stopped":
         return SeenLogSteps(log_done, spread, bound=False)
-    # The law starts from the metric at the horizon's end. Without one, S is only known to be more.
+    # The law starts from the metric at the horizon's end. Without one, S is only known to exceed
+    # the steps.
     if observation.log_excess is None:
         return SeenLogSteps(log_done, spread, bound=True)
     return SeenLogSteps(log_done, spread, bound=False, log_steps_missed=log_done)
 
 
 def _seen_by_history(observation: Observation) -> SeenLogSteps:
-    """Read what a trial says of log S where no schedule ends with it."""
+    """Read what a trial says of log S, the log of its steps to the target, from its history.
+
+    This is for trials whose schedules do not end with them.
+    """
     log_done = math.log(observation.steps)
     if observation.status == "reached":
         # S lies between the last evaluation that missed the target and the first one that reached
@@ -604,6 +619,7 @@ def _seen_by_history(observation: Observation) -> SeenLogSteps:
         spread = log_width / math.sqrt(12.0)
         return SeenLogSteps(log_done - 0.5 * log_width, spread, bound=False)
     log_factor = observation.log_factor
+    # Without an extrapolated history all that is known is that S exceeds the steps.
     if log_factor is None:
         return SeenLogSteps(log_done, BOUND_DEVIATION, bound=True)
     spread = observation.log_factor_spread
@@ -623,8 +639,11 @@ def _read_ends(observations: Sequence[Observation]) -> Ends:
     that met it at most -``LEAST_MISS``. A metric next to the target would else come out at 0, or on
     its other side.
     """
+    # At the horizon's end: above 0 the target was missed. 0 without a metric there.
     log_excess = np.zeros(len(observations))
+    # Log(steps/horizon): below 0 the target was met before the horizon's end.
     log_share_run = np.zeros(len(observations))
+    # Log(horizon/step) of the last evaluation that missed the target, where the end met it.
     log_over_last_miss = np.full(len(observations), np.inf)
     for place, trial in enumerate(observations):
         if trial.status == "reached":
@@ -647,16 +666,16 @@ def objective_weight(objective: str, tau: StepTimes) -> StepWeight:
 
 
 def objective_so_far(observation: Observation, weight: StepWeight) -> float:
-    """Objective of a trial as far as it has run: its steps, or their seconds."""
+    """Compute the objective of a trial as far as it has run: its steps, or their seconds."""
     return observation.steps * float(weight(np.array(observation.x)))
 
 
 def fresh_steps(posterior: Posterior) -> dict[int, float]:
     """Predict the steps that a fresh seed takes at each reached observation's point, by its number.
 
-    The prediction lies between the posterior mean of log S, which leans on all trials around, and
-    the runs at the very point. These count the more, the smaller their noise from seed to seed is
-    beside what the model misses at one point. A stopped run counts as its estimate or bound, one
+    The prediction lies between the posterior mean of log S, which all trials inform, and the runs
+    at the very point. These count the more, the smaller their noise from seed to seed is compared
+    with what the model misses at one point. A stopped run counts as its estimate or bound, one
     that diverged as far slower than expected.
 
     Where schedules end with the trial, the steps are those of all runs at :func:`fresh_horizons`
@@ -673,10 +692,10 @@ def fresh_steps(posterior: Posterior) -> dict[int, float]:
 def fresh_horizons(posterior: Posterior) -> dict[int, int]:
     """Choose the horizon, in steps, at which each reached observation's point costs least.
 
-    By the observation's number; empty where schedules do not end with the trial. The trial's own
-    horizon was chosen before its S was seen: a longer one may miss less often, a shorter one may
-    cost less. Only horizons are considered with which nine of ten runs are predicted to reach the
-    target, as a winner that needs several seeds is none.
+    They are by the observation's number; empty where schedules do not end with the trial. The
+    trial's own horizon was chosen before its S was seen: a longer one may miss the target less
+    often, a shorter one may cost less. Only those with which nine of ten runs are predicted to
+    reach the target are considered: what needs several seeds is no answer to a search.
     """
     if not posterior.prior.horizon:
         return {}
@@ -684,10 +703,11 @@ def fresh_horizons(posterior: Posterior) -> dict[int, int]:
 
 
 def chance_of_reaching(posterior: Posterior, number: int, horizon: float) -> float:
-    """Chance that a fresh seed at a reached observation's point meets the target with a horizon.
+    """Compute the chance that a fresh seed at an observation's point meets the target in a horizon.
 
     It is ``(1 - outliers) Phi((log horizon - E[log S])/sd)``, with sd the deviation of log S over
-    the posterior and from seed to seed. ``number`` is the observation's.
+    the posterior and from seed to seed. ``number`` is that of an observation that reached the
+    target, ``horizon`` is in steps.
     """
     at_reached = _fresh_at_horizons(posterior)
     numbers = [trial.number for trial in posterior.observations]
@@ -709,8 +729,8 @@ def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
 
     The cost of a horizon is the steps that its runs take until one of them reaches the target.
     """
-    # Log of the step at which a run of each horizon meets the target, over S, the steps that a
-    # fresh seed takes. Horizons and costs are over S here, too.
+    # The log of (the step at which a run of each horizon meets the target / S), with S the shortest
+    # horizon that meets it. Horizons and costs are relative to S here, too.
     log_met_over_s = log_met(posterior.theta[:, posterior.prior.horizon_law])
     costs = dict[int, LeastCost]()
     for place, (log_s, deviation) in _fresh_at_horizons(posterior).items():
@@ -728,11 +748,11 @@ def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
 def _fresh_at_horizons(posterior: Posterior) -> dict[int, tuple[float, float]]:
     """Predict a fresh seed's log S where schedules end with the trial: mean and deviation.
 
-    By the place of each reached observation. As in :func:`_fresh_log_steps` the runs at a point
-    draw the model towards them. Here they do so in each draw of the posterior, as what a run says
-    of S depends on the law of the metric over horizons, which differs from draw to draw. A run
-    counts by its noise and by what that law misses of it: one that met the target early in a long
-    horizon says little of how short the horizon could have been.
+    The pairs are by the place of each reached observation among all. The prediction by the model is
+    moved towards the runs at the same point, in each draw of the posterior by itself: what a run
+    says of S depends on the law of the metric over horizons, which differs from draw to draw. A run
+    counts the less, the larger its noise from seed to seed and the error of that law are. One that
+    met the target early in a long horizon says little of how short the horizon could have been.
     """
     data = posterior.data
     theta = posterior.theta
@@ -743,14 +763,15 @@ def _fresh_at_horizons(posterior: Posterior) -> dict[int, tuple[float, float]]:
     noise = np.exp(2.0 * theta[:, NOISE, None])
     fresh = dict[int, tuple[float, float]]()
     for runs in _runs_at_points(posterior.observations):
+        # What the model misses at the point is normal with the deviation POINT_MISFIT. After these
+        # runs, this is its variance, and then its mean.
         precision = 1.0 / (noise + variance_of_law[..., runs])
-        # The variance that is left of what the model misses at the point.
-        left = 1.0 / (POINT_MISFIT**-2 + precision.sum(axis=1))
-        misses = left * (precision * log_gap[:, runs]).sum(axis=1)
+        variance_left = 1.0 / (POINT_MISFIT**-2 + precision.sum(axis=1))
+        misses = variance_left * (precision * log_gap[:, runs]).sum(axis=1)
         for place in runs:
             if posterior.observations[place].status == "reached":
                 log_drawn = expected_log_s[:, place] + misses
-                variance = float(log_drawn.var() + left.mean() + noise.mean())
+                variance = float(log_drawn.var() + variance_left.mean() + noise.mean())
                 fresh[place] = float(log_drawn.mean()), math.sqrt(variance)
     return fresh
 
@@ -759,7 +780,7 @@ def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
     """Predict a fresh seed's log S where no schedule ends with the trial.
 
     Gives a prediction for each observation that reached the target, by its place among all. The
-    runs at an observation's point draw the model's mean towards them, as in :func:`fresh_steps`.
+    model's mean is moved towards the runs at the observation's point (:func:`fresh_steps`).
     """
     data = posterior.data
     expected_log_s = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
@@ -767,7 +788,7 @@ def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
     noise = noise_variance(posterior.theta)
     fresh = dict[int, float]()
     for runs in _runs_at_points(posterior.observations):
-        # Of the runs' mean gap the share that is the point's own, and not their luck.
+        # The share of the runs' mean gap that belongs to the point, and is not the seeds' luck.
         own_variance = POINT_MISFIT**2
         misses = float(log_gap[runs].mean()) * own_variance / (own_variance + noise / len(runs))
         for place in runs:

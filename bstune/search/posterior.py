@@ -112,7 +112,7 @@ class OtherPlaces(NamedTuple):
 
 
 def other_places(j: int) -> OtherPlaces:
-    """Give the places of the parameters of other hyper-parameter ``j``, from 0."""
+    """Give the places in ``theta`` of the three parameters of other hyper-parameter ``j``."""
     first = OTHER + len(OTHER_NORMAL) * j
     return OtherPlaces(best=first, log_curvature=first + 1, rate_shift=first + 2)
 
@@ -145,10 +145,11 @@ class Points:
         )
 
     def on_nodes(self, prior: "Prior") -> "Points":
-        """Add nodes to the points: many points then cost less, and log S is the same to 0.001.
+        """Add nodes, batch sizes between which functions of the batch size alone are interpolated.
 
-        The knots of the discrepancy are nodes, so that it stays exact. Points that are few, or lie
-        beyond the study's batch sizes, get no nodes.
+        Many points then cost less, and log S is the same to 0.001. The knots of the discrepancy
+        are nodes, so that it stays exact. Points that are few, or lie beyond the study's batch
+        sizes, get no nodes.
         """
         low = prior.knots[0]
         high = prior.knots[-1]
@@ -207,6 +208,7 @@ class Prior:
     @property
     def others(self) -> int:
         """How many other hyper-parameters there are."""
+        # Of the p parameters, those are theirs that belong to neither the law, horizons nor knots.
         of_horizons = len(HORIZON_NORMAL) * self.horizon
         of_others = self.mean.size - OTHER - of_horizons - self.knots.size
         return of_others // len(OTHER_NORMAL)
@@ -220,6 +222,7 @@ class Prior:
     @cached_property
     def fingerprint(self) -> tuple[bytes, ...]:
         """All that the prior's density depends on, as a key to remember results by."""
+        # The rule is a function: its values at a few batch sizes stand for it.
         grid = np.linspace(self.log_low, self.log_high, 33)
         arrays = [self.mean, self.spread, self.knots, self.rule(grid), grid]
         return (*[array.tobytes() for array in arrays], bytes([self.horizon]))
@@ -228,19 +231,20 @@ class Prior:
         """Make points for :func:`log_steps` from log2 batch sizes, log2 rates and other columns.
 
         The frontier and the optimum need ``x`` alone. Other hyper-parameters that are not given are
-        in the middle of their ranges, as those are for which the optimum is.
+        in the middle of their ranges: the optimum is the best learning rate there.
         """
         if z is None:
             z = np.zeros(x.shape)
         if other is None:
             other = np.full((x.size, self.others), 0.5)
-        # Piecewise-linear interpolation of the unit vectors, constant beyond the ends.
+        # The weights with which each point interpolates between the discrepancy's knots, linearly
+        # and constant beyond the ends.
         hats = np.stack([np.interp(x, self.knots, unit) for unit in np.eye(self.knots.size)])
         return Points(x=x, z=z, other=other, rule=self.rule(x), hats=hats)
 
 
 def _columns(chosen: NDArray[np.bool_]) -> Columns:
-    """Turn a mask of trials into a slice where they are neighbours: it is read without a copy."""
+    """Turn a mask of trials into a slice if they are neighbours: it is read without a copy."""
     places = np.flatnonzero(chosen)
     if not places.size:
         return slice(0, 0)
@@ -274,7 +278,7 @@ class LikelihoodData:
 
     @cached_property
     def columns(self) -> tuple[Columns, Columns, Columns]:
-        """Which trials have a log S of their own, which a bound alone, and which diverged."""
+        """Three groups of trials: with a log S of their own, with a bound alone, and diverged."""
         exact = ~self.bound & ~self.diverged
         return _columns(exact), _columns(self.bound), _columns(self.diverged)
 
@@ -284,9 +288,10 @@ class LikelihoodData:
         return _columns(~self.bound & ~self.diverged & np.isfinite(self.log_steps_missed))
 
     def rearranged(self, prior: Prior) -> "LikelihoodData":
-        """Rearrange many trials so that their likelihood is cheap: by kind, and with nodes.
+        """Sort many trials by kind, and add nodes to their points: their likelihood is then cheap.
 
-        Columns of trials that stand side by side are read without a copy.
+        Trials of a kind that stand side by side are read without a copy. Between nodes
+        (:meth:`Points.on_nodes`) the law is interpolated.
         """
         kind = np.isfinite(self.log_steps_missed) + 2 * self.bound + 4 * self.diverged
         ordered = self.take(np.argsort(kind, kind="stable"))
@@ -440,7 +445,8 @@ def log_small_batch_term(theta: Array, points: Points, prior: Prior) -> Array:
 def frontier(theta: Array, points: Points, prior: Prior) -> Array:
     """Compute log S*(B) at n points, by m draws ``theta`` (m, p): (m, n).
 
-    It is level + log(f(B)/f(B_mid)) + discrepancy(B), with f(B) = 1 + B_crit/B + (B_opt/B)^2.
+    S*(B) is the steps to the target at the best learning rate. Its log is
+    level + log(f(B)/f(B_mid)) + discrepancy(B), with f(B) = 1 + B_crit/B + (B_opt/B)^2.
     """
     if points.nodes is not None:
         return points.nodes.between(frontier(theta, points.nodes.points, prior))
@@ -467,8 +473,8 @@ def noise_variance(theta: Array) -> float:
 def penalty(theta: Array, d: Array) -> Array:
     """Compute what a learning rate ``d`` octaves off the best one adds to log S; both (m, n).
 
-    Below the best rate it is a hyperbola, which far down rises by the low slope an octave. Above it
-    is the parabola 1/2 (d/high width)^2.
+    Below the best rate it is a hyperbola, which far away rises by the low slope for each octave.
+    Above it is the parabola 1/2 (d/high width)^2.
     """
     t = theta[:, :, None]
     width = np.exp(t[:, LOW_WIDTH])
@@ -481,8 +487,8 @@ def penalty(theta: Array, d: Array) -> Array:
 def off_optimum(theta: Array, points: Points, prior: Prior) -> Array:
     """Compute how many octaves n points' learning rates lie above the best ones: (m, n).
 
-    By m draws of the parameters, ``theta``, (m, p). The tilt stretches or shrinks the octaves with
-    the batch size.
+    ``theta`` is m draws of the parameters, (m, p). The tilt, one of them, stretches or shrinks the
+    octaves with the batch size.
     """
     d = points.z[None, :] - optimum(theta, points, prior)
     for j in range(prior.others):
@@ -502,12 +508,18 @@ def _steepness(theta: Array, points: Points, prior: Prior) -> Array:
 
 
 def log_steps(theta: Array, points: Points, prior: Prior) -> Array:
-    """Compute log S at n points, by m draws ``theta`` (m, p) of the parameters: (m, n)."""
+    """Compute log S, the log of the steps to the target, at n points: (m, n).
+
+    ``theta`` is m draws of the parameters, (m, p).
+    """
     return _log_steps_off(theta, off_optimum(theta, points, prior), points, prior)
 
 
 def _log_steps_off(theta: Array, d: Array, points: Points, prior: Prior) -> Array:
-    """Compute log S at points whose learning rates lie ``d`` octaves off the best ones: (m, n)."""
+    """Compute log S at n points whose learning rates lie ``d`` octaves off the best ones: (m, n).
+
+    Each other hyper-parameter adds a parabola around its best value.
+    """
     total = frontier(theta, points, prior) + penalty(theta, d)
     for j in range(prior.others):
         places = other_places(j)
@@ -529,8 +541,7 @@ def log_prior(theta: Array, prior: Prior) -> Array:
 
 def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Compute the log likelihood of the trials by m draws: (m,); zero without trials."""
-    # So many draws are taken at a time that what is worked out of them stays in the processor's
-    # cache.
+    # The draws are taken in parts, whose values of log S fit into the processor's cache.
     rows = max(1, CACHED_VALUES // max(data.y.size, 1))
     parts = list[Array]()
     for start in range(0, len(theta), rows):
@@ -539,7 +550,7 @@ def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
 
 
 def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
-    """Compute the log likelihood as :func:`log_likelihood` does, for all draws at a time."""
+    """Compute the log likelihood as :func:`log_likelihood` does, for all draws at once: (m,)."""
     d = off_optimum(theta, data.points, prior)
     expected = _log_steps_off(theta, d, data.points, prior)
     y = log_steps_seen(theta, data, prior)
@@ -549,10 +560,12 @@ def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     # Trials that tell their own log S: the density there.
     variance_beside = variance_seen(theta, data, prior)[..., exact]
     log_density = _log_density(data, y, expected, variance_beside, noise)
+    # Where schedules end with the trial, log S follows from what was measured, a metric or a step,
+    # by a law that differs from draw to draw: the density has to be one of the measured value.
     if data.ends is not None:
         law = theta[:, prior.horizon_law]
-        of_datum = log_jacobian(law, data.ends) + log_chance_at_end(law, data.ends)
-        log_density = log_density + of_datum[:, exact]
+        of_measured = log_jacobian(law, data.ends) + log_chance_at_end(law, data.ends)
+        log_density = log_density + of_measured[:, exact]
     total = _weighed_sum(log_density, data, exact)
 
     # Trials that give a bound: the chance that log S lies above it.
@@ -581,23 +594,23 @@ def _log_density(
     """Compute the log density of the k trials that have a log S of their own: (m, k).
 
     It is a mixture with outliers, up to a constant. Where a trial's log S is an estimate, S must
-    exceed the steps that it has run: the density counts by the chance of that. An outlier's
-    estimate may be wrong altogether, so its density is left as it is.
+    exceed the steps that it has run: the density is multiplied by the chance that it does. An
+    outlier's estimate may be wrong altogether, so its density is not multiplied.
 
     Args:
         data: all n trials.
         y: log S as the trials have it, (1, n) or (m, n).
         expected: log S by the model, (m, n).
-        variance_beside: variance of the k trials' log S beside the noise from seed to seed, (k,) or
-            (m, k).
+        variance_beside: variance of the k trials' log S that is added to the noise from seed to
+            seed, (k,) or (m, k).
         noise: standard deviation of log S from seed to seed, (m, 1).
     """
     exact, _, _ = data.columns
     square = (y[..., exact] - expected[:, exact]) ** 2
     variance = noise**2 + variance_beside
     wide = variance + TRIAL_OUTLIER_SPREAD**2
-    # Both densities are divided by the wide one's exponential, so that neither underflows. In the
-    # logarithm, at the end, it is put back.
+    # Both densities, the narrow one and the outliers' wide one, are divided by the exponential of
+    # the wide one, so that neither underflows. It is put back at the end, in the logarithm.
     scaled_density = np.exp(0.5 * square * (1.0 / wide - 1.0 / variance)) / np.sqrt(variance)
     scaled_density *= 1.0 - TRIAL_OUTLIER_SHARE
     estimated = np.isfinite(data.log_steps_missed[exact])
@@ -611,8 +624,8 @@ def _log_density(
 def log_steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Compute log S as n trials themselves show it: (m, n), or (1, n) without horizons.
 
-    Where schedules end with the trial, the law of the metric over horizons leads from a trial's end
-    to it.
+    Where schedules end with the trial, the law of the metric over horizons leads from the step at
+    which a trial ended to S. That law differs between the m draws.
     """
     if data.ends is None:
         return data.y[None]
@@ -620,7 +633,7 @@ def log_steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
 
 
 def variance_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
-    """Compute the variance of :func:`log_steps_seen` beside the noise from seed to seed.
+    """Compute the variance of :func:`log_steps_seen` without the noise from seed to seed.
 
     It is (n,), or (m, n) where schedules end with the trial.
     """
@@ -698,38 +711,39 @@ class _Path:
     data: LikelihoodData
     prior: Prior
 
-    def heights(self, theta: Array, temperature: float) -> tuple[Array, Array]:
+    def log_density_parts(self, theta: Array, temperature: float) -> tuple[Array, Array]:
         """Compute the two parts of the log density at m draws, base and rise: (m,) each.
 
-        The log density at ``temperature`` is base + temperature x rise. From the prior, the base is
-        the prior's and the rise is the likelihood. From a start, the base is the start's posterior,
-        and the rise is what leads to the posterior of all trials.
+        The log density at ``temperature`` is base + temperature x rise. A path from the prior has
+        the log prior as base and the log likelihood as rise. A path from a start has the log
+        density of the start's posterior as base, and the rise from that to the log density of the
+        posterior of all trials.
         """
         if self.start is None:
-            # Of these two neither depends on the temperature.
             return log_prior(theta, self.prior), log_likelihood(theta, self.data, self.prior)
-        end = log_prior(theta, self.prior) + log_likelihood(theta, self.data, self.prior)
-        # The start's density would cancel at the path's end, so it is not computed there.
+        at_end = log_prior(theta, self.prior) + log_likelihood(theta, self.data, self.prior)
+        # At the path's end base + rise is this, whatever the start: its density, which costs time,
+        # is left out.
         if temperature == 1.0:
-            return end, np.zeros(len(theta))
+            return at_end, np.zeros(len(theta))
         start_likelihood = log_likelihood(theta, self.start.data, self.start.prior)
         base = log_prior(theta, self.start.prior) + start_likelihood
-        return base, end - base
+        return base, at_end - base
 
 
 def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> Array:
     """Take particles ``theta`` from the beginning of a path to its end, the posterior: (m, p).
 
     A path begins at the prior or, where it has a ``start``, at a posterior of fewer trials. At
-    temperature t the log density is ``base`` + t ``rise`` (:meth:`_Path.heights`).
+    temperature t the log density is ``base`` + t ``rise`` (:meth:`_Path.log_density_parts`).
     """
     count = len(theta)
     temperature = 0.0
-    base, rise = path.heights(theta, temperature)
+    base, rise = path.log_density_parts(theta, temperature)
     while temperature < 1.0:
-        step = _next_step(rise, temperature)
-        temperature += step
-        weight = np.exp(step * (rise - rise.max()))
+        temperature_step = _temperature_step(rise, temperature)
+        temperature += temperature_step
+        weight = np.exp(temperature_step * (rise - rise.max()))
         # Systematic resampling: evenly spaced places on the cumulative weights, shifted together at
         # random.
         places = (rng.random() + np.arange(count)) / count
@@ -737,17 +751,18 @@ def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> 
         theta = theta[chosen]
         base = base[chosen]
         rise = rise[chosen]
-        # From a start, which is near, half of the moves will do on the way. At the end twice as
-        # many mix the particles.
-        steps = moves if path.start is None else max(1, moves // 2)
+        # Resampling has made copies of particles, which moves spread again. A start is near the
+        # end: half of the moves are enough on the way from it. At the end itself, twice as many
+        # make the draws less alike.
+        moves_now = moves if path.start is None else max(1, moves // 2)
         if temperature >= 1.0:
-            steps = 2 * moves
-        theta, base, rise = _move(theta, base, rise, temperature, path, rng, steps)
+            moves_now = 2 * moves
+        theta, base, rise = _move(theta, base, rise, temperature, path, rng, moves_now)
     return theta
 
 
-def _next_step(rise: Array, temperature: float) -> float:
-    """Find by bisection how far the temperature may go up in one step.
+def _temperature_step(rise: Array, temperature: float) -> float:
+    """Find by bisection how far the temperature may go up at once, towards 1.
 
     At least half of the particles must still count after it. ``rise`` (m,) is what each particle's
     log density gains for a unit of temperature.
@@ -756,9 +771,9 @@ def _next_step(rise: Array, temperature: float) -> float:
     high = 1.0 - temperature
     excess = rise - rise.max()
 
-    def effective_share(step: float) -> float:
-        """Compute the share of the particles that still count after a step."""
-        weight = np.exp(step * excess)
+    def effective_share(temperature_step: float) -> float:
+        """Compute the share of the particles that still count after the temperature has gone up."""
+        weight = np.exp(temperature_step * excess)
         return float(weight.sum() ** 2 / (weight @ weight) / weight.size)
 
     if effective_share(high) >= KEPT_WEIGHT:
@@ -782,9 +797,10 @@ def _move(
     rng: np.random.Generator,
     moves: int,
 ) -> tuple[Array, Array, Array]:
-    """Move the particles by Metropolis steps: the particles, and base and rise of their density.
+    """Move m particles ``theta``, (m, p), by Metropolis steps at a temperature.
 
-    Shapes (m, p), (m,) and (m,), as they are given.
+    Returns:
+        The moved particles, (m, p), and the ``base`` and ``rise`` of their log density, (m,) each.
     """
     for i in range(moves):
         # Particles move alternately towards a normal distribution fitted to them, which leads far
@@ -795,9 +811,9 @@ def _move(
         else:
             proposed = _by_difference(theta, path.prior, rng)
             correction = np.zeros(len(theta))
-        base_after, rise_after = path.heights(proposed, temperature)
-        ratio = temperature * (rise_after - rise) + base_after - base + correction
-        accepted = np.log(rng.random(len(theta))) < ratio
+        base_after, rise_after = path.log_density_parts(proposed, temperature)
+        log_ratio = temperature * (rise_after - rise) + base_after - base + correction
+        accepted = np.log(rng.random(len(theta))) < log_ratio
         theta = np.where(accepted[:, None], proposed, theta)
         base = np.where(accepted, base_after, base)
         rise = np.where(accepted, rise_after, rise)
@@ -858,11 +874,12 @@ def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstim
     Gives the estimate, in examples, and the number of steps at which it was measured. None where no
     such trial has measured it.
     """
-    # The mean |G|^2 of each trial, in units of its mean tr Sigma, which is 1 for all of them then.
+    # The mean |G|^2 of each trial, in units of its own mean tr Sigma: that is then 1 for all
+    # trials, and none outweighs the others by large gradients.
     gradients = list[float]()
     steps = 0
     for trial in sorted(trials, key=lambda trial: trial.number):
-        # A single step says next to nothing.
+        # A single step scatters too much to say anything.
         if not trial.reached or len(trial.noise_scale) < 2:
             continue
         _, gradient, trace = np.mean(trial.noise_scale, axis=0).tolist()

@@ -98,7 +98,8 @@ def choose_scale(histories: Iterable[Evaluations], mode: Mode, ideal: float | No
         ideal = 0.0
     if ideal is None:
         return Scale(mode, None)
-    # Half of the least distance seen: no error among 1,000 examples counts as half of one.
+    # A metric at the ideal value counts as half of the least distance seen from it: no error among
+    # 1,000 examples, say, as half an error.
     distances = np.abs(metrics - ideal)
     positive = distances[distances > 0.0]
     if not positive.size:
@@ -126,21 +127,21 @@ class RunningBest:
 
     @property
     def best(self) -> float:
-        """The least height."""
+        """The least height that the trial had at all."""
         return float(self.heights[-1])
 
     def slope(self, since: float) -> float | None:
-        """Slope of the fall, -dh/dlog s, from the share ``since`` of the budget on.
+        """Compute the slope of the fall, -dh/dlog s, from the share ``since`` of the budget on.
 
         None where the curve ends before that.
         """
-        # An evaluation at the very share counts, whatever the rounding of its logarithm.
+        # An evaluation at this very share counts, in spite of rounding.
         late = self.log_shares >= math.log(since) - 1e-9
         if np.count_nonzero(late) >= LEAST_POINTS:
             slope, _ = np.polyfit(self.log_shares[late], self.heights[late], 1)
             return -float(slope)
-        # Of few evaluations it is the mean slope, from where the curve enters the window to its
-        # end.
+        # Too few evaluations for a line: the mean slope, from that share, or the curve's start if
+        # that is later, to the curve's end.
         log_start = max(math.log(since), float(self.log_shares[0]))
         width = float(self.log_shares[-1]) - log_start
         if width <= 0.0:
@@ -182,7 +183,7 @@ class Ruler:
     first_slope: float
 
     def log_share(self, heights: Array) -> Array:
-        """Log of the share of its budget at which the ruler had, or would have, these heights.
+        """Compute the log share of its budget at which the ruler had, or would have, these heights.
 
         It lies above 0 for heights below the ruler's last: they would take a longer budget.
         """

@@ -231,6 +231,7 @@ class FrontierSampler(BaseSampler):
         self._intersection = IntersectionSearchSpace(include_pruned=True)
         self._policy = policy or default_policy()
         self._rng = np.random.default_rng(seed)
+        # By a trial's number: the step to train to, the trial it continues, the one it repeats.
         self._max_steps: dict[int, int] = {}
         self._resumed_from: dict[int, int] = {}
         self._repeats: dict[int, int] = {}
@@ -327,7 +328,8 @@ class FrontierSampler(BaseSampler):
         posterior = self._infer(results, others, coordinates, self._rng)
         objective: str = self.objective
         if objective == "both":
-            # The two objectives take turns. A trial that is asked again is the same turn.
+            # The two objectives take turns. A failed trial does not count: the one that is asked
+            # for in its place has the same turn.
             turns = sum(t.state != TrialState.FAIL for t in trials)
             objective = "time" if turns % 2 == 0 else "steps"
         suggestion = suggest(
@@ -400,7 +402,7 @@ class FrontierSampler(BaseSampler):
     ) -> Posterior | None:
         """Sample the posterior of the frontier; None before the study has parameters.
 
-        The next decision stays the same.
+        The call does not change the sampler's next decision.
 
         Args:
             trials: a study, or records of its trials, whose ``hyperparameters`` are the further
@@ -532,8 +534,8 @@ class FrontierSampler(BaseSampler):
             low=coordinates.low,
             high=coordinates.high,
             rule=coordinates.log_rule,
-            # The level is what the best trial has at its budget's end: S is about the budget. The
-            # prior's guess is a quarter of what it is given.
+            # S is the steps to the best trial's metric at its budget's end, so it is about the
+            # budget. ``make_prior`` guesses that S is a quarter of the budget: hence the factor.
             log_budget=math.log(4.0 * budget(middle)),
             sigma=self._sigma,
             exponent_sigma=self._exponent_sigma,
@@ -591,7 +593,7 @@ class FrontierSampler(BaseSampler):
             if result is not None:
                 results.append(result)
                 others[trial.number] = coordinates.others(trial.params)
-            # The others of a study lack the same.
+            # The first one is enough, as the other trials of a study lack the same.
             elif not self._has_warned:
                 self._has_warned = True
                 self._warn_of(trial)
@@ -698,7 +700,10 @@ def _no_budget(batch_size: float) -> float:
 
 
 def _pending(trials: Sequence[FrozenTrial], coordinates: Coordinates) -> Pending:
-    """List the trials that run now, as :data:`bstune.search.candidates.Pending` has them."""
+    """List the trials that run now: log2 of batch size and rate, and the trial that each continues.
+
+    The last is its number; None: the trial begins afresh.
+    """
     pending = list[tuple[float, float, int | None]]()
     for trial in trials:
         if trial.state == TrialState.RUNNING and coordinates.complete(trial.params):
@@ -742,7 +747,7 @@ def trial_result(
         return None
     spec = _spec_of(trial, coordinates)
     status: Status = "reached"
-    # When the target was missed last is not told: the step before is as good as any.
+    # The trial does not tell the last step that missed the target: the one before it stands for it.
     steps_low = steps - 1
     if not complete:
         status = trial.user_attrs.get("status", "stopped")

@@ -84,11 +84,12 @@ class BstuneSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run or continue the search; an error that the user can mend ends the process."""
-        # It starts a thread, which an application that does not sweep does not need.
+        # Imported here: Hydra imports this module in every application, also without a sweep.
+        # ``loading`` starts a thread that says what is waited for.
         from bstune.system.loading import loading
 
         with loading(training=True):
-            # It imports Optuna and torch, which such an application does not need either.
+            # This import takes seconds, as it loads Optuna and torch.
             from bstune.integrations.hydra_sweep import run_sweep
 
         run_sweep(self, arguments)

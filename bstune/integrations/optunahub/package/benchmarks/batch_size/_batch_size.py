@@ -35,7 +35,7 @@ MISSES = ("penalty", "inf")
 PENALTY = 2.0
 # A run's metric is reported to a pruner at so many costs, each half of the next one, the last
 # that of the costliest recorded run.
-RUNGS = 8
+REPORTS = 8
 
 
 @dataclass(frozen=True)
@@ -301,16 +301,16 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
         # The step at which the pruner stops the trial; None: it does not.
         max_steps: int | None = None
         cost_of_step = self._cost_of_step(whole.seconds_per_step)
-        for rung in range(RUNGS):
-            limit = self._highest_cost * 2.0 ** (rung + 1 - RUNGS)
+        for report in range(REPORTS):
+            limit = self._highest_cost * 2.0 ** (report + 1 - REPORTS)
             last_step = int(limit / cost_of_step)
             # The run ends by itself before this cost.
             if last_step >= whole.steps:
                 break
-            seen = [value for step, value in whole.history if step <= last_step]
-            if not seen:
+            metrics_so_far = [value for step, value in whole.history if step <= last_step]
+            if not metrics_so_far:
                 continue
-            trial.report(min(seen), rung)
+            trial.report(min(metrics_so_far), report)
             if trial.should_prune():
                 max_steps = last_step
                 break
