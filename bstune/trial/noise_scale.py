@@ -200,6 +200,7 @@ class NoiseScale(Callback):
             # By default a measurement is so rare that it takes under 5% of the training time.
             if not every:
                 every = STEPS_PER_PART * self.parts if is_split else STEPS_PER_READING
+            # The step that begins is not in ``global_step`` yet.
             if (trainer.global_step + 1) % every:
                 return
             if is_split:
@@ -329,7 +330,7 @@ class NoiseScale(Callback):
     ) -> None:
         """Measure a step from the gradients of parts of its batch, ahead of the step itself."""
         examples = count_examples(batch)
-        # The last batch of an epoch may have too few examples.
+        # In a short last batch of an epoch some part would have one example, or none.
         if trainer.is_last_batch and examples < 2 * self.parts:
             self.passed_over += 1
             return
@@ -358,9 +359,11 @@ class NoiseScale(Callback):
         self._add(trainer, combine_norms(squares_of_parts, sizes, square_of_batch))
 
     def _add(self, trainer: Trainer, norms: GradientNorms) -> None:
-        """Add a step's measurement; one that is not finite is passed over."""
+        """Add a step's measurement of |G|^2 and tr Sigma; pass it over if one is not finite."""
         if math.isfinite(norms.squared_gradient) and math.isfinite(norms.trace):
-            self.measurements += ((trainer.global_step + 1, norms.squared_gradient, norms.trace),)
+            # The optimizer has not taken the measured step yet, so ``global_step`` leaves it out.
+            number = trainer.global_step + 1
+            self.measurements += ((number, norms.squared_gradient, norms.trace),)
         else:
             self.passed_over += 1
 
@@ -528,7 +531,7 @@ def gradients_of(
     """Take the gradient of a batch's loss with respect to each parameter, by the parameter's name.
 
     The loss is multiplied by ``factor``, a gradient scaler's. Parameters that the loss does not
-    depend on are left out; without a loss there is no gradient.
+    depend on are left out. The dict is empty where the training step returns no loss.
     """
     with torch.enable_grad():
         with trainer.precision_plugin.train_step_context():

@@ -142,15 +142,15 @@ class Table:
         return HorizonTable(self.cells, self.batch_sizes)
 
     def _draw(self, batch_size: int, lr: float, share: float) -> Run:
-        """Choose the run at a share of the way through a cell's runs.
+        """Choose one of a cell's runs: ``share`` 0 is the first, 1 the last.
 
-        For a cell that was not recorded the nearest recorded one is taken.
+        For a cell that was not recorded the nearest recorded one in (log B, log lr) is taken.
         """
         runs = self.cells.get((batch_size, lr))
         if runs is None:
-            away = np.log(list(self.cells)) - np.log([batch_size, lr])
-            distance = (away**2).sum(axis=1)
-            runs = list(self.cells.values())[int(distance.argmin())]
+            log_distances = np.log(list(self.cells)) - np.log([batch_size, lr])
+            squared_distances = (log_distances**2).sum(axis=1)
+            runs = list(self.cells.values())[int(squared_distances.argmin())]
         return at_share(runs, share)
 
 
@@ -225,7 +225,8 @@ def held_to(record: TrialResult, last_step: int) -> TrialResult:
 
     The recorded run may have ended early because it met a target of its own. A longer run would
     have come at least as far, as the best value so far counts. Only stopped trials with a history
-    are extended; others are given as they are.
+    are extended; others are given as they are. A stopped trial has not met the study's target, so
+    its ``steps_low``, the steps known to have missed it, are extended too.
     """
     if record.status != "stopped" or record.steps >= last_step or not record.history:
         return record
@@ -391,9 +392,9 @@ def _checked_horizon(horizon: object, values: Mapping[str, Any], diverged: bool,
 
 
 def unusable_target(table: Table, target: Target) -> str | None:
-    """Say why a target cannot be searched for: no run reaches it, or all do at once.
+    """Say why a target cannot be searched for; None if it can.
 
-    None if it can.
+    It cannot if no run reaches it, or if all runs do at their first evaluation.
     """
     # A target that the study's first trial will set is not known yet.
     if target.is_open:
@@ -617,7 +618,8 @@ class ReplayBackend(TrialBackend):
         # Trials at a fixed budget are compared once all have spent it, so records that ended
         # earlier are extended. Where schedules end with the trial, a record does not end earlier.
         self._fills_budget = options.search.objective == "loss" and not self.horizon
-        # Where schedules end with the budget, it is part of the workload.
+        # A budget with which schedules end changes what a trial is. It changes nothing where trials
+        # are stopped, or where the sampler chooses each trial's horizon.
         budget = flatten({"budget": options.budget.model_dump()})
         if self.stops or chooses_horizons(options):
             budget = {}
@@ -648,8 +650,8 @@ class ReplayBackend(TrialBackend):
         if not self._fills_budget:
             return record
         extended = held_to(record, last_step)
-        # A budget in seconds is turned into steps by the median at each batch size: by the seconds
-        # of the nearest recorded run, trials of as many steps would spend it unequally.
+        # A budget in seconds becomes steps by the recorded runs' median seconds at each batch size.
+        # With the seconds of single runs, trials of equally many steps would differ in seconds.
         seconds_per_step = self.step_time(spec.batch_size)
         steps_before = 0 if resumed_from is None else resumed_from.steps
         seconds = max(extended.steps - steps_before, 0) * seconds_per_step

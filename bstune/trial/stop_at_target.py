@@ -92,6 +92,7 @@ class StopAtTarget(Callback):
         self.history: list[tuple[int, float | None]] = []
         self._clock = TrialClock(self._now, synchronize)
         self._is_fitting = False
+        # The steps that were taken when the clock's present stretch of training began.
         self._segment_start = 0
 
     @property

@@ -61,10 +61,9 @@ class GivenStream:
         self.length = length_of(loaders)
         # Batches to skip before the next one, after a resume.
         self._to_skip = 0
-        # Each further epoch opens the loaders anew; the first one takes those that are open.
-        # A function's generator, as one of a method would hold the stream in a cycle. Without a
-        # cycle the loaders' processes end with the stream at once, else by torch's timeout, five
-        # seconds later.
+        # The generator is made by a function, as one that a method makes would refer to the stream,
+        # and the stream to it. In such a cycle the loaders' processes would outlive the stream by
+        # torch's timeout of five seconds.
         self._batches = _endless(open_loaders, loaders, batch_size)
 
     def draw(self) -> object:
@@ -82,6 +81,7 @@ class GivenStream:
 
     def position(self, batches: int) -> Position:
         """Give the position after so many batches, as plain data."""
+        # A resume draws all of these batches again, which also moves the random numbers on.
         return {"batches": batches, "random": None}
 
     def resume(self, position: Position) -> None:

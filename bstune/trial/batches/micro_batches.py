@@ -27,10 +27,10 @@ def micro_batch_sizes_of(batch_size: int, micro_batch_size: int | None) -> tuple
         return sizes[own_places]
     if micro_batch_size is None:
         return (batch_size,)
-    count, rest = divmod(batch_size, micro_batch_size)
+    count, left_over = divmod(batch_size, micro_batch_size)
     whole = (micro_batch_size,) * count
-    if rest:
-        return (*whole, rest)
+    if left_over:
+        return (*whole, left_over)
     return whole
 
 

@@ -172,6 +172,6 @@ def _distance(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> fl
     """Give the Euclidean distance between weights of the same names."""
     squares = 0.0
     for name in weights.keys() & others.keys():
-        apart = weights[name].double() - others[name].double()
-        squares += float(torch.sum(apart.abs() ** 2))
+        difference = weights[name].double() - others[name].double()
+        squares += float(torch.sum(difference**2))
     return math.sqrt(squares)

@@ -65,8 +65,12 @@ def schedule_out_of_proportion(
 def _keep_proportion(
     copy: ScheduleCopy, other: ScheduleCopy, factor: float, now: Callable[[], float]
 ) -> bool:
-    """Whether a schedule's rates ahead are ``factor`` times as high in the other trial."""
+    """Whether a schedule's rates ahead are ``factor`` times as high in the other trial.
+
+    True also where the time is over, or the schedule ends, before any rate has differed.
+    """
     began = now()
+    # The highest rate so far. Rates that are tiny beside it count as 0.
     highest = 0.0
     with warnings.catch_warnings(action="ignore"):
         for number in range(STEPS_AHEAD):

@@ -179,6 +179,7 @@ def rate_of_optimizers(module: LightningModule) -> float:
 
 def are_timed(options: Iterable[str]) -> bool:
     """Whether some options, written as on the command line, limit a study by seconds."""
+    # Hydra's options may begin with + or ++.
     return any(str(option).lstrip("+").startswith(TIMED) for option in options)
 
 
@@ -301,7 +302,7 @@ class _ValidationMetrics(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the names of the metrics that the validation has logged."""
-        # A value that has not changed is one that the training step logged.
+        # A value that is the same as before the validation was logged by the training step.
         for name, value in _values_of(trainer).items():
             if self._before.get(name) != value:
                 self.names.add(name)

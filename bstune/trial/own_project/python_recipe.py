@@ -100,7 +100,7 @@ class PythonRecipe:
         return type(self.data_module).__name__
 
     def data(self) -> LightningDataModule:
-        """Give the study's data module, or make that for the reference's batch size."""
+        """Give the study's data module, or make one for the reference's batch size."""
         if isinstance(self.data_module, DataAt):
             return self.data_module(self.data_module.batch_size)
         return self.data_module
@@ -390,7 +390,10 @@ def data_of(data: object, batch_size: int) -> "LightningDataModule | DataAt":
 
 
 def is_function(data: object) -> TypeGuard[Callable[[int], object]]:
-    """Whether the data are given as a function of the batch size."""
+    """Whether the data are given as a function of the batch size.
+
+    A class can be called too, and so may a data module; neither is such a function.
+    """
     return callable(data) and not isinstance(data, type) and not _is_data_module(data)
 
 

@@ -104,7 +104,10 @@ class InProcess:
         self._waiting = spec, output, resumed_from
 
     def wait(self) -> Finished:
-        """Run the trial that was started, and give it once it is over."""
+        """Run the trial that was started, and give it once it is over.
+
+        A BstuneError of the trial is raised, as it ends the study. Any other error is recorded.
+        """
         assert self._waiting is not None  # noqa: S101 (it was started)
         spec, output, resumed_from = self._waiting
         self._waiting = None
@@ -174,10 +177,12 @@ class Workers:
         self._signal: int | None = None
 
     def __enter__(self) -> Self:
+        # Idle processes of an earlier context are used again.
         if self._spare is not None:
             self._workers += self._spare
             self._spare.clear()
-        # Only the main thread may set handlers. One that was not set in Python is None here.
+        # Only the main thread may set signal handlers. signal() gives None in place of a former
+        # handler that was not set from Python.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[number] = signal.signal(number, self._note_signal) or signal.SIG_DFL
@@ -206,7 +211,8 @@ class Workers:
                     self._spare.append(worker)
                     break
         for worker in self._workers:
-            # Lightning would put off the signal to terminate until a batch is done.
+            # After an error no trial's result is wanted any more. A signal to terminate would not
+            # do, as Lightning puts it off until a batch is done.
             if kind is not None:
                 worker.kill()
             worker.close()
