@@ -344,7 +344,10 @@ def fit(
 
 @contextmanager
 def _discarding(writer: StateWriter | None) -> Iterator[None]:
-    """At the end of the context, remove a state that was written and not kept."""
+    """At the end of the context, remove a state that was written and not kept.
+
+    None: the trial writes no state.
+    """
     try:
         yield
     finally:

@@ -260,6 +260,7 @@ class NoiseScale(Callback):
         small = sum(square / (squared_scale * w) for square, w, _ in micro_batches)
         inverse_small = sum(w / n for _, w, n in micro_batches)
         inverse_big = sum(w * w / n for _, w, n in micro_batches)
+        # 0 if a micro-batch of this device has no norms, as no parameter had a gradient there.
         is_whole = float(all(reading.norms))
         devices = trainer.world_size
         sums = torch.tensor((small, inverse_small, inverse_big, is_whole), dtype=torch.float64)
@@ -515,6 +516,7 @@ def step_arguments(
     step: Callable[..., object], batch: object, batch_idx: int
 ) -> tuple[object, ...]:
     """Give the arguments with which Lightning calls a step: the index only where it takes one."""
+    # Lightning also takes the second of two parameters for the index, whatever its name.
     if is_param_in_hook_signature(step, "batch_idx", min_args=2):
         return (batch, batch_idx)
     return (batch,)
@@ -615,6 +617,8 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
             generators.append((value, value.get_state()))
     clones = list[tuple[Tensor, Tensor]]()
     for tensor in _written_tensors(values, module):
+        # A tensor that takes a gradient is not state that a pass overwrites in place. An inference
+        # tensor cannot be overwritten here.
         if not tensor.requires_grad and not tensor.is_inference():
             clones.append((tensor, tensor.clone()))
     trainer.loggers = [DummyLogger() for _ in loggers]

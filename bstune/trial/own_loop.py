@@ -575,6 +575,7 @@ class LoopBackend(TrialBackend):
         else:
             self.device = torch.cuda.get_device_name(device)
             self.device_kind = self.device
+        # These settings must not change while a study goes on.
         self.frozen_settings = {"device": self.device}
         self.versions = {"bstune": bstune.__version__}
 
@@ -802,7 +803,7 @@ class LoopRunner:
     def free(self) -> bool:
         """Whether the loop takes another trial.
 
-        Those that it has ended are taken back first.
+        It does not before all trials that it has ended are taken back.
         """
         all_taken_back = len(self.to_train) == len(self._trials)
         return all_taken_back and len(self._trials) < self.count

@@ -557,7 +557,7 @@ def _shipped_target(path: Path) -> Target | None:
 
 
 def _searched_note(table: Table) -> list[str]:
-    """Give a line that names hyperparameters in which recorded runs differ besides, if they do.
+    """Give a line that names the further hyperparameters in which recorded runs differ.
 
     The list is empty where runs differ in batch size and learning rate alone.
     """

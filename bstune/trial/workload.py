@@ -425,7 +425,8 @@ def _batches_of_loaders(
         check_taken(options)
         notes.append(taken_note(training))
         return _batches_as_given(recipe.data_at, options.seed)
-    # Refuses a loader that cannot be read in other batches, before the first trial.
+    # Refuses a loader that cannot be read in other batches, before the first trial. It is tried in
+    # the smallest batch that has an example for each process of a trial.
     rebatch(training, batch_size=count(), micro_batch_size=None, seed=0)
     # Plain loaders that a function of the batch size makes are made anew for each trial. A data
     # module's loader serves all of them.

@@ -164,6 +164,7 @@ class IndexStream:
             )
         self.drawn = position["batches"]
         self._resumed = position["random"]
+        # The indices come in groups, of which those before the next batch's group are passed over.
         self._indices = self._start(first=self.drawn // self.batches_together)
 
 

@@ -176,6 +176,7 @@ class Recorder(Callback):
         if further_micro_batches != 0:
             return
         self._weights.keep_after(steps, trainer, pl_module)
+        # Without this the clock would read when the host has asked for the step's work.
         synchronize(pl_module.device)
         self.clock.end_step()
         # A spec with max_steps ends the trial itself.

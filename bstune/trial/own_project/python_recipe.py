@@ -118,6 +118,7 @@ class PythonRecipe:
             "seed": values.seed,
             "total_steps": values.total_steps,
         }
+        # A hyper-parameter whose value the trial does not state has the user's own value.
         return self.module_of(Trial({**stated, **self.own_values, **values.hyperparameters}))
 
     def module_of(self, trial: "Trial") -> LightningModule:
@@ -157,7 +158,7 @@ class PythonRecipe:
         return dict(self.trainer_arguments)
 
     def with_trainer(self, arguments: Mapping[str, Any]) -> "PythonRecipe":
-        """Give the recipe with further arguments of the Trainer; its own stay where it has them."""
+        """Give the recipe with further arguments of the Trainer, which do not replace its own."""
         return replace(self, trainer_arguments={**arguments, **self.trainer_arguments})
 
     def takes(self, name: str) -> bool:

@@ -41,6 +41,7 @@ def work(
         printed: takes what is printed; None: it goes where the fork server prints.
     """
     if printed is not None:
+        # Standard output and standard error, of libraries in C as well.
         for descriptor in (1, 2):
             os.dup2(printed.fileno(), descriptor)
         printed.close()
@@ -48,6 +49,7 @@ def work(
     faulthandler.enable(file=2)
     # The fork server still has the environment of its own start.
     os.environ.update(environment)
+    # The filters keep these secrets out of logs and warnings.
     know(secrets)
     install_filters()
     process = os.getpid()

@@ -123,7 +123,7 @@ class InProcess:
             return replace(failed(spec, error, time.monotonic() - start), cause=error)
 
     def poll(self) -> Iterator[Finished]:
-        """Yield nothing: a trial is over only as :meth:`wait` runs it."""
+        """Yield nothing: no trial is over before :meth:`wait` runs it."""
         return iter(())
 
 
@@ -298,7 +298,7 @@ class Workers:
             yield finished
 
     def _next_finished(self, seconds: float) -> Finished | None:
-        """Give the trial with the least number of those that are over within some seconds.
+        """Wait for some seconds at most, and give the first trial, by number, that is over.
 
         A trial with an error that ends the study comes last, so that the others are recorded before
         that. None where no trial is over.
