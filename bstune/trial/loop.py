@@ -197,6 +197,7 @@ def _record(callback: TrialCallback) -> TrialResult:
         device=device_name(protocol.trainer, protocol.devices),
         versions={**versions(), **cuda_settings(device_of(protocol.trainer))},
         history=tuple(state.history),
+        # Of several messages the record has the weightiest: how the trial ended comes first.
         message=state.message or parts.compiling.failed or parts.noise_scale.missing,
         noise_scale=parts.noise_scale.measurements,
         training_loop=None if callback.step_taker is None else callback.step_taker.name,

@@ -218,6 +218,7 @@ class NoiseScale(Callback):
         if reading is None or len(reading.examples) < trainer.accumulate_grad_batches:
             return
         self._end_reading()
+        # An error in a hook was kept until the backward pass has ended.
         if reading.error is not None:
             raise reading.error
         gradients = dict[str, Tensor]()

@@ -178,9 +178,9 @@ class LoopTrial:
 
     @property
     def max_steps(self) -> int:
-        """The step after which the trial ends for now.
+        """The step after which the trial ends, unless the study asks it to go on later.
 
-        It is counted from the very first step, those of the trial that it continues included.
+        The steps of the stopped trial that it continues count too.
         """
         return self._state.last_step
 
@@ -230,7 +230,7 @@ class LoopTrial:
                 f"batch size {self.batch_size} is larger than the data set ({examples} examples): "
                 "lower the largest of batch_sizes"
             )
-        # They are made as for the batches of a module, whose loader takes the second one.
+        # A study of a module makes two generators: of the order, and of its loader's workers.
         order, _ = seeded_generators(self.seed, "cpu", count=2)
         return endless_indices(
             operator.index(examples), self.batch_size, order, first=self.first_step
@@ -492,7 +492,8 @@ def _number(value: object) -> float:
     number = as_float(value)
     if number is None:
         raise ConfigError(f"trial.report needs a number as its value, but got {shown(value)}")
-    # A tensor's item() does not tell that the value was a float32.
+    # A tensor's item() does not tell that the value was a float32. A value out of float32's range
+    # overflows here.
     with np.errstate(over="ignore"):
         is_float32 = float(np.float32(number)) == number
     return shortest_decimal(number) if is_float32 else number
@@ -687,7 +688,10 @@ class LoopBackend(TrialBackend):
         )
 
     def take_back(self, trial: LoopTrial, folder: Output) -> Finished:
-        """Take a trial that its loop has ended, or has gone on without, and tell how it ended."""
+        """Take a trial back from its loop, and tell how it ended.
+
+        If the loop went on without ending it, it has failed.
+        """
         finished = trial.abandon()
         self._note_cut(trial, finished)
         record = finished.result()
@@ -701,10 +705,10 @@ class LoopBackend(TrialBackend):
         return replace(finished, record=record)
 
     def _note_cut(self, trial: LoopTrial, finished: Finished) -> None:
-        """Count trials in a row that ended before their last step, and draw the consequence.
+        """Count trials in a row that their loop ended too early to be compared by their loss.
 
-        Where the objective is the loss, trials that do so cannot go on. After ``CUT_MEAN_NEVER`` of
-        them trials are no longer continued, but start afresh; the user is told so once.
+        Such trials cannot go on. After ``CUT_MEAN_NEVER`` of them no trial is continued any more:
+        each starts afresh, and the user is told so once.
         """
         if self._is_for_loss and finished.is_cut:
             self._cut_in_a_row += 1

@@ -78,10 +78,10 @@ class Table:
         The corners are the cells at the next recorded batch sizes and learning rates. Where all of
         them reached the target, the logs of steps to target S and seconds per step tau are bilinear
         in (log B, log lr), and the history is the nearest corner's with its steps rescaled.
-        Elsewhere the end is the nearest corner's. For a corner that was not recorded the nearest
-        recorded cell in (log B, log lr) is taken, and beyond the table's range the value at its
-        edge. Of several runs in a cell one is drawn by ``seed``: the one at the same place in every
-        cell's list.
+        Where some did not, the end is the nearest corner's. For a corner that was not recorded the
+        nearest recorded cell in (log B, log lr) is taken, and beyond the table's range the value at
+        its edge. Of several runs in a cell one is drawn by ``seed``: the one at the same place in
+        every cell's list.
         """
         return self.read(batch_size, lr, target, float(np.random.default_rng(seed).random()))
 
@@ -189,8 +189,8 @@ def replay(
         outcome = table.horizon_table.outcome(spec.batch_size, spec.lr, horizon, spec.seed, target)
     else:
         outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
-    # It ends with its limit, or with the recorded run. A trial that goes on has its earlier steps
-    # in any case.
+    # The trial ends at its limit, or where the recorded run ends. One that goes on has at least the
+    # steps of the stopped trial that it continues.
     steps = min(outcome.end, max(last_step, steps_before))
     reached = outcome.steps is not None and outcome.steps <= steps
     has_diverged = outcome.diverged and steps == outcome.end
@@ -285,7 +285,7 @@ def read_table(path: Path) -> Table:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        run = _run(line, f"{path}, line {number}")
+        run = _read_run(line, f"{path}, line {number}")
         key = run.batch_size, run.lr, run.seed, run.horizon
         if key in runs:
             horizon = "" if run.horizon is None else f", horizon={run.horizon}"
@@ -324,7 +324,7 @@ def _check_searchable(table: Table, path: Path) -> None:
         )
 
 
-def _run(line: str, place: str) -> Run:
+def _read_run(line: str, place: str) -> Run:
     """Read a recorded run from a line of JSON; ``place`` is its file and number, for messages."""
     values = parse_json(line, place)
     if not isinstance(values, dict):

@@ -527,7 +527,8 @@ def _adjust_optimizers(
         module: whose method is replaced.
         lr: the learning rate to set; None: the module's own stays.
         batch_size: of the trial, at which half-lives in examples become decays per step.
-        half_lives: as :func:`bstune.trial.batches.half_lives.follow_batch_size` takes them.
+        half_lives: in examples, by the names of arguments of
+            :func:`bstune.trial.batches.half_lives.follow_batch_size`; None: what it sets stays.
     """
     configure = module.configure_optimizers
 

@@ -143,8 +143,8 @@ def length_of(loaders: object) -> int | None:
 def examples_of(loaders: object, batch_size: int | None) -> int | None:
     """Give the examples in an epoch of one or several loaders.
 
-    The number is exact where a plain sampler tells it, else as many as the full batches have at
-    least. None where an epoch has no end, its length is not known, or that least number is 0.
+    The number is exact where a plain sampler tells it; otherwise it counts the batches that are
+    certainly full. None where an epoch has no end, its length is not known, or the number is 0.
 
     Args:
         loaders: as a function of the batch size gives them.
@@ -237,6 +237,7 @@ def _batches_of(loaders: Any) -> Iterator[object]:
     if len(several) == 1 and several[0] is loaders:
         yield from loaders
         return
+    # Lightning's CombinedLoader yields each batch with its number and that of its loader.
     is_combined = hasattr(loaders, "flattened")
     combined = loaders if is_combined else CombinedLoader(loaders, mode_of_loaders(loaders))
     for batch, _, _ in combined:

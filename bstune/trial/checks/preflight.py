@@ -196,12 +196,12 @@ def manual_notes(trial: ShortTrial, protocol: TrialProtocol) -> Iterator[str]:
     """Yield a line on a module that steps its optimizers itself; nothing for any other."""
     if trial.module.automatic:
         return
-    taken = " and ".join(map(str, trial.optimizer_steps)) or "no"
-    without = "" if protocol.noise_scale_every is None else ", without noise scale"
+    taken_steps = " and ".join(map(str, trial.optimizer_steps)) or "no"
+    unmeasured = "" if protocol.noise_scale_every is None else ", without noise scale"
     yield (
         f"{trial.module.name} steps its optimizers itself (manual optimization): trained as it is, "
-        f"one step of a trial a batch (in {trial.batches} batches its optimizers took {taken} "
-        f"steps){without}"
+        f"one step of a trial a batch (in {trial.batches} batches its optimizers took "
+        f"{taken_steps} steps){unmeasured}"
     )
 
 
@@ -270,7 +270,7 @@ def _why_not_continued(
         Why a stopped trial cannot be continued, in words; None if the two do not differ.
     """
     done = stopped.weights.steps
-    # A trial that was stopped earlier has slow steps, of which few are taken.
+    # A trial that was stopped before ``COMPARED_STEPS`` has slow steps, so that one has to do.
     followed = FOLLOWED_STEPS if done >= COMPARED_STEPS else 1
     spec = replace(stopped.spec, max_steps=max(done + 1, min(done + followed, last_step)))
     # The stopped trial has number 0.

@@ -451,7 +451,7 @@ class FollowedSteps:
     """Records the course of a trial's last steps: their batches, and the state before and after.
 
     Args:
-        after: the number of its own steps after which the record begins; None: nothing is recorded.
+        after: the number of the trial's steps before the record begins; None: nothing is recorded.
         exact: whether equal trainings have equal results to the bit.
     """
 
@@ -464,9 +464,9 @@ class FollowedSteps:
     def see_batch(
         self, trainer: Trainer, module: LightningModule, batch: object, steps: int
     ) -> None:
-        """Record the batch of the next step, after ``steps`` of them, if it is one to be recorded.
+        """Record the batch of the next step, if that step is followed; ``steps`` came before it.
 
-        Before the first such step the attributes of the module and its optimizers are recorded.
+        Before the first followed step the attributes of the module and its optimizers are recorded.
         """
         if self._after is None or steps < self._after:
             return

@@ -43,6 +43,7 @@ class ShortRuns:
             # Two trials are compared, which further evaluations could make differ.
             evaluation_schedule=AT_THE_END,
             noise_scale_every=None,
+            # The user's call-backs that stop a training early or save it are left out.
             trainer=without_monitors(protocol.trainer),
         )
         self.on_cpu = device_of(protocol.trainer).type == "cpu"

@@ -250,4 +250,5 @@ def micro_batch_sizes_of_process(
             f"batch size {batch_size} in micro-batches of {micro_batch_size} leaves one of "
             f"{_place.count} devices without an example: raise protocol.micro_batch_size"
         )
+    # The micro-batches go to the processes in turn.
     return sizes, slice(_place.rank, None, _place.count)

@@ -242,8 +242,8 @@ def _sorted_arguments(arguments: Node, defaults: Node) -> tuple[Node, list[str]]
     """Sort the arguments of a file's Trainer that are not Lightning's defaults.
 
     Returns:
-        Those that trials take over, and the names of those that bstune sets itself (``OWNED``). The
-        latter leave out ``LENGTHS``.
+        Those that trials take over, and the names of those that bstune sets itself (``OWNED``), but
+        for ``LENGTHS``, which become a trial's budget.
     """
     kept = Node()
     left_out = list[str]()
@@ -265,6 +265,7 @@ def _own_metric(sections: Node, parsed: Node, data: LightningDataModule) -> OwnM
     for named in parsed["trainer"].get("callbacks") or ():
         callbacks.append(cli.instantiate_class((), named))
     refuse_finders(callbacks)
+    # A CPU is enough for a few batches, and there is one on every machine.
     return own_metric(model, data, {"callbacks": callbacks}, accelerator="cpu")
 
 

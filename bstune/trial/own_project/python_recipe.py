@@ -245,8 +245,15 @@ def _argument_names(
 ) -> dict[str, str]:
     """Map the name of each argument of a module's class to that of the trial's attribute it takes.
 
-    ``module`` may be a partial of the class, ``function`` is the class itself. The other arguments
-    are :func:`module_builder`'s. A ConfigError says why the class cannot be built from a trial.
+    Args:
+        module: the class, or a partial of it.
+        function: the class itself.
+        tunables: names of the further hyper-parameters, which the class must take.
+        overrides_lr: whether bstune sets the learning rate in the optimizer, so that the class
+            needs no argument for it.
+
+    Raises:
+        ConfigError: says why the class cannot be built from a trial.
     """
     class_name = function.__name__
     arguments = inspect.signature(module).parameters

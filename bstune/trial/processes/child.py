@@ -161,7 +161,7 @@ def _send(connection: Connection, message: SaidLine | CallAnswer | Finished) -> 
 def _users_cause(error: BaseException) -> bytes | None:
     """Pickle the error of the user's code that one of bstune's errors comes from.
 
-    None where it comes from none, or that cannot be pickled.
+    None where there is no such error, or it cannot be pickled.
     """
     cause = error.__cause__
     while cause is not None and (isinstance(cause, BstuneError) or not in_users_code(cause)):

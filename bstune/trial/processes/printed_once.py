@@ -74,7 +74,7 @@ class _Lines:
         self._stream = stream
         self._log = log
         # The beginning of a line whose end was not written yet.
-        self._rest = ""
+        self._unended_line = ""
         self._has_ended = False
 
     def __getattr__(self, name: str) -> Any:
@@ -87,7 +87,7 @@ class _Lines:
         """
         if self._has_ended or getattr(_thread, "is_own", False):
             return self._stream.write(text)
-        *lines, self._rest = (self._rest + text).split("\n")
+        *lines, self._unended_line = (self._unended_line + text).split("\n")
         for line in lines:
             self._take(line)
         return len(text)
@@ -95,8 +95,8 @@ class _Lines:
     def end(self) -> None:
         """Take a last line that did not end, and write to the stream itself from now on."""
         self._has_ended = True
-        if self._rest:
-            self._take(self._rest)
+        if self._unended_line:
+            self._take(self._unended_line)
 
     def _take(self, line: str) -> None:
         """Hand a line to the log.
