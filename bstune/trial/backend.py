@@ -175,6 +175,8 @@ def stops_trials(options: StudyOptions) -> bool:
 
 def chooses_horizons(options: StudyOptions) -> bool:
     """Whether the sampler chooses the step at which each trial's schedule ends, its horizon."""
+    # A sampler lists what it asks of the study in ``context``. One that asks whether schedules end
+    # with their trials (``horizon``) chooses where.
     return "horizon" in getattr(sampler_class(options), "context", ())
 
 
@@ -213,16 +215,17 @@ def make_protocol(options: StudyOptions, recipe: Recipe | None) -> TrialProtocol
     trainer: dict[str, Any] = {}
     if recipe is not None:
         kind, _, index = options.device.partition(":")
+        # Lightning takes the numbers of CUDA devices, but a count of processes on a CPU.
         devices = [int(index or 0)] if kind == "cuda" else 1
         trainer = {**trainer_arguments(options, recipe), "accelerator": kind, "devices": devices}
+        # Lightning refuses the argument ``precision`` beside a plug-in that sets the precision.
         if not _has_precision(trainer.get("plugins")):
-            # Lightning refuses it beside a plug-in of its kind.
             trainer["precision"] = options.precision
-    # torch.compile captures the graphs itself.
+    # Where torch.compile captures CUDA graphs itself, bstune must not capture the steps as well.
     captured_by_torch = protocol.fast == "graph" and options.compile in CUDA_GRAPH_MODES
     target = options.workload.target.target
     if options.search.objective == "loss":
-        # Only the budget ends a trial.
+        # Trials are compared at the end of the budget, so no value of the metric ends one.
         target = target.never_met
     return TrialProtocol(
         target=target,
@@ -281,9 +284,13 @@ def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
 
 
 def refuse_finders(callbacks: object) -> None:
-    """Raise a ConfigError for a call-back, alone or in a list, that sets a value of bstune's."""
+    """Raise a ConfigError for a call-back, alone or in a list, that sets a value of bstune's.
+
+    These are the learning rate and the batch size, which Lightning's finders set.
+    """
     several = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     for callback in several:
+        # They are known by name, as Lightning's two packages have different classes.
         for base in type(callback).__mro__:
             if base.__name__ in FINDERS:
                 raise ConfigError(
@@ -318,6 +325,8 @@ def make_space(options: StudyOptions, lr_range: tuple[float, float] = (0.0, floa
         sigma=options.scaling.lr_octaves_sigma,
         # A call of the rule through Hydra takes 0.1 ms, so that its rates are remembered.
         rule=cache(instantiate(options.scaling.rule, "scaling")),
+        # How far learning rates may lie from the rule. Only bstune's own sampler, which stops
+        # trials, has this bound; None: three sigma.
         octaves=options.scaling.lr_octaves if stops_trials(options) else None,
         lr_low=lr_range[0],
         lr_high=lr_range[1],

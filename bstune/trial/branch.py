@@ -66,8 +66,8 @@ def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
         "callbacks": isinstance(checkpoint.get("callbacks", {}), dict),
         "global_step": isinstance(checkpoint.get("global_step", 0), int),
     }
-    for name, is_own in fits.items():
-        if not is_own:
+    for name, has_its_type in fits.items():
+        if not has_its_type:
             raise ConfigError(
                 f"{path} is no checkpoint of Lightning's: its {name} is of another type"
             )
@@ -77,9 +77,9 @@ def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
 def examples_seen(checkpoint: Mapping[str, Any], batch_size: int) -> float | None:
     """Compute how many examples a run had trained on, at ``batch_size`` in each step.
 
-    None where the checkpoint's count of steps does not tell. Lightning's ``global_step`` adds up
-    the steps of all optimizers, so with several of them it is no number of batches. A count below 1
-    is of a checkpoint that holds none.
+    None where the checkpoint does not tell. Lightning's ``global_step`` adds up the steps of all
+    optimizers, so with several of them it is no number of batches. It is 0 or missing in a
+    checkpoint that was saved without a count of steps.
     """
     steps = checkpoint.get("global_step", 0)
     if len(checkpoint["optimizer_states"]) > 1 or steps < 1:
@@ -141,12 +141,12 @@ class _FromCheckpoint(Callback):
         saved = checkpoint["state_dict"]
         weights = module.state_dict()
         for name in [*weights, *saved]:
-            there = _shape_text(saved, name)
-            here = _shape_text(weights, name)
-            if there != here:
+            saved_shape = _shape_text(saved, name)
+            own_shape = _shape_text(weights, name)
+            if saved_shape != own_shape:
                 raise ConfigError(
-                    f"{self._path} is of another workload: {name} is {there} in it, and {here} in "
-                    f"{type(module).__name__}"
+                    f"{self._path} is of another workload: {name} is {saved_shape} in it, and "
+                    f"{own_shape} in {type(module).__name__}"
                 )
         module.load_state_dict(saved)
 
@@ -173,9 +173,10 @@ class _FromCheckpoint(Callback):
         # rises by the steps before.
         steps_before = int(self._checkpoint.get("global_step", 0))
         loop = trainer.fit_loop.epoch_loop
-        taken = loop.automatic_optimization.optim_progress.optimizer.step.total
-        taken.ready = steps_before
-        taken.completed = steps_before
+        # Lightning counts the optimizer steps that were begun (``ready``) and completed.
+        counted_steps = loop.automatic_optimization.optim_progress.optimizer.step.total
+        counted_steps.ready = steps_before
+        counted_steps.completed = steps_before
         if loop.max_steps > 0:
             loop.max_steps += steps_before
 
@@ -210,8 +211,9 @@ def _shape_text(states: Mapping[str, torch.Tensor], name: str) -> str:
 def _fix_rates(trainer: Trainer) -> None:
     """Replace each of torch's schedules by one that keeps the present rates, and drop all others.
 
-    A schedule would go on by steps, of which a larger batch takes fewer. One stays in its place as
-    a module may ask its schedule for the rate.
+    A schedule goes by steps. A branch at a larger batch size takes fewer of them on as many
+    examples, so its rates would be others. The new schedule stands in for the old one where a
+    module asks its schedule for the rate.
     """
     kept: list[LRSchedulerConfig] = []
     for config in trainer.lr_scheduler_configs:
@@ -219,7 +221,7 @@ def _fix_rates(trainer: Trainer) -> None:
         if not isinstance(schedule, LRScheduler):
             continue
         optimizer = schedule.optimizer
-        # A new schedule multiplies its factor by the initial rate.
+        # A new schedule sets the rate to its factor, here 1, times the initial rate.
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
         config.scheduler = LambdaLR(optimizer, lambda step: 1.0)

@@ -140,6 +140,7 @@ def run_trial(
     except BstuneError:
         raise
     except Exception as error:
+        # The record of the failed trial has the steps that are noted with its error.
         if not _ends_by(error, callback):
             note_steps(error, parts.state.steps)
             raise
@@ -162,7 +163,7 @@ def run_trial(
 def _ends_by(error: Exception, callback: TrialCallback) -> bool:
     """Note that an error has ended the trial as out of memory or diverged, and say whether it has.
 
-    It has not where it is any other error: that is one of the user's code, or of bstune's.
+    False for any other error, which is one of the user's code or of bstune's.
     """
     state = callback.parts.state
     if is_out_of_memory(error):
@@ -196,6 +197,7 @@ def _record(callback: TrialCallback) -> TrialResult:
         device=device_name(protocol.trainer, protocol.devices),
         versions={**versions(), **cuda_settings(device_of(protocol.trainer))},
         history=tuple(state.history),
+        # Of several messages the record has the weightiest: how the trial ended comes first.
         message=state.message or parts.compiling.failed or parts.noise_scale.missing,
         noise_scale=parts.noise_scale.measurements,
         training_loop=None if callback.step_taker is None else callback.step_taker.name,
@@ -212,9 +214,15 @@ def _train(
     state: Path | None,
     resume: Stopped | None,
 ) -> None:
-    """Train until the parts end the trial, and write its weights or its state where asked to.
+    """Train until a trial ends, and write its weights or its state where asked to.
 
-    Arguments as of :func:`run_trial`.
+    Args:
+        workload: what is trained.
+        callback: has the parts of the trial, which count its steps and end it.
+        horizon: the Trainer's max_steps; None: the budget's last step.
+        checkpoint: the file that gets the weights which reached the target; None: none does.
+        state: the file that gets the training state of a stopped trial; None: none does.
+        resume: the stopped trial from which this one goes on; None: it starts afresh.
     """
     parts = callback.parts
     spec = parts.spec
@@ -263,7 +271,7 @@ def _train(
 def _built_module(
     workload: Workload, spec: TrialSpec, micro_batch_sizes: Sequence[int]
 ) -> LightningModule:
-    """Build the module of a trial, with the steps that the trial takes.
+    """Build the module of a trial, and wrap its training step and validation step.
 
     The losses of micro-batches are weighted, and a StopIteration in a step is an error.
     """
@@ -285,9 +293,14 @@ def _log_hyperparameters(trainer: Trainer, spec: TrialSpec) -> None:
 
 
 def _save_weights(trainer: Trainer, checkpoint: Path) -> None:
-    """Write the weights that reached the target, whole or not at all."""
+    """Write the weights that reached the target to ``checkpoint``, whole or not at all.
+
+    A file of that name which the study did not write stays as it is.
+    """
     partial = partial_of(checkpoint)
     try:
+        # Every process of a trial must call this; the first one writes. OwnFile marks the file as
+        # the study's.
         trainer.save_checkpoint(partial, weights_only=True, storage_options=OwnFile(checkpoint))
         if distributed.is_first() and may_take(checkpoint):
             put_in_place(partial, checkpoint)
@@ -334,7 +347,10 @@ def fit(
 
 @contextmanager
 def _discarding(writer: StateWriter | None) -> Iterator[None]:
-    """At the end of the context, remove a state that was written and not kept."""
+    """At the end of the context, remove a state that was written and not kept.
+
+    None: the trial writes no state.
+    """
     try:
         yield
     finally:

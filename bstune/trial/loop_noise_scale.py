@@ -172,6 +172,7 @@ class LoopNoiseScale:
                 f"{len(step.examples)}: call measure() after the backward pass of each, or take "
                 "the batch in two halves"
             )
+        # A micro-batch in which no parameter had a gradient has no square.
         if len(step.squares) < len(step.examples):
             self.passed_over += 1
             return

@@ -200,6 +200,7 @@ class NoiseScale(Callback):
             # By default a measurement is so rare that it takes under 5% of the training time.
             if not every:
                 every = STEPS_PER_PART * self.parts if is_split else STEPS_PER_READING
+            # The step that begins is not in ``global_step`` yet.
             if (trainer.global_step + 1) % every:
                 return
             if is_split:
@@ -217,6 +218,7 @@ class NoiseScale(Callback):
         if reading is None or len(reading.examples) < trainer.accumulate_grad_batches:
             return
         self._end_reading()
+        # An error in a hook was kept until the backward pass has ended.
         if reading.error is not None:
             raise reading.error
         gradients = dict[str, Tensor]()
@@ -259,6 +261,7 @@ class NoiseScale(Callback):
         small = sum(square / (squared_scale * w) for square, w, _ in micro_batches)
         inverse_small = sum(w / n for _, w, n in micro_batches)
         inverse_big = sum(w * w / n for _, w, n in micro_batches)
+        # 0 if a micro-batch of this device has no norms, as no parameter had a gradient there.
         is_whole = float(all(reading.norms))
         devices = trainer.world_size
         sums = torch.tensor((small, inverse_small, inverse_big, is_whole), dtype=torch.float64)
@@ -329,7 +332,7 @@ class NoiseScale(Callback):
     ) -> None:
         """Measure a step from the gradients of parts of its batch, ahead of the step itself."""
         examples = count_examples(batch)
-        # The last batch of an epoch may have too few examples.
+        # In a short last batch of an epoch some part would have one example, or none.
         if trainer.is_last_batch and examples < 2 * self.parts:
             self.passed_over += 1
             return
@@ -358,9 +361,11 @@ class NoiseScale(Callback):
         self._add(trainer, combine_norms(squares_of_parts, sizes, square_of_batch))
 
     def _add(self, trainer: Trainer, norms: GradientNorms) -> None:
-        """Add a step's measurement; one that is not finite is passed over."""
+        """Add a step's measurement of |G|^2 and tr Sigma; pass it over if one is not finite."""
         if math.isfinite(norms.squared_gradient) and math.isfinite(norms.trace):
-            self.measurements += ((trainer.global_step + 1, norms.squared_gradient, norms.trace),)
+            # The optimizer has not taken the measured step yet, so ``global_step`` leaves it out.
+            number = trainer.global_step + 1
+            self.measurements += ((number, norms.squared_gradient, norms.trace),)
         else:
             self.passed_over += 1
 
@@ -512,6 +517,7 @@ def step_arguments(
     step: Callable[..., object], batch: object, batch_idx: int
 ) -> tuple[object, ...]:
     """Give the arguments with which Lightning calls a step: the index only where it takes one."""
+    # Lightning also takes the second of two parameters for the index, whatever its name.
     if is_param_in_hook_signature(step, "batch_idx", min_args=2):
         return (batch, batch_idx)
     return (batch,)
@@ -528,7 +534,7 @@ def gradients_of(
     """Take the gradient of a batch's loss with respect to each parameter, by the parameter's name.
 
     The loss is multiplied by ``factor``, a gradient scaler's. Parameters that the loss does not
-    depend on are left out; without a loss there is no gradient.
+    depend on are left out. The dict is empty where the training step returns no loss.
     """
     with torch.enable_grad():
         with trainer.precision_plugin.train_step_context():
@@ -612,6 +618,8 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
             generators.append((value, value.get_state()))
     clones = list[tuple[Tensor, Tensor]]()
     for tensor in _written_tensors(values, module):
+        # A tensor that takes a gradient is not state that a pass overwrites in place. An inference
+        # tensor cannot be overwritten here.
         if not tensor.requires_grad and not tensor.is_inference():
             clones.append((tensor, tensor.clone()))
     trainer.loggers = [DummyLogger() for _ in loggers]

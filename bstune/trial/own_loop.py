@@ -83,7 +83,7 @@ class Noise(Protocol):
 
     @property
     def measurements(self) -> Measurements:
-        """The number, |G|^2 and tr Sigma of each measured step, counted from the trial's first."""
+        """Each measured step's number, |G|^2 and tr Sigma; numbers count from the trial's first."""
 
 
 class LoopTrial:
@@ -178,9 +178,9 @@ class LoopTrial:
 
     @property
     def max_steps(self) -> int:
-        """The step after which the trial ends for now.
+        """The step after which the trial ends, unless the study asks it to go on later.
 
-        It is counted from the very first step, those of the trial that it continues included.
+        The steps of the stopped trial that it continues count too.
         """
         return self._state.last_step
 
@@ -195,6 +195,7 @@ class LoopTrial:
         return self._finished
 
     def __getattr__(self, name: str) -> int | float:
+        # copy and pickle ask for private names before ``_spec`` is there.
         searched = {} if name.startswith("_") else self._spec.hyperparameters
         if name not in searched:
             raise AttributeError(f"a trial has no {name!r}")
@@ -229,7 +230,7 @@ class LoopTrial:
                 f"batch size {self.batch_size} is larger than the data set ({examples} examples): "
                 "lower the largest of batch_sizes"
             )
-        # They are made as for the batches of a module, whose loader takes the second one.
+        # A study of a module makes two generators: of the order, and of its loader's workers.
         order, _ = seeded_generators(self.seed, "cpu", count=2)
         return endless_indices(
             operator.index(examples), self.batch_size, order, first=self.first_step
@@ -330,7 +331,9 @@ class LoopTrial:
                 "an objective of time needs the seconds of training: call "
                 "trial.finish(seconds=...), or give objective='steps'"
             )
-        if self._trains_on:
+        # The last report was answered that the trial trains on, but the loop ends it all the same.
+        ended_short = self._trains_on
+        if ended_short:
             state.message = ENDED_SHORT
         wall_seconds = self._now() - self._began
         record = TrialResult.unmeasured(
@@ -348,16 +351,15 @@ class LoopTrial:
             message=state.message,
             noise_scale=self._measurements_with(noise),
         )
-        end = self._budget_end
-        # Trials that stop before the budget's end are compared at max_steps, which the loop has
-        # not trained this one to.
-        is_cut = self._trains_on and end is not None and self.max_steps < end
-        self._finished = Finished(self._spec, record, is_cut=is_cut)
+        # Trials whose max_steps lies before the budget's end are compared there. One that ended
+        # short of it has no value to compare.
+        is_compared_early = self._budget_end is not None and self.max_steps < self._budget_end
+        self._finished = Finished(self._spec, record, is_cut=ended_short and is_compared_early)
 
     def _measurements_with(self, noise: Noise | None) -> Measurements:
         """Give the noise scale's measurements of the whole trial, in the order of their steps.
 
-        They are those of the trial that it continues, and those of ``noise``, where there are any.
+        They are those of the trial that it continues, and those of ``noise``; None: it has none.
         """
         measurements = list(self._noise_scale)
         if noise is not None:
@@ -388,7 +390,7 @@ class LoopTrial:
         self._end_by_error("failed", message, frames, cause)
 
     def abandon(self) -> Finished:
-        """How the trial ended. Where its loop has gone on without ending it, it has failed."""
+        """Tell how the trial ended; if its loop went on without ending it, end it as failed."""
         if self._finished is None:
             self._end_by_error("failed", NOT_FINISHED)
         assert self._finished is not None  # noqa: S101 (set just now)
@@ -425,7 +427,7 @@ class LoopTrial:
 
     @property
     def worth_saving(self) -> bool:
-        """Whether the loop should save the trial, as it was stopped and may be asked to go on."""
+        """Whether the loop should save the trial: a limit has ended it, and it may go on later."""
         return not self._trains_on and self._state.status == "stopped" and self.may_go_on
 
     @property
@@ -490,7 +492,8 @@ def _number(value: object) -> float:
     number = as_float(value)
     if number is None:
         raise ConfigError(f"trial.report needs a number as its value, but got {shown(value)}")
-    # A tensor's item() does not tell that the value was a float32.
+    # A tensor's item() does not tell that the value was a float32. A value out of float32's range
+    # overflows here.
     with np.errstate(over="ignore"):
         is_float32 = float(np.float32(number)) == number
     return shortest_decimal(number) if is_float32 else number
@@ -573,6 +576,7 @@ class LoopBackend(TrialBackend):
         else:
             self.device = torch.cuda.get_device_name(device)
             self.device_kind = self.device
+        # These settings must not change while a study goes on.
         self.frozen_settings = {"device": self.device}
         self.versions = {"bstune": bstune.__version__}
 
@@ -591,7 +595,7 @@ class LoopBackend(TrialBackend):
     def look_back(self, done: Sequence[TrialResult], folder: Output) -> None:
         """Take in the trials of earlier runs: their seconds, and whether the loop saves trials.
 
-        It does not where stopped trials could go on and none of them was saved.
+        If the loop should have saved some stopped trials and saved none, no trial is continued.
         """
         for record in done:
             self._take_seconds(record)
@@ -605,22 +609,29 @@ class LoopBackend(TrialBackend):
             self.continues = any(self.resumable(record.number, folder) for record in stopped)
 
     def _may_go_on(self, record: TrialResult) -> bool:
-        """Whether the loop should have saved a trial, by the rule of LoopTrial.worth_saving."""
+        """Whether the loop should have saved a trial: it was stopped, and could go on later.
+
+        Three kinds cannot: a run of the winner on a fresh seed (``replicate_of``), a trial that the
+        loop ended before its last step, and one that has spent its budget.
+        """
         is_final = record.replicate_of is not None or record.message == ENDED_SHORT
         is_at_budget_end = self._is_for_loss and record.steps >= self._budget_end(record.batch_size)
         return record.status == "stopped" and not is_final and not is_at_budget_end
 
     def _budget_end(self, batch_size: int) -> int:
-        """Give the step after which a trial's budget is spent, as the study's options now say."""
+        """Give the step after which a trial's budget is spent.
+
+        Trials that are compared by their loss all have the same number of examples, or of steps.
+        """
         if not self._is_for_loss:
             return self._protocol.last_step(batch_size)
-        # A budget of a single example states none: its steps are the budget.
+        # A budget of one example stands for no limit in examples: the steps alone count then.
         if self._budget.examples > 1:
             return math.ceil(self._budget.examples / batch_size)
         return self._budget.steps
 
     def resumable(self, number: int, folder: Output) -> bool:
-        """Whether the loop has saved the stopped trial ``number``."""
+        """Whether the loop has saved the stopped trial ``number``, beside a file of the study's."""
         return is_own(folder.state(number)) and _was_saved(saved_beside(folder.state(number)))
 
     def hand_over(
@@ -635,8 +646,9 @@ class LoopBackend(TrialBackend):
         if self._in_hindsight:
             spec = replace(spec, max_seconds=None)
         make_inside(folder.states)
-        # The folder is marked before anything is saved, so that it is found whatever ends this
-        # process.
+        # The mark is written before the loop saves anything, so that the study finds the saved
+        # trial whatever ends this process. The distance from the target before training, the start
+        # gap, is not known yet.
         self._mark(folder.state(spec.number), start_gap=None)
         # The target's value may be the one that the study's first trial came to.
         protocol = self._protocol.with_goal_of(spec)
@@ -676,7 +688,10 @@ class LoopBackend(TrialBackend):
         )
 
     def take_back(self, trial: LoopTrial, folder: Output) -> Finished:
-        """Take a trial that its loop has ended, or has gone on without, and tell how it ended."""
+        """Take a trial back from its loop, and tell how it ended.
+
+        If the loop went on without ending it, it has failed.
+        """
         finished = trial.abandon()
         self._note_cut(trial, finished)
         record = finished.result()
@@ -690,10 +705,10 @@ class LoopBackend(TrialBackend):
         return replace(finished, record=record)
 
     def _note_cut(self, trial: LoopTrial, finished: Finished) -> None:
-        """Count trials in a row that ended before their last step, and draw the consequence.
+        """Count trials in a row that their loop ended too early to be compared by their loss.
 
-        Where the objective is the loss, trials that do so cannot go on. After ``CUT_MEAN_NEVER`` of
-        them trials are no longer continued, but start afresh; the user is told so once.
+        Such trials cannot go on. After ``CUT_MEAN_NEVER`` of them no trial is continued any more:
+        each starts afresh, and the user is told so once.
         """
         if self._is_for_loss and finished.is_cut:
             self._cut_in_a_row += 1
@@ -714,11 +729,15 @@ class LoopBackend(TrialBackend):
         if not record.seconds_per_step:
             return
         self._timed.append((record.batch_size, record.seconds_per_step))
-        # While all trials are within a quarter of an octave there is no law, and a line has to do.
+        # While all batch sizes lie within about a quarter of an octave, no law of tau(B) can be
+        # fitted, and a line is fitted instead.
         self._tau = law_of_trials(self._timed) or fit_line(self._timed)
 
     def _mark(self, state: Path, start_gap: float | None) -> None:
-        """Write the file that marks a trial saved beside it as the study's, with its start gap."""
+        """Write the file that marks a trial saved beside it as the study's.
+
+        ``start_gap`` is the trial's distance from the target before training; None: not known.
+        """
         if may_take(state):
             with whole_file(state) as file:
                 text = json.dumps({START_GAP: start_gap})
@@ -788,7 +807,7 @@ class LoopRunner:
     def free(self) -> bool:
         """Whether the loop takes another trial.
 
-        Those that it has ended are taken back first.
+        It does not before all trials that it has ended are taken back.
         """
         all_taken_back = len(self.to_train) == len(self._trials)
         return all_taken_back and len(self._trials) < self.count
@@ -799,7 +818,7 @@ class LoopRunner:
         return [trial.spec for trial in self._trials]
 
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
-        """Make a trial for the loop, which gets it at the study's next pause."""
+        """Make a trial for the loop, which gets it once the study waits for trials to end."""
         self._folder = output
         self._trials.append(self._backend.hand_over(spec, output, resumed_from))
 

@@ -26,8 +26,9 @@ def fit(
 ) -> tuple[LightningModule, Trainer]:
     """Train a trial's module for ``steps`` steps, validate it, and give it with its Trainer.
 
-    ``fast`` lets the lean loop take the steps where it can. ``arguments`` are the Trainer's, and
-    replace those of the protocol. The protocol's call-backs and loggers are copied.
+    ``fast`` lets bstune's own loop take the steps in place of Lightning's, where the results are
+    the same. ``arguments`` are the Trainer's, and replace those of the protocol. The protocol's
+    call-backs and loggers are copied.
     """
     seed_everything(spec.seed, workers=False, verbose=False)
     micro_batch_sizes = micro_batch_sizes_of(spec.batch_size, protocol.micro_batch_size)
@@ -47,7 +48,7 @@ def fit(
             "val_check_interval": steps * len(micro_batch_sizes),
         }
     options = dict(protocol.trainer)
-    # They are copied, as they hold state.
+    # Call-backs and loggers hold state, which this fit must not leave in the protocol.
     for name in ("callbacks", "logger"):
         if name in options:
             options[name] = copy.deepcopy(options[name])

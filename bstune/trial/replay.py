@@ -78,10 +78,10 @@ class Table:
         The corners are the cells at the next recorded batch sizes and learning rates. Where all of
         them reached the target, the logs of steps to target S and seconds per step tau are bilinear
         in (log B, log lr), and the history is the nearest corner's with its steps rescaled.
-        Elsewhere the end is the nearest corner's. For a corner that was not recorded the nearest
-        recorded cell in (log B, log lr) is taken, and beyond the table's range the value at its
-        edge. Of several runs in a cell one is drawn by ``seed``: the one at the same place in every
-        cell's list.
+        Where some did not, the end is the nearest corner's. For a corner that was not recorded the
+        nearest recorded cell in (log B, log lr) is taken, and beyond the table's range the value at
+        its edge. Of several runs in a cell one is drawn by ``seed``: the one at the same place in
+        every cell's list.
         """
         return self.read(batch_size, lr, target, float(np.random.default_rng(seed).random()))
 
@@ -142,15 +142,15 @@ class Table:
         return HorizonTable(self.cells, self.batch_sizes)
 
     def _draw(self, batch_size: int, lr: float, share: float) -> Run:
-        """Choose the run at a share of the way through a cell's runs.
+        """Choose one of a cell's runs: ``share`` 0 is the first, 1 the last.
 
-        For a cell that was not recorded the nearest recorded one is taken.
+        For a cell that was not recorded the nearest recorded one in (log B, log lr) is taken.
         """
         runs = self.cells.get((batch_size, lr))
         if runs is None:
-            away = np.log(list(self.cells)) - np.log([batch_size, lr])
-            distance = (away**2).sum(axis=1)
-            runs = list(self.cells.values())[int(distance.argmin())]
+            log_distances = np.log(list(self.cells)) - np.log([batch_size, lr])
+            squared_distances = (log_distances**2).sum(axis=1)
+            runs = list(self.cells.values())[int(squared_distances.argmin())]
         return at_share(runs, share)
 
 
@@ -189,8 +189,8 @@ def replay(
         outcome = table.horizon_table.outcome(spec.batch_size, spec.lr, horizon, spec.seed, target)
     else:
         outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
-    # It ends with its limit, or with the recorded run. A trial that goes on has its earlier steps
-    # in any case.
+    # The trial ends at its limit, or where the recorded run ends. One that goes on has at least the
+    # steps of the stopped trial that it continues.
     steps = min(outcome.end, max(last_step, steps_before))
     reached = outcome.steps is not None and outcome.steps <= steps
     has_diverged = outcome.diverged and steps == outcome.end
@@ -225,7 +225,8 @@ def held_to(record: TrialResult, last_step: int) -> TrialResult:
 
     The recorded run may have ended early because it met a target of its own. A longer run would
     have come at least as far, as the best value so far counts. Only stopped trials with a history
-    are extended; others are given as they are.
+    are extended; others are given as they are. A stopped trial has not met the study's target, so
+    its ``steps_low``, the steps known to have missed it, are extended too.
     """
     if record.status != "stopped" or record.steps >= last_step or not record.history:
         return record
@@ -284,7 +285,7 @@ def read_table(path: Path) -> Table:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        run = _run(line, f"{path}, line {number}")
+        run = _read_run(line, f"{path}, line {number}")
         key = run.batch_size, run.lr, run.seed, run.horizon
         if key in runs:
             horizon = "" if run.horizon is None else f", horizon={run.horizon}"
@@ -323,7 +324,7 @@ def _check_searchable(table: Table, path: Path) -> None:
         )
 
 
-def _run(line: str, place: str) -> Run:
+def _read_run(line: str, place: str) -> Run:
     """Read a recorded run from a line of JSON; ``place`` is its file and number, for messages."""
     values = parse_json(line, place)
     if not isinstance(values, dict):
@@ -391,9 +392,9 @@ def _checked_horizon(horizon: object, values: Mapping[str, Any], diverged: bool,
 
 
 def unusable_target(table: Table, target: Target) -> str | None:
-    """Say why a target cannot be searched for: no run reaches it, or all do at once.
+    """Say why a target cannot be searched for; None if it can.
 
-    None if it can.
+    It cannot if no run reaches it, or if all runs do at their first evaluation.
     """
     # A target that the study's first trial will set is not known yet.
     if target.is_open:
@@ -556,7 +557,7 @@ def _shipped_target(path: Path) -> Target | None:
 
 
 def _searched_note(table: Table) -> list[str]:
-    """Give a line that names hyperparameters in which recorded runs differ besides, if they do.
+    """Give a line that names the further hyperparameters in which recorded runs differ.
 
     The list is empty where runs differ in batch size and learning rate alone.
     """
@@ -617,7 +618,8 @@ class ReplayBackend(TrialBackend):
         # Trials at a fixed budget are compared once all have spent it, so records that ended
         # earlier are extended. Where schedules end with the trial, a record does not end earlier.
         self._fills_budget = options.search.objective == "loss" and not self.horizon
-        # Where schedules end with the budget, it is part of the workload.
+        # A budget with which schedules end changes what a trial is. It changes nothing where trials
+        # are stopped, or where the sampler chooses each trial's horizon.
         budget = flatten({"budget": options.budget.model_dump()})
         if self.stops or chooses_horizons(options):
             budget = {}
@@ -648,8 +650,8 @@ class ReplayBackend(TrialBackend):
         if not self._fills_budget:
             return record
         extended = held_to(record, last_step)
-        # A budget in seconds is turned into steps by the median at each batch size: by the seconds
-        # of the nearest recorded run, trials of as many steps would spend it unequally.
+        # A budget in seconds becomes steps by the recorded runs' median seconds at each batch size.
+        # With the seconds of single runs, trials of equally many steps would differ in seconds.
         seconds_per_step = self.step_time(spec.batch_size)
         steps_before = 0 if resumed_from is None else resumed_from.steps
         seconds = max(extended.steps - steps_before, 0) * seconds_per_step

@@ -32,7 +32,7 @@ from bstune.trial.recorded_run import Outcome, Run, at_share, weights_around
 
 Array = NDArray[np.float64]
 # A cell's runs of one seed, from the shortest horizon to the longest.
-Ladder = tuple[Run, ...]
+RunsOfSeed = tuple[Run, ...]
 
 
 @dataclass(frozen=True)
@@ -61,44 +61,52 @@ class HorizonTable:
     def read(
         self, batch_size: float, lr: float, horizon: int, target: Target, share: float
     ) -> Outcome:
-        """Give the end of a trial as :meth:`outcome` does, from given runs.
+        """Give the end of a trial as :meth:`outcome` does, for a given choice of recorded seeds.
 
-        They are the runs of each cell's seed at ``share``, in [0, 1], of the way through its seeds.
+        A cell is a recorded batch size and learning rate. ``share``, in [0, 1], chooses one of its
+        seeds: 0 the first, 1 the last.
         """
-        ladders = list[Ladder]()
+        # For each cell around the point, at most four, the chosen seed's runs by rising horizon.
+        runs_of_cells = list[RunsOfSeed]()
         weights = list[float]()
         for size, size_weight in weights_around(self.batch_sizes, batch_size):
             for rate, rate_weight in weights_around(self._lrs_of[size], lr):
-                ladders.append(at_share(self._ladders[size, rate], share))
+                runs_of_cells.append(at_share(self._runs_of_seeds[size, rate], share))
                 weights.append(size_weight * rate_weight)
-        nearest = _nearest(ladders[weights.index(max(weights))], horizon)
+        nearest = _nearest(runs_of_cells[weights.index(max(weights))], horizon)
         if nearest.diverged:
             return _diverged(nearest, horizon, target)
-        usable = list[tuple[Ladder, float]]()
-        for ladder, weight in zip(ladders, weights, strict=True):
-            if not _nearest(ladder, horizon).diverged:
-                usable.append((ladder, weight))
-        whole = sum(weight for _, weight in usable)
+        usable = list[tuple[RunsOfSeed, float]]()
+        for runs, weight in zip(runs_of_cells, weights, strict=True):
+            if not _nearest(runs, horizon).diverged:
+                usable.append((runs, weight))
+        # Without the diverged cells the weights add up to less than 1.
+        total_weight = sum(weight for _, weight in usable)
         log_shares = _evaluated_log_shares(nearest, horizon)
         log_best = np.zeros(len(log_shares))
         log_tau = 0.0
-        for ladder, weight in usable:
-            log_best += weight / whole * _log_best(ladder, horizon, log_shares, target.sign)
-            log_tau += weight / whole * math.log(ladder[0].seconds_per_step)
-        # At horizons that are shorter than all recorded ones the metric is extrapolated.
+        for runs, weight in usable:
+            log_best += weight / total_weight * _log_best(runs, horizon, log_shares, target.sign)
+            log_tau += weight / total_weight * math.log(runs[0].seconds_per_step)
+        # At horizons that are shorter than all recorded ones the metric is extrapolated, but not
+        # beyond the recorded values.
         log_best = np.clip(log_best, *self._log_metric_range)
         return _outcome(target, horizon, log_shares, log_best, math.exp(log_tau))
 
     @cached_property
-    def _ladders(self) -> Mapping[tuple[int, float], tuple[Ladder, ...]]:
-        """The ladders of each cell, one per seed, in the order of their seeds."""
-        ladders = dict[tuple[int, float], tuple[Ladder, ...]]()
+    def _runs_of_seeds(self) -> Mapping[tuple[int, float], tuple[RunsOfSeed, ...]]:
+        """For each (batch size, learning rate) its runs of each seed, in the order of the seeds.
+
+        A seed's runs differ in their horizon, and are sorted by it.
+        """
+        runs_of_seeds = dict[tuple[int, float], tuple[RunsOfSeed, ...]]()
         for cell, runs in self.cells.items():
-            of_cell = list[Ladder]()
+            of_cell = list[RunsOfSeed]()
+            # The runs of a cell are in the order of their seeds already.
             for _, of_seed in groupby(runs, key=lambda run: run.seed):
                 of_cell.append(tuple(sorted(of_seed, key=_horizon)))
-            ladders[cell] = tuple(of_cell)
-        return ladders
+            runs_of_seeds[cell] = tuple(of_cell)
+        return runs_of_seeds
 
     @cached_property
     def _lrs_of(self) -> Mapping[int, tuple[float, ...]]:
@@ -126,9 +134,9 @@ def _horizon(run: Run) -> int:
     return run.horizon
 
 
-def _nearest(ladder: Sequence[Run], horizon: int) -> Run:
+def _nearest(runs: Sequence[Run], horizon: int) -> Run:
     """Choose the run whose horizon is nearest in the logarithm; of two equally near, the first."""
-    return min(ladder, key=lambda run: abs(math.log(_horizon(run) / horizon)))
+    return min(runs, key=lambda run: abs(math.log(_horizon(run) / horizon)))
 
 
 def _log_shares(run: Run) -> Array:
@@ -136,26 +144,26 @@ def _log_shares(run: Run) -> Array:
     return np.array([math.log(step / _horizon(run)) for step in run.steps])
 
 
-def _log_best_of(run: Run, log_shares: Array, worse: float) -> Array:
+def _log_best_of(run: Run, log_shares: Array, sign: float) -> Array:
     """Give the log of a run's best metric so far, interpolated at shares of its horizon.
 
     Args:
         run: one that did not diverge.
         log_shares: the logs of the shares, (n,); before the run's first evaluation and after its
             last one the value there is taken.
-        worse: the sign of a worse value: 1 for a metric that is to fall, -1 for one that is to
-            rise.
+        sign: 1 for a metric that is to fall, -1 for one that is to rise.
     """
     log_metric = np.array([math.log(value) for value in run.metric])
-    log_best = worse * np.minimum.accumulate(worse * log_metric)
+    # The metric times its sign falls as it gets better.
+    log_best = sign * np.minimum.accumulate(sign * log_metric)
     return np.interp(log_shares, _log_shares(run), log_best)
 
 
 def _evaluated_log_shares(run: Run, horizon: int) -> Array:
-    """Give the logs of the shares of ``horizon`` at which a trial is evaluated, by those of a run.
+    """Give the logs of the shares of a trial's ``horizon`` at which it is evaluated, as a run was.
 
-    They are the run's shares. Where the trial's horizon is longer than the run's, they are those of
-    the run's steps, and the horizon's end.
+    Up to the run's own horizon the trial is evaluated at the same shares. With a longer horizon it
+    is evaluated at the same steps, and at its end.
     """
     log_shares = _log_shares(run)
     log_ratio = math.log(horizon / _horizon(run))
@@ -165,36 +173,42 @@ def _evaluated_log_shares(run: Run, horizon: int) -> Array:
     return np.append(log_shares - log_ratio, 0.0)
 
 
-def _log_best(ladder: Ladder, horizon: int, log_shares: Array, worse: float) -> Array:
-    """Give the log of the best metric so far at shares of a horizon, from a cell's runs of a seed.
+def _log_best(runs: RunsOfSeed, horizon: int, log_shares: Array, sign: float) -> Array:
+    """Give the log of a trial's best metric so far, interpolated between runs of other horizons.
 
-    Between two horizons it is linear in log h. Where one of the two diverged, the nearer is taken.
-    Arguments as of :func:`_log_best_of`.
+    Between two horizons it is linear in log h. Where one of the two runs diverged, the one whose
+    horizon is nearer is taken.
+
+    Args:
+        runs: of one cell and seed, by rising horizon.
+        horizon: of the trial, in steps.
+        log_shares: the logs of the shares of its horizon that are asked for, (n,).
+        sign: 1 for a metric that is to fall, -1 for one that is to rise.
     """
-    horizons = [_horizon(run) for run in ladder]
+    horizons = [_horizon(run) for run in runs]
     if horizon <= horizons[0]:
-        # The metric is as many times worse as the horizon is shorter.
+        # The metric is assumed to be as many times worse as the horizon is shorter.
         log_penalty = math.log(horizons[0] / horizon)
-        return _log_best_of(ladder[0], log_shares, worse) + worse * log_penalty
+        return _log_best_of(runs[0], log_shares, sign) + sign * log_penalty
     if horizon >= horizons[-1]:
         # The same steps are larger shares of the longest run's horizon.
         log_ratio = math.log(horizon / horizons[-1])
-        return _log_best_of(ladder[-1], log_shares + log_ratio, worse)
+        return _log_best_of(runs[-1], log_shares + log_ratio, sign)
     above = bisect_left(horizons, horizon)
-    low = ladder[above - 1]
-    high = ladder[above]
+    low = runs[above - 1]
+    high = runs[above]
     if low.diverged or high.diverged:
-        return _log_best_of(_nearest((low, high), horizon), log_shares, worse)
+        return _log_best_of(_nearest((low, high), horizon), log_shares, sign)
     weight = math.log(horizon / _horizon(low)) / math.log(_horizon(high) / _horizon(low))
-    log_at_low = _log_best_of(low, log_shares, worse)
-    log_at_high = _log_best_of(high, log_shares, worse)
+    log_at_low = _log_best_of(low, log_shares, sign)
+    log_at_high = _log_best_of(high, log_shares, sign)
     return (1.0 - weight) * log_at_low + weight * log_at_high
 
 
 def _diverged(run: Run, horizon: int, target: Target) -> Outcome:
-    """Give the end of a trial that goes as a run which diverged, at the same steps.
+    """Give the end of a trial whose metric is at each step that of a run which diverged.
 
-    It has diverged unless it met the target before.
+    The trial has diverged, too, unless it met the target before.
     """
     end = min(run.end, horizon)
     steps_to_target = run.steps_to(target)
@@ -242,6 +256,7 @@ def _outcome(
         # The value is as good as the goal: lower for a sign of 1, higher for one of -1.
         if sign * (log_value - log_goal) <= 0.0:
             step_met = step
+            # The goal may have been met between the last evaluation that missed it and this one.
             if missed:
                 last_missed = max(missed)
                 step_met = _crossing(
@@ -287,4 +302,5 @@ def _crossing(
     share = (log_missed - log_goal) / (log_missed - log_met)
     log_step = math.log(last_missed) + share * math.log(step / last_missed)
     crossing = round(math.exp(log_step))
+    # The step that missed the goal cannot be the one that met it, however the crossing is rounded.
     return min(max(crossing, last_missed + 1), step)

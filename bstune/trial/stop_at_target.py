@@ -92,6 +92,7 @@ class StopAtTarget(Callback):
         self.history: list[tuple[int, float | None]] = []
         self._clock = TrialClock(self._now, synchronize)
         self._is_fitting = False
+        # The steps that were taken when the clock's present stretch of training began.
         self._segment_start = 0
 
     @property
@@ -148,7 +149,7 @@ class StopAtTarget(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count a step if this batch ended one, and a gradient scaler did not skip it."""
-        # Several batches may be accumulated to a step, which one of several optimizers may take.
+        # ``global_step`` rises once an optimizer has stepped, after all batches of the step.
         has_stepped = trainer.global_step > self._optimizer_steps
         self._optimizer_steps = trainer.global_step
         if has_stepped and self._scaler is not None:
@@ -176,6 +177,7 @@ class StopAtTarget(Callback):
         value = metric(trainer, name)
         self.history.append((self.steps, value))
         met = value is not None and self.target.reached(value)
+        # Once the target is met on one device, the fit ends on all.
         self.reached = trainer.strategy.reduce_boolean_decision(met, all=False)
         if not self.reached:
             self.steps_low = self.steps

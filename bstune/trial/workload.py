@@ -235,7 +235,10 @@ def _error_of_trainer(arguments: Mapping[str, Any]) -> Exception | None:
 def check_largest(
     largest: int, data: LightningDataModule, option: str = "search.batch_size.high"
 ) -> None:
-    """Raise a ConfigError for a batch size, set by ``option``, of more examples than the data."""
+    """Raise a ConfigError for a batch size, set by ``option``, of more examples than the data.
+
+    Data whose number of examples is not known (0) are not checked.
+    """
     examples = train_examples(data)
     if 0 < examples < largest:
         raise ConfigError(
@@ -289,6 +292,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 def train_examples(data: LightningDataModule) -> int:
     """Give the number of training examples; 0 where the user's loaders have no length."""
+    # A data module that hands out batches itself says how many examples it has.
     if draws_batches(data):
         return int(data.train_size)
     return _examples_if_known(data.train_dataloader())
@@ -310,7 +314,8 @@ def build_workload(
     # :func:`load_data` has set up all other data modules.
     if draws_batches(data):
         _set_up(data, "fit", options.seed)
-    # Opened before setup("test"), which may split the data anew, by a generator of its own.
+    # The loaders are opened before setup("test"), in which the user's code may split the data anew
+    # by a random generator that bstune does not seed.
     training, validation = _open_loaders(data, options.seed)
     test = _open_test_loader(data, options.seed, notes)
     if draws_batches(data):
@@ -420,7 +425,8 @@ def _batches_of_loaders(
         check_taken(options)
         notes.append(taken_note(training))
         return _batches_as_given(recipe.data_at, options.seed)
-    # Refuses a loader that cannot be read in other batches, before the first trial.
+    # Refuses a loader that cannot be read in other batches, before the first trial. It is tried in
+    # the smallest batch that has an example for each process of a trial.
     rebatch(training, batch_size=count(), micro_batch_size=None, seed=0)
     # Plain loaders that a function of the batch size makes are made anew for each trial. A data
     # module's loader serves all of them.
@@ -521,7 +527,8 @@ def _adjust_optimizers(
         module: whose method is replaced.
         lr: the learning rate to set; None: the module's own stays.
         batch_size: of the trial, at which half-lives in examples become decays per step.
-        half_lives: as :func:`bstune.trial.batches.half_lives.follow_batch_size` takes them.
+        half_lives: in examples, by the names of arguments of
+            :func:`bstune.trial.batches.half_lives.follow_batch_size`; None: what it sets stays.
     """
     configure = module.configure_optimizers
 
@@ -574,6 +581,8 @@ class _InitialImages:
                 f"workload.data is {type(self._data).__name__}, which has no first_images(count): "
                 "set workload.module.model.whitening=null, or use bstune.workloads.images.ImageData"
             )
+        # A module with the same hyperparameters has the same layers, and the images give them the
+        # same values as before.
         if hyperparameters == self._hyperparameters:
             module.load_state_dict(self._state, strict=False)
             return module
@@ -676,7 +685,8 @@ class LightningBackend(TrialBackend):
         if options.trial.batch_size is None and workload.train_examples:
             largest = min(largest, workload.train_examples)
         self.versions = versions()
-        # At the largest batch size a schedule has the fewest steps to be stepped ahead.
+        # Its schedules are stepped to their end, to see whether they depend on the trial's length.
+        # At the largest batch size these are the fewest steps.
         sample = TrialSpec(
             number=0, trial_index=0, batch_size=largest, lr=options.scaling.lr, delta=None, seed=0
         )
@@ -687,11 +697,12 @@ class LightningBackend(TrialBackend):
         self.evaluation_share = protocol.evaluation_schedule.share
         self.train_examples = workload.train_examples or None
         self.notes = workload.notes
-        # Where schedules end with the budget, it is part of the workload; a chosen horizon stands
-        # in the record.
+        # A budget with which schedules end changes what a trial is. It changes nothing where trials
+        # are stopped, or where the sampler chooses each trial's horizon, which its record holds.
         budget = flatten({"budget": options.budget.model_dump()})
         if self.stops or chooses_horizons(options):
             budget = {}
+        # These settings must not change while a study goes on.
         self._frozen = {"precision": options.precision, "compile": options.compile, **budget}
         self.name_device()
 
@@ -713,8 +724,8 @@ class LightningBackend(TrialBackend):
         """Train one trial, and give its record.
 
         A trial whose earlier state cannot be used is trained again from the start. A ConfigError is
-        replaced by the error that it comes from: after the preflight, it can but be the user's code
-        that refuses the values of this trial.
+        replaced by the error that it comes from: after the preflight only the user's code can
+        refuse the values of this trial.
         """
         try:
             return self._run(spec, folder, resumed_from)

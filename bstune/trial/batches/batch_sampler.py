@@ -47,7 +47,7 @@ class StreamBatchSampler(Sampler[list[int]]):
         # The batches of an epoch.
         self._batches_of_epoch = n // batch_size
         self._in_process = in_process
-        # Whether no iterator was taken yet.
+        # Whether Lightning has taken no iterator yet.
         self._is_fresh = True
 
     def __len__(self) -> int:
@@ -55,8 +55,9 @@ class StreamBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         drawn = self.stream.drawn
-        # Where a trial goes on after a whole epoch, Lightning first takes an iterator of that one
-        # and reads nothing of it. Worker processes would read ahead, so it must be empty for them.
+        # Where a trial goes on after a whole epoch, Lightning first takes an iterator of the ended
+        # epoch and reads nothing of it. Worker processes read ahead, and would draw batches of the
+        # next epoch for it. So this iterator is empty where there are workers.
         is_at_epoch_end = drawn > 0 and drawn % self._batches_of_epoch == 0
         is_of_ended_epoch = self._is_fresh and not self._in_process and is_at_epoch_end
         self._is_fresh = False

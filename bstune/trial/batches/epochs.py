@@ -27,8 +27,8 @@ def permutation(n: int) -> Epoch:
 def epoch_of(loader: DataLoader[Any]) -> tuple[int, Epoch] | None:
     """Give the number of indices of a loader's epoch, and a function that draws an epoch.
 
-    It draws as the loader's sampler does, but shuffles the data where that goes through them in
-    order. None if the sampler is not one of torch's.
+    The function draws as the loader's sampler does; data that the sampler goes through in order are
+    shuffled. None if the sampler is not one of torch's.
     """
     # Where a loader was given a batch_sampler, its ``sampler`` is not used.
     if type(loader.batch_sampler) is not BatchSampler:
@@ -39,8 +39,8 @@ def epoch_of(loader: DataLoader[Any]) -> tuple[int, Epoch] | None:
         return n, permutation(n)
     if type(sampler) is SubsetRandomSampler:
         chosen = torch.as_tensor(sampler.indices)
-        places = permutation(len(chosen))
-        return len(chosen), lambda generator: chosen[places(generator)]
+        draw_places = permutation(len(chosen))
+        return len(chosen), lambda generator: chosen[draw_places(generator)]
     if type(sampler) is WeightedRandomSampler:
         weights = sampler.weights
         replacement = sampler.replacement
@@ -61,14 +61,14 @@ def _random(n: int, count: int, replacement: bool) -> Epoch:
     """
     if replacement:
         return lambda generator: torch.randint(n, (count,), generator=generator)
-    order = permutation(n)
+    draw_permutation = permutation(n)
     permutations = math.ceil(count / max(n, 1))
 
-    def epoch(generator: torch.Generator) -> Tensor:
-        orders = [order(generator) for _ in range(permutations)]
+    def draw_epoch(generator: torch.Generator) -> Tensor:
+        orders = [draw_permutation(generator) for _ in range(permutations)]
         return torch.cat(orders)[:count]
 
-    return epoch
+    return draw_epoch
 
 
 def epoch_length(loader: DataLoader[Any]) -> int:

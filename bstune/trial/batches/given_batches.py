@@ -61,10 +61,9 @@ class GivenStream:
         self.length = length_of(loaders)
         # Batches to skip before the next one, after a resume.
         self._to_skip = 0
-        # Each further epoch opens the loaders anew; the first one takes those that are open.
-        # A function's generator, as one of a method would hold the stream in a cycle. Without a
-        # cycle the loaders' processes end with the stream at once, else by torch's timeout, five
-        # seconds later.
+        # The generator is made by a function, as one that a method makes would refer to the stream,
+        # and the stream to it. In such a cycle the loaders' processes would outlive the stream by
+        # torch's timeout of five seconds.
         self._batches = _endless(open_loaders, loaders, batch_size)
 
     def draw(self) -> object:
@@ -82,6 +81,7 @@ class GivenStream:
 
     def position(self, batches: int) -> Position:
         """Give the position after so many batches, as plain data."""
+        # A resume draws all of these batches again, which also moves the random numbers on.
         return {"batches": batches, "random": None}
 
     def resume(self, position: Position) -> None:
@@ -143,8 +143,8 @@ def length_of(loaders: object) -> int | None:
 def examples_of(loaders: object, batch_size: int | None) -> int | None:
     """Give the examples in an epoch of one or several loaders.
 
-    The number is exact where a plain sampler tells it, else as many as the full batches have at
-    least. None where an epoch has no end, its length is not known, or that least number is 0.
+    The number is exact where a plain sampler tells it; otherwise it counts the batches that are
+    certainly full. None where an epoch has no end, its length is not known, or the number is 0.
 
     Args:
         loaders: as a function of the batch size gives them.
@@ -237,6 +237,7 @@ def _batches_of(loaders: Any) -> Iterator[object]:
     if len(several) == 1 and several[0] is loaders:
         yield from loaders
         return
+    # Lightning's CombinedLoader yields each batch with its number and that of its loader.
     is_combined = hasattr(loaders, "flattened")
     combined = loaders if is_combined else CombinedLoader(loaders, mode_of_loaders(loaders))
     for batch, _, _ in combined:

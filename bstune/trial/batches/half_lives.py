@@ -149,10 +149,11 @@ def _effective_lr(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
 
 
 def _is_decoupled(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
-    """Whether a step takes the share lr x weight_decay of a weight, whatever the gradients were."""
+    """Whether a step shrinks a weight by lr x weight_decay of it, whatever the gradients were."""
     if "decoupled_weight_decay" in group:
         return bool(group["decoupled_weight_decay"])
     # Before torch 2.7 AdamW was a class of its own, and its groups did not have that key.
     is_adamw = any("AdamW" in base.__name__ for base in type(optimizer).__mro__)
+    # The groups of bstune's Muon have this key. It steps those with betas as AdamW does.
     is_muon = "orthogonalise" in group
     return is_adamw or is_muon

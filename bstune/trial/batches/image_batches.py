@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -80,9 +81,9 @@ class TrainBatches:
         self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
         self._split = splitter(batch_size, micro_batch_size)
-        # They are separate generators, as the order must not depend on the numbers that
+        # Each purpose has a generator of its own, as the order must not depend on the numbers that
         # augmentation draws.
-        order, self._augment_generator, first_epoch = seeded_generators(
+        order, self._augment_generator, mirror_generator = seeded_generators(
             seed, images.device, count=3
         )
         self._images = images
@@ -111,7 +112,7 @@ class TrainBatches:
         self._mirrored: Tensor | None = None
         if alternating_flip:
             self._mirrored = torch.randint(
-                2, (len(images),), generator=first_epoch, device=images.device
+                2, (len(images),), generator=mirror_generator, device=images.device
             ).bool()
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -135,7 +136,7 @@ class TrainBatches:
         """
         batch = next(self._made, None)
         if batch is None:
-            # Batches of the group that a stopped trial has taken before this one goes on.
+            # A stopped trial that this one continues may have taken some batches of the group.
             taken_before = self.stream.drawn % self.stream.batches_together
             images, labels = self._make()
             images_of_batches = torch.split(self._normalise(images), self.batch_size)
@@ -213,7 +214,8 @@ class EvalBatches:
         )
 
     def __len__(self) -> int:
-        return -(-len(self._images) // self.batch_size)
+        # The last batch, which may be smaller, counts too.
+        return math.ceil(len(self._images) / self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(self._images), self.batch_size):

@@ -128,6 +128,7 @@ class IndexStream:
         if self._resumed is not None:
             self._set_random(self._resumed)
             self._resumed = None
+        # A trial may stop amid a group, and is then resumed from the state before the group.
         if self.remembers or self.batches_together > 1:
             self._remembered = self._first_of_group(self.drawn), self._get_random()
         return next(self._indices)
@@ -135,12 +136,13 @@ class IndexStream:
     def position(self, batches: int) -> Position:
         """Give the position after ``batches`` batches, as plain data.
 
-        They are all batches drawn so far, or those before the remembered group. A ValueError says
-        that the position is not remembered.
+        It has the state of the further generators before the group of the next batch. That state is
+        known for the group that was drawn last, and for the one after it. A ValueError refuses any
+        other position.
         """
         state = self._get_random()
         first = self._first_of_group(batches)
-        # Without random states every position is known.
+        # Without further generators the number of batches is enough.
         if state is not None and first != self.drawn:
             if self._remembered is None or self._remembered[0] != first:
                 raise ValueError(
@@ -162,6 +164,7 @@ class IndexStream:
             )
         self.drawn = position["batches"]
         self._resumed = position["random"]
+        # The indices come in groups, of which those before the next batch's group are passed over.
         self._indices = self._start(first=self.drawn // self.batches_together)
 
 

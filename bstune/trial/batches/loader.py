@@ -63,8 +63,9 @@ def rebatch(
             "the training data must come from a torch DataLoader over a map-style data set, but "
             f"got {type(loader).__name__}: return one from train_dataloader(), or {HOW_TO_GIVE}"
         )
-    # What is left of an earlier trial may hold loaders with processes. Were it collected within one
-    # that is forked from here, torch would write there that they are not its children.
+    # Loaders of an earlier trial, with their worker processes, may wait for Python's garbage
+    # collector. A worker that is forked from here would collect them too, and torch would print a
+    # traceback there, as the old workers are not its children.
     if loader.num_workers > 0:
         gc.collect()
     problem = not_rebatchable(loader)

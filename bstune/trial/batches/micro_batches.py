@@ -23,14 +23,14 @@ def micro_batch_sizes_of(batch_size: int, micro_batch_size: int | None) -> tuple
     if micro_batch_size is not None:
         check_positive_integer("micro-batch size", micro_batch_size)
     if distributed.place() is not None:
-        sizes, own_places = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
-        return sizes[own_places]
+        sizes, own_slice = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
+        return sizes[own_slice]
     if micro_batch_size is None:
         return (batch_size,)
-    count, rest = divmod(batch_size, micro_batch_size)
+    count, left_over = divmod(batch_size, micro_batch_size)
     whole = (micro_batch_size,) * count
-    if rest:
-        return (*whole, rest)
+    if left_over:
+        return (*whole, left_over)
     return whole
 
 
@@ -40,7 +40,7 @@ def splitter(batch_size: int, micro_batch_size: int | None) -> Callable[[Tensor]
     For a trial on several devices it gives those of this process alone.
     """
     if distributed.place() is not None:
-        sizes, own_places = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
-        return lambda batch: batch.split_with_sizes(sizes)[own_places]
+        sizes, own_slice = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
+        return lambda batch: batch.split_with_sizes(sizes)[own_slice]
     micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
     return lambda batch: batch.split_with_sizes(micro_batch_sizes)

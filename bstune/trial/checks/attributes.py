@@ -87,14 +87,16 @@ def plain_values(trainer: Trainer, module: LightningModule) -> Iterator[tuple[st
             yield from _under(name, _values_of_module(layer))
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
+        # bstune's own call-backs keep clocks and records, on which no training depends.
         if not type(callback).__module__.startswith("bstune."):
             yield from _under(type(callback).__name__, vars(callback).items())
     for optimizer in trainer.optimizers:
-        kept = dict[str, object]()
+        plain = dict[str, object]()
+        # Private attributes are torch's own bookkeeping.
         for name, value in vars(optimizer).items():
             if name not in HELD_OF_OPTIMIZERS and not name.startswith("_"):
-                kept[name] = value
-        yield from _under(type(optimizer).__name__, kept.items())
+                plain[name] = value
+        yield from _under(type(optimizer).__name__, plain.items())
 
 
 def _under(path: str, values: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
@@ -129,7 +131,7 @@ def _names_of_every_module() -> frozenset[str]:
 
 
 def _rank(value: object) -> int:
-    """Give an attribute's rank: the lower, the likelier a training depends on its value."""
+    """Give an attribute's rank, from 0 to 3: the lower, the likelier a training depends on it."""
     if isinstance(value, LRScheduler):
         return 0
     if isinstance(value, GENERATORS):
@@ -186,7 +188,7 @@ def _is_lightning(value: object) -> bool:
 
 
 def _sample_of_tensor(tensor: Tensor) -> bytes:
-    """Give the bytes of a tensor's shape, and of elements evenly over it."""
+    """Give the bytes of a tensor's shape, and of a sample of its elements, evenly over it."""
     flat = tensor.detach().reshape(-1)
     stride = max(1, flat.numel() // MAX_SAMPLE)
     sample = flat[::stride].to("cpu").contiguous()
@@ -194,8 +196,9 @@ def _sample_of_tensor(tensor: Tensor) -> bytes:
 
 
 def _sample_of_array(array: NDArray[np.generic]) -> bytes:
-    """Give the bytes of an array's shape, and of elements evenly over it where they are plain."""
+    """Give the bytes of an array's shape, and of a sample of its elements, evenly over it."""
     shape = f"{array.shape};".encode()
+    # The bytes of such elements are addresses, which differ from run to run.
     if array.dtype.hasobject:
         return shape
     flat = array.reshape(-1)

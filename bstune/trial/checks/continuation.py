@@ -70,8 +70,13 @@ class LostState:
 
     def text(self, module: str) -> str:
         """Word the difference in a line, with advice; ``module`` is the name of its class."""
-        likeliest = sorted(self.attributes.items(), key=lambda named: (named[1].rank, named[0]))
-        named = [f"{path} ({attribute.kind})" for path, attribute in likeliest[:MAX_NAMED]]
+
+        def rank_and_path(path: str) -> tuple[int, str]:
+            return self.attributes[path].rank, path
+
+        # A training depends likeliest on the attributes of the lowest rank.
+        likeliest = sorted(self.attributes, key=rank_and_path)
+        named = [f"{path} ({self.attributes[path].kind})" for path in likeliest[:MAX_NAMED]]
         if len(likeliest) > MAX_NAMED:
             named.append(f"{len(likeliest) - MAX_NAMED} more")
         seen = (
@@ -95,7 +100,7 @@ def lost_state(
 
     Returns:
         Those differences that do not also appear between two runs of the same trial. None where
-        there are none.
+        there are none, or where runs of the same trial differ too much to tell.
     """
     effects = differences(straight, resumed)
     if not effects:
@@ -172,6 +177,6 @@ def _distance(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> fl
     """Give the Euclidean distance between weights of the same names."""
     squares = 0.0
     for name in weights.keys() & others.keys():
-        apart = weights[name].double() - others[name].double()
-        squares += float(torch.sum(apart.abs() ** 2))
+        difference = weights[name].double() - others[name].double()
+        squares += float(torch.sum(difference**2))
     return math.sqrt(squares)

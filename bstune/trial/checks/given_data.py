@@ -62,6 +62,7 @@ def check_batches(workload: Workload, small: int, large: int) -> None:
 
 def check_epoch_schedules(trainer: Trainer, module: LightningModule) -> None:
     """Raise a ConfigError for a schedule that steps at epochs' ends, where epochs have no end."""
+    # A module that steps its optimizers itself also decides itself when to step its schedules.
     if trainer.num_training_batches != float("inf") or not module.automatic_optimization:
         return
     for config in trainer.lr_scheduler_configs:

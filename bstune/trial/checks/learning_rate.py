@@ -105,8 +105,8 @@ def _are_equal(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> b
 def proportion_problem(slow: ShortTrial, fast: ShortTrial, override: str) -> str | None:
     """Say which rates do not move in proportion to the one that bstune sets, in words.
 
-    None if all do. They are those of the short trials' ends, and those that the schedules have for
-    later steps.
+    None if all do. Compared are the rates at the ends of two short trials, and those that their
+    schedules would set later.
 
     Args:
         slow: a short trial.
@@ -129,7 +129,7 @@ def proportion_problem(slow: ShortTrial, fast: ShortTrial, override: str) -> str
         )
     slow_rates = [rate.lr for rate in slow.weights.rates]
     fast_rates = [rate.lr for rate in fast.weights.rates]
-    # Where the parameter groups are others, their rates cannot be compared.
+    # The module may make other parameter groups at another rate. Then these cannot be compared.
     comparable = len(slow_rates) == len(fast_rates)
     if comparable and not are_in_proportion(slow_rates, fast_rates, factor):
         return (

@@ -20,7 +20,7 @@ def check_loaders(data: LightningDataModule, *, is_given: bool = False) -> None:
         is_given: whether a function of the batch size has made it, so that its training batches may
             be taken as they come.
     """
-    # It makes batches of any size itself.
+    # Such a data module makes batches of any size itself.
     if hasattr(data, "train_batches"):
         return
     name = type(data).__name__

@@ -102,6 +102,7 @@ def preflight(
         space = replace(space, low=trial.batch_size, high=trial.batch_size)
     short = ShortRuns(workload, protocol)
     small = space.snap(space.low)
+    # The second batch size is not much larger, so that its steps are short, too.
     large = space.snap(min(space.high, space.low * SPREAD))
     check_batches(workload, small, large)
     first = _first_trial(short, space, small, large, survey=survey)
@@ -114,13 +115,14 @@ def preflight(
         notes += seed_notes(first, short.run(other_seed, RecordingPlan(steps=1)))
     other_rate = replace(first.spec, lr=space.lr(first.spec.batch_size, delta=0.0))
     if continues:
-        compared = _compared_and_continued(short, workload, first, other_rate, last_step)
+        compared = _compare_rates_and_continue(short, workload, first, other_rate, last_step)
     else:
-        compared = _compared(short, workload, first, other_rate)
+        compared = _compare_rates(short, workload, first, other_rate)
     if compared.why_not_continued is not None:
         notes.append(
             f"a stopped trial cannot be continued, it starts afresh: {compared.why_not_continued}"
         )
+    # The study's processes need the device's memory that the short trials still hold.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         garbage_collection_cuda()
     return PreflightFindings(
@@ -194,12 +196,12 @@ def manual_notes(trial: ShortTrial, protocol: TrialProtocol) -> Iterator[str]:
     """Yield a line on a module that steps its optimizers itself; nothing for any other."""
     if trial.module.automatic:
         return
-    taken = " and ".join(map(str, trial.optimizer_steps)) or "no"
-    without = "" if protocol.noise_scale_every is None else ", without noise scale"
+    taken_steps = " and ".join(map(str, trial.optimizer_steps)) or "no"
+    unmeasured = "" if protocol.noise_scale_every is None else ", without noise scale"
     yield (
         f"{trial.module.name} steps its optimizers itself (manual optimization): trained as it is, "
-        f"one step of a trial a batch (in {trial.batches} batches its optimizers took {taken} "
-        f"steps){without}"
+        f"one step of a trial a batch (in {trial.batches} batches its optimizers took "
+        f"{taken_steps} steps){unmeasured}"
     )
 
 
@@ -227,20 +229,22 @@ class _Compared:
     why_not_continued: str | None
 
 
-def _compared(
+def _compare_rates(
     short: ShortRuns, workload: Workload, first: ShortTrial, spec: TrialSpec
 ) -> _Compared:
     """Run a trial at another learning rate, and refuse a workload that trains alike at both."""
+    # The weights of both are compared after as many steps as the first trial kept its own.
     trial = short.run(spec, RecordingPlan(compared_steps=first.weights.steps))
     check_rates(first, trial, workload)
     return _Compared(trial, why_not_continued=None)
 
 
-def _compared_and_continued(
+def _compare_rates_and_continue(
     short: ShortRuns, workload: Workload, first: ShortTrial, spec: TrialSpec, last_step: int
 ) -> _Compared:
-    """Do as :func:`_compared`, with a trial that is stopped where it is compared, and continued.
+    """Run a trial at another learning rate, and refuse a workload that trains alike at both.
 
+    The trial stops at the step after which the two are compared, and is then continued.
     ``last_step`` is that of the budget, which no trial goes past.
     """
     stop = first.weights.steps
@@ -266,7 +270,7 @@ def _why_not_continued(
         Why a stopped trial cannot be continued, in words; None if the two do not differ.
     """
     done = stopped.weights.steps
-    # A trial that was stopped earlier has slow steps, of which few are taken.
+    # A trial that was stopped before ``COMPARED_STEPS`` has slow steps, so that one has to do.
     followed = FOLLOWED_STEPS if done >= COMPARED_STEPS else 1
     spec = replace(stopped.spec, max_steps=max(done + 1, min(done + followed, last_step)))
     # The stopped trial has number 0.

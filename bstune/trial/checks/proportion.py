@@ -31,10 +31,11 @@ def are_in_proportion(
     """
     if highest is None:
         highest = max(map(abs, own), default=0.0)
-    nothing = NOTHING_OF_HIGHEST * highest * factor
+    negligible = NOTHING_OF_HIGHEST * highest * factor
     pairs = zip(own, others, strict=True)
     return all(
-        math.isclose(rate * factor, other, rel_tol=NEAR, abs_tol=nothing) for rate, other in pairs
+        math.isclose(rate * factor, other, rel_tol=NEAR, abs_tol=negligible)
+        for rate, other in pairs
     )
 
 
@@ -45,9 +46,9 @@ def schedule_out_of_proportion(
     *,
     now: Callable[[], float] = time.monotonic,
 ) -> str | None:
-    """Name a schedule whose rates ahead are not ``factor`` times as high in another trial.
+    """Name a schedule whose later rates are not ``factor`` times as high in another trial.
 
-    None where all schedules keep their shape.
+    None where those of all schedules are.
 
     Args:
         own: copies of a trial's schedules, which are stepped ahead.
@@ -65,8 +66,12 @@ def schedule_out_of_proportion(
 def _keep_proportion(
     copy: ScheduleCopy, other: ScheduleCopy, factor: float, now: Callable[[], float]
 ) -> bool:
-    """Whether a schedule's rates ahead are ``factor`` times as high in the other trial."""
+    """Whether a schedule's later rates are ``factor`` times as high in the other trial.
+
+    True also where the time is over, or the schedule ends, before any rate has differed.
+    """
     began = now()
+    # The highest rate so far. Rates that are tiny beside it count as 0.
     highest = 0.0
     with warnings.catch_warnings(action="ignore"):
         for number in range(STEPS_AHEAD):

@@ -101,7 +101,7 @@ class Recorder(Callback):
         self._schedules = SeenSchedules()
         self._course: Course | None = None
         self._batches = 0
-        self._waits.go_on("start", limited=False)
+        self._waits.go_on("start", has_time_limit=False)
 
     def seen(self, result: TrialResult) -> ShortTrial:
         """Give the record of what was seen of the trial, which has ended with ``result``."""
@@ -139,7 +139,7 @@ class Recorder(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look at the module, whose layers are all there, before its first batch."""
         # Its time has no limit, as the loader may read all of the data for its first batch.
-        self._waits.go_on("first batch", limited=False)
+        self._waits.go_on("first batch", has_time_limit=False)
         check_epoch_schedules(trainer, pl_module)
         self._module = _seen_at_start(self._module, pl_module)
         self._weights.before = weights_of(pl_module)
@@ -155,7 +155,7 @@ class Recorder(Callback):
     ) -> None:
         """Record the random generators before the first step, and the batch of a followed step.
 
-        Followed are the last steps, which are compared with those of a trial that went on.
+        The last steps are followed where they are compared with the same steps of another trial.
         """
         self._tell_awaited_step(trainer)
         if self.clock.began is None:
@@ -176,6 +176,7 @@ class Recorder(Callback):
         if further_micro_batches != 0:
             return
         self._weights.keep_after(steps, trainer, pl_module)
+        # Without this the clock would read when the host has asked for the step's work.
         synchronize(pl_module.device)
         self.clock.end_step()
         # A spec with max_steps ends the trial itself.
@@ -183,21 +184,21 @@ class Recorder(Callback):
             trainer.should_stop = True
 
     def _is_long_enough(self, steps: int) -> bool:
-        """Whether the trial may end after so many steps."""
+        """Whether the trial may end after so many steps: those of its plan, or fewer if slow."""
         is_slow = steps >= SLOW_STEPS and self.clock.elapsed() > PATIENCE_SECONDS
         return steps >= self._steps or is_slow
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell the user that the untrained weights are evaluated."""
-        self._waits.go_on("evaluation", limited=True)
+        self._waits.go_on("evaluation", has_time_limit=True)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell the user that the trial's start goes on after that evaluation."""
-        self._waits.go_on("start", limited=False)
+        self._waits.go_on("start", has_time_limit=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the schedules and the course, after the last step."""
-        self._waits.go_on("end", limited=False)
+        self._waits.go_on("end", has_time_limit=False)
         steps = self._batches // trainer.accumulate_grad_batches
         self._schedules = _seen_schedules(trainer, pl_module, steps)
         self._course = self._followed.course(
@@ -206,7 +207,7 @@ class Recorder(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put aside the metrics that were logged before this evaluation."""
-        self._waits.go_on("evaluation", limited=True)
+        self._waits.go_on("evaluation", has_time_limit=True)
         self._metrics.put_aside(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -216,7 +217,7 @@ class Recorder(Callback):
     def _tell_awaited_step(self, trainer: Trainer) -> None:
         """Tell the user the number of the training step that is waited for."""
         number = 1 + self._batches // trainer.accumulate_grad_batches
-        self._waits.go_on(f"training step {number}", limited=True)
+        self._waits.go_on(f"training step {number}", has_time_limit=True)
 
 
 class WaitTexts:
@@ -233,10 +234,10 @@ class WaitTexts:
         # The name of the module's class; empty until it is built.
         self.module_name = ""
 
-    def go_on(self, part: str, *, limited: bool) -> None:
-        """Tell that the next part of the trial begins.
+    def go_on(self, part: str, *, has_time_limit: bool) -> None:
+        """Tell that the next part of the trial begins, and whether its time is limited.
 
-        Its time is ``limited`` for steps and evaluations, but not for the start and the end.
+        That of steps and evaluations is, but not that of the start and the end.
         """
         texts = [f"the preflight's {part}"]
         if self.module_name:
@@ -244,7 +245,7 @@ class WaitTexts:
         texts.append(f" at batch size {self._spec.batch_size}")
         for name, value in self._spec.hyperparameters.items():
             texts.append(f", {name} {value:g}")
-        self._wait.go_on("".join(texts), limited=limited)
+        self._wait.go_on("".join(texts), limited=has_time_limit)
 
 
 class StepClock:
@@ -358,7 +359,10 @@ class OptimizerSteps:
         self._steps[index_of_optimizer] += 1
 
     def of_each(self) -> tuple[int, ...]:
-        """Give the number of steps of each optimizer, in order, up to the last that took any."""
+        """Give the number of steps of each optimizer, in order, up to the last that took any.
+
+        The tuple is empty if none did.
+        """
         last_index = max(self._steps, default=-1)
         return tuple(self._steps[index] for index in range(last_index + 1))
 
@@ -438,6 +442,7 @@ class MetricsLogged:
         check_metric(self._name, trainer.callback_metrics, self._logged_before, place)
         logged = trainer.callback_metrics.items()
         self.validated = {name: float(value) for name, value in logged}
+        # Call-backs may look for these later. Where both have a name, the evaluation's value stays.
         for name, value in self._logged_before.items():
             trainer.callback_metrics.setdefault(name, value)
 
@@ -446,7 +451,7 @@ class FollowedSteps:
     """Records the course of a trial's last steps: their batches, and the state before and after.
 
     Args:
-        after: the number of its own steps after which the record begins; None: nothing is recorded.
+        after: the number of the trial's steps before the record begins; None: nothing is recorded.
         exact: whether equal trainings have equal results to the bit.
     """
 
@@ -459,9 +464,9 @@ class FollowedSteps:
     def see_batch(
         self, trainer: Trainer, module: LightningModule, batch: object, steps: int
     ) -> None:
-        """Record the batch of the next step, after ``steps`` of them, if it is one to be recorded.
+        """Record the batch of the next step, if that step is followed; ``steps`` came before it.
 
-        Before the first such step the attributes of the module and its optimizers are recorded.
+        Before the first followed step the attributes of the module and its optimizers are recorded.
         """
         if self._after is None or steps < self._after:
             return

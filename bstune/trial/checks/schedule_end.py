@@ -69,7 +69,7 @@ class ScheduleEnd:
     error: str | None
 
     def text(self, module: str, batch_size: int, last_step: int) -> str:
-        """Word the end in a line, with advice.
+        """Word the end in a line, with advice: that the rate stays at 0, or an error comes.
 
         Args:
             module: the name of the module's class.
@@ -95,7 +95,9 @@ def copies_of_schedules(
 
     One that cannot be copied is left out.
     """
-    # The module and the Trainer are not copied, which functions of a schedule may refer to.
+    # deepcopy takes an object whose id it finds here as its own copy. A schedule's functions may
+    # refer to the module and the Trainer, which are not copied. Each optimizer is replaced by one
+    # without weights.
     shared: dict[int, Any] = {id(module): module, id(trainer): trainer}
     for optimizer in trainer.optimizers:
         shared[id(optimizer)] = _stand_in(optimizer)
@@ -114,23 +116,24 @@ def copies_of_schedules(
 def _schedules(
     trainer: Trainer, module: LightningModule, done: int
 ) -> Iterator[tuple[LRScheduler, int]]:
-    """Yield a training's schedules, each with the optimizer steps for each of its own.
+    """Yield a training's schedules, each with the optimizer steps between two of its own steps.
 
-    They are torch's, without those that look at a metric.
+    They are torch's, without those that look at a metric. ``done``: optimizer steps taken so far.
     """
-    length = trainer.num_training_batches // trainer.accumulate_grad_batches
+    steps_of_epoch = trainer.num_training_batches // trainer.accumulate_grad_batches
     configured = [config.scheduler for config in trainer.lr_scheduler_configs]
     for config in trainer.lr_scheduler_configs:
         schedule = config.scheduler
-        is_known = isinstance(schedule, LRScheduler)
-        if not is_known or isinstance(schedule, ReduceLROnPlateau):
+        is_of_torch = isinstance(schedule, LRScheduler)
+        if not is_of_torch or isinstance(schedule, ReduceLROnPlateau):
             continue
         if not module.automatic_optimization:
             yield from _as_seen(schedule, done)
         elif config.interval == "step":
             yield schedule, config.frequency
-        elif length != float("inf"):
-            yield schedule, config.frequency * max(1, int(length))
+        # Any other schedule is stepped at the ends of epochs, which endless data do not have.
+        elif steps_of_epoch != float("inf"):
+            yield schedule, config.frequency * max(1, int(steps_of_epoch))
     # A module may keep further schedules in attributes, and step them itself.
     for _, value in plain_values(trainer, module):
         several = value if isinstance(value, CONTAINERS) else [value]
@@ -142,10 +145,12 @@ def _schedules(
 
 
 def _as_seen(schedule: LRScheduler, done: int) -> Iterator[tuple[LRScheduler, int]]:
-    """Yield a schedule that the module steps, with the optimizer steps for each of its own so far.
+    """Yield a schedule that the module steps, and how many optimizer steps each step of it took.
 
-    One that was not stepped yet is left out.
+    That number is the mean over the ``done`` optimizer steps so far. A schedule that was not
+    stepped yet is left out.
     """
+    # torch counts a schedule's steps in ``last_epoch``.
     schedule_steps = int(getattr(schedule, "last_epoch", 0))
     if schedule_steps > 0:
         yield schedule, max(1, round(done / schedule_steps))
@@ -153,6 +158,7 @@ def _as_seen(schedule: LRScheduler, done: int) -> Iterator[tuple[LRScheduler, in
 
 def _stand_in(optimizer: Optimizer) -> Optimizer:
     """Make an optimizer without weights that has the same parameter groups' options."""
+    # Schedules read and set the groups' options alone, whatever the optimizer's class.
     stand_in = torch.optim.SGD([torch.zeros(())])
     stand_in.defaults = dict(optimizer.defaults)
     groups = []

@@ -43,6 +43,7 @@ class ShortRuns:
             # Two trials are compared, which further evaluations could make differ.
             evaluation_schedule=AT_THE_END,
             noise_scale_every=None,
+            # The user's call-backs that stop a training early or save it are left out.
             trainer=without_monitors(protocol.trainer),
         )
         self.on_cpu = device_of(protocol.trainer).type == "cpu"
@@ -53,7 +54,10 @@ class ShortRuns:
         )
 
     def evaluation_seconds(self, trial: ShortTrial) -> float:
-        """Predict the seconds of an evaluation on all of the data from those of a short trial."""
+        """Predict the seconds of an evaluation on all of the data from those of a short trial.
+
+        An evaluation of a short trial takes ``few_share`` of the data.
+        """
         evaluations = max(1, len(trial.result.history))
         return trial.result.eval_seconds / evaluations / self._evaluated.few_share
 
@@ -100,7 +104,10 @@ class ShortRuns:
         state: Path | None = None,
         resume: Stopped | None = None,
     ) -> ShortTrial:
-        """Run a trial with a recorder, evaluated on these batches; other arguments as of `run`."""
+        """Run a trial that is evaluated on ``validation_batches``, and record its course.
+
+        The other arguments are those of :meth:`run`, with the protocol that the trial follows.
+        """
         build = self._workload.build_module
         with waiting_for("the preflight", steps=True) as wait:
             recorder = Recorder(spec, self._target.metric, plan, wait, exact=self.on_cpu)

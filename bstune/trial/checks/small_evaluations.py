@@ -38,12 +38,20 @@ class SmallEvaluations:
 
 
 def small_evaluations(validation_batches: Iterable[Any], examples: int) -> SmallEvaluations:
-    """Choose from a workload's validation batches, which have ``examples`` examples together."""
+    """Choose the validation batches on which short trials are evaluated.
+
+    An evaluation after training takes ``few`` of them, about ``FEW_EXAMPLES`` examples. Untrained
+    weights are evaluated on ``start``, about ``START_EXAMPLES`` examples evenly over the data.
+
+    Args:
+        validation_batches: of the workload.
+        examples: in all of them.
+    """
     examples = max(1, examples)
     small = validation_batches
     start = validation_batches
     loaders = loaders_of(validation_batches)
-    # Where there are several loaders, none can stand for all.
+    # Of several loaders none can stand for all, so their batches stay as they are.
     if len(loaders) == 1:
         small = in_small_batches(loaders[0], FEW_EXAMPLES)
         # Every n-th batch stands for all of the data, in whatever order they are.
@@ -102,7 +110,8 @@ class EveryNth:
         self.batches: Iterable[object] = self
         if n == 1:
             self.batches = batches
-        # From other batches than a plain DataLoader's all are read, and every n-th is given.
+        # A plain DataLoader can be told which batches to read. Of any others all are read, and
+        # every n-th is given.
         elif (
             type(batches) is DataLoader
             and batches.batch_sampler is not None
@@ -116,4 +125,5 @@ class EveryNth:
         return islice(self._whole, 0, None, self._n)
 
     def __len__(self) -> int:
+        # Batches of unknown length count as one.
         return len(range(0, sized_len(self._whole) or 1, self._n))

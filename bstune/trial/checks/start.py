@@ -36,10 +36,10 @@ GroupNumbers = list[dict[str, float]]
 
 
 def depends_on_length(workload: Workload, spec: TrialSpec, protocol: TrialProtocol) -> bool:
-    """Whether the module's schedules depend on how long its Trainer says that it trains.
+    """Whether the module's schedules depend on the length of training that its Trainer states.
 
     The settings at each step under one Trainer are compared with those under another that trains
-    twice as long. False where the batches have no end, as then no Trainer says how long it trains.
+    twice as long. False where the batches have no end, as then a Trainer states no length.
     """
     batches = workload.train_batches(spec)
     if sized_len(batches) is None and not getattr(batches, "ends_by_steps", False):
@@ -63,7 +63,7 @@ def rates_ahead(
         workload: whose module has the schedules.
         spec: of the trial.
         protocol: of the trial.
-        steps: for which the Trainer says that it trains.
+        steps: the length of the training that the Trainer states, which schedules may read.
         until: optimizer steps that are inspected, but at most ``SCHEDULE_STEPS`` of each schedule.
 
     Returns:
@@ -86,8 +86,17 @@ def _step_through(
 ) -> list[list[GroupNumbers]]:
     """Step each schedule ahead, under a Trainer that is set up and has not begun to train.
 
-    ``batch_size`` is the trial's, for a message; ``until``, the result and the errors are those of
-    :func:`rates_ahead`.
+    Args:
+        trainer: has the schedules.
+        module: steps them.
+        batch_size: of the trial, for a message.
+        until: optimizer steps that are inspected, but at most ``SCHEDULE_STEPS`` of each schedule.
+
+    Returns:
+        For each schedule its optimizer's settings before its first step and after each one.
+
+    Raises:
+        ConfigError: for a schedule that raises an error.
     """
     settings: list[list[GroupNumbers]] = []
     # The Trainer's counts, which a schedule of another library may read. They go with the steps.
@@ -174,7 +183,7 @@ def look_at_start(
         workload: whose module is built.
         spec: of the trial.
         protocol: of the trial.
-        steps: for which the Trainer says that it trains.
+        steps: the length of the training that the Trainer states, which schedules may read.
         look: is called with the Trainer and the module, once optimizers and layers are there.
 
     Returns:

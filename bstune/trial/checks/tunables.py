@@ -42,7 +42,7 @@ def check_tunables(
                 f"{tunable.name} out of search.tune"
             )
     for values in corners(space.tunables):
-        # The lowest rate, at which nothing diverges by itself.
+        # At the lowest learning rate a failure comes from these values, not from the rate.
         lr = space.lr(space.low, -space.delta_bound)
         spec = TrialSpec(
             number=0,

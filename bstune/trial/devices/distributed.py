@@ -74,6 +74,7 @@ def join(rank: int, count: int, file: str | None = None) -> None:
         file: an empty file, by which they find each other; None: there is this one alone.
     """
     global _place
+    # The processes share the processor's cores.
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
     # Only the first process warns.
     if rank > 0:
@@ -112,16 +113,18 @@ def explain_ddp(error: BaseException) -> None:
 def trainer_options(options: Mapping[str, Any], strategy: Callable[[], object]) -> dict[str, Any]:
     """Give the Trainer's arguments for this process.
 
-    Where it trains alone they are ``options``. Otherwise they have all devices, and the strategy
-    that ``strategy`` makes.
+    Where it trains alone they are ``options``. Otherwise the arguments name the devices of all
+    processes that train together, and the strategy that ``strategy`` makes.
     """
     if _place is None:
         return dict(options)
+    # On a CPU Lightning takes the number of processes.
     devices: int | list[int] = _place.count
     if options.get("accelerator") == "cuda":
         # The options name this process's own device (:func:`options_of_process`).
         first = options["devices"][0] - _place.rank
         devices = list(range(first, first + _place.count))
+    # The batches are split over the processes already, so Lightning must not split them again.
     return {**options, "devices": devices, "strategy": strategy(), "use_distributed_sampler": False}
 
 
@@ -134,7 +137,11 @@ def check_count(devices: int) -> None:
 
 
 def check_share(batches: object, micro_batch_sizes: Sequence[int]) -> None:
-    """Raise a ConfigError for batches that are not split over processes that train together."""
+    """Raise a ConfigError for batches that are not split over processes that train together.
+
+    Split batches state the sizes of this process's micro-batches (``micro_batch_sizes``); for a
+    DataLoader its batch sampler does.
+    """
     source = getattr(batches, "batch_sampler", None) or batches
     if _place is not None and getattr(source, "micro_batch_sizes", None) != micro_batch_sizes:
         raise ConfigError(
@@ -243,4 +250,5 @@ def micro_batch_sizes_of_process(
             f"batch size {batch_size} in micro-batches of {micro_batch_size} leaves one of "
             f"{_place.count} devices without an example: raise protocol.micro_batch_size"
         )
+    # The micro-batches go to the processes in turn.
     return sizes, slice(_place.rank, None, _place.count)

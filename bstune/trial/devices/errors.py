@@ -42,5 +42,5 @@ def first_line(error: BaseException) -> str:
 
 @cache
 def warn_once(message: str) -> None:
-    """Log a warning, once in the life of the process."""
+    """Log a warning, once in the life of the process: the cache remembers each message."""
     logger.warning("%s", message)

@@ -128,6 +128,7 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
         )
     sections, ignored = _sections(path, chosen)
     parser = _parser(_package(sections["model"]))
+    # The same sections as plain data, with the default of each value that the file leaves out.
     parsed = yaml.safe_load(parser.dump(_parsed(parser, sections), skip_unset=False))
     defaults = yaml.safe_load(parser.dump(parser.get_defaults(), skip_unset=False))["trainer"]
     trainer, left_out = _sorted_arguments(parsed["trainer"], defaults)
@@ -150,7 +151,7 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     else:
         target = _given_target(chosen.target)
     precision = str(parsed["trainer"].get("precision") or 32)
-    here = build_module.__module__
+    this_module = build_module.__module__
     smallest = max(1, batch_size // FACTOR_BELOW)
     largest = min(examples, batch_size * FACTOR_ABOVE)
     # A trial ends once both its steps and its examples are spent. So the largest batches, whose
@@ -159,6 +160,8 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     trial_budget = {"steps": fewest_steps, "examples": budget}
     if is_assumed:
         trial_budget["assumed_epoch"] = examples
+    # LightningCLI's parser builds the classes that are named below these nodes, Hydra must not.
+    as_it_is = {"_recursive_": False}
     workload = {
         "name": chosen.name or parsed["model"]["class_path"].rpartition(".")[2],
         "precision": SHORT_PRECISIONS.get(precision, precision),
@@ -167,8 +170,8 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
         "batch_size": {"low": smallest, "high": largest},
         "budget": trial_budget,
         "target": target,
-        "data": {"_target_": f"{here}.build_data", "_recursive_": False, "data": parsed["data"]},
-        "module": {"_target_": f"{here}.build_module", "_recursive_": False, **built},
+        "data": {"_target_": f"{this_module}.build_data", **as_it_is, "data": parsed["data"]},
+        "module": {"_target_": f"{this_module}.build_module", **as_it_is, **built},
         "trainer": trainer,
     }
     rate = key or "the rate in configure_optimizers"
@@ -180,6 +183,7 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
         f"{examples} training examples",
         *assumed,
     ]
+    # -1 and null set no limit.
     lengths = [name for name in LENGTHS if (parsed["trainer"].get(name) or -1) > 0]
     if lengths:
         lines.append(f"trainer.{' and '.join(lengths)} became budget.examples={budget}")
@@ -238,8 +242,8 @@ def _sorted_arguments(arguments: Node, defaults: Node) -> tuple[Node, list[str]]
     """Sort the arguments of a file's Trainer that are not Lightning's defaults.
 
     Returns:
-        Those that trials take over, and the names of those that bstune sets itself (``OWNED``). The
-        latter leave out ``LENGTHS``.
+        Those that trials take over, and the names of those that bstune sets itself (``OWNED``), but
+        for ``LENGTHS``, which become a trial's budget.
     """
     kept = Node()
     left_out = list[str]()
@@ -261,6 +265,7 @@ def _own_metric(sections: Node, parsed: Node, data: LightningDataModule) -> OwnM
     for named in parsed["trainer"].get("callbacks") or ():
         callbacks.append(cli.instantiate_class((), named))
     refuse_finders(callbacks)
+    # A CPU is enough for a few batches, and there is one on every machine.
     return own_metric(model, data, {"callbacks": callbacks}, accelerator="cpu")
 
 
@@ -314,11 +319,12 @@ def _sections(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
 
 
 def _package(section: Node) -> str:
-    """Name the package of Lightning that a section's class is of.
+    """Name the package of Lightning whose class a section's class extends.
 
-    For a function, which builds objects of a class that is not known before, it is the installed
-    one.
+    The section may name a function instead. The class that it builds is not known here, so the
+    package is the installed one.
     """
+    # Hydra imports the class, without building anything of it.
     build = instantiate_partial({"_target_": section["class_path"]}, section["class_path"])
     names = [base.__module__ for base in getattr(build.func, "__mro__", ())]
     if any(name.startswith(f"{OTHER}.") for name in names):

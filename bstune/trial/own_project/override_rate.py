@@ -43,6 +43,7 @@ def own_rate_of(configured: object) -> float | None:
     rates = list[float]()
     for optimizer in optimizers_in(configured):
         for group in optimizer.param_groups:
+            # Of several, the first is the rate that the user gave: the others come from schedules.
             given = [group[name] for name in GIVEN_RATES if group.get(name) is not None]
             if given:
                 rates.append(float(given[0]))

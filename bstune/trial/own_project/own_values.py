@@ -117,7 +117,7 @@ def refusal(name: str, batches: OwnBatches, needed: Sequence[str]) -> ConfigErro
     Args:
         name: of the data.
         batches: the project's own.
-        needed: arguments, in words, without which a function of the batch size is not enough.
+        needed: further arguments of the study, in words, that a function of the batch size needs.
     """
     also = ""
     if needed:
@@ -137,6 +137,7 @@ def rebatchable(batches: OwnBatches, name: str) -> tuple[int, int]:
     if batches.problem is None and batches.batch_size is not None and batches.examples is not None:
         return batches.batch_size, batches.examples
     needed = [REFERENCE]
+    # Without the length of an epoch a study needs more from the user.
     if batches.examples is None:
         needed.append(OF_NO_EPOCH)
     raise refusal(name, batches, needed)
@@ -179,6 +180,7 @@ def rate_of_optimizers(module: LightningModule) -> float:
 
 def are_timed(options: Iterable[str]) -> bool:
     """Whether some options, written as on the command line, limit a study by seconds."""
+    # Hydra's options may begin with + or ++.
     return any(str(option).lstrip("+").startswith(TIMED) for option in options)
 
 
@@ -301,7 +303,7 @@ class _ValidationMetrics(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the names of the metrics that the validation has logged."""
-        # A value that has not changed is one that the training step logged.
+        # A value that is the same as before the validation was logged by the training step.
         for name, value in _values_of(trainer).items():
             if self._before.get(name) != value:
                 self.names.add(name)
@@ -317,8 +319,8 @@ def _logged_in_validation(
 ) -> set[str]:
     """Train a module for one step, validate a few batches, and name the metrics that these log.
 
-    The step is taken as some modules prepare their validation in hooks of the training. Arguments
-    as of :func:`own_metric`.
+    The step is taken as some modules prepare their validation in hooks of the training. ``trainer``
+    has arguments of the Trainer, by name; ``accelerator`` is ``cpu`` or ``cuda``.
     """
     logged = _ValidationMetrics()
     arguments: dict[str, Any] = {
@@ -339,7 +341,7 @@ def _logged_in_validation(
             fitting.fit(module, datamodule=data)
         except BstuneError:
             raise
-        # An error of the user's code need not come up in a trial.
+        # An error of the user's code need not come up in a trial, so the names are enough.
         except Exception as error:
             if logged.names:
                 return logged.names

@@ -100,7 +100,7 @@ class PythonRecipe:
         return type(self.data_module).__name__
 
     def data(self) -> LightningDataModule:
-        """Give the study's data module, or make that for the reference's batch size."""
+        """Give the study's data module, or make one for the reference's batch size."""
         if isinstance(self.data_module, DataAt):
             return self.data_module(self.data_module.batch_size)
         return self.data_module
@@ -118,6 +118,7 @@ class PythonRecipe:
             "seed": values.seed,
             "total_steps": values.total_steps,
         }
+        # A hyper-parameter whose value the trial does not state has the user's own value.
         return self.module_of(Trial({**stated, **self.own_values, **values.hyperparameters}))
 
     def module_of(self, trial: "Trial") -> LightningModule:
@@ -157,7 +158,7 @@ class PythonRecipe:
         return dict(self.trainer_arguments)
 
     def with_trainer(self, arguments: Mapping[str, Any]) -> "PythonRecipe":
-        """Give the recipe with further arguments of the Trainer; its own stay where it has them."""
+        """Give the recipe with further arguments of the Trainer, which do not replace its own."""
         return replace(self, trainer_arguments={**arguments, **self.trainer_arguments})
 
     def takes(self, name: str) -> bool:
@@ -244,8 +245,15 @@ def _argument_names(
 ) -> dict[str, str]:
     """Map the name of each argument of a module's class to that of the trial's attribute it takes.
 
-    ``module`` may be a partial of the class, ``function`` is the class itself. The other arguments
-    are :func:`module_builder`'s. A ConfigError says why the class cannot be built from a trial.
+    Args:
+        module: the class, or a partial of it.
+        function: the class itself.
+        tunables: names of the further hyper-parameters, which the class must take.
+        overrides_lr: whether bstune sets the learning rate in the optimizer, so that the class
+            needs no argument for it.
+
+    Raises:
+        ConfigError: says why the class cannot be built from a trial.
     """
     class_name = function.__name__
     arguments = inspect.signature(module).parameters
@@ -390,7 +398,10 @@ def data_of(data: object, batch_size: int) -> "LightningDataModule | DataAt":
 
 
 def is_function(data: object) -> TypeGuard[Callable[[int], object]]:
-    """Whether the data are given as a function of the batch size."""
+    """Whether the data are given as a function of the batch size.
+
+    A class can be called too, and so may a data module; neither is such a function.
+    """
     return callable(data) and not isinstance(data, type) and not _is_data_module(data)
 
 

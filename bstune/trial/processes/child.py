@@ -41,6 +41,7 @@ def work(
         printed: takes what is printed; None: it goes where the fork server prints.
     """
     if printed is not None:
+        # Standard output and standard error, of libraries in C as well.
         for descriptor in (1, 2):
             os.dup2(printed.fileno(), descriptor)
         printed.close()
@@ -48,6 +49,7 @@ def work(
     faulthandler.enable(file=2)
     # The fork server still has the environment of its own start.
     os.environ.update(environment)
+    # The filters keep these secrets out of logs and warnings.
     know(secrets)
     install_filters()
     process = os.getpid()
@@ -159,7 +161,7 @@ def _send(connection: Connection, message: SaidLine | CallAnswer | Finished) -> 
 def _users_cause(error: BaseException) -> bytes | None:
     """Pickle the error of the user's code that one of bstune's errors comes from.
 
-    None where it comes from none, or that cannot be pickled.
+    None where there is no such error, or it cannot be pickled.
     """
     cause = error.__cause__
     while cause is not None and (isinstance(cause, BstuneError) or not in_users_code(cause)):

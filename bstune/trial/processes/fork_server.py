@@ -35,13 +35,14 @@ def start_server() -> None:
     # This lets torch answer whether there is CUDA without touching the device, which the server
     # must not do before it forks.
     environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **os.environ}
+    # Adds ``SPIN``, with which torch's idle threads soon leave the cores to other processes.
     spin_shortly(environment)
     with ExitStack() as stack:
         for name in ("PYTORCH_NVML_BASED_CUDA_CHECK", SPIN):
             if name in environment:
                 stack.enter_context(temporarily(os.environ, name, environment[name]))
         stack.enter_context(_ignoring_ctrl_c())
-        stack.enter_context(_start_method_unsettled())
+        stack.enter_context(_start_method_left_open())
         _start_tracker()
         forkserver.ensure_running()
 
@@ -49,10 +50,10 @@ def start_server() -> None:
 def _start_tracker() -> None:
     """Start the process that removes the semaphores of killed processes, unless it runs.
 
-    It warns of each that it removes, which the user can do nothing about.
+    Its warning of each semaphore that it removes is ignored: the user can do nothing about it.
     """
-    warned = [os.environ.get("PYTHONWARNINGS", ""), "ignore:resource_tracker"]
-    with temporarily(os.environ, "PYTHONWARNINGS", ",".join(filter(None, warned))):
+    filters = [os.environ.get("PYTHONWARNINGS", ""), "ignore:resource_tracker"]
+    with temporarily(os.environ, "PYTHONWARNINGS", ",".join(filter(None, filters))):
         resource_tracker.ensure_running()
 
 
@@ -90,10 +91,10 @@ def _ignoring_ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def _start_method_unsettled() -> Iterator[None]:
-    """Let the user still set multiprocessing's start method after the body.
+def _start_method_left_open() -> Iterator[None]:
+    """Let the user still set multiprocessing's start method after the body, if it is not set yet.
 
-    multiprocessing settles on its default where a process is started.
+    multiprocessing itself fixes its default method when a first process is started.
     """
     chosen = _chosen_start_method()
     try:
@@ -119,10 +120,11 @@ def make_process(target: Callable[..., object], arguments: tuple[object, ...]) -
 def start_process(process: BaseProcess) -> None:
     """Start a process that does not import the caller's script.
 
-    multiprocessing would import the script there, whether it is guarded or not.
+    multiprocessing would import the script there, whether it is guarded or not. For an empty
+    ``__main__``, which stands in its place meanwhile, it imports nothing.
     """
-    module = ModuleType("__main__")
-    with temporarily(sys.modules, "__main__", module), _start_method_unsettled():
+    empty_main = ModuleType("__main__")
+    with temporarily(sys.modules, "__main__", empty_main), _start_method_left_open():
         process.start()
 
 
@@ -136,10 +138,11 @@ def _begin(
     # Ctrl-C reaches every process of the terminal. The process that started this one ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _lead_group()
-    # multiprocessing has set this process's own, with which each of a DataLoader's workers would
-    # import torch and the project anew.
+    # In a process of the fork server multiprocessing sets "forkserver". With that each of a
+    # DataLoader's workers would import torch and the project anew.
     multiprocessing.set_start_method(method, force=True)
-    # Where it is the user's too, this process has a server of its own.
+    # If the user has set "forkserver" too, this process starts a fork server of its own, which
+    # imports the modules once for all workers.
     CONTEXT.set_forkserver_preload(PRELOAD)
     target(*arguments)
 

@@ -112,7 +112,9 @@ class CallAnswer:
             raise self.error
         try:
             cause = pickle.loads(self.cause)  # noqa: S301 (of a process that this one started)
+        # The classes of the user's error may be missing in this process.
         except PICKLE_ERRORS:
             raise self.error from None
+        # Pickling has dropped the traceback, by which an error of the user's code is known.
         note_users_code(cause)
         raise self.error from cause

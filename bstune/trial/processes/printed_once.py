@@ -74,33 +74,39 @@ class _Lines:
         self._stream = stream
         self._log = log
         # The beginning of a line whose end was not written yet.
-        self._rest = ""
+        self._unended_line = ""
         self._has_ended = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Take a text: lines that end in it go to the log; its last line may go on later."""
+        """Take a text: lines that end in it go to the log; its last line may go on later.
+
+        A line of bstune's own is written to the stream itself.
+        """
         if self._has_ended or getattr(_thread, "is_own", False):
             return self._stream.write(text)
-        *lines, self._rest = (self._rest + text).split("\n")
+        *lines, self._unended_line = (self._unended_line + text).split("\n")
         for line in lines:
             self._take(line)
         return len(text)
 
     def end(self) -> None:
-        """Take a last line that did not end, and write to the stream beneath from now on."""
+        """Take a last line that did not end, and write to the stream itself from now on."""
         self._has_ended = True
-        if self._rest:
-            self._take(self._rest)
+        if self._unended_line:
+            self._take(self._unended_line)
 
     def _take(self, line: str) -> None:
-        """Hand a line to the log: of a progress bar's, which writes over itself, the last state."""
+        """Hand a line to the log.
+
+        A progress bar writes over its line after each carriage return: its last state is taken.
+        """
         self._log.take(line.rstrip("\r").rpartition("\r")[2], self._say)
 
     def _say(self, line: str) -> None:
-        """Write a line to the stream beneath at once."""
+        """Write a line that the log shows to the stream itself, at once."""
         with _printing_own():
             self._stream.write(line + "\n")
             self._stream.flush()

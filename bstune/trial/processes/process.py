@@ -47,7 +47,9 @@ class Process:
         start_server()
         self.connection, childs_end = CONTEXT.Pipe()
         printed = None if log is None else log.pipe()
-        arguments = (open_train, childs_end, dict(os.environ), known(), printed)
+        # Texts that the process must never print, as this one must not.
+        secrets = known()
+        arguments = (open_train, childs_end, dict(os.environ), secrets, printed)
         self.process = make_process(work, arguments)
         start_process(self.process)
         if printed is not None:
@@ -106,13 +108,14 @@ class Process:
                 self.process.join()
                 # Processes that the user's code has started end with it.
                 self.kill()
-                # If a signal to all processes of the study has ended it, that is raised here
-                # meanwhile.
+                # A signal to all processes of the study may have ended it. Within this time the
+                # signal also comes to this process, and is raised in place of the error below.
                 time.sleep(SIGNAL_SECONDS)
                 raise UserCodeError(f"the workload cannot be trained: {self._how_it_ended()}")
 
     def _message(self) -> SaidLine | CallAnswer | None:
         """Receive a line or the answer to a call; None if nothing has come."""
+        # A process that died, amid a message perhaps, has sent nothing that can be read.
         with suppress(EOFError, OSError, *PICKLE_ERRORS):
             if self.connection.poll():
                 message: SaidLine | CallAnswer = self.connection.recv()
@@ -137,6 +140,7 @@ class Process:
 
     def receive(self) -> Finished | None:
         """Receive the answer to a trial; None if it has not come."""
+        # A process that died, amid a message perhaps, has sent nothing that can be read.
         with suppress(EOFError, OSError, *PICKLE_ERRORS):
             if self.connection.poll():
                 answer: Finished = self.connection.recv()

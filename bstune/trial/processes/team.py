@@ -67,7 +67,9 @@ class Team:
         Where one has died, has failed or takes too long, it is the answer of that one. The others
         are then killed: they would wait for it for ever in an exchange of gradients.
 
-        Arguments as of :meth:`Process.finish`.
+        Args:
+            spec: of the trial.
+            too_long: says that the trial took too long; None: it did not.
         """
         died = self._take_answers(seconds=0)
         start = time.monotonic()

@@ -38,6 +38,7 @@ class TrialsLog:
     def __init__(self, path: Path, say: Callable[[str], None] = write_out) -> None:
         self._path = path
         self._say = say
+        # The kinds of lines that were shown: a line's text with 0 in place of each number.
         self._kinds: set[str] = set()
         # Whether a line on the console has named the file.
         self._is_file_named = False
@@ -58,6 +59,7 @@ class TrialsLog:
         """
         say = say or self._say
         line = printable(line)
+        # Lines that differ by their numbers alone are of one kind.
         kind = NUMBER.sub("0", line.strip())
         with self._lock:
             is_written = self._append(line)
@@ -86,14 +88,15 @@ class TrialsLog:
 
     def _read(self, reading: Connection) -> None:
         """Take the lines of a pipe until every process has closed its other end."""
-        rest = b""
+        # The beginning of a line whose end was not read yet.
+        unended = b""
         with reading:
             while chunk := _read_chunk(reading):
-                *lines, rest = (rest + chunk).split(b"\n")
+                *lines, unended = (unended + chunk).split(b"\n")
                 for line in lines:
                     self.take(line.decode(errors="replace"))
-        if rest:
-            self.take(rest.decode(errors="replace"))
+        if unended:
+            self.take(unended.decode(errors="replace"))
 
 
 def _show(line: str, say: Callable[[str], None]) -> None:

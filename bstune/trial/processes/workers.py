@@ -104,7 +104,10 @@ class InProcess:
         self._waiting = spec, output, resumed_from
 
     def wait(self) -> Finished:
-        """Run the trial that was started, and give it once it is over."""
+        """Run the trial that was started, and give it once it is over.
+
+        A BstuneError of the trial is raised, as it ends the study. Any other error is recorded.
+        """
         assert self._waiting is not None  # noqa: S101 (it was started)
         spec, output, resumed_from = self._waiting
         self._waiting = None
@@ -120,7 +123,7 @@ class InProcess:
             return replace(failed(spec, error, time.monotonic() - start), cause=error)
 
     def poll(self) -> Iterator[Finished]:
-        """Yield nothing: a trial is over only as :meth:`wait` runs it."""
+        """Yield nothing: no trial is over before :meth:`wait` runs it."""
         return iter(())
 
 
@@ -174,10 +177,12 @@ class Workers:
         self._signal: int | None = None
 
     def __enter__(self) -> Self:
+        # Idle processes of an earlier context are used again.
         if self._spare is not None:
             self._workers += self._spare
             self._spare.clear()
-        # Only the main thread may set handlers. One that was not set in Python is None here.
+        # Only the main thread may set signal handlers. signal() gives None in place of a former
+        # handler that was not set from Python.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[number] = signal.signal(number, self._note_signal) or signal.SIG_DFL
@@ -206,7 +211,8 @@ class Workers:
                     self._spare.append(worker)
                     break
         for worker in self._workers:
-            # Lightning would put off the signal to terminate until a batch is done.
+            # After an error no trial's result is wanted any more. A signal to terminate would not
+            # do, as Lightning puts it off until a batch is done.
             if kind is not None:
                 worker.kill()
             worker.close()
@@ -292,7 +298,7 @@ class Workers:
             yield finished
 
     def _next_finished(self, seconds: float) -> Finished | None:
-        """Give the trial with the least number of those that are over within some seconds.
+        """Wait for some seconds at most, and give the first trial, by number, that is over.
 
         A trial with an error that ends the study comes last, so that the others are recorded before
         that. None where no trial is over.
