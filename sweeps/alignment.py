@@ -100,35 +100,38 @@ def run(
     )
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load_workload(options, recipe)
-    found = _find_misaligned(options, workload, protocol, batch_size, multiple, lr)
-    check_only(only, list(found.dimensions))
+    misaligned = _find_misaligned(options, workload, protocol, batch_size, multiple, lr)
+    check_only(only, list(misaligned.dimensions))
     device_text = device_name(protocol.trainer, protocol.devices)
     log.begin(device_text, ())
 
     def time_layer(name: str) -> list[tuple[float, float]]:
-        row = found.dimensions[name]
-        layer = found.module.get_submodule(row.name)
-        with products_in(tf32=found.arithmetic == "tf32"):
+        row = misaligned.dimensions[name]
+        layer = misaligned.module.get_submodule(row.name)
+        with products_in(tf32=misaligned.arithmetic == "tf32"):
             return padding_times(
                 layer,
                 row,
-                found.shapes[row.name],
+                misaligned.shapes[row.name],
                 device_of(protocol.trainer),
-                found.arithmetic,
+                misaligned.arithmetic,
                 rounds,
                 seconds,
                 clock,
             )
 
     plan = UnitPlan(
-        names=list(found.dimensions), only=only, noun="dimension", read=READ_TIMES.validate_python
+        names=list(misaligned.dimensions),
+        only=only,
+        noun="dimension",
+        read=READ_TIMES.validate_python,
     )
     times = log.measure(plan, time_layer)
     log.check_finished(plan.names, times)
-    rows = [row_of(row, times[name]) for name, row in found.dimensions.items()]
+    rows = [row_of(row, times[name]) for name, row in misaligned.dimensions.items()]
     title = (
-        f"{options.workload.name} at B = {batch_size} in {found.arithmetic}, multiples of "
-        f"{found.multiple}, {device_text}"
+        f"{options.workload.name} at B = {batch_size} in {misaligned.arithmetic}, multiples of "
+        f"{misaligned.multiple}, {device_text}"
     )
     return Finding(
         sentence=sentence(rows, rounds),
@@ -137,7 +140,7 @@ def run(
         device=device_text,
         paint=functools.partial(_paint_gains, rows, title),
         inches=PADDING_FIGURE_INCHES,
-        details={"arithmetic": found.arithmetic, "multiple": found.multiple},
+        details={"arithmetic": misaligned.arithmetic, "multiple": misaligned.multiple},
     )
 
 
@@ -196,6 +199,7 @@ def _find_misaligned(
         )
     sizes = options.hardware.ceilings.traced_batch_sizes
     cost = roofline.step_cost(module, draw, loss, arithmetic, sizes)
+    # Shapes are taken at the first traced batch size, and scaled to the wanted one.
     shapes = input_shapes(module, draw(sizes[0]), loss, batch_size / sizes[0])
     # The device's limits predict a gain, which is not used here: any limits do.
     limits = roofline.DeviceLimits(dtype=arithmetic, flops_per_second=1.0, bytes_per_second=1.0)
@@ -254,9 +258,9 @@ def input_shapes(
 def layer_like(layer: nn.Module, changes: Mapping[str, int]) -> nn.Module | None:
     """Make a new Linear or convolution like a layer, with other sizes of some dimensions.
 
-    ``changes`` has the sizes by the dimensions' names in
-    :class:`~bstune.hardware.roofline.LayerCost`, which for a grouped convolution are those of a
-    group; other names change nothing. None if the layer is of another kind.
+    ``changes`` has sizes by ``in_features``, ``out_features``, ``in_channels`` or ``out_channels``;
+    other names change nothing. The channels of a grouped convolution are those of one group. None
+    if the layer is of another kind.
     """
     has_bias = getattr(layer, "bias", None) is not None
     if isinstance(layer, nn.Linear):

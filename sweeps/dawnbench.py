@@ -155,8 +155,8 @@ def run(
 ) -> Finding:
     """Train each rung on each seed, in shuffled order, and compare it with the rung before.
 
-    A rung in a precision that the device lacks is left out, and the rungs after it go on without
-    its settings.
+    A rung is one change to the recipe before it. One in a precision that the device lacks is left
+    out, and the rungs after it go on without its settings.
 
     Args:
         composed: the workload.
@@ -287,7 +287,7 @@ def _train(
         only=only,
         noun="trial",
         read=read_trial,
-        # ``only`` may name the unit that times the batches, too, which is measured before.
+        # ``only`` may also name the unit that times the batches, which is no trial.
         choices=[*names, BATCHES_UNIT],
         work=work,
         shown=_trial_text,
@@ -310,6 +310,8 @@ def _trial_text(result: TrialResult) -> str:
 
 def time_batches(built: BuiltRung, now: Callable[[], float] = time.perf_counter) -> BatchSeconds:
     """Time how long a rung's batches take to prepare, and how long moving them to a GPU takes.
+
+    Images are moved as bytes, and as fp32, which have four times as many. On a CPU both are None.
 
     Args:
         built: the rung.
@@ -376,7 +378,11 @@ def data_note(built: BuiltRung, batches: BatchSeconds, seconds_per_step: float) 
 def _check_ladder(
     rungs: Sequence[Rung], seeds: Sequence[int], level: float, reduced: Reduced
 ) -> None:
-    """Refuse rungs and choices that are out of their range, and names that no rung has."""
+    """Refuse a ladder's settings that are out of their range, and names that no rung has.
+
+    A rung is one change to the recipe before it. ``level``: that of the intervals. ``reduced``: a
+    smaller setting of all rungs, for a machine without a GPU.
+    """
     if not rungs or not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ConfigError(
             f"this sweep needs rungs, and seeds from 0, each once, but got {len(rungs)} rungs and "
@@ -421,7 +427,7 @@ def _is_positive(number: float) -> bool:
 def build_rungs(
     composed: Composed, rungs: Sequence[Rung], reduced: Reduced, target: Target
 ) -> tuple[list[BuiltRung], dict[str, str]]:
-    """Build the rungs that can be trained on this device.
+    """Build the rungs that can be trained on this device, each a change to the recipe before it.
 
     Rungs with the same data share them.
 
@@ -459,13 +465,12 @@ def build_rungs(
 def _lacks_precision(composed: Composed, rung_below: Composed) -> str | None:
     """Say why the device cannot train in a rung's own precision; None if it can.
 
-    ``rung_below`` is the rung before, in whose precision the device trains. ConfigError for a
-    mistake of a rung in that same precision.
+    ``rung_below`` is the rung before, in whose precision the device can train. If both have the
+    same precision, a mistake in the rung is another one, and its ConfigError is raised.
     """
     try:
         resolve(composed.options, composed.trained)
     except ConfigError as error:
-        # The precision is not the rung's own: the mistake is another one.
         if composed.options.precision == rung_below.options.precision:
             raise
         return str(error)
@@ -481,7 +486,8 @@ def _build(
 ) -> BuiltRung:
     """Build a rung's workload and protocol, with the data of an earlier rung if they are the same.
 
-    ``data`` has the data modules so far; the rung's is added.
+    A rung is one change to the recipe before it. ``data`` has the data modules of earlier rungs,
+    and the rung's own is added. ``reduced``: a smaller setting of all rungs, if it is enabled.
     """
     options, recipe = resolve(composed.options, composed.trained)
     key = _data_key(options)
@@ -501,11 +507,11 @@ def _build(
         )
     steps = reduced.steps
     if not reduced.enabled:
-        # It is rounded first: 9.74848 epochs of 50,000 images are 476 steps of 1024 and a last
-        # digit.
+        # A rung's epochs may come to a whole number of steps and a little more, by rounding alone:
+        # 9.74848 of 50,000 images are 476 steps of 1024. That little is no further step.
         steps = math.ceil(round(rung.epochs * examples / batch_size, 6))
-    # The budget is a schedule's horizon, too. One example is spent by the first step, so that the
-    # steps decide.
+    # A trial's learning-rate schedule ends with its budget. A budget lasts until both of its limits
+    # are spent; the first step spends one example, so that the steps decide.
     composed = with_settings(composed, {"budget.steps": steps, "budget.examples": 1})
     options, recipe = resolve(composed.options, composed.trained)
     protocol = checked_protocol(options, recipe)

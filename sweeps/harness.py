@@ -154,15 +154,16 @@ class Sweep:
         Tests replace parameters that the YAML does not have, such as a clock.
         """
         function = self.experiment.func
+        # An experiment gets those of these arguments that it has a parameter for.
         at_hand: dict[str, Callable[[], object]] = {
             "composed": lambda: self.composed,
             "console": lambda: console,
             "log": lambda: self.open_log(console),
         }
-        taken = inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters
         given_arguments = dict[str, object]()
         for name, make in at_hand.items():
-            if name in taken and name not in replaced:
+            if name in parameters and name not in replaced:
                 given_arguments[name] = make()
         return function(**given_arguments, **self.parameters, **replaced)
 

@@ -120,14 +120,14 @@ def run(
     Args:
         composed: the workload.
         console: for lines.
-        log: keeps the ceiling, the rounds and the device's share.
+        log: keeps the ceiling, the rounds and the busy seconds of the device.
         batch_sizes: timed alone, without neighbours.
         against_each_other: three rising batch sizes to compare, or none.
-        centres: of the triplets.
+        centres: batch sizes that are tested against their neighbours, one below and one above.
         ceiling: the largest batch size that fits; None: it is measured.
         probe: how the ceiling is measured.
         repeats: the number of rounds.
-        steps: timed at each visit.
+        steps: timed at a visit, one batch size's turn in a round.
         lr: of all trials.
         level: of the intervals.
         seed: of the order.
@@ -152,6 +152,7 @@ def run(
     unit_names = _unit_names(round_names, options, ceiling)
     check_only(only, unit_names)
     device = device_name(protocol.trainer, protocol.devices)
+    # More rounds, or another level, keep the rounds that the log already has.
     log.begin(device, ("repeats", "level"))
     if ceiling is None:
         find = functools.partial(find_ceiling, options, recipe)
@@ -298,7 +299,7 @@ class _TimedSteps:
     def time_busy(self) -> dict[int, float]:
         """Give the seconds of a step in which the device is at work, by batch size.
 
-        They are the median of BUSY_VISITS visits.
+        They are the median of BUSY_VISITS visits to the batch size, of ``self.steps`` steps each.
         """
         medians = dict[int, float]()
         for size in self.batch_sizes:
@@ -439,7 +440,10 @@ def _rows_of_sizes(
     ceiling_gain: Effect,
     in_use: Mapping[int, float],
 ) -> list[dict[str, object]]:
-    """Make a row for each batch size, with its contrast if it is a centre, then for each group.
+    """Make a row for each batch size, then one for each effect over several of them.
+
+    The row of a triplet's centre has its contrast: how much longer its step takes than the mean of
+    its two neighbours'.
 
     Args:
         choice: the batch sizes.
@@ -582,7 +586,11 @@ def _contrasts_in_words(tested: Sequence[Effect], level: float) -> str:
 
 
 def sentence_of_three(low: int, middle: int, high: int, medians: RoundsBySize, level: float) -> str:
-    """Compare the speeds of three batch sizes, and the middle one's steps with their line."""
+    """Compare the speeds of three batch sizes, and the middle one's step with the other two's.
+
+    The middle one's seconds are compared with the straight line through the others' over batch
+    size. ``medians`` has the median seconds of a step in each round; ``level``: of the intervals.
+    """
     lower = share_text(speed_gain(medians, low, middle, level))
     upper = share_text(speed_gain(medians, middle, high, level))
     off_line = share_text(off_the_line(medians, low, middle, high, level))
@@ -616,6 +624,7 @@ def _paint_speeds(
     other_sizes = [size for size in choice.sizes if size not in asked]
     groups = list(filter(None, (asked_sizes, other_sizes)))
     widths = [len(group) + 1.0 for group in groups]
+    # The last panel has the contrasts.
     panels = figure.subplots(1, len(groups) + 1, width_ratios=[*widths, 0.8 * sum(widths)])
     for axes, group in zip(panels, groups, strict=False):
         _draw_speeds(axes, group, medians, choice)

@@ -190,7 +190,7 @@ def sentence(costs: Sequence[RuleCost], rules: Sequence[str]) -> str:
     """Say for each rule how many steps it takes far from the batch size of the tuned rate."""
     parts = list[str]()
     for rule in rules:
-        # A miss counts as infinitely dear, so that the median is over all batch sizes.
+        # A miss counts as infinitely many steps, so that the median is over all batch sizes.
         ratios = list[float]()
         for cost in costs:
             is_far = cost.batch_size >= FAR_BATCH_SIZE * cost.tuned_at

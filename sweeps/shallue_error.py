@@ -223,7 +223,7 @@ def _choose_rates(
 ) -> list[ChosenRate]:
     """Choose each batch size's best learning rate within each budget.
 
-    A batch size is left out before all of its learning rates are trained.
+    A batch size is left out until a run has ended at each of its learning rates.
 
     Args:
         runs: by name.
@@ -231,7 +231,7 @@ def _choose_rates(
         batch_sizes: for which rates are chosen.
         lrs: the learning rates to choose from.
         seed: of the runs that choose.
-        sign: of the target: see :func:`best_within`.
+        sign: 1 if a smaller metric is better, else -1.
     """
     histories = dict[int, dict[float, MetricHistory]]()
     for size in batch_sizes:
@@ -314,7 +314,7 @@ def best_within(
 def row(budget: str, batch_size: int, lr: float, values: Sequence[float], level: float) -> ErrorRow:
     """Make a batch size's row: the mean of its best values, one per seed, with Student's interval.
 
-    They are None if one of the values is infinite.
+    If a value is infinite, the row has no values, and None for the mean and the interval's ends.
     """
     mean = float(np.mean(values))
     # The mean is infinite if a trial has no value within the budget.

@@ -87,8 +87,8 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
             f"the ceiling is {ceiling}: below it there is no power of two with two neighbours; "
             "give the training more memory, or a smaller model"
         )
-    # A centre needs an upper neighbour: where the ceiling is a power of two itself, it is the one
-    # below.
+    # The largest power of two below the ceiling, not the ceiling itself: a centre has an upper
+    # neighbour, which must fit, too.
     power = 1 << ((ceiling - 1).bit_length() - 1)
     # The upper neighbour of a centre below the ceiling is the ceiling at most.
     fitting = {centre for centre in centres if centre < ceiling} | {power}
@@ -128,7 +128,8 @@ def kind_of_size(size: int) -> str:
 def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
     """Give the contrast of a triplet in every round, (rounds,), from the seconds by batch size.
 
-    It is the log of a ratio; the module's docstring has the formula.
+    The triplet is a batch size ``centre`` with its two neighbours. Its contrast is the log of the
+    centre's seconds over the geometric mean of the neighbours'.
     """
     rounds = np.array(list(map(seconds.__getitem__, _triplet(centre))), dtype=np.float64)
     if not np.all(np.isfinite(rounds) & (rounds > 0.0)):

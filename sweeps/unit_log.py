@@ -186,12 +186,15 @@ class UnitLog:
             self._has_header = self._file.headers[-1] == self._header
 
     def _take(self, file: UnitFile) -> None:
-        """Take the units of a file."""
+        """Keep what was read from the file, and add its records to those at hand."""
         self._file = file
         self._records |= file.records
 
     def _header_of(self, device: str | None, may_change: Collection[str]) -> UnitHeader:
-        """Make this command's header, without the parameters that may change."""
+        """Make this command's header: what its records of units depend on.
+
+        The sweep's parameters named in ``may_change`` are left out, as no record depends on them.
+        """
         settings = dict[str, object]()
         left_out = [f"{PARAMETER_PREFIX}{name}" for name in (ONLY, *may_change)]
         for key, value in self._settings.items():
@@ -417,6 +420,7 @@ class UnitProgress(Generic[Value]):
         self._left = list(missing)
         self._total = len(seconds) + len(missing)
         self._console = console
+        # Whether a line on an ended unit has been printed.
         self._said_any = False
 
     def note(self, name: str, seconds: float) -> None:
@@ -427,7 +431,8 @@ class UnitProgress(Generic[Value]):
     def seconds_to_go(self) -> float | None:
         """Predict the seconds until the last unit ends.
 
-        None before any has ended, and where nothing tells how long each takes.
+        The time of a unit is taken to be in proportion to its work, as the plan states it. None
+        before any has ended, and where the plan states no work.
         """
         work = self._plan.work
         if work is None or not self._seconds:
@@ -439,8 +444,10 @@ class UnitProgress(Generic[Value]):
     def deserves_line(self, seconds_since_last: float) -> bool:
         """Tell whether the unit that has just ended gets a line of progress."""
         is_first_or_last = not self._said_any or not self._left
-        has_own = self._plan.shown is not None
-        return has_own or is_first_or_last or seconds_since_last >= LINE_EVERY_SECONDS
+        # A plan that can write a unit's value in words wants each unit to be told.
+        is_told_always = self._plan.shown is not None
+        is_due = seconds_since_last >= LINE_EVERY_SECONDS
+        return is_told_always or is_first_or_last or is_due
 
     def say_start(self) -> None:
         """Print how many units are to be measured, and how long that may take."""

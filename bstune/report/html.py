@@ -89,6 +89,7 @@ def page(heading: str, sections: Sequence[Section], scripts: Sequence[str] = ())
     """Make a whole page. ``scripts`` come after the one that draws charts and sorts tables."""
     parts = [resource("page.js"), *scripts]
     packed = ""
+    # The page's security policy lets no other script run.
     allowed = [part.encode() for part in parts]
     # A page without charts is spared the two megabytes that draw them.
     if any(CHART in section.body for section in sections):

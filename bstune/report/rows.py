@@ -113,7 +113,7 @@ class Panel:
 
     @property
     def stopped(self) -> tuple[Mark, ...]:
-        """The stopped trials of which it is known what did not suffice."""
+        """The stopped trials of which it is known after which steps, or seconds, they missed."""
         return tuple(mark for mark in self.trials if not mark.reached and mark.low)
 
 

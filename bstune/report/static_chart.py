@@ -520,7 +520,10 @@ def _in_legend(trace: PlotlyTrace) -> bool:
 
 
 def _legend_rows(entries: Sequence[PlotlyTrace]) -> list[list[tuple[PlotlyTrace, float]]]:
-    """Break the legend into rows of entries. Each entry has the pixel at which it begins."""
+    """Break the legend into rows of entries. Each entry has the pixel at which it begins.
+
+    An entry is a sample of the trace and its name, of some LETTER pixels a letter.
+    """
     rows: list[list[tuple[PlotlyTrace, float]]] = []
     # No room is left before the first entry, so that it begins the first row.
     x = CHART_WIDTH

@@ -147,7 +147,7 @@ class Tracking:
             self._exchanges.run("send the winner's checkpoint", send)
 
     def _open(self) -> None:
-        """Find or make the experiments and the study's run, and find the trials that it has whole.
+        """Find the experiments and the study's run, or make them, and find the trials sent before.
 
         Runs that a dead process left unfinished are deleted.
         """
@@ -208,9 +208,9 @@ class Tracking:
         return list(runs)
 
     def _other_studies(self) -> list[Run]:
-        """Give the runs of other studies, the newest first.
+        """Give the runs of the newest other studies, the newest first.
 
-        They are only the newest ones, by whose colours one is chosen.
+        This study's colour is chosen by theirs. Older ones would only slow the request.
         """
         runs = self._client.search_runs(
             [self._experiments["study"]],
@@ -325,7 +325,7 @@ class Tracking:
         if result.status == "failed":
             return chain
         number = result.resumed_from
-        # A part that MLflow has not stands in no run that could go on.
+        # An earlier part that MLflow does not have is in no run that this one could continue.
         while number is not None and number in self._whole:
             chain.insert(0, self._results[number])
             number = chain[0].resumed_from
@@ -419,7 +419,8 @@ def _experiment(client: MlflowClient, uri: str, name: str) -> Experiment:
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
         return experiment
-    # Left to MLflow, the artifacts of a database would lie below whatever the working directory is.
+    # MLflow itself would put the artifacts of a SQLite database below the working directory of the
+    # command that makes the experiment. They lie beside the database.
     path = database_path(uri)
     location: str | None = None
     if path is not None:

@@ -103,6 +103,7 @@ def studies_view(milliseconds: int) -> str:
         charts.append(_line(curves, metric, title))
     for metric, title in _BARS.items():
         charts.append(_bar(answers, metric, title))
+    # MLflow would add a chart of each of these metrics by itself.
     for metric in sorted(_DELETED):
         charts.append(_deleted(answers, metric))
     widths = dict[str, int]()
@@ -177,8 +178,8 @@ def _line(section: str, metric: str, title: str) -> State:
         "type": "LINE",
         "metricKey": metric,
         "selectedMetricKeys": [metric],
-        # The page of runs shows a title of one's own for what it takes for a system metric of a
-        # node, and the metric's key for others; nothing else there depends on it.
+        # MLflow's page of runs shows a title of one's own only above a chart of a system metric, so
+        # this chart states to be one. Nothing else there depends on it.
         "displayName": title,
         "nodeLevelSystemMetricConfiguration": {"metric": metric, "type": "node"},
         "xAxisKey": "step",

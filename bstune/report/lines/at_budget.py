@@ -198,7 +198,7 @@ def growth(result: StudyResult) -> Iterator[str]:
 def gain_left(result: StudyResult) -> Iterator[str]:
     """Tell how much there is still to gain, and whether that ended the search.
 
-    The scatter between seeds stands beside it: the search ends by the ratio of the two.
+    The line has the scatter between seeds, too: a gain below it does not show in a single run.
     """
     at_budget = result.at_budget
     if at_budget is None:
@@ -236,7 +236,8 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
         yield from result.notes
         yield result.stop_reason
         return
-    # With such a budget nothing is known: this is the worst.
+    # Where all trials have the same metric at the budget's end, none is known to be best. That is
+    # the worst.
     if at_budget.same is not None:
         yield _same_text(result.metric, at_budget, at_budget.same)
     # The mean leaves these seeds out. With them it would be worse.
@@ -257,7 +258,10 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
 
 
 def _unsure_count(at_budget: AtBudget) -> Iterator[str]:
-    """Tell of steps' seconds so unsure that the budget may favour one of two batch sizes."""
+    """Warn where a step's seconds are known so badly that the comparison with yours may be unfair.
+
+    A budget in seconds is counted out as steps. An error in that count favours one batch size.
+    """
     if at_budget.count_error is None or at_budget.count_error <= NOISY_ERROR:
         return
     yield (
@@ -270,7 +274,7 @@ def _unsure_count(at_budget: AtBudget) -> Iterator[str]:
 def _same_text(metric: str, at_budget: AtBudget, same: SameAtBudget) -> str:
     """Say that all trials have the same metric at the budget's end.
 
-    If the runs differed at some part of the budget it names the smallest budget that does.
+    If the trials differed earlier, the text names the smallest budget at whose end they do.
     """
     value = f"{metric} is {format_number(same.value, 3)} in all trials at their budget's end"
     if same.differs_at is None:
@@ -304,9 +308,10 @@ def next_steps(result: StudyResult) -> Iterator[str]:
 
 
 def advice_to_keep(result: StudyResult) -> str | None:
-    """Advise to keep the user's own configuration where GAIN does, before what trains USE.
+    """Advise to keep the user's own configuration, as GAIN does if USE is not shown to be better.
 
-    None where GAIN does not.
+    The command that trains USE follows the text. None where USE is shown to be better, or where
+    there is no baseline.
     """
     at_budget = result.at_budget
     if at_budget is None or at_budget.baseline is None:

@@ -58,7 +58,7 @@ def warnings(result: StudyResult) -> tuple[str, ...]:
 
 
 def _few_passed(result: StudyResult) -> Iterator[str]:
-    """Tell of an answer that stands on few histories of trials for another target."""
+    """Warn of trials for another target that are read at this one, if too few reached it."""
     if result.few_passed is not None:
         yield (
             "this stands on histories of trials for another target, which tell little of this one: "

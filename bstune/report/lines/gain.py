@@ -59,10 +59,10 @@ def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> st
     if ran_on_all_seeds and baseline.status == "reached":
         return ""
     text = f"; {_runs_text(compared)}"
-    # A run that was stopped has no ratio, and would have made the gain larger.
+    # The gain leaves out runs of the baseline that missed the target: with them it would be larger.
     missed = baseline.runs - baseline.reached
-    # The baseline's first run is none of those on fresh seeds. Where none of these reached the
-    # target, the gain is over that first run itself.
+    # The baseline's first run is not among ``runs``, those on fresh seeds. If it missed the target
+    # it is one more, unless all of them missed it: then the gain is over that first run.
     if baseline.status != "reached" and baseline.reached:
         missed += 1
     if missed:

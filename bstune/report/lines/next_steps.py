@@ -29,7 +29,7 @@ def next_steps(result: StudyResult) -> Iterator[str]:
 
 
 def on_limits(train: str) -> Iterator[str]:
-    """Say why a command that trains the winner sets two limits of its length, if it does."""
+    """Explain ``budget.examples=1`` in a command that trains the winner, if it is there."""
     if "budget.examples=1" in train.split():
         yield (
             "(training ends once both limits are met, so that budget.examples=1 leaves its length "
@@ -38,9 +38,10 @@ def on_limits(train: str) -> Iterator[str]:
 
 
 def advice_to_keep(result: StudyResult) -> str | None:
-    """Advise to keep the user's own configuration where GAIN does, before what trains USE.
+    """Advise to keep the user's own configuration, if USE is not shown to be faster.
 
-    Where nothing was compared with it, advise to compare. None where GAIN shows a faster one.
+    If no other was tried, advise to try some. A command that trains the winner follows the text.
+    None where USE is shown to be faster, or where there is no baseline.
     """
     winner = result.winner
     baseline = result.baseline
