@@ -76,13 +76,13 @@ def run(
     only: list[str],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Finding:
-    """Time each layer of a workload that misses the multiple, as it is and padded.
+    """Time each layer with a dimension that is no multiple of ``multiple``, as it is and padded.
 
     Args:
         composed: the workload.
         log: keeps the timings.
         batch_size: of the layers' inputs.
-        multiple: of the dimensions; None: that of the device's tensor cores.
+        multiple: that dimensions should be of; None: the one that the device's tensor cores take.
         rounds: the number of rounds.
         seconds: how long either form of a layer is timed in a round.
         lr: with which the module is built.
@@ -165,14 +165,14 @@ def _find_misaligned(
     multiple: int | None,
     lr: float,
 ) -> _Misaligned:
-    """Trace a step of the workload, and find the dimensions that miss the multiple.
+    """Trace a step of the workload, and find the layers' dimensions that are no multiple.
 
     Args:
         options: of the study.
         workload: whose layers are traced.
         protocol: of its trials.
         batch_size: of the layers' inputs.
-        multiple: of the dimensions; None: that of the device's tensor cores.
+        multiple: that dimensions should be of; None: the one that the device's tensor cores take.
         lr: with which the module is built.
     """
     first = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=0)
@@ -351,13 +351,14 @@ def padding_times(
 
 
 def row_of(row: TensorCoreMisalignment, times: list[tuple[float, float]]) -> PaddingRow:
-    """Make the row of a dimension: the throughput when padded over that as the layer is.
+    """Make the row of a dimension: how many times its throughput the layer has once it is padded.
 
-    It has the median and the quartiles over rounds; ``times`` are those of :func:`padding_times`.
+    It has the median and the quartiles over rounds. ``times`` has the seconds of a pass of the
+    layer as it is, and padded, for each round.
     """
     seconds_as_is, seconds_padded = np.array(times).T
-    # A padded batch has more examples, which count. What a padded layer computes besides is of no
-    # use.
+    # A padded batch has more examples, which count as work. Features and channels that a layer is
+    # padded with are of no use.
     useful_work = 1.0
     if row.dimension == "batch":
         useful_work = row.padded / row.size

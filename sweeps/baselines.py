@@ -323,7 +323,7 @@ def new_trial(
 ) -> TrialSpec:
     """Make the next trial of a search that has no scaling rule.
 
-    It ends by :func:`~bstune.sweeps.search_problem.stopping_step`. ``seed`` is the search's.
+    The stopping rule that searches share sets its last step. ``seed`` is the search's.
     """
     number = len(finished)
     return TrialSpec(
@@ -393,6 +393,7 @@ class Zeus(Search):
             reference_batch_size=reference,
             reference_lr=problem.reference_lr,
         )
+        # The batch sizes that no round of pruning has thrown out, and the one to begin a round at.
         self.left: tuple[int, ...] = problem.batch_sizes
         self._default = min(self.left, key=lambda size: abs(math.log(size / reference)))
         # The trials of the present round of pruning, and how many rounds have ended.
@@ -506,6 +507,7 @@ class FrontierSearch(OptunaSearch):
         resumed_from = self.sampler.resumed_from(trial.number)
         if resumed_from is not None:
             trial.set_user_attr(RESUMED_FROM, resumed_from)
+        # Where the sampler states no step, the stopping rule of the other searches holds.
         if max_steps is None:
             max_steps, _ = super().ending(trial, batch_size, finished)
         return max_steps, resumed_from

@@ -101,7 +101,7 @@ def run(
         tables: names or files; empty: all that ship.
         target: its value; None: that of each table.
         easier: multiples of the target, 1 or more.
-        level: of the intervals.
+        level: the nominal coverage of the intervals, between 0 and 1.
         only: the units to read now; empty: all.
     """
     if not easier or not all(math.isfinite(multiple) and multiple >= 1.0 for multiple in easier):

@@ -155,8 +155,8 @@ def run(
 ) -> Finding:
     """Train each rung on each seed, in shuffled order, and compare it with the rung before.
 
-    A rung is one change to the recipe before it. One in a precision that the device lacks is left
-    out, and the rungs after it go on without its settings.
+    A rung has settings on top of those of all rungs before it. One in a precision that the device
+    lacks is left out, and the rungs after it go on without its settings.
 
     Args:
         composed: the workload.
@@ -297,11 +297,11 @@ def _train(
 
 def _trial_text(result: TrialResult) -> str:
     """Write a trial's accuracy, its status and its seconds."""
-    reached = accuracy(result)
-    reached_text = "no accuracy"
-    if reached is not None:
-        reached_text = f"accuracy {reached:.4f}"
-    text = f"{reached_text}, {result.status}"
+    accuracy_at_end = accuracy(result)
+    accuracy_text = "no accuracy"
+    if accuracy_at_end is not None:
+        accuracy_text = f"accuracy {accuracy_at_end:.4f}"
+    text = f"{accuracy_text}, {result.status}"
     training_seconds = seconds(result)
     if training_seconds is not None:
         text += f", {training_seconds:.2f} s of training"
@@ -311,7 +311,7 @@ def _trial_text(result: TrialResult) -> str:
 def time_batches(built: BuiltRung, now: Callable[[], float] = time.perf_counter) -> BatchSeconds:
     """Time how long a rung's batches take to prepare, and how long moving them to a GPU takes.
 
-    Images are moved as bytes, and as fp32, which have four times as many. On a CPU both are None.
+    Images are moved as bytes, and once more in fp32. On a CPU both of these times are None.
 
     Args:
         built: the rung.
@@ -380,8 +380,8 @@ def _check_ladder(
 ) -> None:
     """Refuse a ladder's settings that are out of their range, and names that no rung has.
 
-    A rung is one change to the recipe before it. ``level``: that of the intervals. ``reduced``: a
-    smaller setting of all rungs, for a machine without a GPU.
+    A rung has settings on top of those of all rungs before it. ``level``: an accuracy, for which
+    seeds are counted. ``reduced``: a smaller setting of all rungs, for a machine without a GPU.
     """
     if not rungs or not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ConfigError(
@@ -427,9 +427,9 @@ def _is_positive(number: float) -> bool:
 def build_rungs(
     composed: Composed, rungs: Sequence[Rung], reduced: Reduced, target: Target
 ) -> tuple[list[BuiltRung], dict[str, str]]:
-    """Build the rungs that can be trained on this device, each a change to the recipe before it.
+    """Build the rungs that can be trained on this device.
 
-    Rungs with the same data share them.
+    A rung has settings on top of those of all rungs before it. Rungs with the same data share them.
 
     Returns:
         The built rungs, and by name the reasons why others are left out. Rungs that the reduced
@@ -486,8 +486,9 @@ def _build(
 ) -> BuiltRung:
     """Build a rung's workload and protocol, with the data of an earlier rung if they are the same.
 
-    A rung is one change to the recipe before it. ``data`` has the data modules of earlier rungs,
-    and the rung's own is added. ``reduced``: a smaller setting of all rungs, if it is enabled.
+    A rung has settings on top of those of all rungs before it, which ``composed`` has already.
+    ``data`` has the data modules of earlier rungs, and the rung's own is added. ``reduced``: a
+    smaller setting of all rungs, if it is enabled.
     """
     options, recipe = resolve(composed.options, composed.trained)
     key = _data_key(options)
@@ -581,7 +582,8 @@ def accuracy(trial: TrialResult) -> float | None:
 def seconds(trial: TrialResult) -> float | None:
     """Give the seconds of training, steps x tau(B), of a trial that got to its end; else None.
 
-    The clock's seconds are not taken: here a trial's warm-up costs no more than its other steps.
+    tau(B) is that of steps after the warm-up. The clock's seconds would have the first steps, too,
+    which take longer.
     """
     if accuracy(trial) is None or trial.seconds_per_step is None:
         return None
@@ -593,9 +595,10 @@ def make_rows(
 ) -> list[RungRow]:
     """Make a row for each rung; means and deviations are over the ``n`` trials that got to the end.
 
-    ``at_level`` is the share of all seeds whose accuracy is at least ``level``. ``difference``, its
-    interval and ``p``, corrected for the number of rungs, are from the rung before; they are None
-    where there are too few trials.
+    A rung has settings on top of those of all rungs before it. ``at_level`` is the fraction of all
+    seeds whose accuracy is at least ``level``. ``difference`` is the gain over the rung before,
+    paired by seed, with its interval and a ``p`` that is corrected for the number of rungs. These
+    are None where there are too few trials.
     """
     by_seed = list[dict[int, float | None]]()
     for rung_trials in trials:

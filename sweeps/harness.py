@@ -293,7 +293,8 @@ def _check_own_files(sweep: Sweep) -> None:
 
 def _checked(name: str, rest: DictConfig) -> Composed | None:
     """Check the options of bstune in a sweep's config, ``rest``; None if it has none."""
-    # Where conf/config.yaml is not among the sweep's defaults, nothing else may be there.
+    # A sweep that trains has conf/config.yaml among its defaults, and with it a protocol. Any other
+    # sweep has no options of bstune's.
     if "protocol" not in rest:
         if rest:
             raise ConfigError(f"unknown option {next(iter(rest))!s}; --help lists the options")

@@ -123,7 +123,7 @@ def run(
         composed: the workload.
         log: keeps the trials and the rounds.
         metric: the loss.
-        level: the loss; the seconds until a trial is first at it are compared.
+        level: a loss. The seconds until trials first come down to it are compared.
         seeds: of the trials.
         order_seed: of the order of trials, and of timings within a round.
         loader: how steps are timed with rows that live on the device, and with a DataLoader's.
@@ -393,7 +393,10 @@ def row(series: Series, trials: Sequence[TrialResult], level: float) -> SeriesRo
 
 
 def _loss_curve(histories: Sequence[Mapping[int, float]], tau: float) -> LossCurve:
-    """Give the median and the quartiles of the loss at the steps that all histories have."""
+    """Give the median and the quartiles of the loss at the steps that all histories have.
+
+    ``histories``: the loss by step. ``tau``: the seconds of a step.
+    """
     # Trials on other seeds may have ended early, or had a loss that was not finite somewhere.
     steps = sorted(set.intersection(*map(set, histories)))
     curve: LossCurve = {

@@ -129,7 +129,7 @@ def run(
         repeats: the number of rounds.
         steps: timed at a visit, one batch size's turn in a round.
         lr: of all trials.
-        level: of the intervals.
+        level: the nominal coverage of the intervals, between 0 and 1.
         seed: of the order.
         only: the units to measure now; empty: all.
         timer: times steps; tests replace it.
@@ -244,7 +244,7 @@ def _visits_by_round(
 def _unit_names(
     round_names: Sequence[str], options: StudyOptions, ceiling: int | None
 ) -> list[str]:
-    """Name all units: the ceiling unless it is given, the rounds, and the device's share."""
+    """Name all units: the ceiling unless it is given, the rounds, and the device's time in use."""
     names = list(round_names)
     if ceiling is None:
         names.insert(0, CEILING_UNIT)
@@ -329,7 +329,7 @@ def _make_finding(
         busy_by_size: the seconds of a step in which the device is at work, by batch size; empty
             where they were not measured.
         against_each_other: three rising batch sizes, or none.
-        level: of the intervals.
+        level: the nominal coverage of the intervals, between 0 and 1.
         device: its name.
         title: of the figure.
     """
@@ -526,6 +526,7 @@ def _effect_cells(effect: Effect | None) -> dict[str, object]:
     """
     if effect is None:
         return {"percent": None, "p": None, "contrast": {}}
+    # A p that is rounded up does not look more significant than it is.
     return {
         "percent": round(100 * effect.mean, 2),
         "p": math.ceil(1e3 * effect.corrected) / 1e3,

@@ -55,7 +55,7 @@ class Case:
 
     def run(self) -> SearchRun:
         """Run the search, in whatever process this is."""
-        # Another process has another verbosity.
+        # A new process begins with Optuna's own verbosity, which tells of every trial.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         problem = self.benchmark.problem
         search = self.entry.make(problem, self.seed)
@@ -87,7 +87,7 @@ def run(
         target: its value; None: that of each table.
         searches: names; empty: all.
         seeds: their number; None: SEEDS, or QUICK_SEEDS with ``quick``.
-        objective: a key of MULTIPLES.
+        objective: ``time``, ``steps`` or ``curve``, which compares estimates of B_crit.
         quick: whether only QUICK_SEARCHES run.
         lr_factor: multiplies the learning rate that a search starts from, for a harder problem.
         budget_factor: multiplies a trial's first budget, for a harder problem.
@@ -161,7 +161,11 @@ def _read_sources(
     lr_factor: float,
     budget_factor: float,
 ) -> list[_Source]:
-    """Read the tables, and make a benchmark of each; for the arguments see :func:`run`."""
+    """Read the tables, and make a benchmark of each.
+
+    ``tables`` are names or files; empty: all that ship. ``target`` is its value; None: that of each
+    table. The two factors multiply the learning rate and the budget that a search starts from.
+    """
     sources = list[_Source]()
     for name, (file, shipped) in find_sources(tables, read_index()).items():
         goal = find_target(file, shipped, target)

@@ -220,6 +220,8 @@ def make_finding(
 ) -> Finding:
     """Make the finding of a comparison: a row for the better form of each search, and the figure.
 
+    A form is a way to record a stopped trial.
+
     ``result.json`` has the tables, too, with ``origins``, a mapping for each, and the numbers of
     every form. An infinite number (no trial has reached the target, no estimate) is null there.
     """
@@ -287,7 +289,11 @@ def title(benchmark: Benchmark) -> str:
 
 
 def row(standing: Standing, objective: SearchObjective) -> dict[str, str]:
-    """Write a standing as a row of texts, such as ``1.22/1.53``, ``none/none`` and ``> 60``."""
+    """Write a standing as a row of texts.
+
+    After each multiple it has the median over seeds and the 90th percentile, ``1.22/1.53`` or
+    ``none/none``, then the median spending until the best is near, ``12.3`` or ``> 60``.
+    """
     cells = {
         "table": standing.table,
         "search": standing.entry.group,
@@ -344,7 +350,10 @@ def _result(standing: Standing, shown: bool) -> dict[str, object]:
 
 
 def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> str:
-    """Name, for each table, the best of Optuna's samplers and the best other search."""
+    """Name, for each table, the best of Optuna's samplers and the best other search.
+
+    For ``curve`` it is the best search of all, with the factor by which its B_crit is off.
+    """
     is_curve = benchmarks[0].problem.objective == "curve"
     parts = list[str]()
     for benchmark in benchmarks:

@@ -453,10 +453,10 @@ def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialRes
 
     A trial ends once it has taken ``STOP_FACTOR`` times what the best of ``finished`` took to the
     target: in seconds for ``time``, in steps for ``steps``. For ``curve`` that would cut off
-    trials at the smallest and the largest batch sizes. There a trial is compared with what each of
-    the others would take at its batch size: the same steps as at a smaller one, the same examples
-    as at a larger one. No trial runs past its budget, the only limit until one has reached the
-    target.
+    trials at the smallest and the largest batch sizes. There a trial is compared with the least
+    that one of the others would take at its batch size: the same steps as at a smaller one, the
+    same examples as at a larger one. No trial runs past its budget, the only limit until one has
+    reached the target.
     """
     budget = problem.budget.last_step(batch_size)
     reached = [trial for trial in finished if trial.reached]
@@ -585,9 +585,10 @@ def _estimate(
 
 
 def ratio_after(path: Sequence[tuple[float, float | None]], multiple: float) -> float:
-    """Give the incumbent's time over the best after spending ``multiple``.
+    """Give how many times the best cell's time a search's choice takes, after some spending.
 
-    ``path`` is that of a :class:`SearchRun`. It is infinite without an incumbent.
+    ``path`` has pairs of a spending and the ratio from there on, and ``multiple`` is the spending.
+    Infinite before the search has chosen, and where its choice does not reach the target.
     """
     ratio = math.inf
     for spent, value in path:
@@ -598,9 +599,9 @@ def ratio_after(path: Sequence[tuple[float, float | None]], multiple: float) -> 
 
 
 def spending_within(path: Sequence[tuple[float, float | None]], within: float = WITHIN) -> float:
-    """Give the spending at which the incumbent's time over the best is first at most ``within``.
+    """Give the spending at which a search's choice first takes at most ``within`` times the best.
 
-    ``path`` is that of a :class:`SearchRun`. It is infinite if the ratio never gets there.
+    ``path`` has pairs of a spending and the ratio from there on. Infinite if it never gets there.
     """
     for spent, ratio in path:
         if ratio is not None and ratio <= within * FOR_ROUNDING:

@@ -278,25 +278,28 @@ def end_slopes(study: Compared) -> tuple[float | None, float | None]:
 
 
 def sentence(factor: str, comparison: Comparison) -> str:
-    """Name the largest and the smallest critical batch size, and say whether they differ."""
-    placed = list[tuple[float, Compared]]()
+    """Name the largest and the smallest critical batch size, and say whether they differ.
+
+    ``factor``: what the studies differ in, in words.
+    """
+    known = list[tuple[float, Compared]]()
     missing = list[str]()
     for study in comparison.studies:
         if study.b_crit is None:
             missing.append(study.name)
         else:
-            placed.append((study.b_crit, study))
+            known.append((study.b_crit, study))
     unknown = ""
     if missing:
         unknown = f" That of {' and '.join(missing)} is not known."
-    if len(placed) < 2:
+    if len(known) < 2:
         return (
             f"Of {len(comparison.studies)} studies too few have a critical batch size to compare "
             f"them.{unknown}"
         )
-    placed.sort(key=lambda pair: pair[0])
-    _, small = placed[0]
-    _, large = placed[-1]
+    known.sort(key=lambda pair: pair[0])
+    _, small = known[0]
+    _, large = known[-1]
     # The comparison has each pair of studies once, in either order.
     end_names = {small.name, large.name}
     pair = next(pair for pair in comparison.pairs if {pair.larger, pair.smaller} == end_names)

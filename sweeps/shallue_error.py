@@ -107,7 +107,7 @@ def run(
         seeds: the first chooses the rates, the others are reported.
         steps: the budget of steps.
         examples: the budget of examples.
-        level: of the intervals.
+        level: the nominal coverage of the intervals, between 0 and 1.
         only: the runs to train now; empty: all.
         trainer: trains a trial; tests replace it.
     """
@@ -254,7 +254,8 @@ def _rows_of_chosen(
 ) -> list[ErrorRow]:
     """Make the row of each chosen rate, from its runs on ``seeds``.
 
-    ``sign`` is that of the target: see :func:`best_within`. ``level`` is of the intervals.
+    ``sign`` is 1 if a smaller metric is better, else -1. ``level`` is the nominal coverage of the
+    intervals.
     """
     rows = list[ErrorRow]()
     for budget, size, lr in chosen:
@@ -276,7 +277,7 @@ def _best_lr(
 ) -> float:
     """Choose the learning rate with the best value within a budget, the first of equals.
 
-    ``by_lr`` has the history of each rate; ``sign`` is that of the target: see :func:`best_within`.
+    ``by_lr`` has the history of each rate. ``sign`` is 1 if a smaller metric is better, else -1.
     """
     return min(by_lr, key=lambda lr: sign * best_within(by_lr[lr], batch_size, sign, budget))
 

@@ -245,7 +245,7 @@ def _draw_law(axes: "Axes", curves: Sequence[PanelCurve]) -> None:
     size_limits = log_limits(np.concatenate(all_sizes), (0.04, 0.04))
     law_sizes = np.geomspace(*size_limits, 100)
     law = 1.0 + law_sizes
-    # The law lies in front of the curves: one that obeys it would hide it.
+    # The law lies in front of the curves: a curve that obeys the law would hide it.
     axes.plot(law_sizes, law, color=INK, linewidth=1.0, linestyle="--", zorder=5)
     log_axis(axes, "x", size_limits, decimal=True)
     log_axis(axes, "y", log_limits(np.concatenate([*all_excess, law]), (0.05, 0.08)))

@@ -182,6 +182,7 @@ class UnitLog:
         self._take(read_units(self._path))
         for header in self._file.headers:
             self._check_same(header)
+        # Records may follow the last header if that is this command's. Else a new one comes first.
         if self._file.headers:
             self._has_header = self._file.headers[-1] == self._header
 
@@ -229,7 +230,7 @@ class UnitLog:
             )
 
     def measure(self, plan: UnitPlan[Value], measure: Callable[[str], object]) -> dict[str, Value]:
-        """Measure the chosen units that no record counts for, one after another.
+        """Measure the chosen units that have no valid record, one after another.
 
         Args:
             plan: the units.
@@ -254,10 +255,10 @@ class UnitLog:
         plan: UnitPlan[Value],
         measure_all: Callable[[Sequence[str]], Iterable[tuple[str, object]]],
     ) -> dict[str, Value]:
-        """Measure units as :meth:`measure` does, by a function that gives all of them as they end.
+        """Measure units as :meth:`measure` does, but all of them in one call of ``measure_all``.
 
-        ``measure_all`` takes the names of the missing units, and yields a name and a value as each
-        ends, in any order, as several processes do.
+        It takes the names of the missing units, and yields a name and a value as each unit ends, in
+        any order, as they come from several processes.
         """
         check_only(plan.only, plan.choices or plan.names)
         values = self.recorded(plan)
@@ -373,6 +374,7 @@ class UnitLog:
         lines = list[str]()
         for line in self._file.text.splitlines():
             values = json.loads(line)
+            # A header, which is of no unit, stays.
             if values.get("unit") not in dropped:
                 lines.append(f"{line}\n")
         write_text(self._path, "".join(lines))
@@ -513,7 +515,10 @@ def as_json(value: object) -> Any:
 
 
 def is_chosen(name: str, only: Sequence[str]) -> bool:
-    """Tell whether ``only`` has a unit's name, or a part of it before a slash; empty: all."""
+    """Tell whether a unit is chosen by ``only``, which is empty for all units.
+
+    A unit is chosen by its name, and by any part of it that ends before a slash.
+    """
     if not only:
         return True
     return any(name == choice or name.startswith(f"{choice}/") for choice in only)

@@ -341,7 +341,7 @@ def _reads_of_call(kib: int) -> int:
 def orders(count: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Give three orders of the places 0 to ``count`` - 1 by name: rising, in strides, at random.
 
-    ``count`` is a multiple of STRIDE, the numbers from one place to the next within a stride.
+    In strides, each place lies STRIDE further than the one before; ``count`` is a multiple of it.
     """
     places = torch.arange(count)
     in_strides = places.view(-1, STRIDE).T.flatten()

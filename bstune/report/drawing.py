@@ -343,6 +343,7 @@ def _label_centres(axes: "Axes", half: Places, pixels_per_point: float) -> Place
 
     ``half``: half of the label's width and height, in pixels.
     """
+    # A label keeps some distance from the panel's edge.
     inside = axes.get_window_extent().padded(-2.0 * LABEL_MARGIN * pixels_per_point)
     stride = LABEL_STRIDE * pixels_per_point
     half_width, half_height = half
@@ -372,7 +373,7 @@ def _draw_leader(axes: "Axes", ends: Places, colour: str) -> None:
         zorder=7,
         gid=GUIDE,
     )
-    # The figure's layout must not make room for it: it was placed in the panel as it is.
+    # Labels are placed in the figure's final layout, which must not change for this line.
     leader.set_in_layout(False)
     axes.add_artist(leader)
 

@@ -118,7 +118,7 @@ class Extrapolation:
 
     @property
     def beyond(self) -> float:
-        """How many times the largest scale of the studies the wanted one is."""
+        """The wanted scale over the largest scale of the studies."""
         return self.wanted / max(row.scale for row in self.rows)
 
     @property

@@ -129,7 +129,7 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult)
     time = panel(trials, result, "time")
     # All panels have the same batch sizes, so that one is read below the other.
     x_limits = _size_limits(trials, steps, result)
-    # The seconds of the unit that suits the shortest time, such as 1e-3 of ms.
+    # The unit of the axis of time, which suits the shortest one: its seconds, 1e-3 for ms.
     unit, unit_name = time_unit(min(_heights(time), default=1.0))
     _draw_panel(steps_axes, _View(shown=steps, unit=1.0, x_limits=x_limits), result)
     _draw_guides(steps_axes, result)
@@ -621,6 +621,7 @@ def _draw_key(figure: "Figure", axes: "Axes", panels: Sequence["Axes"]) -> None:
     if layout is not None:
         layout.execute(figure)
     room = axes.get_window_extent()
+    # Heights of the letters in points, the largest first: the first one that fits is taken.
     for size in KEY_POINTS:
         style: dict[str, Any] = {"fontsize": size, "frameon": False, "labelspacing": 0.5}
         legend = axes.legend(

@@ -284,7 +284,7 @@ def _count(value: float | None) -> Cell:
 
 
 def _measure(value: float | None) -> Cell:
-    """Give the cell of a measured number: a few digits of it, sorted by all."""
+    """Give the cell of a measured number: it shows a few digits, and is sorted by all of them."""
     return Cell(format_number(value), value)
 
 

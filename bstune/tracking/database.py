@@ -156,6 +156,7 @@ def damage(path: Path) -> str | None:
             if verdict != "ok":
                 # A line that names the database may come before the one on the damage.
                 return str(verdict).splitlines()[-1]
+            # Each of MLflow's databases has these tables, whatever its version.
             missing = sorted(_ALWAYS - _tables(connection))
     except sqlite3.OperationalError:
         # The database is locked, or away.

@@ -64,7 +64,7 @@ def logged_curves(experiment: str, uri: str | None = None) -> list[LoggedCurve]:
 def _study_runs(client: MlflowClient, experiment: str, address: str) -> list[Run]:
     """Find the runs of an experiment's studies, the oldest first.
 
-    StudyError, which names MLflow's ``address``, without the experiment or a study in it.
+    StudyError if there is no such experiment, or no study in it. ``address``: MLflow's, for errors.
     """
     known = client.get_experiment_by_name(experiment)
     if known is None:

@@ -349,8 +349,8 @@ class Tracking:
     def _write_results(self, result: StudyResult, artifacts: Sequence[Path]) -> None:
         """Send the results to the study's run, or to a new one if the run has results already."""
         client = self._client
-        # The results in the run may be of fewer trials. An attempt that broke off may have sent a
-        # part of them, and its requests may still arrive at the server.
+        # Results that are in the run may be of fewer trials. An attempt that broke off may have
+        # sent a part of them, and its requests may still arrive. So a new run takes its place.
         has_results = bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
         parent = self._parent
         if has_results:
@@ -389,6 +389,7 @@ class Tracking:
         if winner is None:
             return
         checkpoint = self._prepared.files.checkpoint(winner.number)
+        # A file that the study itself has not written under this name is not sent.
         if is_own(checkpoint):
             run_id = self._parent.info.run_id
             self._client.log_artifact(run_id, str(checkpoint))

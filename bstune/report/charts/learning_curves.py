@@ -80,6 +80,7 @@ def learning_curves(study: StudyFolder) -> str:
     if not shown:
         return ""
     goal = study.result.target_value
+    # Batch sizes in a few ranges, each with a look of its own.
     classes = _size_classes(shown)
     reached = sum(trial.reached for trial in shown)
     traces = list[Trace]()

@@ -61,7 +61,7 @@ def advice_to_keep(result: StudyResult) -> str | None:
 
 
 def advice_to_compare(search: SearchPlan) -> str:
-    """Name the option that gives other configurations a trial; it stands before the user's own."""
+    """Advise to try other configurations. The command that trains the user's own one follows."""
     option = search.limit or "search.trials"
     return f"try others with more of {option}; to train with your own configuration:"
 
@@ -94,6 +94,7 @@ def how_to_narrow(critical: CriticalBatchSize, search: SearchPlan) -> str | None
     if search.limit is not None:
         more_of = f"a larger {search.limit}"
     text = f"{more_of} {effect}"
+    # These are trials that would narrow the interval most: two of them are enough to begin with.
     if critical.next_trials:
         sizes = " and ".join(format_count(trial.batch_size) for trial in critical.next_trials[:2])
         text += f" (first at batch sizes {sizes})"
