@@ -536,7 +536,8 @@ def _build(
 def _data_key(options: StudyOptions) -> str:
     """Give a text that is the same for rungs with the same data.
 
-    It is the data's node, its references to device, precision and folder filled in.
+    It is the data's part of the config, with its references to device, precision and folder filled
+    in.
     """
     text = json.dumps(option_at(options, "workload.data"), sort_keys=True, default=str)
     for name in ("device", "precision", "data.root"):
@@ -545,7 +546,7 @@ def _data_key(options: StudyOptions) -> str:
 
 
 def with_rung_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
-    """Give the study with a rung's values and nodes at their dotted keys.
+    """Give the study with a rung's settings in place of its own, by dotted key.
 
     ConfigError for a key that is not there and has no leading +.
     """

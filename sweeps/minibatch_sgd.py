@@ -262,8 +262,8 @@ def _orders_of_rounds(
 ) -> dict[str, list[int]]:
     """Draw the order in which each round times its pairs of a source of rows and a run.
 
-    Gives the pairs' numbers, as :func:`loader_round` has them, by the round's name. All rounds'
-    orders are drawn, so that each round has the same one whichever rounds are kept.
+    Gives the numbers of the pairs from 0, by the round's name. All rounds' orders are drawn, so
+    that each round has the same one whichever rounds are kept.
     """
     rng = np.random.default_rng(order_seed)
     return {name: rng.permutation(pairs).tolist() for name in round_names}

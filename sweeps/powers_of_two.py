@@ -221,7 +221,10 @@ def _ceiling_of_log(log: UnitLog, measure: Callable[[], int]) -> int:
 def _rounds_by_size(
     sizes: Iterable[int], rounds: Iterable[Mapping[int, tuple[float, ...]]]
 ) -> dict[int, list[tuple[float, ...]]]:
-    """Give the seconds of each step of each round by batch size, from those of each round."""
+    """Group the seconds of steps by batch size: a tuple for each round.
+
+    ``rounds`` has the seconds of the round's steps by batch size, for each round.
+    """
     by_size: dict[int, list[tuple[float, ...]]] = {size: [] for size in sizes}
     for visits in rounds:
         for size, seconds in visits.items():

@@ -135,7 +135,10 @@ def table_costs(
 
 
 def best_rate(steps: Mapping[float, float]) -> float | None:
-    """Give the learning rate of the fewest steps, from steps by rate; None if none reached it."""
+    """Give the learning rate of the fewest steps, from steps by rate.
+
+    Steps are infinite where the target was missed. None if no rate reached it.
+    """
     best = min(steps, key=lambda lr: steps[lr])
     if math.isinf(steps[best]):
         return None

@@ -232,6 +232,7 @@ def _plan_cases(sources: Sequence[_Source], entries: Sequence[Entry], n: int) ->
 def _is_of(searches: Sequence[str], record: UnitRecord) -> bool:
     """Tell whether a record is of one of ``searches``, each NAME, NAME/AXIS or NAME/AXIS/FORM."""
     inputs = record.inputs
+    # Without ``searches`` it is of none of them, though is_chosen would take that for all.
     if not searches or not isinstance(inputs, Mapping):
         return False
     return is_chosen(str(inputs.get("search")), searches)

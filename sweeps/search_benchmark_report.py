@@ -537,7 +537,10 @@ def _draw_bars(axes: "Axes", standing: Standing, index: int, count: int) -> None
 
 
 def _band(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    """Give both ends of the band, from the values of all seeds at each place of the axis."""
+    """Give both ends of a band over most seeds, from 10 to 90%, at each place of the axis.
+
+    ``values`` has those of all seeds at each place.
+    """
     low_share, high_share = BAND_SHARES
     low = list[float]()
     high = list[float]()

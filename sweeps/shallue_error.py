@@ -373,7 +373,7 @@ def sentence(rows: Sequence[ErrorRow], metric: str, mode: str, level: float) -> 
 
 
 def _mean_text(row: ErrorRow) -> str:
-    """Write the mean of a batch size."""
+    """Write a batch size's mean over seeds of the best value, ``0.061 at B = 256``."""
     return f"{format_number(row['mean'])} at B = {row['batch_size']}"
 
 

@@ -424,7 +424,10 @@ def _order_rows(seconds: Mapping[str, Sequence[float]], read_bytes: int) -> list
 
 
 def _smallest_that_holds(kib: int, levels: Mapping[str, int]) -> str | None:
-    """Name the smallest cache that holds ``kib`` KiB; None if the system names no caches."""
+    """Name the smallest cache that holds ``kib`` KiB: NO_CACHE if none does.
+
+    ``levels`` has the bytes of each cache, the smallest first. None if the system names no caches.
+    """
     if not levels:
         return None
     for level, size in levels.items():
@@ -534,7 +537,7 @@ def _timers(calls: Calls, clock: Callable[[], float]) -> dict[str, Timer]:
 
 
 def _calls_of_segment(timer: Timer, timing: RepeatTiming) -> int:
-    """Time one call, and give how many calls a segment has, so that it takes its seconds."""
+    """Time one call, and give how many calls take about ``timing.segment_seconds``."""
     once = timer.timeit(1).median
     # By a clock that stands still, as a test's may, a segment would never end.
     if once < STANDING_STILL:

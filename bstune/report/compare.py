@@ -731,7 +731,7 @@ def points_over_law(study: Compared) -> tuple[Array, Array] | None:
 
 
 def _share_of(mean_square: float) -> float:
-    """Turn a mean square of logarithms into a share: its root of log(1.1) is a share of 0.1."""
+    """Turn a mean square of log ratios into a typical deviation: 0.1 for ratios of 1.1."""
     return math.expm1(math.sqrt(mean_square))
 
 

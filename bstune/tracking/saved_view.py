@@ -141,7 +141,10 @@ def _tag(name: str, state: State, milliseconds: int) -> str:
 
 
 def _columns(widths: dict[str, int]) -> State:
-    """Give the state of a table: its columns in order, with their widths in pixels."""
+    """Give the state of a table: its columns in order, with their widths in pixels.
+
+    A run's name stands before the columns in ``widths``, and its time behind them.
+    """
     return {
         "selectedColumns": list(widths),
         "columnOrder": [_NAME, *widths, _CREATED],
