@@ -48,7 +48,8 @@ def gain(result: StudyResult) -> Iterator[str]:
 def is_shown(gain: Gain) -> bool:
     """Whether the winner is shown to be faster: where the interval holds 1 it may not be.
 
-    A gain without an interval is a lower bound, over a baseline that was stopped: it is shown.
+    A gain without an interval is a lower bound, over a baseline that was stopped. It counts as
+    shown.
     """
     return gain.low is None or gain.low > 1.0
 
