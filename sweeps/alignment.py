@@ -76,13 +76,13 @@ def run(
     only: list[str],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Finding:
-    """Time each layer of a workload that misses the multiple, as it is and padded.
+    """Time each layer with a dimension that is no multiple of ``multiple``, as it is and padded.
 
     Args:
         composed: the workload.
         log: keeps the timings.
         batch_size: of the layers' inputs.
-        multiple: of the dimensions; None: that of the device's tensor cores.
+        multiple: that dimensions should be of; None: the one that the device's tensor cores take.
         rounds: the number of rounds.
         seconds: how long either form of a layer is timed in a round.
         lr: with which the module is built.
@@ -100,35 +100,38 @@ def run(
     )
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load_workload(options, recipe)
-    found = _find_misaligned(options, workload, protocol, batch_size, multiple, lr)
-    check_only(only, list(found.dimensions))
+    misaligned = _find_misaligned(options, workload, protocol, batch_size, multiple, lr)
+    check_only(only, list(misaligned.dimensions))
     device_text = device_name(protocol.trainer, protocol.devices)
     log.begin(device_text, ())
 
     def time_layer(name: str) -> list[tuple[float, float]]:
-        row = found.dimensions[name]
-        layer = found.module.get_submodule(row.name)
-        with products_in(tf32=found.arithmetic == "tf32"):
+        row = misaligned.dimensions[name]
+        layer = misaligned.module.get_submodule(row.name)
+        with products_in(tf32=misaligned.arithmetic == "tf32"):
             return padding_times(
                 layer,
                 row,
-                found.shapes[row.name],
+                misaligned.shapes[row.name],
                 device_of(protocol.trainer),
-                found.arithmetic,
+                misaligned.arithmetic,
                 rounds,
                 seconds,
                 clock,
             )
 
     plan = UnitPlan(
-        names=list(found.dimensions), only=only, noun="dimension", read=READ_TIMES.validate_python
+        names=list(misaligned.dimensions),
+        only=only,
+        noun="dimension",
+        read=READ_TIMES.validate_python,
     )
     times = log.measure(plan, time_layer)
     log.check_finished(plan.names, times)
-    rows = [row_of(row, times[name]) for name, row in found.dimensions.items()]
+    rows = [row_of(row, times[name]) for name, row in misaligned.dimensions.items()]
     title = (
-        f"{options.workload.name} at B = {batch_size} in {found.arithmetic}, multiples of "
-        f"{found.multiple}, {device_text}"
+        f"{options.workload.name} at B = {batch_size} in {misaligned.arithmetic}, multiples of "
+        f"{misaligned.multiple}, {device_text}"
     )
     return Finding(
         sentence=sentence(rows, rounds),
@@ -137,7 +140,7 @@ def run(
         device=device_text,
         paint=functools.partial(_paint_gains, rows, title),
         inches=PADDING_FIGURE_INCHES,
-        details={"arithmetic": found.arithmetic, "multiple": found.multiple},
+        details={"arithmetic": misaligned.arithmetic, "multiple": misaligned.multiple},
     )
 
 
@@ -162,14 +165,14 @@ def _find_misaligned(
     multiple: int | None,
     lr: float,
 ) -> _Misaligned:
-    """Trace a step of the workload, and find the dimensions that miss the multiple.
+    """Trace a step of the workload, and find the layers' dimensions that are no multiple.
 
     Args:
         options: of the study.
         workload: whose layers are traced.
         protocol: of its trials.
         batch_size: of the layers' inputs.
-        multiple: of the dimensions; None: that of the device's tensor cores.
+        multiple: that dimensions should be of; None: the one that the device's tensor cores take.
         lr: with which the module is built.
     """
     first = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=0)
@@ -196,6 +199,7 @@ def _find_misaligned(
         )
     sizes = options.hardware.ceilings.traced_batch_sizes
     cost = roofline.step_cost(module, draw, loss, arithmetic, sizes)
+    # Shapes are taken at the first traced batch size, and scaled to the wanted one.
     shapes = input_shapes(module, draw(sizes[0]), loss, batch_size / sizes[0])
     # The device's limits predict a gain, which is not used here: any limits do.
     limits = roofline.DeviceLimits(dtype=arithmetic, flops_per_second=1.0, bytes_per_second=1.0)
@@ -254,9 +258,9 @@ def input_shapes(
 def layer_like(layer: nn.Module, changes: Mapping[str, int]) -> nn.Module | None:
     """Make a new Linear or convolution like a layer, with other sizes of some dimensions.
 
-    ``changes`` has the sizes by the dimensions' names in
-    :class:`~bstune.hardware.roofline.LayerCost`, which for a grouped convolution are those of a
-    group; other names change nothing. None if the layer is of another kind.
+    ``changes`` has sizes by ``in_features``, ``out_features``, ``in_channels`` or ``out_channels``;
+    other names change nothing. The channels of a grouped convolution are those of one group. None
+    if the layer is of another kind.
     """
     has_bias = getattr(layer, "bias", None) is not None
     if isinstance(layer, nn.Linear):
@@ -347,13 +351,14 @@ def padding_times(
 
 
 def row_of(row: TensorCoreMisalignment, times: list[tuple[float, float]]) -> PaddingRow:
-    """Make the row of a dimension: the throughput when padded over that as the layer is.
+    """Make the row of a dimension: how many times its throughput the layer has once it is padded.
 
-    It has the median and the quartiles over rounds; ``times`` are those of :func:`padding_times`.
+    It has the median and the quartiles over rounds. ``times`` has the seconds of a pass of the
+    layer as it is, and padded, for each round.
     """
     seconds_as_is, seconds_padded = np.array(times).T
-    # A padded batch has more examples, which count. What a padded layer computes besides is of no
-    # use.
+    # A padded batch has more examples, which count as work. Features and channels that a layer is
+    # padded with are of no use.
     useful_work = 1.0
     if row.dimension == "batch":
         useful_work = row.padded / row.size

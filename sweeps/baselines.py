@@ -75,7 +75,7 @@ class Entry:
 
     @property
     def group(self) -> str:
-        """Name and axis; the better one of a group's forms is shown."""
+        """Name and axis, such as ``tpe/none``; of a group's forms only the best one is shown."""
         return "/".join(filter(None, (self.name, self.axis)))
 
     @property
@@ -93,6 +93,7 @@ def searches() -> tuple[Entry, ...]:
         )
     for name in SAMPLERS:
         forms: tuple[Form | None, ...] = FORMS
+        # A sampler that reads no results does not see how a stopped trial is recorded.
         if name in BLIND:
             forms = (None,)
         for axis, form in product(AXES, forms):
@@ -105,6 +106,7 @@ def searches() -> tuple[Entry, ...]:
 def _optuna_entry(name: str, axis: str, form: Form | None) -> Entry:
     """Make the entry of one of Optuna's samplers."""
     max_trials = MAX_TRIALS
+    # A trial takes Optuna's GP a hundred times as long as the other samplers.
     if name == "gp":
         max_trials = MAX_GP_TRIALS
     return Entry(
@@ -144,6 +146,7 @@ def _sampler(name: str, seed: int) -> BaseSampler:
     if name == "random":
         return RandomSampler(seed=seed)
     if name == "qmc":
+        # Optuna draws a study's first trial by this one, as it does not know the parameters yet.
         first = RandomSampler(seed=seed)
         return QMCSampler(
             scramble=True, seed=seed, independent_sampler=first, warn_independent_sampling=False
@@ -320,7 +323,7 @@ def new_trial(
 ) -> TrialSpec:
     """Make the next trial of a search that has no scaling rule.
 
-    It ends by :func:`~bstune.sweeps.search_problem.stopping_step`. ``seed`` is the search's.
+    The stopping rule that searches share sets its last step. ``seed`` is the search's.
     """
     number = len(finished)
     return TrialSpec(
@@ -359,6 +362,7 @@ class EveryBatchSize(Search):
         rng = np.random.default_rng(trial_seed(self._seed, turn, FOR_ORDER))
         order = rng.permutation(len(problem.batch_sizes))
         index = int(order[place])
+        # A place from 0 to 1 within the logarithm of the learning rates' range.
         share = (van_der_corput(turn) + float(self._shifts[index])) % 1.0
         batch_size = problem.batch_sizes[index]
         lr = problem.clip_lr(problem.lr_low * (problem.lr_high / problem.lr_low) ** share)
@@ -389,6 +393,7 @@ class Zeus(Search):
             reference_batch_size=reference,
             reference_lr=problem.reference_lr,
         )
+        # The batch sizes that no round of pruning has thrown out, and the one to begin a round at.
         self.left: tuple[int, ...] = problem.batch_sizes
         self._default = min(self.left, key=lambda size: abs(math.log(size / reference)))
         # The trials of the present round of pruning, and how many rounds have ended.
@@ -434,9 +439,10 @@ class Zeus(Search):
         draws = list[tuple[float, int]]()
         for batch_size in self.left:
             costs = [trial.train_seconds for trial in finished if trial.batch_size == batch_size]
-            # With a flat prior and a known variance the mean's posterior is as wide as its error.
-            spread = float(np.std(costs)) / math.sqrt(len(costs))
-            draws.append((rng.normal(float(np.mean(costs)), spread), batch_size))
+            # With a flat prior and a known variance the posterior of the mean is normal, around the
+            # mean of the trials, as wide as its standard error.
+            standard_error = float(np.std(costs)) / math.sqrt(len(costs))
+            draws.append((rng.normal(float(np.mean(costs)), standard_error), batch_size))
         _, cheapest = min(draws)
         return cheapest
 
@@ -501,13 +507,14 @@ class FrontierSearch(OptunaSearch):
         resumed_from = self.sampler.resumed_from(trial.number)
         if resumed_from is not None:
             trial.set_user_attr(RESUMED_FROM, resumed_from)
+        # Where the sampler states no step, the stopping rule of the other searches holds.
         if max_steps is None:
             max_steps, _ = super().ending(trial, batch_size, finished)
         return max_steps, resumed_from
 
     def tell(self, trial: optuna.Trial, last_step: int, result: TrialResult) -> None:
         """Tell the study the trial's result, whose record the sampler reads."""
-        # The table's run ends before the trial was to end.
+        # The table's run ended before the trial was to end: it cannot be continued.
         if result.status == "stopped" and result.steps < last_step:
             self._exhausted.add(result.number)
         trial.set_user_attr(RECORD, result.to_json())

@@ -101,7 +101,7 @@ def run(
         tables: names or files; empty: all that ship.
         target: its value; None: that of each table.
         easier: multiples of the target, 1 or more.
-        level: of the intervals.
+        level: the nominal coverage of the intervals, between 0 and 1.
         only: the units to read now; empty: all.
     """
     if not easier or not all(math.isfinite(multiple) and multiple >= 1.0 for multiple in easier):
@@ -195,7 +195,10 @@ def _plan_tables(
 
 
 def table_record(name: str, table: Table, target: Target, level: float) -> TableRecord:
-    """Read a table at one target, and give the row, or why the table determines none there."""
+    """Give the row of a table at one target, or the reason why the table does not determine it.
+
+    ``level``: the nominal coverage of the row's intervals.
+    """
     why = too_coarse(table, target)
     if why is None:
         try:
@@ -231,10 +234,14 @@ def _end(b_crit: float | None) -> str:
 
 
 def row(name: str, table: Table, target: Target, level: float) -> CriticalRow:
-    """Make the row of a table at one target. CurveError if too few batch sizes reached it."""
+    """Make the row of a table at one target, with intervals of nominal coverage ``level``.
+
+    It has B_crit, the slope of log steps over log batch size at each end, and the exponent by which
+    the best learning rate grows. CurveError if too few batch sizes reached the target.
+    """
     points = dense_points(table, target)
     fit = fit_curve(points, level)
-    # A half octave in which nothing reached the target is a bound, not an end of the curve.
+    # A stopped point is a bound: nothing reached the target at batch sizes near it.
     reached = [point for point in points if not point.stopped]
     exponent, low, high = lr_exponent(best_rates(table, target), level)
     return {
@@ -337,18 +344,20 @@ def lr_exponent(
 ) -> tuple[float | None, float | None, float | None]:
     """Give the exponent of the best learning rate over B, and both ends of its interval.
 
-    ``best`` has the rate by batch size. All are None for fewer than three batch sizes.
+    ``best`` has the rate by batch size, and ``level`` is the interval's nominal coverage. All three
+    are None for fewer than three batch sizes.
     """
     if len(best) < 3:
         return None, None, None
     log_sizes = np.log(list(best))
     log_rates = np.log(list(best.values()))
-    # Two degrees of freedom go to the slope and the height of the line.
+    # Least squares: two degrees of freedom go to the slope and the height of the line.
     freedom = len(log_sizes) - 2
-    away = log_sizes - log_sizes.mean()
-    slope = float(away @ log_rates / (away @ away))
-    residual = log_rates - log_rates.mean() - slope * away
-    standard_error = math.sqrt(residual @ residual / freedom / (away @ away))
+    deviations = log_sizes - log_sizes.mean()
+    slope = float(deviations @ log_rates / (deviations @ deviations))
+    residual = log_rates - log_rates.mean() - slope * deviations
+    standard_error = math.sqrt(residual @ residual / freedom / (deviations @ deviations))
+    # Student's t at the interval's upper end.
     half_width = standard_error * stdtrit(freedom, (1.0 + level) / 2.0)
     return slope, slope - half_width, slope + half_width
 
@@ -356,7 +365,7 @@ def lr_exponent(
 def growth_of(table_rows: Iterable[Mapping[str, Any]]) -> Growth | None:
     """Give how B_crit changes with the target, from the rows of one table.
 
-    None where too few targets determine it.
+    None where B_crit is known at too few targets.
     """
     points = list[CriticalAtTarget]()
     for row in table_rows:

@@ -155,8 +155,8 @@ def run(
 ) -> Finding:
     """Train each rung on each seed, in shuffled order, and compare it with the rung before.
 
-    A rung in a precision that the device lacks is left out, and the rungs after it go on without
-    its settings.
+    A rung has settings on top of those of all rungs before it. One in a precision that the device
+    lacks is left out, and the rungs after it go on without its settings.
 
     Args:
         composed: the workload.
@@ -287,7 +287,7 @@ def _train(
         only=only,
         noun="trial",
         read=read_trial,
-        # ``only`` may name the unit that times the batches, too, which is measured before.
+        # ``only`` may also name the unit that times the batches, which is no trial.
         choices=[*names, BATCHES_UNIT],
         work=work,
         shown=_trial_text,
@@ -297,11 +297,11 @@ def _train(
 
 def _trial_text(result: TrialResult) -> str:
     """Write a trial's accuracy, its status and its seconds."""
-    reached = accuracy(result)
-    reached_text = "no accuracy"
-    if reached is not None:
-        reached_text = f"accuracy {reached:.4f}"
-    text = f"{reached_text}, {result.status}"
+    accuracy_at_end = accuracy(result)
+    accuracy_text = "no accuracy"
+    if accuracy_at_end is not None:
+        accuracy_text = f"accuracy {accuracy_at_end:.4f}"
+    text = f"{accuracy_text}, {result.status}"
     training_seconds = seconds(result)
     if training_seconds is not None:
         text += f", {training_seconds:.2f} s of training"
@@ -310,6 +310,8 @@ def _trial_text(result: TrialResult) -> str:
 
 def time_batches(built: BuiltRung, now: Callable[[], float] = time.perf_counter) -> BatchSeconds:
     """Time how long a rung's batches take to prepare, and how long moving them to a GPU takes.
+
+    Images are moved as bytes, and once more in fp32. On a CPU both of these times are None.
 
     Args:
         built: the rung.
@@ -376,7 +378,11 @@ def data_note(built: BuiltRung, batches: BatchSeconds, seconds_per_step: float) 
 def _check_ladder(
     rungs: Sequence[Rung], seeds: Sequence[int], level: float, reduced: Reduced
 ) -> None:
-    """Refuse rungs and choices that are out of their range, and names that no rung has."""
+    """Refuse a ladder's settings that are out of their range, and names that no rung has.
+
+    A rung has settings on top of those of all rungs before it. ``level``: an accuracy, for which
+    seeds are counted. ``reduced``: a smaller setting of all rungs, for a machine without a GPU.
+    """
     if not rungs or not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ConfigError(
             f"this sweep needs rungs, and seeds from 0, each once, but got {len(rungs)} rungs and "
@@ -423,7 +429,7 @@ def build_rungs(
 ) -> tuple[list[BuiltRung], dict[str, str]]:
     """Build the rungs that can be trained on this device.
 
-    Rungs with the same data share them.
+    A rung has settings on top of those of all rungs before it. Rungs with the same data share them.
 
     Returns:
         The built rungs, and by name the reasons why others are left out. Rungs that the reduced
@@ -459,13 +465,12 @@ def build_rungs(
 def _lacks_precision(composed: Composed, rung_below: Composed) -> str | None:
     """Say why the device cannot train in a rung's own precision; None if it can.
 
-    ``rung_below`` is the rung before, in whose precision the device trains. ConfigError for a
-    mistake of a rung in that same precision.
+    ``rung_below`` is the rung before, in whose precision the device can train. If both have the
+    same precision, a mistake in the rung is another one, and its ConfigError is raised.
     """
     try:
         resolve(composed.options, composed.trained)
     except ConfigError as error:
-        # The precision is not the rung's own: the mistake is another one.
         if composed.options.precision == rung_below.options.precision:
             raise
         return str(error)
@@ -481,7 +486,9 @@ def _build(
 ) -> BuiltRung:
     """Build a rung's workload and protocol, with the data of an earlier rung if they are the same.
 
-    ``data`` has the data modules so far; the rung's is added.
+    A rung has settings on top of those of all rungs before it, which ``composed`` has already.
+    ``data`` has the data modules of earlier rungs, and the rung's own is added. ``reduced``: a
+    smaller setting of all rungs, if it is enabled.
     """
     options, recipe = resolve(composed.options, composed.trained)
     key = _data_key(options)
@@ -501,11 +508,11 @@ def _build(
         )
     steps = reduced.steps
     if not reduced.enabled:
-        # It is rounded first: 9.74848 epochs of 50,000 images are 476 steps of 1024 and a last
-        # digit.
+        # A rung's epochs may come to a whole number of steps and a little more, by rounding alone:
+        # 9.74848 of 50,000 images are 476 steps of 1024. That little is no further step.
         steps = math.ceil(round(rung.epochs * examples / batch_size, 6))
-    # The budget is a schedule's horizon, too. One example is spent by the first step, so that the
-    # steps decide.
+    # A trial's learning-rate schedule ends with its budget. A budget lasts until both of its limits
+    # are spent; the first step spends one example, so that the steps decide.
     composed = with_settings(composed, {"budget.steps": steps, "budget.examples": 1})
     options, recipe = resolve(composed.options, composed.trained)
     protocol = checked_protocol(options, recipe)
@@ -529,7 +536,8 @@ def _build(
 def _data_key(options: StudyOptions) -> str:
     """Give a text that is the same for rungs with the same data.
 
-    It is the data's node, its references to device, precision and folder filled in.
+    It is the data's part of the config, with its references to device, precision and folder filled
+    in.
     """
     text = json.dumps(option_at(options, "workload.data"), sort_keys=True, default=str)
     for name in ("device", "precision", "data.root"):
@@ -538,7 +546,7 @@ def _data_key(options: StudyOptions) -> str:
 
 
 def with_rung_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
-    """Give the study with a rung's values and nodes at their dotted keys.
+    """Give the study with a rung's settings in place of its own, by dotted key.
 
     ConfigError for a key that is not there and has no leading +.
     """
@@ -575,7 +583,8 @@ def accuracy(trial: TrialResult) -> float | None:
 def seconds(trial: TrialResult) -> float | None:
     """Give the seconds of training, steps x tau(B), of a trial that got to its end; else None.
 
-    The clock's seconds are not taken: here a trial's warm-up costs no more than its other steps.
+    tau(B) is that of steps after the warm-up. The clock's seconds would have the first steps, too,
+    which take longer.
     """
     if accuracy(trial) is None or trial.seconds_per_step is None:
         return None
@@ -587,9 +596,10 @@ def make_rows(
 ) -> list[RungRow]:
     """Make a row for each rung; means and deviations are over the ``n`` trials that got to the end.
 
-    ``at_level`` is the share of all seeds whose accuracy is at least ``level``. ``difference``, its
-    interval and ``p``, corrected for the number of rungs, are from the rung before; they are None
-    where there are too few trials.
+    A rung has settings on top of those of all rungs before it. ``at_level`` is the fraction of all
+    seeds whose accuracy is at least ``level``. ``difference`` is the gain over the rung before,
+    paired by seed, with its interval and a ``p`` that is corrected for the number of rungs. These
+    are None where there are too few trials.
     """
     by_seed = list[dict[int, float | None]]()
     for rung_trials in trials:

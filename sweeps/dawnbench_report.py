@@ -127,8 +127,8 @@ def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[s
     """Say how accuracy changes along the ladder, and which rungs help or hurt beyond the noise.
 
     Args:
-        rows: of the rungs.
-        level: the accuracy whose share of seeds is stated.
+        rows: of the rungs in order. Each has settings on top of those before it.
+        level: an accuracy. The text tells how many of the last rung's seeds came up to it.
         n: the number of seeds.
         left_out: the names of the rungs that this device cannot train.
     """

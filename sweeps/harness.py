@@ -154,15 +154,16 @@ class Sweep:
         Tests replace parameters that the YAML does not have, such as a clock.
         """
         function = self.experiment.func
+        # An experiment gets those of these arguments that it has a parameter for.
         at_hand: dict[str, Callable[[], object]] = {
             "composed": lambda: self.composed,
             "console": lambda: console,
             "log": lambda: self.open_log(console),
         }
-        taken = inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters
         given_arguments = dict[str, object]()
         for name, make in at_hand.items():
-            if name in taken and name not in replaced:
+            if name in parameters and name not in replaced:
                 given_arguments[name] = make()
         return function(**given_arguments, **self.parameters, **replaced)
 
@@ -292,7 +293,8 @@ def _check_own_files(sweep: Sweep) -> None:
 
 def _checked(name: str, rest: DictConfig) -> Composed | None:
     """Check the options of bstune in a sweep's config, ``rest``; None if it has none."""
-    # Where conf/config.yaml is not among the sweep's defaults, nothing else may be there.
+    # A sweep that trains has conf/config.yaml among its defaults, and with it a protocol. Any other
+    # sweep has no options of bstune's.
     if "protocol" not in rest:
         if rest:
             raise ConfigError(f"unknown option {next(iter(rest))!s}; --help lists the options")

@@ -123,11 +123,11 @@ def run(
         composed: the workload.
         log: keeps the trials and the rounds.
         metric: the loss.
-        level: the loss whose first time is compared.
+        level: a loss. The seconds until trials first come down to it are compared.
         seeds: of the trials.
-        order_seed: of the order.
-        loader: how either source of rows is timed.
-        runs: the series.
+        order_seed: of the order of trials, and of timings within a round.
+        loader: how steps are timed with rows that live on the device, and with a DataLoader's.
+        runs: the lines of the figure, each with a batch size, a learning rate and epochs.
         only: the units to measure now; empty: all.
         timer: tests replace it.
     """
@@ -135,7 +135,8 @@ def run(
     # A trial that ended at the level would have no curve beyond it.
     protocol = replace(protocol, target=Target(metric, level, "min").never_met)
     _check_series(runs, seeds, loader, workload.train_examples)
-    # A workload without such rows is refused now, before anything is trained.
+    # The same data, which a DataLoader takes out row by row. A workload that cannot do that is
+    # refused now, before anything is trained.
     from_loader = row_by_row(composed)
     loader_workload, _ = load_workload(from_loader.options, from_loader.trained)
     planned = _shuffled_trials(workload.train_examples, runs, seeds, order_seed)
@@ -143,6 +144,7 @@ def run(
     unit_names = [*planned, *round_names]
     check_only(only, unit_names)
     device = device_name(protocol.trainer)
+    # These parameters may differ from those of the units that the log already has.
     log.begin(device, NOT_OF_A_UNIT)
 
     # A step takes nearly the same time at all of these batch sizes: the work is in proportion to
@@ -260,8 +262,8 @@ def _orders_of_rounds(
 ) -> dict[str, list[int]]:
     """Draw the order in which each round times its pairs of a source of rows and a run.
 
-    Gives the pairs' numbers, as :func:`loader_round` has them, by the round's name. All rounds'
-    orders are drawn, so that each round has the same one whichever rounds are kept.
+    Gives the numbers of the pairs from 0, by the round's name. All rounds' orders are drawn, so
+    that each round has the same one whichever rounds are kept.
     """
     rng = np.random.default_rng(order_seed)
     return {name: rng.permutation(pairs).tolist() for name in round_names}
@@ -391,7 +393,10 @@ def row(series: Series, trials: Sequence[TrialResult], level: float) -> SeriesRo
 
 
 def _loss_curve(histories: Sequence[Mapping[int, float]], tau: float) -> LossCurve:
-    """Give the median and the quartiles of the loss at the steps that all histories have."""
+    """Give the median and the quartiles of the loss at the steps that all histories have.
+
+    ``histories``: the loss by step. ``tau``: the seconds of a step.
+    """
     # Trials on other seeds may have ended early, or had a loss that was not finite somewhere.
     steps = sorted(set.intersection(*map(set, histories)))
     curve: LossCurve = {

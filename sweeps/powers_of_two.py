@@ -120,16 +120,16 @@ def run(
     Args:
         composed: the workload.
         console: for lines.
-        log: keeps the ceiling, the rounds and the device's share.
+        log: keeps the ceiling, the rounds and the busy seconds of the device.
         batch_sizes: timed alone, without neighbours.
         against_each_other: three rising batch sizes to compare, or none.
-        centres: of the triplets.
+        centres: batch sizes that are tested against their neighbours, one below and one above.
         ceiling: the largest batch size that fits; None: it is measured.
         probe: how the ceiling is measured.
         repeats: the number of rounds.
-        steps: timed at each visit.
+        steps: timed at a visit, one batch size's turn in a round.
         lr: of all trials.
-        level: of the intervals.
+        level: the nominal coverage of the intervals, between 0 and 1.
         seed: of the order.
         only: the units to measure now; empty: all.
         timer: times steps; tests replace it.
@@ -152,6 +152,7 @@ def run(
     unit_names = _unit_names(round_names, options, ceiling)
     check_only(only, unit_names)
     device = device_name(protocol.trainer, protocol.devices)
+    # More rounds, or another level, keep the rounds that the log already has.
     log.begin(device, ("repeats", "level"))
     if ceiling is None:
         find = functools.partial(find_ceiling, options, recipe)
@@ -220,7 +221,10 @@ def _ceiling_of_log(log: UnitLog, measure: Callable[[], int]) -> int:
 def _rounds_by_size(
     sizes: Iterable[int], rounds: Iterable[Mapping[int, tuple[float, ...]]]
 ) -> dict[int, list[tuple[float, ...]]]:
-    """Give the seconds of each step of each round by batch size, from those of each round."""
+    """Group the seconds of steps by batch size: a tuple for each round.
+
+    ``rounds`` has the seconds of the round's steps by batch size, for each round.
+    """
     by_size: dict[int, list[tuple[float, ...]]] = {size: [] for size in sizes}
     for visits in rounds:
         for size, seconds in visits.items():
@@ -243,7 +247,7 @@ def _visits_by_round(
 def _unit_names(
     round_names: Sequence[str], options: StudyOptions, ceiling: int | None
 ) -> list[str]:
-    """Name all units: the ceiling unless it is given, the rounds, and the device's share."""
+    """Name all units: the ceiling unless it is given, the rounds, and the device's time in use."""
     names = list(round_names)
     if ceiling is None:
         names.insert(0, CEILING_UNIT)
@@ -298,7 +302,7 @@ class _TimedSteps:
     def time_busy(self) -> dict[int, float]:
         """Give the seconds of a step in which the device is at work, by batch size.
 
-        They are the median of BUSY_VISITS visits.
+        They are the median of BUSY_VISITS visits to the batch size, of ``self.steps`` steps each.
         """
         medians = dict[int, float]()
         for size in self.batch_sizes:
@@ -328,7 +332,7 @@ def _make_finding(
         busy_by_size: the seconds of a step in which the device is at work, by batch size; empty
             where they were not measured.
         against_each_other: three rising batch sizes, or none.
-        level: of the intervals.
+        level: the nominal coverage of the intervals, between 0 and 1.
         device: its name.
         title: of the figure.
     """
@@ -439,7 +443,10 @@ def _rows_of_sizes(
     ceiling_gain: Effect,
     in_use: Mapping[int, float],
 ) -> list[dict[str, object]]:
-    """Make a row for each batch size, with its contrast if it is a centre, then for each group.
+    """Make a row for each batch size, then one for each effect over several of them.
+
+    The row of a triplet's centre has its contrast: how much longer its step takes than the mean of
+    its two neighbours'.
 
     Args:
         choice: the batch sizes.
@@ -522,6 +529,7 @@ def _effect_cells(effect: Effect | None) -> dict[str, object]:
     """
     if effect is None:
         return {"percent": None, "p": None, "contrast": {}}
+    # A p that is rounded up does not look more significant than it is.
     return {
         "percent": round(100 * effect.mean, 2),
         "p": math.ceil(1e3 * effect.corrected) / 1e3,
@@ -582,7 +590,11 @@ def _contrasts_in_words(tested: Sequence[Effect], level: float) -> str:
 
 
 def sentence_of_three(low: int, middle: int, high: int, medians: RoundsBySize, level: float) -> str:
-    """Compare the speeds of three batch sizes, and the middle one's steps with their line."""
+    """Compare the speeds of three batch sizes, and the middle one's step with the other two's.
+
+    The middle one's seconds are compared with the straight line through the others' over batch
+    size. ``medians`` has the median seconds of a step in each round; ``level``: of the intervals.
+    """
     lower = share_text(speed_gain(medians, low, middle, level))
     upper = share_text(speed_gain(medians, middle, high, level))
     off_line = share_text(off_the_line(medians, low, middle, high, level))
@@ -616,6 +628,7 @@ def _paint_speeds(
     other_sizes = [size for size in choice.sizes if size not in asked]
     groups = list(filter(None, (asked_sizes, other_sizes)))
     widths = [len(group) + 1.0 for group in groups]
+    # The last panel has the contrasts.
     panels = figure.subplots(1, len(groups) + 1, width_ratios=[*widths, 0.8 * sum(widths)])
     for axes, group in zip(panels, groups, strict=False):
         _draw_speeds(axes, group, medians, choice)

@@ -135,7 +135,10 @@ def table_costs(
 
 
 def best_rate(steps: Mapping[float, float]) -> float | None:
-    """Give the learning rate of the fewest steps, from steps by rate; None if none reached it."""
+    """Give the learning rate of the fewest steps, from steps by rate.
+
+    Steps are infinite where the target was missed. None if no rate reached it.
+    """
     best = min(steps, key=lambda lr: steps[lr])
     if math.isinf(steps[best]):
         return None
@@ -190,7 +193,7 @@ def sentence(costs: Sequence[RuleCost], rules: Sequence[str]) -> str:
     """Say for each rule how many steps it takes far from the batch size of the tuned rate."""
     parts = list[str]()
     for rule in rules:
-        # A miss counts as infinitely dear, so that the median is over all batch sizes.
+        # A miss counts as infinitely many steps, so that the median is over all batch sizes.
         ratios = list[float]()
         for cost in costs:
             is_far = cost.batch_size >= FAR_BATCH_SIZE * cost.tuned_at

@@ -55,7 +55,7 @@ class Case:
 
     def run(self) -> SearchRun:
         """Run the search, in whatever process this is."""
-        # Another process has another verbosity.
+        # A new process begins with Optuna's own verbosity, which tells of every trial.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         problem = self.benchmark.problem
         search = self.entry.make(problem, self.seed)
@@ -87,10 +87,10 @@ def run(
         target: its value; None: that of each table.
         searches: names; empty: all.
         seeds: their number; None: SEEDS, or QUICK_SEEDS with ``quick``.
-        objective: a key of MULTIPLES.
+        objective: ``time``, ``steps`` or ``curve``, which compares estimates of B_crit.
         quick: whether only QUICK_SEARCHES run.
-        lr_factor: puts the reference learning rate off.
-        budget_factor: puts the first budget off.
+        lr_factor: multiplies the learning rate that a search starts from, for a harder problem.
+        budget_factor: multiplies a trial's first budget, for a harder problem.
         again: names of searches to run again.
         workers: the number of processes.
         only: the units to run now; empty: all.
@@ -116,6 +116,7 @@ def run(
     check_only(only, list(cases))
     # Recorded runs are replayed: no device takes part.
     log.begin(device=None, may_change=NOT_OF_A_SEARCH)
+    # These searches lose their records, and so are run once more.
     log.drop(functools.partial(_is_of, again))
     plan = UnitPlan(
         names=list(cases),
@@ -127,15 +128,15 @@ def run(
 
     def run_missing(names: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
         missing = [cases[name] for name in names]
-        for case, found in run_cases(missing, workers):
-            yield case.unit, asdict(found)
+        for case, search_run in run_cases(missing, workers):
+            yield case.unit, asdict(search_run)
 
     runs = log.measure_as_they_end(plan, run_missing)
     log.check_finished(plan.names, runs)
     by_search = dict[tuple[str, str], list[SearchRun]]()
-    for unit, found in runs.items():
+    for unit, search_run in runs.items():
         case = cases[unit]
-        by_search.setdefault((case.benchmark.name, case.entry.key), []).append(found)
+        by_search.setdefault((case.benchmark.name, case.entry.key), []).append(search_run)
     standings = list[Standing]()
     for benchmark, entry in planned.compared:
         standings.append(standing(benchmark, entry, by_search[benchmark.name, entry.key]))
@@ -160,7 +161,11 @@ def _read_sources(
     lr_factor: float,
     budget_factor: float,
 ) -> list[_Source]:
-    """Read the tables, and make a benchmark of each; for the arguments see :func:`run`."""
+    """Read the tables, and make a benchmark of each.
+
+    ``tables`` are names or files; empty: all that ship. ``target`` is its value; None: that of each
+    table. The two factors multiply the learning rate and the budget that a search starts from.
+    """
     sources = list[_Source]()
     for name, (file, shipped) in find_sources(tables, read_index()).items():
         goal = find_target(file, shipped, target)
@@ -193,7 +198,10 @@ class _PlannedCases:
 
 
 def _plan_cases(sources: Sequence[_Source], entries: Sequence[Entry], n: int) -> _PlannedCases:
-    """Pair each table with each search on ``n`` seeds."""
+    """Pair each table with each search on ``n`` seeds.
+
+    A search whose rule needs a noise scale is left out on a table that determines none.
+    """
     cases = dict[str, Case]()
     inputs = dict[str, object]()
     compared = list[tuple[Benchmark, Entry]]()
@@ -212,6 +220,7 @@ def _plan_cases(sources: Sequence[_Source], entries: Sequence[Entry], n: int) ->
             for seed in range(n):
                 case = Case(benchmark, entry, seed)
                 cases[case.unit] = case
+                # With another table or target the search is run again.
                 inputs[case.unit] = {
                     "search": entry.key,
                     "digest": source.origin["digest"],
@@ -223,6 +232,7 @@ def _plan_cases(sources: Sequence[_Source], entries: Sequence[Entry], n: int) ->
 def _is_of(searches: Sequence[str], record: UnitRecord) -> bool:
     """Tell whether a record is of one of ``searches``, each NAME, NAME/AXIS or NAME/AXIS/FORM."""
     inputs = record.inputs
+    # Without ``searches`` it is of none of them, though is_chosen would take that for all.
     if not searches or not isinstance(inputs, Mapping):
         return False
     return is_chosen(str(inputs.get("search")), searches)
@@ -239,8 +249,8 @@ def choose(names: Sequence[str], quick: bool) -> list[Entry]:
     if not names:
         return [entry for entry in entries if not quick or entry.group in QUICK_SEARCHES]
     chosen: dict[str, Entry] = {}
-    # The name of a group chooses all of its forms, a bare name all of its axes. But bstune's bare
-    # name is a group, that of its usual rule.
+    # A group, NAME/AXIS, chooses all of its forms, and a bare NAME all of its axes. Only a NAME
+    # that is a group itself, as bstune's with its usual rule, chooses no more than that group.
     for name in names:
         matching = [entry for entry in entries if name in (entry.group, entry.key)]
         matching = matching or [entry for entry in entries if name == entry.name]
@@ -314,7 +324,11 @@ def _shipped_at(path: Path, index: Mapping[str, TableSource]) -> TableSource | N
 
 
 def read_without_horizons(path: Path) -> Table:
-    """Read a table whose trials may be stopped anywhere. TableError if its runs have horizons."""
+    """Read a table of runs that may be stopped at any step.
+
+    TableError if the runs have horizons, the steps at which their schedules ended: such a run tells
+    nothing of a shorter one.
+    """
     table = read_table(path)
     if table.has_horizons:
         raise TableError(

@@ -154,14 +154,18 @@ class Standing:
     def merit(self) -> tuple[float, ...]:
         """The key by which searches are ordered, the best first.
 
-        It is the median spending until within WITHIN, then the medians of the marks from the last
-        one back.
+        The first number is the median spending until the chosen point is near the best. Then come
+        the medians after each of the multiples, from the largest multiple back.
         """
         return (self.within[0], *(mark.median for mark in reversed(self.marks)))
 
 
 def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> Standing:
-    """Sum up the runs of a search on a benchmark, one for each seed."""
+    """Sum up the runs of a search on a benchmark, one for each seed.
+
+    After each multiple of the spending it has the median and the 90th percentile over seeds of the
+    chosen point's time over the best cell's or, for ``curve``, of the factor that B_crit is off by.
+    """
     objective = benchmark.problem.objective
     marks = list[MeritMark]()
     for index, multiple in enumerate(MULTIPLES[objective]):
@@ -172,7 +176,7 @@ def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> S
             else:
                 values.append(ratio_after(run.path, multiple))
         marks.append(MeritMark(multiple, statistics.median(values), percentile(values, share=0.9)))
-    # Under the objective ``curve`` there is no time over the best.
+    # The spending until the chosen point is near the best. Under ``curve`` no point is chosen.
     spending = [math.inf] * len(runs)
     if objective != "curve":
         spending = [spending_within(run.path) for run in runs]
@@ -200,7 +204,10 @@ def best_by(standings: Iterable[Standing], name: Callable[[Standing], str]) -> l
 
 
 def _by_group(standings: Iterable[Standing]) -> list[Standing]:
-    """Give the better form of each search and axis, the best of all first."""
+    """Give each search and axis in its better form, by how it records a stopped trial.
+
+    The best of all comes first.
+    """
     return best_by(standings, lambda standing: standing.entry.group)
 
 
@@ -212,6 +219,8 @@ def make_finding(
     seeds: int,
 ) -> Finding:
     """Make the finding of a comparison: a row for the better form of each search, and the figure.
+
+    A form is a way to record a stopped trial.
 
     ``result.json`` has the tables, too, with ``origins``, a mapping for each, and the numbers of
     every form. An infinite number (no trial has reached the target, no estimate) is null there.
@@ -248,7 +257,8 @@ def _notes(
 ) -> list[str]:
     """Give the lines below the table: the tables, and the rules of the comparison.
 
-    ``shown``: those of the standings that are rows; the rules hold for what the rest decided, too.
+    ``shown``: those of ``standings`` that are rows of the table. A search that has no row may still
+    have its rule here, as the sentence and the figure may be of it.
     """
     notes = list(map(title, benchmarks))
     if any(standing.cut_short for standing in shown):
@@ -279,7 +289,11 @@ def title(benchmark: Benchmark) -> str:
 
 
 def row(standing: Standing, objective: SearchObjective) -> dict[str, str]:
-    """Write a standing as a row of texts, such as ``1.22/1.53``, ``none/none`` and ``> 60``."""
+    """Write a standing as a row of texts.
+
+    After each multiple it has the median over seeds and the 90th percentile, ``1.22/1.53`` or
+    ``none/none``, then the median spending until the best is near, ``12.3`` or ``> 60``.
+    """
     cells = {
         "table": standing.table,
         "search": standing.entry.group,
@@ -336,7 +350,10 @@ def _result(standing: Standing, shown: bool) -> dict[str, object]:
 
 
 def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> str:
-    """Name, for each table, the best of Optuna's samplers and the best other search."""
+    """Name, for each table, the best of Optuna's samplers and the best other search.
+
+    For ``curve`` it is the best search of all, with the factor by which its B_crit is off.
+    """
     is_curve = benchmarks[0].problem.objective == "curve"
     parts = list[str]()
     for benchmark in benchmarks:
@@ -360,8 +377,8 @@ def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> 
 def _leaders(ordered: Sequence[Standing]) -> str:
     """Name the best of Optuna's samplers and the best other search, for ``time`` or ``steps``.
 
-    With both follows the ratio of their median spendings until the incumbent is near the best, the
-    first over the second.
+    If there are both, the text ends with a ratio: how many times as much Optuna's best spends until
+    its choice is near the best cell. ``ordered``: the best search first.
     """
     of_optuna, others = _apart(ordered)
     text = ", ".join(map(_spending_of, (*of_optuna[:1], *others[:1])))
@@ -370,8 +387,8 @@ def _leaders(ordered: Sequence[Standing]) -> str:
     optuna_spends, _ = of_optuna[0].within
     other_spends, _ = others[0].within
     if math.isfinite(other_spends):
-        # A search that never came within has spent the largest multiple, which time and steps have
-        # in common: the ratio is a lower bound then.
+        # A search that never came near the best has spent the largest multiple at least, so that
+        # the ratio is a lower bound. Time and steps have the same multiples.
         most = MULTIPLES["time"][-1]
         ratio = min(optuna_spends, most) / other_spends
         text += f", {ratio:.1f} times as much"
@@ -460,10 +477,14 @@ def _names_with_band(best: Sequence[Standing]) -> set[str]:
 
 
 def _place_in_legend(standing: Standing) -> tuple[bool, int, str]:
-    """Give the key that sorts searches: bstune's, others by name, Optuna's in SAMPLERS' order."""
+    """Give the key by which a legend sorts searches.
+
+    bstune's come first, then those that are not of Optuna by name, then Optuna's samplers in the
+    order of SAMPLERS.
+    """
     name = standing.entry.name
-    place = SAMPLERS.index(name) if name in SAMPLERS else -1
-    return name != FRONTIER, place, name
+    place_in_optuna = SAMPLERS.index(name) if name in SAMPLERS else -1
+    return name != FRONTIER, place_in_optuna, name
 
 
 def _draw_line(axes: "Axes", standing: Standing, colour: str, with_band: bool) -> None:
@@ -516,7 +537,10 @@ def _draw_bars(axes: "Axes", standing: Standing, index: int, count: int) -> None
 
 
 def _band(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    """Give both ends of the band, from the values of all seeds at each place of the axis."""
+    """Give both ends of a band over most seeds, from 10 to 90%, at each place of the axis.
+
+    ``values`` has those of all seeds at each place.
+    """
     low_share, high_share = BAND_SHARES
     low = list[float]()
     high = list[float]()

@@ -179,17 +179,19 @@ def make_benchmark(
 ) -> Benchmark:
     """Make the benchmark of a table.
 
-    The two factors put its reference learning rate and its first budget off. The reference is the
-    geometric middle of the table's batch sizes and learning rates. The first budget is
-    ``BUDGET_FACTOR`` times the steps, and times the examples, of the best cell, whichever takes
-    longer: at every batch size at least that many times the frontier, as S* falls and B S* rises
-    with B.
+    The reference, at which a search starts, is the geometric middle of the table's batch sizes and
+    learning rates. A trial's first budget is ``BUDGET_FACTOR`` times the steps, and as many times
+    the examples, of the best cell, whichever takes longer. So every batch size could reach the
+    target in it, as the fewest steps fall and the fewest examples rise with the batch size.
+    ``lr_factor`` and ``budget_factor`` multiply the reference's learning rate and that budget, for
+    a harder problem. TableError for a table that cannot answer the objective.
     """
     for option, value in {"lr_factor": lr_factor, "budget_factor": budget_factor}.items():
         if not (math.isfinite(value) and value > 0):
             raise ConfigError(
                 f"sweep.experiment.{option} must be a positive number, but got {value}"
             )
+    # Under this objective a trial's cost is its examples, whatever its seconds.
     if objective == "steps":
         table = _in_examples(table)
     times = _times_to_target(table, target)
@@ -229,9 +231,16 @@ def _make_problem(
     lr_factor: float,
     budget_factor: float,
 ) -> Problem:
-    """Make the problem of a table; for the arguments see :class:`Benchmark`.
+    """Make the problem of a table: all that a search knows before its first trial.
 
-    For the two factors see :func:`make_benchmark`.
+    Args:
+        table: the recorded runs.
+        target: to reach.
+        objective: what the search minimises, or the curve that it estimates.
+        best: batch size, learning rate and cost of the table's best cell.
+        b_crit: the table's own; None where it determines none.
+        lr_factor: multiplies the reference's learning rate, for a harder problem.
+        budget_factor: multiplies a trial's first budget, for a harder problem.
     """
     sizes = table.batch_sizes
     rates = table.lrs
@@ -264,12 +273,15 @@ class _TableInExamples(Table):
     recorded: Table
 
     def outcome(self, batch_size: float, lr: float, seed: int, target: Target) -> Outcome:
-        """Give the outcome of a trial, at the price of its batch size."""
+        """Give the outcome of a trial, with the examples of a step in place of its seconds."""
         outcome = self.recorded.outcome(batch_size, lr, seed, target)
         return replace(outcome, seconds_per_step=float(batch_size))
 
     def read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
-        """Give the outcome of the run at a share of a cell's, at the price of its batch size."""
+        """Give the outcome of one run near a point, with a step's examples in place of its seconds.
+
+        ``share``, from 0 to 1, says how far down the list of a cell's runs that run lies.
+        """
         outcome = self.recorded.read(batch_size, lr, target, share)
         return replace(outcome, seconds_per_step=float(batch_size))
 
@@ -285,7 +297,7 @@ def _in_examples(table: Table) -> Table:
 def _times_to_target(table: Table, target: Target) -> dict[tuple[int, float], float]:
     """Give the median time to target of each cell that reaches it, by batch size and rate.
 
-    As all costs it is in examples for the objective ``steps``, else in seconds.
+    It is in seconds, or in examples in a table of the objective ``steps``.
     """
     times = dict[tuple[int, float], float]()
     for batch_size, lr in table.cells:
@@ -332,9 +344,9 @@ def median_time(table: Table, batch_size: float, lr: float, target: Target) -> f
 
     In a table for the objective ``steps``, whose steps cost their examples, it gives examples.
     """
-    # A reading takes, of every cell around the point, the run at one share of the way through the
-    # cell's runs. The number of readings is a multiple of every cell's number of runs, so that each
-    # run is read equally often.
+    # Cells may have different numbers of runs. A reading, at a fraction from 0 to 1, takes the run
+    # that lies so far down the list of each cell around the point. The number of readings is a
+    # multiple of every cell's number of runs, so that each run is read equally often.
     draws = math.lcm(*set(map(len, table.cells.values())))
     times = list[float]()
     for draw in range(draws):
@@ -389,9 +401,9 @@ def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
 def dense_b_crit(table: Table, target: Target) -> float | None:
     """Give a table's B_crit, where the slope of log S* over log B is -1/2, from all of its cells.
 
-    Between and beyond the batch sizes S* is as far off the law fitted to them as at the nearest. A
-    small-batch term of the fit is left out, as in a study's B_crit. None where the cells leave it
-    open.
+    S*(B), the fewest steps, is the law that is fitted to the cells, times their distance from it,
+    interpolated over the batch size. A small-batch term of the law is left out, as in a study's
+    B_crit. None where the cells leave B_crit open.
     """
     points = dense_points(table, target)
     try:
@@ -437,14 +449,14 @@ def least(
 
 
 def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialResult]) -> int:
-    """Give the last step of a trial at ``batch_size`` by the rule that all general searches follow.
+    """Give the last step of a trial at ``batch_size``, by the stopping rule that searches share.
 
-    While nothing has reached the target, it is the budget's. After that, for ``time``, a trial ends
-    once it has cost ``STOP_FACTOR`` times the seconds of the fastest, for ``steps`` as many times
-    the steps of the one with the fewest. For ``curve`` that would cut off both ends of the
-    frontier. There a trial ends once it has taken as many times the steps of a trial at no larger a
-    batch size, or the examples of one at no smaller, as S* falls and B S* rises with B. No trial
-    runs past the budget.
+    A trial ends once it has taken ``STOP_FACTOR`` times what the best of ``finished`` took to the
+    target: in seconds for ``time``, in steps for ``steps``. For ``curve`` that would cut off
+    trials at the smallest and the largest batch sizes. There a trial is compared with the least
+    that one of the others would take at its batch size: the same steps as at a smaller one, the
+    same examples as at a larger one. No trial runs past its budget, the only limit until one has
+    reached the target.
     """
     budget = problem.budget.last_step(batch_size)
     reached = [trial for trial in finished if trial.reached]
@@ -461,9 +473,10 @@ def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialRes
 
 
 def _least_frontier_steps(trial: TrialResult, batch_size: int) -> float:
-    """Give the steps that a trial which reached the target would take at another batch size.
+    """Give at most how many steps to the target a trial would take at another batch size.
 
-    They are its steps if it ran at a smaller batch size, else those of its examples.
+    ``trial`` reached the target. They are its steps if it ran at a smaller batch size, else those
+    of its examples: as the batch size rises, the fewest steps fall and the fewest examples rise.
     """
     if trial.batch_size <= batch_size:
         return trial.steps
@@ -473,16 +486,18 @@ def _least_frontier_steps(trial: TrialResult, batch_size: int) -> float:
 def run_search(
     search: Search, benchmark: Benchmark, multiples: Sequence[float], max_trials: int = MAX_TRIALS
 ) -> SearchRun:
-    """Let a new search spend up to the last of the rising ``multiples`` of ``Benchmark.unit``.
+    """Run a search on a table until its trials have cost the last of the rising ``multiples``.
 
-    B_crit is asked for at each multiple. After ``max_trials`` a search ends with what it has found.
+    Costs are in ``Benchmark.unit``. The search estimates B_crit each time that it has spent one of
+    the multiples. It ends early once it has run ``max_trials``.
     """
     finished = list[TrialResult]()
     path = list[tuple[float, float | None]]()
     estimates = list[float | None]()
     spent = 0.0
     while True:
-        # None past the cap on trials: then the estimates at all further multiples are of now.
+        # Past the cap there is no further trial. As if one had cost without end, all multiples that
+        # are left get the estimate of now.
         trial: TrialResult | None = None
         spent_after = math.inf
         if len(finished) < max_trials:
@@ -490,6 +505,7 @@ def run_search(
             spent_after = spent + trial.train_seconds
         # The estimate at a multiple is from the trials that ended before it.
         for multiple in multiples[len(estimates) :]:
+            # Costs that meet a multiple exactly may come out a little above it.
             if spent_after <= multiple * benchmark.unit * FOR_ROUNDING:
                 break
             estimates.append(_estimate(search, benchmark, finished))
@@ -500,6 +516,7 @@ def run_search(
         incumbent = search.incumbent(finished)
         if incumbent is None:
             continue
+        # How many times the best cell's time, or steps, the search's choice takes.
         ratio = benchmark.ratio(incumbent.batch_size, incumbent.lr)
         # The path has the spendings at which the ratio changes.
         if not path or path[-1][1] != ratio:
@@ -568,9 +585,10 @@ def _estimate(
 
 
 def ratio_after(path: Sequence[tuple[float, float | None]], multiple: float) -> float:
-    """Give the incumbent's time over the best after spending ``multiple``.
+    """Give how many times the best cell's time a search's choice takes, after some spending.
 
-    ``path`` is that of a :class:`SearchRun`. It is infinite without an incumbent.
+    ``path`` has pairs of a spending and the ratio from there on, and ``multiple`` is the spending.
+    Infinite before the search has chosen, and where its choice does not reach the target.
     """
     ratio = math.inf
     for spent, value in path:
@@ -581,9 +599,9 @@ def ratio_after(path: Sequence[tuple[float, float | None]], multiple: float) -> 
 
 
 def spending_within(path: Sequence[tuple[float, float | None]], within: float = WITHIN) -> float:
-    """Give the spending at which the incumbent's time over the best is first at most ``within``.
+    """Give the spending at which a search's choice first takes at most ``within`` times the best.
 
-    ``path`` is that of a :class:`SearchRun`. It is infinite if the ratio never gets there.
+    ``path`` has pairs of a spending and the ratio from there on. Infinite if it never gets there.
     """
     for spent, ratio in path:
         if ratio is not None and ratio <= within * FOR_ROUNDING:
@@ -599,6 +617,7 @@ def factor_off(ratio: float | None) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Give the least of ``values`` that at least ``share`` of them do not exceed."""
+    """Give the least of ``values`` that at least a fraction ``share`` of them do not exceed."""
+    # Where the product is whole, its rounding must not lead to the next rank.
     rank = math.ceil(share * len(values) / FOR_ROUNDING)
     return sorted(values)[max(0, rank - 1)]

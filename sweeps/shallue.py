@@ -179,7 +179,10 @@ def _compose_studies(arguments: Mapping[str, list[str]]) -> dict[str, Composed]:
 
 
 def _kept_within(name: str, root: Path) -> list[str]:
-    """Give the arguments that keep a study, and its trials, within the sweep's folder."""
+    """Give the arguments that keep a study and its trials within the sweep's folder, ``root``.
+
+    Nothing is sent to MLflow. A value that Hydra would not take as plain text stands in quotes.
+    """
     values = {"study": name, "output": root / name, "storage": f"sqlite:///{root}/studies.db"}
     arguments = list[str]()
     for key, value in values.items():
@@ -241,7 +244,10 @@ def row(study: Compared, result: StudyResult) -> dict[str, object]:
 
 
 def _searched_text(values: Mapping[str, float | None]) -> str:
-    """Write ``momentum 0.93``; a dash where only batch size and learning rate were searched."""
+    """Write hyper-parameters that were searched, by name: ``momentum 0.93``.
+
+    Those that were not are None. If none was, beside batch size and learning rate, it is a dash.
+    """
     texts = list[str]()
     for name, value in values.items():
         if value is not None:
@@ -272,25 +278,28 @@ def end_slopes(study: Compared) -> tuple[float | None, float | None]:
 
 
 def sentence(factor: str, comparison: Comparison) -> str:
-    """Name the largest and the smallest critical batch size, and say whether they differ."""
-    placed = list[tuple[float, Compared]]()
+    """Name the largest and the smallest critical batch size, and say whether they differ.
+
+    ``factor``: what the studies differ in, in words.
+    """
+    known = list[tuple[float, Compared]]()
     missing = list[str]()
     for study in comparison.studies:
         if study.b_crit is None:
             missing.append(study.name)
         else:
-            placed.append((study.b_crit, study))
+            known.append((study.b_crit, study))
     unknown = ""
     if missing:
         unknown = f" That of {' and '.join(missing)} is not known."
-    if len(placed) < 2:
+    if len(known) < 2:
         return (
             f"Of {len(comparison.studies)} studies too few have a critical batch size to compare "
             f"them.{unknown}"
         )
-    placed.sort(key=lambda pair: pair[0])
-    _, small = placed[0]
-    _, large = placed[-1]
+    known.sort(key=lambda pair: pair[0])
+    _, small = known[0]
+    _, large = known[-1]
     # The comparison has each pair of studies once, in either order.
     end_names = {small.name, large.name}
     pair = next(pair for pair in comparison.pairs if {pair.larger, pair.smaller} == end_names)
@@ -314,9 +323,10 @@ def _verdict(pair: Pair) -> str:
 
 
 def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
-    """Give examples E(B) from the fewest on, and the fewest steps within so many, each (n,).
+    """Give the curve of steps over a budget of examples, both (n,): what either one costs.
 
-    Both are empty where there is no curve.
+    The first array has the examples to the target, E(B), from the fewest on. The second one has the
+    fewest steps to it within so many examples. Both are empty where there is no curve.
     """
     if not study.steps.size or not study.points:
         return np.empty(0), np.empty(0)

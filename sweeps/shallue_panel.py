@@ -97,7 +97,7 @@ def panel_curve(study: Compared) -> PanelCurve:
 def over_perfect_scaling(
     curve: PanelCurve, batch_size: Array, steps: Array
 ) -> tuple[Array, Array] | None:
-    """Give B/B_crit, and steps over those of perfect scaling, each (n,).
+    """Give B/B_crit, and steps over those of perfect scaling, E_min/B, each (n,).
 
     ``batch_size`` and ``steps``, each (n,), are points of the curve. None where B_crit or S_min is
     not known.
@@ -117,6 +117,7 @@ def distance_from_law(curves: Iterable[PanelCurve]) -> float | None:
     for curve in curves:
         placed = over_perfect_scaling(curve, curve.point_sizes, curve.point_steps)
         if placed is not None and curve.point_sizes.size:
+            # In units of B_crit and of perfect scaling the law is 1 + B.
             sizes, excess = placed
             squares.append(float(np.mean(np.log(excess / (1.0 + sizes)) ** 2)))
     if not squares:
@@ -209,7 +210,11 @@ def _draw_workload(axes: "Axes", curve: PanelCurve, place: int) -> None:
 
 
 def _shade_regimes(axes: "Axes", b_crit: float) -> None:
-    """Shade perfect scaling and maximal data parallelism, as far as the axis shows them."""
+    """Shade perfect scaling and maximal data parallelism, as far as the axis shows them.
+
+    They are the batch sizes far below and far above B_crit, by the factor SLOPE_RATIO: there log
+    steps over log batch size have nearly the slope -1, and nearly the slope 0.
+    """
     smallest, largest = axes.get_xlim()
     for start, end in ((smallest, b_crit / SLOPE_RATIO), (b_crit * SLOPE_RATIO, largest)):
         if start < end:
@@ -240,7 +245,7 @@ def _draw_law(axes: "Axes", curves: Sequence[PanelCurve]) -> None:
     size_limits = log_limits(np.concatenate(all_sizes), (0.04, 0.04))
     law_sizes = np.geomspace(*size_limits, 100)
     law = 1.0 + law_sizes
-    # The law lies in front of the curves: one that obeys it would hide it.
+    # The law lies in front of the curves: a curve that obeys the law would hide it.
     axes.plot(law_sizes, law, color=INK, linewidth=1.0, linestyle="--", zorder=5)
     log_axis(axes, "x", size_limits, decimal=True)
     log_axis(axes, "y", log_limits(np.concatenate([*all_excess, law]), (0.05, 0.08)))

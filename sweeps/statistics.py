@@ -87,8 +87,8 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
             f"the ceiling is {ceiling}: below it there is no power of two with two neighbours; "
             "give the training more memory, or a smaller model"
         )
-    # A centre needs an upper neighbour: where the ceiling is a power of two itself, it is the one
-    # below.
+    # The largest power of two below the ceiling, not the ceiling itself: a centre has an upper
+    # neighbour, which must fit, too.
     power = 1 << ((ceiling - 1).bit_length() - 1)
     # The upper neighbour of a centre below the ceiling is the ceiling at most.
     fitting = {centre for centre in centres if centre < ceiling} | {power}
@@ -128,7 +128,8 @@ def kind_of_size(size: int) -> str:
 def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
     """Give the contrast of a triplet in every round, (rounds,), from the seconds by batch size.
 
-    It is the log of a ratio; the module's docstring has the formula.
+    The triplet is a batch size ``centre`` with its two neighbours. Its contrast is the log of the
+    centre's seconds over the geometric mean of the neighbours'.
     """
     rounds = np.array(list(map(seconds.__getitem__, _triplet(centre))), dtype=np.float64)
     if not np.all(np.isfinite(rounds) & (rounds > 0.0)):
@@ -145,8 +146,8 @@ def speed_gain(
 ) -> Effect:
     """Estimate the ratio of examples per second at ``to_size`` and ``from_size``, less 1.
 
-    ``seconds`` has the seconds of a step in every round, by batch size; ``level`` is that of the
-    effect's interval.
+    ``seconds`` has the seconds of a step in every round, by batch size; ``level`` is the nominal
+    coverage of the effect's interval.
     """
     # They are paired by round: a disturbance of a whole round drops out.
     log_speed_to = np.log(to_size / np.array(seconds[to_size], dtype=np.float64))
@@ -160,7 +161,8 @@ def off_the_line(
 ) -> Effect:
     """Estimate the ratio of tau at ``middle`` and tau on the line through the two others, less 1.
 
-    ``seconds`` has tau in every round, by batch size; ``level`` is that of the effect's interval.
+    ``seconds`` has tau, the seconds of a step, in every round, by batch size; ``level`` is the
+    nominal coverage of the effect's interval.
     """
     low_seconds = np.array(seconds[low], dtype=np.float64)
     middle_seconds = np.array(seconds[middle], dtype=np.float64)
@@ -177,7 +179,7 @@ def estimate_effect(name: str, centres: Sequence[int], log_ratios: Array, level:
         name: of the effect.
         centres: the batch sizes that it is about.
         log_ratios: the log of a ratio for each round, of two rounds or more.
-        level: of the interval.
+        level: the nominal coverage of the interval, between 0 and 1.
 
     Returns:
         The effect, whose p is not corrected: :func:`holm_corrected` corrects those of several
@@ -285,7 +287,7 @@ def compare_pairs(
 ) -> Difference:
     """Give the mean difference of values after and before, paired by seed, with Student's interval.
 
-    A seed counts if it has both values. ``level`` is that of the interval.
+    A seed counts if it has both values. ``level`` is the nominal coverage of the interval.
     """
     pairs = list[tuple[float, float]]()
     for seed, value in after.items():

@@ -182,16 +182,20 @@ class UnitLog:
         self._take(read_units(self._path))
         for header in self._file.headers:
             self._check_same(header)
+        # Records may follow the last header if that is this command's. Else a new one comes first.
         if self._file.headers:
             self._has_header = self._file.headers[-1] == self._header
 
     def _take(self, file: UnitFile) -> None:
-        """Take the units of a file."""
+        """Keep what was read from the file, and add its records to those at hand."""
         self._file = file
         self._records |= file.records
 
     def _header_of(self, device: str | None, may_change: Collection[str]) -> UnitHeader:
-        """Make this command's header, without the parameters that may change."""
+        """Make this command's header: what its records of units depend on.
+
+        The sweep's parameters named in ``may_change`` are left out, as no record depends on them.
+        """
         settings = dict[str, object]()
         left_out = [f"{PARAMETER_PREFIX}{name}" for name in (ONLY, *may_change)]
         for key, value in self._settings.items():
@@ -226,7 +230,7 @@ class UnitLog:
             )
 
     def measure(self, plan: UnitPlan[Value], measure: Callable[[str], object]) -> dict[str, Value]:
-        """Measure the chosen units that no record counts for, one after another.
+        """Measure the chosen units that have no valid record, one after another.
 
         Args:
             plan: the units.
@@ -251,10 +255,10 @@ class UnitLog:
         plan: UnitPlan[Value],
         measure_all: Callable[[Sequence[str]], Iterable[tuple[str, object]]],
     ) -> dict[str, Value]:
-        """Measure units as :meth:`measure` does, by a function that gives all of them as they end.
+        """Measure units as :meth:`measure` does, but all of them in one call of ``measure_all``.
 
-        ``measure_all`` takes the names of the missing units, and yields a name and a value as each
-        ends, in any order, as several processes do.
+        It takes the names of the missing units, and yields a name and a value as each unit ends, in
+        any order, as they come from several processes.
         """
         check_only(plan.only, plan.choices or plan.names)
         values = self.recorded(plan)
@@ -370,6 +374,7 @@ class UnitLog:
         lines = list[str]()
         for line in self._file.text.splitlines():
             values = json.loads(line)
+            # A header, which is of no unit, stays.
             if values.get("unit") not in dropped:
                 lines.append(f"{line}\n")
         write_text(self._path, "".join(lines))
@@ -417,6 +422,7 @@ class UnitProgress(Generic[Value]):
         self._left = list(missing)
         self._total = len(seconds) + len(missing)
         self._console = console
+        # Whether a line on an ended unit has been printed.
         self._said_any = False
 
     def note(self, name: str, seconds: float) -> None:
@@ -427,7 +433,8 @@ class UnitProgress(Generic[Value]):
     def seconds_to_go(self) -> float | None:
         """Predict the seconds until the last unit ends.
 
-        None before any has ended, and where nothing tells how long each takes.
+        The time of a unit is taken to be in proportion to its work, as the plan states it. None
+        before any has ended, and where the plan states no work.
         """
         work = self._plan.work
         if work is None or not self._seconds:
@@ -439,8 +446,10 @@ class UnitProgress(Generic[Value]):
     def deserves_line(self, seconds_since_last: float) -> bool:
         """Tell whether the unit that has just ended gets a line of progress."""
         is_first_or_last = not self._said_any or not self._left
-        has_own = self._plan.shown is not None
-        return has_own or is_first_or_last or seconds_since_last >= LINE_EVERY_SECONDS
+        # A plan that can write a unit's value in words wants each unit to be told.
+        is_told_always = self._plan.shown is not None
+        is_due = seconds_since_last >= LINE_EVERY_SECONDS
+        return is_told_always or is_first_or_last or is_due
 
     def say_start(self) -> None:
         """Print how many units are to be measured, and how long that may take."""
@@ -506,7 +515,10 @@ def as_json(value: object) -> Any:
 
 
 def is_chosen(name: str, only: Sequence[str]) -> bool:
-    """Tell whether ``only`` has a unit's name, or a part of it before a slash; empty: all."""
+    """Tell whether a unit is chosen by ``only``, which is empty for all units.
+
+    A unit is chosen by its name, and by any part of it that ends before a slash.
+    """
     if not only:
         return True
     return any(name == choice or name.startswith(f"{choice}/") for choice in only)

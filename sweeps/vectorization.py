@@ -204,7 +204,7 @@ def run(
     device_text = device_name({"accelerator": place.type, "devices": [place.index or 0]})
     # The device has its own place in the header, whatever it is called here.
     log.begin(device_text, ("repeats", "device"))
-    # It is the CPU's, so that every device multiplies the same numbers.
+    # The generator is the CPU's, so that every device multiplies the same numbers.
     generator = torch.Generator().manual_seed(seed)
     ways_of_product = ways(block)
     make_products = _products(ways_of_product, size, FLOATS[dtype], place, generator)
@@ -320,11 +320,11 @@ def _check_choices(
 def reading(sizes_kib: Sequence[int], place: torch.device) -> dict[str, Callable[[], Tensor]]:
     """Give calls that read a vector of fp32 again and again, by the vector's KiB.
 
-    A call reads READ_BYTES.
+    A call reads about READ_BYTES.
     """
     calls = dict[str, Callable[[], Tensor]]()
     for kib in sizes_kib:
-        # They are ones, as pages of a host that nothing was written to are not memory.
+        # The ones are written: a host gives memory to a page only once something is written to it.
         vector = torch.ones(kib * KIB // FP32_BYTES, device=place)
         # Its rows have stride 0: all are the same bytes, so that only the vector itself has to fit
         # a cache.
@@ -334,12 +334,15 @@ def reading(sizes_kib: Sequence[int], place: torch.device) -> dict[str, Callable
 
 
 def _reads_of_call(kib: int) -> int:
-    """Give how often a call reads a vector of so many KiB."""
+    """Give how often a call reads a vector of so many KiB: READ_BYTES in all, but once at least."""
     return max(1, READ_BYTES // (kib * KIB))
 
 
 def orders(count: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Give three orders of the places 0 to ``count`` - 1, a multiple of STRIDE, by name."""
+    """Give three orders of the places 0 to ``count`` - 1 by name: rising, in strides, at random.
+
+    In strides, each place lies STRIDE further than the one before; ``count`` is a multiple of it.
+    """
     places = torch.arange(count)
     in_strides = places.view(-1, STRIDE).T.flatten()
     at_random = torch.randperm(count, generator=generator)
@@ -349,9 +352,9 @@ def orders(count: int, generator: torch.Generator) -> dict[str, Tensor]:
 def gathering(
     kib: int, place: torch.device, generator: torch.Generator
 ) -> dict[str, Callable[[], Tensor]]:
-    """Give calls that gather every number of a vector of fp32 once, by the order's name.
+    """Give calls that gather every number of a vector of fp32 once, by the name of the order.
 
-    The vector has ``kib`` KiB.
+    The vector has ``kib`` KiB. The three orders are rising, in strides and at random.
     """
     count = kib * KIB // FP32_BYTES
     vector = torch.ones(count, device=place)
@@ -365,7 +368,7 @@ def gathering(
 def cache_levels(place: torch.device, folder: Path = CACHES) -> dict[str, int]:
     """Give the bytes of each cache that holds data, the smallest first, by its name, such as L2.
 
-    It is empty if the system does not say them. ``folder`` is where Linux does.
+    ``folder`` is where Linux states them. Empty where the system states none.
     """
     if place.type == "cuda":
         return {"L2": int(torch.cuda.get_device_properties(place).L2_cache_size)}
@@ -396,7 +399,10 @@ def _read_row(kib: int, seconds: Sequence[float], levels: Mapping[str, int]) -> 
 
 
 def _order_rows(seconds: Mapping[str, Sequence[float]], read_bytes: int) -> list[OrderRow]:
-    """Make a row for each order, from the seconds of one call in each repeat."""
+    """Make a row for each order in which a vector's numbers are gathered.
+
+    ``seconds`` has those of one call in each repeat, by order; a call reads ``read_bytes``.
+    """
     rows = list[OrderRow]()
     for name, values in seconds.items():
         low, middle, high = np.quantile(read_bytes / np.array(values) / 1e9, QUARTILES).tolist()
@@ -418,7 +424,10 @@ def _order_rows(seconds: Mapping[str, Sequence[float]], read_bytes: int) -> list
 
 
 def _smallest_that_holds(kib: int, levels: Mapping[str, int]) -> str | None:
-    """Name the smallest cache that holds ``kib`` KiB; None if the system names no caches."""
+    """Name the smallest cache that holds ``kib`` KiB: NO_CACHE if none does.
+
+    ``levels`` has the bytes of each cache, the smallest first. None if the system names no caches.
+    """
     if not levels:
         return None
     for level, size in levels.items():
@@ -505,8 +514,8 @@ def measure(
         for repeat in names:
             seconds = RepeatSeconds()
             for way in ways_in_order[repeat]:
-                # Element by element takes a thousand times as long as the whole: the limit is of
-                # each way by itself, which is timed once at least.
+                # The slowest way takes a thousand times as long as the fastest, so that each has
+                # the limit for itself. Each is timed once at least.
                 spent = call_count[way] * sum(seconds_so_far[way])
                 if not seconds_so_far[way] or spent < timing.limit_seconds:
                     seconds[way] = timers[way].timeit(call_count[way]).median
@@ -528,7 +537,7 @@ def _timers(calls: Calls, clock: Callable[[], float]) -> dict[str, Timer]:
 
 
 def _calls_of_segment(timer: Timer, timing: RepeatTiming) -> int:
-    """Time one call, and give how many calls a segment has, so that it takes its seconds."""
+    """Time one call, and give how many calls take about ``timing.segment_seconds``."""
     once = timer.timeit(1).median
     # By a clock that stands still, as a test's may, a segment would never end.
     if once < STANDING_STILL:
@@ -537,7 +546,10 @@ def _calls_of_segment(timer: Timer, timing: RepeatTiming) -> int:
 
 
 def by_way(repeats: Mapping[str, RepeatSeconds], named: Iterable[str]) -> dict[str, list[float]]:
-    """Give the seconds of one call in each repeat, by the names of the ways."""
+    """Group the seconds of one call by the way to compute it: one number for each repeat.
+
+    ``named``: the names of all ways; one that no repeat has timed gets an empty list.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in named}
     for repeat_seconds in repeats.values():
         for name, value in repeat_seconds.items():

@@ -42,7 +42,7 @@ def shown_lines(study_answer: Answer) -> list[Line]:
             not_shown = len(texts) - SHOWN_CAUTIONS
             texts = (*texts[:SHOWN_CAUTIONS], f"{not_shown} more in the page")
         shown.append((label, texts))
-    # What would show more is for the page's reader: the console says what to do next.
+    # The line MORE names options that would narrow the answer: it stands in the page alone.
     for label, texts in study_answer.actions:
         if label != "MORE":
             shown.append((label, texts))

@@ -157,8 +157,9 @@ def _shown_range(
 ) -> tuple[float, float]:
     """Give the least and the greatest metric that a picture shows.
 
-    The range begins at the best metric. It ends ``ROOM_FOR_WORSE`` times as far from that as the
-    third quartile of the metrics, so that a few bad trials leave the others room.
+    The range begins at the best metric, so that a few bad trials leave the others room. Its length
+    is ``ROOM_FOR_WORSE`` times the distance of the third quartile from the best. On both sides
+    there is a little room.
     """
     near = [dot.value for dot in dots]
     near.append(at_budget.winner.expected)

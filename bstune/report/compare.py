@@ -731,7 +731,7 @@ def points_over_law(study: Compared) -> tuple[Array, Array] | None:
 
 
 def _share_of(mean_square: float) -> float:
-    """Turn a mean square of logarithms into a share: its root of log(1.1) is a share of 0.1."""
+    """Turn a mean square of log ratios into a typical deviation: 0.1 for ratios of 1.1."""
     return math.expm1(math.sqrt(mean_square))
 
 
@@ -753,7 +753,7 @@ def _compared_pair(first: Compared, second: Compared, error: float) -> Pair:
     large, small = sorted((first, second), key=_known_size, reverse=True)
     if large.b_crit is None or small.b_crit is None:
         low = _least_ratio(large, small, error)
-        # Intervals that overlap say neither that they differ nor that they are alike.
+        # Intervals that overlap leave it open whether the two differ.
         differ = None if low is None else True
         return Pair(
             larger=large.name,
@@ -765,7 +765,8 @@ def _compared_pair(first: Compared, second: Compared, error: float) -> Pair:
             unlike=_unlike(large, small),
         )
     ratio = large.b_crit / small.b_crit
-    # The ratio falls where the larger falls and the smaller rises.
+    # The ratio is at its low end where the larger is at its own and the smaller at its high one.
+    # Deviations are of the logarithm.
     deviation_below = _joint_deviation(
         _log_deviation(large.b_crit_low, large.b_crit, large.level),
         _log_deviation(small.b_crit, small.b_crit_high, small.level),

@@ -33,7 +33,7 @@ def write_comparison(comparison: Comparison, folder: Path, console: Console) -> 
     """
     page = folder / PAGE_NAME
     figure = folder / FIGURE_NAME
-    # It is checked before anything is drawn, so that nothing is half-written.
+    # Both paths are checked before anything is drawn, so that nothing is half-written.
     for path in (page, figure):
         check_writable(path, f"--output {folder}")
     try:

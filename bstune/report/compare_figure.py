@@ -214,7 +214,7 @@ def _draw_collapse(axes: "Axes", studies: Sequence[Look], collapse: Collapse | N
     if collapse is None:
         draw_empty(axes, "no study has a critical batch size")
         return
-    # S_min itself belongs into the picture, however far the studies lie above it.
+    # S_min itself, at the height 1, is in the picture, however far the studies lie above it.
     heights = [np.ones(1)]
     for look in studies:
         study = look.study

@@ -323,8 +323,12 @@ class _TriedPlaces:
 def _tried_places(
     axes: "Axes", label: Label, half: Places, pixels_per_point: float
 ) -> _TriedPlaces:
-    """Give the places that are tried for a label. ``half``: half of its width and height."""
+    """Give the places that are tried for a label, with its distance there from what it names.
+
+    ``half``: half of the label's width and height, in pixels.
+    """
     centres = _label_centres(axes, half, pixels_per_point)
+    # The pixels of the points that the label names: it stands near one of them.
     anchors = axes.transData.transform(label.at)
     # From the label's box to each anchor, along x and y: (places, anchors, 2).
     gaps = np.maximum(np.abs(centres[:, None] - anchors) - half, 0.0)
@@ -339,6 +343,7 @@ def _label_centres(axes: "Axes", half: Places, pixels_per_point: float) -> Place
 
     ``half``: half of the label's width and height, in pixels.
     """
+    # A label keeps some distance from the panel's edge.
     inside = axes.get_window_extent().padded(-2.0 * LABEL_MARGIN * pixels_per_point)
     stride = LABEL_STRIDE * pixels_per_point
     half_width, half_height = half
@@ -368,6 +373,7 @@ def _draw_leader(axes: "Axes", ends: Places, colour: str) -> None:
         zorder=7,
         gid=GUIDE,
     )
+    # Labels are placed in the figure's final layout, which must not change for this line.
     leader.set_in_layout(False)
     axes.add_artist(leader)
 
@@ -404,10 +410,10 @@ def _obstacles(axes: "Axes", pixels_per_point: float) -> tuple[Places, Places]:
         elif isinstance(collection, LineCollection):
             for segment in collection.get_segments():
                 corners = axes.transData.transform(segment)
-                data.append(_boxes(_pieces(corners, pixels_per_point), pixels_per_point))
+                data.append(_boxes(_points_along(corners, pixels_per_point), pixels_per_point))
     for line in axes.lines:
         corners = line.get_transform().transform(line.get_xydata())
-        boxes = _boxes(_pieces(corners, pixels_per_point), pixels_per_point)
+        boxes = _boxes(_points_along(corners, pixels_per_point), pixels_per_point)
         if line.get_gid() == GUIDE:
             guides.append(boxes)
         else:
@@ -420,7 +426,7 @@ def _boxes(centres: Places, radius: float) -> Places:
     return np.hstack([centres, np.full_like(centres, radius)])
 
 
-def _pieces(corners: Places, pixels_per_point: float) -> Places:
+def _points_along(corners: Places, pixels_per_point: float) -> Places:
     """Give points along a line through ``corners``, both (n, 2) in pixels.
 
     They are at most ``LABEL_STRIDE`` apart, unless the line is longer than ``LONGEST_LINE_PIXELS``.

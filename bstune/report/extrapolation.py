@@ -118,7 +118,7 @@ class Extrapolation:
 
     @property
     def beyond(self) -> float:
-        """How many times the largest scale of the studies the wanted one is."""
+        """The wanted scale over the largest scale of the studies."""
         return self.wanted / max(row.scale for row in self.rows)
 
     @property
@@ -198,6 +198,7 @@ def _scale_at(law: ScaleLaw, goal: float, wanted: float) -> float:
 
 def card_batch_size(value: float) -> int:
     """Round a batch size as a person would choose it: to a multiple of 8, unless it is small."""
+    # A law may predict less than one example, or more than any number of them.
     value = min(max(value, 1.0), LARGEST_CARD_SIZE)
     if value < COARSE_FROM:
         return round(value)
@@ -362,9 +363,10 @@ def card(extrapolation: Extrapolation, tokens: int | None) -> str:
 
 
 def _card_values(extrapolation: Extrapolation, batch_size: Estimate) -> dict[str, object]:
-    """Give the values of a card by name: batch size, learning rate, beta2 and weight decay.
+    """Give what to train with at the wanted scale, as a card: names and values of a config.
 
-    Of these a card has the ones that the studies share or have a law of.
+    Batch size, learning rate, beta2 and weight decay are there, as far as the studies have a law of
+    them or share their value.
     """
     rate = extrapolation.laws.get("lr")
     size = card_batch_size(batch_size.value)
@@ -407,7 +409,10 @@ def megatron_flags(schedule: Sequence[SizeStep], tokens_per_unit: int) -> str:
 
 
 def _half_lives(extrapolation: Extrapolation) -> dict[Quantity, float]:
-    """Give the half-lives that the studies share, and those that a law predicts, in examples."""
+    """Give the half-lives of beta2 and of weight decay that are known at the wanted scale.
+
+    They are in examples: those that all studies share, and those that a law predicts.
+    """
     half_lives = dict(extrapolation.fixed)
     for name in HALF_LIFE_QUANTITIES:
         if name in extrapolation.laws:

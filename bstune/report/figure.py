@@ -129,6 +129,7 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult)
     time = panel(trials, result, "time")
     # All panels have the same batch sizes, so that one is read below the other.
     x_limits = _size_limits(trials, steps, result)
+    # The unit of the axis of time, which suits the shortest one: its seconds, 1e-3 for ms.
     unit, unit_name = time_unit(min(_heights(time), default=1.0))
     _draw_panel(steps_axes, _View(shown=steps, unit=1.0, x_limits=x_limits), result)
     _draw_guides(steps_axes, result)
@@ -157,6 +158,7 @@ def _set_title(figure: "Figure", result: StudyResult) -> None:
     """
     headline, asked = figure_titles(result)
     title = figure.suptitle("", x=0.01, ha="left", fontsize=TITLE_POINTS, parse_math=False)
+    # Line widths in characters, the largest first: the first one that fits is taken.
     for width in TITLE_WIDTHS:
         title.set_text(f"{textwrap.fill(headline, width)}\n{textwrap.fill(asked, width)}")
         # A hundredth of the width is left free on each side.
@@ -364,6 +366,7 @@ def _draw_winners(axes: "Axes", view: _View, result: StudyResult) -> None:
         style: dict[str, Any] = {"marker": "*", "s": 150, "edgecolor": VERMILION, "zorder": 6}
         axes.scatter([size], [height], facecolor=face, label=text, **style)
     baseline = view.shown.baseline
+    # A baseline of which neither a time nor a bound is known has no place.
     if baseline is not None and baseline.height:
         height = baseline.height / view.unit
         face = "white"
@@ -618,6 +621,7 @@ def _draw_key(figure: "Figure", axes: "Axes", panels: Sequence["Axes"]) -> None:
     if layout is not None:
         layout.execute(figure)
     room = axes.get_window_extent()
+    # Heights of the letters in points, the largest first: the first one that fits is taken.
     for size in KEY_POINTS:
         style: dict[str, Any] = {"fontsize": size, "frameon": False, "labelspacing": 0.5}
         legend = axes.legend(

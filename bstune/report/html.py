@@ -89,6 +89,7 @@ def page(heading: str, sections: Sequence[Section], scripts: Sequence[str] = ())
     """Make a whole page. ``scripts`` come after the one that draws charts and sorts tables."""
     parts = [resource("page.js"), *scripts]
     packed = ""
+    # The page's security policy lets no other script run.
     allowed = [part.encode() for part in parts]
     # A page without charts is spared the two megabytes that draw them.
     if any(CHART in section.body for section in sections):
@@ -221,9 +222,10 @@ def chart(
             whole[f"{name}axis"] = {**shown, **_log_ticks(traces, name, shown.get("range"))}
     alt_text = text(alt or _axes_text(whole))
     spec = json_script(_rounded({"data": traces, "layout": whole}))
+    # The picture is scaled to the page's width, so that its height is in other pixels.
     picture = static_chart(traces, whole, PICTURE_HEIGHT * height / CHART_HEIGHT)
     image = f'<div class="static" role="img" aria-label="{alt_text}">{picture}</div>'
-    # A screen reader tells of the picture. Plotly's chart is the same once more.
+    # A screen reader reads out the picture's text. It skips plotly's chart, which shows the same.
     plot = f'<div class="plot" aria-hidden="true" style="min-height:{height}px"></div>'
     below = ""
     if caption:
@@ -250,7 +252,7 @@ def _log_ticks(
     decades = 0.0
     if logs:
         decades = max(logs) - min(logs)
-    # On a phone more of them would lie over each other.
+    # The wider the axis, the fewer ticks a decade has: on a phone more would lie over each other.
     if decades > VERY_WIDE_DECADES:
         return {"dtick": 1}
     # Plotly's "D2": ticks at 1, 2 and 5 of each decade.
@@ -271,7 +273,7 @@ def _axes_text(layout: PlotlyValues) -> str:
 def json_script(values: object) -> str:
     """Write values as JSON in an element of a page that scripts read, without known secrets."""
     document = json_without_known(dump_json(values))
-    # dump_json leaves no character that is not ASCII; without < no text in it ends the element.
+    # All characters are ASCII. With < escaped, no text in the JSON can end the element.
     document = document.replace("<", "\\u003c")
     return f'<script type="application/json">{document}</script>'
 
@@ -361,7 +363,10 @@ def _section_html(section: Section) -> str:
 
 
 def _rounded(value: object) -> object:
-    """Round all numbers in a chart's traces and layout to ``CHART_DIGITS`` digits."""
+    """Round all numbers in a chart's traces and layout to ``CHART_DIGITS`` digits.
+
+    More digits would make the page larger, and could not be seen.
+    """
     if isinstance(value, float):
         return float(f"{value:.{CHART_DIGITS}g}")
     if isinstance(value, Mapping):

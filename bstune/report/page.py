@@ -228,7 +228,9 @@ def trials_table(trials: Sequence[TrialResult]) -> str:
     if not trials:
         return ""
     names = sorted({name for trial in trials for name in trial.hyperparameters})
+    # With momentum m a step goes lr/(1 - m) along a gradient that stays the same.
     has_effective_lr = any(trial.effective_lr is not None for trial in trials)
+    # A horizon is the step at which a trial's learning-rate schedule ends.
     has_horizon = any(trial.horizon is not None for trial in trials)
     heads = ["trial", "batch size", "learning rate"]
     if has_effective_lr:
@@ -282,7 +284,7 @@ def _count(value: float | None) -> Cell:
 
 
 def _measure(value: float | None) -> Cell:
-    """Give the cell of a measured number: a few digits of it, sorted by all."""
+    """Give the cell of a measured number: it shows a few digits, and is sorted by all of them."""
     return Cell(format_number(value), value)
 
 

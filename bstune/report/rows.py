@@ -113,7 +113,7 @@ class Panel:
 
     @property
     def stopped(self) -> tuple[Mark, ...]:
-        """The stopped trials of which it is known what did not suffice."""
+        """The stopped trials with a lower bound: steps, or seconds, at which they still missed."""
         return tuple(mark for mark in self.trials if not mark.reached and mark.low)
 
 
@@ -232,7 +232,7 @@ def _marks_of(points: Sequence[CurvePoint], merit: Merit) -> tuple[Mark, ...]:
 
 
 def band(result: StudyResult, merit: Merit) -> Band | None:
-    """Give S*(B), or S*(B) tau(B) for merit ``time``, with its interval over batch size.
+    """Give the steps S*(B), or for merit ``time`` the seconds S*(B) tau(B), with an interval.
 
     The errors of log S*(B) and of log tau(B) are independent: their squares add up. None where the
     curve, or the seconds of a step, are not known.

@@ -61,6 +61,7 @@ def running_page(so_far: StudySoFar) -> str:
     if so_far.is_running:
         heading = f"{question(study.result)} · running"
         scripts = [resource("running.js")]
+        # Where scripts are off, the browser itself loads the page again.
         refresh = f'<meta http-equiv="refresh" content="{NOSCRIPT_SECONDS}">'
         head = f"{MARK}<noscript>{refresh}</noscript>\n"
     sections = [

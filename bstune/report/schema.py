@@ -173,7 +173,7 @@ def parse_checked(model: type[File], text: str, what: str) -> File:
     InputError where the text is not JSON. StudyError, with the first value that the model refuses.
     Both errors name the file by ``what``.
     """
-    # This bounds the depth, and its error has the same words as that of all other files.
+    # JSON that is nested too deeply, or is none, is refused here, in the words for all files.
     parse_json(text, what)
     try:
         return model.model_validate_json(text)

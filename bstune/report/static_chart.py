@@ -282,7 +282,7 @@ def _grid(frame: _Frame, height: float) -> list[str]:
 
 
 def _titles(layout: PlotlyLayout, height: float) -> list[str]:
-    """Write the titles of both axes, the one of ``y`` from below upwards."""
+    """Write the titles of both axes, that of ``y`` turned, to be read from below upwards."""
     across = _text(layout.get("xaxis", {}).get("title", {}).get("text", ""))
     up = _text(layout.get("yaxis", {}).get("title", {}).get("text", ""))
     middle = LEFT_MARGIN + (CHART_WIDTH - LEFT_MARGIN - RIGHT_MARGIN) / 2.0
@@ -294,7 +294,7 @@ def _titles(layout: PlotlyLayout, height: float) -> list[str]:
 
 
 def _shapes(layout: PlotlyLayout, frame: _Frame) -> list[str]:
-    """Draw the layout's lines and spans. Values by ``paper`` are shares of the panel."""
+    """Draw the layout's lines and spans, as Plotly's shapes describe them."""
     parts = list[str]()
     for shape in layout.get("shapes", ()):
         x0 = _shape_end(shape, "x", end=0, axis=frame.x)
@@ -520,7 +520,10 @@ def _in_legend(trace: PlotlyTrace) -> bool:
 
 
 def _legend_rows(entries: Sequence[PlotlyTrace]) -> list[list[tuple[PlotlyTrace, float]]]:
-    """Break the legend into rows of entries. Each entry has the pixel at which it begins."""
+    """Break the legend into rows of entries. Each entry has the pixel at which it begins.
+
+    An entry is a sample of the trace and its name, at LETTER pixels a letter, and some room.
+    """
     rows: list[list[tuple[PlotlyTrace, float]]] = []
     # No room is left before the first entry, so that it begins the first row.
     x = CHART_WIDTH
@@ -585,7 +588,7 @@ def _colour(value: str) -> str:
 
 
 def _text(value: str) -> str:
-    """Escape a chart's text for an element of SVG. It is escaped for plotly before."""
+    """Escape a chart's text for an element of SVG, in place of how it was escaped for plotly."""
     return html.escape(html.unescape(value))
 
 

@@ -72,7 +72,7 @@ def each_study(
     left_out: list[str],
     read: Callable[[str], StudyFolder] = read_study,
 ) -> Iterator[tuple[str, StudyFolder]]:
-    """Yield each study in folders or ``curve.json`` files once, behind its path as it was given.
+    """Yield each study in folders or ``curve.json`` files once, with its path as it was given.
 
     Args:
         paths: folders and files.

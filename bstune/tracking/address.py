@@ -32,7 +32,8 @@ def tracking_uri(settings: MlflowOptions) -> str:
     """
     uri: str = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}mlflow.db"
     path = uri.removeprefix(SQLITE)
-    # It is no SQLite database, one in memory, or one with options behind its path.
+    # A URI of no SQLite database stays as it is. So does that of one in memory, and of one with
+    # options behind its path.
     if path in (uri, "", ":memory:") or "?" in path:
         return uri
     # mlflow's own conversion is not used: it writes a space as %20, which SQLAlchemy 2.0 takes for

@@ -93,6 +93,7 @@ def study_params(prepared: PreparedStudy, commit: str | None) -> dict[str, str]:
             value = str(value).rpartition(".")[2]
         values[name] = value
     values["target"] = str(prepared.protocol.target)
+    # The objective loss has no target: it asks for the best metric when a budget ends.
     if option_at(prepared.options, "search.objective") == "loss":
         values["target"] = question_of(prepared.options)
     values["device"] = prepared.backend.device
@@ -159,9 +160,10 @@ def _named_at_budget(at_budget: AtBudget) -> dict[str, float | None]:
 
 
 def _curves(result: StudyResult) -> Iterator[Value]:
-    """Yield the values of curves over batch size, which is MLflow's step in them.
+    """Yield the values of curves over batch size, which stands in the place of MLflow's step.
 
-    The curves are those of the frontier's points, of the metric at the budget's end, and S*(B).
+    There are the least values of the frontier's points, the metric when the budget ends, and the
+    fitted curve: steps, seconds and examples to the target. What a study lacks is left out.
     """
     for name, value_of in _POINTS.items():
         lowest = dict[int, float]()

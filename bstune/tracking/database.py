@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 def make_database(path: Path) -> None:
     """Make MLflow's SQLite database under another name, then rename it, unless it is there.
 
-    A database that was not made to its end would break every later study. If nothing is in it, it
-    is moved aside, and a new one takes its place.
+    Where a process was killed as it made the database, MLflow cannot use what is left. If that has
+    no runs, it is moved aside, and a new database takes its place.
     """
     if path.exists() and not _is_half_made(path):
         return
@@ -50,7 +50,8 @@ def make_database(path: Path) -> None:
     lock = path.with_name(path.name + ".lock")
     partial = partial_of(path)
     with FileLock(lock):
-        # Another process may have made it while this one waited for the lock.
+        # Another process may have made it while this one waited for the lock. A program without
+        # the lock, such as ``mlflow ui``, may still be making it.
         is_broken = path.exists() and _is_half_made(path) and not _is_being_made(path)
         if is_broken or not path.exists():
             _remove_partials(path)
@@ -61,6 +62,7 @@ def make_database(path: Path) -> None:
             aside = _free_name(path)
             # A journal without its database is moved, too: it would be taken for the new one's.
             _rename_with_journals(path, aside)
+            # The new file's bytes are on the disk before it gets the database's name.
             with partial.open("rb+") as made:
                 sync_file(made)
             put_in_place(partial, path)
@@ -72,9 +74,9 @@ def make_database(path: Path) -> None:
                     reason,
                     aside.name,
                 )
-        # A user's file of this name is not empty.
+        # A lock file is empty: one with bytes in it is a file of the user's and stays. Another
+        # process that waits for the lock finds the database when it gets it, and makes none.
         if not lock.stat().st_size:
-            # A process that waits for the lock finds the database and makes none.
             lock.unlink(missing_ok=True)
 
 
@@ -96,8 +98,9 @@ def _remove_partials(path: Path) -> None:
         name = file.name
         for suffix in _JOURNALS:
             name = name.removesuffix(suffix)
-        # A partial file tells the name of the database that it was to become, of a long name its
-        # end: this database's own is cut alike. Of other files final_name gives None.
+        # A partial file's name has in it the name of the database that it was to become, or the end
+        # of a long one. So this database's name is put through the same cut before both are
+        # compared. For a file that is not partial, final_name gives None.
         is_of_this = final_name(file.with_name(name)) == final_name(partial_of(path))
         if is_of_this and file.is_file() and not file.is_symlink():
             file.unlink(missing_ok=True)
@@ -153,6 +156,7 @@ def damage(path: Path) -> str | None:
             if verdict != "ok":
                 # A line that names the database may come before the one on the damage.
                 return str(verdict).splitlines()[-1]
+            # Each of MLflow's databases has these tables, whatever its version.
             missing = sorted(_ALWAYS - _tables(connection))
     except sqlite3.OperationalError:
         # The database is locked, or away.
@@ -166,6 +170,7 @@ def damage(path: Path) -> str | None:
 
 def _rename_with_journals(path: Path, name: Path) -> None:
     """Rename a SQLite database and its journals to ``name``, as far as they are there."""
+    # The database goes last: if the process ends before, the next one finds it and goes on.
     for suffix in (*_JOURNALS, ""):
         with suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(name.with_name(name.name + suffix))
@@ -200,9 +205,10 @@ def _is_half_made(path: Path) -> bool:
 def _is_unfinished(tables: set[str], versions: set[str]) -> bool:
     """Whether a database has had only a part of MLflow's migrations.
 
-    ``tables``: the names of its tables. ``versions``: the migrations that it says it has had. A
-    database with anything that is not MLflow's is not called unfinished.
+    ``tables``: the names of its tables. ``versions``: the migrations that it says it has had. False
+    for a database with anything that is not MLflow's.
     """
+    # MLflow makes its first tables before it writes down any migration.
     if not versions:
         return tables <= {*Base.metadata.tables, "alembic_version"}
     config = mlflow_database._get_alembic_config("")  # type: ignore[no-untyped-call]

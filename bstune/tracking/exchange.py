@@ -52,7 +52,7 @@ class Exchanges:
         clock: Callable[[], float] = time.monotonic,
         database: Path | None = None,
     ) -> None:
-        """Begin with ``mlflow.study_seconds`` left to wait.
+        """Allow all exchanges together ``mlflow.study_seconds`` of waiting.
 
         Args:
             settings: the options of MLflow.
@@ -84,6 +84,7 @@ class Exchanges:
 
         # It is a daemon: a thread that hangs must not keep the process from ending.
         thread = threading.Thread(target=run_quietly, name=THREAD, daemon=True)
+        # All exchanges of a study have mlflow.study_seconds together.
         allowed = min(seconds, self._left)
         start = self._clock()
         limit = f"what was left of mlflow.study_seconds={self._settings.study_seconds:g}"
@@ -99,6 +100,7 @@ class Exchanges:
             reason = f"no answer within {max(0.0, allowed):.3g} s, {limit}"
         elif (error := outcome.exception()) is not None:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            # Any other error is a mistake in bstune, which the traceback helps to find.
             if not isinstance(error, FAILURES):
                 trace = "\n" + "".join(traceback.format_exception(error))
         else:

@@ -24,7 +24,7 @@ CURVE = Output(Path()).curve.name
 def logged_curves(experiment: str, uri: str | None = None) -> list[LoggedCurve]:
     """Read the ``curve.json`` of each study in an experiment of MLflow, the oldest study first.
 
-    A run that has none is there, too, with the reason.
+    A run without that file is in the list, too, with the reason.
 
     Args:
         experiment: name of MLflow's experiment.
@@ -40,6 +40,7 @@ def logged_curves(experiment: str, uri: str | None = None) -> list[LoggedCurve]:
         # The address may be a reference that cannot be resolved, such as ${oc.env:NAME}.
         raise StudyError(f"--uri: {error}") from error
     address = tracking_uri(settings)
+    # A password in the address is hidden in all that is printed from now on.
     remember(address)
     check_uri(address)
     path = database_path(address)
@@ -63,7 +64,7 @@ def logged_curves(experiment: str, uri: str | None = None) -> list[LoggedCurve]:
 def _study_runs(client: MlflowClient, experiment: str, address: str) -> list[Run]:
     """Find the runs of an experiment's studies, the oldest first.
 
-    StudyError, which names MLflow's ``address``, without the experiment or a study in it.
+    StudyError if there is no such experiment, or no study in it. ``address``: MLflow's, for errors.
     """
     known = client.get_experiment_by_name(experiment)
     if known is None:

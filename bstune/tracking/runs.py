@@ -147,7 +147,7 @@ class Tracking:
             self._exchanges.run("send the winner's checkpoint", send)
 
     def _open(self) -> None:
-        """Find or make the experiments and the study's run, and find the trials that it has whole.
+        """Find the experiments and the study's run, or make them, and find the trials sent before.
 
         Runs that a dead process left unfinished are deleted.
         """
@@ -208,9 +208,9 @@ class Tracking:
         return list(runs)
 
     def _other_studies(self) -> list[Run]:
-        """Give the runs of other studies, the newest first.
+        """Give the runs of the newest other studies, the newest first.
 
-        They are only the newest ones, by whose colours one is chosen.
+        This study's colour is chosen by theirs. Older ones would only slow the request.
         """
         runs = self._client.search_runs(
             [self._experiments["study"]],
@@ -325,7 +325,7 @@ class Tracking:
         if result.status == "failed":
             return chain
         number = result.resumed_from
-        # A part that MLflow has not stands in no run that could go on.
+        # An earlier part that MLflow does not have is in no run that this one could continue.
         while number is not None and number in self._whole:
             chain.insert(0, self._results[number])
             number = chain[0].resumed_from
@@ -349,8 +349,8 @@ class Tracking:
     def _write_results(self, result: StudyResult, artifacts: Sequence[Path]) -> None:
         """Send the results to the study's run, or to a new one if the run has results already."""
         client = self._client
-        # The results in the run may be of fewer trials. An attempt that broke off may have sent a
-        # part of them, and its requests may still arrive at the server.
+        # Results that are in the run may be of fewer trials. An attempt that broke off may have
+        # sent a part of them, and its requests may still arrive. So a new run takes its place.
         has_results = bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
         parent = self._parent
         if has_results:
@@ -389,6 +389,7 @@ class Tracking:
         if winner is None:
             return
         checkpoint = self._prepared.files.checkpoint(winner.number)
+        # A file that the study itself has not written under this name is not sent.
         if is_own(checkpoint):
             run_id = self._parent.info.run_id
             self._client.log_artifact(run_id, str(checkpoint))
@@ -419,7 +420,8 @@ def _experiment(client: MlflowClient, uri: str, name: str) -> Experiment:
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
         return experiment
-    # Left to MLflow, the artifacts of a database would lie below whatever the working directory is.
+    # MLflow itself would put the artifacts of a SQLite database below the working directory of the
+    # command that makes the experiment. They lie beside the database.
     path = database_path(uri)
     location: str | None = None
     if path is not None:

@@ -103,6 +103,7 @@ def studies_view(milliseconds: int) -> str:
         charts.append(_line(curves, metric, title))
     for metric, title in _BARS.items():
         charts.append(_bar(answers, metric, title))
+    # MLflow would add a chart of each of these metrics by itself.
     for metric in sorted(_DELETED):
         charts.append(_deleted(answers, metric))
     widths = dict[str, int]()
@@ -140,7 +141,10 @@ def _tag(name: str, state: State, milliseconds: int) -> str:
 
 
 def _columns(widths: dict[str, int]) -> State:
-    """Give the state of a table: its columns in order, with their widths in pixels."""
+    """Give the state of a table: its columns in order, with their widths in pixels.
+
+    A run's name stands before the columns in ``widths``, and its time behind them.
+    """
     return {
         "selectedColumns": list(widths),
         "columnOrder": [_NAME, *widths, _CREATED],
@@ -177,8 +181,8 @@ def _line(section: str, metric: str, title: str) -> State:
         "type": "LINE",
         "metricKey": metric,
         "selectedMetricKeys": [metric],
-        # The page of runs shows a title of one's own for what it takes for a system metric of a
-        # node, and the metric's key for others; nothing else there depends on it.
+        # MLflow's page of runs shows a title of one's own only above a chart of a system metric, so
+        # this chart states to be one. Nothing else there depends on it.
         "displayName": title,
         "nodeLevelSystemMetricConfiguration": {"metric": metric, "type": "node"},
         "xAxisKey": "step",

@@ -89,7 +89,7 @@ def _limits(shown: Panel) -> tuple[Layout, Layout]:
 
     The baseline is within them, too. Both are empty where no trial reached the target.
     """
-    # Then plotly's own ranges show all.
+    # Without a range plotly chooses one that shows all.
     if not shown.reached:
         return {}, {}
     batch_sizes = list[float]()

@@ -80,6 +80,7 @@ def learning_curves(study: StudyFolder) -> str:
     if not shown:
         return ""
     goal = study.result.target_value
+    # Batch sizes in a few ranges, each with a look of its own.
     classes = _size_classes(shown)
     reached = sum(trial.reached for trial in shown)
     traces = list[Trace]()
@@ -119,6 +120,7 @@ def _learning_curve(trial: TrialResult, is_faint: bool) -> Trace:
     """Give the line of a trial's metric over its steps, faint or in full strength."""
     steps = list[int]()
     values = list[float | None]()
+    # The axis of steps is logarithmic: step 0 has no place on it.
     for step, value in _thinned([pair for pair in trial.history if pair[0] > 0]):
         steps.append(step)
         values.append(value)
@@ -194,7 +196,11 @@ def _target_line(goal: float, is_log: bool) -> Layout:
 def _curves_text(
     study: StudyFolder, shown: Sequence[TrialResult], classes: Sequence[_SizeClass]
 ) -> str:
-    """Say what the learning curves show, for those who do not see them: a sentence per class."""
+    """Say what the learning curves show, for those who do not see them.
+
+    ``shown``: the trials with a curve. ``classes``: the same, by ranges of the batch size; each has
+    a sentence.
+    """
     result = study.result
     sentences = [f"{result.metric} over optimizer steps: {plural(len(shown), 'trial')}."]
     for size_class in classes:

@@ -97,7 +97,7 @@ def _rule_traces(result: StudyResult, trials: Sequence[TrialResult]) -> list[Tra
 
 
 def _rates_by_status(trials: Sequence[TrialResult]) -> list[Trace]:
-    """Give the trials' learning rates as dots: a trace for each status, as the legend hides it."""
+    """Give the trials' learning rates as dots, a trace for each status: the legend can hide one."""
     traces = list[Trace]()
     for status, (color, symbol) in STATUS_LOOKS.items():
         ended_so = [trial for trial in trials if trial.status == status]

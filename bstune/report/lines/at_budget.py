@@ -103,7 +103,7 @@ def gain(result: StudyResult) -> Iterator[str]:
     if difference is None:
         yield f"none: {yours} is the best that was found"
         return
-    reached = metric_words(baseline.expected, at_budget)
+    baseline_value = metric_words(baseline.expected, at_budget)
     interval = ""
     if difference.low is not None and difference.high is not None:
         span = f"{format_number(difference.low, 2)} to {format_number(difference.high, 2)}"
@@ -113,7 +113,7 @@ def gain(result: StudyResult) -> Iterator[str]:
         interval = f", on {plural(difference.seeds, 'fresh seed')} of both"
     else:
         interval = f"; {_runs_words('yours', baseline)}, {_runs_words('USE', at_budget.winner)}"
-    compared = f"{yours}, which comes to {reached}{interval}"
+    compared = f"{yours}, which comes to {baseline_value}{interval}"
     if not _is_better(difference):
         yield f"not shown to be better than {compared}: keep what you have"
         return
@@ -123,7 +123,7 @@ def gain(result: StudyResult) -> Iterator[str]:
     amount = format_number(abs(difference.difference), 2)
     yield f"{result.metric} {amount} {better} than {compared}"
     if difference.share is not None and difference.share < 1.0:
-        yield f"has that {reached} after {difference.share:.0%} of the budget"
+        yield f"has that {baseline_value} after {difference.share:.0%} of the budget"
 
 
 def _runs_words(name: str, point: PointAtBudget) -> str:
@@ -163,7 +163,7 @@ def as_good(result: StudyResult) -> Iterator[str]:
 
 
 def growth(result: StudyResult) -> Iterator[str]:
-    """Tell how the best batch size grows with the budget."""
+    """Tell how the best batch size grows with the budget, and predict it for a longer one."""
     at_budget = result.at_budget
     if at_budget is None or at_budget.growth is None:
         return
@@ -198,7 +198,8 @@ def growth(result: StudyResult) -> Iterator[str]:
 def gain_left(result: StudyResult) -> Iterator[str]:
     """Tell how much there is still to gain, and whether that ended the search.
 
-    The scatter between seeds stands beside it: the search ends by the ratio of the two.
+    The scatter between seeds stands beside it: ``search.least_gain``, at which the search ends, is
+    a fraction of that scatter.
     """
     at_budget = result.at_budget
     if at_budget is None:
@@ -236,7 +237,8 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
         yield from result.notes
         yield result.stop_reason
         return
-    # With such a budget nothing is known: this is the worst.
+    # Where all trials have the same metric at the budget's end, none is known to be best. That is
+    # the worst.
     if at_budget.same is not None:
         yield _same_text(result.metric, at_budget, at_budget.same)
     # The mean leaves these seeds out. With them it would be worse.
@@ -257,7 +259,10 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
 
 
 def _unsure_count(at_budget: AtBudget) -> Iterator[str]:
-    """Tell of steps' seconds so unsure that the budget may favour one of two batch sizes."""
+    """Warn where a step's seconds are known too badly to compare USE with the user's batch size.
+
+    A budget in seconds is counted out as steps. An error in that count favours one of the two.
+    """
     if at_budget.count_error is None or at_budget.count_error <= NOISY_ERROR:
         return
     yield (
@@ -270,7 +275,7 @@ def _unsure_count(at_budget: AtBudget) -> Iterator[str]:
 def _same_text(metric: str, at_budget: AtBudget, same: SameAtBudget) -> str:
     """Say that all trials have the same metric at the budget's end.
 
-    If the runs differed at some part of the budget it names the smallest budget that does.
+    If the trials differed earlier, the text names the smallest budget at whose end they do.
     """
     value = f"{metric} is {format_number(same.value, 3)} in all trials at their budget's end"
     if same.differs_at is None:
@@ -304,9 +309,10 @@ def next_steps(result: StudyResult) -> Iterator[str]:
 
 
 def advice_to_keep(result: StudyResult) -> str | None:
-    """Advise to keep the user's own configuration where GAIN does, before what trains USE.
+    """Advise to keep the user's own configuration, as GAIN does if USE is not shown to be better.
 
-    None where GAIN does not.
+    The command that trains USE follows the text. None where USE is shown to be better, or where
+    there is no baseline.
     """
     at_budget = result.at_budget
     if at_budget is None or at_budget.baseline is None:

@@ -58,7 +58,7 @@ def warnings(result: StudyResult) -> tuple[str, ...]:
 
 
 def _few_passed(result: StudyResult) -> Iterator[str]:
-    """Tell of an answer that stands on few histories of trials for another target."""
+    """Warn that the trials ran for another target, and tell too little of this one."""
     if result.few_passed is not None:
         yield (
             "this stands on histories of trials for another target, which tell little of this one: "
@@ -75,9 +75,10 @@ def _missed_seeds(result: StudyResult) -> Iterator[str]:
 
 
 def _chance_to_miss(result: StudyResult) -> Iterator[str]:
-    """Tell of a schedule with which further seeds are not sure to reach the target.
+    """Warn that further seeds may miss the target with a schedule as long as the winner's.
 
-    The few fresh seeds that ran may have reached it all the same.
+    The few fresh seeds that ran may all have reached it. ``reaching`` has the predicted chances,
+    with this schedule and with the longest one.
     """
     winner = result.winner
     if winner is None or winner.reaching is None or winner.horizon is None:
@@ -123,8 +124,10 @@ def _gain_of_one_run(result: StudyResult) -> Iterator[str]:
 
 
 def gain_of_single_run(result: StudyResult) -> Iterator[str]:
-    """Say why the user's own configuration had no fresh seeds, and name the option that helps."""
-    # While the study runs its fresh seeds are still to come.
+    """Say why the user's own configuration had no fresh seeds, and name the option that helps.
+
+    Nothing is said where the study wants no fresh seeds, or still runs, so that they are to come.
+    """
     if result.search.replicates and result.stop_reason is not None:
         # Of the limits that end a search, only those in seconds also bound the fresh seeds.
         limit = WALL_SECONDS
@@ -163,6 +166,7 @@ def _not_run_again(result: StudyResult) -> Iterator[str]:
     size = format_count(left_out.batch_size)
     point = f"batch size {size}, learning rate {format_number(left_out.lr)}"
     how = f"no time was left, and a larger {WALL_SECONDS} does it"
+    # The number of points that got fresh seeds, where that option left this one out.
     if left_out.candidates is not None:
         how = f"search.candidates={left_out.candidates + 1} does it"
     yield f"{point} may be better, and lacks fresh seeds: {how}"

@@ -66,7 +66,7 @@ def growth_text(growth: Growth, metric: str) -> str:
 def regimes_text(result: StudyResult, critical: CriticalBatchSize) -> str:
     """Write up to where twice the batch halves the steps, and from where on it gains nothing.
 
-    A regime that no trial was in is said not to be shown.
+    If no trial was in one of these two regimes, the text says that it is not shown.
     """
     below = format_number(critical.perfect_scaling_below, 2)
     above = format_number(critical.maximal_data_parallelism_above, 2)

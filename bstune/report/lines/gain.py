@@ -46,7 +46,11 @@ def gain(result: StudyResult) -> Iterator[str]:
 
 
 def is_shown(gain: Gain) -> bool:
-    """Whether the winner is shown to be faster: where the interval holds 1 it may not be."""
+    """Whether the winner is shown to be faster: where the interval holds 1 it may not be.
+
+    A gain without an interval is a lower bound, over a baseline that was stopped. It counts as
+    shown.
+    """
     return gain.low is None or gain.low > 1.0
 
 
@@ -59,10 +63,10 @@ def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> st
     if ran_on_all_seeds and baseline.status == "reached":
         return ""
     text = f"; {_runs_text(compared)}"
-    # A run that was stopped has no ratio, and would have made the gain larger.
+    # The gain leaves out runs of the baseline that missed the target: with them it would be larger.
     missed = baseline.runs - baseline.reached
-    # The baseline's first run is none of those on fresh seeds. Where none of these reached the
-    # target, the gain is over that first run itself.
+    # The baseline's first run is not among ``runs``, those on fresh seeds. If it missed the target
+    # it is one more, unless all of them missed it: then the gain is over that first run.
     if baseline.status != "reached" and baseline.reached:
         missed += 1
     if missed:

@@ -29,7 +29,7 @@ def next_steps(result: StudyResult) -> Iterator[str]:
 
 
 def on_limits(train: str) -> Iterator[str]:
-    """Say why a command that trains the winner sets two limits of its length, if it does."""
+    """Explain ``budget.examples=1`` in a command that trains the winner, if it is there."""
     if "budget.examples=1" in train.split():
         yield (
             "(training ends once both limits are met, so that budget.examples=1 leaves its length "
@@ -38,9 +38,10 @@ def on_limits(train: str) -> Iterator[str]:
 
 
 def advice_to_keep(result: StudyResult) -> str | None:
-    """Advise to keep the user's own configuration where GAIN does, before what trains USE.
+    """Advise to keep the user's own configuration, if USE is not shown to be faster.
 
-    Where nothing was compared with it, advise to compare. None where GAIN shows a faster one.
+    If no other was tried, advise to try some. A command that trains the winner follows the text.
+    None where USE is shown to be faster, or where there is no baseline.
     """
     winner = result.winner
     baseline = result.baseline
@@ -60,7 +61,7 @@ def advice_to_keep(result: StudyResult) -> str | None:
 
 
 def advice_to_compare(search: SearchPlan) -> str:
-    """Name the option that gives other configurations a trial; it stands before the user's own."""
+    """Advise to try other configurations. The command that trains the user's own one follows."""
     option = search.limit or "search.trials"
     return f"try others with more of {option}; to train with your own configuration:"
 
@@ -93,6 +94,7 @@ def how_to_narrow(critical: CriticalBatchSize, search: SearchPlan) -> str | None
     if search.limit is not None:
         more_of = f"a larger {search.limit}"
     text = f"{more_of} {effect}"
+    # These are trials that would narrow the interval most: two of them are enough to begin with.
     if critical.next_trials:
         sizes = " and ".join(format_count(trial.batch_size) for trial in critical.next_trials[:2])
         text += f" (first at batch sizes {sizes})"

@@ -9,7 +9,10 @@ from bstune.system.console import format_seconds, plural
 
 
 def fewest(result: StudyResult) -> Iterator[str]:
-    """Give the point with the fewest steps, where it is not the point to use."""
+    """Name the point with the fewest steps, where USE has the least time and takes more steps.
+
+    Its steps are left out where they are not known.
+    """
     winner = result.other_winner
     if winner is None or result.use == "best_by_steps" or not _is_less(result, "steps"):
         return

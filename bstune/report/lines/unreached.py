@@ -72,6 +72,7 @@ def known_failures(result: StudyResult) -> Failures | None:
         return result.failures
     number = result.statuses.get("failed", 0)
     message = result.unreached.message if result.unreached is not None else None
+    # A trial that an interruption of the study ended has not failed by itself.
     if not number or message is None or message == CUT_SHORT:
         return None
     return Failures(trials=number, message=message)
@@ -89,7 +90,7 @@ def failures_text(result: StudyResult) -> str | None:
 def cause_of(result: StudyResult) -> Cause:
     """Find why no trial reached the target, by the status that most trials ended with.
 
-    Failures win a tie: the user can mend them, and what else ended may have ended for them.
+    Failures win a tie, as the user can mend them.
     """
     statuses = dict(result.statuses)
     # Trials that were cut short with their process are no cause.
@@ -124,7 +125,7 @@ def _cause_of_cuts(unreached: Unreached, stopped: str, search: SearchPlan) -> Ca
     if not unreached.cut_examples:
         return Cause(why, f"much more of {search.limit or WALL_SECONDS}")
     budget = f"budget.examples={unreached.cut_examples}"
-    # A trial ends once its steps are spent, too.
+    # A budget lasts until all of its limits are spent: one step leaves the length to the examples.
     if unreached.budget_steps is not None and unreached.budget_steps > 1:
         budget = f"budget.steps=1 {budget}"
     change = f"a budget whose schedule ends in time, such as {budget}"
@@ -139,7 +140,8 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
     ``count``: how many trials were stopped.
     """
     stopped = plural(count, "stopped trial")
-    # A rate that had not fallen tells nothing of what the schedule comes to.
+    # Most were stopped before their schedule had brought the learning rate down: that tells nothing
+    # of where a whole schedule ends.
     if 2 * unreached.cut_schedules >= count:
         return _cause_of_cuts(unreached, stopped, result.search)
     improving = unreached.improving
@@ -167,7 +169,10 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
 
 
 def _larger_budget(unreached: Unreached) -> str:
-    """Write the options of a larger budget; a limit of one, which is none, is left out."""
+    """Write the options of a larger budget, which lasts until all of its limits are spent.
+
+    A limit of 1 is left out: it leaves the length to the other one.
+    """
     options = list[str]()
     for name, limit in (("steps", unreached.budget_steps), ("examples", unreached.budget_examples)):
         if limit is not None and limit > 1:
