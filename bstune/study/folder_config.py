@@ -82,7 +82,7 @@ def _usual_options() -> dict[str, object]:
 
 
 def _options_among(values: Mapping[str, object]) -> dict[str, object]:
-    """Select the options; other keys, such as Hydra's own settings, are left out."""
+    """Select the options among a config's keys; others, such as Hydra's own, are left out."""
     return {name: value for name, value in values.items() if name in OPTION_NAMES}
 
 

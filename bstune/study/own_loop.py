@@ -187,9 +187,10 @@ def _paused_study(
 ) -> Paused[None]:
     """Run the study as a generator that pauses while the loop trains trials.
 
-    The loop finds them in the last one of ``runners``, a list that is filled here.
+    ``runners``: each runner of trials is added to this list as it is opened. The loop takes its
+    trials from the last one.
     """
-    # A live line would stand in what the loop prints.
+    # A live line would be mixed with what the loop prints.
     console = safe_console(markup=False, emoji=False, highlight=False, force_interactive=False)
 
     def say(line: str) -> None:

@@ -126,7 +126,8 @@ def run(
         The study's findings, or the record of the one trial.
     """
     interruption.enter(Stage.PREPARATION)
-    # A replayed study is opened within a second, which refuses them as well.
+    # Changed options are refused when the study is opened. Training takes long until then, and so
+    # they are refused here.
     if recipe is not None:
         check_unchanged(options)
     # A dumb terminal shows no live line, and gets plain ones.
@@ -267,8 +268,8 @@ def _take_over(
 ) -> None:
     """Tidy up after an earlier run of the study, which may have been killed.
 
-    Files that were half written go. Trials whose processes are gone are ended. Records that the
-    storage did not take are stored.
+    Files that were half written are deleted. Records that the storage did not take are stored.
+    Trials whose processes are gone are ended. The backend learns from the trials that have ended.
     """
     # A worker that joins from now on composes the study from these.
     if workers_arguments and workers_arguments != study.user_attrs[ARGUMENTS]:
@@ -411,7 +412,7 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     """
     files = prepared.files.single_trial(spec.batch_size, spec.lr, spec.seed)
     identity = Identity.of(prepared.options.study, prepared.options.storage)
-    # The study's own folder, too: the study may begin later.
+    # The study's own folder is taken as well: the trial's lies in it, and the study may come later.
     with owned(prepared.files, identity), owned(files, identity):
         make_inside(files.checkpoints)
         for folder in (files.root, files.checkpoints):

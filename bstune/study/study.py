@@ -199,6 +199,7 @@ class Study:
 
         ``arguments``: of that command line; None where it cannot compose them again.
         """
+        # __init__ would make options and recipe of module and data, which are not at hand.
         study = cls.__new__(cls)
         study.options = composed.options
         study.recipe = composed.recipe
@@ -271,9 +272,11 @@ class Study:
         return Result.from_findings(findings, self.recipe)
 
     def _started(self, now: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-        """Start a run; give a function of the seconds that the study's making and the run took."""
+        """Start the clock of a run; give a function that reads its seconds.
+
+        They include those that the study object took to make, in its first run.
+        """
         before = self._seconds_before
-        # A second run of the same object is not made again.
         self._seconds_before = 0.0
         since = stopwatch(now)
         return lambda: before + since()

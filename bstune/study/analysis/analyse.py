@@ -60,7 +60,7 @@ from bstune.study.planning.replicates import (
 from bstune.study.prepare import PreparedStudy
 from bstune.system.failures import optional
 
-# Steps of the ladder of batch sizes on which the curve is reported.
+# Steps of the rounded_sizes of batch sizes on which the curve is reported.
 CURVE_LADDER = 48
 # Draws of the posterior at each easier target.
 TARGET_PARTICLES = 400
@@ -109,13 +109,13 @@ def analyse(
     if winner is not None:
         luck = selection_luck(winner, points_with_fresh_seeds, use, scatter.scatter)
     gain_in_seconds: Gain | None = None
-    # Whoever seeks the fewest steps is told by how much the seconds are more.
+    # The fewest steps may take more seconds: a study that seeks them gives both gains.
     if use == "steps":
         gain_in_seconds = gain_of(runs, winner, "time", scatter.scatter, timing_error, luck)
     curve: Curve | None = None
     if critical is not None:
         curve = curve_of(posterior, _band(posterior, critical), tau, law)
-    # Where time counts it takes the seconds of a step to compare batch sizes.
+    # Batch sizes cannot be compared by time where the seconds of a step are not known.
     good: AsGood | None = None
     if curve is not None and winner is not None and (use == "steps" or curve.seconds_per_step):
         drawn = merit_draws(posterior, curve, use, law)
@@ -209,7 +209,7 @@ def curve_of(
 
     Args:
         posterior: of all trials.
-        band: S*(B) with its interval, on a ladder of batch sizes.
+        band: S*(B) with its interval, at a rising series of batch sizes.
         tau: gives the seconds of a step; None: not timed. (The posterior's own tau counts examples
             where the objective is steps.)
         law: tau(B) with its error; None where that is not known.
@@ -239,9 +239,9 @@ def merit_draws(
 ) -> NDArray[np.float64]:
     """Draw the log of the steps, or seconds, to the target at each batch size of a curve.
 
-    They are those at the curve's learning rates, which a user would take: what is not known of the
-    best rate makes them more. Steps are drawn from the posterior, and the error of tau(B) from
-    ``law``, if that is given. The shape is (draws, batch sizes).
+    The learning rates are the curve's, which a user would take, and not the best ones of each draw.
+    Steps are drawn from the posterior, and the error of tau(B) from ``law``, if that is given. The
+    shape is (draws, batch sizes).
     """
     sizes = np.array(curve.batch_size)
     # What the other hyper-parameters cost, in the middle of their ranges, is the same at each batch
@@ -321,10 +321,10 @@ def _band(posterior: Posterior, critical: CriticalBatchSize) -> CurveBand:
     """Give S*(B) with its interval, even in log B between the sizes that reached the target."""
     ratio = critical.largest / critical.smallest
     # Near small batch sizes several of them round to the same one.
-    ladder = set[int]()
+    rounded_sizes = set[int]()
     for i in range(CURVE_LADDER + 1):
-        ladder.add(round(critical.smallest * ratio ** (i / CURVE_LADDER)))
-    return steps_band(posterior, sorted(ladder), INTERVAL)
+        rounded_sizes.add(round(critical.smallest * ratio ** (i / CURVE_LADDER)))
+    return steps_band(posterior, sorted(rounded_sizes), INTERVAL)
 
 
 def easier_targets_of(

@@ -230,8 +230,8 @@ def _ends_beyond_search(
 ) -> tuple[int, int]:
     """Count the interval's ends that lie below the search's range, and those that lie above it.
 
-    No trial of this search would show them. They count only where the target was reached at that
-    end of the range.
+    They lie so far, by a factor ``ROOM``, that no trial of this search would show them. They count
+    only where the target was reached at that end of the range.
 
     Args:
         prior: has the range of the search.
@@ -287,14 +287,16 @@ def _undetermined(posterior: Posterior) -> str | None:
 def _contradiction(posterior: Posterior) -> str | None:
     """Say how the only two batch sizes that reached the target contradict the law.
 
-    It is None if they do not.
+    None if they do not, or if another number of batch sizes reached it.
 
-    They do where the larger one takes more steps, or fewer examples, by more than seeds explain.
-    Without a small-batch term the law allows neither. With one, two points determine no B_crit.
+    The larger one contradicts it if it takes more steps, or fewer examples, by more than seeds
+    explain. Without a small-batch term the law allows neither. With one, two points determine no
+    B_crit.
     """
     fewest = dict[int, int]()
     for observation in posterior.observations:
         if observation.status == "reached":
+            # An observation has the logarithm of its batch size to base 2.
             size = round(2.0**observation.x)
             fewest[size] = min(observation.steps, fewest.get(size, observation.steps))
     if len(fewest) != 2:
@@ -350,8 +352,8 @@ def _beyond_search(below: bool, above: bool) -> str | None:
 def _set_by_trials(prior: Prior, low: float, middle: float, high: float) -> tuple[bool, bool]:
     """Tell for the lower and the upper end of B_crit's interval whether the trials have set it.
 
-    They have where the Bayes factor of what lies between the median and the end, against what lies
-    beyond the end, is at least ``END_ODDS``. Otherwise the prior has set the end.
+    The trials have set an end if the Bayes factor of what lies between the median and the end,
+    against what lies beyond it, is at least ``END_ODDS``. Otherwise the prior has set it.
     """
     rng = np.random.default_rng(0)
     draws = np.exp(log_b_crit(draw_prior(prior, CRITICAL_PRIOR_DRAWS, rng), prior))
@@ -431,6 +433,7 @@ def too_few_passed(done: Sequence[TrialResult], target: Target) -> str | None:
         span = f"{format_count(min(sizes))} to {format_count(max(sizes))}"
         least = f"it takes {MIN_PASSED_SPAN:g} times the smallest"
         return f"what passed it has batch sizes {span}, and {least}"
+    # Their last miss, at ``steps_low``, lies long before the step that met the target.
     coarse = sum(trial.steps_low < FINE * trial.steps for trial in passed)
     if coarse > MAX_COARSE * len(passed):
         return f"{coarse} of {count} that passed it were not evaluated closely there"
@@ -493,7 +496,7 @@ def over_targets(
 ) -> list[CriticalAtTarget]:
     """Estimate B_crit with its interval at easier targets, from the same histories.
 
-    It grows as the target gets harder (Kaplan et al. 2020, arXiv 2001.08361, section 5.1;
+    B_crit grows as the target gets harder (Kaplan et al. 2020, arXiv 2001.08361, section 5.1;
     McCandlish et al. 2018).
 
     Args:
@@ -557,11 +560,11 @@ def growth_over_target(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth
     # A weight is 1/variance of log B_crit, whose standard deviation is (log high - log low)/(2 z).
     # An interval of no width would have an infinite one.
     weight = (2.0 * z / np.maximum(log_high - log_low, 1e-6)) ** 2
-    distance_away = log_distance - np.average(log_distance, weights=weight)
-    b_crit_away = log_b_crit - np.average(log_b_crit, weights=weight)
-    spread = float(weight @ distance_away**2)
-    slope = float(weight @ (distance_away * b_crit_away)) / spread
-    residual = b_crit_away - slope * distance_away
+    centred_distance = log_distance - np.average(log_distance, weights=weight)
+    centred_b_crit = log_b_crit - np.average(log_b_crit, weights=weight)
+    spread = float(weight @ centred_distance**2)
+    slope = float(weight @ (centred_distance * centred_b_crit)) / spread
+    residual = centred_b_crit - slope * centred_distance
     # It is 1 where the points scatter as their intervals say. More widens the slope's interval, and
     # less does not narrow it.
     scatter = float(weight @ residual**2) / (len(log_distance) - 2)

@@ -271,9 +271,9 @@ def _noise_scale(
 
 
 def _fit_and_note(fit: CurveFit | str) -> tuple[Fit | None, str | None]:
-    """Give the fit to the frontier's points as a result has it, and a note on it.
+    """Turn the fit to the frontier's points into a result's, and give the note on it.
 
-    Without a fit it is None, and the note says why.
+    ``fit``: the fit, or the reason why there is none; the reason is then the note.
     """
     if isinstance(fit, str):
         return None, fit
@@ -491,6 +491,7 @@ def _winner(analysis: Analysis, merit: Merit) -> WinnerResult | None:
 
 
 def _pareto_trial(trial: TrialResult) -> ParetoTrial:
+    """Copy what the result says of a trial on the Pareto front of steps and seconds."""
     return ParetoTrial(
         number=trial.number,
         seed=trial.seed,
@@ -536,13 +537,13 @@ def _small_end(points: Sequence[FrontierPoint]) -> SmallEnd | None:
     slope = log_slope(near)
     log_sizes = np.log([point.batch_size for point in near])
     log_steps = np.log([point.steps for point in near])
-    sizes_away = log_sizes - log_sizes.mean()
-    residual = log_steps - log_steps.mean() - slope * sizes_away
-    # Two points have no error: the line goes through both.
+    centred_sizes = log_sizes - log_sizes.mean()
+    residual = log_steps - log_steps.mean() - slope * centred_sizes
+    # The standard error of a least-squares slope; two points have none, as the line meets both.
     degrees = len(near) - 2
     error = None
     if degrees > 0:
-        error = math.sqrt(residual @ residual / degrees / (sizes_away**2).sum())
+        error = math.sqrt(residual @ residual / degrees / (centred_sizes**2).sum())
     return SmallEnd(
         slope=slope,
         standard_error=error,

@@ -136,7 +136,7 @@ def baseline_runs(trials: Sequence[TrialResult], baseline: Baseline | None) -> B
         chain.add(first.number)
     again = list[TrialResult]()
     for trial in usable:
-        # Where the baseline is a winner, too, it has further runs as that.
+        # The baseline's point may win: what it runs as the winner is not counted here.
         if trial.replicate_of in chain and is_baseline_replicate(trial.trial_index):
             again.append(trial)
     return BaselineRuns(first, tuple(sorted(again, key=lambda trial: trial.number)))
@@ -172,14 +172,17 @@ def steps_of_first_run(
 def may_run_again(first: TrialResult, last_step: int) -> bool:
     """Whether the baseline is to run again on fresh seeds after its first run.
 
-    It is if that met the target, or missed it in all of its budget: the seed may have been
-    unlucky. A run that the study's means cut short would be cut short again.
+    It is, if the first run met the target, or missed it although it had its whole budget: the seed
+    may have been unlucky. A run that the study's time cut short would be cut short again.
     """
     return first.reached or (first.status == "stopped" and first.steps >= last_step)
 
 
 def count_fresh_seeds(runs: BaselineRuns, last_step: int, replicates: int) -> int:
-    """Count the fresh seeds on which the baseline is to run in all, as :func:`due_seed` has it."""
+    """Count the fresh seeds on which the baseline is to run in all, its past runs included.
+
+    The rules are those of :func:`due_seed`.
+    """
     if not may_run_again(runs.first, last_step):
         return 0
     if runs.first.reached:
@@ -363,14 +366,14 @@ def baseline_result(
     if runs is None:
         return None
     first = runs.first
-    # The gain is over the runs on fresh seeds, where there are any.
+    # The gain compares the runs on fresh seeds, where there are any: their schedule is reported.
     compared_run = first
     if runs.again:
         compared_run = runs.again[-1]
-    last: float | None = None
+    last_value: float | None = None
     for _, value in first.history:
         if value is not None:
-            last = value
+            last_value = value
     return BaselineResult(
         number=first.number,
         batch_size=first.batch_size,
@@ -379,7 +382,7 @@ def baseline_result(
         status=first.status,
         steps=first.steps,
         seconds=training_seconds(first),
-        value=finite(last),
+        value=finite(last_value),
         telling_target=finite(telling_target(first, target, ideal)),
         runs=len(runs.again),
         reached=sum(run.reached for run in runs.again),
@@ -505,6 +508,7 @@ def _untold(runs: Sequence[TrialResult]) -> tuple[float, float]:
             earlier.append(0.0)
             later.append(0.0)
             continue
+        # The gain takes the log of this step as that at which the run met the target.
         assumed = _log_merit(run, "steps") or 0.0
         earlier.append(max(assumed, 0.0))
         later.append(math.log(max(run.steps, 1)) - assumed)
@@ -520,7 +524,10 @@ def _interval(
     merit: Merit,
     stands_on: _GainRuns,
 ) -> Gain:
-    """Make the gain and its interval of differences of log merits, by this module's formula.
+    """Make the gain, the exponential of the mean of differences of log merits, and its interval.
+
+    The interval is Student's. The differences' own variance is pooled with 2 scatter^2, that of a
+    difference of two runs, which counts for ``POSTERIOR_DEGREES`` degrees of freedom.
 
     ``scatter``: of log S from seed to seed, one standard deviation.
     """

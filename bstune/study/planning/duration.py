@@ -78,7 +78,8 @@ def seconds_to_go(
         report: seconds of the report.
         limit: seconds left of ``search.wall_seconds``; the sum is no larger.
     """
-    # The points to come take, on average, what the one in their middle takes.
+    # Later points take longer, by a power of their number. On average those to come take what the
+    # one in their middle takes.
     middle = points + points_left / 2
     growth = math.pow(middle / pace.point, POINT_GROWTH)
     search = points_left * pace.seconds * growth

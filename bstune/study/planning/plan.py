@@ -163,10 +163,11 @@ def max_seconds(
     """
     if trial_seconds is not None:
         return budget.trials * trial_seconds * (1.0 + backend.evaluation_share)
+    # The mean over log B, by the midpoint rule.
     training = list[float]()
     for place in range(QUADRATURE):
-        share = (place + 0.5) / QUADRATURE
-        batch_size = round(space.low * (space.high / space.low) ** share)
+        share_of_range = (place + 0.5) / QUADRATURE
+        batch_size = round(space.low * (space.high / space.low) ** share_of_range)
         steps = backend.longest(batch_size, protocol)
         training.append(steps * backend.step_time(batch_size))
     seconds = budget.trials * sum(training) / len(training)

@@ -70,9 +70,10 @@ class Winner:
 
     @property
     def horizon(self) -> int | None:
-        """The horizon of its runs on fresh seeds; None where schedules do not end with the trial.
+        """The step at which the learning-rate schedule of its runs on fresh seeds ends.
 
-        Without such runs it is the predicted one, as the trial's own may have been lucky.
+        Without such runs it is the predicted step, as the trial's own may have been lucky. None
+        where schedules do not end with the trial.
         """
         if self.runs:
             return self.runs[0].horizon
@@ -80,10 +81,10 @@ class Winner:
 
     @property
     def advised_horizon(self) -> int | None:
-        """The horizon to train with; None where schedules do not end with the trial.
+        """The steps of the schedule to train with; None where schedules do not end with the trial.
 
-        It is :attr:`horizon`. Where most runs on fresh seeds missed the target it is no shorter
-        than the trial's own: little is known then of how short a schedule may be.
+        They are those of its runs on fresh seeds. Where most of these missed the target, they are
+        no fewer than the trial's own: little is known then of how short a schedule may be.
         """
         horizon_of_trial = self.trial.horizon
         horizon = self.horizon
@@ -259,6 +260,7 @@ def stand_in_for(
     if winner.runs:
         measured = _mean_log_merit(winner.trial, winner.runs, merit)
         expected = max(expected, measured)
+    # A winner that has not run again gives way only to a point with all its runs.
     least_runs = len(winner.runs) or replicates
     best: Winner | None = None
     least = math.inf
@@ -413,9 +415,9 @@ def _merit(trial: TrialResult, merit: Merit) -> float:
 
 
 def ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
-    """Sort the trials of the search that reached the target, best first by a merit.
+    """Sort the trials of the search that reached the target, fewest steps or seconds first.
 
-    By time only those with seconds are sorted.
+    By time, trials whose seconds are not known are left out.
     """
     reached = [trial for trial in trials if trial.reached and trial.replicate_of is None]
     if merit == "steps":
@@ -445,7 +447,10 @@ def _points(
 def _merit_run_again_for(
     trial: TrialResult, trials: Sequence[TrialResult], objective: Objective
 ) -> Merit:
-    """Find the merit for which a trial was run again: the one by which its own run ranks higher."""
+    """Tell whether a trial was run again for its steps or for its seconds to the target.
+
+    It is the merit by which the trial ranks higher among the study's trials.
+    """
     merits = [merit for merit in SOUGHT[objective].merits if math.isfinite(_merit(trial, merit))]
     return min(merits, key=lambda merit: ranked(trials, merit).index(trial))
 
@@ -463,9 +468,9 @@ def same_point(a: TrialResult, b: TrialResult) -> bool:
 
 
 def _replicates(trials: Sequence[TrialResult]) -> FreshRuns:
-    """Collect the finished runs on fresh seeds of each trial that has some, by its number.
+    """Collect the runs on fresh seeds that did not fail, by the number of the trial they repeat.
 
-    Of a run that was continued only the last part is there.
+    A run that was continued counts once: its last part has the steps of the earlier ones.
     """
     runs = list[TrialResult]()
     for trial in trials:
@@ -498,6 +503,7 @@ def shared_seed(trials: Sequence[TrialResult], number: int) -> TrialResult | Non
 def _predicted_merit(trial: TrialResult, merit: Merit, predicted: Predicted) -> float:
     """Give the steps or seconds that a fresh seed of a trial is predicted to take to the target."""
     steps = predicted.get(trial.number, float(trial.steps))
+    # A step counts 1 by steps, and the trial's seconds of a step by time.
     return steps * _merit(trial, merit) / trial.steps
 
 
@@ -530,12 +536,12 @@ def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> 
     no less than the candidate's own run took. A run that broke, or missed the target at the end of
     its horizon, counts for ``FAILURE_FACTOR`` times what the candidate's own run took.
     """
-    own = _merit(candidate, merit)
+    of_candidate = _merit(candidate, merit)
     missed_its_horizon = run.horizon is not None and not run.reached
     # A run that cannot go on, as its schedule has ended or it broke, says nothing of how long one
     # that reaches the target takes.
     if run.status in ("diverged", "out of memory") or missed_its_horizon:
-        return FAILURE_FACTOR * own
+        return FAILURE_FACTOR * of_candidate
     seconds_per_step = run.seconds_per_step or candidate.seconds_per_step
     cost = float(run.steps)
     if merit == "time" and seconds_per_step is not None:
@@ -543,7 +549,7 @@ def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> 
     if run.reached:
         return cost
     # A run that was stopped early must not look fast.
-    return max(cost, own)
+    return max(cost, of_candidate)
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ class WallTime:
             self._start = self._elapsed()
 
     def pause(self) -> None:
-        """Note that what follows is no decision, up to the next trial."""
+        """Leave the time from now to the next trial out of what a decision on a trial takes."""
         self._last_end = None
 
     def keep(self) -> None:
@@ -192,7 +192,7 @@ class WallTime:
         ``reserve``: seconds that are kept for what follows the search in this command.
         """
         if self._start is None:
-            # This command comes to nothing.
+            # A command that began no trial is not charged for its own seconds.
             return self._taken() - self._elapsed()
         return self._taken() + min(reserve, max(self.seconds_left, 0.0)) + self.report_seconds
 
@@ -203,7 +203,7 @@ class WallTime:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Note the time between trials: the body waits for one."""
+        """Note the time between trials: the body waits for a trial to end."""
         if self._last_end is not None:
             self._between.append(self._taken() - self._last_end)
         yield
@@ -211,7 +211,7 @@ class WallTime:
 
     @contextmanager
     def fine_look(self) -> Iterator[None]:
-        """Note how long the body takes, which looks at the finely drawn posterior."""
+        """Note how long the body takes: it decides by a posterior with many draws."""
         began = self._taken()
         yield
         self._looks.append(self._taken() - began)
@@ -315,9 +315,9 @@ class WallTime:
         """Give the seconds to keep for what follows the search.
 
         Before a trial has reached the target, that is a share of the limit, to continue the most
-        promising trial. Then it is fresh seeds: all those of the winners by the objective, and the
-        baseline's first. For the baseline's others and those of further candidates at most
-        ``OTHERS_SHARE`` of the limit is kept.
+        promising trial. After that it is the time of runs on fresh seeds: all those of the winners,
+        and the baseline's first. The baseline's other runs and those of further candidates get at
+        most ``OTHERS_SHARE`` of the limit.
 
         Args:
             trials: that have ended.
@@ -357,8 +357,8 @@ class WallTime:
     ) -> int | None:
         """Give the step up to which a trial may train, so that ``reserve`` seconds are left.
 
-        It is None if the trial would not be worth its start. It is not with fewer than
-        ``MIN_STEPS``, or less than ``LEAST_GROWTH`` times the steps of the trial that it continues.
+        It is None if the time allows fewer than ``MIN_STEPS``, or less than ``LEAST_GROWTH`` times
+        the steps of the trial that it continues: so short a trial is not worth its start.
         """
         if not math.isfinite(self.limit):
             return round(UNLIMITED_STEPS)

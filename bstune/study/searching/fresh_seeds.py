@@ -220,7 +220,7 @@ def _due_seed(
 ) -> TrialResult | None:
     """Find the winner's run on whose fresh seed the baseline is to run next.
 
-    It is None if it is on none.
+    None if no such run is due.
     """
     if runs is None:
         return None
@@ -229,7 +229,10 @@ def _due_seed(
 
 
 def _baseline_seconds(prepared: PreparedStudy, runs: BaselineRuns | None) -> float:
-    """Give the seconds that the baseline's runs on fresh seeds may still take of their share."""
+    """Give the seconds that the baseline's runs on fresh seeds may still take.
+
+    Together they may take ``MEANS_SHARE`` of the study's shortest limit; inf without a limit.
+    """
     budget = prepared.budget
     limits = [limit for limit in (budget.seconds, budget.wall_seconds) if limit is not None]
     if runs is None or not limits:

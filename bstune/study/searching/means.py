@@ -79,7 +79,7 @@ def reserved_seconds(
             return 0.0
         reserve = _reserved_at_budget(prepared, wall, cost)
         return wall.reserve_beside_second(trials, cost, reserve)
-    # What is kept before a trial has reached the target is for a stopped trial that goes on.
+    # Until a trial has reached the target, seconds are kept only to continue a stopped one.
     has_reached = any(trial.reached for trial in trials)
     if not stops and not has_reached:
         return 0.0
@@ -97,7 +97,10 @@ def reserved_seconds(
 
 
 def _reserved_at_budget(prepared: PreparedStudy, wall: WallTime, cost: TrialCost) -> float:
-    """Give the wall seconds of winner's and baseline's fresh seeds, at most a share of all."""
+    """Give the wall seconds to keep for fresh seeds of winner and baseline.
+
+    They are at most ``RESCUE_SHARE`` of the study's limit.
+    """
     # Which point wins is open until the search ends: all runs count as at the reference.
     reference = prepared.options.scaling.batch_size
     points = 1 if prepared.baseline is None else 2
@@ -113,9 +116,16 @@ def advised_limit(
     trials: Sequence[TrialResult],
     cost: TrialCost,
 ) -> int | None:
-    """Give a ``search.wall_seconds`` with which the next command has time until two points ran.
+    """Advise a ``search.wall_seconds`` that lets the next command finish two points of the search.
 
-    It is None where two have. The arguments are those of :func:`reserved_seconds`.
+    None where two have ended already: these can be compared.
+
+    Args:
+        prepared: the study.
+        wall: what is left of its wall time.
+        stops: whether trials are stopped early and continued.
+        trials: that have ended.
+        cost: the wall seconds of a trial.
     """
     ended = trials_of_search(trials)
     points = count_points(ended)
@@ -167,9 +177,9 @@ def limit_reached(
 
     The arguments are those of :func:`reserved_seconds`.
     """
-    # With the objective loss no trial goes on to reach a target, so that no share is kept for it.
-    keeps_share = stops and not is_for_loss(prepared)
-    spent = prepared.budget.end_if_spent(trials, continues=keeps_share)
+    # A share is kept to continue a trial to its target; the objective loss has no target.
+    keeps_share_to_continue = stops and not is_for_loss(prepared)
+    spent = prepared.budget.end_if_spent(trials, continues=keeps_share_to_continue)
     if spent is not None or not math.isfinite(wall.limit):
         return spent
     cost = trial_cost(prepared, trials)

@@ -69,7 +69,7 @@ class TrialFiles:
 
 def numbers_that_may_win(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> set[int]:
     """Give the numbers of the trials that may become the winner."""
-    # They may by their own seconds, and by the tau(B) of all trials, by which the report ranks.
+    # The search ranks by the trials' own seconds, the report by one law tau(B) for all of them.
     timed_alike = with_common_step_time(prepared, trials)
     return {trial.number for trial in (*candidates(trials), *candidates(timed_alike))}
 

@@ -58,6 +58,7 @@ class PagePace:
     def wrote(self, began: float, ended: float) -> None:
         """Note when a writing began and ended; one that failed counts, too."""
         self.ended = ended
+        # After a quick writing, too, the next one waits for LEAST_SECONDS / SHARE.
         self.took = max(LEAST_SECONDS, ended - began)
 
 
@@ -149,7 +150,7 @@ class LivePage:
             self._say_once("place", f"its page while it runs: {short_path(self._path)}")
 
     def _say_once(self, what: str, line: str) -> None:
-        """Print a line, but for a second one on the same matter, ``what``."""
+        """Print a line, unless one on the same matter, ``what``, was printed before."""
         if what not in self._said:
             self._said.add(what)
             self._say(line)

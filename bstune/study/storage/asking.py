@@ -102,7 +102,10 @@ def _has_begun(trial: FrozenTrial, trial_index: int) -> bool:
 
 
 def _drop(study: optuna.Study, trial_id: int) -> None:
-    """End a trial that was stored at an index which another one holds. It never runs."""
+    """End a trial that never runs, as another one holds its index, and mark it as not asked.
+
+    Another process may have ended it before.
+    """
     with suppress(UpdateFinishedTrialError):
         patient(study._storage.set_trial_user_attr)(trial_id, LOST, True)
     end_trial(study, trial_id, TrialState.FAIL)
@@ -124,7 +127,10 @@ class Ranking:
         return [self._with_gap(trial) for trial in trials]
 
     def _with_gap(self, trial: FrozenTrial) -> FrozenTrial:
-        """Copy a stopped trial as if it had reported its last gap; give any other one as it is."""
+        """Copy a stopped trial as if it had reported how far its metric was from the target.
+
+        A trial that reached the target, has no metric or was not stopped is given as it is.
+        """
         if trial.state != TrialState.PRUNED or RECORD not in trial.user_attrs:
             return trial
         result = record_of(trial.user_attrs[RECORD])
@@ -190,10 +196,10 @@ def _draft(
     baseline: tuple[Baseline, int | None] | None,
     ranking: Ranking | None,
 ) -> tuple[Draft, TrialSpec]:
-    """Suggest a trial without storing it.
+    """Choose the trial of an index, and write it down as a draft that is not stored yet.
 
-    At an index whose last trial failed, its point is asked again, unless it has been given up. The
-    arguments are those of :func:`ask`.
+    It is the point of the index's last trial if that failed and has not been given up, else the
+    baseline at index 0, else the sampler's suggestion. The arguments are those of :func:`ask`.
     """
     trial_index = turn.trial_index
     failed = failed_at(turn.trials, trial_index)
@@ -219,7 +225,7 @@ def _draft(
     # From the axes that the sampler searches to the values that the trial gets.
     values = space.searched(trial.params)
     dense_steps = None
-    # What goes on keeps the evaluations of its first part.
+    # A continuation is evaluated as often as the trial that it continues.
     if resumed_from is None:
         dense_steps = dense_search_steps(turn.trials, batch_size)
     return draft, TrialSpec(
@@ -261,6 +267,7 @@ def _limit_and_parent(
     """
     if not _stops_trials(sampler) or not (stops or getattr(sampler, "horizon", False)):
         return None, None
+    # Optuna's base class has neither of these methods.
     stopping: Any = sampler
     return stopping.max_steps(number), stopping.resumed_from(number)
 
@@ -368,15 +375,18 @@ def _replicate_steps(
 ) -> int | None:
     """Give the step at which a run on a fresh seed ends; None: at its budget.
 
-    ``original_limit``: the step at which the trial that it repeats was to end; None: at its budget.
-    The other arguments are those of :func:`ask_replicate`.
+    Args:
+        winner: the point that runs again.
+        original_limit: the step at which the trial that it repeats was to end; None: at its budget.
+        stops: whether trials can be stopped early. Else each ends with its schedule.
+        horizon: the step at which the search would end the schedule; None: that of the trial.
     """
     if stops:
         expected = max(winner.trial.steps, winner.steps)
         return math.ceil(max(REPLICATE_LIMIT * expected, MIN_STEPS))
     if original_limit is None:
         return None
-    # All fresh seeds of a point have the horizon of its first one.
+    # All fresh seeds of a point have the schedule of its first one, so that they compare.
     if winner.runs:
         return winner.horizon
     return horizon or original_limit
@@ -427,6 +437,7 @@ def _ask_again(
 
     It is None if another process has begun one at its index before.
     """
+    # The sampler draws nothing, as all values are fixed.
     draft, _ = _suggested(study, turn, space, RandomSampler(seed=0), dict(earlier.params))
     return _begin(study, turn, _template(draft, turn, spec), spec)
 

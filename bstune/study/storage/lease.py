@@ -141,7 +141,7 @@ class Leases:
                 continue
             try:
                 leases[key.removeprefix(PREFIX)] = LEASE.validate_json(value)
-            # A TypeError is of what is no text.
+            # A value that is no text raises a TypeError.
             except (ValidationError, TypeError) as error:
                 raise StudyError(
                     f"the study {self._study.study_name!r} has an attribute {one_line(key)} that "
@@ -170,7 +170,7 @@ class Leases:
     def others(self) -> list[Lease]:
         """List the leases of the other processes that work on the study.
 
-        Those of processes that are gone are ended.
+        A lease whose process is gone is stored as ended.
         """
         living = []
         for lease in self._read().values():
@@ -179,7 +179,7 @@ class Leases:
             if self._is_alive(lease):
                 living.append(lease)
             else:
-                # A process that was only stopped for a while finds this when it goes on.
+                # A process that was only suspended sees that when it goes on, and stops.
                 self._write(replace(lease, ended=True))
         return living
 
@@ -292,7 +292,8 @@ class Leases:
                 )
 
     def _end(self, thread: threading.Thread) -> bool:
-        """End the lease after its last beat; say whether the storage has taken that."""
+        """Store the lease as ended, once ``thread`` renews it no more; False if that fails."""
+        # A thread that was never started has no ident, and cannot be joined.
         if thread.ident is not None:
             thread.join()
         try:

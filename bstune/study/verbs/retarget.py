@@ -282,7 +282,7 @@ def study_so_far(path: Path, trust: bool = False) -> StudyFolder:
             names.
 
     Raises:
-        StudyError: where there is no study, or its files do not tell.
+        StudyError: where there is no study, or its files do not tell what its trials were.
     """
     files = _output_of(path)
     if files.curve.exists() or not files.trials.exists():
@@ -429,9 +429,7 @@ def _over_target(earlier: StudyResult | None, own_target: Target) -> OverTarget:
 def _prepared(
     files: Output, content: StudyFiles, goal: Goal | None, trust: bool
 ) -> tuple[PreparedStudy, Target]:
-    """Prepare the study that its files describe, for an analysis alone.
-
-    It comes back with its own target.
+    """Prepare the study that its files describe, for an analysis alone; give its own target, too.
 
     ``goal``: the target in place of its own; None: its own.
     """
@@ -496,6 +494,7 @@ def _surveyed(content: StudyFiles, workers: int) -> TrialBackend:
         if hardware.threads is not None:
             threads = hardware.threads.threads
         backend.timed = Timed(hardware.seconds_of, hardware.measured.waited, threads)
+    # None, which the type excludes, stands for seconds that are not known.
     backend.step_time = law  # type: ignore[assignment]
     return backend
 
@@ -539,10 +538,10 @@ def _extrapolated(
     space = prepared.space
     ratio = space.high / space.low
     # The sizes are even in log B. Small ones coincide once they are rounded.
-    ladder = set[int]()
+    rounded_sizes = set[int]()
     for place in range(LADDER):
-        ladder.add(round(space.low * ratio ** (place / (LADDER - 1))))
-    batch_sizes = sorted(ladder)
+        rounded_sizes.add(round(space.low * ratio ** (place / (LADDER - 1))))
+    batch_sizes = sorted(rounded_sizes)
     band = steps_band(posterior, batch_sizes, INTERVAL)
     is_timed = any(trial.seconds_per_step for trial in trials)
     in_seconds = is_timed and prepared.budget.objective != "steps"

@@ -114,7 +114,7 @@ def _given_scale(
             f"--values takes a number for each study by its name, of {_names(studies)}, but got "
             f"{one_line(listing(sorted(values)))}"
         )
-    # Values do not tell which options they stand for: those that may differ go by the name.
+    # The options that may differ between the studies, by the name that the user gives the scale.
     set_by: tuple[str, ...] = (*OF_DATA, *OF_MODULE, *OF_A_TABLE)
     if name in ("examples", "tokens"):
         set_by = (*OF_DATA, *OF_A_TABLE)
@@ -505,8 +505,8 @@ def defining_settings(study: StudyFolder) -> dict[str, object]:
         )
     settings = dict[str, object]()
     is_loss = study.result.objective == "loss"
-    # With defaults for options that came after a folder was written, it does not differ from a
-    # later one.
+    # A folder gets the defaults of options that came after it was written, so that it does not
+    # differ in them from a later one.
     for key, value in flatten(with_new_options(config)).items():
         is_defining = key.startswith(DEFINING) or key in ALSO_DEFINING
         if is_loss and key.startswith("budget."):
