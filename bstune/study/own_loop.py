@@ -100,13 +100,11 @@ def trials_of(
 def batches_of(
     options: StudyOptions, assumptions: tuple[str, ...] = (), limits: LoopLimits = ANY_LOOP
 ) -> Generator[list[LoopTrial], None, None]:
-    """Do what :func:`trials_of` does for a loop that trains several trials side by side.
+    """Search, or go on with it, for a loop that trains several trials side by side.
 
-    ``limits.jobs`` says how many.
-
-    It yields lists of trials. Each trial of a list was asked while those before it counted as
-    running. The next list is asked once all trials of this one have ended. Runs on fresh seeds
-    come alone, as their seconds are measured.
+    It yields lists of up to ``limits.jobs`` trials, and writes the report at the end. Each trial of
+    a list was asked while those before it counted as running. The next list is asked once all
+    trials of this one have ended. Runs on fresh seeds come alone, as their seconds are measured.
     """
     _check(options, limits)
     runners = list[LoopRunner]()

@@ -228,8 +228,8 @@ class PreparedStudy:
     def last_step(self, batch_size: float) -> int:
         """Give the step after which a trial's budget is spent.
 
-        For the objective loss the budget is one of three: seconds, which tau(B) turns into steps,
-        else examples, else steps.
+        For the objective loss the budget is one of three: seconds, which the seconds of a step turn
+        into steps, else examples, else steps.
         """
         size = round(batch_size)
         if self.budget.objective != "loss":
@@ -438,7 +438,7 @@ def _steps_at_budget(
 ) -> int:
     """Give the step at which a trial of the objective loss has spent its budget.
 
-    ``seconds_per_step``: gives tau(B), for a budget of seconds.
+    ``seconds_per_step``: gives the seconds of a step at a batch size, for a budget of seconds.
     """
     budget = options.budget
     if budget.seconds is not None:
@@ -832,6 +832,7 @@ def _try_and_survey(
         if survey.threads is not None:
             threads = survey.threads.threads
         backend.timed = Timed(survey.seconds_of, survey.measured.waited, threads)
+    # The device's name says with how many threads it trains.
     if survey.threads is not None:
         backend.rename(training.use_threads(survey.threads.threads))
     return _PreparedRuns(

@@ -176,7 +176,7 @@ def run_study(
 ) -> Findings:
     """Run or continue the study, write its report and give its findings.
 
-    ``arguments``: as :func:`run` takes them.
+    ``arguments``: the command line that composed the options; None for a study of Python objects.
     """
     return run_through(paused_study(prepared, arguments, console))
 
@@ -184,9 +184,11 @@ def run_study(
 def paused_study(
     prepared: PreparedStudy, arguments: Sequence[str] | None, console: Console
 ) -> Paused[Findings]:
-    """Do what :func:`run_study` does, as a generator that pauses before it waits for a trial.
+    """Run or continue the study and write its report, as a generator that gives the findings.
 
-    In the pause a loop of the user's may train that trial.
+    It pauses before it waits for a trial, which a loop of the user's may train meanwhile.
+
+    ``arguments``: the command line that composed the options; None for a study of Python objects.
     """
     options = prepared.options
     objective = prepared.budget.objective

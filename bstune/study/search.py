@@ -169,7 +169,10 @@ class Search:
         return run_through(self.paused())
 
     def paused(self) -> Paused[SearchEnd]:
-        """Do what :meth:`run` does, as a generator that pauses before it waits for a trial."""
+        """Search, then run the winners on fresh seeds, as a generator that gives the search's end.
+
+        It pauses before it waits for a trial, which a loop of the user's may train meanwhile.
+        """
         try:
             end = yield from self._run()
         except StorageGoneError:
@@ -312,8 +315,8 @@ class Search:
         It is None where one has, where another process decides it, or where none can go on.
         """
         prepared = self._prepared
-        # Only a sampler that stops trials leaves any to continue. Of several processes one, the
-        # owner, decides which goes on.
+        # Only a sampler that stops trials leaves any to continue. Where several processes search,
+        # the owner alone decides which trial goes on.
         if not self._stops_trials or not self._is_owner or not needs_rescue(prepared, done):
             return None
         finished = ended_below_limit(read_trials(self._study))

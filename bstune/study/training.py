@@ -159,7 +159,7 @@ class TrainingService:
     def _try_steps(
         self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say
     ) -> Tried:
-        """Do what :meth:`try_steps` does, without a watch over steps that never end."""
+        """Load the data and take a few steps; :meth:`try_steps` adds a watch over their time."""
         # torch takes seconds to import: the process that trains needs it.
         from bstune.hardware.survey_cache import survey_key
         from bstune.trial.checks.preflight import preflight

@@ -153,7 +153,7 @@ def _rank(
 ) -> _Ranked:
     """Rank the points by what they took, or are predicted to take, on fresh seeds.
 
-    ``use``: the merit of the winner to use.
+    ``use``: time or steps, by which the winner to use is the best.
     """
     objective = prepared.budget.objective
     replicates = prepared.budget.replicates
@@ -205,11 +205,12 @@ def curve_of(
     tau: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None,
     law: StepTimeLaw | None = None,
 ) -> Curve:
-    """Give S*(B), tau(B) and lr*(B) with its interval, at the batch sizes of a band.
+    """Give the curve over the batch sizes of a band: steps to target, best rate, seconds of a step.
 
     Args:
         posterior: of all trials.
-        band: S*(B) with its interval, at a rising series of batch sizes.
+        band: S*(B), the steps to the target at the best rate, with its interval, at a rising series
+            of batch sizes.
         tau: gives the seconds of a step; None: not timed. (The posterior's own tau counts examples
             where the objective is steps.)
         law: tau(B) with its error; None where that is not known.
@@ -318,7 +319,10 @@ def point_not_run_again(
 
 
 def _band(posterior: Posterior, critical: CriticalBatchSize) -> CurveBand:
-    """Give S*(B) with its interval, even in log B between the sizes that reached the target."""
+    """Give S*(B), the steps to the target at the best rate, with its interval.
+
+    The batch sizes are even in log B between those that reached the target.
+    """
     ratio = critical.largest / critical.smallest
     # Near small batch sizes several of them round to the same one.
     rounded_sizes = set[int]()

@@ -52,6 +52,7 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
 
     It is None before one ran to its budget's end.
     """
+    # Shares of the budget, at each of which the best batch size is estimated.
     shares: Sequence[float] = BUDGET_SHARES
     if prepared.backend.horizon:
         # A schedule that ends with its trial would have ended earlier under a shorter budget: what

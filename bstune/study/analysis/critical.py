@@ -390,12 +390,13 @@ def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
     prior = posterior.prior
     # Column ``B_OPT`` of theta has the log of B_opt over the middle batch size, 2^log_mid.
     log_edge = math.log(smallest / 2.0**prior.log_mid)
-    share = float(np.mean(posterior.theta[:, B_OPT] > log_edge))
-    prior_share = float(ndtr((prior.mean[B_OPT] - log_edge) / prior.spread[B_OPT]))
-    # The Bayes factor of the two halves of the prior, to a draw's accuracy.
-    odds = (share + DRAW_ACCURACY) / (1.0 - share + DRAW_ACCURACY)
-    odds = odds * (1.0 - prior_share + DRAW_ACCURACY) / (prior_share + DRAW_ACCURACY)
-    if share < TERM_SHARE or odds < TERM_ODDS:
+    chance_above = float(np.mean(posterior.theta[:, B_OPT] > log_edge))
+    prior_chance = float(ndtr((prior.mean[B_OPT] - log_edge) / prior.spread[B_OPT]))
+    # The Bayes factor for B_opt above the edge against below it. DRAW_ACCURACY, to which a share of
+    # draws is known, keeps the odds finite where no draw lies on one side.
+    odds = (chance_above + DRAW_ACCURACY) / (1.0 - chance_above + DRAW_ACCURACY)
+    odds = odds * (1.0 - prior_chance + DRAW_ACCURACY) / (prior_chance + DRAW_ACCURACY)
+    if chance_above < TERM_SHARE or odds < TERM_ODDS:
         return None
     quantiles = np.quantile(posterior.theta[:, B_OPT], QUANTILES)
     return [float(size) for size in 2.0**prior.log_mid * np.exp(quantiles)]
@@ -531,11 +532,11 @@ def at_target_value(critical: CriticalBatchSize, target: float, passed: int) -> 
 def growth_over_target(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth | None:
     """Fit the exponent k of B_crit ~ d^k, over the distance d of targets from the ideal value.
 
-    Of a loss, whose ideal value is 0, it is Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3:
-    B_crit = B*/L^(1/alpha), where k = -1/alpha = -4.76. It is a least-squares line of log B_crit
-    over log d, weighted by the intervals of B_crit, and wider where the points scatter more than
-    those say. The same runs answer all targets, so that their errors go together and the interval
-    is rather too wide than too narrow.
+    For a loss, whose ideal value is 0, this is Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3:
+    B_crit = B*/L^(1/alpha), where k = -1/alpha = -4.76. The fit is a least-squares line of log
+    B_crit over log d, weighted by the intervals of B_crit, and wider where the points scatter more
+    than those say. The same runs answer all targets, so that their errors go together and the
+    interval is rather too wide than too narrow.
 
     Args:
         rows: a row whose interval has an open end is left out; of several at one target the last

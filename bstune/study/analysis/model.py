@@ -60,6 +60,9 @@ def ideal_of(prepared: PreparedStudy) -> float | None:
 def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> dict[str, Any]:
     """Collect the arguments that a study offers a sampler, by their names.
 
+    A sampler's class lists in ``context`` which of them it takes. ``horizon`` says whether
+    schedules end with the trial, ``ideal`` is the best value that the metric can have.
+
     ``finished``: numbers of stopped trials that go no further.
     """
     space = prepared.space

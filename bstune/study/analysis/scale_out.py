@@ -154,7 +154,7 @@ def plan(
     the data.
 
     Args:
-        predict: gives S*(B) with its interval at batch sizes.
+        predict: gives S*(B), the steps to the target, with its interval at batch sizes.
         step_seconds: gives tau(b), the seconds of a step of one device.
         best_lr: gives the best learning rate at a batch size.
         devices: the numbers of devices to plan for.

@@ -71,10 +71,10 @@ def with_common_step_time(
 
 
 def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
-    """Give tau(B) with its error: the survey's, widened to what the trials show of it.
+    """Give tau(B), the seconds of a step, with its error.
 
-    Without a survey it is that of all trials. It is None where a table answers the trials, or too
-    few were timed.
+    It is the survey's law, whose error is widened to what the trials show of it. Without a survey
+    the law is fitted to the trials. None where a table answers the trials, or too few were timed.
     """
     timed_before = step_time_of(prepared, done)
     # A table's, or a loop's of the user's, has no error.
@@ -84,9 +84,9 @@ def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw 
 
 
 def step_time_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> Callable[[float], float]:
-    """Give tau(B) as it was timed before the trials, or that law fitted anew with their own steps.
+    """Give tau(B), the seconds of a step, as timed before the trials or fitted anew with these.
 
-    Where it was timed well enough, the law takes none of these. None where a study's folder tells
+    A law that was timed well enough takes no steps of the trials. None where a study's folder tells
     nothing of tau(B).
     """
     surveyed = prepared.backend.step_time

@@ -249,7 +249,11 @@ def _unreached(
 ) -> Unreached | None:
     """Collect what tells why no trial reached the target; None where one did, or there is none.
 
-    The arguments are those of :func:`unreached_because`.
+    Args:
+        trials: all parts of all trials.
+        whole_trials: the trials, with only the last part of one that was continued.
+        asked: what the study was asked for.
+        ran_for_target: whether the trials were run for this target.
     """
     # The objective loss has no target to miss.
     if asked.objective == "loss":
@@ -297,9 +301,9 @@ def _is_confirmed(objective: Objective, analysis: Analysis) -> bool:
 
 
 def winner_to_use(objective: Objective, best: Mapping[Merit, Winner]) -> WinnerName | None:
-    """Name the winner to use: by the study's objective, else by the other merit.
+    """Name the winner to use: by what the objective seeks, time or steps, else by the other one.
 
-    It is None without one.
+    None without a winner.
     """
     sought = SOUGHT[objective].merits
     # Sorting is stable: those that are sought come first.
@@ -476,11 +480,11 @@ def _statuses(whole_trials: Sequence[TrialResult]) -> dict[str, int]:
 
 
 def _winner(analysis: Analysis, merit: Merit) -> WinnerResult | None:
-    """Describe the winner by a merit for the result; None without one."""
+    """Describe the winner by time or by steps (``merit``) for the result; None without one."""
     winner = analysis.best.get(merit)
     if winner is None:
         return None
-    # Where neither is known, the interval has the fresh seeds' own scatter alone.
+    # Where these two errors are not known, the fresh seeds' own scatter alone makes the interval.
     scatter = 0.0
     if analysis.seed_scatter is not None:
         scatter = analysis.seed_scatter.scatter

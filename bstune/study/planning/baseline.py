@@ -431,7 +431,7 @@ def _log_merit(run: TrialResult, merit: Merit) -> float | None:
 
 
 def _mean_log_merit(runs: Sequence[TrialResult], merit: Merit) -> float | None:
-    """Average the log merits of the runs that have one; None where none has."""
+    """Average the log steps or log seconds (``merit``) of runs; None where no seconds are known."""
     logs = [_log_merit(run, merit) for run in runs]
     known = [log for log in logs if log is not None]
     if not known:
@@ -524,9 +524,9 @@ def _interval(
     merit: Merit,
     stands_on: _GainRuns,
 ) -> Gain:
-    """Make the gain, the exponential of the mean of differences of log merits, and its interval.
+    """Make the gain, the exponential of the mean difference of log steps or seconds.
 
-    The interval is Student's. The differences' own variance is pooled with 2 scatter^2, that of a
+    Its interval is Student's. The differences' own variance is pooled with 2 scatter^2, that of a
     difference of two runs, which counts for ``POSTERIOR_DEGREES`` degrees of freedom.
 
     ``scatter``: of log S from seed to seed, one standard deviation.

@@ -97,7 +97,7 @@ def replicates_to_come(ran: int, replicates: int, winners: int) -> int:
     Args:
         ran: how many runs on fresh seeds have ended, of all points.
         replicates: runs of each point.
-        winners: how many points stand first by a merit of the objective.
+        winners: how many points stand first, by steps or by time.
     """
     if ran == 0:
         return replicates * winners

@@ -102,7 +102,14 @@ def next_replicate(
 ) -> tuple[Winner, int] | None:
     """Give the point that runs again next, and how many runs on fresh seeds it has had.
 
-    It is None when no point is to run again any more. The arguments are those of :func:`find_best`.
+    None when no point is to run again any more.
+
+    Args:
+        trials: all that ended.
+        predicted: steps that a fresh seed is predicted to take, by a trial's number.
+        objective: of the study; it says whether steps or seconds count.
+        replicates: runs on fresh seeds that a point is to have.
+        max_candidates: points that may run again.
     """
     for merit in SOUGHT[objective].merits:
         best = find_best(trials, predicted, merit, objective, replicates, max_candidates)
@@ -120,8 +127,14 @@ def next_beyond_limit(
 ) -> Winner | None:
     """Give the point that would run again next, were it not for ``max_candidates``.
 
-    It is None where that limit keeps no point from its fresh seeds. The arguments are those of
-    :func:`find_best`.
+    None where that limit keeps no point from its fresh seeds.
+
+    Args:
+        trials: all that ended.
+        predicted: steps that a fresh seed is predicted to take, by a trial's number.
+        objective: of the study; it says whether steps or seconds count.
+        replicates: runs on fresh seeds that a point is to have.
+        max_candidates: points that may run again.
     """
     if next_replicate(trials, predicted, objective, replicates, max_candidates) is not None:
         return None
@@ -208,9 +221,16 @@ def winners(
     replicates: int,
     max_candidates: int,
 ) -> dict[Merit, Winner]:
-    """Find the best point by each merit. A merit that no trial has is left out.
+    """Find the best point by time to the target and by steps to it.
 
-    The arguments are those of :func:`find_best`.
+    Where no trial is ranked by one of these, as its seconds are not known, that one is left out.
+
+    Args:
+        trials: all that ended.
+        predicted: steps that a fresh seed is predicted to take, by a trial's number.
+        objective: of the study; it says whether steps or seconds count.
+        replicates: runs on fresh seeds that a point is to have.
+        max_candidates: points that may run again.
     """
     merits: tuple[Merit, ...] = ("time", "steps")
     by_merit = dict[Merit, Winner]()
@@ -251,7 +271,12 @@ def stand_in_for(
 
     None where there is no such point, or the winner has all its runs.
 
-    ``winner`` is the best point by ``merit``; the other arguments are those of :func:`find_best`.
+    Args:
+        winner: the best point by ``merit``.
+        trials: all that ended.
+        predicted: steps that a fresh seed is predicted to take, by a trial's number.
+        merit: whether time or steps to the target count.
+        replicates: runs on fresh seeds that a point is to have.
     """
     if len(winner.runs) >= replicates:
         return None
@@ -319,12 +344,12 @@ def selection_luck(
     Args:
         winner: of the study.
         confirmed_winners: the points that ran on all their fresh seeds.
-        merit: by which they are ranked.
+        merit: whether steps or seconds rank them.
         scatter: of log S from seed to seed, one standard deviation.
 
     Returns:
-        The mean of this difference in log merit, at least 0. It is 0 where the winner ran on no
-        fresh seed or no other point did.
+        The mean of this difference, in log steps or log seconds, at least 0. It is 0 where the
+        winner ran on no fresh seed or no other point did.
     """
     others = list[Winner]()
     for point in confirmed_winners:
@@ -432,6 +457,12 @@ def _points(
     """Choose one trial of each point, as several trials may be at the same one.
 
     It is a trial that ran again, if there is one, else the trial with the best prediction.
+
+    Args:
+        trials: of which some may be at one point.
+        merit: whether time or steps are predicted.
+        predicted: steps that a fresh seed is predicted to take, by a trial's number.
+        runs: those on fresh seeds, by the number of the trial that they repeat.
     """
     ran_again = [trial for trial in trials if trial.number in runs]
     ran_again.sort(key=lambda trial: (-len(runs[trial.number]), trial.number))
@@ -508,11 +539,11 @@ def _predicted_merit(trial: TrialResult, merit: Merit, predicted: Predicted) -> 
 
 
 def _seen_merit(trial: TrialResult, trials: Sequence[TrialResult], merit: Merit) -> float:
-    """Give the geometric mean of what the search's own trials took at a trial's point.
+    """Give the mean steps or seconds (``merit``) of the search's own trials at a trial's point.
 
-    It is infinite where fewer than two reached the target there. A point that two trials have shown
-    to be good runs on fresh seeds, whatever is predicted of it. Trials with one history are one
-    recorded run.
+    The mean is geometric. It is infinite where fewer than two reached the target there. A point
+    that two trials have shown to be good runs on fresh seeds, whatever is predicted of it. Trials
+    with one history are one recorded run.
     """
     merits = dict[object, float]()
     for other in trials:
@@ -524,7 +555,7 @@ def _seen_merit(trial: TrialResult, trials: Sequence[TrialResult], merit: Merit)
 
 
 def _mean_log_merit(candidate: TrialResult, runs: Sequence[TrialResult], merit: Merit) -> float:
-    """Average the log merit over a candidate's runs on fresh seeds."""
+    """Average the log of the steps or seconds (``merit``) of a candidate's runs on fresh seeds."""
     logs = [math.log(_replicate_merit(run, candidate, merit)) for run in runs]
     return sum(logs) / len(logs)
 

@@ -74,7 +74,10 @@ class TrialCost:
         return self.fixed + self.slope * steps * self.tau(batch_size)
 
     def steps(self, seconds: float, batch_size: float) -> int:
-        """Count the steps that a trial can take within ``seconds`` of wall time; 0 at least."""
+        """Count the steps that a trial can take within ``seconds`` of wall time; 0 at least.
+
+        ``tau`` gives the training seconds of a step at a batch size.
+        """
         steps = (seconds - self.fixed) / (self.slope * self.tau(batch_size))
         return max(0, math.floor(min(steps, UNLIMITED_STEPS)))
 
@@ -372,7 +375,10 @@ class WallTime:
 
 
 def leaders(trials: Sequence[TrialResult], budget: SearchBudget) -> list[TrialResult]:
-    """List the trial that ranks first by each merit of the objective, if any reached the target."""
+    """List the first trial by steps, by time or by both, as the objective seeks them.
+
+    It is empty before a trial has reached the target.
+    """
     first = list[TrialResult]()
     for merit in SOUGHT[budget.objective].merits:
         first += ranked(trials, merit)[:1]

@@ -67,7 +67,8 @@ def due_to_target(
         wall: what is left of its wall time.
         trials: that have ended.
         predicted: steps that a fresh seed is predicted to take, by a trial's number.
-        horizons: to run with, by a trial's number, where the study chooses them.
+        horizons: the steps of the schedule to run with, by a trial's number, where the study
+            chooses them.
     """
     budget = prepared.budget
     if not compares(budget, trials):
@@ -134,7 +135,7 @@ def _has_stand_in(
         best = find_best(
             trials, predicted, merit, budget.objective, budget.replicates, budget.candidates
         )
-        # Only a merit by which this winner is the best says whether another stands in for it.
+        # Another point stands in for this winner only by the merit, time or steps, by which it won.
         if best is None or best.trial.number != winner.trial.number:
             continue
         stand_in = stand_in_for(winner, trials, predicted, merit, budget.replicates)
@@ -194,7 +195,13 @@ def _due_baseline_to_target(
 ) -> DueReplicate | None:
     """Choose the baseline's run on the next of the winner's fresh seeds.
 
-    The arguments are those of :func:`due_to_target`. None if none is due, or no time for it.
+    None if none is due, or there is no time for it.
+
+    Args:
+        prepared: the study.
+        wall: what is left of its wall time.
+        trials: that have ended.
+        predicted: steps that a fresh seed is predicted to take, by a trial's number.
     """
     runs = baseline_runs(trials, prepared.baseline)
     winner = _named_winner(prepared, trials, predicted)

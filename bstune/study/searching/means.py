@@ -175,7 +175,11 @@ def limit_reached(
 ) -> SearchEnd | None:
     """Give the end of a search that has no seconds for another point; None if it has.
 
-    The arguments are those of :func:`reserved_seconds`.
+    Args:
+        prepared: the study.
+        wall: what is left of its wall time.
+        stops: whether its trials can be stopped early and continued.
+        trials: that have ended.
     """
     # A share is kept to continue a trial to its target; the objective loss has no target.
     keeps_share_to_continue = stops and not is_for_loss(prepared)
@@ -233,6 +237,8 @@ def limited_baseline(prepared: PreparedStudy, stops: bool) -> tuple[Baseline, in
 
     It is None where the search itself chooses trial 0. The step is None where the trial's budget
     alone ends it.
+
+    ``stops``: whether trials are stopped early and continued.
     """
     baseline = prepared.baseline
     if baseline is None:
@@ -242,7 +248,8 @@ def limited_baseline(prepared: PreparedStudy, stops: bool) -> tuple[Baseline, in
     if is_for_loss(prepared):
         return baseline, last_step
     if not stops:
-        # Where a sampler chooses horizons, the baseline has to be given one.
+        # A sampler chooses the schedule's length for its own trials, not for the baseline: that
+        # takes the whole budget.
         if backend.horizon and chooses_horizons(prepared.options):
             return baseline, last_step
         return baseline, None

@@ -264,9 +264,10 @@ def trial_line(
     for name, value in trial.hyperparameters.items():
         point += f"  {name} {format_number(value)}"
     outcome = f"{ending(trial, last_step)}{_metric_text(trial, target)}"
-    # Of a trial whose process has died the steps are not known.
+    # The steps of a trial whose process has died are not known.
     if trial.steps or trial.status != "failed":
         outcome += f" after {plural(trial.steps, 'step')}"
+    # The steps of a schedule that ends with the trial.
     if trial.horizon is not None:
         outcome += f" of {trial.horizon}"
     if trial.time_to_target is not None:

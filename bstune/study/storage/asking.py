@@ -118,11 +118,11 @@ class Ranking:
     target: Target
 
     def seen(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Give the trials as the sampler is to see them: stopped ones with their gap to the target.
+        """Give the trials as the sampler is to see them.
 
-        TPE ranks pruned trials by their last reported step, then by the value there. Steps mean
-        different things at different batch sizes, so that all trials get the same one. The gap
-        alone then ranks them.
+        A stopped one has the gap of its metric to the target as its one value. TPE ranks pruned
+        trials by their last reported step, then by the value there. Steps mean different things at
+        different batch sizes, so that all trials get the same one. The gap alone then ranks them.
         """
         return [self._with_gap(trial) for trial in trials]
 
@@ -166,8 +166,8 @@ def ask(
         budget: of the search, which has its seeds and strata.
         space: that is searched.
         sampler: of this one trial.
-        stops: whether a trial can be stopped early and continued; else the sampler's limits count
-            only as horizons.
+        stops: whether a trial can be stopped early and continued; else a limit of the sampler's is
+            only the length of a schedule.
         baseline: what index 0 runs in place of a suggestion, and the step at which it ends (None:
             at its budget). None: index 0 is suggested, too.
         ranking: shows stopped trials to a sampler that ranks them by what they reported; None for
@@ -199,7 +199,18 @@ def _draft(
     """Choose the trial of an index, and write it down as a draft that is not stored yet.
 
     It is the point of the index's last trial if that failed and has not been given up, else the
-    baseline at index 0, else the sampler's suggestion. The arguments are those of :func:`ask`.
+    baseline at index 0, else the sampler's suggestion.
+
+    Args:
+        study: in its storage.
+        turn: the index, and the trials as they were when it was free.
+        budget: of the search, which has its seeds.
+        space: that is searched.
+        sampler: of this one trial.
+        stops: whether a trial can be stopped early and continued.
+        baseline: the user's own configuration and the step at which it ends, None for its budget;
+            None: index 0 is suggested, too.
+        ranking: shows stopped trials to a sampler that ranks them; None for another sampler.
     """
     trial_index = turn.trial_index
     failed = failed_at(turn.trials, trial_index)
@@ -262,8 +273,8 @@ def _limit_and_parent(
 ) -> tuple[int | None, int | None]:
     """Give the step at which a suggested trial ends, and the number of the trial that it continues.
 
-    Both are as the sampler has chosen them. They are None where it stops no trials, and where
-    trials cannot be stopped, unless the step is the horizon of a schedule.
+    The sampler chooses both. They are None for a sampler that stops no trials. They are None as
+    well where trials cannot be stopped, unless the step is the end of a schedule (``horizon``).
     """
     if not _stops_trials(sampler) or not (stops or getattr(sampler, "horizon", False)):
         return None, None
@@ -297,7 +308,10 @@ def _draft_baseline(
 
     It gives the draft, whose parameters are the nearest ones within the ranges, as Optuna demands,
     and the trial to run, which has the configuration's own values.
+
+    ``max_steps``: the step at which it ends; None: at its budget.
     """
+    # By how many octaves the user's learning rate lies above the scaling rule's.
     delta = space.delta(baseline.batch_size, baseline.lr)
     searched = space.searched(baseline.hyperparameters)
     place = {"batch_size": baseline.batch_size, "delta": delta, **searched}
@@ -337,8 +351,8 @@ def ask_replicate(
         stops: whether a trial can be stopped early and continued. If so it takes at most
             ``REPLICATE_LIMIT`` times the steps that the point's trial took, or is predicted to.
         worker: the id of this process's lease.
-        horizon: to run with, where trials cannot be stopped and the search chose that of the
-            point's trial; None: that one.
+        horizon: steps of the schedule to run with, where the search chooses its length; None: as
+            many as the point's trial had.
         seed_of: another point's run whose seed it takes; None: a new seed.
         is_baseline: whether the point is the baseline.
         last_step: to which it runs in any case; None: it is limited as above.
@@ -479,7 +493,10 @@ def _template(draft: Draft, turn: Turn, spec: TrialSpec) -> FrozenTrial:
 
 
 def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution]:
-    """Give the ranges of the parameters that :func:`ask` suggests, by name."""
+    """Give the ranges of the parameters that :func:`ask` suggests, by name.
+
+    ``delta`` is by how many octaves the learning rate lies above the scaling rule's.
+    """
     searched: dict[str, IntDistribution | FloatDistribution] = {
         "batch_size": IntDistribution(space.low, space.high, log=True),
         "delta": FloatDistribution(-space.delta_bound, space.delta_bound),

@@ -136,7 +136,10 @@ def _check_place(path: Path, url: str) -> None:
 
 
 def _look_once(url: str, arguments: dict[str, object]) -> None:
-    """Connect and read once; ``arguments`` are those of :func:`engine_arguments`."""
+    """Connect to the storage and read once; an error of the driver says why that fails.
+
+    ``arguments``: of SQLAlchemy's engine, such as time-outs; Optuna's proxy takes none.
+    """
     if make_url(url).get_backend_name() == GRPC:
         open_proxy(url).wait_server_ready(timeout=CONNECT_SECONDS)
         return

@@ -406,8 +406,8 @@ def recorded_trials(path: Path) -> list[TrialResult]:
 def rows_of_study(trials: Iterable[TrialResult]) -> list[TableRow]:
     """Make the rows of a study's trials.
 
-    Of several trials at one point and seed, such as one and those that continue it, the row is that
-    with the most steps. Further hyper-parameters stand in its ``hyperparameters``.
+    Several trials at one point and seed, such as one and its continuations, give one row: that of
+    the trial with the most steps. Further hyper-parameters stand in its ``hyperparameters``.
 
     Raises:
         TableError: where schedules end with the trial: a history then says nothing of a run with

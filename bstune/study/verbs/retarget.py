@@ -443,6 +443,7 @@ def _prepared(
     backend = _surveyed(content, options.search.workers)
     if isinstance(options.workload, ReplayedWorkload):
         backend = ReplayBackend(options, protocol)
+    # A trial has a horizon where its schedule ended with it.
     backend.horizon = any(trial.horizon is not None for trial in content.trials)
     space = make_space(options, backend.lr_range)
     if content.hardware is not None:

@@ -433,6 +433,8 @@ def _over_budgets(study: StudyFolder, whole: float) -> tuple[ScaleRow, ...]:
     growth = _at_budget(study).growth
     best_sizes = () if growth is None else growth.best_sizes
     for best in best_sizes:
+        # The whole budget has its row already. A best size at an end of the range searched may lie
+        # beyond it.
         if best.share == 1.0 or best.is_at_end:
             continue
         label = f"{study.result.study} {best.share:.3g} of its budget"
