@@ -110,7 +110,7 @@ def held_to_end(trial: TrialResult, last_step: int) -> TrialResult:
     if not values or trial.steps >= last_step:
         return trial
     # The record is as if the trial had been evaluated once more at the budget's end, and had come
-    # to the same value.
+    # to the same value; after() gives its steps and examples there.
     return replace(
         trial,
         **trial.after(last_step),
@@ -206,7 +206,8 @@ def _baseline_run_beside(
 ) -> FreshRun | None:
     """Give the baseline's run on the next of the winner's seeds.
 
-    It is None where it has run on all of them, is the winner itself, or broke in its first run.
+    None where it has run on all of them, is the winner itself, or diverged or ran out of memory in
+    its first run.
 
     ``runs``: the winner's on fresh seeds.
     """

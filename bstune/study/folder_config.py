@@ -136,7 +136,7 @@ def _check_rule(rule: Node, file: Path) -> None:
 
 
 def _own_sampler(sampler: Node, file: Path) -> str:
-    """Give the name of the sampler's class; StudyError where it is none of bstune's choices.
+    """Give the name of the sampler's class; StudyError where bstune does not offer it.
 
     A report asks the class how it searched, and never builds it.
     """

@@ -119,7 +119,7 @@ def given_study(given: GivenObjects) -> tuple[Node, PythonRecipe | None]:
 
 
 def checked_reference(reference: object) -> tuple[Any, Any]:
-    """Give the reference's batch size and learning rate; ConfigError for what is no such pair."""
+    """Give the reference's batch size and learning rate; ConfigError unless it is such a pair."""
     batch_size, lr = _pair("reference", reference, "(batch size, learning rate)")
     # NaN is refused, too, as it is not above anything.
     if not batch_size >= 1 or not lr > 0:
@@ -195,7 +195,7 @@ def _recipe(
 
 
 def _trainer(given: object) -> dict[str, object]:
-    """Check the user's arguments of the Trainer; None are none.
+    """Check the user's arguments of the Trainer, and copy them; empty for None.
 
     ConfigError for one that bstune sets itself.
     """

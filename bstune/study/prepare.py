@@ -546,6 +546,7 @@ def _check_budget(prepared: PreparedStudy) -> None:
     wall_seconds = prepared.budget.wall_seconds
     if budget.seconds is not None:
         if wall_seconds is not None and FEWEST_RUNS * budget.seconds > wall_seconds:
+            # The next command's start may take longer than this one's.
             start = START_SLACK * prepared.elapsed()
             advised = math.ceil(start + 2 * FEWEST_RUNS * budget.seconds)
             raise ConfigError(
@@ -707,6 +708,7 @@ def _prepare_training(
     if not options.scaling.override_lr:
         check_takes_rate(recipe)
     trials_log = TrialsLog(files.trials_log)
+    # A single trial, and a study with search.workers=0, train in this process.
     in_processes = trial is None and options.search.workers > 0
     processes = TrainingProcess(options, recipe, trials_log)
     training: Training = processes
@@ -718,6 +720,7 @@ def _prepare_training(
         )
     notes = list(runs.notes)
     if options.devices > 1:
+        # What the processes of the devices print goes to the log; bstune's own lines are shown.
         with printed_once(trials_log), watching(own_lines(say), options.protocol.trial_seconds):
             notes += _time_several_devices(options, recipe, runs, trial)
     open_runner: Callable[[int], Workers] | None = None

@@ -194,6 +194,7 @@ class Result:
             # Searched hyper-parameters follow the number, batch size and learning rate.
             names = [*TRIAL_COLUMNS[:3], *searched, *TRIAL_COLUMNS[3:]]
         table = pandas.DataFrame(rows, columns=list(dict.fromkeys(names)))
+        # These types take an empty value and keep whole numbers whole.
         return table.astype({name: kind for name, kind in KINDS.items() if name in names})
 
     def plot(self) -> "Picture":

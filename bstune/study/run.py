@@ -247,22 +247,23 @@ def paused_study(
 def arguments_to_join(options: StudyOptions, arguments: Sequence[str]) -> list[str]:
     """Give the arguments that a machine which joins the study composes, before its own.
 
-    They are those of the study's command, without those of its machine.
+    They are those of the study's command, without options of its own machine, such as a device.
 
     Args:
         options: of the study. A budget that was shortened to the time that this command has left is
             given as it is: the other machine has less time left, and other seconds of a step.
         arguments: of the command; empty for a study of Python objects, which no machine joins.
     """
-    kept = list[str]()
+    of_study = list[str]()
     for argument in arguments:
+        # Hydra's + and ~ before an option add and delete it.
         if not argument.lstrip("+~").startswith(MACHINE_OPTIONS):
-            kept.append(argument)
+            of_study.append(argument)
     stated = options.workload.budget
     budget = options.budget.budget
-    if kept and stated.assumed_epoch is not None and budget != stated.budget:
-        kept += [f"budget.steps={budget.steps}", f"budget.examples={budget.examples}"]
-    return kept
+    if of_study and stated.assumed_epoch is not None and budget != stated.budget:
+        of_study += [f"budget.steps={budget.steps}", f"budget.examples={budget.examples}"]
+    return of_study
 
 
 def _take_over(
@@ -396,6 +397,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
             console.print(f"{seconds}: trials on {device} give steps only", soft_wrap=True)
         make_inside(prepared.files.checkpoints)
         progress = _progress_of(prepared, console)
+        # From here on an interruption is told as one of a search.
         interruption.enter(Stage.SEARCH)
         with progress.live or nullcontext(), lines_while_waiting(progress):
             wall = WallTime(study, prepared.budget, prepared.elapsed, owner=False)
@@ -420,6 +422,7 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
         for folder in (files.root, files.checkpoints):
             remove_partials(folder)
         with prepared.open_runner(1) as runner:
+            # From here on an interruption is told as one of a single trial.
             interruption.enter(Stage.SINGLE)
             runner.start(spec, files, resumed_from=None)
             finished = runner.wait()

@@ -565,7 +565,7 @@ class Search:
         return study_seconds_to_go(self._prepared, self._wall, done, pace, self._search_has_ended)
 
     def _search_end(self, done: Sequence[TrialResult]) -> SearchEnd | None:
-        """Say what ends the search: spent means, or an answer that is good enough.
+        """Say what ends the search: seconds that are spent, or an answer that is good enough.
 
         None while it goes on.
         """

@@ -421,6 +421,7 @@ def _fitted_to_pickling(
     if not options.search.workers and not options.hardware.enabled and options.devices == 1:
         return options
     try:
+        # Reading this property pickles module and data.
         _ = recipe.pickled
     except PICKLE_ERRORS as error:
         reason = (

@@ -169,7 +169,8 @@ def _rank(
             winner = stand_in.winner
             if merit == use:
                 passed_over = stand_in.passed_over
-        # Where schedules end with the trial, a further seed needs a horizon, and may miss.
+        # Where schedules end with the trial, a further seed needs the length of one, and may miss
+        # the target.
         number = winner.trial.number
         winner = replace(winner, predicted_horizon=horizons.get(number))
         if number in horizons:

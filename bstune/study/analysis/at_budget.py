@@ -75,6 +75,7 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
     gain: GainAtBudget | None = None
     if runs is not None and baseline is not None and not same_point(runs.first, best):
         gain = _gain(prepared, done, best, runs, winner, baseline, posteriors[1.0])
+    # In a budget of seconds the error of the timing changes how many steps each batch size gets.
     count_error: float | None = None
     if budget.seconds is not None and runs is not None:
         law = law_of(prepared, done)

@@ -481,6 +481,7 @@ def ended_where_met(trial: TrialResult, target: Target) -> TrialResult:
 
     A trial that never met it keeps its record.
     """
+    # The step of the last evaluation that missed it; 0 before any.
     last_miss = 0
     for step, value in trial.history:
         if step > 0 and value is not None and target.gap(value) <= 0.0:

@@ -149,7 +149,7 @@ def summarize(
             one it is not known why they were stopped.
         over_target: the critical batch size at easier targets.
         test: the winners' metrics on the test set.
-        arguments: those of the command line that begin the study again; None: it has no such.
+        arguments: those of the command line that begin the study again; None: it had none.
         train: the command that trains the winner; None without one.
         few_passed: why trials that were run for another target tell little of this one; None where
             they tell enough, or were run for it.

@@ -194,7 +194,8 @@ def _compared(trial: TrialResult, baseline: TrialResult, target: Target) -> AtEq
     """Compare the metric of a trial and of the baseline at equal seconds of training.
 
     The seconds are those at which the shorter one of the two ended. None where the two are the
-    same point, where one of them has no metric or no seconds, or where the baseline broke.
+    same point, where one of them has no metric or no seconds, or where the baseline diverged or ran
+    out of memory.
     """
     if (trial.batch_size, trial.lr) == (baseline.batch_size, baseline.lr):
         return None

@@ -195,7 +195,7 @@ def _begun_since_search(
 ) -> list[TrialResult]:
     """Select the points that the study chose to run again after the search's last trial.
 
-    The baseline is none of them: it runs on a winner's seeds whatever is predicted of it.
+    The baseline is not selected: it runs on a winner's seeds, whatever is predicted of it.
     """
     numbers_of_search = [trial.number for trial in trials if trial.replicate_of is None]
     last_of_search = max(numbers_of_search, default=0)
@@ -564,13 +564,13 @@ def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> 
     """Give the steps or seconds that a run on a fresh seed counts for.
 
     They are those to the target, if it reached that. A stopped run counts for what it took, and for
-    no less than the candidate's own run took. A run that broke, or missed the target at the end of
-    its horizon, counts for ``FAILURE_FACTOR`` times what the candidate's own run took.
+    no less than the candidate's own run took. A run that diverged or ran out of memory, or missed
+    the target at the end of its schedule, counts for ``FAILURE_FACTOR`` times what the candidate's
+    own run took.
     """
     of_candidate = _merit(candidate, merit)
     missed_its_horizon = run.horizon is not None and not run.reached
-    # A run that cannot go on, as its schedule has ended or it broke, says nothing of how long one
-    # that reaches the target takes.
+    # A run that cannot go on says nothing of how long one that reaches the target takes.
     if run.status in ("diverged", "out of memory") or missed_its_horizon:
         return FAILURE_FACTOR * of_candidate
     seconds_per_step = run.seconds_per_step or candidate.seconds_per_step

@@ -23,7 +23,7 @@ LOOK_EVERY = 4
 
 
 def has_goal(prepared: PreparedStudy) -> bool:
-    """Whether an option may end the search before its means are spent.
+    """Whether an option may end the search before its trials and seconds are spent.
 
     It is ``search.least_gain`` for the objective loss, else ``search.precision``.
     """

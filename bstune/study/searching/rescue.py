@@ -34,7 +34,7 @@ class Rescue:
 
 
 def needs_rescue(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> bool:
-    """Whether no trial has reached the target, and the means allow one more try.
+    """Whether no trial has reached the target, and the study's budget allows one more try.
 
     A limit of time ends the tries by itself. Without one there are tries until ``MAX_RESCUED``
     trials have spent their budgets.

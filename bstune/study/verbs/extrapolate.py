@@ -265,8 +265,8 @@ def _with_rates(
 
     For studies with a target that is the critical batch size: their best one is the fastest on
     their own device, and training at the wanted scale runs on another. For studies of a budget it
-    is the best batch size. Where too few scales have the one, but enough have the other, it is
-    that other one.
+    is the best batch size. Where too few scales tell that size, but enough tell the other one, the
+    rates are at the other one.
 
     Args:
         rows: of all studies.
