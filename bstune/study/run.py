@@ -229,6 +229,7 @@ def paused_study(
         with watching(say, seconds=None), waiting_for("MLflow"):
             tracking = _opened_tracking(prepared, study, missing)
         progress = _progress_of(prepared, console)
+        # An interruption is told by the stage that is entered here.
         interruption.enter(Stage.SEARCH)
         with left_unless_ended(page):
             show = make_show(progress, page, prepared)
@@ -341,6 +342,7 @@ def _with_own_target(
         return ended_where_met(record, replace(metric, value=goal))
 
     if stored_goal(study) is None:
+        # From here on an interruption is told as one of a search.
         interruption.enter(Stage.SEARCH)
         progress = _progress_of(prepared, console)
         with progress.live or nullcontext(), lines_while_waiting(progress), left_unless_ended(page):

@@ -179,7 +179,7 @@ class Search:
             # Leaving writes to the storage, and would wait for it in vain once more.
             raise
         except BaseException:
-            # A trial that was cut short is a record too.
+            # A trial that was cut short has a record, too, which is written.
             self._leave()
             raise
         self._leave()
@@ -289,7 +289,7 @@ class Search:
                 # What was read before does not have the trial that has just begun.
                 latest = self._study
                 has_free_index = asked is not None
-                # Where nothing was asked for lack of time, and not of a free index, this says so.
+                # The end that _ask() has noted if too little time is left; else None.
                 end = self._no_time
             if runner.running:
                 with self._wall.trial():

@@ -122,7 +122,7 @@ def error_of_count(
 
     Args:
         counted: gives the seconds of a step by which the budget counts.
-        law: tau(B) as all timings and trials have it by now, with its error.
+        law: the seconds of a step by all timings and trials so far, with their error.
         first: a batch size.
         second: another one, or the same.
 
@@ -170,7 +170,7 @@ def _point(
             predicted = entry.fresh_metric
             break
     value = trial.best_value(mode)
-    # The trial has no finite evaluation.
+    # NaN stands for a trial without a finite evaluation.
     if value is None:
         value = math.nan
     return PointAtBudget(
@@ -198,7 +198,7 @@ def _fresh(prepared: PreparedStudy, runs: Sequence[TrialResult]) -> FreshValues 
     values = list[float]()
     for run in full:
         value = run.best_value(mode)
-        # A full trial has one.
+        # A full trial always has one; the check is for its type.
         if value is not None:
             values.append(value)
     if not values:

@@ -356,6 +356,7 @@ def _set_by_trials(prior: Prior, low: float, middle: float, high: float) -> tupl
     against what lies beyond it, is at least ``END_ODDS``. Otherwise the prior has set it.
     """
     rng = np.random.default_rng(0)
+    # The prior's draws of B_crit.
     draws = np.exp(log_b_crit(draw_prior(prior, CRITICAL_PRIOR_DRAWS, rng), prior))
     below = draws < low
     above = draws > high
@@ -434,7 +435,7 @@ def too_few_passed(done: Sequence[TrialResult], target: Target) -> str | None:
         span = f"{format_count(min(sizes))} to {format_count(max(sizes))}"
         least = f"it takes {MIN_PASSED_SPAN:g} times the smallest"
         return f"what passed it has batch sizes {span}, and {least}"
-    # Their last miss, at ``steps_low``, lies long before the step that met the target.
+    # In a coarse trial the last miss, at ``steps_low``, lies long before the step that met it.
     coarse = sum(trial.steps_low < FINE * trial.steps for trial in passed)
     if coarse > MAX_COARSE * len(passed):
         return f"{coarse} of {count} that passed it were not evaluated closely there"

@@ -130,6 +130,7 @@ def baseline_runs(trials: Sequence[TrialResult], baseline: Baseline | None) -> B
         return None
     # The first run may have been stopped and continued: its last part has all of it.
     by_parent = {trial.resumed_from: trial for trial in usable}
+    # The numbers of all its parts: a run on a fresh seed may name any of them.
     chain = {first.number}
     while first.number in by_parent:
         first = by_parent[first.number]
@@ -498,7 +499,8 @@ def _untold(runs: Sequence[TrialResult]) -> tuple[float, float]:
     """Give by how much earlier and later than assumed the runs may have met the target.
 
     Both are means over the runs, in log steps. A run that met it at its first evaluation did so at
-    any of its steps. Of others both are 0: between two evaluations the middle is certain enough.
+    any of its steps. For other runs both are 0: between two evaluations the middle is certain
+    enough.
     """
     earlier = list[float]()
     later = list[float]()
@@ -529,7 +531,12 @@ def _interval(
     Its interval is Student's. The differences' own variance is pooled with 2 scatter^2, that of a
     difference of two runs, which counts for ``POSTERIOR_DEGREES`` degrees of freedom.
 
-    ``scatter``: of log S from seed to seed, one standard deviation.
+    Args:
+        differences: of log steps or log seconds, baseline minus winner.
+        scatter: of log S from seed to seed, one standard deviation.
+        doubt: the timing's error, and the open step of a first evaluation, which widen it.
+        merit: whether steps or seconds are compared.
+        stands_on: on how many fresh seeds.
     """
     count = len(differences)
     squares = 0.0

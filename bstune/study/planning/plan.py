@@ -92,7 +92,8 @@ class SearchBudget:
     def replicate_index(self, trial_index: int, replicate: int) -> int:
         """Give the trial index at which a trial runs again on a fresh seed.
 
-        ``replicate`` counts those runs from 0. Any number of them has an index of its own.
+        ``replicate`` counts those runs from 0. No two runs share an index, as the search's own
+        indices stay below ``FIRST_REPLICATE``.
         """
         return FIRST_REPLICATE * (1 + replicate) + trial_index
 

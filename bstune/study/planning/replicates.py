@@ -228,7 +228,7 @@ def winners(
     Args:
         trials: all that ended.
         predicted: steps that a fresh seed is predicted to take, by a trial's number.
-        objective: of the study; it says whether steps or seconds count.
+        objective: of the study, whose merits, steps or seconds, limit what may run again.
         replicates: runs on fresh seeds that a point is to have.
         max_candidates: points that may run again.
     """

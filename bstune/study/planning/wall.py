@@ -259,6 +259,7 @@ class WallTime:
 
     def _seconds_of_one_more(self, trials: Sequence[TrialResult], cost: TrialCost) -> float:
         """Predict the wall seconds of one more trial of the search, with the decision before it."""
+        # Before a trial has ended only its fixed part is predicted.
         wall_seconds = [trial.wall_seconds for trial in trials_of_search(trials)]
         usual_trial = statistics.fmean(wall_seconds) if wall_seconds else cost.fixed
         return self.decision_seconds + usual_trial

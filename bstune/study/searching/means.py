@@ -151,7 +151,8 @@ def advised_limit(
             return reserved_seconds(prepared, wall.within(limit), stops, trials, cost)
         if is_for_loss(prepared):
             return _reserved_at_budget(prepared, wall.within(limit), cost)
-        # Fresh seeds of a first trial that reaches the target within its share are about as much.
+        # If the first trial reaches the target within its share, its fresh seeds take about as much
+        # as would be kept to continue it.
         if stops:
             return RESCUE_SHARE * limit
         return prepared.budget.replicates * whole_run + OTHERS_SHARE * limit

@@ -204,7 +204,7 @@ def _read_settings(path: Path) -> dict[str, object]:
         settings = parse_json(read_text(path, "the settings"), str(path))
     except InputError:
         settings = None
-    # Every workload has this option, so that a file without it is no settings file.
+    # Every settings file has this option, so that a file without it is another one.
     if not isinstance(settings, dict) or "budget.steps" not in settings:
         raise TableError(
             f"{path} holds other text than the settings of an earlier run: choose another FILE"
@@ -410,8 +410,8 @@ def rows_of_study(trials: Iterable[TrialResult]) -> list[TableRow]:
     the trial with the most steps. Further hyper-parameters stand in its ``hyperparameters``.
 
     Raises:
-        TableError: where schedules end with the trial: a history then says nothing of a run with
-            another horizon.
+        TableError: where schedules end with the trial: a history then says nothing of a run with a
+            schedule of another length.
     """
     longest: dict[GridPoint, TrialResult] = {}
     for trial in trials:
