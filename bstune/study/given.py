@@ -138,6 +138,7 @@ def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe
     own_values = dict[str, float]()
     for name in options.search.tune:
         own_values[name] = Tunable(name, **searched[name].model_dump()).middle
+    # No arguments of the Trainer: what trains with the recipe takes its own.
     return PythonRecipe(
         module_builder(module, list(own_values), overrides_lr=options.scaling.override_lr),
         data_of(data, int(reference.batch_size)),

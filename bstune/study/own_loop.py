@@ -90,9 +90,10 @@ def trials_of(
         limits: of what the loop can do.
 
     Raises:
-        BstuneError: of the classes for what a user can mend.
+        BstuneError: one of its subclasses, for what a user can mend.
     """
     with closing(batches_of(options, assumptions, limits)) as batches:
+        # One job is the default of the limits, so that each list has one trial.
         for (trial,) in batches:
             yield trial
 

@@ -278,7 +278,7 @@ def prepare(
         elapsed: says how many seconds ago the command began; None: it begins now.
 
     Raises:
-        BstuneError: of the classes for what a user can mend, for whatever would fail later.
+        BstuneError: one of its subclasses, for what a user can mend and would fail later.
     """
     now = elapsed or stopwatch()
     with (

@@ -249,7 +249,7 @@ class Study:
         for. ``os._exit`` ends this process, with a line and status 1.
 
         Raises:
-            BstuneError: of the classes for what a user can mend.
+            BstuneError: one of its subclasses, for what a user can mend.
             UserCodeError: where nothing reached the target and the user's own configuration failed
                 in its code; ``bstune.load`` has the result all the same.
             Exception: what the user's own code raised before any trial, or in this process, with a
@@ -291,7 +291,7 @@ class Study:
 
         Raises:
             ConfigError: where the study has a module to train, and for what a loop cannot have.
-            BstuneError: of the classes for what a user can mend.
+            BstuneError: one of its subclasses, for what a user can mend.
         """
         if self.recipe is not None or not isinstance(self.options, GivenOptions):
             raise ConfigError(

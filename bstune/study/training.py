@@ -111,7 +111,9 @@ class TrainingService:
         self._options = options
         self._recipe = recipe
         self._protocol = protocol
+        # None until the first steps are taken or the first trial is trained.
         self._backend: LightningBackend | None = None
+        # What the first steps told; None before them.
         self._tried: PreflightFindings | None = None
 
     @property

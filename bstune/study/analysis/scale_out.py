@@ -94,6 +94,7 @@ def scale_out(
     # Seconds that were measured come before those that follow from the link.
     if reduce.seconds is not None:
         measured = [(int(count), float(seconds)) for count, seconds in reduce.seconds.items()]
+        # The seconds are fitted as alpha + beta (devices - 2).
         alpha, beta = fit_sync(measured)
         real = planned(all_reduce_seconds=lambda count: sync_seconds(count, alpha, beta))
         return DevicePlans(ideal=ideal, with_all_reduce=tuple(real))

@@ -275,7 +275,7 @@ def gain_of(
         scatter: of log S from seed to seed, one standard deviation.
         timing_error: of log tau at the one batch size over that at the other, one standard
             deviation; it counts for seconds alone.
-        luck: by so much the winner's runs look too good, in log merit
+        luck: by so much the winner's runs look too good, in log steps or log seconds
             (:func:`bstune.study.planning.replicates.selection_luck`).
     """
     if runs is None or winner is None or same_point(runs.first, winner.trial):
@@ -287,7 +287,7 @@ def gain_of(
     again = [run for run in runs.again if run.reached]
     baseline_stands_on = again or [runs.first]
     winner_stands_on = reached or [winner.trial]
-    # Steps take no clock.
+    # Steps are counted, not timed.
     if merit == "steps":
         timing_error = 0.0
     doubt = _doubt(baseline_stands_on, winner_stands_on, timing_error)
@@ -300,8 +300,8 @@ def gain_of(
     of_winner = _expected_log_merit(winner, reached, merit)
     if of_baseline is None or of_winner is None:
         return None
-    # A larger log merit is slower: without its luck the winner takes longer. A winner that counts
-    # by its prediction was chosen for that, and so has luck, too.
+    # Without its luck the winner takes longer. A winner that counts by its prediction was chosen
+    # for that, and so has luck, too.
     of_winner += luck
     gained = of_baseline - of_winner
     if runs.first.reached or again:

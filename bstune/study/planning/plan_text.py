@@ -124,9 +124,9 @@ def _turns_text(prepared: PreparedStudy) -> str | None:
             f"multiple of {count}"
         )
     text = f"at each of {plural(count, 'batch size')} in turn"
-    rest = trials % count
-    if rest:
-        text += f", one more at the {rest} smallest"
+    remainder = trials % count
+    if remainder:
+        text += f", one more at the {remainder} smallest"
     return text
 
 

@@ -96,7 +96,7 @@ def fit_cost(
     steps = {trial.number: trial.steps for trial in trials}
     # wall = fixed + slope x training, each row over the trial's wall seconds, so that its error is
     # relative. The first row is what is known beforehand: training and its evaluation, nothing
-    # fixed.
+    # fixed. PRIOR_ROWS is its weight, in trials.
     rows = [[0.0, PRIOR_ROWS]]
     walls = [PRIOR_ROWS * (1.0 + share)]
     for trial in trials:
@@ -143,7 +143,7 @@ class WallTime:
         self.limit = math.inf if budget.wall_seconds is None else budget.wall_seconds
         # Seconds between two trials, which the decision on the second one takes.
         self._between: list[float] = []
-        # Seconds of each look at the finely drawn posterior.
+        # Seconds of each decision by a posterior with many draws.
         self._looks: list[float] = []
         # When the last trial ended.
         self._last_end: float | None = None
@@ -226,7 +226,7 @@ class WallTime:
 
     @property
     def fine_decision_seconds(self) -> float:
-        """Mean seconds of a look at the finely drawn posterior."""
+        """Mean seconds of a decision by a posterior with many draws; predicted before the first."""
         if self._looks:
             return statistics.fmean(self._looks)
         return REPORT_DECISIONS * self.decision_seconds

@@ -101,8 +101,9 @@ class LivePage:
         self._clock = clock
         self._pace = PagePace()
         self._last: _Shown | None = None
-        # Trials on the page that this run wrote last.
+        # How many trials were on the page when this run wrote it last; None: it has written none.
         self._written: int | None = None
+        # Matters on which a line has been printed.
         self._said = set[str]()
 
     def show(

@@ -98,7 +98,7 @@ class Progress:
 
     def _display(self, done: Sequence[TrialResult], text: str) -> None:
         """Show the trials in a notebook, in place of what it showed before."""
-        # IPython is there in a notebook alone.
+        # A notebook has IPython, which may be missing elsewhere.
         from IPython.display import display
 
         come_to = f"{self._points} of {plural(self._total, 'configuration')}; {text}"

@@ -78,6 +78,8 @@ def process_started(pid: int) -> str | None:
     known.
     """
     try:
+        # Where there is no /proc, signal 0 asks whether the process is there, and does nothing
+        # else.
         if not Path("/proc").exists():
             os.kill(pid, 0)
             return ""
@@ -161,6 +163,7 @@ class Leases:
         """
         if lease.machine == self.own.machine:
             return process_started(lease.pid) == lease.started
+        # A lease that is seen for the first time has all its seconds from now on.
         beat, seen = self._seen.setdefault(lease.id, (lease.beat, self._clock()))
         if beat != lease.beat:
             self._seen[lease.id] = lease.beat, self._clock()
@@ -269,7 +272,8 @@ class Leases:
         is_gone = False
         try:
             if self.own.role == "owner":
-                # Two that came in the same moment see each other: one of them stays.
+                # Two that came in the same moment see each other: the one with the smaller id
+                # stays.
                 rivals = [lease for lease in self._other_owners() if lease.id < self.own.id]
                 if rivals:
                     raise StudyError(

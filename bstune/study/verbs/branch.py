@@ -322,6 +322,7 @@ def _losses(
 
     It is infinite where the branch diverged. One that did not fit into memory is left out.
     """
+    # A gap is how far the metric is from the target: a difference of gaps is one of metrics.
     gaps = dict[int, float]()
     for branch in branches:
         if branch.seed == seed and branch.status != "out of memory":

@@ -127,7 +127,8 @@ def within_seconds(files: Output, seconds: float, trust: bool = False) -> StudyF
         trust: call a scaling rule or a sampler that its config names.
 
     Raises:
-        StudyError: where its objective is another one, its budget is not of seconds, or is shorter.
+        StudyError: where its objective is another one, or its budget is not of seconds, or shorter
+            than ``seconds``; and where schedules end with the trial.
     """
     content = _files_that_tell(files)
     prepared, _ = _prepared(files, content, goal=None, trust=trust)
@@ -152,7 +153,7 @@ def within_seconds(files: Output, seconds: float, trust: bool = False) -> StudyF
             f"search.objective=loss budget.seconds={seconds:g}"
         )
     result = _result_of(files)
-    # By other seconds of a step the budget would be other steps than the trials ran.
+    # Other seconds of a step than the study's own would turn the budget into other steps.
     prepared = _with_own_times(prepared, result)
     options = with_option(prepared.options, "budget.seconds", seconds)
     prepared = replace(prepared, options=options)

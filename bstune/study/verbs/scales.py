@@ -210,7 +210,7 @@ def _seconds_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
 
 
 def _option_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
-    """Make a numeric option of the workload the scale, found by its name or the end of it."""
+    """Make the scale of a numeric option; ``name`` is its dotted name or the end of that."""
     settings = [defining_settings(study) for study in studies]
     keys = [key for key in _all_keys(settings) if f".{key}".endswith(f".{name}")]
     if not keys:
