@@ -181,9 +181,10 @@ def _rank(
 
 
 def reaching_of(posterior: Posterior, winner: Winner) -> Reaching | None:
-    """Tell how likely further seeds reach the target, at the winner's horizon and at the longest.
+    """Tell how likely further seeds reach the target with a schedule as long as the winner's.
 
-    It is None where schedules do not end with the trial.
+    It also tells it for the longest schedule that the budget allows. It is None where schedules do
+    not end with the trial.
     """
     horizon = winner.advised_horizon
     if horizon is None:

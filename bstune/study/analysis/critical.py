@@ -375,7 +375,7 @@ def _speak_against(is_within: NDArray[np.bool_], is_beyond: NDArray[np.bool_]) -
     # The posterior's shares, by the definition of its quantiles.
     share_within = 0.5 - INTERVAL[0]
     share_beyond = INTERVAL[0]
-    # The prior may have no draw here.
+    # One is added to each count, as the prior may have no draw there.
     prior_odds = (is_beyond.sum() + 1) / (is_within.sum() + 1)
     # The posterior's odds of within to beyond, over the prior's.
     bayes_factor = share_within / share_beyond * prior_odds

@@ -28,6 +28,7 @@ def _own_steps(prepared: PreparedStudy, done: Sequence[TrialResult]) -> list[Own
 
     A study's first trials may have run on another number, before a survey chose one.
     """
+    # The name of a CPU holds the number of threads.
     device = prepared.backend.device
     is_cpu = device.startswith(CPU)
     comparable = list[TrialResult]()

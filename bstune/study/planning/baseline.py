@@ -198,7 +198,7 @@ def count_fresh_seeds(runs: BaselineRuns, last_step: int, replicates: int) -> in
 def due_seed(
     runs: BaselineRuns | None, winner: Winner | None, last_step: int, seconds_left: float
 ) -> TrialResult | None:
-    """Find the winner's run on whose fresh seed the baseline is to run next; None if it is on none.
+    """Find the winner's run on whose fresh seed the baseline runs next; None if none is due.
 
     Where the first run missed the target, the baseline runs again until a second run misses it.
 

@@ -516,10 +516,10 @@ def _replicates(trials: Sequence[TrialResult]) -> FreshRuns:
 
 
 def shared_seed(trials: Sequence[TrialResult], number: int) -> TrialResult | None:
-    """Find the first run on a fresh seed on which a point has not run, to take its seed.
+    """Find the first run of another point whose fresh seed a point has not had, to take that seed.
 
     So all points that run again share their seeds, and whichever wins is paired with the baseline.
-    None where the point ran on all of them: its next seed is a new one.
+    None where the point has had them all: its next seed is a new one.
 
     Args:
         trials: all that ended.
