@@ -246,6 +246,7 @@ def _plain(number: Any) -> Any:
 
 def _range_of(name: str, value: object) -> Node:
     """Check the range of a further hyper-parameter, and give it as a config has it."""
+    # The option of the module that the value sets.
     key = f"{MODULE}{name}"
     if isinstance(value, Mapping) and {"low", "high"} <= value.keys() <= TUNABLE:
         return {"log": False, "integer": False, **value, "key": key}

@@ -641,6 +641,7 @@ def _single_trial(options: StudyOptions) -> TrialSpec | None:
     asked = options.trial
     if asked.batch_size is None or asked.lr is None:
         return None
+    # delta is None, as no scaling rule gives the rate.
     return TrialSpec(
         number=0,
         trial_index=0,

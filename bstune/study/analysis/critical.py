@@ -256,8 +256,8 @@ def _undetermined(posterior: Posterior) -> str | None:
     """Say why the trials do not determine B_crit, whatever the posterior says; None where they do.
 
     Under schedules that end with the trial the posterior is too sure. From few batch sizes close
-    together it is certain of B_crit, although the law of the metric over horizons, or the
-    small-batch term, may be what bends the curve there.
+    together it is certain of B_crit, although the curve there may bend for other reasons: how the
+    metric depends on the length of the schedule, or the small-batch term.
     """
     if not posterior.prior.horizon:
         return _contradiction(posterior)

@@ -443,7 +443,7 @@ def _mean_log_merit(runs: Sequence[TrialResult], merit: Merit) -> float | None:
 def _expected_log_merit(
     winner: Winner, reached: Sequence[TrialResult], merit: Merit
 ) -> float | None:
-    """Give the mean log merit of the winner's runs on fresh seeds that reached the target.
+    """Average the log steps or seconds (``merit``) of the winner's fresh seeds that reached it.
 
     Without such runs it is the log of what a fresh seed is predicted to take. None where seconds
     are asked for and not known.

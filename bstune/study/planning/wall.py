@@ -291,7 +291,7 @@ class WallTime:
         Args:
             trials: that have ended.
             reserve: seconds that are kept.
-            advised: the ``search.wall_seconds`` with which two trials have time; None: they had.
+            advised: the ``search.wall_seconds`` with which two trials have time; None: two ended.
         """
         purpose = "for fresh seeds"
         if self._budget.objective != "loss" and not leaders(trials, self._budget):

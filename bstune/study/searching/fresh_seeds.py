@@ -268,7 +268,7 @@ def due_at_budget(
     runs = baseline_runs(trials, prepared.baseline)
     due = due_run(trials, ranked[0], runs, budget.replicates, budget.candidates)
     # Where the point predicted to be best has no run due, the baseline may lack one beside the
-    # point that the answer names, which is another one where that has all its fresh seeds.
+    # point that the answer names: that may be another one, which has all its fresh seeds.
     best = known_best(trials, ranked, budget.replicates)
     if due is None:
         due = due_run(trials, best, runs, budget.replicates, budget.candidates)
