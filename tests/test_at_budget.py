@@ -36,7 +36,7 @@ from bstune.result import (
     SizeGrowthOverBudget,
 )
 from bstune.study import prepare
-from bstune.study.analysis.at_budget import _mean_and_half, error_of_count
+from bstune.study.analysis.at_budget import _mean_and_half_width, error_of_count
 from bstune.study.at_budget import (
     best_full,
     due_run,
@@ -210,10 +210,10 @@ def test_no_more_points_than_candidates_run_again():
 
 def test_the_interval_of_a_mean_is_students():
     # t of 95% at 2 degrees of freedom is 2.919986; the standard error of 1, 2, 3 is 1/sqrt(3).
-    mean, half = _mean_and_half([1.0, 2.0, 3.0])
+    mean, half = _mean_and_half_width([1.0, 2.0, 3.0])
     # 2.919986 x 1/sqrt(3).
     assert (mean, half) == pytest.approx((2.0, 2.919986 / 3**0.5), rel=1e-6)
-    assert _mean_and_half([5.0]) == (5.0, 0.0)
+    assert _mean_and_half_width([5.0]) == (5.0, 0.0)
 
 
 # The best on the way, not the last.

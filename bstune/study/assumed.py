@@ -100,7 +100,7 @@ def complete(stated: Stated) -> Completed:
     Raises:
         ConfigError: where these do not tell; it names the argument to give.
     """
-    # What is taken from the project depends on it.
+    # What is left out is assumed about the reference, so that it is checked first.
     if stated.reference is not None:
         checked_reference(stated.reference)
     target = _target(stated.target)
@@ -135,11 +135,11 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
             "trainer must be a dict of the Trainer's arguments, but got "
             f"{type(stated.trainer).__name__}"
         )
-    # The look for the logged metric runs the user's call-backs. Those that set the batch size or
-    # the rate are refused before.
+    # Finding out which metric is logged runs the user's call-backs. Those that set the batch size
+    # or the rate would change what is to be searched: they are refused first.
     refuse_finders((stated.trainer or {}).get("callbacks"))
-    # A function of the batch size makes the data for the user's own one. Where that is not stated,
-    # any batch size shows what else is to be known of them.
+    # A function of the batch size is called with the user's own one. Where that is not stated, any
+    # batch size makes data that show the rest, such as the number of examples.
     given_batch_size: int | None = None
     if is_function(data):
         given_batch_size = ANY_BATCH_SIZE
@@ -318,6 +318,7 @@ def _assume_target(project: "_Project", stated: Stated, trial: Trial, lines: lis
     accelerator = "cpu" if stated.device == "cpu" else "auto"
     metric = own_metric(built, project.data, project.trainer, accelerator)
     lines.append(_line_on(metric, stated.objective))
+    # The value, which no metric meets, stands for one that the first trial will set.
     return Target(metric.name, 0.0, metric.mode).never_met
 
 
@@ -373,18 +374,19 @@ class _Project:
 
     def take_batch_size(self) -> int:
         """Give the project's batch size: the data's, times the Trainer's accumulated batches."""
+        # A trial takes whole batches of this size: its Trainer must not accumulate once more.
         accumulated = self.trainer.pop(ACCUMULATED, None) or 1
         batch_size = self.batches.batch_size
         assert batch_size is not None  # noqa: S101 (_check_batches has refused it)
         return batch_size * int(accumulated)
 
     def take_length(self, batch_size: int) -> _Length:
-        """Give the length of a trial by the Trainer's arguments.
+        """Give the length of a trial by the Trainer's arguments, and take them out of these.
 
-        Without one there it is so long that the study's time ends it.
+        Where they set no length, a trial is so long that the study's time ends it.
         """
         examples = own_examples(self.trainer, batch_size, self.examples)
-        # A trial ends with its budget or its target, no longer by these.
+        # The study ends trials by its budget and target: the Trainer's own limits must not.
         for length in TRAINER_LENGTHS:
             self.trainer.pop(length, None)
         epoch = f"epochs of {format_count(self.examples)} examples"
@@ -443,6 +445,7 @@ def _target(target: Target | str | None) -> Target | None:
             f"target={target!r}: the name does not say which way is better: correct it, or give "
             f"bstune.Target({target!r}, VALUE, mode='min') or mode='max'"
         )
+    # The value, which no metric meets, stands for one that the first trial will set.
     return Target(target, 0.0, mode).never_met
 
 
@@ -458,7 +461,7 @@ def _rate_run_today(module: Module, stated: Stated) -> float:
     rate = None if stated.overrides_lr else own_rate(module)
     function = module.func if isinstance(module, partial) else module
     if rate is None and (stated.overrides_lr or not isinstance(function, type)):
-        # Any trial does: what is read is not what it sets.
+        # The rate that is read here depends on the class or its optimizers, not on the trial's own.
         trial = _any_trial(ANY_BATCH_SIZE, lr=1e-3, total_steps=1, tunable=stated.tunable)
         built = module_builder(module, overrides_lr=stated.overrides_lr)(trial)
         rate = rate_of_optimizers(built) if stated.overrides_lr else own_rate(type(built))

@@ -89,7 +89,7 @@ def known_best(
     Args:
         trials: all that ended.
         ranked: those that ran to their budgets' ends, the best prediction for a fresh seed first.
-        replicates: ``search.replicates``.
+        replicates: runs on fresh seeds that a point is to have.
     """
     # Without fresh seeds there are predictions alone.
     if replicates:
@@ -110,7 +110,7 @@ def held_to_end(trial: TrialResult, last_step: int) -> TrialResult:
     if not values or trial.steps >= last_step:
         return trial
     # The record is as if the trial had been evaluated once more at the budget's end, and had come
-    # to the same value.
+    # to the same value; after() gives its steps and examples there.
     return replace(
         trial,
         **trial.after(last_step),
@@ -132,8 +132,8 @@ def due_run(
         trials: all that ended.
         best: the trial, or any run of its point, whose fresh seed is predicted to be best.
         baseline: the runs of the user's own configuration; None without them.
-        replicates: ``search.replicates``.
-        candidates: ``search.candidates``.
+        replicates: runs on fresh seeds that a point is to have.
+        candidates: points that may run again, the baseline not counted.
     """
     if not replicates:
         return None
@@ -177,7 +177,7 @@ def runs_to_come(
         trials: all that ended.
         winner: the best trial that ran to its budget's end; None before one did.
         baseline: the runs of the user's own configuration; None without them.
-        replicates: ``search.replicates``.
+        replicates: runs on fresh seeds that a point is to have.
         seconds: gives the wall seconds of a run at a batch size.
 
     Returns:
@@ -206,7 +206,8 @@ def _baseline_run_beside(
 ) -> FreshRun | None:
     """Give the baseline's run on the next of the winner's seeds.
 
-    It is None where it has run on all of them, is the winner itself, or broke in its first run.
+    None where it has run on all of them, is the winner itself, or diverged or ran out of memory in
+    its first run.
 
     ``runs``: the winner's on fresh seeds.
     """

@@ -101,11 +101,12 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
     is_for_loss = prepared.budget.objective == "loss"
     of_study = list[str]()
     for argument in study_arguments(arguments):
+        # Hydra's + and ~ before an option add and delete it.
         if not argument.lstrip("+~").startswith(OF_A_STUDY):
             of_study.append(argument)
     of_study = _with_known_target(of_study, prepared)
     if is_for_loss:
-        # The budget is said in steps below, whatever the study's own is counted in.
+        # The budget is given in steps below, even where the study's is in seconds or examples.
         of_study = [argument for argument in of_study if not argument.startswith("budget.")]
     lr = rounded_within(trial.lr, space.lr_low, space.lr_high)
     of_trial = [f"trial.batch_size={trial.batch_size}", f"trial.lr={lr!r}"]
@@ -113,6 +114,7 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
     if is_for_loss:
         of_trial.append("search.objective=loss")
         of_trial += _limited_to(prepared.last_step(trial.batch_size))
+    # A schedule that ends with its trial has the winner's length.
     elif not prepared.backend.stops and horizon is not None:
         of_trial += _limited_to(horizon)
     of_trial += _threads_option(prepared, of_study)
@@ -142,7 +144,8 @@ def _threads_option(prepared: PreparedStudy, arguments: Sequence[str]) -> list[s
 
 
 def rounded_within(value: float, low: float, high: float) -> float:
-    """Round a value to four digits, as it is shown; leave it where that would leave its range."""
+    """Round a value to the four digits that are shown, unless that takes it out of its range."""
+    # A whole number stays exact.
     if isinstance(value, int):
         return value
     shown = float(f"{value:.3e}")
@@ -162,5 +165,5 @@ def _with_known_target(arguments: Sequence[str], prepared: PreparedStudy) -> lis
         return list(arguments)
     named = ("target=", "workload.target.value=")
     others = [argument for argument in arguments if not argument.lstrip("+").startswith(named)]
-    # It stands after the workload's, whose target it replaces, and before a trial's own.
+    # Later options override earlier ones: it follows the workload, whose target it replaces.
     return [*others, f"target={prepared.goal.value!r}"]

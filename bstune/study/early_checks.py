@@ -26,7 +26,7 @@ OPTION_SECTIONS = ("workload.", "scaling.", "prior.", "protocol.", "trainer.", "
 def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
     """Refuse a study's device and its output folder, and download its data where they are missing.
 
-    What is not known without torch is left to what follows.
+    It does without torch, which takes seconds to import; checks that need torch come later.
 
     Raises:
         ConfigError: for a CUDA device where torch was built without CUDA.
@@ -35,7 +35,7 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
         DataError: for data that are missing and cannot be downloaded.
     """
     device = options.device
-    # Once torch is imported, what follows asks it as quickly.
+    # Where torch is imported already, the later check of the device comes as soon.
     if device.startswith("cuda") and "torch" not in sys.modules and is_built_without_cuda():
         raise ConfigError(
             f"device={device}, but this torch is built without CUDA: use device=auto or device=cpu"
@@ -73,7 +73,7 @@ def check_unchanged(options: StudyOptions) -> None:
         StudyError: where an option or the output folder is another one, and where the storage does
             not answer.
     """
-    # A single trial is none of the study's.
+    # A single trial is not part of the study, and may have other options.
     if options.trial.batch_size is not None:
         return
     # These import Optuna, which other checks need not wait for.

@@ -82,7 +82,7 @@ def _usual_options() -> dict[str, object]:
 
 
 def _options_among(values: Mapping[str, object]) -> dict[str, object]:
-    """Select the options; other keys, such as Hydra's own settings, are left out."""
+    """Select the options among a config's keys; others, such as Hydra's own, are left out."""
     return {name: value for name, value in values.items() if name in OPTION_NAMES}
 
 
@@ -136,7 +136,7 @@ def _check_rule(rule: Node, file: Path) -> None:
 
 
 def _own_sampler(sampler: Node, file: Path) -> str:
-    """Give the name of the sampler's class; StudyError where it is none of bstune's choices.
+    """Give the name of the sampler's class; StudyError where bstune does not offer it.
 
     A report asks the class how it searched, and never builds it.
     """

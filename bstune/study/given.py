@@ -119,7 +119,7 @@ def given_study(given: GivenObjects) -> tuple[Node, PythonRecipe | None]:
 
 
 def checked_reference(reference: object) -> tuple[Any, Any]:
-    """Give the reference's batch size and learning rate; ConfigError for what is no such pair."""
+    """Give the reference's batch size and learning rate; ConfigError unless it is such a pair."""
     batch_size, lr = _pair("reference", reference, "(batch size, learning rate)")
     # NaN is refused, too, as it is not above anything.
     if not batch_size >= 1 or not lr > 0:
@@ -138,6 +138,7 @@ def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe
     own_values = dict[str, float]()
     for name in options.search.tune:
         own_values[name] = Tunable(name, **searched[name].model_dump()).middle
+    # No arguments of the Trainer: what trains with the recipe takes its own.
     return PythonRecipe(
         module_builder(module, list(own_values), overrides_lr=options.scaling.override_lr),
         data_of(data, int(reference.batch_size)),
@@ -195,7 +196,7 @@ def _recipe(
 
 
 def _trainer(given: object) -> dict[str, object]:
-    """Check the user's arguments of the Trainer; None are none.
+    """Check the user's arguments of the Trainer, and copy them; empty for None.
 
     ConfigError for one that bstune sets itself.
     """
@@ -245,6 +246,7 @@ def _plain(number: Any) -> Any:
 
 def _range_of(name: str, value: object) -> Node:
     """Check the range of a further hyper-parameter, and give it as a config has it."""
+    # The option of the module that the value sets.
     key = f"{MODULE}{name}"
     if isinstance(value, Mapping) and {"low", "high"} <= value.keys() <= TUNABLE:
         return {"log": False, "integer": False, **value, "key": key}

@@ -90,9 +90,10 @@ def trials_of(
         limits: of what the loop can do.
 
     Raises:
-        BstuneError: of the classes for what a user can mend.
+        BstuneError: one of its subclasses, for what a user can mend.
     """
     with closing(batches_of(options, assumptions, limits)) as batches:
+        # One job is the default of the limits, so that each list has one trial.
         for (trial,) in batches:
             yield trial
 
@@ -100,13 +101,11 @@ def trials_of(
 def batches_of(
     options: StudyOptions, assumptions: tuple[str, ...] = (), limits: LoopLimits = ANY_LOOP
 ) -> Generator[list[LoopTrial], None, None]:
-    """Do what :func:`trials_of` does for a loop that trains several trials side by side.
+    """Search, or go on with it, for a loop that trains several trials side by side.
 
-    ``limits.jobs`` says how many.
-
-    It yields lists of trials. Each trial of a list was asked while those before it counted as
-    running. The next list is asked once all trials of this one have ended. Runs on fresh seeds
-    come alone, as their seconds are measured.
+    It yields lists of up to ``limits.jobs`` trials, and writes the report at the end. Each trial of
+    a list was asked while those before it counted as running. The next list is asked once all
+    trials of this one have ended. Runs on fresh seeds come alone, as their seconds are measured.
     """
     _check(options, limits)
     runners = list[LoopRunner]()
@@ -187,9 +186,10 @@ def _paused_study(
 ) -> Paused[None]:
     """Run the study as a generator that pauses while the loop trains trials.
 
-    The loop finds them in the last one of ``runners``, a list that is filled here.
+    ``runners``: each runner of trials is added to this list as it is opened. The loop takes its
+    trials from the last one.
     """
-    # A live line would stand in what the loop prints.
+    # A live line would be mixed with what the loop prints.
     console = safe_console(markup=False, emoji=False, highlight=False, force_interactive=False)
 
     def say(line: str) -> None:

@@ -101,7 +101,7 @@ def own_result(
     ideal = choose_scale([history], mode, ideal).ideal
     if anneals and ideal is not None:
         seed_difference = ANNEALED_SCATTER * abs(float(end) - ideal)
-    # Chance is worth the largest of the three.
+    # The goal is easier than the end by the largest of three measures of chance.
     easier = float(end) + sign * max(scatter, gained, seed_difference)
     # A noisy trial may never have come to what its line says.
     goal = sign * max(sign * easier, sign * best)
@@ -124,11 +124,12 @@ def _rounded(goal: float, sign: float) -> float:
 def goal_of(record: TrialResult, target: Target, bounds: Sequence[float] | None = None) -> float:
     """Give the target's value that the baseline's run sets; StudyError where it came to no value.
 
-    ``bounds``: the least and the greatest value of the metric; None where they are not known.
+    ``bounds``: the least and the greatest value that the metric can have; None where not known.
     """
     ideal: float | None = None
     if bounds is not None:
         ideal = target.best_bound(bounds)
+    # A run with a horizon has a schedule that ends with it.
     anneals = record.horizon is not None
     outcome = own_result(record.history, target.mode, anneals=anneals, ideal=ideal)
     how_else = "give the target a value, target=VALUE, or another reference, scaling.lr=LR"

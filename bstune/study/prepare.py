@@ -200,20 +200,23 @@ class PreparedStudy:
     def seconds_per_step(self, batch_size: float) -> float:
         """Give the seconds of a step that turn a budget of seconds into steps.
 
-        They are those with which the study began, interpolated in logarithms between the stored
-        batch sizes: with those of a new survey the budget would be another one.
+        A study that has begun keeps the seconds that it stored then, interpolated in logarithms
+        between batch sizes: a new survey must not change its budget.
         """
         if self.budget_times is None:
             return self.backend.step_time(batch_size)
         return seconds_between(self.budget_times, batch_size)
 
     def measured_budget_times(self) -> tuple[tuple[int, float], ...]:
-        """Give the seconds of a step at batch sizes over the range and at the reference's."""
+        """Give batch sizes spread evenly in logarithm over the range, each with a step's seconds.
+
+        The reference's batch size is one of them.
+        """
         low = self.space.low
         high = self.space.high
-        shares = np.linspace(0.0, 1.0, BUDGET_SIZES)
-        sizes = {round(low * (high / low) ** share) for share in shares.tolist()}
-        # The baseline's own budget is exact.
+        shares_of_range = np.linspace(0.0, 1.0, BUDGET_SIZES)
+        sizes = {round(low * (high / low) ** share) for share in shares_of_range.tolist()}
+        # At the reference the baseline's budget is not interpolated.
         sizes.add(round(self.options.scaling.batch_size))
         return tuple((size, self.backend.step_time(size)) for size in sorted(sizes))
 
@@ -225,8 +228,8 @@ class PreparedStudy:
     def last_step(self, batch_size: float) -> int:
         """Give the step after which a trial's budget is spent.
 
-        For the objective loss the budget is one of three: seconds, which tau(B) turns into steps,
-        else examples, else steps.
+        For the objective loss the budget is one of three: seconds, which the seconds of a step turn
+        into steps, else examples, else steps.
         """
         size = round(batch_size)
         if self.budget.objective != "loss":
@@ -275,7 +278,7 @@ def prepare(
         elapsed: says how many seconds ago the command began; None: it begins now.
 
     Raises:
-        BstuneError: of the classes for what a user can mend, for whatever would fail later.
+        BstuneError: one of its subclasses, for what a user can mend and would fail later.
     """
     now = elapsed or stopwatch()
     with (
@@ -292,7 +295,10 @@ def _prepare(
     backend: TrialBackend | None,
     elapsed: Callable[[], float],
 ) -> PreparedStudy:
-    """Do what :func:`prepare` does, without a watch that says what is waited for."""
+    """Check the options, try the training, survey the hardware and collect all that a run needs.
+
+    :func:`prepare`, which has the same arguments, calls this.
+    """
     options = _with_single_budget(options, recipe)
     if options.quick and options.search.wall_seconds is None:
         options = with_option(options, "search.wall_seconds", QUICK_SECONDS)
@@ -301,7 +307,7 @@ def _prepare(
     options = asked.options
     protocol = asked.protocol
     budget = search_budget(options)
-    # What trains takes any learning rate; a table has its own range.
+    # Training takes any learning rate; recorded runs have only those of their table.
     lr_range = TrialBackend.lr_range
     if asked.backend is not None:
         lr_range = asked.backend.lr_range
@@ -343,7 +349,7 @@ def _prepare(
     if is_for_target and protocol.target.is_open and baseline is None:
         raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, too_large)))
     prepared_study = PreparedStudy(
-        # The number of threads that the storage gave is not the user's: a fit may have another.
+        # The options keep what the user asked for, not the number of threads from the storage.
         options=with_option(options, "threads", threads_given),
         recipe=asked.recipe,
         budget=budget,
@@ -384,8 +390,8 @@ def _resolved(
 ) -> _Resolved:
     """Resolve device and precision of what is trained.
 
-    Without a recipe nothing is: the trials are answered by ``backend`` or, if it is None, from the
-    workload's table.
+    Without a recipe nothing is trained here: ``backend`` answers the trials or, if it is None, the
+    workload's table does.
     """
     if backend is None and recipe is not None:
         # torch and lightning take 4 s to import, and a replayed study needs neither.
@@ -420,6 +426,7 @@ def _check_places(options: StudyOptions, budget: SearchBudget, trial: TrialSpec 
     This comes before the survey, which may take minutes.
     """
     check_output(options)
+    # Building one shows whether the options suit the sampler; this one is not used.
     build_sampler(options, budget, trial_index=0)
     if trial is None:
         with waiting_for("the storage"):
@@ -431,13 +438,14 @@ def _steps_at_budget(
 ) -> int:
     """Give the step at which a trial of the objective loss has spent its budget.
 
-    ``seconds_per_step``: gives tau(B), for a budget of seconds.
+    ``seconds_per_step``: gives the seconds of a step at a batch size, for a budget of seconds.
     """
     budget = options.budget
     if budget.seconds is not None:
         # The margin keeps a whole number of steps whole where the division falls just below it.
         steps = budget.seconds / seconds_per_step(batch_size)
         return max(1, math.floor(steps * (1.0 + 1e-9)))
+    # One example is the default: the user has counted the budget in steps.
     if budget.examples > 1:
         return math.ceil(budget.examples / batch_size)
     return budget.steps
@@ -451,10 +459,10 @@ def _with_budget_in_time(
 ) -> tuple[StudyOptions, str | None]:
     """Shorten a trial's budget that bstune has assumed, and give the plan's note on it.
 
-    A schedule that ends with its trial is as long as the budget. One that the study's time cuts
-    tells nothing, so it gets a part of that time. The budget stays where the user has stated it, or
-    where no schedule ends with it; and for a sampler that leaves the horizons alone, as there the
-    budget is part of the workload.
+    A schedule that ends with its trial is as long as the budget. A trial that the study's time cuts
+    off tells nothing, so that its budget must end earlier. The budget stays as it is where the user
+    has stated it, where no schedule ends with it, and for a sampler that does not choose the length
+    of schedules: there the budget is part of the workload.
     """
     stated = options.workload.budget
     epoch = stated.assumed_epoch
@@ -496,6 +504,7 @@ def _with_single_budget(options: StudyOptions, recipe: Recipe | None) -> StudyOp
     trial = _single_trial(options)
     if trial is None or options.search.objective != "loss":
         return options
+    # The step's seconds are asked for at the trial's batch size alone.
     steps = _steps_at_budget(
         options, trial.batch_size, lambda size: _single_step_seconds(options, recipe)
     )
@@ -537,6 +546,7 @@ def _check_budget(prepared: PreparedStudy) -> None:
     wall_seconds = prepared.budget.wall_seconds
     if budget.seconds is not None:
         if wall_seconds is not None and FEWEST_RUNS * budget.seconds > wall_seconds:
+            # The next command's start may take longer than this one's.
             start = START_SLACK * prepared.elapsed()
             advised = math.ceil(start + 2 * FEWEST_RUNS * budget.seconds)
             raise ConfigError(
@@ -587,21 +597,21 @@ def _why_no_own_run(
 
 
 def _with_stored_threads(options: StudyOptions) -> tuple[StudyOptions, bool]:
-    """Set ``threads`` to the number that the study has, where the options leave it open.
+    """Set ``threads`` to the number that the stored study has, where the options leave it open.
 
-    Give the options, and whether nobody has chosen the number so far: neither the user nor a
-    timing. A survey of this run then chooses it, where there is one.
+    Give the options, and whether neither the user nor a survey has chosen the number so far: then
+    a survey of this run chooses it.
     """
     # torch takes seconds to import.
     from bstune.hardware.threads import OMP_THREADS
 
-    # A single trial is none of the study's.
+    # A single trial is not part of the study, whose number does not bind it.
     if options.threads != "auto" or _single_trial(options) is not None:
         return options, False
     stored = stored_settings(options.study, options.storage)
     threads = stored.get("threads")
     if not isinstance(threads, int):
-        # The user's environment chooses it, too.
+        # OMP_NUM_THREADS in the environment is the user's choice, too.
         return options, OMP_THREADS not in os.environ
     are_open = stored.get(THREADS_ARE_OPEN) is True
     if are_open and is_surveyed(options, trial=None):
@@ -631,6 +641,7 @@ def _single_trial(options: StudyOptions) -> TrialSpec | None:
     asked = options.trial
     if asked.batch_size is None or asked.lr is None:
         return None
+    # delta is None, as no scaling rule gives the rate.
     return TrialSpec(
         number=0,
         trial_index=0,
@@ -698,6 +709,7 @@ def _prepare_training(
     if not options.scaling.override_lr:
         check_takes_rate(recipe)
     trials_log = TrialsLog(files.trials_log)
+    # A single trial, and a study with search.workers=0, train in this process.
     in_processes = trial is None and options.search.workers > 0
     processes = TrainingProcess(options, recipe, trials_log)
     training: Training = processes
@@ -709,6 +721,7 @@ def _prepare_training(
         )
     notes = list(runs.notes)
     if options.devices > 1:
+        # What the processes of the devices print goes to the log; bstune's own lines are shown.
         with printed_once(trials_log), watching(own_lines(say), options.protocol.trial_seconds):
             notes += _time_several_devices(options, recipe, runs, trial)
     open_runner: Callable[[int], Workers] | None = None
@@ -726,7 +739,7 @@ def _largest_size(backend: TrialBackend, survey: "Survey | None") -> int | None:
     limits = list[int]()
     if backend.train_examples is not None:
         limits.append(backend.train_examples)
-    # Without a size that did not fit, the ceiling is the data's or the search's.
+    # Where every size that was tried fits, the ceiling is the end of the range, not of the memory.
     if survey is not None and survey.ceiling.above is not None:
         limits.append(survey.ceiling.batch_size)
     return min(limits, default=None)
@@ -781,6 +794,7 @@ def _try_and_survey(
         if advice is not None:
             say(advice)
             backend.notes += (advice,)
+    # A workload that is not to be surveyed has neither.
     key = tried.survey_key
     how = tried.how_timed
     if key is None or how is None:
@@ -805,7 +819,7 @@ def _try_and_survey(
         with waiting_for("the survey of the hardware"):
             survey, was_cached = cached(limited_options, key, how, measured, say)
     else:
-        # The start has taken most of the study's time.
+        # Too little time is left for a survey: one of an earlier command is used, if there is one.
         known = kept(limited_options, key, how)
         if known is None:
             return _PreparedRuns(backend, space, training)
@@ -822,6 +836,7 @@ def _try_and_survey(
         if survey.threads is not None:
             threads = survey.threads.threads
         backend.timed = Timed(survey.seconds_of, survey.measured.waited, threads)
+    # The device's name says with how many threads it trains.
     if survey.threads is not None:
         backend.rename(training.use_threads(survey.threads.threads))
     return _PreparedRuns(

@@ -140,9 +140,9 @@ def _next_in_python(
 ) -> list[Line]:
     """Give the line NEXT of a study of Python objects: the call that trains its winner.
 
-    Where GAIN advises to keep the user's own configuration, it says so before.
-
-    It is empty without a winner, and for a study of the command line, whose answer has a command.
+    Advice to keep the user's own configuration, if the gain suggests it, stands before the call.
+    There is no line without a winner, nor for a study of the command line, whose line NEXT is a
+    command, nor for a loop of the user's, which bstune cannot train.
     """
     has_winner = result.winner is not None or result.at_budget is not None
     if arguments is not None or not has_winner or prepared.recipe is None:
@@ -190,7 +190,8 @@ def _analysis_of(
     Args:
         prepared: the study.
         done: its trials.
-        sampled: as :func:`report_study` takes it.
+        sampled: the posterior that the search drew last, and the trials that it is of; None if it
+            drew none.
         missing: gets a line for each part that fails.
     """
     if prepared.budget.objective == "loss":

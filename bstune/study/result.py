@@ -119,6 +119,7 @@ class Result:
 
         StudyError where no trial has a value of the metric.
         """
+        # The objective loss seeks no merit; any name then gives its one best point.
         merits = SOUGHT[self.summary.objective].merits or ("time",)
         best = self.summary.best_by(merits[0])
         if best is None:
@@ -144,6 +145,7 @@ class Result:
             return CriticalInterval()
         if found.note is None:
             return found
+        # In a study of Python objects the note names arguments, not options of the command line.
         return found.model_copy(update={"note": spelled(self.summary, found.note)})
 
     @cached_property
@@ -162,7 +164,7 @@ class Result:
 
     @property
     def trials(self) -> "pandas.DataFrame":
-        """The trials as a table of pandas, of the needed columns: :meth:`trials_table`."""
+        """The trials as a table of pandas: :meth:`trials_table` with its columns ``needed``."""
         return self.trials_table()
 
     def trials_table(self, columns: Literal["needed", "all"] = "needed") -> "pandas.DataFrame":
@@ -192,6 +194,7 @@ class Result:
             # Searched hyper-parameters follow the number, batch size and learning rate.
             names = [*TRIAL_COLUMNS[:3], *searched, *TRIAL_COLUMNS[3:]]
         table = pandas.DataFrame(rows, columns=list(dict.fromkeys(names)))
+        # These types take an empty value and keep whole numbers whole.
         return table.astype({name: kind for name, kind in KINDS.items() if name in names})
 
     def plot(self) -> "Picture":

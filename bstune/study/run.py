@@ -126,7 +126,8 @@ def run(
         The study's findings, or the record of the one trial.
     """
     interruption.enter(Stage.PREPARATION)
-    # A replayed study is opened within a second, which refuses them as well.
+    # Changed options are refused when the study is opened. Training takes long until then, and so
+    # they are refused here.
     if recipe is not None:
         check_unchanged(options)
     # A dumb terminal shows no live line, and gets plain ones.
@@ -175,7 +176,7 @@ def run_study(
 ) -> Findings:
     """Run or continue the study, write its report and give its findings.
 
-    ``arguments``: as :func:`run` takes them.
+    ``arguments``: the command line that composed the options; None for a study of Python objects.
     """
     return run_through(paused_study(prepared, arguments, console))
 
@@ -183,9 +184,11 @@ def run_study(
 def paused_study(
     prepared: PreparedStudy, arguments: Sequence[str] | None, console: Console
 ) -> Paused[Findings]:
-    """Do what :func:`run_study` does, as a generator that pauses before it waits for a trial.
+    """Run or continue the study and write its report, as a generator that gives the findings.
 
-    In the pause a loop of the user's may train that trial.
+    It pauses before it waits for a trial, which a loop of the user's may train meanwhile.
+
+    ``arguments``: the command line that composed the options; None for a study of Python objects.
     """
     options = prepared.options
     objective = prepared.budget.objective
@@ -226,6 +229,7 @@ def paused_study(
         with watching(say, seconds=None), waiting_for("MLflow"):
             tracking = _opened_tracking(prepared, study, missing)
         progress = _progress_of(prepared, console)
+        # An interruption is told by the stage that is entered here.
         interruption.enter(Stage.SEARCH)
         with left_unless_ended(page):
             show = make_show(progress, page, prepared)
@@ -244,22 +248,23 @@ def paused_study(
 def arguments_to_join(options: StudyOptions, arguments: Sequence[str]) -> list[str]:
     """Give the arguments that a machine which joins the study composes, before its own.
 
-    They are those of the study's command, without those of its machine.
+    They are those of the study's command, without options of its own machine, such as a device.
 
     Args:
         options: of the study. A budget that was shortened to the time that this command has left is
             given as it is: the other machine has less time left, and other seconds of a step.
         arguments: of the command; empty for a study of Python objects, which no machine joins.
     """
-    kept = list[str]()
+    of_study = list[str]()
     for argument in arguments:
+        # Hydra's + and ~ before an option add and delete it.
         if not argument.lstrip("+~").startswith(MACHINE_OPTIONS):
-            kept.append(argument)
+            of_study.append(argument)
     stated = options.workload.budget
     budget = options.budget.budget
-    if kept and stated.assumed_epoch is not None and budget != stated.budget:
-        kept += [f"budget.steps={budget.steps}", f"budget.examples={budget.examples}"]
-    return kept
+    if of_study and stated.assumed_epoch is not None and budget != stated.budget:
+        of_study += [f"budget.steps={budget.steps}", f"budget.examples={budget.examples}"]
+    return of_study
 
 
 def _take_over(
@@ -267,8 +272,8 @@ def _take_over(
 ) -> None:
     """Tidy up after an earlier run of the study, which may have been killed.
 
-    Files that were half written go. Trials whose processes are gone are ended. Records that the
-    storage did not take are stored.
+    Files that were half written are deleted. Records that the storage did not take are stored.
+    Trials whose processes are gone are ended. The backend learns from the trials that have ended.
     """
     # A worker that joins from now on composes the study from these.
     if workers_arguments and workers_arguments != study.user_attrs[ARGUMENTS]:
@@ -337,6 +342,7 @@ def _with_own_target(
         return ended_where_met(record, replace(metric, value=goal))
 
     if stored_goal(study) is None:
+        # From here on an interruption is told as one of a search.
         interruption.enter(Stage.SEARCH)
         progress = _progress_of(prepared, console)
         with progress.live or nullcontext(), lines_while_waiting(progress), left_unless_ended(page):
@@ -393,6 +399,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
             console.print(f"{seconds}: trials on {device} give steps only", soft_wrap=True)
         make_inside(prepared.files.checkpoints)
         progress = _progress_of(prepared, console)
+        # From here on an interruption is told as one of a search.
         interruption.enter(Stage.SEARCH)
         with progress.live or nullcontext(), lines_while_waiting(progress):
             wall = WallTime(study, prepared.budget, prepared.elapsed, owner=False)
@@ -411,12 +418,13 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     """
     files = prepared.files.single_trial(spec.batch_size, spec.lr, spec.seed)
     identity = Identity.of(prepared.options.study, prepared.options.storage)
-    # The study's own folder, too: the study may begin later.
+    # The study's own folder is taken as well: the trial's lies in it, and the study may come later.
     with owned(prepared.files, identity), owned(files, identity):
         make_inside(files.checkpoints)
         for folder in (files.root, files.checkpoints):
             remove_partials(folder)
         with prepared.open_runner(1) as runner:
+            # From here on an interruption is told as one of a single trial.
             interruption.enter(Stage.SINGLE)
             runner.start(spec, files, resumed_from=None)
             finished = runner.wait()

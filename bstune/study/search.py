@@ -131,6 +131,7 @@ class Search:
         self._wall = wall
         # Whether trials may be stopped early and continued, and the sampler does so.
         self._stops_trials = prepared.backend.stops and stops_trials(prepared.options)
+        # Seconds of another kind of device than that on which the study began do not compare.
         self._counts_seconds = study.user_attrs[DEVICE_KIND] == prepared.backend.device_kind
         # A worker on another machine keeps the files of its own trials.
         keeps_files = self._is_owner or str(prepared.files.root) != study.user_attrs[OUTPUT]
@@ -168,14 +169,17 @@ class Search:
         return run_through(self.paused())
 
     def paused(self) -> Paused[SearchEnd]:
-        """Do what :meth:`run` does, as a generator that pauses before it waits for a trial."""
+        """Search, then run the winners on fresh seeds, as a generator that gives the search's end.
+
+        It pauses before it waits for a trial, which a loop of the user's may train meanwhile.
+        """
         try:
             end = yield from self._run()
         except StorageGoneError:
-            # Asking it again would wait again.
+            # Leaving writes to the storage, and would wait for it in vain once more.
             raise
         except BaseException:
-            # A trial that was cut short is a record too.
+            # A trial that was cut short has a record, too, which is written.
             self._leave()
             raise
         self._leave()
@@ -189,7 +193,7 @@ class Search:
         try:
             yield from self._run_baseline(revise)
         except StorageGoneError:
-            # Asking it again would wait again.
+            # Leaving writes to the storage, and would wait for it in vain once more.
             raise
         except BaseException:
             # What was cut short has taken its time, and is a record.
@@ -224,6 +228,7 @@ class Search:
                 with self._wall.trial():
                     finished = yield from _wait_for_trial(runner)
                 self._store(finished, revise)
+        # What follows until the search's first trial is not the time of a decision on one.
         self._wall.pause()
 
     def _leave(self) -> None:
@@ -249,16 +254,16 @@ class Search:
                         self._storage_is_gone = True
                     self._store_finished(runner)
                     raise
-            # After a search by several processes, a single one runs them.
+            # After a search by several processes, a single one runs the fresh seeds.
             if self._prepared.options.search.workers > 1:
                 with self._prepared.open_runner(1) as runner:
                     yield from self._run_again(runner)
         return end
 
     def _store_finished(self, runner: Runner) -> None:
-        """Store the trials that have finished beside the one that ended the study by an error."""
+        """Store the other trials that had finished when an error ended the study."""
         for ended in runner.poll():
-            # One that has failed may have been ended with this process.
+            # A trial may have failed only because this process ends: it is asked again later.
             if ended.record is not None and ended.record.status != "failed":
                 # Where the storage is gone a file keeps the record.
                 with suppress(StudyError):
@@ -284,12 +289,13 @@ class Search:
                 # What was read before does not have the trial that has just begun.
                 latest = self._study
                 has_free_index = asked is not None
-                # Where nothing was asked for lack of time, and not of a free index, this says so.
+                # The end that _ask() has noted if too little time is left; else None.
                 end = self._no_time
             if runner.running:
                 with self._wall.trial():
                     finished = yield from _wait_for_trial(runner)
                 self._store(finished)
+            # Another process trains a trial, whose end may change what comes next.
             elif busy_workers(self._study) - {self._worker}:
                 time.sleep(OTHERS_SECONDS)
             elif not has_free_index or end is not None:
@@ -298,7 +304,8 @@ class Search:
                     plan = self._budget.trials
                     return end or SearchEnd(f"the plan is done: search.trials={plan}")
                 self._start(runner, rescue)
-                # If this one reaches the target, the seconds that were kept for it are free.
+                # If it reaches the target, the seconds that were kept for it are free, and the
+                # search may go on.
                 end = None
                 self._no_time = None
 
@@ -308,8 +315,8 @@ class Search:
         It is None where one has, where another process decides it, or where none can go on.
         """
         prepared = self._prepared
-        # Only a sampler that stops trials leaves any to continue. Of several processes one, the
-        # owner, decides which goes on.
+        # Only a sampler that stops trials leaves any to continue. Where several processes search,
+        # the owner alone decides which trial goes on.
         if not self._stops_trials or not self._is_owner or not needs_rescue(prepared, done):
             return None
         finished = ended_below_limit(read_trials(self._study))
@@ -342,8 +349,7 @@ class Search:
             done = with_common_step_time(self._prepared, self._write(self._read()))
             if not self._budget.replicates or not any(trial.reached for trial in done):
                 return
-            # A look by as many draws as the report takes. Its seconds are kept free of further
-            # runs.
+            # This takes as many draws as the report, and so tells how long the report will take.
             with self._wall.fine_look():
                 posterior = study_posterior(self._prepared, done, REPORT_PARTICLES)
                 # The report takes this posterior, if no further trial ends before it.
@@ -365,12 +371,13 @@ class Search:
     def _run_again_at_budget(self, runner: Runner) -> Paused[None]:
         """Run the point with the best prediction on fresh seeds, and the baseline on the same ones.
 
-        One run goes on at a time, chosen by all that have ended. It ends where none is due, or
-        another process has begun the one that is.
+        Each run is chosen once the one before it has ended. It returns where no run is due, or
+        another process has begun the due one.
         """
         prepared = self._prepared
         while self._is_owner:
             done = with_common_step_time(prepared, self._write(self._read()))
+            # The share 1 is the whole budget.
             with self._wall.fine_look():
                 posterior = budget_posteriors(prepared, done, REPORT_PARTICLES, (1.0,))[1.0]
             due = due_at_budget(prepared, self._wall, done, posterior)
@@ -397,7 +404,7 @@ class Search:
         )
 
     def _start(self, runner: Runner, asked: AskedTrial | None) -> None:
-        """Begin a trial. None, where other processes have taken what was left, begins nothing."""
+        """Begin a trial; do nothing where there is none, as other processes took what was left."""
         if asked is None:
             return
         spec = asked[1]
@@ -468,7 +475,7 @@ class Search:
         """
         prepared = self._prepared
         budget = self._budget
-        # Processes beside this one. 0: as many as run trials, which those just begun do not yet.
+        # How many processes work beside this one; free_turn() counts those that run trials itself.
         others = 0
         while self._no_time is None:
             turn = free_turn(trials, budget.trials, self._worker, others)
@@ -497,7 +504,8 @@ class Search:
             )
             if asked is not None:
                 return asked
-            # Another process has begun a trial at this index meanwhile.
+            # Another process has begun a trial at this index meanwhile. From now on processes that
+            # have no trial yet count as well.
             trials = self._study
             others = len(self._leases.others())
         return None
@@ -557,7 +565,7 @@ class Search:
         return study_seconds_to_go(self._prepared, self._wall, done, pace, self._search_has_ended)
 
     def _search_end(self, done: Sequence[TrialResult]) -> SearchEnd | None:
-        """Say what ends the search: spent means, or an answer that is good enough.
+        """Say what ends the search: seconds that are spent, or an answer that is good enough.
 
         None while it goes on.
         """

@@ -199,6 +199,7 @@ class Study:
 
         ``arguments``: of that command line; None where it cannot compose them again.
         """
+        # __init__ would make options and recipe of module and data, which are not at hand.
         study = cls.__new__(cls)
         study.options = composed.options
         study.recipe = composed.recipe
@@ -248,7 +249,7 @@ class Study:
         for. ``os._exit`` ends this process, with a line and status 1.
 
         Raises:
-            BstuneError: of the classes for what a user can mend.
+            BstuneError: one of its subclasses, for what a user can mend.
             UserCodeError: where nothing reached the target and the user's own configuration failed
                 in its code; ``bstune.load`` has the result all the same.
             Exception: what the user's own code raised before any trial, or in this process, with a
@@ -271,9 +272,11 @@ class Study:
         return Result.from_findings(findings, self.recipe)
 
     def _started(self, now: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-        """Start a run; give a function of the seconds that the study's making and the run took."""
+        """Start the clock of a run; give a function that reads its seconds.
+
+        They include those that the study object took to make, in its first run.
+        """
         before = self._seconds_before
-        # A second run of the same object is not made again.
         self._seconds_before = 0.0
         since = stopwatch(now)
         return lambda: before + since()
@@ -288,7 +291,7 @@ class Study:
 
         Raises:
             ConfigError: where the study has a module to train, and for what a loop cannot have.
-            BstuneError: of the classes for what a user can mend.
+            BstuneError: one of its subclasses, for what a user can mend.
         """
         if self.recipe is not None or not isinstance(self.options, GivenOptions):
             raise ConfigError(
@@ -418,6 +421,7 @@ def _fitted_to_pickling(
     if not options.search.workers and not options.hardware.enabled and options.devices == 1:
         return options
     try:
+        # Reading this property pickles module and data.
         _ = recipe.pickled
     except PICKLE_ERRORS as error:
         reason = (

@@ -111,7 +111,9 @@ class TrainingService:
         self._options = options
         self._recipe = recipe
         self._protocol = protocol
+        # None until the first steps are taken or the first trial is trained.
         self._backend: LightningBackend | None = None
+        # What the first steps told; None before them.
         self._tried: PreflightFindings | None = None
 
     @property
@@ -150,7 +152,7 @@ class TrainingService:
             end: ends this process where a step never ends; None: as the command does.
 
         Returns:
-            What is known then.
+            What these steps told of the data, the module and the seconds of a step.
         """
         seconds = self._options.protocol.trial_seconds
         with watching(say, seconds, end) as watched_say:
@@ -159,7 +161,7 @@ class TrainingService:
     def _try_steps(
         self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say
     ) -> Tried:
-        """Do what :meth:`try_steps` does, without a watch over steps that never end."""
+        """Load the data and take a few steps; :meth:`try_steps` adds a watch over their time."""
         # torch takes seconds to import: the process that trains needs it.
         from bstune.hardware.survey_cache import survey_key
         from bstune.trial.checks.preflight import preflight
@@ -268,7 +270,7 @@ class TrainingService:
 
     def use_threads(self, count: int, *, say: Say, end: End | None = None) -> DeviceNames:
         """Train with ``count`` threads of torch from now on; give the device's names with these."""
-        # The process that trains needs it alone: it takes seconds to import.
+        # torch takes seconds to import: only a process that trains needs it.
         import torch
 
         torch.set_num_threads(count)
@@ -308,7 +310,14 @@ class Training(Protocol):
     def time_steps(
         self, say: Say, how: "HowTimed", ceiling: "Ceiling", seconds: float
     ) -> "TimedSteps":
-        """Time steps up to the memory ceiling."""
+        """Time steps at batch sizes up to the memory ceiling.
+
+        Args:
+            say: takes lines of progress.
+            how: how the survey times steps.
+            ceiling: the largest batch size that fits into the memory.
+            seconds: that the timing may take.
+        """
 
     def use_threads(self, count: int) -> DeviceNames:
         """Train with ``count`` threads of torch from now on; give the device's names with these."""
@@ -326,9 +335,10 @@ class TrainingHere:
     def __init__(
         self, options: StudyOptions, recipe: Recipe, protocol: TrialProtocol, log: TrialsLog
     ) -> None:
-        # The process that trains needs it alone: it takes seconds to import.
+        # torch takes seconds to import: only a process that trains needs it.
         import torch
 
+        # Training changes the number for the whole process; close() sets it back.
         self._threads_before = torch.get_num_threads()
         if options.threads != "auto" and options.device == "cpu":
             torch.set_num_threads(options.threads)
@@ -339,6 +349,7 @@ class TrainingHere:
         self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say
     ) -> Tried:
         """Load the data and take a few steps, as :meth:`TrainingService.try_steps` does."""
+        # The log takes what the user's code prints; bstune's own lines are shown.
         say_own = own_lines(say)
         with printed_once(self._log), _users_errors():
             return self.service.try_steps(trial, continues, surveyed, say=say_own)
@@ -346,7 +357,8 @@ class TrainingHere:
     def time_steps(
         self, say: Say, how: "HowTimed", ceiling: "Ceiling", seconds: float
     ) -> "TimedSteps":
-        """Time steps up to the memory ceiling."""
+        """Time steps for the survey, as :meth:`Training.time_steps` describes it."""
+        # The log takes what the user's code prints; bstune's own lines are shown.
         say_own = own_lines(say)
         with printed_once(self._log), _users_errors():
             return self.service.time_steps(how, ceiling, seconds, say=say_own)
@@ -361,7 +373,7 @@ class TrainingHere:
 
     def close(self) -> None:
         """Give torch the number of threads that it had before."""
-        # The process that trains needs it alone: it takes seconds to import.
+        # torch takes seconds to import: only a process that trains needs it.
         import torch
 
         torch.set_num_threads(self._threads_before)
@@ -397,7 +409,7 @@ class TrainingProcess:
         self._options = options
         self._recipe = recipe
         self._log = log
-        # The process that has loaded the data, while it trains nothing.
+        # At most one: the process that has loaded the data, while it trains nothing.
         self._kept: list[Process] = []
         # Torch's threads in each process; None: as many as the options or the machine say.
         self.threads: int | None = None
@@ -412,7 +424,7 @@ class TrainingProcess:
     def time_steps(
         self, say: Say, how: "HowTimed", ceiling: "Ceiling", seconds: float
     ) -> "TimedSteps":
-        """Time steps up to the memory ceiling."""
+        """Time steps for the survey, as :meth:`Training.time_steps` describes it."""
         steps: TimedSteps = self._call("time_steps", how, ceiling, seconds, say=say)
         return steps
 
@@ -443,7 +455,7 @@ class TrainingProcess:
             kept = self._kept
         else:
             self.close()
-        # A process that compiles is replaced after so many trials.
+        # A process that compiles is replaced after some trials, as each leaves memory behind.
         trials_per_process: int | None = None
         if options.compile:
             trials_per_process = COMPILED_TRIALS
@@ -458,9 +470,9 @@ class TrainingProcess:
         )
 
     def close(self) -> None:
-        """End the process that has loaded the data.
+        """End the process that has loaded the data, if it waits here for work.
 
-        While it trains a trial, :meth:`runner` ends it.
+        One that trains trials belongs to the :class:`Workers` of :meth:`runner`, which end it.
         """
         for process in self._kept:
             process.close()
@@ -480,7 +492,8 @@ class TrainingProcess:
         try:
             return process.call(method, *arguments, say=say)
         except BaseException:
-            # This holds for an interruption, too. An error may have left anything behind.
+            # After an error or an interruption the process may be in any state: the next call
+            # starts a new one.
             self._kept.clear()
             process.kill()
             process.end()
@@ -492,7 +505,8 @@ def open_service(
 ) -> TrainingService:
     """Make the :class:`TrainingService` of this process, which a study has started to train.
 
-    ``threads`` and ``limit`` are as :meth:`TrainingProcess.runner` takes them.
+    ``threads``: of torch; None: as many as the options say. ``limit``: bytes of CUDA memory that
+    it may use; None: all of it.
     """
     # torch and lightning take seconds to import: the process that trains needs them.
     import torch
@@ -538,7 +552,7 @@ class TriedBackend(TrialBackend):
         self._training = training
 
     def rename(self, names: DeviceNames) -> None:
-        """Replace the device's names."""
+        """Take over the device's names, and the frozen settings that go with them."""
         self.device = names.device
         self.device_kind = names.device_kind
         self.description = names.description

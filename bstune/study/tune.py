@@ -127,6 +127,7 @@ def survey(
         options, recipe = compose_objects(given, arguments, {})
         assert recipe is not None  # noqa: S101 (a module is given)
         try:
+            # Reading this property pickles module and data.
             _ = recipe.pickled
         except PICKLE_ERRORS as error:
             raise ConfigError(

@@ -29,7 +29,7 @@ def metrics_of_winners(
     winners = [winner.trial for winner in best.values()]
     untested = [trial for trial in winners if str(trial.number) not in tests]
     for trial in untested:
-        # The user's code may leave the folder.
+        # The user's code may change the working directory: chdir goes back to it.
         with optional(f"no test metrics of trial {trial.number}", missing), chdir("."):
             metrics = prepared.backend.test(trial.again(), prepared.files)
             if metrics:

@@ -60,7 +60,7 @@ from bstune.study.planning.replicates import (
 from bstune.study.prepare import PreparedStudy
 from bstune.system.failures import optional
 
-# Steps of the ladder of batch sizes on which the curve is reported.
+# Steps of the rounded_sizes of batch sizes on which the curve is reported.
 CURVE_LADDER = 48
 # Draws of the posterior at each easier target.
 TARGET_PARTICLES = 400
@@ -109,13 +109,13 @@ def analyse(
     if winner is not None:
         luck = selection_luck(winner, points_with_fresh_seeds, use, scatter.scatter)
     gain_in_seconds: Gain | None = None
-    # Whoever seeks the fewest steps is told by how much the seconds are more.
+    # The fewest steps may take more seconds: a study that seeks them gives both gains.
     if use == "steps":
         gain_in_seconds = gain_of(runs, winner, "time", scatter.scatter, timing_error, luck)
     curve: Curve | None = None
     if critical is not None:
         curve = curve_of(posterior, _band(posterior, critical), tau, law)
-    # Where time counts it takes the seconds of a step to compare batch sizes.
+    # Batch sizes cannot be compared by time where the seconds of a step are not known.
     good: AsGood | None = None
     if curve is not None and winner is not None and (use == "steps" or curve.seconds_per_step):
         drawn = merit_draws(posterior, curve, use, law)
@@ -153,7 +153,7 @@ def _rank(
 ) -> _Ranked:
     """Rank the points by what they took, or are predicted to take, on fresh seeds.
 
-    ``use``: the merit of the winner to use.
+    ``use``: time or steps, by which the winner to use is the best.
     """
     objective = prepared.budget.objective
     replicates = prepared.budget.replicates
@@ -169,7 +169,8 @@ def _rank(
             winner = stand_in.winner
             if merit == use:
                 passed_over = stand_in.passed_over
-        # Where schedules end with the trial, a further seed needs a horizon, and may miss.
+        # Where schedules end with the trial, a further seed needs the length of one, and may miss
+        # the target.
         number = winner.trial.number
         winner = replace(winner, predicted_horizon=horizons.get(number))
         if number in horizons:
@@ -180,9 +181,10 @@ def _rank(
 
 
 def reaching_of(posterior: Posterior, winner: Winner) -> Reaching | None:
-    """Tell how likely further seeds reach the target, at the winner's horizon and at the longest.
+    """Tell how likely further seeds reach the target with a schedule as long as the winner's.
 
-    It is None where schedules do not end with the trial.
+    It also tells it for the longest schedule that the budget allows. It is None where schedules do
+    not end with the trial.
     """
     horizon = winner.advised_horizon
     if horizon is None:
@@ -205,11 +207,12 @@ def curve_of(
     tau: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None,
     law: StepTimeLaw | None = None,
 ) -> Curve:
-    """Give S*(B), tau(B) and lr*(B) with its interval, at the batch sizes of a band.
+    """Give the curve over the batch sizes of a band: steps to target, best rate, seconds of a step.
 
     Args:
         posterior: of all trials.
-        band: S*(B) with its interval, on a ladder of batch sizes.
+        band: S*(B), the steps to the target at the best rate, with its interval, at a rising series
+            of batch sizes.
         tau: gives the seconds of a step; None: not timed. (The posterior's own tau counts examples
             where the objective is steps.)
         law: tau(B) with its error; None where that is not known.
@@ -239,9 +242,9 @@ def merit_draws(
 ) -> NDArray[np.float64]:
     """Draw the log of the steps, or seconds, to the target at each batch size of a curve.
 
-    They are those at the curve's learning rates, which a user would take: what is not known of the
-    best rate makes them more. Steps are drawn from the posterior, and the error of tau(B) from
-    ``law``, if that is given. The shape is (draws, batch sizes).
+    The learning rates are the curve's, which a user would take, and not the best ones of each draw.
+    Steps are drawn from the posterior, and the error of tau(B) from ``law``, if that is given. The
+    shape is (draws, batch sizes).
     """
     sizes = np.array(curve.batch_size)
     # What the other hyper-parameters cost, in the middle of their ranges, is the same at each batch
@@ -318,13 +321,16 @@ def point_not_run_again(
 
 
 def _band(posterior: Posterior, critical: CriticalBatchSize) -> CurveBand:
-    """Give S*(B) with its interval, even in log B between the sizes that reached the target."""
+    """Give S*(B), the steps to the target at the best rate, with its interval.
+
+    The batch sizes are even in log B between those that reached the target.
+    """
     ratio = critical.largest / critical.smallest
     # Near small batch sizes several of them round to the same one.
-    ladder = set[int]()
+    rounded_sizes = set[int]()
     for i in range(CURVE_LADDER + 1):
-        ladder.add(round(critical.smallest * ratio ** (i / CURVE_LADDER)))
-    return steps_band(posterior, sorted(ladder), INTERVAL)
+        rounded_sizes.add(round(critical.smallest * ratio ** (i / CURVE_LADDER)))
+    return steps_band(posterior, sorted(rounded_sizes), INTERVAL)
 
 
 def easier_targets_of(

@@ -28,12 +28,12 @@ def sizes_as_good(
 ) -> AsGood:
     """Find the batch sizes around the best that probably take at most a tenth more than it.
 
-    A batch size belongs to them if the chance of that is at least ``AS_GOOD_CHANCE``. They are
-    neighbours on the ladder. The winner, which fresh seeds have chosen, is always in their range,
-    which is stretched to it where it lies outside. At its batch size the rate is its own.
+    A batch size belongs to them if the chance of that is at least ``AS_GOOD_CHANCE``. They have no
+    gap among the curve's batch sizes. The winner, which fresh seeds have chosen, is always in their
+    range, which is stretched to it where it lies outside. At its batch size the rate is its own.
 
     Args:
-        batch_sizes: the curve's ladder, rising.
+        batch_sizes: those of the curve, rising.
         rates: the best learning rate at each of them.
         log_merits: draws of the log of the seconds or steps that each takes at that rate, of shape
             (draws, batch sizes). They vary by what the trials and the timings leave open.

@@ -52,6 +52,7 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
 
     It is None before one ran to its budget's end.
     """
+    # Shares of the budget, at each of which the best batch size is estimated.
     shares: Sequence[float] = BUDGET_SHARES
     if prepared.backend.horizon:
         # A schedule that ends with its trial would have ended earlier under a shorter budget: what
@@ -74,6 +75,7 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
     gain: GainAtBudget | None = None
     if runs is not None and baseline is not None and not same_point(runs.first, best):
         gain = _gain(prepared, done, best, runs, winner, baseline, posteriors[1.0])
+    # In a budget of seconds the error of the timing changes how many steps each batch size gets.
     count_error: float | None = None
     if budget.seconds is not None and runs is not None:
         law = law_of(prepared, done)
@@ -114,13 +116,13 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
 def error_of_count(
     counted: Callable[[float], float], law: StepTimeLaw, first: float, second: float
 ) -> float:
-    """Give how well it is known how many steps one batch size has for each step of the other.
+    """Give the error of the ratio of the steps that two batch sizes get in a budget of seconds.
 
-    That is within a budget of seconds: a factor that all batch sizes share compares alike.
+    A factor that the seconds of all batch sizes share has no part in it.
 
     Args:
         counted: gives the seconds of a step by which the budget counts.
-        law: tau(B) as all timings and trials have it by now, with its error.
+        law: the seconds of a step by all timings and trials so far, with their error.
         first: a batch size.
         second: another one, or the same.
 
@@ -140,7 +142,7 @@ def _times(prepared: PreparedStudy) -> tuple[SizeSeconds, ...]:
     """
     if prepared.options.budget.seconds is None:
         return ()
-    # A study that has run is counted by its own times.
+    # The times that the study stored decided its trials' steps.
     times = prepared.budget_times or prepared.measured_budget_times()
     return tuple(SizeSeconds(batch_size=size, seconds=seconds) for size, seconds in times)
 
@@ -168,7 +170,7 @@ def _point(
             predicted = entry.fresh_metric
             break
     value = trial.best_value(mode)
-    # The trial has no finite evaluation.
+    # NaN stands for a trial without a finite evaluation.
     if value is None:
         value = math.nan
     return PointAtBudget(
@@ -196,12 +198,12 @@ def _fresh(prepared: PreparedStudy, runs: Sequence[TrialResult]) -> FreshValues 
     values = list[float]()
     for run in full:
         value = run.best_value(mode)
-        # A full trial has one.
+        # A full trial always has one; the check is for its type.
         if value is not None:
             values.append(value)
     if not values:
         return None
-    mean, half_width = _mean_and_half(values)
+    mean, half_width = _mean_and_half_width(values)
     return FreshValues(
         seeds=tuple(run.seed for run in full),
         values=tuple(values),
@@ -213,7 +215,7 @@ def _fresh(prepared: PreparedStudy, runs: Sequence[TrialResult]) -> FreshValues 
     )
 
 
-def _mean_and_half(values: Sequence[float]) -> tuple[float, float]:
+def _mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
     """Give the mean of n values, and half the width of its interval.
 
     The half is t s/sqrt(n), with s their standard deviation and t Student's quantile at n - 1
@@ -273,7 +275,7 @@ def _gain(
     # On a recorded table a fresh seed may be the same run again, and tells no scatter.
     histories = {(run.history, beside.history) for run, beside in pairs}
     if len(differences) > 1 and len(histories) > 1:
-        _, half_width = _mean_and_half(differences)
+        _, half_width = _mean_and_half_width(differences)
         low = difference - half_width
         high = difference + half_width
     share: float | None = None
@@ -325,6 +327,7 @@ def _as_good(findings: BudgetFindings, winner: TrialResult) -> AsGoodAtBudget:
     The winner, which fresh seeds have chosen, is always in it.
     """
     sizes = findings.as_good
+    # Pairs of batch size and learning rate compare by the batch size.
     of_winner = (winner.batch_size, winner.lr)
     low, lr_low = min((sizes.low, _rate_at(findings.curve, sizes.low)), of_winner)
     high, lr_high = max((sizes.high, _rate_at(findings.curve, sizes.high)), of_winner)
@@ -355,15 +358,15 @@ def _size(point: MetricAtSize) -> SizeAtBudget:
     )
 
 
-def _same(nothing: NoDifference | None) -> SameAtBudget | None:
-    """Give the finding that no batch size differs as the result has it; None where one does."""
-    if nothing is None:
+def _same(no_difference: NoDifference | None) -> SameAtBudget | None:
+    """Turn the finding that batch sizes come to the same metric into a result's; None if none."""
+    if no_difference is None:
         return None
-    return SameAtBudget(value=nothing.metric, differs_at=nothing.differs_at)
+    return SameAtBudget(value=no_difference.metric, differs_at=no_difference.differs_at)
 
 
 def _growth(growth: SizeGrowth) -> SizeGrowthOverBudget:
-    """Give how the best batch size grows with the budget as the result has it."""
+    """Turn the growth of the best batch size with the budget into a result's."""
     sizes = list[BestSizeAtShare]()
     for best in growth.best_sizes:
         sizes.append(

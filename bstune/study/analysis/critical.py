@@ -230,8 +230,8 @@ def _ends_beyond_search(
 ) -> tuple[int, int]:
     """Count the interval's ends that lie below the search's range, and those that lie above it.
 
-    No trial of this search would show them. They count only where the target was reached at that
-    end of the range.
+    They lie so far, by a factor ``ROOM``, that no trial of this search would show them. They count
+    only where the target was reached at that end of the range.
 
     Args:
         prior: has the range of the search.
@@ -256,8 +256,8 @@ def _undetermined(posterior: Posterior) -> str | None:
     """Say why the trials do not determine B_crit, whatever the posterior says; None where they do.
 
     Under schedules that end with the trial the posterior is too sure. From few batch sizes close
-    together it is certain of B_crit, although the law of the metric over horizons, or the
-    small-batch term, may be what bends the curve there.
+    together it is certain of B_crit, although the curve there may bend for other reasons: how the
+    metric depends on the length of the schedule, or the small-batch term.
     """
     if not posterior.prior.horizon:
         return _contradiction(posterior)
@@ -287,14 +287,16 @@ def _undetermined(posterior: Posterior) -> str | None:
 def _contradiction(posterior: Posterior) -> str | None:
     """Say how the only two batch sizes that reached the target contradict the law.
 
-    It is None if they do not.
+    None if they do not, or if another number of batch sizes reached it.
 
-    They do where the larger one takes more steps, or fewer examples, by more than seeds explain.
-    Without a small-batch term the law allows neither. With one, two points determine no B_crit.
+    The larger one contradicts it if it takes more steps, or fewer examples, by more than seeds
+    explain. Without a small-batch term the law allows neither. With one, two points determine no
+    B_crit.
     """
     fewest = dict[int, int]()
     for observation in posterior.observations:
         if observation.status == "reached":
+            # An observation has the logarithm of its batch size to base 2.
             size = round(2.0**observation.x)
             fewest[size] = min(observation.steps, fewest.get(size, observation.steps))
     if len(fewest) != 2:
@@ -350,10 +352,11 @@ def _beyond_search(below: bool, above: bool) -> str | None:
 def _set_by_trials(prior: Prior, low: float, middle: float, high: float) -> tuple[bool, bool]:
     """Tell for the lower and the upper end of B_crit's interval whether the trials have set it.
 
-    They have where the Bayes factor of what lies between the median and the end, against what lies
-    beyond the end, is at least ``END_ODDS``. Otherwise the prior has set the end.
+    The trials have set an end if the Bayes factor of what lies between the median and the end,
+    against what lies beyond it, is at least ``END_ODDS``. Otherwise the prior has set it.
     """
     rng = np.random.default_rng(0)
+    # The prior's draws of B_crit.
     draws = np.exp(log_b_crit(draw_prior(prior, CRITICAL_PRIOR_DRAWS, rng), prior))
     below = draws < low
     above = draws > high
@@ -372,7 +375,7 @@ def _speak_against(is_within: NDArray[np.bool_], is_beyond: NDArray[np.bool_]) -
     # The posterior's shares, by the definition of its quantiles.
     share_within = 0.5 - INTERVAL[0]
     share_beyond = INTERVAL[0]
-    # The prior may have no draw here.
+    # One is added to each count, as the prior may have no draw there.
     prior_odds = (is_beyond.sum() + 1) / (is_within.sum() + 1)
     # The posterior's odds of within to beyond, over the prior's.
     bayes_factor = share_within / share_beyond * prior_odds
@@ -388,12 +391,13 @@ def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
     prior = posterior.prior
     # Column ``B_OPT`` of theta has the log of B_opt over the middle batch size, 2^log_mid.
     log_edge = math.log(smallest / 2.0**prior.log_mid)
-    share = float(np.mean(posterior.theta[:, B_OPT] > log_edge))
-    prior_share = float(ndtr((prior.mean[B_OPT] - log_edge) / prior.spread[B_OPT]))
-    # The Bayes factor of the two halves of the prior, to a draw's accuracy.
-    odds = (share + DRAW_ACCURACY) / (1.0 - share + DRAW_ACCURACY)
-    odds = odds * (1.0 - prior_share + DRAW_ACCURACY) / (prior_share + DRAW_ACCURACY)
-    if share < TERM_SHARE or odds < TERM_ODDS:
+    chance_above = float(np.mean(posterior.theta[:, B_OPT] > log_edge))
+    prior_chance = float(ndtr((prior.mean[B_OPT] - log_edge) / prior.spread[B_OPT]))
+    # The Bayes factor for B_opt above the edge against below it. DRAW_ACCURACY, to which a share of
+    # draws is known, keeps the odds finite where no draw lies on one side.
+    odds = (chance_above + DRAW_ACCURACY) / (1.0 - chance_above + DRAW_ACCURACY)
+    odds = odds * (1.0 - prior_chance + DRAW_ACCURACY) / (prior_chance + DRAW_ACCURACY)
+    if chance_above < TERM_SHARE or odds < TERM_ODDS:
         return None
     quantiles = np.quantile(posterior.theta[:, B_OPT], QUANTILES)
     return [float(size) for size in 2.0**prior.log_mid * np.exp(quantiles)]
@@ -431,6 +435,7 @@ def too_few_passed(done: Sequence[TrialResult], target: Target) -> str | None:
         span = f"{format_count(min(sizes))} to {format_count(max(sizes))}"
         least = f"it takes {MIN_PASSED_SPAN:g} times the smallest"
         return f"what passed it has batch sizes {span}, and {least}"
+    # In a coarse trial the last miss, at ``steps_low``, lies long before the step that met it.
     coarse = sum(trial.steps_low < FINE * trial.steps for trial in passed)
     if coarse > MAX_COARSE * len(passed):
         return f"{coarse} of {count} that passed it were not evaluated closely there"
@@ -477,6 +482,7 @@ def ended_where_met(trial: TrialResult, target: Target) -> TrialResult:
 
     A trial that never met it keeps its record.
     """
+    # The step of the last evaluation that missed it; 0 before any.
     last_miss = 0
     for step, value in trial.history:
         if step > 0 and value is not None and target.gap(value) <= 0.0:
@@ -493,7 +499,7 @@ def over_targets(
 ) -> list[CriticalAtTarget]:
     """Estimate B_crit with its interval at easier targets, from the same histories.
 
-    It grows as the target gets harder (Kaplan et al. 2020, arXiv 2001.08361, section 5.1;
+    B_crit grows as the target gets harder (Kaplan et al. 2020, arXiv 2001.08361, section 5.1;
     McCandlish et al. 2018).
 
     Args:
@@ -528,11 +534,11 @@ def at_target_value(critical: CriticalBatchSize, target: float, passed: int) -> 
 def growth_over_target(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth | None:
     """Fit the exponent k of B_crit ~ d^k, over the distance d of targets from the ideal value.
 
-    Of a loss, whose ideal value is 0, it is Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3:
-    B_crit = B*/L^(1/alpha), where k = -1/alpha = -4.76. It is a least-squares line of log B_crit
-    over log d, weighted by the intervals of B_crit, and wider where the points scatter more than
-    those say. The same runs answer all targets, so that their errors go together and the interval
-    is rather too wide than too narrow.
+    For a loss, whose ideal value is 0, this is Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3:
+    B_crit = B*/L^(1/alpha), where k = -1/alpha = -4.76. The fit is a least-squares line of log
+    B_crit over log d, weighted by the intervals of B_crit, and wider where the points scatter more
+    than those say. The same runs answer all targets, so that their errors go together and the
+    interval is rather too wide than too narrow.
 
     Args:
         rows: a row whose interval has an open end is left out; of several at one target the last
@@ -557,11 +563,11 @@ def growth_over_target(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth
     # A weight is 1/variance of log B_crit, whose standard deviation is (log high - log low)/(2 z).
     # An interval of no width would have an infinite one.
     weight = (2.0 * z / np.maximum(log_high - log_low, 1e-6)) ** 2
-    distance_away = log_distance - np.average(log_distance, weights=weight)
-    b_crit_away = log_b_crit - np.average(log_b_crit, weights=weight)
-    spread = float(weight @ distance_away**2)
-    slope = float(weight @ (distance_away * b_crit_away)) / spread
-    residual = b_crit_away - slope * distance_away
+    centred_distance = log_distance - np.average(log_distance, weights=weight)
+    centred_b_crit = log_b_crit - np.average(log_b_crit, weights=weight)
+    spread = float(weight @ centred_distance**2)
+    slope = float(weight @ (centred_distance * centred_b_crit)) / spread
+    residual = centred_b_crit - slope * centred_distance
     # It is 1 where the points scatter as their intervals say. More widens the slope's interval, and
     # less does not narrow it.
     scatter = float(weight @ residual**2) / (len(log_distance) - 2)

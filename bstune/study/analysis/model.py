@@ -60,6 +60,9 @@ def ideal_of(prepared: PreparedStudy) -> float | None:
 def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> dict[str, Any]:
     """Collect the arguments that a study offers a sampler, by their names.
 
+    A sampler's class lists in ``context`` which of them it takes. ``horizon`` says whether
+    schedules end with the trial, ``ideal`` is the best value that the metric can have.
+
     ``finished``: numbers of stopped trials that go no further.
     """
     space = prepared.space
@@ -143,7 +146,7 @@ def study_posterior(
         rng=rng,
         independent=independent,
     )
-    # Only without a search space would there be none.
+    # A sampler gives none only where it has no search space.
     assert posterior is not None  # noqa: S101
     return posterior
 
@@ -166,7 +169,7 @@ def budget_posteriors(
         posterior = sampler.budget_posterior(
             searched, share=share, particles=particles, moves=MOVES, rng=rng
         )
-        # Only without a search space would there be none.
+        # A sampler gives none only where it has no search space.
         assert posterior is not None  # noqa: S101
         by_share[share] = posterior
     return by_share
@@ -231,8 +234,8 @@ def _exponent(
     log_sizes = list[float]()
     for observation in posterior.observations:
         # The margin lets the largest batch size count, whose logarithm may be rounded upwards.
-        is_there = math.log2(start) <= observation.x <= math.log2(end) + 1e-9
-        if observation.status == "reached" and is_there:
+        is_in_range = math.log2(start) <= observation.x <= math.log2(end) + 1e-9
+        if observation.status == "reached" and is_in_range:
             log_sizes.append(observation.x)
     octaves = 0.0
     if log_sizes:
@@ -296,5 +299,5 @@ def _slope(x: Array, y: Array) -> Array:
 
     x has shape (n,). y of shape (n,) gives a number, y of shape (m, n) gives shape (m,).
     """
-    away = x - x.mean()
-    return np.asarray(y @ away / (away @ away))
+    centred = x - x.mean()
+    return np.asarray(y @ centred / (centred @ centred))

@@ -94,6 +94,7 @@ def scale_out(
     # Seconds that were measured come before those that follow from the link.
     if reduce.seconds is not None:
         measured = [(int(count), float(seconds)) for count, seconds in reduce.seconds.items()]
+        # The seconds are fitted as alpha + beta (devices - 2).
         alpha, beta = fit_sync(measured)
         real = planned(all_reduce_seconds=lambda count: sync_seconds(count, alpha, beta))
         return DevicePlans(ideal=ideal, with_all_reduce=tuple(real))
@@ -154,7 +155,7 @@ def plan(
     the data.
 
     Args:
-        predict: gives S*(B) with its interval at batch sizes.
+        predict: gives S*(B), the steps to the target, with its interval at batch sizes.
         step_seconds: gives tau(b), the seconds of a step of one device.
         best_lr: gives the best learning rate at a batch size.
         devices: the numbers of devices to plan for.

@@ -28,6 +28,7 @@ def _own_steps(prepared: PreparedStudy, done: Sequence[TrialResult]) -> list[Own
 
     A study's first trials may have run on another number, before a survey chose one.
     """
+    # The name of a CPU holds the number of threads.
     device = prepared.backend.device
     is_cpu = device.startswith(CPU)
     comparable = list[TrialResult]()
@@ -39,11 +40,11 @@ def _own_steps(prepared: PreparedStudy, done: Sequence[TrialResult]) -> list[Own
 
 
 def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
-    """Give the one tau(B) of all trials, or None where there is none with an error.
+    """Fit one law tau(B), the seconds of a step with their error, for all trials of a study.
 
-    It is the survey's, joined by the trials' own steps where the survey had few timings. Without a
-    survey it is fitted to the trials' own steps, if enough were timed. A table has seconds of its
-    own, and so has a user's loop.
+    It is the survey's law, fitted anew with the trials' own steps where the survey had few timings.
+    Without a survey it is fitted to the trials' own steps. None where too few steps were timed, and
+    for recorded runs, whose table has the seconds.
     """
     if isinstance(prepared.options.workload, ReplayedWorkload):
         return None
@@ -59,10 +60,10 @@ def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTime
 def with_common_step_time(
     prepared: PreparedStudy, done: Sequence[TrialResult]
 ) -> list[TrialResult]:
-    """Replace each record's seconds per step by the one tau(B) of all trials.
+    """Replace each record's seconds per step by those of one law tau(B), so that all compare.
 
-    A record may have those of an earlier survey. The records stay as they are where
-    :func:`common_law` is None.
+    A record may have the seconds of an earlier survey. Where no law is known, the records stay as
+    they are.
     """
     law = common_law(prepared, done)
     if law is None:
@@ -71,10 +72,10 @@ def with_common_step_time(
 
 
 def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
-    """Give tau(B) with its error: the survey's, widened to what the trials show of it.
+    """Give tau(B), the seconds of a step, with its error.
 
-    Without a survey it is that of all trials. It is None where a table answers the trials, or too
-    few were timed.
+    It is the survey's law, whose error is widened to what the trials show of it. Without a survey
+    the law is fitted to the trials. None where a table answers the trials, or too few were timed.
     """
     timed_before = step_time_of(prepared, done)
     # A table's, or a loop's of the user's, has no error.
@@ -84,9 +85,10 @@ def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw 
 
 
 def step_time_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> Callable[[float], float]:
-    """Give tau(B) as it was timed before the trials, joined by their own steps where it takes them.
+    """Give tau(B), the seconds of a step, as timed before the trials or fitted anew with these.
 
-    A folder that tells nothing of it has None in its place.
+    A law that was timed well enough takes no steps of the trials. None where a study's folder tells
+    nothing of tau(B).
     """
     surveyed = prepared.backend.step_time
     if not isinstance(surveyed, StepTimeLaw):
@@ -113,14 +115,15 @@ def timing_of(
     if law is None:
         return None
     batch_size = prepared.options.scaling.batch_size
-    blurred: tuple[int, ...] = ()
+    # Batch sizes whose times to target differ from the winner's by less than the timing's error.
+    not_distinct: tuple[int, ...] = ()
     if winner is not None:
         batch_size = winner.trial.batch_size
-        blurred = not_told_apart(law, winner, confirmed_winners)
+        not_distinct = not_told_apart(law, winner, confirmed_winners)
     relative_error = law.relative_error(batch_size)
     surveyed = prepared.backend.timed
-    # Without a survey the seconds are those of the trials themselves. Which loop took them is not
-    # known: ``lean`` stands for any.
+    # Without a survey the seconds are those of the trials themselves. Whether the Trainer or the
+    # lean loop took them is not known: "lean" stands for either.
     if surveyed is None:
         return StepTiming(
             seconds_of="lean",
@@ -128,7 +131,7 @@ def timing_of(
             relative_error=relative_error,
             waited=0.0,
             threads=None,
-            not_told_apart=blurred,
+            not_told_apart=not_distinct,
         )
     return StepTiming(
         seconds_of=surveyed.seconds_of,
@@ -136,7 +139,7 @@ def timing_of(
         relative_error=relative_error,
         waited=surveyed.waited,
         threads=surveyed.threads,
-        not_told_apart=blurred,
+        not_told_apart=not_distinct,
     )
 
 
@@ -151,7 +154,7 @@ def not_told_apart(
     of_winner = summary_of_runs(winner.runs)
     if of_winner is None or of_winner.time_median is None:
         return ()
-    blurred = set[int]()
+    not_distinct = set[int]()
     for other_winner in confirmed_winners:
         size = other_winner.trial.batch_size
         error = law.ratio_error(size, winner.trial.batch_size)
@@ -160,5 +163,5 @@ def not_told_apart(
             continue
         distance = abs(math.log(fresh.time_median / of_winner.time_median))
         if distance < INTERVAL_QUANTILE * error:
-            blurred.add(size)
-    return tuple(sorted(blurred - {winner.trial.batch_size}))
+            not_distinct.add(size)
+    return tuple(sorted(not_distinct - {winner.trial.batch_size}))

@@ -149,7 +149,7 @@ def summarize(
             one it is not known why they were stopped.
         over_target: the critical batch size at easier targets.
         test: the winners' metrics on the test set.
-        arguments: those of the command line that begin the study again; None: it has no such.
+        arguments: those of the command line that begin the study again; None: it had none.
         train: the command that trains the winner; None without one.
         few_passed: why trials that were run for another target tell little of this one; None where
             they tell enough, or were run for it.
@@ -249,7 +249,11 @@ def _unreached(
 ) -> Unreached | None:
     """Collect what tells why no trial reached the target; None where one did, or there is none.
 
-    The arguments are those of :func:`unreached_because`.
+    Args:
+        trials: all parts of all trials.
+        whole_trials: the trials, with only the last part of one that was continued.
+        asked: what the study was asked for.
+        ran_for_target: whether the trials were run for this target.
     """
     # The objective loss has no target to miss.
     if asked.objective == "loss":
@@ -271,9 +275,9 @@ def _noise_scale(
 
 
 def _fit_and_note(fit: CurveFit | str) -> tuple[Fit | None, str | None]:
-    """Give the fit to the frontier's points as a result has it, and a note on it.
+    """Turn the fit to the frontier's points into a result's, and give the note on it.
 
-    Without a fit it is None, and the note says why.
+    ``fit``: the fit, or the reason why there is none; the reason is then the note.
     """
     if isinstance(fit, str):
         return None, fit
@@ -297,9 +301,9 @@ def _is_confirmed(objective: Objective, analysis: Analysis) -> bool:
 
 
 def winner_to_use(objective: Objective, best: Mapping[Merit, Winner]) -> WinnerName | None:
-    """Name the winner to use: by the study's objective, else by the other merit.
+    """Name the winner to use: by what the objective seeks, time or steps, else by the other one.
 
-    It is None without one.
+    None without a winner.
     """
     sought = SOUGHT[objective].merits
     # Sorting is stable: those that are sought come first.
@@ -476,11 +480,11 @@ def _statuses(whole_trials: Sequence[TrialResult]) -> dict[str, int]:
 
 
 def _winner(analysis: Analysis, merit: Merit) -> WinnerResult | None:
-    """Describe the winner by a merit for the result; None without one."""
+    """Describe the winner by time or by steps (``merit``) for the result; None without one."""
     winner = analysis.best.get(merit)
     if winner is None:
         return None
-    # Where neither is known, the interval has the fresh seeds' own scatter alone.
+    # Where these two errors are not known, the fresh seeds' own scatter alone makes the interval.
     scatter = 0.0
     if analysis.seed_scatter is not None:
         scatter = analysis.seed_scatter.scatter
@@ -491,6 +495,7 @@ def _winner(analysis: Analysis, merit: Merit) -> WinnerResult | None:
 
 
 def _pareto_trial(trial: TrialResult) -> ParetoTrial:
+    """Copy what the result says of a trial on the Pareto front of steps and seconds."""
     return ParetoTrial(
         number=trial.number,
         seed=trial.seed,
@@ -536,13 +541,13 @@ def _small_end(points: Sequence[FrontierPoint]) -> SmallEnd | None:
     slope = log_slope(near)
     log_sizes = np.log([point.batch_size for point in near])
     log_steps = np.log([point.steps for point in near])
-    sizes_away = log_sizes - log_sizes.mean()
-    residual = log_steps - log_steps.mean() - slope * sizes_away
-    # Two points have no error: the line goes through both.
+    centred_sizes = log_sizes - log_sizes.mean()
+    residual = log_steps - log_steps.mean() - slope * centred_sizes
+    # The standard error of a least-squares slope; two points have none, as the line meets both.
     degrees = len(near) - 2
     error = None
     if degrees > 0:
-        error = math.sqrt(residual @ residual / degrees / (sizes_away**2).sum())
+        error = math.sqrt(residual @ residual / degrees / (centred_sizes**2).sum())
     return SmallEnd(
         slope=slope,
         standard_error=error,

@@ -43,9 +43,9 @@ def unreached_because(
 ) -> Unreached | None:
     """Collect what tells why no trial reached the target; None if one did, or none has run.
 
-    It counts the stopped trials, those that still improved over the last half of their steps, those
-    of these that had spent their budget, and those whose schedule was cut. ``easier`` is a target
-    that the closest trial would have met.
+    It counts the stopped trials; how many of them still improved over the last half of their steps,
+    and how many of these had spent their budget; and the trials that ended before their schedule.
+    ``easier`` is a target that the closest trial would have met.
 
     Args:
         trials: all parts of all trials.
@@ -85,7 +85,7 @@ def unreached_because(
         is_before_end = trial.horizon is not None and trial.steps < trial.horizon
         if is_before_end and trial.message is None:
             cut_schedules += 1
-            # A schedule of fewer steps than a trial is worth would be none to advise.
+            # The longest of these trials is advised as budget, unless it is too short for a trial.
             if trial.steps >= MIN_STEPS:
                 cut_examples = max(cut_examples, trial.steps * trial.batch_size)
         if _improves(trial, target):
@@ -194,7 +194,8 @@ def _compared(trial: TrialResult, baseline: TrialResult, target: Target) -> AtEq
     """Compare the metric of a trial and of the baseline at equal seconds of training.
 
     The seconds are those at which the shorter one of the two ended. None where the two are the
-    same point, where one of them has no metric or no seconds, or where the baseline broke.
+    same point, where one of them has no metric or no seconds, or where the baseline diverged or ran
+    out of memory.
     """
     if (trial.batch_size, trial.lr) == (baseline.batch_size, baseline.lr):
         return None
@@ -219,7 +220,7 @@ def _value_by(trial: TrialResult, seconds: float, target: Target) -> float | Non
     """
     if trial.seconds_per_step is None:
         return None
-    # The trial's own last step counts, whose seconds were multiplied before.
+    # The margin keeps the trial's own last step, where division and multiplication round apart.
     last_step = seconds / trial.seconds_per_step * (1.0 + STEP_ROUNDING)
     values = list[float]()
     for step, value in trial.history:
@@ -232,8 +233,9 @@ def _value_by(trial: TrialResult, seconds: float, target: Target) -> float | Non
 
 def _improves(trial: TrialResult, target: Target) -> bool:
     """Whether a trial came clearly closer to the target over the last half of its steps."""
+    # A gap is how far the metric still is from the target.
     gaps = [(step, target.gap(value)) for step, value in trial.history if value is not None]
-    # Stopped after fewer than two evaluations, it counts as still improving.
+    # With fewer than two evaluations nothing speaks against a trial: it counts as improving.
     if len(gaps) < 2:
         return True
     _, first_gap = gaps[0]

@@ -49,10 +49,9 @@ def budget_in_time(
 ) -> Budget:
     """Shorten an assumed budget to whole epochs that take ``SCHEDULE_SHARE`` of the seconds left.
 
-    It is one epoch at least where there is time for one. Where there is none, it is what a share of
-    the seconds allows, or an epoch or ``LEAST_SECONDS`` if these are more: the study then takes
-    longer, or ends without an answer. Both parts of the budget are shortened in the same
-    proportion.
+    It is one epoch at least where there is time for one. Otherwise it is what the share allows, but
+    no less than an epoch or ``LEAST_SECONDS`` of training, whichever is shorter: the study then
+    takes longer, or ends without an answer. Steps and examples are shortened in proportion.
 
     Args:
         assumed: is given back where it ends in time.

@@ -130,13 +130,14 @@ def baseline_runs(trials: Sequence[TrialResult], baseline: Baseline | None) -> B
         return None
     # The first run may have been stopped and continued: its last part has all of it.
     by_parent = {trial.resumed_from: trial for trial in usable}
+    # The numbers of all its parts: a run on a fresh seed may name any of them.
     chain = {first.number}
     while first.number in by_parent:
         first = by_parent[first.number]
         chain.add(first.number)
     again = list[TrialResult]()
     for trial in usable:
-        # Where the baseline is a winner, too, it has further runs as that.
+        # The baseline's point may win: what it runs as the winner is not counted here.
         if trial.replicate_of in chain and is_baseline_replicate(trial.trial_index):
             again.append(trial)
     return BaselineRuns(first, tuple(sorted(again, key=lambda trial: trial.number)))
@@ -172,14 +173,17 @@ def steps_of_first_run(
 def may_run_again(first: TrialResult, last_step: int) -> bool:
     """Whether the baseline is to run again on fresh seeds after its first run.
 
-    It is if that met the target, or missed it in all of its budget: the seed may have been
-    unlucky. A run that the study's means cut short would be cut short again.
+    It is, if the first run met the target, or missed it although it had its whole budget: the seed
+    may have been unlucky. A run that the study's time cut short would be cut short again.
     """
     return first.reached or (first.status == "stopped" and first.steps >= last_step)
 
 
 def count_fresh_seeds(runs: BaselineRuns, last_step: int, replicates: int) -> int:
-    """Count the fresh seeds on which the baseline is to run in all, as :func:`due_seed` has it."""
+    """Count the fresh seeds on which the baseline is to run in all, its past runs included.
+
+    The rules are those of :func:`due_seed`.
+    """
     if not may_run_again(runs.first, last_step):
         return 0
     if runs.first.reached:
@@ -194,7 +198,7 @@ def count_fresh_seeds(runs: BaselineRuns, last_step: int, replicates: int) -> in
 def due_seed(
     runs: BaselineRuns | None, winner: Winner | None, last_step: int, seconds_left: float
 ) -> TrialResult | None:
-    """Find the winner's run on whose fresh seed the baseline is to run next; None if it is on none.
+    """Find the winner's run on whose fresh seed the baseline runs next; None if none is due.
 
     Where the first run missed the target, the baseline runs again until a second run misses it.
 
@@ -271,7 +275,7 @@ def gain_of(
         scatter: of log S from seed to seed, one standard deviation.
         timing_error: of log tau at the one batch size over that at the other, one standard
             deviation; it counts for seconds alone.
-        luck: by so much the winner's runs look too good, in log merit
+        luck: by so much the winner's runs look too good, in log steps or log seconds
             (:func:`bstune.study.planning.replicates.selection_luck`).
     """
     if runs is None or winner is None or same_point(runs.first, winner.trial):
@@ -283,7 +287,7 @@ def gain_of(
     again = [run for run in runs.again if run.reached]
     baseline_stands_on = again or [runs.first]
     winner_stands_on = reached or [winner.trial]
-    # Steps take no clock.
+    # Steps are counted, not timed.
     if merit == "steps":
         timing_error = 0.0
     doubt = _doubt(baseline_stands_on, winner_stands_on, timing_error)
@@ -296,8 +300,8 @@ def gain_of(
     of_winner = _expected_log_merit(winner, reached, merit)
     if of_baseline is None or of_winner is None:
         return None
-    # A larger log merit is slower: without its luck the winner takes longer. A winner that counts
-    # by its prediction was chosen for that, and so has luck, too.
+    # Without its luck the winner takes longer. A winner that counts by its prediction was chosen
+    # for that, and so has luck, too.
     of_winner += luck
     gained = of_baseline - of_winner
     if runs.first.reached or again:
@@ -363,14 +367,14 @@ def baseline_result(
     if runs is None:
         return None
     first = runs.first
-    # The gain is over the runs on fresh seeds, where there are any.
+    # The gain compares the runs on fresh seeds, where there are any: their schedule is reported.
     compared_run = first
     if runs.again:
         compared_run = runs.again[-1]
-    last: float | None = None
+    last_value: float | None = None
     for _, value in first.history:
         if value is not None:
-            last = value
+            last_value = value
     return BaselineResult(
         number=first.number,
         batch_size=first.batch_size,
@@ -379,7 +383,7 @@ def baseline_result(
         status=first.status,
         steps=first.steps,
         seconds=training_seconds(first),
-        value=finite(last),
+        value=finite(last_value),
         telling_target=finite(telling_target(first, target, ideal)),
         runs=len(runs.again),
         reached=sum(run.reached for run in runs.again),
@@ -428,7 +432,7 @@ def _log_merit(run: TrialResult, merit: Merit) -> float | None:
 
 
 def _mean_log_merit(runs: Sequence[TrialResult], merit: Merit) -> float | None:
-    """Average the log merits of the runs that have one; None where none has."""
+    """Average the log steps or log seconds (``merit``) of runs; None where no seconds are known."""
     logs = [_log_merit(run, merit) for run in runs]
     known = [log for log in logs if log is not None]
     if not known:
@@ -439,7 +443,7 @@ def _mean_log_merit(runs: Sequence[TrialResult], merit: Merit) -> float | None:
 def _expected_log_merit(
     winner: Winner, reached: Sequence[TrialResult], merit: Merit
 ) -> float | None:
-    """Give the mean log merit of the winner's runs on fresh seeds that reached the target.
+    """Average the log steps or seconds (``merit``) of the winner's fresh seeds that reached it.
 
     Without such runs it is the log of what a fresh seed is predicted to take. None where seconds
     are asked for and not known.
@@ -495,7 +499,8 @@ def _untold(runs: Sequence[TrialResult]) -> tuple[float, float]:
     """Give by how much earlier and later than assumed the runs may have met the target.
 
     Both are means over the runs, in log steps. A run that met it at its first evaluation did so at
-    any of its steps. Of others both are 0: between two evaluations the middle is certain enough.
+    any of its steps. For other runs both are 0: between two evaluations the middle is certain
+    enough.
     """
     earlier = list[float]()
     later = list[float]()
@@ -505,6 +510,7 @@ def _untold(runs: Sequence[TrialResult]) -> tuple[float, float]:
             earlier.append(0.0)
             later.append(0.0)
             continue
+        # The gain takes the log of this step as that at which the run met the target.
         assumed = _log_merit(run, "steps") or 0.0
         earlier.append(max(assumed, 0.0))
         later.append(math.log(max(run.steps, 1)) - assumed)
@@ -520,9 +526,17 @@ def _interval(
     merit: Merit,
     stands_on: _GainRuns,
 ) -> Gain:
-    """Make the gain and its interval of differences of log merits, by this module's formula.
+    """Make the gain, the exponential of the mean difference of log steps or seconds.
 
-    ``scatter``: of log S from seed to seed, one standard deviation.
+    Its interval is Student's. The differences' own variance is pooled with 2 scatter^2, that of a
+    difference of two runs, which counts for ``POSTERIOR_DEGREES`` degrees of freedom.
+
+    Args:
+        differences: of log steps or log seconds, baseline minus winner.
+        scatter: of log S from seed to seed, one standard deviation.
+        doubt: the timing's error, and the open step of a first evaluation, which widen it.
+        merit: whether steps or seconds are compared.
+        stands_on: on how many fresh seeds.
     """
     count = len(differences)
     squares = 0.0

@@ -78,7 +78,8 @@ def seconds_to_go(
         report: seconds of the report.
         limit: seconds left of ``search.wall_seconds``; the sum is no larger.
     """
-    # The points to come take, on average, what the one in their middle takes.
+    # Later points take longer, by a power of their number. On average those to come take what the
+    # one in their middle takes.
     middle = points + points_left / 2
     growth = math.pow(middle / pace.point, POINT_GROWTH)
     search = points_left * pace.seconds * growth
@@ -96,7 +97,7 @@ def replicates_to_come(ran: int, replicates: int, winners: int) -> int:
     Args:
         ran: how many runs on fresh seeds have ended, of all points.
         replicates: runs of each point.
-        winners: how many points stand first by a merit of the objective.
+        winners: how many points stand first, by steps or by time.
     """
     if ran == 0:
         return replicates * winners

@@ -39,7 +39,10 @@ class NextCommand:
     """Seconds of the report."""
 
     def seconds(self, limit: float) -> float:
-        """Give the seconds that a limit would have to cover."""
+        """Give the wall seconds that ``search.wall_seconds=limit`` would have to cover.
+
+        They depend on the limit itself, as survey, trials and what is kept get shares of it.
+        """
         started = self.charged + START_SLACK * self.start
         surveyed = started + self.survey(limit, limit - started)
         trials = self.trials * (self.decision + self.trial(limit))

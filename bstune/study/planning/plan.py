@@ -92,7 +92,8 @@ class SearchBudget:
     def replicate_index(self, trial_index: int, replicate: int) -> int:
         """Give the trial index at which a trial runs again on a fresh seed.
 
-        ``replicate`` counts those runs from 0. Any number of them has an index of its own.
+        ``replicate`` counts those runs from 0. No two runs share an index, as the search's own
+        indices stay below ``FIRST_REPLICATE``.
         """
         return FIRST_REPLICATE * (1 + replicate) + trial_index
 
@@ -163,10 +164,11 @@ def max_seconds(
     """
     if trial_seconds is not None:
         return budget.trials * trial_seconds * (1.0 + backend.evaluation_share)
+    # The mean over log B, by the midpoint rule.
     training = list[float]()
     for place in range(QUADRATURE):
-        share = (place + 0.5) / QUADRATURE
-        batch_size = round(space.low * (space.high / space.low) ** share)
+        share_of_range = (place + 0.5) / QUADRATURE
+        batch_size = round(space.low * (space.high / space.low) ** share_of_range)
         steps = backend.longest(batch_size, protocol)
         training.append(steps * backend.step_time(batch_size))
     seconds = budget.trials * sum(training) / len(training)

@@ -124,9 +124,9 @@ def _turns_text(prepared: PreparedStudy) -> str | None:
             f"multiple of {count}"
         )
     text = f"at each of {plural(count, 'batch size')} in turn"
-    rest = trials % count
-    if rest:
-        text += f", one more at the {rest} smallest"
+    remainder = trials % count
+    if remainder:
+        text += f", one more at the {remainder} smallest"
     return text
 
 
@@ -137,10 +137,10 @@ def retimed_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str | 
     """
     if prepared.backend.timed is None:
         return None
-    # The records have the survey's own seconds, which no trial's have joined.
+    # The records have seconds by the survey's law alone, before trials' own steps correct it.
     surveyed = prepared.backend.step_time
     for trial in done:
-        # Without a measured one, the seconds of a record are no survey's.
+        # Without measured seconds beside them, the record's seconds are the trial's own.
         if trial.seconds_per_step is None or trial.measured_seconds_per_step is None:
             continue
         seconds = surveyed(trial.batch_size)
@@ -158,11 +158,11 @@ def retimed_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str | 
 def _duration_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str | None:
     """Say how long the study takes.
 
-    It is None where that is not known, or a limit of time in the plan says it.
+    None where that is not known, or where the study's limit of time, another line, says it.
     """
     options = prepared.options
     budget = prepared.budget
-    # The study's own trials tell it; before the first one timed steps give a bound.
+    # Trials that have ended tell it; before the first one the seconds of a step give a bound.
     remaining = remaining_seconds(budget, done)
     if remaining is not None:
         seconds = format_seconds(remaining / max(1, options.search.workers))
@@ -172,7 +172,7 @@ def _duration_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str 
         most = max_seconds(
             budget, prepared.space, prepared.protocol, prepared.backend, options.budget.seconds
         )
-        # A limit of wall time that ends it before stands in the line above.
+        # A shorter limit of wall time has a line of its own.
         if budget.wall_seconds is None or most < budget.wall_seconds:
             return f"at most about {format_seconds(most)} if every trial ran to its budget"
     return None

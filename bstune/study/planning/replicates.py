@@ -70,9 +70,10 @@ class Winner:
 
     @property
     def horizon(self) -> int | None:
-        """The horizon of its runs on fresh seeds; None where schedules do not end with the trial.
+        """The step at which the learning-rate schedule of its runs on fresh seeds ends.
 
-        Without such runs it is the predicted one, as the trial's own may have been lucky.
+        Without such runs it is the predicted step, as the trial's own may have been lucky. None
+        where schedules do not end with the trial.
         """
         if self.runs:
             return self.runs[0].horizon
@@ -80,10 +81,10 @@ class Winner:
 
     @property
     def advised_horizon(self) -> int | None:
-        """The horizon to train with; None where schedules do not end with the trial.
+        """The steps of the schedule to train with; None where schedules do not end with the trial.
 
-        It is :attr:`horizon`. Where most runs on fresh seeds missed the target it is no shorter
-        than the trial's own: little is known then of how short a schedule may be.
+        They are those of its runs on fresh seeds. Where most of these missed the target, they are
+        no fewer than the trial's own: little is known then of how short a schedule may be.
         """
         horizon_of_trial = self.trial.horizon
         horizon = self.horizon
@@ -101,7 +102,14 @@ def next_replicate(
 ) -> tuple[Winner, int] | None:
     """Give the point that runs again next, and how many runs on fresh seeds it has had.
 
-    It is None when no point is to run again any more. The arguments are those of :func:`find_best`.
+    None when no point is to run again any more.
+
+    Args:
+        trials: all that ended.
+        predicted: steps that a fresh seed is predicted to take, by a trial's number.
+        objective: of the study; it says whether steps or seconds count.
+        replicates: runs on fresh seeds that a point is to have.
+        max_candidates: points that may run again.
     """
     for merit in SOUGHT[objective].merits:
         best = find_best(trials, predicted, merit, objective, replicates, max_candidates)
@@ -119,8 +127,14 @@ def next_beyond_limit(
 ) -> Winner | None:
     """Give the point that would run again next, were it not for ``max_candidates``.
 
-    It is None where that limit keeps no point from its fresh seeds. The arguments are those of
-    :func:`find_best`.
+    None where that limit keeps no point from its fresh seeds.
+
+    Args:
+        trials: all that ended.
+        predicted: steps that a fresh seed is predicted to take, by a trial's number.
+        objective: of the study; it says whether steps or seconds count.
+        replicates: runs on fresh seeds that a point is to have.
+        max_candidates: points that may run again.
     """
     if next_replicate(trials, predicted, objective, replicates, max_candidates) is not None:
         return None
@@ -181,7 +195,7 @@ def _begun_since_search(
 ) -> list[TrialResult]:
     """Select the points that the study chose to run again after the search's last trial.
 
-    The baseline is none of them: it runs on a winner's seeds whatever is predicted of it.
+    The baseline is not selected: it runs on a winner's seeds, whatever is predicted of it.
     """
     numbers_of_search = [trial.number for trial in trials if trial.replicate_of is None]
     last_of_search = max(numbers_of_search, default=0)
@@ -207,9 +221,16 @@ def winners(
     replicates: int,
     max_candidates: int,
 ) -> dict[Merit, Winner]:
-    """Find the best point by each merit. A merit that no trial has is left out.
+    """Find the best point by time to the target and by steps to it.
 
-    The arguments are those of :func:`find_best`.
+    Where no trial is ranked by one of these, as its seconds are not known, that one is left out.
+
+    Args:
+        trials: all that ended.
+        predicted: steps that a fresh seed is predicted to take, by a trial's number.
+        objective: of the study, whose merits, steps or seconds, limit what may run again.
+        replicates: runs on fresh seeds that a point is to have.
+        max_candidates: points that may run again.
     """
     merits: tuple[Merit, ...] = ("time", "steps")
     by_merit = dict[Merit, Winner]()
@@ -250,7 +271,12 @@ def stand_in_for(
 
     None where there is no such point, or the winner has all its runs.
 
-    ``winner`` is the best point by ``merit``; the other arguments are those of :func:`find_best`.
+    Args:
+        winner: the best point by ``merit``.
+        trials: all that ended.
+        predicted: steps that a fresh seed is predicted to take, by a trial's number.
+        merit: whether time or steps to the target count.
+        replicates: runs on fresh seeds that a point is to have.
     """
     if len(winner.runs) >= replicates:
         return None
@@ -259,6 +285,7 @@ def stand_in_for(
     if winner.runs:
         measured = _mean_log_merit(winner.trial, winner.runs, merit)
         expected = max(expected, measured)
+    # A winner that has not run again gives way only to a point with all its runs.
     least_runs = len(winner.runs) or replicates
     best: Winner | None = None
     least = math.inf
@@ -317,12 +344,12 @@ def selection_luck(
     Args:
         winner: of the study.
         confirmed_winners: the points that ran on all their fresh seeds.
-        merit: by which they are ranked.
+        merit: whether steps or seconds rank them.
         scatter: of log S from seed to seed, one standard deviation.
 
     Returns:
-        The mean of this difference in log merit, at least 0. It is 0 where the winner ran on no
-        fresh seed or no other point did.
+        The mean of this difference, in log steps or log seconds, at least 0. It is 0 where the
+        winner ran on no fresh seed or no other point did.
     """
     others = list[Winner]()
     for point in confirmed_winners:
@@ -413,9 +440,9 @@ def _merit(trial: TrialResult, merit: Merit) -> float:
 
 
 def ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
-    """Sort the trials of the search that reached the target, best first by a merit.
+    """Sort the trials of the search that reached the target, fewest steps or seconds first.
 
-    By time only those with seconds are sorted.
+    By time, trials whose seconds are not known are left out.
     """
     reached = [trial for trial in trials if trial.reached and trial.replicate_of is None]
     if merit == "steps":
@@ -430,6 +457,12 @@ def _points(
     """Choose one trial of each point, as several trials may be at the same one.
 
     It is a trial that ran again, if there is one, else the trial with the best prediction.
+
+    Args:
+        trials: of which some may be at one point.
+        merit: whether time or steps are predicted.
+        predicted: steps that a fresh seed is predicted to take, by a trial's number.
+        runs: those on fresh seeds, by the number of the trial that they repeat.
     """
     ran_again = [trial for trial in trials if trial.number in runs]
     ran_again.sort(key=lambda trial: (-len(runs[trial.number]), trial.number))
@@ -445,7 +478,10 @@ def _points(
 def _merit_run_again_for(
     trial: TrialResult, trials: Sequence[TrialResult], objective: Objective
 ) -> Merit:
-    """Find the merit for which a trial was run again: the one by which its own run ranks higher."""
+    """Tell whether a trial was run again for its steps or for its seconds to the target.
+
+    It is the merit by which the trial ranks higher among the study's trials.
+    """
     merits = [merit for merit in SOUGHT[objective].merits if math.isfinite(_merit(trial, merit))]
     return min(merits, key=lambda merit: ranked(trials, merit).index(trial))
 
@@ -463,9 +499,9 @@ def same_point(a: TrialResult, b: TrialResult) -> bool:
 
 
 def _replicates(trials: Sequence[TrialResult]) -> FreshRuns:
-    """Collect the finished runs on fresh seeds of each trial that has some, by its number.
+    """Collect the runs on fresh seeds that did not fail, by the number of the trial they repeat.
 
-    Of a run that was continued only the last part is there.
+    A run that was continued counts once: its last part has the steps of the earlier ones.
     """
     runs = list[TrialResult]()
     for trial in trials:
@@ -480,10 +516,10 @@ def _replicates(trials: Sequence[TrialResult]) -> FreshRuns:
 
 
 def shared_seed(trials: Sequence[TrialResult], number: int) -> TrialResult | None:
-    """Find the first run on a fresh seed on which a point has not run, to take its seed.
+    """Find the first run of another point whose fresh seed a point has not had, to take that seed.
 
     So all points that run again share their seeds, and whichever wins is paired with the baseline.
-    None where the point ran on all of them: its next seed is a new one.
+    None where the point has had them all: its next seed is a new one.
 
     Args:
         trials: all that ended.
@@ -498,15 +534,16 @@ def shared_seed(trials: Sequence[TrialResult], number: int) -> TrialResult | Non
 def _predicted_merit(trial: TrialResult, merit: Merit, predicted: Predicted) -> float:
     """Give the steps or seconds that a fresh seed of a trial is predicted to take to the target."""
     steps = predicted.get(trial.number, float(trial.steps))
+    # A step counts 1 by steps, and the trial's seconds of a step by time.
     return steps * _merit(trial, merit) / trial.steps
 
 
 def _seen_merit(trial: TrialResult, trials: Sequence[TrialResult], merit: Merit) -> float:
-    """Give the geometric mean of what the search's own trials took at a trial's point.
+    """Give the mean steps or seconds (``merit``) of the search's own trials at a trial's point.
 
-    It is infinite where fewer than two reached the target there. A point that two trials have shown
-    to be good runs on fresh seeds, whatever is predicted of it. Trials with one history are one
-    recorded run.
+    The mean is geometric. It is infinite where fewer than two reached the target there. A point
+    that two trials have shown to be good runs on fresh seeds, whatever is predicted of it. Trials
+    with one history are one recorded run.
     """
     merits = dict[object, float]()
     for other in trials:
@@ -518,7 +555,7 @@ def _seen_merit(trial: TrialResult, trials: Sequence[TrialResult], merit: Merit)
 
 
 def _mean_log_merit(candidate: TrialResult, runs: Sequence[TrialResult], merit: Merit) -> float:
-    """Average the log merit over a candidate's runs on fresh seeds."""
+    """Average the log of the steps or seconds (``merit``) of a candidate's runs on fresh seeds."""
     logs = [math.log(_replicate_merit(run, candidate, merit)) for run in runs]
     return sum(logs) / len(logs)
 
@@ -527,15 +564,15 @@ def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> 
     """Give the steps or seconds that a run on a fresh seed counts for.
 
     They are those to the target, if it reached that. A stopped run counts for what it took, and for
-    no less than the candidate's own run took. A run that broke, or missed the target at the end of
-    its horizon, counts for ``FAILURE_FACTOR`` times what the candidate's own run took.
+    no less than the candidate's own run took. A run that diverged or ran out of memory, or missed
+    the target at the end of its schedule, counts for ``FAILURE_FACTOR`` times what the candidate's
+    own run took.
     """
-    own = _merit(candidate, merit)
+    of_candidate = _merit(candidate, merit)
     missed_its_horizon = run.horizon is not None and not run.reached
-    # A run that cannot go on, as its schedule has ended or it broke, says nothing of how long one
-    # that reaches the target takes.
+    # A run that cannot go on says nothing of how long one that reaches the target takes.
     if run.status in ("diverged", "out of memory") or missed_its_horizon:
-        return FAILURE_FACTOR * own
+        return FAILURE_FACTOR * of_candidate
     seconds_per_step = run.seconds_per_step or candidate.seconds_per_step
     cost = float(run.steps)
     if merit == "time" and seconds_per_step is not None:
@@ -543,7 +580,7 @@ def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> 
     if run.reached:
         return cost
     # A run that was stopped early must not look fast.
-    return max(cost, own)
+    return max(cost, of_candidate)
 
 
 @dataclass(frozen=True)

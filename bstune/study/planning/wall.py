@@ -74,7 +74,10 @@ class TrialCost:
         return self.fixed + self.slope * steps * self.tau(batch_size)
 
     def steps(self, seconds: float, batch_size: float) -> int:
-        """Count the steps that a trial can take within ``seconds`` of wall time; 0 at least."""
+        """Count the steps that a trial can take within ``seconds`` of wall time; 0 at least.
+
+        ``tau`` gives the training seconds of a step at a batch size.
+        """
         steps = (seconds - self.fixed) / (self.slope * self.tau(batch_size))
         return max(0, math.floor(min(steps, UNLIMITED_STEPS)))
 
@@ -93,7 +96,7 @@ def fit_cost(
     steps = {trial.number: trial.steps for trial in trials}
     # wall = fixed + slope x training, each row over the trial's wall seconds, so that its error is
     # relative. The first row is what is known beforehand: training and its evaluation, nothing
-    # fixed.
+    # fixed. PRIOR_ROWS is its weight, in trials.
     rows = [[0.0, PRIOR_ROWS]]
     walls = [PRIOR_ROWS * (1.0 + share)]
     for trial in trials:
@@ -140,7 +143,7 @@ class WallTime:
         self.limit = math.inf if budget.wall_seconds is None else budget.wall_seconds
         # Seconds between two trials, which the decision on the second one takes.
         self._between: list[float] = []
-        # Seconds of each look at the finely drawn posterior.
+        # Seconds of each decision by a posterior with many draws.
         self._looks: list[float] = []
         # When the last trial ended.
         self._last_end: float | None = None
@@ -169,7 +172,7 @@ class WallTime:
             self._start = self._elapsed()
 
     def pause(self) -> None:
-        """Note that what follows is no decision, up to the next trial."""
+        """Leave the time from now to the next trial out of what a decision on a trial takes."""
         self._last_end = None
 
     def keep(self) -> None:
@@ -192,7 +195,7 @@ class WallTime:
         ``reserve``: seconds that are kept for what follows the search in this command.
         """
         if self._start is None:
-            # This command comes to nothing.
+            # A command that began no trial is not charged for its own seconds.
             return self._taken() - self._elapsed()
         return self._taken() + min(reserve, max(self.seconds_left, 0.0)) + self.report_seconds
 
@@ -203,7 +206,7 @@ class WallTime:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Note the time between trials: the body waits for one."""
+        """Note the time between trials: the body waits for a trial to end."""
         if self._last_end is not None:
             self._between.append(self._taken() - self._last_end)
         yield
@@ -211,7 +214,7 @@ class WallTime:
 
     @contextmanager
     def fine_look(self) -> Iterator[None]:
-        """Note how long the body takes, which looks at the finely drawn posterior."""
+        """Note how long the body takes: it decides by a posterior with many draws."""
         began = self._taken()
         yield
         self._looks.append(self._taken() - began)
@@ -223,7 +226,7 @@ class WallTime:
 
     @property
     def fine_decision_seconds(self) -> float:
-        """Mean seconds of a look at the finely drawn posterior."""
+        """Mean seconds of a decision by a posterior with many draws; predicted before the first."""
         if self._looks:
             return statistics.fmean(self._looks)
         return REPORT_DECISIONS * self.decision_seconds
@@ -256,6 +259,7 @@ class WallTime:
 
     def _seconds_of_one_more(self, trials: Sequence[TrialResult], cost: TrialCost) -> float:
         """Predict the wall seconds of one more trial of the search, with the decision before it."""
+        # Before a trial has ended only its fixed part is predicted.
         wall_seconds = [trial.wall_seconds for trial in trials_of_search(trials)]
         usual_trial = statistics.fmean(wall_seconds) if wall_seconds else cost.fixed
         return self.decision_seconds + usual_trial
@@ -287,7 +291,7 @@ class WallTime:
         Args:
             trials: that have ended.
             reserve: seconds that are kept.
-            advised: the ``search.wall_seconds`` with which two trials have time; None: they had.
+            advised: the ``search.wall_seconds`` with which two trials have time; None: two ended.
         """
         purpose = "for fresh seeds"
         if self._budget.objective != "loss" and not leaders(trials, self._budget):
@@ -315,9 +319,9 @@ class WallTime:
         """Give the seconds to keep for what follows the search.
 
         Before a trial has reached the target, that is a share of the limit, to continue the most
-        promising trial. Then it is fresh seeds: all those of the winners by the objective, and the
-        baseline's first. For the baseline's others and those of further candidates at most
-        ``OTHERS_SHARE`` of the limit is kept.
+        promising trial. After that it is the time of runs on fresh seeds: all those of the winners,
+        and the baseline's first. The baseline's other runs and those of further candidates get at
+        most ``OTHERS_SHARE`` of the limit.
 
         Args:
             trials: that have ended.
@@ -357,8 +361,8 @@ class WallTime:
     ) -> int | None:
         """Give the step up to which a trial may train, so that ``reserve`` seconds are left.
 
-        It is None if the trial would not be worth its start. It is not with fewer than
-        ``MIN_STEPS``, or less than ``LEAST_GROWTH`` times the steps of the trial that it continues.
+        It is None if the time allows fewer than ``MIN_STEPS``, or less than ``LEAST_GROWTH`` times
+        the steps of the trial that it continues: so short a trial is not worth its start.
         """
         if not math.isfinite(self.limit):
             return round(UNLIMITED_STEPS)
@@ -372,7 +376,10 @@ class WallTime:
 
 
 def leaders(trials: Sequence[TrialResult], budget: SearchBudget) -> list[TrialResult]:
-    """List the trial that ranks first by each merit of the objective, if any reached the target."""
+    """List the first trial by steps, by time or by both, as the objective seeks them.
+
+    It is empty before a trial has reached the target.
+    """
     first = list[TrialResult]()
     for merit in SOUGHT[budget.objective].merits:
         first += ranked(trials, merit)[:1]

@@ -23,7 +23,7 @@ LOOK_EVERY = 4
 
 
 def has_goal(prepared: PreparedStudy) -> bool:
-    """Whether an option may end the search before its means are spent.
+    """Whether an option may end the search before its trials and seconds are spent.
 
     It is ``search.least_gain`` for the objective loss, else ``search.precision``.
     """
@@ -65,6 +65,7 @@ def _little_to_gain(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> S
     full = sum(is_full(trial, prepared.last_step) for trial in trials)
     if least_gain is None or full < FEWEST_FULL:
         return None
+    # The share 1 is the whole budget.
     posterior = budget_posteriors(prepared, trials, LOOK_PARTICLES, (1.0,))[1.0]
     left = gain_left_of(posterior)
     if left is None or left.at_most > least_gain * left.seed_scatter:

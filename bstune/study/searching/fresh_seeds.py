@@ -67,7 +67,8 @@ def due_to_target(
         wall: what is left of its wall time.
         trials: that have ended.
         predicted: steps that a fresh seed is predicted to take, by a trial's number.
-        horizons: to run with, by a trial's number, where the study chooses them.
+        horizons: the steps of the schedule to run with, by a trial's number, where the study
+            chooses them.
     """
     budget = prepared.budget
     if not compares(budget, trials):
@@ -134,7 +135,7 @@ def _has_stand_in(
         best = find_best(
             trials, predicted, merit, budget.objective, budget.replicates, budget.candidates
         )
-        # Only a merit by which this winner is the best says whether another stands in for it.
+        # Another point stands in for this winner only by the merit, time or steps, by which it won.
         if best is None or best.trial.number != winner.trial.number:
             continue
         stand_in = stand_in_for(winner, trials, predicted, merit, budget.replicates)
@@ -194,7 +195,13 @@ def _due_baseline_to_target(
 ) -> DueReplicate | None:
     """Choose the baseline's run on the next of the winner's fresh seeds.
 
-    The arguments are those of :func:`due_to_target`. None if none is due, or no time for it.
+    None if none is due, or there is no time for it.
+
+    Args:
+        prepared: the study.
+        wall: what is left of its wall time.
+        trials: that have ended.
+        predicted: steps that a fresh seed is predicted to take, by a trial's number.
     """
     runs = baseline_runs(trials, prepared.baseline)
     winner = _named_winner(prepared, trials, predicted)
@@ -220,7 +227,7 @@ def _due_seed(
 ) -> TrialResult | None:
     """Find the winner's run on whose fresh seed the baseline is to run next.
 
-    It is None if it is on none.
+    None if no such run is due.
     """
     if runs is None:
         return None
@@ -229,7 +236,10 @@ def _due_seed(
 
 
 def _baseline_seconds(prepared: PreparedStudy, runs: BaselineRuns | None) -> float:
-    """Give the seconds that the baseline's runs on fresh seeds may still take of their share."""
+    """Give the seconds that the baseline's runs on fresh seeds may still take.
+
+    Together they may take ``MEANS_SHARE`` of the study's shortest limit; inf without a limit.
+    """
     budget = prepared.budget
     limits = [limit for limit in (budget.seconds, budget.wall_seconds) if limit is not None]
     if runs is None or not limits:
@@ -258,7 +268,7 @@ def due_at_budget(
     runs = baseline_runs(trials, prepared.baseline)
     due = due_run(trials, ranked[0], runs, budget.replicates, budget.candidates)
     # Where the point predicted to be best has no run due, the baseline may lack one beside the
-    # point that the answer names, which is another one where that has all its fresh seeds.
+    # point that the answer names: that may be another one, which has all its fresh seeds.
     best = known_best(trials, ranked, budget.replicates)
     if due is None:
         due = due_run(trials, best, runs, budget.replicates, budget.candidates)

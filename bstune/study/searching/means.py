@@ -79,7 +79,7 @@ def reserved_seconds(
             return 0.0
         reserve = _reserved_at_budget(prepared, wall, cost)
         return wall.reserve_beside_second(trials, cost, reserve)
-    # What is kept before a trial has reached the target is for a stopped trial that goes on.
+    # Until a trial has reached the target, seconds are kept only to continue a stopped one.
     has_reached = any(trial.reached for trial in trials)
     if not stops and not has_reached:
         return 0.0
@@ -97,7 +97,10 @@ def reserved_seconds(
 
 
 def _reserved_at_budget(prepared: PreparedStudy, wall: WallTime, cost: TrialCost) -> float:
-    """Give the wall seconds of winner's and baseline's fresh seeds, at most a share of all."""
+    """Give the wall seconds to keep for fresh seeds of winner and baseline.
+
+    They are at most ``RESCUE_SHARE`` of the study's limit.
+    """
     # Which point wins is open until the search ends: all runs count as at the reference.
     reference = prepared.options.scaling.batch_size
     points = 1 if prepared.baseline is None else 2
@@ -113,9 +116,16 @@ def advised_limit(
     trials: Sequence[TrialResult],
     cost: TrialCost,
 ) -> int | None:
-    """Give a ``search.wall_seconds`` with which the next command has time until two points ran.
+    """Advise a ``search.wall_seconds`` that lets the next command finish two points of the search.
 
-    It is None where two have. The arguments are those of :func:`reserved_seconds`.
+    None where two have ended already: these can be compared.
+
+    Args:
+        prepared: the study.
+        wall: what is left of its wall time.
+        stops: whether trials are stopped early and continued.
+        trials: that have ended.
+        cost: the wall seconds of a trial.
     """
     ended = trials_of_search(trials)
     points = count_points(ended)
@@ -141,7 +151,8 @@ def advised_limit(
             return reserved_seconds(prepared, wall.within(limit), stops, trials, cost)
         if is_for_loss(prepared):
             return _reserved_at_budget(prepared, wall.within(limit), cost)
-        # Fresh seeds of a first trial that reaches the target within its share are about as much.
+        # If the first trial reaches the target within its share, its fresh seeds take about as much
+        # as would be kept to continue it.
         if stops:
             return RESCUE_SHARE * limit
         return prepared.budget.replicates * whole_run + OTHERS_SHARE * limit
@@ -165,11 +176,15 @@ def limit_reached(
 ) -> SearchEnd | None:
     """Give the end of a search that has no seconds for another point; None if it has.
 
-    The arguments are those of :func:`reserved_seconds`.
+    Args:
+        prepared: the study.
+        wall: what is left of its wall time.
+        stops: whether its trials can be stopped early and continued.
+        trials: that have ended.
     """
-    # With the objective loss no trial goes on to reach a target, so that no share is kept for it.
-    keeps_share = stops and not is_for_loss(prepared)
-    spent = prepared.budget.end_if_spent(trials, continues=keeps_share)
+    # A share is kept to continue a trial to its target; the objective loss has no target.
+    keeps_share_to_continue = stops and not is_for_loss(prepared)
+    spent = prepared.budget.end_if_spent(trials, continues=keeps_share_to_continue)
     if spent is not None or not math.isfinite(wall.limit):
         return spent
     cost = trial_cost(prepared, trials)
@@ -223,6 +238,8 @@ def limited_baseline(prepared: PreparedStudy, stops: bool) -> tuple[Baseline, in
 
     It is None where the search itself chooses trial 0. The step is None where the trial's budget
     alone ends it.
+
+    ``stops``: whether trials are stopped early and continued.
     """
     baseline = prepared.baseline
     if baseline is None:
@@ -232,7 +249,8 @@ def limited_baseline(prepared: PreparedStudy, stops: bool) -> tuple[Baseline, in
     if is_for_loss(prepared):
         return baseline, last_step
     if not stops:
-        # Where a sampler chooses horizons, the baseline has to be given one.
+        # A sampler chooses the schedule's length for its own trials, not for the baseline: that
+        # takes the whole budget.
         if backend.horizon and chooses_horizons(prepared.options):
             return baseline, last_step
         return baseline, None

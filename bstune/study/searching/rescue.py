@@ -34,21 +34,22 @@ class Rescue:
 
 
 def needs_rescue(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> bool:
-    """Whether no trial has reached the target, and the means allow one more try.
+    """Whether no trial has reached the target, and the study's budget allows one more try.
 
-    Without a limit of time they do until ``MAX_RESCUED`` trials have spent their budgets.
+    A limit of time ends the tries by itself. Without one there are tries until ``MAX_RESCUED``
+    trials have spent their budgets.
     """
     if is_for_loss(prepared) or any(trial.reached for trial in trials):
         return False
     budget = prepared.budget
     is_timed = budget.seconds is not None or budget.wall_seconds is not None
-    to_the_end = [
+    ran_to_the_end = [
         trial
         for trial in trials_of_search(trials)
         if trial.status == "stopped"
         and trial.steps >= prepared.protocol.last_step(trial.batch_size)
     ]
-    return is_timed or len(to_the_end) < MAX_RESCUED
+    return is_timed or len(ran_to_the_end) < MAX_RESCUED
 
 
 def choose_rescue(
@@ -65,7 +66,7 @@ def choose_rescue(
         prepared: the study.
         wall: what is left of its wall time.
         trials: that have ended.
-        ended_below_limit: numbers of trials that go no further, as where a recorded run ends.
+        ended_below_limit: numbers of trials that can go no further, as their recorded run ends.
     """
     posterior = study_posterior(prepared, trials, LOOK_PARTICLES)
     chosen = most_promising(
@@ -120,7 +121,7 @@ def _rescue_steps(
         resumed_from=resumed_from,
     )
     cost = trial_cost(prepared, trials)
-    # What was kept for this is spent on it: nothing else is.
+    # The share that was kept for this trial may be spent whole, so that none is reserved.
     within = wall.max_steps(trials, spec, cost, reserve=0.0)
     if within is None:
         return None

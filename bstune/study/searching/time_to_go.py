@@ -80,6 +80,7 @@ def _fresh_runs_to_come(
     again = [trial for trial in trials if trial.replicate_of is not None]
     of_baseline = sum(is_baseline_replicate(trial.trial_index) for trial in again)
     planned = replicates_to_come(len(again) - of_baseline, budget.replicates, len(winners))
+    # All of them count as runs of the winner that takes longest.
     longest = max(seconds(winner) for winner in winners)
     to_come = [Runs(planned, longest)]
     runs = baseline_runs(trials, prepared.baseline)

@@ -69,7 +69,7 @@ class TrialFiles:
 
 def numbers_that_may_win(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> set[int]:
     """Give the numbers of the trials that may become the winner."""
-    # They may by their own seconds, and by the tau(B) of all trials, by which the report ranks.
+    # The search ranks by the trials' own seconds of a step, the report by one law for all of them.
     timed_alike = with_common_step_time(prepared, trials)
     return {trial.number for trial in (*candidates(trials), *candidates(timed_alike))}
 
@@ -94,8 +94,8 @@ def numbers_that_may_go_on(
 def worth_continuing(trials: Sequence[TrialResult], objective: Objective) -> set[int]:
     """Choose the stopped trials whose states are kept, at most ``MAX_STATES``; give their numbers.
 
-    Those that can still win come first. Those that only the curve needs follow: they have taken
-    more than the best trial by the objective. Of either kind the newest are kept.
+    Trials that can still win come first. Others, which have taken more than the best trial, follow:
+    only the curve needs them. The newest of either kind are kept.
     """
     # A continuation that was cut short is asked again, from the same state.
     resumed = {trial.resumed_from for trial in trials if trial.status != "failed"}

@@ -58,6 +58,7 @@ class PagePace:
     def wrote(self, began: float, ended: float) -> None:
         """Note when a writing began and ended; one that failed counts, too."""
         self.ended = ended
+        # After a quick writing, too, the next one waits for LEAST_SECONDS / SHARE.
         self.took = max(LEAST_SECONDS, ended - began)
 
 
@@ -100,8 +101,9 @@ class LivePage:
         self._clock = clock
         self._pace = PagePace()
         self._last: _Shown | None = None
-        # Trials on the page that this run wrote last.
+        # How many trials were on the page when this run wrote it last; None: it has written none.
         self._written: int | None = None
+        # Matters on which a line has been printed.
         self._said = set[str]()
 
     def show(
@@ -149,7 +151,7 @@ class LivePage:
             self._say_once("place", f"its page while it runs: {short_path(self._path)}")
 
     def _say_once(self, what: str, line: str) -> None:
-        """Print a line, but for a second one on the same matter, ``what``."""
+        """Print a line, unless one on the same matter, ``what``, was printed before."""
         if what not in self._said:
             self._said.add(what)
             self._say(line)

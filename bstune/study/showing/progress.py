@@ -56,6 +56,7 @@ class Progress:
         self._last_line_at = time.monotonic()
         # Seconds since the last trial ended, as far as lines have said so.
         self._waited = 0.0
+        # Configurations that have been tried.
         self._points = 0
         if console.is_interactive:
             # One line: a long one is cut at its end.
@@ -97,7 +98,7 @@ class Progress:
 
     def _display(self, done: Sequence[TrialResult], text: str) -> None:
         """Show the trials in a notebook, in place of what it showed before."""
-        # IPython is there in a notebook alone.
+        # A notebook has IPython, which may be missing elsewhere.
         from IPython.display import display
 
         come_to = f"{self._points} of {plural(self._total, 'configuration')}; {text}"
@@ -146,8 +147,9 @@ class Progress:
     def waiting_line(self, now: float) -> str | None:
         """Write the line to print while a trial takes long; None where none is due.
 
-        Before the first trial has ended it is due every ten seconds, then every minute. It never is
-        beside a live line or in a notebook. ``now`` is of the monotonic clock, in seconds.
+        It is due after ``LINE_SECONDS`` without a line, and once a trial has ended after a minute.
+        A live line or a notebook's table shows progress by itself, so that it is never due there.
+        ``now`` is of the monotonic clock, in seconds.
         """
         silence = now - self._last_line_at
         limit = LINE_SECONDS if self._points == 0 else MINUTE
@@ -187,11 +189,12 @@ def live_text(
 ) -> str:
     """Write in one line the best trial so far, and the last one with its metric.
 
-    ``last_step`` is as :func:`ending` takes it.
+    ``last_step`` gives the step at which a trial's budget is spent, by batch size.
     """
     if not done:
         return "no trial yet"
     last = done[-1]
+    # The comma joins the metric to what follows it in other lines; here nothing follows.
     seen = _metric_text(last, target).rstrip(",")
     texts = [f"trial {last.number}: {_place(last)}, {ending(last, last_step)}{seen}"]
     reached = [trial for trial in done if trial.reached]
@@ -250,7 +253,7 @@ def trial_line(
         trial: that has ended.
         target: whose metric is named. Where the target has no value yet, the best value is named,
             too.
-        last_step: as :func:`ending` takes it.
+        last_step: gives the step at which a trial's budget is spent, by batch size.
         place: which of the search's points it is; empty where it is none.
     """
     if trial.replicate_of is not None:
@@ -261,9 +264,10 @@ def trial_line(
     for name, value in trial.hyperparameters.items():
         point += f"  {name} {format_number(value)}"
     outcome = f"{ending(trial, last_step)}{_metric_text(trial, target)}"
-    # Of a trial whose process has died the steps are not known.
+    # The steps of a trial whose process has died are not known.
     if trial.steps or trial.status != "failed":
         outcome += f" after {plural(trial.steps, 'step')}"
+    # The steps of a schedule that ends with the trial.
     if trial.horizon is not None:
         outcome += f" of {trial.horizon}"
     if trial.time_to_target is not None:

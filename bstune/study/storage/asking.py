@@ -102,7 +102,10 @@ def _has_begun(trial: FrozenTrial, trial_index: int) -> bool:
 
 
 def _drop(study: optuna.Study, trial_id: int) -> None:
-    """End a trial that was stored at an index which another one holds. It never runs."""
+    """End a trial that never runs, as another one holds its index, and mark it as not asked.
+
+    Another process may have ended it before.
+    """
     with suppress(UpdateFinishedTrialError):
         patient(study._storage.set_trial_user_attr)(trial_id, LOST, True)
     end_trial(study, trial_id, TrialState.FAIL)
@@ -115,16 +118,19 @@ class Ranking:
     target: Target
 
     def seen(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Give the trials as the sampler is to see them: stopped ones with their gap to the target.
+        """Give the trials as the sampler is to see them.
 
-        TPE ranks pruned trials by their last reported step, then by the value there. Steps mean
-        different things at different batch sizes, so that all trials get the same one. The gap
-        alone then ranks them.
+        A stopped one has the gap of its metric to the target as its one value. TPE ranks pruned
+        trials by their last reported step, then by the value there. Steps mean different things at
+        different batch sizes, so that all trials get the same one. The gap alone then ranks them.
         """
         return [self._with_gap(trial) for trial in trials]
 
     def _with_gap(self, trial: FrozenTrial) -> FrozenTrial:
-        """Copy a stopped trial as if it had reported its last gap; give any other one as it is."""
+        """Copy a stopped trial as if it had reported how far its metric was from the target.
+
+        A trial that reached the target, has no metric or was not stopped is given as it is.
+        """
         if trial.state != TrialState.PRUNED or RECORD not in trial.user_attrs:
             return trial
         result = record_of(trial.user_attrs[RECORD])
@@ -160,8 +166,8 @@ def ask(
         budget: of the search, which has its seeds and strata.
         space: that is searched.
         sampler: of this one trial.
-        stops: whether a trial can be stopped early and continued; else the sampler's limits count
-            only as horizons.
+        stops: whether a trial can be stopped early and continued; else a limit of the sampler's is
+            only the length of a schedule.
         baseline: what index 0 runs in place of a suggestion, and the step at which it ends (None:
             at its budget). None: index 0 is suggested, too.
         ranking: shows stopped trials to a sampler that ranks them by what they reported; None for
@@ -190,10 +196,21 @@ def _draft(
     baseline: tuple[Baseline, int | None] | None,
     ranking: Ranking | None,
 ) -> tuple[Draft, TrialSpec]:
-    """Suggest a trial without storing it.
+    """Choose the trial of an index, and write it down as a draft that is not stored yet.
 
-    At an index whose last trial failed, its point is asked again, unless it has been given up. The
-    arguments are those of :func:`ask`.
+    It is the point of the index's last trial if that failed and has not been given up, else the
+    baseline at index 0, else the sampler's suggestion.
+
+    Args:
+        study: in its storage.
+        turn: the index, and the trials as they were when it was free.
+        budget: of the search, which has its seeds.
+        space: that is searched.
+        sampler: of this one trial.
+        stops: whether a trial can be stopped early and continued.
+        baseline: the user's own configuration and the step at which it ends, None for its budget;
+            None: index 0 is suggested, too.
+        ranking: shows stopped trials to a sampler that ranks them; None for another sampler.
     """
     trial_index = turn.trial_index
     failed = failed_at(turn.trials, trial_index)
@@ -219,7 +236,7 @@ def _draft(
     # From the axes that the sampler searches to the values that the trial gets.
     values = space.searched(trial.params)
     dense_steps = None
-    # What goes on keeps the evaluations of its first part.
+    # A continuation is evaluated as often as the trial that it continues.
     if resumed_from is None:
         dense_steps = dense_search_steps(turn.trials, batch_size)
     return draft, TrialSpec(
@@ -256,11 +273,12 @@ def _limit_and_parent(
 ) -> tuple[int | None, int | None]:
     """Give the step at which a suggested trial ends, and the number of the trial that it continues.
 
-    Both are as the sampler has chosen them. They are None where it stops no trials, and where
-    trials cannot be stopped, unless the step is the horizon of a schedule.
+    The sampler chooses both. They are None for a sampler that stops no trials. They are None as
+    well where trials cannot be stopped, unless the step is the end of a schedule (``horizon``).
     """
     if not _stops_trials(sampler) or not (stops or getattr(sampler, "horizon", False)):
         return None, None
+    # Optuna's base class has neither of these methods.
     stopping: Any = sampler
     return stopping.max_steps(number), stopping.resumed_from(number)
 
@@ -290,7 +308,10 @@ def _draft_baseline(
 
     It gives the draft, whose parameters are the nearest ones within the ranges, as Optuna demands,
     and the trial to run, which has the configuration's own values.
+
+    ``max_steps``: the step at which it ends; None: at its budget.
     """
+    # By how many octaves the user's learning rate lies above the scaling rule's.
     delta = space.delta(baseline.batch_size, baseline.lr)
     searched = space.searched(baseline.hyperparameters)
     place = {"batch_size": baseline.batch_size, "delta": delta, **searched}
@@ -330,8 +351,8 @@ def ask_replicate(
         stops: whether a trial can be stopped early and continued. If so it takes at most
             ``REPLICATE_LIMIT`` times the steps that the point's trial took, or is predicted to.
         worker: the id of this process's lease.
-        horizon: to run with, where trials cannot be stopped and the search chose that of the
-            point's trial; None: that one.
+        horizon: steps of the schedule to run with, where the search chooses its length; None: as
+            many as the point's trial had.
         seed_of: another point's run whose seed it takes; None: a new seed.
         is_baseline: whether the point is the baseline.
         last_step: to which it runs in any case; None: it is limited as above.
@@ -368,15 +389,18 @@ def _replicate_steps(
 ) -> int | None:
     """Give the step at which a run on a fresh seed ends; None: at its budget.
 
-    ``original_limit``: the step at which the trial that it repeats was to end; None: at its budget.
-    The other arguments are those of :func:`ask_replicate`.
+    Args:
+        winner: the point that runs again.
+        original_limit: the step at which the trial that it repeats was to end; None: at its budget.
+        stops: whether trials can be stopped early. Else each ends with its schedule.
+        horizon: the step at which the search would end the schedule; None: that of the trial.
     """
     if stops:
         expected = max(winner.trial.steps, winner.steps)
         return math.ceil(max(REPLICATE_LIMIT * expected, MIN_STEPS))
     if original_limit is None:
         return None
-    # All fresh seeds of a point have the horizon of its first one.
+    # All fresh seeds of a point have the schedule of its first one, so that they compare.
     if winner.runs:
         return winner.horizon
     return horizon or original_limit
@@ -427,6 +451,7 @@ def _ask_again(
 
     It is None if another process has begun one at its index before.
     """
+    # The sampler draws nothing, as all values are fixed.
     draft, _ = _suggested(study, turn, space, RandomSampler(seed=0), dict(earlier.params))
     return _begin(study, turn, _template(draft, turn, spec), spec)
 
@@ -468,7 +493,10 @@ def _template(draft: Draft, turn: Turn, spec: TrialSpec) -> FrozenTrial:
 
 
 def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution]:
-    """Give the ranges of the parameters that :func:`ask` suggests, by name."""
+    """Give the ranges of the parameters that :func:`ask` suggests, by name.
+
+    ``delta`` is by how many octaves the learning rate lies above the scaling rule's.
+    """
     searched: dict[str, IntDistribution | FloatDistribution] = {
         "batch_size": IntDistribution(space.low, space.high, log=True),
         "delta": FloatDistribution(-space.delta_bound, space.delta_bound),

@@ -136,7 +136,10 @@ def _check_place(path: Path, url: str) -> None:
 
 
 def _look_once(url: str, arguments: dict[str, object]) -> None:
-    """Connect and read once; ``arguments`` are those of :func:`engine_arguments`."""
+    """Connect to the storage and read once; an error of the driver says why that fails.
+
+    ``arguments``: of SQLAlchemy's engine, such as time-outs; Optuna's proxy takes none.
+    """
     if make_url(url).get_backend_name() == GRPC:
         open_proxy(url).wait_server_ready(timeout=CONNECT_SECONDS)
         return
@@ -264,8 +267,8 @@ def _wait_for_server(engine: Engine) -> None:
     def connect(
         dialect: Dialect, record: object, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        away = (dialect.loaded_dbapi.OperationalError,)
-        return patient(dialect.connect, away)(*arguments, **named)
+        errors_while_away = (dialect.loaded_dbapi.OperationalError,)
+        return patient(dialect.connect, errors_while_away)(*arguments, **named)
 
 
 def _check_file(engine: Engine, path: Path) -> None:
@@ -290,9 +293,9 @@ def _check_file(engine: Engine, path: Path) -> None:
 
 @contextmanager
 def answering(url: str) -> Iterator[None]:
-    """Turn errors of the storage at ``url`` in the body into a StudyError that names it.
+    """Turn an error of the storage at ``url`` in the body into a StudyError that names it.
 
-    Such are those of a storage that does not answer, or whose content cannot be read.
+    The storage may not answer, or its content may be unreadable.
     """
     try:
         yield

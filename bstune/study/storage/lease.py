@@ -78,6 +78,8 @@ def process_started(pid: int) -> str | None:
     known.
     """
     try:
+        # Where there is no /proc, signal 0 asks whether the process is there, and does nothing
+        # else.
         if not Path("/proc").exists():
             os.kill(pid, 0)
             return ""
@@ -141,7 +143,7 @@ class Leases:
                 continue
             try:
                 leases[key.removeprefix(PREFIX)] = LEASE.validate_json(value)
-            # A TypeError is of what is no text.
+            # A value that is no text raises a TypeError.
             except (ValidationError, TypeError) as error:
                 raise StudyError(
                     f"the study {self._study.study_name!r} has an attribute {one_line(key)} that "
@@ -161,6 +163,7 @@ class Leases:
         """
         if lease.machine == self.own.machine:
             return process_started(lease.pid) == lease.started
+        # A lease that is seen for the first time has all its seconds from now on.
         beat, seen = self._seen.setdefault(lease.id, (lease.beat, self._clock()))
         if beat != lease.beat:
             self._seen[lease.id] = lease.beat, self._clock()
@@ -170,7 +173,7 @@ class Leases:
     def others(self) -> list[Lease]:
         """List the leases of the other processes that work on the study.
 
-        Those of processes that are gone are ended.
+        A lease whose process is gone is stored as ended.
         """
         living = []
         for lease in self._read().values():
@@ -179,7 +182,7 @@ class Leases:
             if self._is_alive(lease):
                 living.append(lease)
             else:
-                # A process that was only stopped for a while finds this when it goes on.
+                # A process that was only suspended sees that when it goes on, and stops.
                 self._write(replace(lease, ended=True))
         return living
 
@@ -269,7 +272,8 @@ class Leases:
         is_gone = False
         try:
             if self.own.role == "owner":
-                # Two that came in the same moment see each other: one of them stays.
+                # Two that came in the same moment see each other: the one with the smaller id
+                # stays.
                 rivals = [lease for lease in self._other_owners() if lease.id < self.own.id]
                 if rivals:
                     raise StudyError(
@@ -292,7 +296,8 @@ class Leases:
                 )
 
     def _end(self, thread: threading.Thread) -> bool:
-        """End the lease after its last beat; say whether the storage has taken that."""
+        """Store the lease as ended, once ``thread`` renews it no more; False if that fails."""
+        # A thread that was never started has no ident, and cannot be joined.
         if thread.ident is not None:
             thread.join()
         try:

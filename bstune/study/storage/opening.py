@@ -246,7 +246,7 @@ def settings_of(study: optuna.Study) -> dict[str, object]:
 
 def check_joined(study: optuna.Study, frozen_settings: Mapping[str, object]) -> None:
     """Refuse a worker whose settings are not the study's; its device may be another one."""
-    # On another device a worker's trials give steps only, which all devices have in common.
+    # A worker on another device adds steps alone, which do not depend on the device.
     began = settings_of(study)
     _check_continued(study, {**frozen_settings, "device": began.get("device")})
 
@@ -261,7 +261,7 @@ def changed_settings(before: Mapping[str, object], now: Mapping[str, object]) ->
 
 
 def _check_attributes(study: optuna.Study) -> None:
-    """Refuse a study with attributes that bstune does not write so."""
+    """Refuse a study whose attributes are not those that bstune writes."""
     for key, kind in STUDY_ATTRIBUTES.items():
         if key not in study.user_attrs and key not in OPTIONAL_ATTRIBUTES:
             raise StudyError(
@@ -331,7 +331,8 @@ def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, object])
     _check_format(study)
     began = settings_of(study)
     now = dict(frozen_settings)
-    # None: this process trains on CUDA, or on several devices, which is another device.
+    # Where nobody has chosen the number of threads, another one is no change. Without a number this
+    # process trains on CUDA or several devices: that device is refused below.
     if began.get(THREADS_ARE_OPEN) and now.get("threads") is not None:
         now = _without_threads(now)
         began = _without_threads(began)

@@ -83,7 +83,7 @@ def patient(function: Callable[P, T], errors: Errors = STORAGE_ERRORS) -> Callab
                 _pause(error, tries, time.monotonic() - start)
                 tries += 1
             except KeyError as error:
-                # The error of Optuna's proxy has no text.
+                # Optuna's error for a record that is gone; from its proxy it comes without text.
                 if error.args and "Record does not exist" not in str(error):
                     raise
                 raise StudyError("the study was deleted from its storage while it ran") from error
@@ -92,7 +92,8 @@ def patient(function: Callable[P, T], errors: Errors = STORAGE_ERRORS) -> Callab
 
 
 def reason_of(error: Exception) -> str:
-    """Say in a line why the storage did not answer: the error behind the one of Optuna's own."""
+    """Say in a line why the storage did not answer."""
+    # Optuna wraps the database's error, which says more, in one of its own.
     cause = error.__cause__ or error
     text = str(cause) or str(error) or type(error).__name__
     return text.splitlines()[0]
@@ -102,6 +103,7 @@ def _is_lasting(error: BaseException) -> bool:
     """Whether waiting does not end an error, such as a table that is not there."""
     if not isinstance(error, LASTING):
         return False
+    # An error of these codes passes: another process is making what is missing.
     drivers_error = getattr(error, "orig", None)
     codes = {getattr(drivers_error, "pgcode", None), getattr(drivers_error, "sqlstate", None)}
     return MADE_MEANWHILE.isdisjoint(codes)

@@ -36,7 +36,7 @@ def build_sampler(
             Hydra longer than a suggestion takes.
 
     Raises:
-        ConfigError: where the options name no sampler, or it takes no such arguments.
+        ConfigError: where the options name no sampler, or one that does not take its arguments.
     """
     # It is a copy, so that no trial finds a sampler's arguments, such as another sampler, already
     # used.

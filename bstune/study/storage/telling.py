@@ -171,7 +171,10 @@ def _tell(
     objective: Objective,
     is_full: bool = False,
 ) -> None:
-    """End a trial in Optuna, as :func:`tell` does, without its record."""
+    """End a trial in Optuna, without storing its record.
+
+    ``is_full``: whether it ran to its budget's end, by which the objective loss has a value.
+    """
     with suppress(UpdateFinishedTrialError):
         patient(study._storage.set_trial_user_attr)(trial_id, OUTCOME, outcome(result))
     if result.status == "failed":

@@ -31,12 +31,13 @@ TRIES = 2
 
 
 def ended_below_limit(trials: Trials) -> set[int]:
-    """Find the stopped trials that ended below their limit, as where a recorded run ends.
+    """Find the stopped trials that ended before their own limit of steps; give their numbers.
 
-    They go no further. The set has their numbers.
+    They can go no further: a recorded run, for instance, has no more steps.
     """
     numbers = set[int]()
     for trial in read_trials(trials):
+        # Optuna's state of a trial that was stopped early.
         was_stopped = trial.state == TrialState.PRUNED
         has_record = RECORD in trial.user_attrs
         if not was_stopped or not has_record or not is_asked(trial):

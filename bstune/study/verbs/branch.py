@@ -181,7 +181,7 @@ def run_branches(
     branches = list[Branch]()
     start: float | None = None
     for seed in seeds:
-        # The rate is the checkpoint's own, once that has been read.
+        # The rate only builds the module: its optimizers then take the checkpoint's state.
         own_spec = TrialSpec(
             number=0,
             trial_index=0,
@@ -322,6 +322,7 @@ def _losses(
 
     It is infinite where the branch diverged. One that did not fit into memory is left out.
     """
+    # A gap is how far the metric is from the target: a difference of gaps is one of metrics.
     gaps = dict[int, float]()
     for branch in branches:
         if branch.seed == seed and branch.status != "out of memory":
@@ -335,8 +336,8 @@ def _losses(
 def branch_table(branches: Branches) -> Table:
     """Make a table with a row for each batch size: its steps, learning rate and metric over seeds.
 
-    Learning rates are multiples of the run's own. The range has the metric's ends over seeds, and
-    the statuses of the branches that have none.
+    Learning rates are multiples of the run's own. The range goes from the least to the greatest
+    metric over seeds; the statuses of branches without a metric follow it.
     """
     table = Table(
         title=f"{branches.checkpoint}, {format_count(branches.examples)} examples further"
@@ -386,28 +387,28 @@ def _largest_text(branches: Branches) -> str:
     seeds = len({branch.seed for branch in branches.branches})
     size = format_count(largest.batch_size)
     tolerance = format_number(branches.tolerance)
-    nothing = f"loses at most {tolerance} of {branches.metric} against {branches.batch_size}"
+    no_loss = f"loses at most {tolerance} of {branches.metric} against {branches.batch_size}"
     if largest.unbounded == seeds:
-        return f"every batch size up to {size} {nothing}: look at larger ones, --batch-sizes"
+        return f"every batch size up to {size} {no_loss}: look at larger ones, --batch-sizes"
     if largest.between is not None:
         smaller, larger = largest.between
         below = format_count(smaller)
         above = format_count(larger)
         return (
-            f"batch size {below} {nothing}, {above} far more: the largest one lies between {below} "
+            f"batch size {below} {no_loss}, {above} far more: the largest one lies between {below} "
             f"and {above}, look there, --batch-sizes"
         )
     if largest.low is None:
         return (
-            f"batch size {size} {nothing}, on {plural(seeds, 'seed')}: give {LEAST_SEEDS} --seeds "
+            f"batch size {size} {no_loss}, on {plural(seeds, 'seed')}: give {LEAST_SEEDS} --seeds "
             "or more for an interval"
         )
     level = f"{BRANCH_LEVEL:.0%}"
     low = format_count(largest.low)
     if largest.high is None:
         return (
-            f"batch size {size} {nothing} ({level}: {low} to no end seen: {largest.unbounded} of "
+            f"batch size {size} {no_loss} ({level}: {low} to no end seen: {largest.unbounded} of "
             f"{seeds} seeds lost nothing at the largest one)"
         )
     high = format_count(largest.high)
-    return f"batch size {size} {nothing} ({level}: {low} to {high}, over {plural(seeds, 'seed')})"
+    return f"batch size {size} {no_loss} ({level}: {low} to {high}, over {plural(seeds, 'seed')})"

@@ -148,6 +148,7 @@ def _points(checkpoints: Sequence[Branches], name: str) -> tuple[list[BranchPoin
                 scale *= branches.tokens
         if scale is None:
             left_out.append(f"{checkpoint} is left out: its steps do not tell what it has seen")
+        # No seed lost anything up to the largest branch, so that there is only a lower bound.
         elif largest.unbounded == seeds:
             left_out.append(
                 f"{checkpoint} is left out: its critical batch size is over "

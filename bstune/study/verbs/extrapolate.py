@@ -210,12 +210,12 @@ def extrapolate(
     for key, rows_of_study in zip(by_key, scale.rows, strict=True):
         rows += rows_of_study
         keys += [key] * len(rows_of_study)
-    told = sorted({row.scale for row in rows})
-    if len(told) < FEWEST_SCALES:
-        shown = listing([format_number(value) for value in told]) or "none"
+    distinct_scales = sorted({row.scale for row in rows})
+    if len(distinct_scales) < FEWEST_SCALES:
+        shown = listing([format_number(value) for value in distinct_scales]) or "none"
         reason = (
             f"a law takes at least {FEWEST_SCALES} different {scale.name}, but the studies tell "
-            f"{len(told)}: {shown} ({scale.meaning})"
+            f"{len(distinct_scales)}: {shown} ({scale.meaning})"
         )
         raise StudyError("\n".join([reason, *left_out]))
     if _is_on_several_devices(studies):
@@ -265,8 +265,8 @@ def _with_rates(
 
     For studies with a target that is the critical batch size: their best one is the fastest on
     their own device, and training at the wanted scale runs on another. For studies of a budget it
-    is the best batch size. Where too few scales have the one, but enough have the other, it is
-    that other one.
+    is the best batch size. Where too few scales tell that size, but enough tell the other one, the
+    rates are at the other one.
 
     Args:
         rows: of all studies.
@@ -303,7 +303,7 @@ def _laws(
 ) -> tuple[dict[Quantity, QuantityLaw], ScaleLaw | None]:
     """Fit the law of each quantity that enough scales tell, and predict it at ``wanted``.
 
-    Beside these stands the fitted law of the critical batch size, None where there is none.
+    It also gives the fitted law of the critical batch size, None where too few scales tell it.
 
     ``keys``: the key of each row's study.
     """

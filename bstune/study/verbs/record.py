@@ -138,7 +138,7 @@ def _train_grid(points: Sequence[GridPoint], path: Path, overrides: Sequence[str
                 f"the runs in {runs} were recorded with other settings:\n{lines}\ncontinue with "
                 f"those, or delete {runs} to begin anew"
             )
-    # It refuses other lines, before anything is written.
+    # Reading them refuses a file of other lines, before anything is written.
     _read_runs(runs)
     settings_file.parent.mkdir(parents=True, exist_ok=True)
     write_text(settings_file, text + "\n")
@@ -190,7 +190,7 @@ def _run_once(prepared: PreparedStudy, spec: TrialSpec) -> TrialResult:
 
 
 def _recorded_settings(prepared: PreparedStudy) -> dict[str, object]:
-    """Collect the settings on which a run depends. Only with the same is a table continued."""
+    """Collect the settings on which a run depends. A table is continued with the same ones only."""
     settings: dict[str, object] = {
         name: value for name, value in prepared.frozen_settings.items() if name.startswith(FROZEN)
     }
@@ -204,6 +204,7 @@ def _read_settings(path: Path) -> dict[str, object]:
         settings = parse_json(read_text(path, "the settings"), str(path))
     except InputError:
         settings = None
+    # Every settings file has this option, so that a file without it is another one.
     if not isinstance(settings, dict) or "budget.steps" not in settings:
         raise TableError(
             f"{path} holds other text than the settings of an earlier run: choose another FILE"
@@ -306,8 +307,8 @@ def _median_step_times(rows: Iterable[TableRow]) -> dict[int, float]:
 def _thinned(recorded: Mapping[str, Any]) -> TableRow:
     """Thin the evaluations of a row so that the steps to any target stay the same.
 
-    Kept are new lowest and new highest values, as the metric may be one that falls or one that
-    rises; the last evaluation; and others ``THINNING_RATIO`` apart in steps.
+    New lowest and new highest values are kept, as the metric may fall or rise; so are the last
+    evaluation, and others ``THINNING_RATIO`` apart in steps.
     """
     steps: list[int] = []
     metric: list[float] = []
@@ -405,12 +406,12 @@ def recorded_trials(path: Path) -> list[TrialResult]:
 def rows_of_study(trials: Iterable[TrialResult]) -> list[TableRow]:
     """Make the rows of a study's trials.
 
-    Of several trials at one point and seed, such as one and those that continue it, the row is that
-    with the most steps. Further hyper-parameters stand in its ``hyperparameters``.
+    Several trials at one point and seed, such as one and its continuations, give one row: that of
+    the trial with the most steps. Further hyper-parameters stand in its ``hyperparameters``.
 
     Raises:
-        TableError: where schedules end with the trial: a history then says nothing of a run with
-            another horizon.
+        TableError: where schedules end with the trial: a history then says nothing of a run with a
+            schedule of another length.
     """
     longest: dict[GridPoint, TrialResult] = {}
     for trial in trials:

@@ -127,7 +127,8 @@ def within_seconds(files: Output, seconds: float, trust: bool = False) -> StudyF
         trust: call a scaling rule or a sampler that its config names.
 
     Raises:
-        StudyError: where its objective is another one, its budget is not of seconds, or is shorter.
+        StudyError: where its objective is another one, or its budget is not of seconds, or shorter
+            than ``seconds``; and where schedules end with the trial.
     """
     content = _files_that_tell(files)
     prepared, _ = _prepared(files, content, goal=None, trust=trust)
@@ -152,7 +153,7 @@ def within_seconds(files: Output, seconds: float, trust: bool = False) -> StudyF
             f"search.objective=loss budget.seconds={seconds:g}"
         )
     result = _result_of(files)
-    # By other seconds of a step the budget would be other steps than the trials ran.
+    # Other seconds of a step than the study's own would turn the budget into other steps.
     prepared = _with_own_times(prepared, result)
     options = with_option(prepared.options, "budget.seconds", seconds)
     prepared = replace(prepared, options=options)
@@ -282,7 +283,7 @@ def study_so_far(path: Path, trust: bool = False) -> StudyFolder:
             names.
 
     Raises:
-        StudyError: where there is no study, or its files do not tell.
+        StudyError: where there is no study, or its files do not tell what its trials were.
     """
     files = _output_of(path)
     if files.curve.exists() or not files.trials.exists():
@@ -429,9 +430,7 @@ def _over_target(earlier: StudyResult | None, own_target: Target) -> OverTarget:
 def _prepared(
     files: Output, content: StudyFiles, goal: Goal | None, trust: bool
 ) -> tuple[PreparedStudy, Target]:
-    """Prepare the study that its files describe, for an analysis alone.
-
-    It comes back with its own target.
+    """Prepare the study that its files describe, for an analysis alone; give its own target, too.
 
     ``goal``: the target in place of its own; None: its own.
     """
@@ -445,6 +444,7 @@ def _prepared(
     backend = _surveyed(content, options.search.workers)
     if isinstance(options.workload, ReplayedWorkload):
         backend = ReplayBackend(options, protocol)
+    # A trial has a horizon where its schedule ended with it.
     backend.horizon = any(trial.horizon is not None for trial in content.trials)
     space = make_space(options, backend.lr_range)
     if content.hardware is not None:
@@ -496,6 +496,7 @@ def _surveyed(content: StudyFiles, workers: int) -> TrialBackend:
         if hardware.threads is not None:
             threads = hardware.threads.threads
         backend.timed = Timed(hardware.seconds_of, hardware.measured.waited, threads)
+    # None, which the type excludes, stands for seconds that are not known.
     backend.step_time = law  # type: ignore[assignment]
     return backend
 
@@ -539,10 +540,10 @@ def _extrapolated(
     space = prepared.space
     ratio = space.high / space.low
     # The sizes are even in log B. Small ones coincide once they are rounded.
-    ladder = set[int]()
+    rounded_sizes = set[int]()
     for place in range(LADDER):
-        ladder.add(round(space.low * ratio ** (place / (LADDER - 1))))
-    batch_sizes = sorted(ladder)
+        rounded_sizes.add(round(space.low * ratio ** (place / (LADDER - 1))))
+    batch_sizes = sorted(rounded_sizes)
     band = steps_band(posterior, batch_sizes, INTERVAL)
     is_timed = any(trial.seconds_per_step for trial in trials)
     in_seconds = is_timed and prepared.budget.objective != "steps"

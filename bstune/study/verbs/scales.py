@@ -114,7 +114,7 @@ def _given_scale(
             f"--values takes a number for each study by its name, of {_names(studies)}, but got "
             f"{one_line(listing(sorted(values)))}"
         )
-    # Values do not tell which options they stand for: those that may differ go by the name.
+    # The options that may differ between the studies, by the name that the user gives the scale.
     set_by: tuple[str, ...] = (*OF_DATA, *OF_MODULE, *OF_A_TABLE)
     if name in ("examples", "tokens"):
         set_by = (*OF_DATA, *OF_A_TABLE)
@@ -210,7 +210,7 @@ def _seconds_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
 
 
 def _option_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
-    """Make a numeric option of the workload the scale, found by its name or the end of it."""
+    """Make the scale of a numeric option; ``name`` is its dotted name or the end of that."""
     settings = [defining_settings(study) for study in studies]
     keys = [key for key in _all_keys(settings) if f".{key}".endswith(f".{name}")]
     if not keys:
@@ -433,6 +433,8 @@ def _over_budgets(study: StudyFolder, whole: float) -> tuple[ScaleRow, ...]:
     growth = _at_budget(study).growth
     best_sizes = () if growth is None else growth.best_sizes
     for best in best_sizes:
+        # The whole budget has its row already. A best size at an end of the range searched may lie
+        # beyond it.
         if best.share == 1.0 or best.is_at_end:
             continue
         label = f"{study.result.study} {best.share:.3g} of its budget"
@@ -505,8 +507,8 @@ def defining_settings(study: StudyFolder) -> dict[str, object]:
         )
     settings = dict[str, object]()
     is_loss = study.result.objective == "loss"
-    # With defaults for options that came after a folder was written, it does not differ from a
-    # later one.
+    # A folder gets the defaults of options that came after it was written, so that it does not
+    # differ in them from a later one.
     for key, value in flatten(with_new_options(config)).items():
         is_defining = key.startswith(DEFINING) or key in ALSO_DEFINING
         if is_loss and key.startswith("budget."):
