@@ -33,7 +33,7 @@ from torchmetrics import MeanSquaredError, MinMetric
 
 from bstune.core.errors import ConfigError
 from bstune.core.evaluation_schedule import EvaluationSchedule
-from bstune.core.records import Target
+from bstune.core.records import Budget, Target
 from bstune.hardware.timing import time_bare
 from bstune.trial.checks.start import depends_on_length
 from bstune.trial.loop import Workload
@@ -261,7 +261,33 @@ def test_a_schedule_that_is_as_long_as_the_trial_ends_with_its_horizon():
 )
 def test_a_schedule_with_a_horizon_is_noticed_by_what_it_does(kind, expected):
     workload = Workload(lambda spec: kind(), batches_of, HELD_OUT, 10)
-    assert depends_on_length(workload, make_spec(BATCH_SIZE), protocol_of()) == expected
+    assert depends_on_length(workload, [make_spec(BATCH_SIZE)], protocol_of()) == expected
+
+
+class LongWarmUp(Regression):
+    """Has a warm-up of a fixed length, then a cosine to the Trainer's last step."""
+
+    WARM_UP = 30
+
+    def configure_optimizers(self):
+        optimizer = self.optimizer()
+        warm_up = lr_scheduler.LinearLR(optimizer, 0.01, total_iters=self.WARM_UP)
+        rest = max(1, self.trainer.max_steps - self.WARM_UP)
+        cosine = lr_scheduler.CosineAnnealingLR(optimizer, rest)
+        parts = [warm_up, cosine]
+        schedule = lr_scheduler.SequentialLR(optimizer, parts, milestones=[self.WARM_UP])
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+# Of 50 and of 20 steps: the shorter trial ends within the warm-up.
+@pytest.mark.parametrize(
+    ("batch_sizes", "expected"), [((20,), False), ((8,), True), ((20, 8), True), ((8, 20), True)]
+)
+def test_what_follows_a_warm_up_is_seen_in_the_longest_trials(batch_sizes, expected):
+    workload = Workload(lambda spec: LongWarmUp(), batches_of, HELD_OUT, 10)
+    protocol = replace(protocol_of(), budget=Budget(steps=5, examples=400))
+    specs = [make_spec(size) for size in batch_sizes]
+    assert depends_on_length(workload, specs, protocol) == expected
 
 
 class Skips(Regression):
@@ -297,7 +323,7 @@ def test_a_module_without_what_lightning_needs_is_refused_in_a_line():
     with pytest.raises(
         ConfigError, match=r"NoStep \(.*\) has no training_step: return the loss there"
     ):
-        depends_on_length(workload, make_spec(BATCH_SIZE), protocol_of())
+        depends_on_length(workload, [make_spec(BATCH_SIZE)], protocol_of())
 
 
 # Stopped and continued

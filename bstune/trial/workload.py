@@ -686,12 +686,17 @@ class LightningBackend(TrialBackend):
             largest = min(largest, workload.train_examples)
         self.versions = versions()
         # Its schedules are stepped to their end, to see whether they depend on the trial's length.
-        # At the largest batch size these are the fewest steps.
-        sample = TrialSpec(
-            number=0, trial_index=0, batch_size=largest, lr=options.scaling.lr, delta=None, seed=0
-        )
+        # At the largest batch size these are the fewest steps. The longest trials show what comes
+        # after a warm-up of a fixed length.
+        smallest = options.trial.batch_size or options.search.batch_size.low
+        samples = [
+            TrialSpec(
+                number=0, trial_index=0, batch_size=size, lr=options.scaling.lr, delta=None, seed=0
+            )
+            for size in dict.fromkeys((largest, smallest))
+        ]
         ends_with_trial = recipe.takes("total_steps")
-        self.horizon = ends_with_trial or depends_on_length(workload, sample, protocol)
+        self.horizon = ends_with_trial or depends_on_length(workload, samples, protocol)
         self.stops = not self.horizon
         self.validates_on_test = workload.validates_on_test
         self.evaluation_share = protocol.evaluation_schedule.share

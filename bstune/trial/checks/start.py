@@ -6,7 +6,7 @@ rates that they will set.
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch.optim import Optimizer
 
@@ -35,21 +35,29 @@ SCHEDULE_STEPS = 20_000
 GroupNumbers = list[dict[str, float]]
 
 
-def depends_on_length(workload: Workload, spec: TrialSpec, protocol: TrialProtocol) -> bool:
+def depends_on_length(
+    workload: Workload, specs: Sequence[TrialSpec], protocol: TrialProtocol
+) -> bool:
     """Whether the module's schedules depend on the length of training that its Trainer states.
 
     The settings at each step under one Trainer are compared with those under another that trains
     twice as long. False where the batches have no end, as then a Trainer states no length.
+
+    ``specs``: trials of several lengths. In one that is no longer than a schedule's warm-up, what
+    follows the warm-up is not seen.
     """
-    batches = workload.train_batches(spec)
-    if sized_len(batches) is None and not getattr(batches, "ends_by_steps", False):
-        return False
-    steps = protocol.last_step(spec.batch_size)
-    settings = rates_ahead(workload, spec, protocol, steps=steps, until=steps)
-    # Without a schedule nothing depends on the length.
-    if not any(settings):
-        return False
-    return settings != rates_ahead(workload, spec, protocol, steps=2 * steps, until=steps)
+    for spec in specs:
+        batches = workload.train_batches(spec)
+        if sized_len(batches) is None and not getattr(batches, "ends_by_steps", False):
+            return False
+        steps = protocol.last_step(spec.batch_size)
+        settings = rates_ahead(workload, spec, protocol, steps=steps, until=steps)
+        # Without a schedule nothing depends on the length.
+        if not any(settings):
+            return False
+        if settings != rates_ahead(workload, spec, protocol, steps=2 * steps, until=steps):
+            return True
+    return False
 
 
 def rates_ahead(
