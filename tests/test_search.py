@@ -127,6 +127,58 @@ def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsy
     )
 
 
+def test_the_search_has_the_time_that_fresh_seeds_leave(study):
+    """Fresh seeds take 2 s of the 10 s that are kept for each: three further points have time."""
+    clock = SimpleNamespace(now=20.0)
+
+    class Timed(Answers):
+        def run(self, spec, folder, resumed_from):
+            seconds = 10.0 if spec.replicate_of is None else 2.0
+            clock.now += seconds
+            return replace(super().run(spec, folder, resumed_from), wall_seconds=seconds)
+
+    options = ("search.trials=20", "search.wall_seconds=100", "search.replicates=3")
+    done = run(study(Timed(), *options, elapsed=lambda: clock.now))
+    of_search = [trial.replicate_of is None for trial in done]
+    assert of_search[:9] == [True] * 3 + [False] * 3 + [True] * 3
+    # Another candidate's fresh seeds have the rest.
+    assert not any(of_search[9:])
+
+
+def test_the_search_goes_on_once_a_continued_trial_has_reached_the_target(study):
+    """A step takes 0.1 s and the target 200 of them, for which the first trials have no time."""
+    clock = SimpleNamespace(now=0.0)
+
+    class Slow(Answers):
+        stops = True
+        continues = True
+
+        def step_time(self, batch_size):
+            return 0.1
+
+        def run(self, spec, folder, resumed_from):
+            before = 0 if resumed_from is None else resumed_from.steps
+            steps = min(spec.max_steps or 200, 200)
+            seconds = 0.1 * (steps - before)
+            clock.now += seconds
+            history = [(step, 0.9 - 0.004 * step) for step in range(10, steps + 1, 10)]
+            return make_result(
+                **spec.trial_fields(),
+                status="reached" if steps == 200 else "stopped",
+                steps=steps,
+                history=tuple(history),
+                seconds_per_step=0.1,
+                train_seconds=seconds,
+                wall_seconds=seconds,
+            )
+
+    options = ("sampler=frontier", "search.wall_seconds=60", "search.replicates=0")
+    done = run(study(Slow(), *options, elapsed=lambda: clock.now))
+    numbers = [trial.number for trial in done if trial.reached]
+    assert numbers
+    assert numbers[0] < done[-1].number
+
+
 def test_a_study_that_had_no_time_for_a_trial_does_not_end_well(study, tmp_path):
     late = study(Answers(), "search.trials=2", "search.wall_seconds=100", elapsed=lambda: 130.0)
     with pytest.raises(StudyError, match="no trial has run"):

@@ -23,6 +23,7 @@ from bstune.study.planning.wall import (
 
 STOPPED = make_result(number=0, status="stopped", steps=50, wall_seconds=2.0)
 REACHED = make_result(number=1, resumed_from=0, steps=100, wall_seconds=3.0)
+AGAIN = make_result(number=5, replicate_of=1, steps=100, wall_seconds=3.0)
 THIRD = make_result(number=2, steps=400, wall_seconds=5.5)
 BASELINE = make_result(number=3, steps=200, wall_seconds=5.5)
 
@@ -55,6 +56,9 @@ def spec(resumed_from=None):
         ([STOPPED], {}, None, 40.0),
         # A replicate of the winner's 100 steps costs 1 + 2 x 100 x 0.01 s.
         ([STOPPED, REACHED, THIRD], {}, None, 3 * 3.0),
+        # Runs that have ended are not kept for again.
+        ([STOPPED, REACHED, THIRD, AGAIN], {}, None, 2 * 3.0),
+        ([STOPPED, REACHED, THIRD, AGAIN, AGAIN, AGAIN, AGAIN], {}, None, 0.0),
         ([STOPPED, REACHED, THIRD], {"replicates": 0}, None, 0.0),
         ([STOPPED, REACHED], {"objective": "both"}, None, 3 * 6.0),
         # A run of the baseline's 200 steps costs 5 s, and two more are a tenth of the limit.

@@ -242,11 +242,7 @@ class Search:
         with cut_short(self._study, self._budget.objective, self._worker):
             with self._prepared.open_runner() as runner:
                 try:
-                    end = yield from self._search(runner)
-                    self._search_has_ended = True
-                    # Fresh seeds run with nothing beside them, so that their seconds are measured.
-                    if runner.count == 1:
-                        yield from self._run_again(runner)
+                    end = yield from self._search_and_run_again(runner)
                 except BaseException as error:
                     # An interruption is caught, too: what has finished meanwhile is stored all the
                     # same.
@@ -259,6 +255,29 @@ class Search:
                 with self._prepared.open_runner(1) as runner:
                     yield from self._run_again(runner)
         return end
+
+    def _search_and_run_again(self, runner: Runner) -> Paused[SearchEnd]:
+        """Search, then run the winners on fresh seeds; go on with the search in time that is left.
+
+        For the fresh seeds of each winner the longest is kept that they may take, so that some of
+        it is left in the end.
+        """
+        while True:
+            self._search_has_ended = False
+            end = yield from self._search(runner)
+            self._search_has_ended = True
+            # Fresh seeds run with nothing beside them, so that their seconds are measured.
+            if runner.count != 1:
+                return end
+            ran_before = self.ran
+            yield from self._run_again(runner)
+            # Without a fresh seed since the search ended, no more time is left than then.
+            if end.limit != "search.wall_seconds" or self.ran == ran_before:
+                return end
+            done = self._write(self._read())
+            if limit_reached(self._prepared, self._wall, self._stops_trials, done) is not None:
+                return end
+            self._no_time = None
 
     def _store_finished(self, runner: Runner) -> None:
         """Store the other trials that had finished when an error ended the study."""
@@ -304,7 +323,10 @@ class Search:
                     plan = self._budget.trials
                     return end or SearchEnd(f"the plan is done: search.trials={plan}")
                 self._start(runner, rescue)
-                # If it reaches the target, the seconds that were kept for it are free, and the
+                with self._wall.trial():
+                    finished = yield from _wait_for_trial(runner)
+                self._store(finished)
+                # If it has reached the target, the seconds that were kept for it are free, and the
                 # search may go on.
                 end = None
                 self._no_time = None

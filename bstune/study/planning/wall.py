@@ -319,9 +319,9 @@ class WallTime:
         """Give the seconds to keep for what follows the search.
 
         Before a trial has reached the target, that is a share of the limit, to continue the most
-        promising trial. After that it is the time of runs on fresh seeds: all those of the winners,
-        and the baseline's first. The baseline's other runs and those of further candidates get at
-        most ``OTHERS_SHARE`` of the limit.
+        promising trial. After that it is the time of the runs on fresh seeds that are still to
+        come: all those of the winners, and the baseline's first. The baseline's other runs and
+        those of further candidates get at most ``OTHERS_SHARE`` of the limit.
 
         Args:
             trials: that have ended.
@@ -338,8 +338,12 @@ class WallTime:
         def run_seconds(trial: TrialResult) -> float:
             return self.replicate_seconds(trial.steps, trial.batch_size, cost)
 
-        of_winners = sum(count * run_seconds(trial) for trial in winners)
-        of_others = (self._budget.candidates - 1) * of_winners
+        of_winners = 0.0
+        of_others = 0.0
+        for winner in winners:
+            ran = sum(trial.replicate_of == winner.number for trial in trials)
+            of_winners += max(count - ran, 0) * run_seconds(winner)
+            of_others += (self._budget.candidates - 1) * count * run_seconds(winner)
         of_first = 0.0
         if baseline is not None and baseline not in winners:
             of_baseline = count * run_seconds(baseline)
