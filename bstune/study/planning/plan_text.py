@@ -7,12 +7,15 @@ from bstune.core.records import Budget, TrialResult
 from bstune.search.each_batch_size import batch_sizes
 from bstune.study.at_budget import question_of
 from bstune.study.planning.plan import count_points, max_seconds, remaining_seconds
+from bstune.study.planning.survey_time import seconds_left_of
 from bstune.study.prepare import PreparedStudy
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
 
 # From this difference of their logs on, a step's seconds by two surveys are not about the same.
 RETIMED = 0.1
+# Of the wall time, what is spent before the search begins is told from this share on.
+TOLD_SHARE = 0.1
 
 
 def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
@@ -69,13 +72,24 @@ def _space_text(prepared: PreparedStudy) -> str:
 
 
 def _means_text(prepared: PreparedStudy) -> str:
-    """Say what the search may spend."""
+    """Say what the search may spend, and what of its wall time is left."""
     budget = prepared.budget
     means = [plural(budget.trials, "configuration")]
-    for seconds, what in ((budget.seconds, "training"), (budget.wall_seconds, "wall time")):
-        if seconds is not None:
-            means.append(f"{format_seconds(seconds)} of {what}")
+    if budget.seconds is not None:
+        means.append(f"{format_seconds(budget.seconds)} of training")
+    if budget.wall_seconds is not None:
+        wall_time = f"{format_seconds(budget.wall_seconds)} of wall time"
+        left = max(_wall_seconds_left(prepared), 0.0)
+        # The start of this command, and what earlier ones took.
+        if left < (1.0 - TOLD_SHARE) * budget.wall_seconds:
+            wall_time += f" ({format_seconds(left)} of it left)"
+        means.append(wall_time)
     return ", ".join(means)
+
+
+def _wall_seconds_left(prepared: PreparedStudy) -> float:
+    """Give what is left of ``search.wall_seconds``; without that limit, infinity."""
+    return seconds_left_of(prepared.options, prepared.elapsed)()
 
 
 def _ends_text(prepared: PreparedStudy) -> str:
@@ -165,7 +179,8 @@ def _duration_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str 
     # Trials that have ended tell it; before the first one the seconds of a step give a bound.
     remaining = remaining_seconds(budget, done)
     if remaining is not None:
-        seconds = format_seconds(remaining / max(1, options.search.workers))
+        seconds_to_go = remaining / max(1, options.search.workers)
+        seconds = format_seconds(min(seconds_to_go, max(_wall_seconds_left(prepared), 0.0)))
         tried = plural(count_points(done), "configuration")
         return f"continues after {tried}; about {seconds} to go"
     if prepared.backend.knows_step_time:
