@@ -98,12 +98,12 @@ class TrialClock:
             self.enter(Phase.TRAINING)
 
     def seconds(self, phase: Phase) -> float:
-        """Add up the seconds spent in ``phase`` so far, without the present stretch of a phase."""
+        """Give the seconds spent in ``phase`` up to the last change of phase."""
         return self._seconds[phase]
 
     @property
     def total_seconds(self) -> float:
-        """Seconds spent in all phases so far, without the present stretch of a phase."""
+        """Seconds spent in all phases up to the last change of phase."""
         return sum(self._seconds.values())
 
 
