@@ -35,7 +35,10 @@ def sys_exit_error(error: SystemExit) -> RuntimeError:
 
 
 def untrainable(error: BaseException) -> UserCodeError:
-    """Turn an error of the user's code before any trial into the command's, with its frames."""
+    """Make the command's error of one that the user's code raised before any trial.
+
+    Its message has the user's frames.
+    """
     if isinstance(error, SystemExit):
         error = sys_exit_error(error)
     message, frames = described(error)

@@ -312,6 +312,7 @@ def _refuse_depth(what: str) -> NoReturn:
 def one_line(text: str) -> str:
     """Write a text as one printable line of about 200 characters at most, for a message."""
     joined = " ".join(text.split())
+    # ascii() writes an escape such as \x1b, in quotes, which are cut off.
     letters = [letter if letter.isprintable() else ascii(letter)[1:-1] for letter in joined]
     line = "".join(letters)
     if len(line) <= _SHOWN_LENGTH:
