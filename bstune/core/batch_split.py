@@ -149,7 +149,7 @@ def split_lines(split: BatchSplit, largest: int) -> Iterator[str]:
 
 
 def _line_of_devices(split: BatchSplit, first_device: int, last_device: int) -> str:
-    """Write the line of neighbouring devices that run the same."""
+    """Write the line of neighbouring devices that run micro-batches of the same sizes."""
     name = (
         f"device {first_device}"
         if first_device == last_device

@@ -770,9 +770,9 @@ def _note(fit: CurveFit, doubt: str | None) -> str | None:
         )
     if fit.noise > LARGE_SCATTER:
         notes.append(f"the points scatter by a factor of {math.exp(fit.noise):.1f}: repeat them")
-    ends = _ends_note(fit)
-    if ends is not None:
-        notes.append(ends)
+    note_on_ends = _ends_note(fit)
+    if note_on_ends is not None:
+        notes.append(note_on_ends)
     return "; ".join(notes) or None
 
 

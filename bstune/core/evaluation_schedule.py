@@ -111,7 +111,7 @@ def next_dense_evaluation(
     There it is expected to meet the target, and its steps to target are to be known closely.
 
     Args:
-        step: the last evaluation's, as of :func:`next_evaluation`, as are the next five arguments.
+        step: the last evaluation's; 0: there was none.
         batch_size: in examples.
         validation_examples: the examples of one evaluation.
         evaluations: how many evaluations there were.
@@ -125,6 +125,7 @@ def next_dense_evaluation(
         return usual
     if step < first:
         return min(usual, first)
+    # Within the dense steps evaluations lie closer, and may cost more.
     ratio = min(schedule.ratio, DENSE_RATIO)
     dense = replace(schedule, ratio=ratio, share=DENSE_SHARE)
     closely = next_evaluation(

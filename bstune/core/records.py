@@ -161,7 +161,7 @@ class TrialSpec:
 
     def trial_fields(self) -> dict[str, Any]:
         """Collect the fields that a trial's record takes over: all but the trial's limits."""
-        # The limits only say how long it may run and when it is evaluated.
+        # The limits only say how long it may run, when it is evaluated and which goal ends it.
         limits = ("max_steps", "max_seconds", "dense_steps", "goal")
         names = [spec_field.name for spec_field in fields(self) if spec_field.name not in limits]
         return {name: getattr(self, name) for name in names}
@@ -315,7 +315,7 @@ class TrialResult:
         )
 
     def after(self, steps: int) -> dict[str, Any]:
-        """Make the fields of this record that change if it is cut after so many steps."""
+        """Make the fields of this record that change if it is cut after ``steps`` steps."""
         return {"steps": steps, "examples": steps * self.batch_size}
 
     def to_json(self) -> str:

@@ -122,8 +122,9 @@ def fit_line(pairs: Sequence[tuple[float, float]]) -> StepTime:
     batch_size = np.array([pair[0] for pair in pairs], dtype=np.float64)
     tau = np.array([pair[1] for pair in pairs], dtype=np.float64)
     if len(set(batch_size)) == 1:
-        middle = np.median(tau)
-        return StepTime(float(middle) / 2.0, float(middle / batch_size[0]) / 2.0)
+        median_tau = np.median(tau)
+        return StepTime(float(median_tau) / 2.0, float(median_tau / batch_size[0]) / 2.0)
+    # Divided by tau, an error is a relative one: overhead/tau + per_example B/tau is to be 1.
     columns = np.column_stack([1.0 / tau, batch_size / tau])
     (overhead, per_example), _ = nnls(columns, np.ones(len(pairs)))
     return StepTime(float(overhead), float(per_example))

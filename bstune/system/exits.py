@@ -49,7 +49,8 @@ def untrainable(error: BaseException) -> UserCodeError:
 def os_exit_answered(end: Callable[[str, int], NoReturn] = interruption.end) -> Iterator[None]:
     """Make ``os._exit`` end this process with the frames of the user's files and status 1.
 
-    That holds while the body runs. In processes that are forked from this one it does what it did.
+    That holds while the body runs. In processes that are forked from this one ``os._exit`` works as
+    ever.
 
     Args:
         end: ends the process, given the error's text and the status.

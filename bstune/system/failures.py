@@ -170,6 +170,7 @@ def _place_of_class(thing: type) -> tuple[str, int] | None:
         file = inspect.getsourcefile(thing)
         if file is not None and (not functions or functions[0][0] == file):
             return file, inspect.getsourcelines(thing)[1]
+    # The function with the smallest line number is the nearest to the head of the class.
     return min(functions, default=None, key=lambda place: place[1])
 
 

@@ -230,8 +230,11 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         # Half a file is of no use, and takes room on a full disk.
         with suppress(OSError):
             partial.unlink()
+        # The user knows the file by its own name. An error on another file keeps that one's.
         if isinstance(error, OSError) and error.filename in (None, partial, str(partial)):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            # An error of the renaming names two files.
+            error.filename2 = None
         raise
 
 
@@ -425,6 +428,7 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
         try:
             write_text_once(path, text)
         except OSError as error:
+            # Of errors that may pass, only the last one is raised.
             if error.errno not in PASSING or not tries_left:
                 tried = "" if tries_left else f"; tried {WRITE_TRIES} times in {WRITE_TRIES - 1} s"
                 raise StudyError(

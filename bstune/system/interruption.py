@@ -151,7 +151,7 @@ def _end_server() -> None:
     """Kill multiprocessing's fork server, and remove this process's temporary folders."""
     _kill_server()
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    # For the fork server and others multiprocessing makes a temporary folder; None: it has not.
+    # multiprocessing notes here the folder that it made for its fork server; None: it made none.
     for folder in {*_folders, config.get("tempdir")} - {None}:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -180,8 +180,8 @@ def end(text: str, status: int) -> NoReturn:
 
     ``status`` is its exit status.
     """
-    # Flushing may hang, as on a pipe that nobody reads: a thread does it, which is waited for only
-    # so long.
+    # Flushing may hang, as on a pipe that nobody reads. A thread does it, and is waited for
+    # FLUSH_SECONDS at most.
     flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
     # No thread starts where the interpreter is ending already, and has flushed.
     with suppress(RuntimeError):
@@ -202,7 +202,8 @@ def kill(process: BaseProcess) -> None:
     process.kill()
     if not process.pid:
         return
-    # None of them is left, or the process has just been forked and leads no group yet.
+    # There is no such group if all its processes have ended, or if the process has just been forked
+    # and leads none yet.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for folder in Path(tempfile.gettempdir()).glob(f"{_own_folders(process.pid)}*"):

@@ -477,8 +477,8 @@ def _replacement(match: re.Match[str]) -> str:
 def redact_values(values: Any, name: str = "") -> Any:
     """Copy nested options without the secrets in them; references such as ``${oc.env:KEY}`` stay.
 
-    Secrets are found by their keys, and in texts. A text that is a JSON object or list itself stays
-    one. ``name`` is the dotted name of the options.
+    Secrets are found by their keys, and in texts. A text that is itself a JSON object or list is
+    filtered by the keys in it, and stays JSON. ``name`` is the dotted name of the options.
     """
 
     def shown(key: str, text: str) -> str:
@@ -605,8 +605,7 @@ def _secrets_of(key: str, text: str) -> Iterator[str]:
     spans += _secrets_behind_keys(text)
     for begin, end in spans:
         secret = text[begin:end].strip()
-        # A part of it is elsewhere, such as in the environment: what stands here never does so in
-        # another text.
+        # With a reference in it, it is not the secret itself, and stands so in no other text.
         if _REFERENCE.search(secret):
             continue
         yield secret
@@ -648,20 +647,20 @@ def _remember_forms(secret: str) -> None:
     plain = {secret, unquote(secret), unquote_plus(secret)}
     forms = set(plain)
     for text in plain:
-        # These forms stand in URLs,
+        # These forms stand in URLs.
         forms |= {quote(text, ""), quote(text), quote_plus(text)}
-        # these in Python and in YAML,
+        # These stand in Python and in YAML.
         forms |= {repr(text)[1:-1], text.replace("'", "''")}
-        # these in JSON, and in JSON within a page,
+        # These stand in JSON, and in JSON within a page, where < is escaped.
         in_json = json.dumps(text)[1:-1]
         forms |= {in_json, json.dumps(text, ensure_ascii=False)[1:-1]}
         forms.add(in_json.replace("<", "\\u003c"))
-        # these in HTML,
+        # These stand in HTML.
         forms |= {html.escape(text), html.escape(text, quote=False)}
-        # and this one in a header of HTTP.
+        # This one stands in a header of HTTP.
         forms.add(base64.b64encode(text.encode(errors="surrogateescape")).decode())
     for form in forms:
-        # A trial's status stands in every record, and must be read again.
+        # A secret that is the same word as a trial's status would spoil every record.
         if len(form) >= SHORTEST and not _is_number(form) and form not in STATUSES:
             _forms[form] = _pattern(form)
 

@@ -20,11 +20,11 @@ Keys = Mapping[str, Collection[str]]
 def foreign_tables(
     path: Path, keys: Keys, required: Collection[str], seconds: float = LOCKED_SECONDS
 ) -> list[str]:
-    """List the tables of a database that is not a program's own; empty if it is, or may become so.
+    """List the tables by which a database is not a program's own; empty if the program may use it.
 
-    A database is the program's if it has the ``required`` tables, whatever others are beside them.
-    It is, too, if it has no table but some of the program's, as where that was killed. Nothing is
-    written.
+    A program may use a database that has the ``required`` tables, whatever others are beside them.
+    It may also use one without any table of others: an empty one, or one in which the program was
+    killed before it had made all its tables. Nothing is written.
 
     Args:
         path: a regular file; an empty one is a database without tables.

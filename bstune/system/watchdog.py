@@ -121,6 +121,7 @@ class Watch:
         self._silence = LINE_SECONDS if silence is None else silence
         # The thread that waits, whose frames are shown.
         self._thread = threading.get_ident()
+        # What is waited for, the innermost last. The first stands there while nothing is named.
         self._waits = [Wait("what trains to be loaded")]
         self._looked = now()
         self._printed = self._looked
@@ -184,7 +185,8 @@ class Watch:
         self._looked = now
         if wait.ended_parts != wait.ended_parts_at_look:
             wait.ended_parts_at_look = wait.ended_parts
-            # The limit is of each step. What has none, such as loading, is counted as a whole.
+            # The limit is of each step. A thing without a limit, such as loading, is counted as a
+            # whole.
             if wait.limited:
                 wait.seconds = 0.0
         # After a longer gap the process itself was stopped, as on a laptop that slept.
