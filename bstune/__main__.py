@@ -158,11 +158,11 @@ def command() -> None:
     It never returns: it exits with the status of :func:`main`.
     """
     try:
-        # The user's modules are found as with python -m; main() says that the folder is gone.
+        # The user's modules are found as with python -m. If the folder is gone, main() says so.
         if not sys.flags.safe_path and "" not in sys.path:
             with suppress(OSError):
                 sys.path.insert(0, os.getcwd())
-        # Both must stand in the environment before torch is imported.
+        # Both set environment variables, which must be there before torch is imported.
         spin_shortly(os.environ)
         name_user(os.environ)
         interruption.install()
@@ -177,12 +177,14 @@ def command() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         status = interruption.status() or Interrupted.exit_status
-    # From here on there is nothing to clean up.
+    # There is nothing left to clean up: from here on a signal may end the process at once.
     for number in interruption.SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+    # After an interruption nothing is waited for, not even exit functions.
     if interruption.received is not None:
         sys.stdout.flush()
         interruption.leave(status)
+    # leave_last, which runs after the other exit functions, ends the process with it.
     interruption.last_status = status
     sys.exit(status)
 
@@ -190,8 +192,8 @@ def command() -> None:
 def main() -> int:
     """Run the command in ``sys.argv``, and give its exit status.
 
-    It is 0; 1 for an error of the user's code, or of bstune's; 2 for what cannot be used; 130 or
-    143 if interrupted.
+    It is 0; 1 for an error of the user's code, or a fault of bstune's; 2 for options and files that
+    cannot be used; 130 or 143 if interrupted.
     """
     arguments = sys.argv[1:]
     if arguments == ["--version"]:
@@ -294,6 +296,7 @@ def check_secrets(arguments: Sequence[str]) -> None:
     from bstune.config import secret_option
 
     for option in map(secret_option, suspicious):
+        # None: the argument holds no secret. An empty text: it does, and is no option.
         if option is None:
             continue
         variable = "BSTUNE_" + re.sub(r"\W+", "_", option or "secret").upper()
@@ -435,11 +438,12 @@ def _job(config: "DictConfig") -> None:
         with filtered():
             arguments = _job_arguments()
             groups = groups_in(parse(arguments).config_dir)
-            # Hydra's own config stays as it is.
-            own = config.copy()
-            run(validate(own, complete=complete, groups=groups, arguments=arguments), arguments)
+            # validate changes the config that it is given, and this one is Hydra's.
+            copy = config.copy()
+            run(validate(copy, complete=complete, groups=groups, arguments=arguments), arguments)
     # All errors are caught, as Hydra would print the job's options with them.
     except Exception as error:
+        # A library may have made this error of an interruption, which main() then reports.
         if interruption.status() is not None and not isinstance(error, BstuneError):
             raise KeyboardInterrupt from error
         sys.exit(explain(full_disk(error) or error, bool(config.get("debug"))))
@@ -662,8 +666,8 @@ def fit(arguments: list[str]) -> str:
     return dump_json(asdict(curve), indent=2)
 
 
-def _plan_parser(noisy: Sequence[str]) -> ArgumentParser:
-    """Make the parser of ``bstune plan``; ``noisy`` are the rules that take a noise scale."""
+def _plan_parser(rules_with_noise_scale: Sequence[str]) -> ArgumentParser:
+    """Make the parser of ``bstune plan``; it names the scaling rules that need a noise scale."""
     parser = ArgumentParser(
         prog="bstune plan",
         description=(
@@ -695,18 +699,19 @@ def _plan_parser(noisy: Sequence[str]) -> ArgumentParser:
         default="sqrt",
         help="the rule from B0 to B (default: sqrt)",
     )
-    parser.add_argument("--noise-scale", type=float, help=f"in examples, for {' and '.join(noisy)}")
+    rules = " and ".join(rules_with_noise_scale)
+    parser.add_argument("--noise-scale", type=float, help=f"in examples, for {rules}")
     return parser
 
 
 def plan(arguments: list[str]) -> None:
     """Print one global batch over devices: micro-batches, weights and learning rate."""
-    noisy = [name for name, rule in RULES.items() if rule.takes_noise_scale]
-    parser = _plan_parser(noisy)
+    rules_with_noise_scale = [name for name, rule in RULES.items() if rule.takes_noise_scale]
+    parser = _plan_parser(rules_with_noise_scale)
     options = parser.parse_args(arguments)
     if options.lr is None and options.reference_batch_size is not None:
         parser.error("--reference-batch-size needs the learning rate that goes with it: give --lr")
-    if options.scaling in noisy and options.noise_scale is None:
+    if options.scaling in rules_with_noise_scale and options.noise_scale is None:
         parser.error(f"--scaling {options.scaling} needs --noise-scale, in examples")
     split = split_batch(options.batch_size, options.devices, options.memory_ceiling)
     lines = list(split_lines(split, options.memory_ceiling))

@@ -76,12 +76,13 @@ def with_choices_of(
 def _refuse_choices(config: DictConfig, schedule: object, algorithm: object, why: str) -> None:
     """Refuse choices, and options of the optimizer, that a workload has no place for.
 
-    ``why`` says why it has none.
+    It is called for a replayed workload, and for one of Python objects. ``why`` begins the message.
     """
     for name, chosen in (("schedule", schedule), ("algorithm", algorithm)):
         if chosen is not None:
             raise ConfigError(f"{why}, so it has no {name}: leave out {name}=...")
-    # Those of a given module's optimizers are set after it has built them.
+    # Options of the optimizer hold for a Python object, too: they are set in the optimizers that it
+    # has built. A replayed workload, which has a table, has none.
     if "workload" not in config or "table" not in config.workload:
         return
     for name in (*HALF_LIVES, OVERRIDE_LR):
@@ -103,6 +104,7 @@ def _put_schedule(config: DictConfig, chosen: object) -> list[str]:
         )
     module = OmegaConf.select(config, "workload.module")
     place = MODULE
+    # The checks of options refuse a workload without a module.
     if module is None:
         return []
     target = target_of(module)
@@ -123,15 +125,16 @@ def _put_schedule(config: DictConfig, chosen: object) -> list[str]:
             )
     places = [f"{place}{name}" for name in arguments]
     tunables = chosen.get("tunable")
-    # A schedule's tunables are of its rate, the first of both.
+    # The keys of a schedule's tunables are below its rate, the first of the two arguments.
     _put_tunables(config, added=tunables, replaced=places, place=places[0])
     return places
 
 
 def _takes(target: str, name: str) -> bool:
-    """Whether a class or function, by its path, takes an argument.
+    """Whether a class or function, given by its import path, takes an argument of this name.
 
-    True where that shows only once it is called.
+    True also where it cannot be told beforehand: it cannot be imported or inspected here, or takes
+    any argument by ``**``. A call then shows a mistake.
     """
     try:
         parameters = inspect.signature(get_object(target)).parameters
@@ -142,11 +145,21 @@ def _takes(target: str, name: str) -> bool:
 
 
 def _put_algorithm(config: DictConfig, chosen: object, given_keys: Sequence[str]) -> list[str]:
-    """Put an optimizer in the place of the workload's, and give the key that it replaced.
+    """Put the chosen optimizer in the place of the workload's, and give the key that it replaced.
 
-    The reference learning rate changes with it. Between optimizers of one class lr/(1 - momentum)
-    is kept, unless the command line gives ``algorithm.lr``. Else it is the algorithm's own ``lr``.
-    ``given_keys`` are the keys of the algorithm that the command line gives.
+    The reference learning rate changes to the algorithm's own ``lr``. But between optimizers of one
+    class lr/(1 - momentum) is kept instead, unless the command line gives ``algorithm.lr``.
+
+    Args:
+        config: it is changed.
+        chosen: the algorithm: lr, the optimizer's node and its tunables; None: no choice.
+        given_keys: the keys below ``algorithm`` that the command line sets.
+
+    Returns:
+        A list of the one key; empty without a choice.
+
+    Raises:
+        ConfigError: for a choice of other keys, or a workload without one place for an optimizer.
     """
     if chosen is None:
         return []
@@ -158,6 +171,7 @@ def _put_algorithm(config: DictConfig, chosen: object, given_keys: Sequence[str]
     optimizer = _plain(chosen.optimizer)
     reference = OmegaConf.select(config, "workload.reference.lr")
     is_same_class = target_of(former) == optimizer["_target_"]
+    # An optimizer of the same class keeps the workload's other arguments, such as a weight decay.
     if is_same_class:
         for name, value in former_arguments.items():
             if name not in OF_ALGORITHM and f"optimizer.{name}" not in given_keys:
@@ -168,7 +182,7 @@ def _put_algorithm(config: DictConfig, chosen: object, given_keys: Sequence[str]
         lr = reference * _one_minus_momentum(optimizer) / _one_minus_momentum(former_arguments)
         # Twelve digits are kept: the last ones of the quotient are rounding.
         config.workload.reference.lr = float(f"{lr:.12g}")
-    # The workload's node has a rate where the module does not give the optimizer one.
+    # If the former node sets the learning rate, the new one must: the module then passes none.
     if "lr" in former_arguments:
         optimizer["lr"] = former_arguments["lr"]
     prefix = place
@@ -187,7 +201,7 @@ def _put_algorithm(config: DictConfig, chosen: object, given_keys: Sequence[str]
 def _own_values(config: DictConfig, place: str) -> None:
     """Replace references by copies of their values, in the nodes above the key ``place``.
 
-    Setting a value below a reference would leave that value alone in the node.
+    Setting a value below a reference would replace the reference by a node with that value alone.
     """
     node = config
     for part in place.split(".")[:-1]:
@@ -239,7 +253,11 @@ def _optimizer_place(workload: DictConfig) -> str:
 
 
 def _optimizers(node: object, key: str) -> Iterator[str]:
-    """Yield the keys of the nodes below ``node`` that build optimizers; its own is ``key``."""
+    """Yield the dotted keys of the nodes below ``node`` that build optimizers.
+
+    They are nodes of torch.optim, and any that is called ``optimizer``. ``key`` is the key of
+    ``node`` itself.
+    """
     if not isinstance(node, DictConfig):
         return
     for name in map(str, node):
@@ -248,8 +266,8 @@ def _optimizers(node: object, key: str) -> Iterator[str]:
             continue
         target = target_of(below)
         is_schedule = target.startswith("torch.optim.lr_scheduler.")
-        is_torchs = target.startswith("torch.optim.") and not is_schedule
-        if is_torchs or (target and name == "optimizer"):
+        is_torch_optimizer = target.startswith("torch.optim.") and not is_schedule
+        if is_torch_optimizer or (target and name == "optimizer"):
             yield f"{key}.{name}"
         else:
             yield from _optimizers(below, f"{key}.{name}")
@@ -258,8 +276,8 @@ def _optimizers(node: object, key: str) -> Iterator[str]:
 def _arguments(node: object) -> Node:
     """Give the arguments that a node has for its target, with references as they are written.
 
-    LightningCLI writes them apart, below ``init_args``. Else they stand beside ``_target_``, which
-    is given, too.
+    LightningCLI writes them apart, below ``init_args``. Hydra writes them beside ``_target_``: the
+    answer then has all keys of the node, ``_target_`` included.
     """
     values = _plain(node)
     if "class_path" in values:

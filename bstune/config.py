@@ -150,9 +150,10 @@ def _workload_file(folder: str | None, arguments: Sequence[str]) -> Path | None:
 def _with_place(line: str, file: Path, arguments: Sequence[str]) -> str:
     """Add the workload's file, and the line in it, to a message on an option of the workload.
 
-    Nothing is added for an option that the file does not have, as it comes from elsewhere. For one
-    that is missing the file alone is added.
+    Nothing is added for an option whose value comes from elsewhere: one that the command line sets,
+    or that the file does not have. For one that is missing everywhere the file alone is added.
     """
+    # The message begins with the option's name.
     name = re.match(r"workload\.[\w.]+\w", line)
     if name is None or any(option.lstrip("+~").startswith(f"{name[0]}=") for option in arguments):
         return line
@@ -173,6 +174,7 @@ def _line_of(path: Sequence[str], text: str) -> int | None:
         text: of the file.
     """
     root = compose_yaml(text, SafeLoader)
+    # Most files begin below ``workload``.
     number = _line_below(root, path[1:])
     if number is None:
         number = _line_below(root, path)
@@ -328,7 +330,8 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
     hydra_arguments = list[str]()
     for argument in arguments:
         name, _, value = argument.partition("=")
-        # Hydra's grammar has no ~ outside of quotes. What is quoted or nested is left as it is.
+        # Hydra's grammar has no ~ outside of quotes. A value that is quoted, or a list or mapping,
+        # is left as it is.
         if "~" in value and not re.search(r"['\"\\,]|^[\[{]", value):
             argument = f"{name}='{value}'"
         group = name.lstrip("+")
@@ -546,8 +549,16 @@ def check(
 ) -> Composed:
     """Check every value of a config in which all choices are made.
 
-    The checked values are written into the config, which the recipe holds from then on. Nothing
-    that it names is imported. ConfigError and arguments as in :func:`validate`.
+    The checked values are written into the config, which the recipe holds from then on. The classes
+    and functions that the config names are not imported.
+
+    Args:
+        config: it is changed.
+        unknown: options that were already found to be unknown.
+        groups: further sections, which the user's own files refer to.
+
+    Raises:
+        ConfigError: for all mistakes, a line each.
     """
     options, mistakes = _options_and_mistakes(config, unknown, groups)
     if mistakes or options is None:
@@ -648,12 +659,14 @@ def _options_and_mistakes(
 
 
 def _originals(name: str, written: Mapping[str, object]) -> set[str]:
-    """Give the options that an option is a copy of, or the sections that a section has copies of.
+    """Name the option that an option copies by a reference, ``${original}``.
 
-    ``written`` has each option as it is written, by its dotted key.
+    For a section these are the sections that its options copy from. ``written`` has each option's
+    value, with references as they are written, by its dotted key.
     """
     originals = set[str]()
     for key, value in written.items():
+        # The text between ${ and }, if the value is a reference.
         original = str(value)[2:-1]
         if str(value) != f"${{{original}}}":
             continue
@@ -682,8 +695,8 @@ def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
     for key in NODES:
         if option_at(options, key) is None:
             continue
-        # A resolver may take no text where it expects a number: it then gets the config's own
-        # value. A node that cannot be resolved either way stays as it is.
+        # A resolver that expects a number may refuse the text of a reference: then the node is
+        # resolved from the config itself. A node that cannot be resolved either way stays as it is.
         for source in (escaped, config):
             mistakes: dict[str, str] = {}
             node = OmegaConf.select(source, key)
@@ -711,17 +724,18 @@ def _write_types(node: DictConfig, section: Section, written: Mapping[str, Any])
             for key, tunable in value.items():
                 _write_types(node[name][key], tunable, _section_at(tunables, key))
         elif field.annotation != Node and not _is_written(value, written, name):
-            # An option that few workloads have stays out of the config of the others.
+            # An option of few workloads (field.exclude) is not added to the config of the others.
             if name not in node and field.exclude:
                 continue
-            # A text that changed had ~ for the home directory, or refers to a number.
+            # A text differs from the config's if its ~ became the home directory, or if it refers
+            # to a number. It then takes the place of a reference, too.
             changed = isinstance(value, str) and value != node[name]
             if changed or not OmegaConf.is_interpolation(node, name):
                 node[name] = value
 
 
 def _section_at(written: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Give the values of a section below; none where the section is a reference."""
+    """Give the written values of the section ``name``; empty where it is a reference to another."""
     values = written.get(name)
     return values if isinstance(values, dict) else {}
 
@@ -731,9 +745,10 @@ def _is_written(value: object, written: Mapping[str, Any], name: str) -> bool:
 
     Most do, and to set a value in a config takes far longer than to see that.
     """
+    # A config holds lists in place of tuples.
     if isinstance(value, tuple):
         value = list(value)
-    # Of numbers, texts, lists and mappings, those with the same types and values have the same one.
+    # The texts of 1 and 1.0 differ: values of other types count as different.
     return name in written and repr(value) == repr(written[name])
 
 
@@ -757,9 +772,10 @@ def _resolve(node: object, name: str, mistakes: dict[str, str]) -> Any:
 def _resolve_below(
     node: DictConfig | ListConfig, written: Any, name: str, mistakes: dict[str, str]
 ) -> Any:
-    """Resolve the values of a node that refer to others; ``written`` has all as they are written.
+    """Resolve the values of a node that refer to others, and give all its values as plain ones.
 
-    The others are taken as they are: to look a value up in a config takes long.
+    The other values are taken from ``written``, which has all values of the node as they are
+    written: to look a value up in a config takes long.
     """
     values: dict[Any, Any] = {}
     keys: Any = written if isinstance(node, DictConfig) else range(len(written))
@@ -785,6 +801,7 @@ def _resolve_below(
 
 def _has_references(written: object) -> bool:
     """Whether a value, or one inside of it, may be a reference or is missing."""
+    # OmegaConf writes a reference as ${name}, and a missing value as ???.
     text = str(written)
     return "${" in text or "???" in text
 

@@ -52,9 +52,11 @@ class HydraRecipe:
         """Make a recipe of a composed config, which the caller must not change from then on."""
         values: Any = OmegaConf.to_container(config, resolve=False)
         recipe = cls(values, keys)
-        # Keys may be added to a config made of the values, too.
+        # Hydra's config refuses new keys. The recipe's must take them, as one made from plain
+        # values would.
         OmegaConf.set_struct(config, None)
-        # To make it anew of the values takes a third of the time of a composition.
+        # This fills the cache of _config: making it from the values takes a third of the time of a
+        # composition.
         vars(recipe)["_config"] = config
         return recipe
 
@@ -116,7 +118,10 @@ class HydraRecipe:
         return arguments
 
     def takes(self, name: str) -> bool:
-        """Whether the workload depends on a value of the trial: ``lr`` or ``total_steps``."""
+        """Whether the workload depends on a value of the trial: ``lr`` or ``total_steps``.
+
+        It does if it resolves differently for two such values.
+        """
         resolved = []
         for value in _TWO_VALUES[name]:
             trial = {"batch_size": 1, "lr": 1.0, "total_steps": 1, name: value}
@@ -166,7 +171,7 @@ def instantiate(node: Node | DictConfig, what: str) -> Any:
     """
     try:
         return hydra_instantiate(_with_targets(node), _convert_="all", **INSTANTIATE_TRUSTS)
-    # A TypeError is raised for a wrong _partial_ and its like.
+    # Hydra raises a TypeError for a wrong value of a key of its own, such as _partial_.
     except (InstantiationException, OmegaConfBaseException, TypeError) as error:
         if isinstance(error.__cause__, BstuneError):
             # The new error must not be the cause of its own cause.
@@ -189,7 +194,8 @@ def named_target(node: Node, what: str) -> object:
     module, _, name = target_of(node).rpartition(".")
     target: object = getattr(sys.modules.get(module), name, None)
     if target is None:
-        # It is not imported yet, or the error says what is missing.
+        # Its module is not imported yet. Hydra imports it, or raises an error that says what is
+        # missing; func is the target of the functools.partial.
         target = getattr(instantiate_partial(node, what), "func", None)
     return target
 
@@ -200,7 +206,10 @@ def target_of(node: Mapping[Any, Any]) -> str:
 
 
 def _with_targets(node: Node | DictConfig) -> Node | DictConfig:
-    """Rewrite a node of LightningCLI's as one of Hydra's; one of Hydra's stays as it is."""
+    """Rewrite a node that LightningCLI instantiates, by ``class_path``, for Hydra: ``_target_``.
+
+    A node without ``class_path`` at any depth stays as it is.
+    """
     config = node if isinstance(node, DictConfig) else OmegaConf.create(node)
     if "class_path" not in str(OmegaConf.to_container(config, resolve=False)):
         return config
@@ -212,7 +221,7 @@ def _targets(value: Any) -> Any:
     """Write ``class_path`` as ``_target_`` with its arguments beside it, at each depth."""
     if isinstance(value, list):
         return [_targets(item) for item in value]
-    # The target of a node that is not recursive takes the nodes inside as they are.
+    # With _recursive_: false the target gets the nodes inside uninstantiated, as they are written.
     if not isinstance(value, dict) or value.get("_recursive_") is False:
         return value
     if "class_path" in value and value.keys() <= CLASS_KEYS:

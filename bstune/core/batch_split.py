@@ -45,13 +45,15 @@ class BatchSplit:
     def sizes(self) -> tuple[int, ...]:
         """Sizes n_i of all micro-batches, round by round, device by device; their sum is B."""
         count = self.devices * self.rounds
+        # Part i has ceil((B - i)/count) examples: the first ones have one more than the others.
         return tuple((self.batch_size + count - 1 - part) // count for part in range(count))
 
     def counts(self, device: int) -> dict[int, int]:
         """Count the micro-batches that one device runs, by their size, the larger ones first."""
         size, remainder = divmod(self.batch_size, self.devices * self.rounds)
-        # The first ``remainder`` micro-batches are larger by one. This device runs every devices-th
-        # micro-batch from its own number on, so that the larger ones are counted rounding up.
+        # The first ``remainder`` micro-batches are larger by one. This device runs those with the
+        # numbers device, device + devices, ... So ceil((remainder - device)/devices) of its own are
+        # larger.
         larger = max(0, -(-(remainder - device) // self.devices))
         by_size = {size + 1: larger, size: self.rounds - larger}
         return {n: count for n, count in by_size.items() if count}
@@ -86,6 +88,7 @@ def split_batch(batch_size: int, devices: int, largest: int | None = None) -> Ba
     rounds = 1
     if largest is not None:
         _check_whole("memory ceiling", largest)
+        # The quotient is rounded up.
         rounds = -(-batch_size // (devices * largest))
     if batch_size < devices:
         plural = "s" * (batch_size > 1)
@@ -146,7 +149,7 @@ def split_lines(split: BatchSplit, largest: int) -> Iterator[str]:
 
 
 def _line_of_devices(split: BatchSplit, first_device: int, last_device: int) -> str:
-    """Write the line of neighbouring devices that run the same."""
+    """Write the line of neighbouring devices that run micro-batches of the same sizes."""
     name = (
         f"device {first_device}"
         if first_device == last_device

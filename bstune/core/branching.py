@@ -105,9 +105,10 @@ def crossing(losses: Mapping[int, float], tolerance: float) -> Crossing | None:
             continue
         rise = losses[above] - losses[below]
         jumps = rise > STRAIGHT_RISE * tolerance
-        # Of a jump it is not known where between the two sizes it begins.
-        share = 0.5 if jumps else (tolerance - losses[below]) / rise
-        batch_size = below * (above / below) ** share
+        # A straight line over log B tells where the loss passes the tolerance. A jump may be
+        # anywhere between the two sizes: then the middle stands in.
+        fraction = 0.5 if jumps else (tolerance - losses[below]) / rise
+        batch_size = below * (above / below) ** fraction
         return Crossing(batch_size=batch_size, below=below, above=above, jumps=jumps)
     return None
 
@@ -116,6 +117,10 @@ def largest_batch(
     losses_by_seed: Sequence[Mapping[int, float]], tolerance: float, level: float
 ) -> LargestBatch:
     """Find the largest batch size that loses nothing, with Student's interval of the mean of log B.
+
+    Each seed has a batch size of its own at which its loss first exceeds the tolerance. A seed
+    whose loss never does counts with its largest batch size, and leaves the upper end open (None).
+    With fewer than ``LEAST_SEEDS`` seeds both ends are None.
 
     Args:
         losses_by_seed: the losses of each seed by batch size, as :func:`crossing` takes them.

@@ -98,20 +98,20 @@ class TrialClock:
             self.enter(Phase.TRAINING)
 
     def seconds(self, phase: Phase) -> float:
-        """Add up the seconds spent in ``phase`` so far, without the present stretch of a phase."""
+        """Give the seconds spent in ``phase`` up to the last change of phase."""
         return self._seconds[phase]
 
     @property
     def total_seconds(self) -> float:
-        """Seconds spent in all phases so far, without the present stretch of a phase."""
+        """Seconds spent in all phases up to the last change of phase."""
         return sum(self._seconds.values())
 
 
 def seconds_per_step(segments: Sequence[tuple[int, float]], warmup_steps: int) -> float | None:
     """Compute tau(B), the median over segments of the seconds per step; None without segments.
 
-    The first segment and all that begin before step ``warmup_steps`` are left out. Where none would
-    remain, the last one counts.
+    The first segment and all that begin before step ``warmup_steps`` are left out, as first steps
+    take longer. Where none would remain, the last one counts.
 
     Args:
         segments: steps and seconds of each, in order.
@@ -144,6 +144,7 @@ def process_seconds() -> float:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return time.monotonic() - IMPORTED
-    # proc(5): field 22, and the first two, the process's number and name, are not among these.
+    # The start is field 22 of proc(5), in clock ticks since the machine began. The fields begin
+    # with the third here: the process's number and name are cut off, as a name may hold spaces.
     began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began

@@ -203,8 +203,9 @@ class _ChosenLaw:
 def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
     """Choose the trial of each half octave of B, floor(2 log2 B), as a point of the curve.
 
-    It is the reached trial of least S x B, else the stopped one with the largest bound. That a
-    stopped trial bounds S* too, not only S at its own learning rate, is an assumption.
+    It is the trial that reached the target after the fewest examples S x B. Where none reached it,
+    it is the stopped one with the largest bound of S x B. That a stopped trial bounds S* too, not
+    only S at its own learning rate, is an assumption.
     """
 
     def rank(trial: TrialResult) -> tuple[bool, int, int, int]:
@@ -300,6 +301,7 @@ def fit_curve(
 
 def _likely(chosen: _ChosenLaw) -> _Likely:
     """Find the most likely B_crit, and whether 0 and infinity are nearly as likely."""
+    # The profile's first place is B_crit = 0, and its last one an infinite B_crit.
     deviance = chosen.profile.deviance
     most_likely = int(deviance.argmin())
     nearly = deviance[most_likely] + _nearly_as_likely(chosen)
@@ -311,22 +313,26 @@ def _likely(chosen: _ChosenLaw) -> _Likely:
 def _nearly_as_likely(chosen: _ChosenLaw) -> float:
     """Choose the rise of the deviance up to which a value is nearly as likely as the best one.
 
-    At a level below 68%, what counts as nearly as likely is the interval itself.
+    It is that of a 68% interval, or of the reported interval if that is a narrower one.
     """
     return min(NEARLY_AS_LIKELY, chosen.rise)
 
 
 def _b_opt(observed: Observed, chosen: _ChosenLaw, likely: _Likely) -> _BOpt:
-    """Find B_opt and its interval, as far as the points ask for a third term."""
-    # Two terms are three with a B_opt of 0.
+    """Find B_opt, the batch size with the fewest examples, and its interval.
+
+    The law's third term makes B_opt: without it, the smaller the batch, the fewer the examples.
+    """
+    # The law of two terms is that of three with a B_opt of 0.
     if chosen.law != "three-terms":
         return _BOpt(most_likely=0.0, shown=None, low=None, high=None)
     value, low, high = _b_opt_range(observed, chosen.profile, chosen.rise)
-    # A term that the points do not ask for has no lower end, and no value where it is hardly
-    # likelier than none.
+    # The gain is how much the third term lowers the deviance. If that is within the interval's
+    # rise, the interval holds a B_opt of 0, and has no lower end.
     shown_low = None
     if chosen.gain > chosen.rise:
         shown_low = low
+    # If a B_opt of 0 is nearly as likely, or B_crit may be infinite, no value is reported.
     shown = None
     if chosen.gain > _nearly_as_likely(chosen) and not likely.infinite:
         shown = value
@@ -341,22 +347,28 @@ def _log_fewest(
     Where B_crit = 0 or infinity is nearly as likely as the best value, they are taken at that
     limit: S_min is known at 0, and E_min at infinity. log E_min is -inf where E_min may be 0.
     """
+    # B_crit = 0 stands first in the profile, and an infinite one last.
     place = likely.most
     if likely.infinite:
         place = -1
     if likely.zero:
         place = 0
     log_s_min, log_e_min = _log_fewest_at(chosen.profile, place, observed.log_reference)
-    # At p = 0 B_opt alone decides the fewest examples, and may be 0 or infinite.
-    may_be_none = b_opt.low is None or b_opt.high is None
-    if likely.zero and chosen.law == "three-terms" and may_be_none:
+    # With B_crit = 0 the fewest examples are 2 S_min B_opt. They are not known where the interval
+    # of B_opt is open.
+    is_open = b_opt.low is None or b_opt.high is None
+    if likely.zero and chosen.law == "three-terms" and is_open:
         log_e_min = -math.inf
     return log_s_min, log_e_min
 
 
 def _log_fewest_at(profile: Profile, place: int, log_reference: float) -> tuple[float, float]:
-    """Compute log S_min and log E_min at a place in the profile."""
-    # S_min = h (1 - p).
+    """Compute log S_min (steps) and log E_min (examples) at a place in the profile.
+
+    The curve there is S = h (1 - p + p r + v r^2), with r = B_ref/B and p = B_crit/(B_crit +
+    B_ref). ``log_reference`` is log B_ref.
+    """
+    # S is least at r = 0: S_min = h (1 - p).
     log_s_min = profile.log_height[place] + log_expit(-profile.log_odds[place])
     # E(B) = h B_ref (p + (1 - p)/r + v r) is least where r^2 = (1 - p)/v: there it is h B_ref (p +
     # 2 sqrt(v (1 - p))).
@@ -423,9 +435,9 @@ def half_slope(log_batch: Array, log_steps: Array) -> Array:
     """Find the log B at which m curves' slope of log S over log B is -1/2: (m,).
 
     That is B_crit of S_min (1 + B_crit/B). The slope is that of a least-squares line with normal
-    weights, ``SLOPE_WIDTH`` octaves wide, so that one batch size does not decide. Where it crosses
-    -1/2 more than once, the answer is the mean of where it falls and where it rises. Where it never
-    does, the answer is an end of ``log_batch``.
+    weights, ``SLOPE_WIDTH`` octaves wide, so that one batch size does not decide. The answer is
+    where the slope would cross -1/2 if all of log B at which it is steeper came first. Where it
+    never crosses, that is an end of ``log_batch``.
 
     Args:
         log_batch: ascending at even distances, (n,), well beyond the batch sizes of interest.
@@ -440,9 +452,10 @@ def half_slope(log_batch: Array, log_steps: Array) -> Array:
     slope = log_steps @ factors.T
     low = np.minimum(slope[:, :-1], slope[:, 1:])
     high = np.maximum(slope[:, :-1], slope[:, 1:])
-    # The share of each step of log B in which the slope, linear between its ends, is steeper.
+    # The fraction of each step of log B in which the slope, linear between its ends, is steeper
+    # than -1/2.
     steeper = np.clip((-0.5 - low) / np.maximum(high - low, 1e-12), 0.0, 1.0)
-    # A slope that gets flatter once is steeper up to the log B that is sought.
+    # As the slope mostly gets flatter with B, what is steeper lies below the log B that is sought.
     return np.asarray(log_batch[0] + (log_batch[1] - log_batch[0]) * steeper.sum(axis=1))
 
 
@@ -522,9 +535,18 @@ def _span(values: Iterable[float]) -> str:
 
 
 def _choose_law(observed: Observed, law: str, level: float) -> _ChosenLaw:
-    """Fit the law that is asked for; ``auto`` takes three terms where the points ask for them."""
+    """Fit the law that is asked for; ``auto`` takes three terms where the points ask for them.
+
+    The third term is for small batches that waste examples. The points ask for it where it lowers
+    the deviance enough, by a likelihood-ratio test. Where it lowers it only somewhat, ``auto``
+    stays with two terms and widens B_crit's interval.
+
+    Raises:
+        CurveError: for three terms that too few points could test.
+    """
     reached = int((~observed.stopped).sum())
     sizes = np.unique(observed.x[~observed.stopped]).size
+    # Three terms fit any three points, at three batch sizes: only a fourth one tests them.
     testable = reached >= 4 and sizes >= 3
     if law == "three-terms" and not testable:
         got = f"{reached} at {sizes}: run more, or fit two terms"
@@ -570,7 +592,10 @@ def _fit_law(observed: Observed, terms: int, level: float, contradiction: str | 
 
 
 def _widened(two: _ChosenLaw, three: _ChosenLaw) -> _ChosenLaw:
-    """Widen the interval of two terms to hold that of three, as the points do not decide."""
+    """Widen the interval of two terms to hold that of three, as the points do not decide.
+
+    An end (log B_crit/B_ref) is None, open, where either law leaves it open.
+    """
     low = None
     high = None
     if two.low is not None and three.low is not None:
@@ -584,18 +609,18 @@ def _widened(two: _ChosenLaw, three: _ChosenLaw) -> _ChosenLaw:
     return replace(two, low=low, high=high, doubt=doubt)
 
 
-def _contradiction(observed: Observed, third_term: bool) -> str | None:
+def _contradiction(observed: Observed, may_have_third_term: bool) -> str | None:
     """Tell why the points contradict the law, as a note; None where they do not.
 
     They do where the slope of log S over log B is significantly above 0, or below -1 without a
     third term. The slope is that of a straight line, fitted by least squares.
     """
-    # Their mean is 0, by the choice of B_ref.
+    # The mean of x is 0, by the choice of B_ref.
     x = observed.x[~observed.stopped]
     log_steps = observed.log_steps[~observed.stopped]
     slope = float(x @ log_steps / (x @ x))
     residual = log_steps - log_steps.mean() - slope * x
-    # The prior of the noise counts as so many residuals more.
+    # The prior of the noise counts as PRIOR_WEIGHT further residuals of the size PRIOR_NOISE.
     degrees = x.size - 2 + PRIOR_WEIGHT
     error = math.sqrt((residual @ residual + PRIOR_WEIGHT * PRIOR_NOISE**2) / degrees / (x @ x))
     margin = error * stdtrit(degrees, (1.0 + EVIDENCE) / 2.0)
@@ -604,7 +629,7 @@ def _contradiction(observed: Observed, third_term: bool) -> str | None:
             "steps rise with the batch size, so B_crit is not known: tune the learning rate at "
             "each batch size"
         )
-    if slope < -1.0 - margin and not third_term:
+    if slope < -1.0 - margin and not may_have_third_term:
         return (
             "small batches waste examples, so B_crit is not known: that takes 4 points at 3 batch "
             "sizes"
@@ -630,7 +655,8 @@ def _interval_rise(observed: Observed, terms: int, level: float) -> float:
 def _interval_ends(profile: Profile, rise: float) -> tuple[float | None, float | None]:
     """Find the ends of the interval of log(B_crit/B_ref).
 
-    An end is None where B_crit = 0 or infinity, or the end of the grid, lies within the interval.
+    There the deviance is ``rise`` above its minimum. An end is None where B_crit = 0 or infinity,
+    or the end of the grid, lies within the interval.
     """
     excess = profile.deviance - profile.deviance.min() - rise
     # The first and the last log odds are infinite.
@@ -661,12 +687,14 @@ def _crossings(x: Array, excess: Array) -> tuple[float, float]:
 def _crossing(x: Array, excess: Array, inside: int, outside: int) -> float:
     """Interpolate the x at which ``excess`` is 0 between two neighbouring positions.
 
-    Where ``outside`` is beyond the array, it is the x of ``inside``.
+    At ``inside`` it is at most 0, at ``outside`` above. Where ``outside`` is beyond the array, the
+    answer is the x of ``inside``.
     """
     if not 0 <= outside < x.size:
         return float(x[inside])
-    share = min(max(excess[inside] / (excess[inside] - excess[outside]), 0.0), 1.0)
-    return float(x[inside] + share * (x[outside] - x[inside]))
+    # By rounding it may be just above 0 at ``inside``, too: the x stays between the two.
+    fraction = min(max(excess[inside] / (excess[inside] - excess[outside]), 0.0), 1.0)
+    return float(x[inside] + fraction * (x[outside] - x[inside]))
 
 
 def _b_opt_range(
@@ -711,11 +739,10 @@ def _log_small_ends(
     v is the factor of the law's third term, for small batches. The ends are found at each of m
     ``log_odds``, at which ``log_small`` is the best log v.
     """
-    # The ends are sought within 8 of the best log v.
+    # The first grid looks within 8 of the best log v: that is a factor of 55 in B_opt, either way.
     log_low = log_small - 8.0
     log_high = log_small + 8.0
-    # The second grid is a finer one. It goes from 0.5 below the lower end that the first grid found
-    # to 0.5 above the upper end.
+    # The second grid spans what the first one found, with a margin of 0.5. It is mostly finer.
     for count in (25, 13):
         grid = np.linspace(log_low, log_high, count, axis=1)
         profile = minimise(observed, np.repeat(log_odds, count), grid.reshape(-1))
@@ -727,21 +754,25 @@ def _log_small_ends(
 
 
 def _note(fit: CurveFit, doubt: str | None) -> str | None:
-    """Write what the fit does not tell, and what to run for it; None where nothing is missing."""
+    """Write what the fit does not tell, and what to run for it; None where nothing is missing.
+
+    ``doubt`` is the reason why another law may hold as well; None: there is no doubt.
+    """
     notes = list[str]()
     if doubt is not None:
         notes.append(doubt)
     reached = sum(not point.stopped for point in fit.points)
     terms = 2 if fit.law == "two-terms" else 3
+    # With fewer than two residual degrees of freedom the prior decides how large the noise is.
     if reached - terms < 2:
         notes.append(
             f"{reached} points hardly show their noise: the intervals assume {PRIOR_NOISE:.0%}"
         )
     if fit.noise > LARGE_SCATTER:
         notes.append(f"the points scatter by a factor of {math.exp(fit.noise):.1f}: repeat them")
-    ends = _ends_note(fit)
-    if ends is not None:
-        notes.append(ends)
+    note_on_ends = _ends_note(fit)
+    if note_on_ends is not None:
+        notes.append(note_on_ends)
     return "; ".join(notes) or None
 
 

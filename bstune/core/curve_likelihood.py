@@ -72,12 +72,13 @@ class Profile:
 def locate(observed: Observed, terms: int, rise: float) -> Profile:
     """Compute the profile on a grid of log odds that resolves its minimum and the interval.
 
-    The log odds are in ascending order; the first and the last are infinite.
+    The profile is the least deviance at each B_crit. Its log odds, log(B_crit/B_ref), are in
+    ascending order; the first is -inf (B_crit = 0) and the last is inf.
 
     Args:
         observed: the points.
         terms: how many the law has, 2 or 3.
-        rise: how far the deviance rises from its minimum to an end of the interval.
+        rise: how far the deviance rises from its minimum to an end of B_crit's interval.
     """
 
     def profile_at(log_odds: Array) -> Profile:
@@ -91,14 +92,16 @@ def locate(observed: Observed, terms: int, rise: float) -> Profile:
     first = observed.x.min() - LOG_REACH
     last = observed.x.max() + LOG_REACH
     inner = profile_at(np.linspace(first, last, 96))
-    # It is refined twice, as the first grid may see the interval as a single point.
+    # Each finer grid spans the interval alone. There are two of them, as only one point of the
+    # first grid may lie within the interval.
     for _ in range(2):
         lowest = min(inner.deviance.min(), limits.deviance.min())
-        # The grid's own minimum is inside even where one of the limits lies far lower.
+        # Where a limit fits far better, no point is that low: then the grid's best one counts.
         inside = np.flatnonzero(inner.deviance <= max(lowest + rise, inner.deviance.min()))
         low = inner.log_odds[max(inside[0] - 1, 0)]
         high = inner.log_odds[min(inside[-1] + 1, inner.log_odds.size - 1)]
         inner = profile_at(np.linspace(low, high, 41))
+    # Three more grids close in on the minimum.
     around_minimum = inner
     for _ in range(3):
         lowest_at = int(around_minimum.deviance.argmin())
@@ -120,15 +123,17 @@ def _joined(*profiles: Profile) -> Profile:
 
 
 def minimise(observed: Observed, log_odds: Array, log_small: Array | None = None) -> Profile:
-    """Minimise the deviance at each of m log odds over sigma, the height and the small-batch term.
+    """Minimise the deviance at each of m values of B_crit over the curve's other parameters.
 
-    It is a pattern search of shrinking steps, from the best of a grid of starts: the outlier
-    mixture has several minima.
+    The curve is S = h (1 - p + p r + v r^2), with r = B_ref/B and p = B_crit/(B_crit + B_ref). The
+    other parameters are the height h, the scatter sigma of log S and, if it is free, v. The search
+    takes the best of a grid of starts, as the deviance has several minima, and goes on from it by a
+    pattern search of shrinking steps.
 
     Args:
-        observed: the points.
+        observed: the points, n of them.
         log_odds: log(B_crit/B_ref), (m,); some may be infinite.
-        log_small: log v of the small-batch term at each of them, (m,); None: it is free.
+        log_small: the given log v at each of them, (m,), -inf for v = 0; None: v is free.
     """
     is_small_free = log_small is None
     rows = np.arange(log_odds.size)
@@ -150,49 +155,55 @@ def minimise(observed: Observed, log_odds: Array, log_small: Array | None = None
             log_height=log_height[rows, least],
             log_sigma=log_sigma[rows, least],
         )
-        # A step of the height is one in sigmas: it is the points' scatter that tells heights apart.
-        scale = step * np.exp(best.log_sigma)
-        log_height = best.log_height[:, None] + scale[:, None] * moves[:, 1]
+        # The height moves in units of sigma, as the deviance changes with log h over such a width.
+        height_step = step * np.exp(best.log_sigma)
+        log_height = best.log_height[:, None] + height_step[:, None] * moves[:, 1]
         log_sigma = best.log_sigma[:, None] + step * moves[:, 2]
         log_shape = np.repeat(log_shape[rows, least][:, None], len(moves), axis=1)
         # v goes with the square of B_opt: its logarithm takes steps of twice the width.
         log_small_tried = best.log_small[:, None] + 2.0 * step * moves[:, 0]
         if is_small_free:
-            # The height gives way, so that the curve stays among the points.
-            middle = log_shape.mean(-1)
+            # Another v also moves the whole curve. The height makes up for that, so that the curve
+            # stays among the points.
+            former_mean = log_shape.mean(-1)
             log_shape = _log_shape(log_odds, log_small_tried, observed.x)
-            log_height += middle - log_shape.mean(-1)
+            log_height += former_mean - log_shape.mean(-1)
     return best
 
 
 def _starts(
     observed: Observed, log_odds: Array, log_small: Array | None
 ) -> tuple[Array, Array, Array, Array]:
-    """Choose k starts of the search at each of m ``log_odds``, of shape (m, 1).
+    """Choose k starts of the search at each of m values of B_crit: all pairs of heights and sigmas.
 
-    The curve is S = h (1 - p + p r + v r^2), as :func:`_log_shape` has it, with sigma the scatter
-    of log S. Each start combines a v, a height h and a sigma.
+    The curve is S = h (1 - p + p r + v r^2), with sigma the scatter of log S. Where v is free, the
+    starts also try several values of it.
 
-    ``log_small`` is log v of the small-batch term at each of them; None: it is searched, too.
+    Args:
+        observed: the points, n of them.
+        log_odds: log(B_crit/B_ref), (m, 1).
+        log_small: the given log v, (m,); None: v is free.
 
     Returns:
-        log v (m, k), the curve's log shape at the n points (m, k, n), ``log_height`` (m, k) and
-        ``log_sigma`` (m, k).
+        log v (m, k), the log of the curve over h at the n points (m, k, n), log h (m, k) and
+        log sigma (m, k).
     """
     if log_small is None:
         log_smallest = observed.x.min(keepdims=True)
-        # log v where v r^2 is a given multiple of the other two terms at the smallest batch size.
+        # These v make v r^2 given multiples of the other two terms at the smallest batch size.
         log_two_terms = _log_shape(log_odds, np.array([-np.inf]), log_smallest)[..., 0]
         log_small_tried = log_two_terms + 2.0 * log_smallest + np.array(LOG_SMALL_STARTS)
     else:
         log_small_tried = log_small[:, None]
     log_shape = _log_shape(log_odds, log_small_tried, observed.x)
-    # Heights that put the curve through the points, from the lowest to the highest one.
+    # The heights put the curve through the points that reached the target, from the lowest to the
+    # highest one.
     gaps = (observed.log_steps - log_shape)[..., ~observed.stopped]
     quantiles = np.quantile(gaps, np.linspace(0.0, 1.0, HEIGHT_STARTS), axis=-1)
     log_height = np.moveaxis(quantiles, 0, -1).reshape(log_odds.size, -1)
     log_small_tried = np.repeat(log_small_tried, HEIGHT_STARTS, axis=1)
     log_shape = np.repeat(log_shape, HEIGHT_STARTS, axis=1)
+    # Each of these is combined with every sigma.
     log_sigmas = np.log(SIGMA_STARTS)
     log_sigma = np.tile(log_sigmas, log_height.shape)
     return (
@@ -204,10 +215,10 @@ def _starts(
 
 
 def _search_steps(is_small_free: bool) -> list[float]:
-    """List the widths of the pattern search's steps, in log sigma.
+    """List the shrinking widths of the pattern search's steps, in log sigma.
 
-    ``is_small_free``: whether log v is searched, too, beside the height and sigma. The search is
-    then begun once more from where its first steps ended.
+    ``is_small_free``: whether the small-batch term is searched beside the height and sigma. With
+    three parameters one search may shrink before it arrives, so a second one starts where it ended.
     """
     searches = [(FIRST_SEARCH_STEP, SEARCH_STEPS)]
     if is_small_free:
@@ -224,9 +235,15 @@ def _search_steps(is_small_free: bool) -> list[float]:
 
 
 def _log_shape(log_odds: Array, log_small: Array, x: Array) -> Array:
-    """Compute log(1 - p + p r + v r^2), with r = B_ref/B, p = expit(odds) and v = exp(small).
+    """Compute the curve's shape at n batch sizes, log(1 - p + p r + v r^2) with r = B_ref/B.
 
-    ``log_odds`` and ``log_small``, log v, may be infinite; ``x`` is log(B/B_ref).
+    Args:
+        log_odds: log(B_crit/B_ref), of which p is the expit, (m, 1); may be infinite.
+        log_small: log v, (m, k) or an array that broadcasts to it; may be infinite.
+        x: log(B/B_ref), (n,).
+
+    Returns:
+        An array (m, k, n).
     """
     log_two_terms = np.logaddexp(
         log_expit(-log_odds)[..., None], log_expit(log_odds)[..., None] - x
@@ -239,8 +256,8 @@ def _deviance(errors: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Ar
 
     Args:
         errors: log S of the points less that of the curve, (m, k, n).
-        stopped: which of the points are bounds, shape (n,).
-        log_sigma: shape (m, k).
+        stopped: which of the points are bounds, (n,): the target was still missed after S steps.
+        log_sigma: log of the points' scatter, (m, k).
     """
     log_good_share = math.log1p(-POINT_OUTLIER_SHARE)
     log_outlier_share = math.log(POINT_OUTLIER_SHARE)
@@ -256,6 +273,6 @@ def _deviance(errors: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Ar
         good = log_good_share + log_ndtr(-over / sigma)
         outlier = log_outlier_share + log_ndtr(-over / outlier_sigma)
         log_likelihood += np.logaddexp(good, outlier).sum(-1)
-    # A scaled inverse chi-square.
+    # The prior of sigma is a scaled inverse chi-square.
     log_prior_of_sigma = -PRIOR_WEIGHT * (log_sigma + 0.5 * (PRIOR_NOISE / sigma[..., 0]) ** 2)
     return np.asarray(-2.0 * (log_prior_of_sigma + log_likelihood))

@@ -49,14 +49,16 @@ def is_near(
 
     Args:
         history: step and value of each evaluation; fewer than two finite values predict nothing.
-        gap_of: how far a value is from the target, such as :meth:`bstune.core.records.Target.gap`.
-        near: times the steps so far, over 1.
+        gap_of: how far a value is from the target, such as :meth:`bstune.core.records.Target.gap`;
+            0 or negative once it is met.
+        near: a factor over 1.
     """
     gaps = [(step, gap_of(value)) for step, value in history if value is not None and step > 0]
     if len(gaps) < 2:
         return False
     step, gap = gaps[-1]
-    # The latest evaluation in the first 1/LOOK_BACK of the steps; without one, the first of all.
+    # A line through two close evaluations would show their noise. So it goes through the latest
+    # one that is at least LOOK_BACK times earlier than the last; without one, through the first.
     earlier = gaps[0]
     for pair in gaps[:-1]:
         if pair[0] * LOOK_BACK <= step:
@@ -76,8 +78,8 @@ def next_evaluation(
 ) -> int:
     """Choose the step of a trial's next evaluation, by the rule in the module's docstring.
 
-    It is ``ratio`` times the last one's, at least one step on, and late enough for all evaluations
-    to cost no more than their share of the training.
+    It is ``schedule.ratio`` times the last one's, at least one step on, and late enough for all
+    evaluations together to cost at most the fraction ``schedule.share`` of the examples trained.
 
     Args:
         step: the last evaluation's; 0: there was none.
@@ -89,7 +91,7 @@ def next_evaluation(
     """
     # The cost of all evaluations with the next one, in examples trained.
     cost = (evaluations + 1) * schedule.cost * validation_examples
-    # Far from the target half of the share is saved for the dense evaluations near it.
+    # Far from the target half of that fraction is saved for the closer evaluations near it.
     allowed = schedule.share if near else schedule.share / 2
     affordable = math.ceil(cost / (allowed * batch_size))
     return max(step + 1, math.floor(schedule.ratio * step), affordable)
@@ -104,10 +106,18 @@ def next_dense_evaluation(
     schedule: EvaluationSchedule,
     dense_steps: tuple[int, int],
 ) -> int:
-    """Choose the step of the next evaluation of a trial that has a range of dense evaluations.
+    """Choose the step of the next evaluation of a trial that is evaluated densely in some steps.
 
-    Before and after the two ``dense_steps`` it is evaluated as any other trial. Other arguments are
-    as of :func:`next_evaluation`.
+    There it is expected to meet the target, and its steps to target are to be known closely.
+
+    Args:
+        step: the last evaluation's; 0: there was none.
+        batch_size: in examples.
+        validation_examples: the examples of one evaluation.
+        evaluations: how many evaluations there were.
+        near: whether the target is near.
+        schedule: the rule's options, which hold before and after the dense steps.
+        dense_steps: the first and the last of the steps that are evaluated densely.
     """
     usual = next_evaluation(step, batch_size, validation_examples, evaluations, near, schedule)
     first, last = dense_steps
@@ -115,6 +125,7 @@ def next_dense_evaluation(
         return usual
     if step < first:
         return min(usual, first)
+    # Within the dense steps evaluations lie closer, and may cost more.
     ratio = min(schedule.ratio, DENSE_RATIO)
     dense = replace(schedule, ratio=ratio, share=DENSE_SHARE)
     closely = next_evaluation(

@@ -160,7 +160,7 @@ def estimate_noise_scale(
     if pairs.ndim != 2 or not np.isfinite(pairs).all():
         raise ValueError(f"|G|^2 and tr Sigma must be finite and (n,), but got {pairs.tolist()}")
     n = pairs.shape[1]
-    # What is known is put in as it is computed.
+    # Each value is put in once it is known, so that every return below gives what is known by then.
     estimate = NoiseScaleEstimate(
         noise_scale=None,
         low=None,
@@ -198,9 +198,10 @@ def moving_estimate(
     window: int = WINDOW,
     level: float = INTERVAL_LEVEL,
 ) -> NoiseScaleEstimate:
-    """Estimate B_simple from the latest measurements, ``window`` of them at most.
+    """Estimate the gradient noise scale B_simple from the latest measurements.
 
-    ``measurements`` are (step, |G|^2, tr Sigma), in order of the steps.
+    ``measurements`` are (step, |G|^2, tr Sigma), in order of the steps. The last ``window`` of them
+    count, as the noise scale grows during the training. ``level`` is the interval's coverage.
     """
     latest = measurements[-window:]
     squared_gradients = [measurement[1] for measurement in latest]
@@ -209,18 +210,18 @@ def moving_estimate(
 
 
 def _fieller(blocks: NDArray[np.float64], level: float) -> tuple[float | None, float | None]:
-    """Find the ends of Fieller's interval of tr Sigma/|G|^2; None for an end that is open.
+    """Find the ends of Fieller's interval of r = tr Sigma/|G|^2; None for an end that is open.
 
-    With x and y the means of |G|^2 and tr Sigma and t Student's quantile, it holds all r >= 0 for
-    which (y - r x)^2 <= t^2 Var[y - r x], that is a r^2 - 2 b r + c <= 0. Its upper end is open
-    unless a and x are positive.
+    With x and y the means of |G|^2 and tr Sigma and t Student's quantile, the interval holds all
+    r >= 0 for which (y - r x)^2 <= t^2 Var[y - r x], that is a r^2 - 2 b r + c <= 0. Its upper end
+    is open unless a and x are positive: |G|^2 may then be 0.
 
     Args:
         blocks: |G|^2 and tr Sigma of each block, (2, blocks).
         level: nominal coverage of the interval.
     """
     count = blocks.shape[1]
-    # Squares of tiny gradients would underflow.
+    # Squares of tiny gradients would underflow: both are taken in units of their largest value.
     unit = np.where(blocks.any(axis=1), np.abs(blocks).max(axis=1), 1.0)
     scaled = blocks / unit[:, None]
     # t^2 times the covariance of x and y.
@@ -233,10 +234,12 @@ def _fieller(blocks: NDArray[np.float64], level: float) -> tuple[float | None, f
     unit_ratio = float(unit[1] / unit[0])
     low = None
     high = None
-    # c > 0: tr Sigma differs from 0. Of the roots of either sign, or of the two positive ones, this
-    # is the smaller.
+    # Where c > 0, tr Sigma differs from 0, and so does the least r. It is the root (b - root)/a,
+    # written without a difference: the only positive one, or the smaller of two. Where |G|^2 is
+    # significantly below 0 (a > 0 and x < 0) there is no end.
     if c > 0.0 and b + root > 0.0 and (x > 0.0 or a <= 0.0):
         low = c / (b + root) * unit_ratio
+    # Where a > 0, |G|^2 differs from 0, and there is a second root.
     if a > 0.0 and x > 0.0:
         high = (b + root) / a * unit_ratio
     return low, high

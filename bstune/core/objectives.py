@@ -30,17 +30,17 @@ class Sought:
 
 
 def _seconds(trial: TrialResult, mode: Mode) -> float | None:
-    """Give a trial's seconds to the target."""
+    """Give a trial's seconds to the target; it takes ``mode`` as all of ``Sought.values`` do."""
     return trial.time_to_target
 
 
 def _steps(trial: TrialResult, mode: Mode) -> float:
-    """Give a trial's steps."""
+    """Give a trial's steps; it takes ``mode`` as all of ``Sought.values`` do."""
     return float(trial.steps)
 
 
 def _examples(trial: TrialResult, mode: Mode) -> float:
-    """Give the examples that a trial trained on."""
+    """Give the examples that a trial took; it takes ``mode`` as all of ``Sought.values`` do."""
     return float(trial.steps * trial.batch_size)
 
 

@@ -116,8 +116,13 @@ def _argument_of(option: str) -> str:
 
 
 def _option_with_value(name: str, value: str, terms: PythonTerms | None) -> str | None:
-    """Write an option with its value as an argument of Study; None if it is no option."""
+    """Write an option with its value as an argument of Study; None if it is no option.
+
+    ``terms`` are the study's metric and reference, which some arguments need; None: these options
+    go into ``options``.
+    """
     if terms is not None and name == "workload.target.value":
+        # A target without a value is the automatic one.
         goal = "" if value == "auto" else f"{terms.sign}{value}"
         return f'target="{terms.metric}{goal}"'
     if terms is not None and name == "scaling.lr":
@@ -133,7 +138,7 @@ def _option_with_value(name: str, value: str, terms: PythonTerms | None) -> str 
 
 
 def _python_value(value: str) -> str:
-    """Write an option's value as a Python literal."""
+    """Write an option's value, such as ``null`` or ``0.1``, as a Python literal."""
     try:
         float(value)
     except ValueError:

@@ -68,15 +68,16 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.mode not in ("min", "max"):
-            # The target is frozen for everybody else.
-            object.__setattr__(self, "mode", self._mode_in_place_of(self.mode))
+            # A frozen dataclass refuses a plain assignment, here too.
+            object.__setattr__(self, "mode", self._mode_of_name(self.mode))
         if not math.isfinite(self.value):
             raise ConfigError(f"target.value must be a finite number, but got {self.value}")
 
-    def _mode_in_place_of(self, given: object) -> Mode:
-        """Give the mode that the metric's name says, where none is given.
+    def _mode_of_name(self, given: object) -> Mode:
+        """Give the mode that the metric's name tells, such as ``min`` for a loss.
 
-        ConfigError for an unknown mode, or a name that says none.
+        ConfigError if a mode is given: it is then none of the two. ConfigError, too, if the name
+        does not tell the mode.
         """
         if given is not None:
             raise ConfigError(f"target.mode must be min or max, but got {given!r}")
@@ -117,7 +118,7 @@ class Target:
 
     @property
     def is_open(self) -> bool:
-        """Whether its goal is not known yet: it is to be what the first trial comes to."""
+        """Whether its goal is not known yet: it will be the value that the first trial reaches."""
         return abs(self.value) == NEVER
 
     def __str__(self) -> str:
@@ -160,7 +161,7 @@ class TrialSpec:
 
     def trial_fields(self) -> dict[str, Any]:
         """Collect the fields that a trial's record takes over: all but the trial's limits."""
-        # How far a trial was let run says nothing of what it is.
+        # The limits only say how long it may run, when it is evaluated and which goal ends it.
         limits = ("max_steps", "max_seconds", "dense_steps", "goal")
         names = [spec_field.name for spec_field in fields(self) if spec_field.name not in limits]
         return {name: getattr(self, name) for name in names}
@@ -314,7 +315,7 @@ class TrialResult:
         )
 
     def after(self, steps: int) -> dict[str, Any]:
-        """Make the fields ``steps`` and ``examples`` of this record cut after so many steps."""
+        """Make the fields of this record that change if it is cut after ``steps`` steps."""
         return {"steps": steps, "examples": steps * self.batch_size}
 
     def to_json(self) -> str:
@@ -332,7 +333,7 @@ class TrialResult:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise RecordError(f"a trial record is a line of JSON, but got {text[:80]!r}") from error
-        # No more of what anybody wrote than a line goes to the console.
+        # Messages quote 80 characters at most, as the text may be long and anybody's.
         if not isinstance(values, dict):
             raise RecordError(f"a trial record is a JSON object, but got {text[:80]!r}")
         _check_names(values)
@@ -548,7 +549,7 @@ class TrialProtocol:
         return replace(self, target=self.target.never_met, budget=budget or self.budget)
 
     def with_goal_of(self, spec: TrialSpec) -> "TrialProtocol":
-        """Make the protocol of a trial, whose spec may have a goal of its own."""
+        """Make the protocol of a trial: with the spec's goal, if the spec has one of its own."""
         if spec.goal is None:
             return self
         return replace(self, target=replace(self.target, value=spec.goal))

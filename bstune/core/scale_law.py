@@ -120,8 +120,9 @@ class ScaleLaw:
         The error with which that study measures it is left out. ``scale`` is in the unit of the
         points' scales, and the estimate in that of their values.
         """
-        # Each component is the law at one choice of its widths. It gives a normal distribution of
-        # the log quantity, less ``log_level``; the prediction is their weighted mixture.
+        # Each component is the law at one choice of the widths of its priors. It gives a normal
+        # distribution of the log quantity, less ``log_level``; the prediction is their weighted
+        # mixture.
         log_scale = math.log(scale) - self.log_centre
         means = list[float]()
         sigmas = list[float]()
@@ -166,16 +167,16 @@ class ScaleLaw:
             high=self._quantile((1.0 + LAW_LEVEL) / 2.0, means, sigmas),
         )
 
-    def _quantile(self, share: float, means: Array, sigmas: Array) -> float:
+    def _quantile(self, probability: float, means: Array, sigmas: Array) -> float:
         """Find a quantile of a mixture of normals, one for each component, by bisection."""
         weights = np.array([component.weight for component in self.components])
-        # No share that is asked for lies farther out than 10 deviations of every component.
+        # No quantile that is asked for lies farther out than 10 deviations of every component.
         low = float((means - 10.0 * sigmas).min())
         high = float((means + 10.0 * sigmas).max())
         for _ in range(BISECTIONS):
             middle = (low + high) / 2.0
             below = float(weights @ ndtr((middle - means) / sigmas))
-            if below < share:
+            if below < probability:
                 low = middle
             else:
                 high = middle
@@ -219,8 +220,14 @@ def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
 def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Component, ...]:
     """Solve the law at each choice of offset, drift and correlation, and weigh the choices.
 
-    A choice weighs as much as its prior times the likelihood of the points. ``x`` are the points'
-    log scales and ``y`` their log values, both less their means.
+    The law is a line in logs whose slope drifts with the scale. Each study is off it by an offset
+    of its own, and errors of one study's points are correlated. A choice weighs as much as its
+    prior times the likelihood of the points.
+
+    Args:
+        points: n measured values of the quantity, and their scales.
+        x: the points' log scales less their mean, (n,).
+        y: the points' log values less their mean, (n,).
     """
     stated = [UNTOLD_ERROR if point.error is None else point.error for point in points]
     errors = np.maximum(stated, LEAST_LOG_ERROR)
@@ -228,16 +235,18 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
     is_same_study = np.equal.outer(np.array(names), np.array(names)).astype(float)
     offsets: Sequence[float] = OFFSETS
     correlations: Sequence[float] = CORRELATIONS
-    # A study's offset is a constant of all its points, and asked is what this study measures.
+    # All points of a single study share its offset: the law is then the one of this study.
     if len(set(names)) == 1:
         offsets = (0.0,)
+    # With one point a study, no errors are correlated.
     if len(set(names)) == len(names):
         correlations = (0.0,)
     log_weights = list[float]()
     unweighted = list[Component]()
     for offset, drift, correlation in product(offsets, DRIFTS, correlations):
-        # The log values are normal. Their covariance is that of the line f, of the errors, which
-        # one study's points share in part, and of the study's offset, which they share altogether.
+        # The log values are normal. Their covariance is the sum of three: that of the law f, that
+        # of the errors, which one study's points share in part, and that of the studies' offsets,
+        # which they share altogether.
         shared = is_same_study * correlation
         np.fill_diagonal(shared, 1.0)
         covariance = _covariance(x, x, drift)
@@ -252,6 +261,7 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
         unweighted.append(
             Component(weight=0.0, offset=offset, drift=drift, solved=solved, inverse=inverse)
         )
+    # Taken over the largest weight, no exponential overflows.
     largest = max(log_weights)
     weights = [math.exp(log_weight - largest) for log_weight in log_weights]
     total = sum(weights)
@@ -285,9 +295,10 @@ def _log_prior(value: float, grid: Sequence[float], sigma: float) -> float:
 def _covariance(first: Array, second: Array, drift: float) -> Array:
     """Compute the covariance of f between log scales (n,) and (m,), less their centre: (n, m).
 
-    It is that of the line plus that of the integral of a Brownian motion which starts at 0 to
-    either side. With u the smaller distance and v the larger one the latter is u^3/3 + u^2 (v -
-    u)/2 on one side, and 0 across.
+    f is a line plus a bend, by which its slope drifts away from the centre to either side. The
+    bends of the two sides are integrals of independent Brownian motions. With u the smaller
+    distance from the centre and v the larger one, their covariance is u^3/3 + u^2 (v - u)/2 on one
+    side, and 0 between the sides.
     """
     column = first[:, None]
     row = second[None, :]

@@ -135,14 +135,14 @@ def beta2_of(batch_size: float, half_life: float) -> float:
     """Compute Adam's beta2 at a batch size that keeps a half-life, both in examples.
 
     beta2 = 2^(-B/half_life) is the decay of the squared gradients. At small B a fixed beta2 forgets
-    too soon (Marek et al. 2025, arXiv 2507.07101, section 3); Porian et al. 2024, arXiv 2406.19146,
-    found that this is what fails there.
+    too soon (Marek et al. 2025, arXiv 2507.07101, section 3). Porian et al. 2024, arXiv 2406.19146,
+    found that it is the reason why Adam does badly there.
     """
     return math.exp2(-batch_size / half_life)
 
 
 def shrinkage_of(batch_size: float, half_life: float) -> float:
-    """Compute the share that a step takes off a weight without gradient: 1 - 2^(-B/half_life).
+    """Compute the fraction by which a step shrinks a weight without gradient: 1 - 2^(-B/half_life).
 
     Batch size and half-life are in examples. Divided by the learning rate it is the weight decay
     (Wang and Aitchison 2024, arXiv 2405.13698: the time scale 1/(lr x weight_decay) is to be kept,

@@ -90,7 +90,10 @@ class Space:
 
     @property
     def delta_bound(self) -> float:
-        """Delta lies within plus and minus this, in octaves."""
+        """Delta, log2 of the learning rate over the rule's, lies within plus and minus this.
+
+        It is set in octaves; else it is three standard deviations of delta's prior.
+        """
         return 3.0 * self.sigma if self.octaves is None else self.octaves
 
     def snap(self, batch_size: float) -> int:
@@ -111,8 +114,8 @@ class Space:
 
         ``offset`` in [0, 1) shifts the sequence, differently in each study.
         """
-        share = (van_der_corput(index) + offset) % 1.0
-        return self.snap(self.low * (self.high / self.low) ** share)
+        fraction = (van_der_corput(index) + offset) % 1.0
+        return self.snap(self.low * (self.high / self.low) ** fraction)
 
     def searched(self, values: Mapping[str, float]) -> dict[str, float]:
         """Convert the tunables' values, by name, to the numbers that are searched instead."""
@@ -123,7 +126,10 @@ class Space:
         return min(max(self.rule(batch_size) * math.exp2(delta), self.lr_low), self.lr_high)
 
     def lowest_rate_spec(self, batch_size: int) -> TrialSpec:
-        """Describe a trial at the lowest learning rate: at a high one it might diverge at once."""
+        """Describe a trial outside of the search, such as to time steps of a batch size.
+
+        It has the lowest learning rate that is searched, as at a high one it might diverge at once.
+        """
         return TrialSpec(
             number=0,
             trial_index=0,

@@ -66,18 +66,20 @@ class StepTimes:
         return self._known[size]
 
     def prepare(self, batch_sizes: Array) -> None:
-        """Work out, all at once, step times of batch sizes (n,) that will be asked for one by one.
+        """Compute and store step times of batch sizes (n,) that will be asked for one by one.
 
-        They are the same to the bit. Most of a single call's time is numpy's own.
+        They are the same to the bit as those of single calls, and come sooner: most of a single
+        call's time is numpy's overhead.
         """
         sizes = np.unique(batch_sizes)
+        # They are taken in portions, so that the arrays of the kernel stay small.
         for start in range(0, sizes.size, PREPARED):
             sizes_at_a_time = sizes[start : start + PREPARED]
             x, log_ratio = self._measured
             distance = (np.log2(sizes_at_a_time)[:, None] - x) / BANDWIDTH
             weight = np.exp(-0.5 * distance**2)
             total = weight.sum(axis=-1) + SHRINKAGE
-            # A product of a matrix would add up in another order.
+            # The product of the whole matrix would add up in another order, and round otherwise.
             logs = np.array([float(row @ log_ratio) for row in weight])
             smooth = np.array([self.smooth(size) for size in sizes_at_a_time])
             corrected = smooth * np.exp(logs / total)
@@ -88,8 +90,9 @@ class StepTimes:
     def _corrected(self, batch_size: Array) -> Array:
         """Compute tau in seconds, in the shape of ``batch_size``.
 
-        It is the smooth function times the geometric mean of what was measured over it, weighed by
-        a normal kernel over log2 B. ``SHRINKAGE`` draws that mean towards 1.
+        It is the smooth function times a correction. That is the geometric mean of the ratios of
+        measured seconds to the smooth function, weighed by a normal kernel over log2 B.
+        ``SHRINKAGE`` draws it towards 1.
         """
         smooth = np.array([self.smooth(size) for size in np.ravel(batch_size)])
         smooth = smooth.reshape(np.shape(batch_size))
@@ -101,7 +104,7 @@ class StepTimes:
 
     @cached_property
     def _known(self) -> dict[float, Array]:
-        """Step times over batch size that were asked for already."""
+        """A cache: the step times that were asked for, in seconds, by batch size."""
         return {}
 
     @cached_property
@@ -113,13 +116,15 @@ class StepTimes:
 def fit_line(pairs: Sequence[tuple[float, float]]) -> StepTime:
     """Fit a line to (batch size, seconds) by non-negative least squares of the relative error.
 
-    With a single batch size, half of a step counts as overhead.
+    A single batch size does not tell overhead from seconds per example: each is taken to be half of
+    the step there.
     """
     batch_size = np.array([pair[0] for pair in pairs], dtype=np.float64)
     tau = np.array([pair[1] for pair in pairs], dtype=np.float64)
     if len(set(batch_size)) == 1:
-        middle = np.median(tau)
-        return StepTime(float(middle) / 2.0, float(middle / batch_size[0]) / 2.0)
+        median_tau = np.median(tau)
+        return StepTime(float(median_tau) / 2.0, float(median_tau / batch_size[0]) / 2.0)
+    # Divided by tau, an error is a relative one: overhead/tau + per_example B/tau is to be 1.
     columns = np.column_stack([1.0 / tau, batch_size / tau])
     (overhead, per_example), _ = nnls(columns, np.ones(len(pairs)))
     return StepTime(float(overhead), float(per_example))
@@ -132,8 +137,8 @@ def fit_step_times(
 ) -> StepTimes:
     """Fit tau(B) to measurements (batch size, seconds) around a smooth function.
 
-    That is ``given``, else a line through the measurements. Without either it is a line in an
-    arbitrary unit, by which half of a step at the batch size ``middle`` is overhead.
+    The function is ``given``, else a line through the measurements. Without either it is a line in
+    an arbitrary unit, by which half of a step at the batch size ``middle`` is overhead.
     """
     pairs = list(measured)
     smooth: Callable[[float], float]
@@ -197,8 +202,8 @@ def iteration_seconds(gradient: float, sync: float, gamma: float) -> float:
 def seconds_between(times: Sequence[tuple[int, float]], batch_size: float) -> float:
     """Interpolate the seconds of a step at a batch size between those that were timed.
 
-    Linear in log seconds over log B; beyond the ends as at them. ``times`` are (batch size,
-    seconds), in ascending order.
+    The interpolation is linear in log seconds over log B. Beyond the ends it is the end's value.
+    ``times`` are (batch size, seconds), in ascending order.
     """
     sizes, seconds = zip(*times, strict=True)
     return math.exp(float(np.interp(math.log(batch_size), np.log(sizes), np.log(seconds))))

@@ -110,13 +110,18 @@ class StepTimeLaw(StepTime):
 
         Beyond the timed sizes it follows the line, scaled to meet the curve at the nearest of them.
         """
-        within = min(max(batch_size, self.sizes[0]), self.sizes[-1])
+        nearest = min(max(batch_size, self.sizes[0]), self.sizes[-1])
         line = self.overhead + self.per_example * batch_size
-        line_within = self.overhead + self.per_example * within
-        return math.exp(float(self._joined(math.log(within)))) * line / line_within
+        line_at_nearest = self.overhead + self.per_example * nearest
+        seconds = math.exp(float(self._log_interpolator(math.log(nearest))))
+        return seconds * line / line_at_nearest
 
     def draws(self, count: int, rng: np.random.Generator) -> "StepTimeDraws":
-        """Draw ``count`` functions tau(B) from the uncertainty that the timings leave."""
+        """Draw ``count`` functions tau(B) from the uncertainty that the timings leave.
+
+        Each rises with B, but for falls of tau that the timings confirm. One random factor for all
+        batch sizes stands for how fast the machine is at another time.
+        """
         log_law = np.log(self.seconds)
         covariance = np.array(self.log_covariance)
         drawn = rng.multivariate_normal(log_law, covariance, size=count, method="eigh")
@@ -125,7 +130,11 @@ class StepTimeLaw(StepTime):
         return StepTimeDraws(self, rising + factor)
 
     def relative_error(self, batch_size: float) -> float:
-        """Compute the standard deviation of log tau(B), with the factor that all sizes share."""
+        """Compute the standard deviation of log tau(B).
+
+        It includes that of the machine's speed from one time to another, which changes tau at all
+        batch sizes by one factor.
+        """
         deviation = np.sqrt(np.diag(np.array(self.log_covariance)))
         deviation_here = float(np.interp(math.log(batch_size), np.log(self.sizes), deviation))
         return math.hypot(deviation_here, self.factor_error)
@@ -133,35 +142,37 @@ class StepTimeLaw(StepTime):
     def ratio_error(self, first: float, second: float) -> float:
         """Compute the standard deviation of log(tau(first)/tau(second)) of two batch sizes.
 
-        The factor that all sizes share has no part in it.
+        The machine's speed changes both by one factor, which their ratio does not have.
         """
         weights = self._weights(first) - self._weights(second)
         variance = float(weights @ np.array(self.log_covariance) @ weights)
+        # By rounding it may be just below 0.
         return math.sqrt(max(variance, 0.0))
 
-    def joined_with(self, own: Sequence[OwnSteps]) -> "StepTimeLaw":
-        """Fit the law anew to its timings and to the trials' own steps.
+    def joined_with(self, own_steps: Sequence[OwnSteps]) -> "StepTimeLaw":
+        """Fit the law anew to its timings and to the trials' own seconds of a step.
 
-        It stays as it is where there were enough timings (``takes_trials``), or without trials that
-        may join. Trials of about the same batch size make one timing. Where another loop trained
-        them, all of them may be off alike by ``LOOPS_APART``.
+        Without trials that may join, and where the timings are enough (``takes_trials`` is false),
+        it stays as it is. Trials of about the same batch size make one timing. Lightning's training
+        loop and bstune's lean one take steps of somewhat different length. So where the trials'
+        loop is not that of the timings, all of them may be off alike by ``LOOPS_APART`` seconds.
         """
-        joining = [steps for steps in own if steps.may_join]
+        joining = [steps for steps in own_steps if steps.may_join]
         if not self.takes_trials or not joining:
             return self
         joined = list(self.timings)
         for of_trainer in (False, True):
-            apart = 0.0 if of_trainer == self.of_trainer else LOOPS_APART
+            seconds_apart = 0.0 if of_trainer == self.of_trainer else LOOPS_APART
             measured = [
                 (steps.batch_size, steps.seconds)
                 for steps in joining
                 if steps.of_trainer == of_trainer
             ]
             for timing in timings_of_trials(measured):
-                joined.append(replace(timing, between_loops=apart / timing.seconds))
+                joined.append(replace(timing, between_loops=seconds_apart / timing.seconds))
         joined.sort(key=lambda timing: timing.batch_size)
         surveyed = [timing.batch_size for timing in self.timings]
-        sizes = _spread_out(surveyed, [timing.batch_size for timing in joined])
+        sizes = _with_sizes_apart(surveyed, [timing.batch_size for timing in joined])
         # A survey of so few timings has confirmed no fall of tau.
         return _fit_law(
             joined,
@@ -172,38 +183,48 @@ class StepTimeLaw(StepTime):
         )
 
     def without_trials(self) -> "StepTimeLaw":
-        """Give the law that no trial's own steps join, for trials that run beside each other."""
+        """Give the same law, marked to stay as it is in :meth:`joined_with`.
+
+        It is for trials that run beside each other and slow each other down, and for a law that
+        was fitted to the trials already.
+        """
         return replace(self, takes_trials=False)
 
-    def widened_by_trials(self, own: Sequence[OwnSteps]) -> "StepTimeLaw":
-        """Widen the error of the factor that all sizes share to what the trials' own steps show.
+    def widened_by_trials(self, own_steps: Sequence[OwnSteps]) -> "StepTimeLaw":
+        """Widen the error of the machine's speed (``factor_error``) to what trials' steps show.
 
         A survey sees some seconds of a machine whose speed may change from minute to minute; the
-        trials see the minutes of a whole study. The factor's error is such that nine of ten trials
-        lie within 1.645 of its standard deviations. Below ten trials the law stays as it is. Where
-        another loop trains them, only their scatter counts, and not how far they are off the law on
-        average.
+        trials see the minutes of a whole study. By the error that is added, nine of ten trials lie
+        within 1.645 standard deviations of the law. Below ten trials the law stays as it is. Where
+        another training loop than that of the timings took the trials' steps, only their scatter
+        counts, and not how far they are off the law on average.
         """
-        if len(own) < TRIALS_OF_FACTOR:
+        if len(own_steps) < TRIALS_OF_FACTOR:
             return self
-        log_ratio = np.array([math.log(steps.seconds / self(steps.batch_size)) for steps in own])
-        if any(steps.of_trainer != self.of_trainer for steps in own):
+        log_ratio = np.array(
+            [math.log(steps.seconds / self(steps.batch_size)) for steps in own_steps]
+        )
+        if any(steps.of_trainer != self.of_trainer for steps in own_steps):
             log_ratio = log_ratio - np.median(log_ratio)
         deviation = float(np.quantile(np.abs(log_ratio), INTERVAL_LEVEL)) / INTERVAL_QUANTILE
         return replace(self, factor_error=math.hypot(self.factor_error, deviation))
 
     def _weights(self, batch_size: float) -> Array:
-        """Compute the weights of the law's sizes in log tau(B), linear over log B: (n,)."""
+        """Compute how much each of the law's n sizes weighs in log tau at a batch size: (n,).
+
+        log tau is interpolated linearly over log B. Beyond the ends, the end has all the weight.
+        """
         log_size = math.log(batch_size)
         log_sizes = np.log(self.sizes)
+        # A size's weight is the interpolation of 1 at that size and 0 at all others.
         return np.array(
             [float(np.interp(log_size, log_sizes, unit)) for unit in np.eye(log_sizes.size)]
         )
 
     @cached_property
-    def _joined(self) -> PchipInterpolator:
+    def _log_interpolator(self) -> PchipInterpolator:
         """Interpolates log tau over log B between the law's sizes."""
-        # It keeps a rising sequence rising.
+        # Unlike a cubic spline it keeps a rising sequence rising.
         return PchipInterpolator(np.log(self.sizes), np.log(self.seconds))
 
 
@@ -216,7 +237,7 @@ class StepTimeDraws:
     """log tau at the law's batch sizes, (draws, sizes)."""
 
     def over_law(self, batch_size: Array) -> Array:
-        """Compute each draw's tau over the law's tau at batch sizes (n,): (draws, n)."""
+        """Compute the ratio of each draw's tau to the law's tau at batch sizes (n,): (draws, n)."""
         log_sizes = np.log(self.law.sizes)
         log_law = np.log(self.law.seconds)
         log_batch_size = np.log(batch_size)
@@ -229,12 +250,12 @@ class StepTimeDraws:
 def fit_step_time_law(
     timings: Sequence[TimedSize], waited: float = 0.0, of_trainer: bool = False
 ) -> StepTimeLaw:
-    """Fit tau(B) with its error.
+    """Fit tau(B), the seconds of a step, with its error.
 
     Args:
         timings: of two or more batch sizes, each once.
-        waited: the share of the wall's seconds for which the timed steps waited for a processor.
-        of_trainer: whether Lightning's own loop took the steps, not the lean one.
+        waited: the fraction of the wall time for which the timed steps waited for a processor.
+        of_trainer: whether Lightning's own training loop took the steps, not bstune's lean one.
 
     Raises:
         HardwareError: for fewer batch sizes, a repeated one, or seconds that are not positive.
@@ -248,7 +269,8 @@ def fit_step_time_law(
     ordered = with_errors(timings)
     sizes = [timing.batch_size for timing in ordered]
     falls = _confirmed_falls(ordered)
-    # What made the timed steps wait may slow all batch sizes alike, at other times.
+    # Whatever kept the processor busy may slow the steps of all batch sizes by one factor, at other
+    # times. The error of that factor grows with the wait.
     factor_error = QUIET_FACTOR + BUSY_FACTOR * waited
     return _fit_law(ordered, sizes, falls, factor_error, of_trainer)
 
@@ -262,26 +284,32 @@ def _fit_law(
 ) -> StepTimeLaw:
     """Fit tau(B) to timings in ascending order of batch size.
 
-    ``sizes`` are two or more of the timed batch sizes, at which the law is worked out. ``falls``
-    are positions among the timings, at which tau is confirmed to fall from the one before.
+    Args:
+        timings: seconds of a step with their errors, in ascending order of batch size.
+        sizes: two or more of the timed batch sizes, at which the law is worked out.
+        falls: positions among the timings at which tau is confirmed to fall from the one before.
+        factor_error: relative standard deviation of a factor that all batch sizes share.
+        of_trainer: whether Lightning's own training loop took the steps.
     """
     pairs = [(timing.batch_size, timing.seconds) for timing in timings]
     timed_sizes = [size for size, _ in pairs]
     line = fit_line(pairs)
-    # The process is fitted around a line. That is fitted anew to the seconds that the process
-    # gives, which scatter less than the timings.
+    # A Gaussian process of log tau is fitted around the line. The line is then fitted anew to the
+    # seconds that the process gives, which scatter less than the timings.
     smoothed_line = line
     for _ in range(REFITS):
         middle, _ = _fit_process(timings, smoothed_line, falls, timed_sizes)
         smoothed_line = fit_line(list(zip(timed_sizes, np.exp(middle).tolist(), strict=True)))
     off_line = [abs(line(size) / seconds - 1.0) for size, seconds in pairs]
-    filled = _filled(sizes)
+    filled = _with_gaps_filled(sizes)
     middle, covariance = _fit_process(timings, smoothed_line, falls, filled)
     # From positions among the timings to positions among the filled sizes.
-    falls = tuple(filled.index(timed_sizes[place]) for place in falls)
+    falls = tuple(filled.index(timed_sizes[position]) for position in falls)
     smooth = _made_rising(middle, np.diag(covariance), falls)
     repeats = sum(timing.visits - 1 for timing in timings)
     gaps = [math.log2(high / low) for low, high in pairwise(sizes)]
+    # Across a wide gap, or where few timings were repeated, trials' own steps tell more.
+    takes_trials = max(gaps) > UNTOLD_GAP or repeats < TELLING_REPEATS
     return StepTimeLaw(
         overhead=line.overhead,
         per_example=line.per_example,
@@ -294,12 +322,15 @@ def _fit_law(
         falls=falls,
         timings=tuple(timings),
         of_trainer=of_trainer,
-        takes_trials=max(gaps) > UNTOLD_GAP or repeats < TELLING_REPEATS,
+        takes_trials=takes_trials,
     )
 
 
 def leave_one_out(timings: Sequence[TimedSize]) -> tuple[float, ...]:
-    """Predict tau at each timed size but the ends from all other sizes: the relative errors."""
+    """Predict tau at each timed size but the ends from all other sizes, and give the errors.
+
+    They are relative to the timed seconds, in ascending order of batch size.
+    """
     ordered = sorted(timings, key=lambda timing: timing.batch_size)
     errors = list[float]()
     for i in range(1, len(ordered) - 1):
@@ -325,26 +356,32 @@ def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
     return law.without_trials()
 
 
-def _spread_out(kept: Sequence[float], sizes: Sequence[float]) -> list[float]:
-    """Add to ``kept`` those of ``sizes`` that lie well apart from all before, in rising order."""
-    spread = list(kept)
-    for size in sizes:
-        octaves = [abs(math.log2(size / other)) for other in spread]
+def _with_sizes_apart(surveyed: Sequence[float], candidates: Sequence[float]) -> list[float]:
+    """Add candidate batch sizes to the surveyed ones, and give all in ascending order.
+
+    Candidates within ``SIZES_APART`` octaves of a size that is there already are left out.
+    """
+    sizes = list(surveyed)
+    for candidate in candidates:
+        octaves = [abs(math.log2(candidate / size)) for size in sizes]
         if min(octaves) >= SIZES_APART:
-            spread.append(size)
-    return sorted(spread)
+            sizes.append(candidate)
+    return sorted(sizes)
 
 
-def _filled(sizes: Sequence[float]) -> list[float]:
-    """Give rising batch sizes with further ones, evenly over log B, within each wide gap.
+def _with_gaps_filled(sizes: Sequence[float]) -> list[float]:
+    """Add batch sizes within each gap of over ``WIDEST_GAP`` octaves, evenly over log B.
 
-    The law is worked out at all of them, as across a wide gap log tau is no straight line in log B.
+    The law is worked out at all sizes and interpolated between them. Across a wide gap that would
+    be wrong, as log tau is no straight line in log B there. ``sizes`` are in ascending order, and
+    so is the answer.
     """
     filled = [sizes[0]]
     for low, high in pairwise(sizes):
         octaves = math.log2(high / low)
         parts = 1
         if octaves > WIDEST_GAP:
+            # No two neighbours are then over FILLED_OCTAVES apart.
             parts = math.ceil(octaves / FILLED_OCTAVES)
         filled += [low * (high / low) ** (part / parts) for part in range(1, parts)]
         filled.append(high)
@@ -352,7 +389,7 @@ def _filled(sizes: Sequence[float]) -> list[float]:
 
 
 def _fit_process(
-    timings: Sequence[Timing], line: StepTime, falls: Sequence[int], at: Sequence[float]
+    timings: Sequence[Timing], line: StepTime, falls: Sequence[int], new_sizes: Sequence[float]
 ) -> tuple[Array, Array]:
     """Fit log tau(B) = log line(B) + r(B) to timings, with r a Gaussian process over log2 B.
 
@@ -360,22 +397,23 @@ def _fit_process(
         timings: of n batch sizes, in ascending order.
         line: overhead and seconds per example.
         falls: positions of the timings at which tau is confirmed to fall from the one before.
-        at: the m batch sizes at which the law is asked for.
+        new_sizes: the m batch sizes at which the law is asked for.
 
     Returns:
         Posterior mean (m,) and covariance (m, m) of log tau at these batch sizes.
     """
     sizes = np.array([timing.batch_size for timing in timings])
-    places = np.array(at)
+    new = np.array(new_sizes)
     errors = np.array([timing.error for timing in timings])
     between_loops = np.array([timing.between_loops for timing in timings])
-    # Timings that scatter may hide overhead, or seconds for each example, that the line lacks.
+    # Timings that scatter may hide overhead, or seconds per example, that the line lacks. Each is
+    # taken to be at least this fraction of a step, at the smallest and the largest size.
     least_part = min(max(LEAST_PART, float(errors.mean())), MOST_LEAST_PART)
     overhead = max(line.overhead, least_part * line(sizes[0]))
     per_example = max(line.per_example, least_part * line(sizes[-1]) / sizes[-1])
     log_seconds = np.log([timing.seconds for timing in timings])
     residual = log_seconds - np.log(overhead + per_example * sizes)
-    # What the errors do not explain of the residuals is the law's own.
+    # The part of the residuals that the timings' errors do not explain is a bend of the law.
     residual_variance = float(np.mean(residual**2 - errors**2 - between_loops**2))
     amplitude = math.sqrt(max(residual_variance, LEAST_RESIDUAL**2))
 
@@ -383,25 +421,28 @@ def _fit_process(
         """Give the prior covariance of log tau at batch sizes (n,) and (m,): (n, m)."""
         apart = (np.log2(first)[:, None] - np.log2(second)[None, :]) / RESIDUAL_OCTAVES
         covariance = amplitude**2 * np.exp(-0.5 * apart**2)
-        # What lies on the two sides of a confirmed fall says nothing of each other.
+        # Batch sizes on the two sides of a confirmed fall say nothing of each other.
         falls_at = sizes[list(falls)]
         side = np.searchsorted(falls_at, first, side="right")
         other_side = np.searchsorted(falls_at, second, side="right")
         covariance[side[:, None] != other_side[None, :]] = 0.0
-        # The derivatives of log tau by the logs of the overhead and of the seconds per example.
-        share = overhead / (overhead + per_example * first)
-        other_share = overhead / (overhead + per_example * second)
-        by_overhead = np.outer(share, other_share)
-        by_examples = np.outer(1.0 - share, 1.0 - other_share)
+        # The line's two parameters are uncertain, too. The derivative of log tau by the log of the
+        # overhead is the overhead's fraction of a step, that by the log of the seconds per example
+        # is the rest.
+        fraction = overhead / (overhead + per_example * first)
+        other_fraction = overhead / (overhead + per_example * second)
+        by_overhead = np.outer(fraction, other_fraction)
+        by_examples = np.outer(1.0 - fraction, 1.0 - other_fraction)
         return np.asarray(covariance + LINE_SPREAD**2 * (by_overhead + by_examples))
 
-    # Timings of another loop are off alike, so that their errors go together.
+    # Timings of another training loop than the law's are all off alike: their errors go together.
     noise = np.diag(errors**2) + np.outer(between_loops, between_loops)
     # Rasmussen and Williams 2006, eq. 2.25 and 2.26.
-    between = prior(places, sizes)
+    between = prior(new, sizes)
     gain = np.linalg.solve(prior(sizes, sizes) + noise, between.T).T
-    covariance = prior(places, places) - gain @ between.T
-    log_line = np.log(overhead + per_example * places)
+    covariance = prior(new, new) - gain @ between.T
+    log_line = np.log(overhead + per_example * new)
+    # Rounding leaves the covariance not quite symmetric: it is averaged with its transpose.
     return log_line + gain @ residual, 0.5 * (covariance + covariance.T)
 
 
@@ -420,7 +461,14 @@ def _confirmed_falls(timings: Sequence[Timing]) -> tuple[int, ...]:
 
 
 def _made_rising(log_seconds: Array, variance: Array, falls: Sequence[int]) -> Array:
-    """Make log tau rise with B between confirmed falls, by least squares weighted by precision."""
+    """Make log tau rise with B between confirmed falls, by least squares weighted by precision.
+
+    Args:
+        log_seconds: log tau at n ascending batch sizes, (n,).
+        variance: of log tau there, (n,).
+        falls: positions at which tau is confirmed to fall from the one before.
+    """
+    # A variance may be 0 but for rounding.
     weights = 1.0 / np.maximum(variance, 1e-12)
     parts = list[Array]()
     for part, weight in zip(np.split(log_seconds, falls), np.split(weights, falls), strict=True):

@@ -106,10 +106,10 @@ def own_steps(trials: Iterable[TrialResult]) -> list[OwnSteps]:
 
 
 def with_step_time(result: TrialResult, step_time: Callable[[float], float]) -> TrialResult:
-    """Give a trial's record with the seconds of a step of a law over batch size.
+    """Give a trial's record with the seconds of a step that a law predicts for its batch size.
 
     The trial's own seconds of a step are kept as ``measured_seconds_per_step``. A record without
-    any is left as it is.
+    seconds of a step is left as it is.
     """
     if result.seconds_per_step is None:
         return result
@@ -129,15 +129,16 @@ def with_errors(timings: Sequence[TimedSize]) -> list[Timing]:
 
 
 def _errors_of(timings: Sequence[TimedSize]) -> Array:
-    """Estimate the relative standard error of each size's median: (n,).
+    """Estimate the relative standard error of each batch size's median: (n,).
 
-    It is by the size's own scatter, drawn to the pooled scatter of all sizes.
+    A visit is one measurement of a batch size; the median is over visits. The few visits of a size
+    hardly tell how they scatter, so their scatter is averaged with that of all sizes together.
     """
     visits = np.array([timing.visits for timing in timings])
     repeats = visits - 1
     log_apart = np.log([timing.high / timing.low for timing in timings])
-    # Interpolated quartiles of a few values lie nearer to each other. Both quartiles of a single
-    # visit are the visit: its scatter is 0, whatever it is divided by.
+    # The quartiles of a few visits lie nearer to each other than those of many, which FEW_NEARER
+    # makes up for. Both quartiles of a single visit are the visit: its scatter is 0.
     scatter = log_apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
     seen_variance = 0.0
     if repeats.any():
@@ -156,8 +157,8 @@ def timings_of_trials(measured: Sequence[tuple[int, float]]) -> list[Timing]:
 
     Trials within a quarter of an octave of batch size count as visits of one place. The place is at
     the geometric middle of their batch sizes. Its seconds are the median of theirs, each scaled
-    there by the line through all trials. The scatter of one visit is the trials' about the places
-    next to them.
+    there by the line through all trials. The scatter of one visit is that of all trials about the
+    medians of neighbouring places.
     """
     if not measured:
         return []
@@ -180,24 +181,31 @@ def timings_of_trials(measured: Sequence[tuple[int, float]]) -> list[Timing]:
 def _error_of_place(scatter: float, visits: int, trials: int) -> float:
     """Estimate the relative standard error of the median of ``visits`` trials at one place.
 
-    ``scatter`` is the relative standard deviation of one trial, as all ``trials`` show it. One or
-    two trials may both have run in a busy minute, which that does not show: the fewer they are, the
-    more the scatter is widened, and mixed with ``UNSEEN_SCATTER``.
+    A place stands for batch sizes that are about the same. ``scatter`` is the relative standard
+    deviation of one trial, as all ``trials`` show it. The scatter does not show that one or two
+    trials may both have run in a busy minute: the fewer they are, the more it is widened, and
+    averaged with ``UNSEEN_SCATTER``.
     """
-    # As quartiles of so few values are, see FEW_NEARER. One trial is widened as two are.
+    # The deviations of few trials come out too small, by as much as their quartiles' distance. One
+    # trial is widened as two are.
     widened = scatter / (1.0 - FEW_NEARER / max(visits, 2))
-    # A trial that is the only one of all shows no scatter.
-    seen = min(visits, trials - 1)
-    return _error_of_median(math.sqrt(_with_unseen(widened**2, seen)), visits)
+    # The only trial of all shows no scatter.
+    telling = min(visits, trials - 1)
+    return _error_of_median(math.sqrt(_with_unseen(widened**2, telling)), visits)
 
 
 def _scatter_of_trials(
     places: Sequence[Sequence[tuple[int, float]]], middles: Sequence[float]
 ) -> float:
-    """Estimate the standard deviation of a trial's log seconds about the places around it.
+    """Estimate the standard deviation of a trial's log seconds, by the median absolute deviation.
 
-    ``places`` hold the (batch size, log of seconds over the line) of each trial, ``middles`` the
-    median of the latter at each place. The estimate is by the median absolute deviation.
+    A place stands for batch sizes that are about the same. A trial's deviation is from the median
+    of its place and the two next to it, as few trials lie at one place.
+
+    Args:
+        places: (batch size, log of seconds over a line's seconds) of each trial at each place, in
+            ascending order of batch size.
+        middles: the median log ratio at each place.
     """
     deviations = list[float]()
     for i, visits in enumerate(places):
@@ -207,15 +215,18 @@ def _scatter_of_trials(
 
 
 def _with_unseen(variance: float, repeats: int) -> float:
-    """Mix the variance that ``repeats`` show with a usual one, where they are few.
+    """Average the variance that repeated timings show with a usual one, where they are few.
 
-    Those that are missing from ``TELLING_REPEATS`` count as if they had shown
-    ``UNSEEN_SCATTER``.
+    Where there are fewer than ``TELLING_REPEATS``, the missing ones count as if they had shown the
+    relative standard deviation ``UNSEEN_SCATTER``.
     """
-    unseen = max(TELLING_REPEATS - repeats, 0)
-    return (repeats * variance + unseen * UNSEEN_SCATTER**2) / (repeats + unseen)
+    missing = max(TELLING_REPEATS - repeats, 0)
+    return (repeats * variance + missing * UNSEEN_SCATTER**2) / (repeats + missing)
 
 
 def _error_of_median(scatter: float, visits: int) -> float:
-    """Estimate the relative standard error of the median of visits that scatter so."""
+    """Estimate the relative standard error of the median of some visits.
+
+    ``scatter`` is the relative standard deviation of a single visit.
+    """
     return max(MEDIAN_ERROR * scatter / math.sqrt(visits), LEAST_ERROR)

@@ -7,7 +7,7 @@ from bstune.options.values import Positive, PositiveSeconds, Section
 
 
 class BudgetOptions(Section):
-    """A trial gives up once both are spent."""
+    """A trial gives up once both its steps and its examples are spent."""
 
     steps: Positive
     """Optimizer steps of one trial, which gives up once its examples are spent, too."""

@@ -23,7 +23,10 @@ def mistake(name: str, error: Mapping[str, Any]) -> str:
 
 
 def _choices_of(section: type[BaseModel], name: str) -> list[str]:
-    """List the words that an option may be, by its dotted name; none if it may be another value."""
+    """List the words that an option may be; none if it may be another value, or is unknown.
+
+    ``name`` is the option's dotted name from ``section`` on.
+    """
     first, _, rest = name.partition(".")
     field = section.model_fields.get(first)
     if field is None:

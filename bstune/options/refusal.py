@@ -13,6 +13,8 @@ def refusal(name: str, error: Mapping[str, Any]) -> str:
 
     ``name`` is the dotted name of the option.
     """
+    # Pydantic's "Input should be a valid integer, got a number ..." becomes "must be a valid
+    # integer"; the value is quoted at the end.
     message = re.sub(r", (unable|got) .*| after validation.*", "", error["msg"])
     message = re.sub(r"^(Input|List|String) should", "must", message)
     if error["type"] == "int_parsing_size":
@@ -28,7 +30,7 @@ def refusal(name: str, error: Mapping[str, Any]) -> str:
     ):
         if key in error.get("ctx", {}):
             message = f"must be {word} {error['ctx'][key]:.12g}"
-    # Nobody means the bound itself: it keeps arithmetic away from 0.
+    # A tiny lower bound only keeps arithmetic away from 0: to the user it means above 0.
     if 0 < error.get("ctx", {}).get("ge", 0) <= TINY and _is_at_most_0(error["input"]):
         message = "must be greater than 0"
     return f"{name} {message}, but got {shown(error['input'])}"

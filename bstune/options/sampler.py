@@ -68,7 +68,9 @@ SECTIONS = {"sampler": SAMPLER_NUMBERS, "sampler.policy": POLICY_NUMBERS}
 
 
 def check_sampler(sampler: Node, lookup: Lookup) -> None:
-    """Check the numbers of a sampler that ships; a reference is checked where it leads.
+    """Check the numbers of one of bstune's or Optuna's samplers; others' are not known.
+
+    A value that refers to another option is left out, as that option is checked itself.
 
     Raises:
         ValueError: for the first number of a wrong type or out of its range, which it names.
@@ -87,7 +89,7 @@ def check_sampler(sampler: Node, lookup: Lookup) -> None:
 
 @cache
 def _adapter(section: str, name: str) -> TypeAdapter[object]:
-    """Give what checks a number of a section; to build it takes far longer than to check."""
+    """Build the check of one number of a section. It is cached, as building takes far longer."""
     kind: Any = SECTIONS[section][name]
     return TypeAdapter(kind)
 

@@ -21,7 +21,7 @@ def option_at(options: BaseModel, key: str) -> object:
         elif isinstance(value, Mapping):
             value = value.get(part)
         elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
-            # It is an element of a list, as the second of Adam's betas.
+            # A key may name an element of a list by its position, such as betas.1.
             value = value[int(part)]
         else:
             return None
@@ -77,20 +77,21 @@ def flat_settings(options: StudyOptions) -> dict[str, object]:
     for key in list(values):
         if key.startswith("workload.tunable") and not key.startswith(searched):
             del values[key]
-    # A study from before there was this option continues.
+    # A study that was begun before this option existed has no such key, and continues.
     if not options.scaling.override_lr:
         del values["scaling.override_lr"]
     if options.search.objective == "loss":
-        # Under this objective the budget is what is asked, and the target's value is not used.
+        # This objective seeks the best metric within the budget, which is fixed then. The target's
+        # value is not used.
         values |= flatten({"budget": options.budget.model_dump()})
         values.pop("workload.target.value", None)
     return {**values, "search.objective": options.search.objective, "seed": options.seed}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Give the values of nested mappings in one mapping, by their keys joined by dots.
+    """Flatten nested mappings into one, whose keys are the nested keys joined by dots.
 
-    ``prefix`` stands before each key.
+    ``prefix`` is put before each key.
     """
     flat: dict[str, Any] = {}
     for key, value in values.items():

@@ -179,6 +179,7 @@ def _check_tune(search: SearchOptions, workload: WorkloadOptions, lookup: Lookup
         if name not in workload.tunable:
             listed = ", ".join(workload.tunable) or "nothing"
             instead = ""
+            # The horizon, the step at which a trial's schedule ends, is searched but is no tunable.
             if name == "horizon":
                 instead = "; the search chooses each trial's horizon without it"
             raise ValueError(

@@ -78,6 +78,7 @@ class TargetOptions(Section):
         if len(self.bounds) != 2 or not self.bounds[0] < self.bounds[1]:
             raise ValueError(f"bounds must be two increasing numbers, but got {self.bounds}")
         target = self.target
+        # The value of an automatic target is not known yet.
         if target.is_open:
             return self
         low, high = self.bounds
@@ -121,7 +122,7 @@ class TunableOptions(Section):
     def _is_searchable(self) -> Self:
         """Refuse a key that no trial sets, and a range that cannot be searched on its scale."""
         ends_text = f"low={self.low:g} and high={self.high:g}"
-        # What lies below these keys is made anew for each trial.
+        # The module and the budget are made anew for each trial, so a trial may set their parts.
         places = (MODULE, BUDGET)
         if not self.key.startswith(places) and self.key not in HALF_LIVES:
             half_lives = " or ".join(HALF_LIVES)
@@ -176,7 +177,7 @@ class WorkloadOptions(Section):
     @field_validator("tunable")
     @classmethod
     def _has_free_names(cls, tunable: dict[str, TunableOptions]) -> dict[str, TunableOptions]:
-        """Refuse names that a study's own parameters have."""
+        """Refuse names of tunables that a study's own parameters have."""
         taken = sorted({"batch_size", "lr", "delta"} & tunable.keys())
         if taken:
             raise ValueError(f"a study has {', '.join(taken)} already: choose another name")

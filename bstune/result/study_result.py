@@ -179,8 +179,10 @@ class StudyResult(Part, frozen=True):
                 f"statuses must be {sorted(STATUSES)}, but got {sorted(self.statuses)}"
             )
         why = self.unreached
-        explains = why is not None and why.stopped is not None and self.statuses["diverged"] > 0
-        if why is not None and explains and why.smallest_diverged_lr is None:
+        # Without a count of stopped trials it is not known how the trials ended.
+        knows_ends = why is not None and why.stopped is not None
+        needs_rate = knows_ends and self.statuses["diverged"] > 0
+        if why is not None and needs_rate and why.smallest_diverged_lr is None:
             raise ValueError("unreached lacks the smallest_diverged_lr of trials that diverged")
         return self
 
@@ -193,7 +195,7 @@ class StudyResult(Part, frozen=True):
 
     @property
     def other_winner(self) -> WinnerResult | None:
-        """The winner by the other merit. None where it is the point to use, or there is none."""
+        """The winner by the other merit. None where it is the same trial, or there is none."""
         use = self.winner
         if use is None:
             return None
@@ -211,7 +213,8 @@ class StudyResult(Part, frozen=True):
     def best_by(self, merit: Merit) -> Best | None:
         """Give the winner by a merit or, where no trial reached the target, the best point so far.
 
-        Of the objective loss it is the point to use. None where no trial has a metric.
+        By the objective loss, which seeks the best metric within a budget, it is the point to use,
+        whatever the merit. None where no trial has a metric.
         """
         if self.at_budget is not None:
             at_budget = self.at_budget.winner

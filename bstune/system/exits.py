@@ -35,7 +35,10 @@ def sys_exit_error(error: SystemExit) -> RuntimeError:
 
 
 def untrainable(error: BaseException) -> UserCodeError:
-    """Turn an error of the user's code before any trial into the command's, with its frames."""
+    """Make the command's error of one that the user's code raised before any trial.
+
+    Its message has the user's frames.
+    """
     if isinstance(error, SystemExit):
         error = sys_exit_error(error)
     message, frames = described(error)
@@ -46,7 +49,8 @@ def untrainable(error: BaseException) -> UserCodeError:
 def os_exit_answered(end: Callable[[str, int], NoReturn] = interruption.end) -> Iterator[None]:
     """Make ``os._exit`` end this process with the frames of the user's files and status 1.
 
-    That holds while the body runs. In processes that are forked from this one it does what it did.
+    That holds while the body runs. In processes that are forked from this one ``os._exit`` works as
+    ever.
 
     Args:
         end: ends the process, given the error's text and the status.

@@ -78,23 +78,28 @@ def note_users_code(error: BaseException) -> None:
 
 
 def in_users_code(error: BaseException) -> bool:
-    """Whether an error was raised within the user's own files, or within code that they typed."""
+    """Whether an error was raised within the user's own files, or in their ``__main__`` module.
+
+    The latter holds what they type in a notebook.
+    """
+    # In another process it was, see note_users_code.
     if getattr(error, "__bstune_users_code__", False):
         return True
     for frame, _ in traceback.walk_tb(error.__traceback__):
         path = Path(frame.f_code.co_filename)
         if frame.f_globals.get("__name__") == "__main__":
             return True
-        is_typed = str(path).startswith("<")
-        is_installed = is_typed or not INSTALLED.isdisjoint(path.parts)
+        # Code without a file, such as a dataclass's __init__, has a name such as <string>.
+        has_file = not str(path).startswith("<")
+        is_installed = not INSTALLED.isdisjoint(path.parts)
         is_known = path.is_relative_to(PACKAGE) or path.is_relative_to(STDLIB)
-        if not is_installed and not is_known:
+        if has_file and not is_installed and not is_known:
             return True
     return False
 
 
 def note_steps(error: BaseException, steps: int) -> None:
-    """Note with an error the step of its trial after which it was raised."""
+    """Note on an error after how many steps of its trial it came, for :func:`steps_before`."""
     error.__bstune_steps__ = steps  # type: ignore[attr-defined]
 
 
@@ -159,12 +164,13 @@ def _place_of_class(thing: type) -> tuple[str, int] | None:
         place = _place_of_function(value)
         if place is not None:
             functions.append(place)
-    # inspect goes by the name of the class's module. Here another file may have that name: then
-    # the functions decide.
+    # inspect finds the file by the name of the class's module. In this process another file may
+    # have that name: its answer counts only if the functions are in the same file.
     with suppress(OSError, TypeError):
         file = inspect.getsourcefile(thing)
         if file is not None and (not functions or functions[0][0] == file):
             return file, inspect.getsourcelines(thing)[1]
+    # The function with the smallest line number is the nearest to the head of the class.
     return min(functions, default=None, key=lambda place: place[1])
 
 
@@ -200,12 +206,12 @@ def cause(error: BaseException) -> str:
 
 @contextmanager
 def optional(what: str, lines: list[str]) -> Iterator[None]:
-    """Do in the body what a study can do without: an error only adds a line to ``lines``.
+    """Let an error of the body, which a study can do without, only add a line to ``lines``.
 
-    The line is ``what`` and the error's cause.
+    ``what`` begins the line and says what is missing then, such as "no roofline".
     """
     try:
         yield
-    # The user's code, and what draws and sends, may raise anything.
+    # The user's code, and the libraries that draw figures and send results, may raise anything.
     except Exception as error:  # noqa: BLE001
         lines.append(f"{what}: {cause(error)}")

@@ -94,6 +94,7 @@ class Identity:
         path = url.removeprefix("sqlite:///")
         if path != url:
             url = f"sqlite:///{Path(path).absolute()}"
+        # It is written to study.json, without a password.
         return cls(study, redact(url), study_id)
 
     def of_same_study(self, other: "Identity") -> bool:
@@ -170,9 +171,9 @@ def _checksum(name: str, token: str) -> str:
 
 
 def final_name(path: Path) -> str | None:
-    """Read the name that a file of :func:`partial_of` was to get; None for other files.
+    """Read from the name of a half-written file which name it was to get; None for other files.
 
-    Of a long name it is the end.
+    Such a file is named by :func:`partial_of`, which shortens a long name to its end.
     """
     match = PARTIAL.fullmatch(path.name)
     if match is None:
@@ -226,11 +227,14 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             sync_file(file)
         put_in_place(partial, path)
     except BaseException as error:
-        # It takes room on a full disk.
+        # Half a file is of no use, and takes room on a full disk.
         with suppress(OSError):
             partial.unlink()
+        # The user knows the file by its own name. An error on another file keeps that one's.
         if isinstance(error, OSError) and error.filename in (None, partial, str(partial)):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            # An error of the renaming names two files.
+            error.filename2 = None
         raise
 
 
@@ -283,6 +287,7 @@ def own_mark(path: Path) -> bytes:
 
     The study is the one that the folder's study.json names.
     """
+    # The file lies in the folder checkpoints or states of the study's folder.
     identity = _identity(Output(path.parent.parent))
     study = "of no study"
     if identity is not None and identity.id is not None:
@@ -298,15 +303,15 @@ def is_own(path: Path) -> bool:
         with os.fdopen(descriptor, "rb") as file:
             file.seek(max(0, os.fstat(descriptor).st_size - len(mark)))
             return file.read() == mark
-    # It is not there, or may not be read: then it is left alone.
+    # The file is missing or may not be read, so it counts as not this study's.
     except OSError:
         return False
 
 
 def may_take(path: Path) -> bool:
-    """Whether weights or a state may be written at a path.
+    """Whether a trial's weights or state may be written at a path.
 
-    They may not in the place of a file that this study did not write: a warning says so.
+    If a file is there that this study did not write, they may not, and a warning says so.
     """
     if not os.path.lexists(path) or is_own(path):
         return True
@@ -378,13 +383,13 @@ def keep_trials(folder: Path, trials: Collection[int], keep: Callable[[], Collec
 
 
 def remove_partials(folder: Path, names: Collection[str] | None = None) -> None:
-    """Remove the partial files that killed processes left in a folder.
+    """Remove the half-written files that killed processes left in a folder.
 
-    It is to be called by the one process that may write them.
+    It is to be called by the one process that may write there, as it would remove another's.
 
     Args:
         folder: in which they are.
-        names: the final names of the files that are removed; None: any.
+        names: the names that the removed files were to get; None: any.
     """
     for path in folder.iterdir():
         name = final_name(path)
@@ -393,7 +398,7 @@ def remove_partials(folder: Path, names: Collection[str] | None = None) -> None:
 
 
 def _remove_partial(path: Path) -> None:
-    """Remove a file, but neither a link nor a folder that has its name."""
+    """Remove a file that bstune wrote in part; a link or a folder of its name is not bstune's."""
     if path.is_file() and not path.is_symlink():
         path.unlink(missing_ok=True)
 
@@ -423,6 +428,7 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
         try:
             write_text_once(path, text)
         except OSError as error:
+            # Of errors that may pass, only the last one is raised.
             if error.errno not in PASSING or not tries_left:
                 tried = "" if tries_left else f"; tried {WRITE_TRIES} times in {WRITE_TRIES - 1} s"
                 raise StudyError(
@@ -435,7 +441,10 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
 
 
 def unusable_name(error: BaseException) -> StudyError | None:
-    """Make a plain error of one for a name that is too long or a ring of links; None for others."""
+    """Make a plain error of the system's for a name that is too long, or links in a ring.
+
+    None for other errors.
+    """
     if not isinstance(error, OSError) or error.errno not in UNUSABLE:
         return None
     shown = str(error.filename)
@@ -445,7 +454,7 @@ def unusable_name(error: BaseException) -> StudyError | None:
 
 
 def full_disk(error: BaseException) -> StudyError | None:
-    """Make a plain error of one that a full disk or quota has caused; None for others."""
+    """Make a plain error of one that a full disk or quota has caused; None for other errors."""
     if isinstance(error, BstuneError):
         return None
     for reason in with_causes(error):
@@ -503,7 +512,7 @@ def _try_file(folder: Path, name: str) -> None:
     except (OSError, AttributeError):
         partial = partial_of(folder / name)
         create_partial(partial).close()
-        # The study's owner removes what it finds, and may have done so.
+        # The process that owns the folder removes half-written files, and may have been faster.
         partial.unlink(missing_ok=True)
 
 
@@ -605,6 +614,7 @@ def owned(output: Output, identity: Identity) -> Iterator[None]:
     try:
         yield
     finally:
+        # The folder is removed if it holds only the file that says whose it is.
         if created and output.root.is_dir():
             names = [path.name for path in output.root.iterdir()]
             if names == [output.identity.name]:

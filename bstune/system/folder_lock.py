@@ -66,6 +66,7 @@ def _made_and_locked(folder: Path, option: str) -> tuple[int, list[Path]]:
     created = list[Path]()
     tries = 0
     while True:
+        # A folder that was made in an earlier try counts, even if it is there now.
         created = [path for path in paths if path in created or not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,8 @@ def _locked(path: Path, folder: str, option: str) -> int:
         descriptor = os.open(path, flags, 0o666)
         try:
             _lock(descriptor, folder, option)
-            # Its holder before may have removed the file meanwhile: then this lock holds nothing.
+            # The former holder may have removed the file meanwhile. Then nobody else sees this
+            # lock, and it is tried again.
             if _is_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, process_name().encode())
@@ -99,7 +101,7 @@ def _lock(descriptor: int, folder: str, option: str) -> None:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # A file system without locks holds nobody off.
+        # The file system has no locks: the folder is used without one.
         if error.errno not in HELD_BY_ANOTHER:
             return
         holder = os.read(descriptor, NAME_BYTES).decode("utf-8", "replace") or "another process"

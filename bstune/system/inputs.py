@@ -87,7 +87,10 @@ def read_text(path: Path, what: str, limit: int = TEXT_LIMIT) -> str:
 def read_bytes(path: Path, what: str, limit: int = TEXT_LIMIT) -> bytes:
     """Read the bytes of a regular file, or of standard input for ``-``.
 
-    Arguments are as of :func:`read_text`.
+    Args:
+        path: the file; ``-`` is standard input.
+        what: the kind of file in messages, such as "the table".
+        limit: the most bytes that it may have.
 
     Raises:
         InputError: if the file is missing, not regular, or has more than ``limit`` bytes.
@@ -107,6 +110,7 @@ def read_bytes(path: Path, what: str, limit: int = TEXT_LIMIT) -> bytes:
                 os.close(descriptor)
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror or error}") from error
+    # Standard input tells no size beforehand, and a file may grow while it is read.
     if len(data) > limit:
         _refuse_size(name, limit)
     return data
@@ -260,10 +264,12 @@ def parse_yaml(text: str, what: str) -> object:
 def check_yaml(text: str, what: str) -> None:
     """Check that YAML is not too large to be built, without building it.
 
-    It is for documents that another library reads.
+    An alias stands for all that its anchor holds, so a few lines may stand for a billion values.
+    :func:`parse_yaml` calls it; it is also for documents that another library reads.
 
     Raises:
-        InputError: for a document that is too large, as :func:`parse_yaml` has it.
+        InputError: for more than 2 MB, a million values or 64 levels, and for an alias that stands
+            for what it is part of.
         yaml.YAMLError, ValueError: for what is not YAML.
     """
     if len(text) > YAML_CHARACTERS:
@@ -312,6 +318,7 @@ def _refuse_depth(what: str) -> NoReturn:
 def one_line(text: str) -> str:
     """Write a text as one printable line of about 200 characters at most, for a message."""
     joined = " ".join(text.split())
+    # ascii() writes an escape such as \x1b, in quotes, which are cut off.
     letters = [letter if letter.isprintable() else ascii(letter)[1:-1] for letter in joined]
     line = "".join(letters)
     if len(line) <= _SHOWN_LENGTH:

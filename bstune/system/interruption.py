@@ -59,13 +59,13 @@ _leave = os._exit
 
 
 def install() -> None:
-    """Handle both signals from now on, in the main thread of a command."""
+    """Handle SIGINT and SIGTERM from now on, in the main thread of a command."""
     global _installed
     _installed = True
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    # Python writes each signal's number there at once, and the thread reads it, whatever keeps the
-    # main thread from calling a handler.
+    # Python writes each signal's number to the pipe at once, and a thread reads it. So a signal is
+    # seen even where the main thread cannot call a handler, as within a long call of C code.
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(reading,), name="bstune-signals", daemon=True).start()
     for number in SIGNALS:
@@ -84,9 +84,10 @@ def _own_folders(process_id: int) -> str:
 
 @contextmanager
 def temporary_folder() -> Iterator[str]:
-    """Make a temporary folder for the body, which is removed at its end or at an end by force.
+    """Make a temporary folder for the body, and remove it afterwards.
 
-    :func:`kill` removes those of a process that it kills.
+    It is also removed where this process ends by force, and :func:`kill` removes the folders of a
+    process that it kills.
     """
     with tempfile.TemporaryDirectory(prefix=_own_folders(os.getpid())) as folder:
         _folders.add(folder)
@@ -103,11 +104,15 @@ def enter(new_stage: Stage) -> None:
 
 
 def note(number: int) -> None:
-    """Remember the first signal, by its number; for handlers that others install for a while."""
+    """Remember the number of the first signal that a command gets.
+
+    Every handler of SIGINT or SIGTERM calls it, also those that other modules install for a while.
+    In a process of the user's own nothing is remembered.
+    """
     global received
     if _installed and received is None:
         received = number
-        # An interruption that a callback swallows would be printed with its traceback.
+        # Python would print the traceback of a KeyboardInterrupt that a callback cannot raise.
         sys.unraisablehook = lambda _: None
 
 
@@ -146,17 +151,17 @@ def _end_server() -> None:
     """Kill multiprocessing's fork server, and remove this process's temporary folders."""
     _kill_server()
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    # multiprocessing has a folder of its own where something has asked for it, as the server does.
+    # multiprocessing notes here the folder that it made for its fork server; None: it made none.
     for folder in {*_folders, config.get("tempdir")} - {None}:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def leave_last() -> None:
-    """End a command that is through at once, after all other functions that run at its exit.
+    """End a finished command at once, without Python's own clean-up.
 
-    It is registered before them, so that it is called last. But multiprocessing's own function,
-    which is registered when it is imported, comes after it and never runs. Python would take up to
-    four seconds to take torch's modules apart (torch 2.13, two CPU cores under load).
+    To take torch's modules apart Python would need up to four seconds (torch 2.13, two CPU cores
+    under load). It is an exit function of :mod:`atexit`, registered before all others but
+    multiprocessing's, so that it runs after them; multiprocessing's never runs.
     """
     # Without a status the command has ended with an error that Python itself is to print.
     if last_status is None:
@@ -175,6 +180,8 @@ def end(text: str, status: int) -> NoReturn:
 
     ``status`` is its exit status.
     """
+    # Flushing may hang, as on a pipe that nobody reads. A thread does it, and is waited for
+    # FLUSH_SECONDS at most.
     flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
     # No thread starts where the interpreter is ending already, and has flushed.
     with suppress(RuntimeError):
@@ -195,7 +202,8 @@ def kill(process: BaseProcess) -> None:
     process.kill()
     if not process.pid:
         return
-    # None of them is left, or the process has just been forked and leads no group yet.
+    # There is no such group if all its processes have ended, or if the process has just been forked
+    # and leads none yet.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for folder in Path(tempfile.gettempdir()).glob(f"{_own_folders(process.pid)}*"):
@@ -203,7 +211,10 @@ def kill(process: BaseProcess) -> None:
 
 
 def _kill_server() -> None:
-    """Kill multiprocessing's fork server, which answers to nothing before it has imported torch."""
+    """Kill multiprocessing's fork server, if there is one.
+
+    While it imports torch it answers no request, so it cannot be asked to end.
+    """
     server = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if server is not None:
         with suppress(ProcessLookupError):
@@ -221,7 +232,7 @@ def _watch(reading: int) -> None:
         (number,) = os.read(reading, 1)
     note(number)
     time.sleep(SERVER_SECONDS)
-    # The main thread may wait for the fork server to start a process. Its end ends that wait.
+    # The main thread may wait for the fork server to start a process. Killing it ends that wait.
     _kill_server()
     time.sleep(FORCED_END_SECONDS - SERVER_SECONDS)
     end(

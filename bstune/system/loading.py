@@ -16,11 +16,10 @@ LOADING = "bstune: loading PyTorch and Lightning, 5 to 30 s"
 
 @contextmanager
 def loading(*, training: bool) -> Iterator[None]:
-    """Print that the body loads PyTorch and Lightning, and what it waits for every ten seconds.
+    """Print that the body loads PyTorch and Lightning, and every ten seconds that it still does.
 
-    Where this process has loaded PyTorch before, only a body of ten seconds and more has lines.
-
-    ``training``: whether the body loads them.
+    The first line is left out where this process has loaded PyTorch before, and without
+    ``training``: the body then does not load them.
     """
     if training and "torch" not in sys.modules:
         write_out(LOADING)

@@ -16,9 +16,10 @@ FEW_TURNS = "1000"
 
 
 def spin_shortly(environment: MutableMapping[str, str]) -> None:
-    """Let threads of OpenMP fall asleep after microseconds of waiting, once torch is imported.
+    """Let threads of OpenMP fall asleep after microseconds of waiting, by an environment variable.
 
-    Where the environment says already how they wait, it stays as it is.
+    OpenMP reads it when torch is imported. Where the environment says already how threads wait, it
+    stays as it is.
     """
     if not {SPIN, WAIT_POLICY} & environment.keys():
         environment[SPIN] = FEW_TURNS

@@ -158,6 +158,8 @@ _forms: dict[str, re.Pattern[str] | None] = {}
 @lru_cache(maxsize=4096)
 def _kind_of_secret(key: str) -> str | None:
     """Tell what a key holds: a ``password``, a ``credential``, or None for what is no secret."""
+    # The last segment decides, such as the token of HF_TOKEN; a "value" or "header" behind it does
+    # not count.
     segments = [segment.lower() for segment in _SEGMENT.findall(key)]
     while segments and segments[-1] in _FOLLOWERS:
         segments.pop()
@@ -194,7 +196,7 @@ def _is_number(text: str) -> bool:
 
 def _is_path(text: str) -> bool:
     """Whether a text is the path of something that exists, as SSH_AUTH_SOCK has it."""
-    # A longer text is not asked for: it is no path that a setting holds.
+    # No setting holds a longer path.
     if not text.startswith(("/", "~/", "./")) or len(text) > 1000:
         return False
     try:
@@ -225,10 +227,11 @@ def holds_secret(key: str, text: str) -> bool:
 def _secrets_in_urls(text: str) -> Iterator[tuple[int, int]]:
     """Yield where secrets stand in a text's URLs, as (begin, end).
 
-    They are passwords, and a token in place of the user of an http address.
+    They are passwords, as in ``x://user:password@host``, and a token in place of the user, as in
+    ``https://token@host``.
     """
     whole = _WHOLE_URL.fullmatch(text)
-    # The password of a text that is one URL may hold spaces and quotes. Within a longer text they
+    # Where the text is one URL, its password may hold spaces and quotes. Within a longer text these
     # end a URL.
     if whole:
         urls = [whole]
@@ -237,16 +240,18 @@ def _secrets_in_urls(text: str) -> Iterator[tuple[int, int]]:
         urls = list(_URL.finditer(text))
         user_info_of = _USER_INFO
     for url in urls:
-        begin = url.start() + url[0].index("://") + 3
+        begin = url.start() + url[0].index("://") + len("://")
         user_info = user_info_of.match(text, begin, url.end())
         if user_info is None:
             continue
+        # A reference such as ${oc.env:KEY} is no secret: what is left without references may be.
         if user_info["password"] is not None:
             if _REFERENCE.sub("", user_info["password"]) not in ("", HIDDEN):
                 yield user_info.span("password")
             continue
         user = _REFERENCE.sub("", user_info["user"])
         is_web = url[0].lower().startswith("http") and user_info["colon"] is None
+        # A shorter one is the name of a user.
         if is_web and len(user) >= SHORTEST:
             yield user_info.span("user")
 
@@ -254,13 +259,17 @@ def _secrets_in_urls(text: str) -> Iterator[tuple[int, int]]:
 def _is_prose(key: str, word: str) -> bool:
     """Whether the word after a key is one of a sentence or of code, and no secret.
 
-    So in ``unexpected token: something`` and ``token = self.token``.
+    Examples are ``unexpected token: something`` and ``token = self.token``. After a key of
+    passwords any word may be the secret.
     """
     return _kind_of_secret(key) == "credential" and _CODE.fullmatch(word.rstrip(":,;.")) is not None
 
 
 def _is_result(key: str, word: str) -> bool:
-    """Whether a word is a number and no password, as in ``pass: 0.95`` or ``token: 12``."""
+    """Whether the word after a key is a result or a count, as in ``pass: 0.95`` or ``token: 12``.
+
+    A number is, unless the key certainly means a password, which may be a number, too.
+    """
     if not _is_number(word):
         return False
     last = _SEGMENT.findall(key)[-1].lower()
@@ -268,17 +277,21 @@ def _is_result(key: str, word: str) -> bool:
 
 
 def _secrets_behind_keys(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where secrets stand behind their keys in a text, as (begin, end)."""
+    """Yield where secrets stand behind their keys in a text, as (begin, end).
+
+    Behind a key they are the rest of a line, an assigned value, or the word after an option of a
+    command line.
+    """
     yield from _secrets_in_lines(text)
     yield from _secrets_in_assignments(text)
     for option in _OPTION.finditer(text):
         key = option["key"]
         rest = option["rest"]
-        # A sentence on an option goes on in small letters, as in "--password is required".
+        # A word in small letters continues a sentence, as in "--password is required".
         is_word = _SMALL_LETTERS.fullmatch(rest) is not None
         if holds_secret(key, rest) and not is_word and not _is_result(key, rest):
             yield option.span("rest")
-    # What these patterns find is secret under any key.
+    # Bearer tokens, cookies and private keys are known by their form and need no key.
     for pattern in (_SENT, _COOKIES, _PRIVATE_KEY):
         for sent in pattern.finditer(text):
             yield sent.span("rest")
@@ -289,9 +302,10 @@ def _secrets_in_lines(text: str) -> Iterator[tuple[int, int]]:
     for line in _LINE.finditer(text):
         key = line["key"]
         rest = line["rest"]
-        # A quoted value is found as an assignment's; a line of code has an = in it.
-        by_itself = rest[0] not in "\"'[{" and "=" not in rest and not _is_number(rest)
-        if not by_itself or not holds_secret(key, rest):
+        # A quoted value is left to _secrets_in_assignments. A bracket or an = makes it code, and a
+        # number is a result.
+        is_plain_text = rest[0] not in "\"'[{" and "=" not in rest and not _is_number(rest)
+        if not is_plain_text or not holds_secret(key, rest):
             continue
         first_word = rest.split()[0]
         if not (_is_prose(key, first_word) or _is_result(key, first_word)):
@@ -299,10 +313,8 @@ def _secrets_in_lines(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _secrets_in_assignments(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where a key's value is a secret, from its first place to the place behind its last.
-
-    As in ``token=...`` and ``"password": "..."``.
-    """
+    """Yield where a key's value is a secret: ``token=...`` or ``"password": "..."``."""
+    # Where the last secret ended.
     end = 0
     for pair in _KEY.finditer(text):
         key = pair["key"]
@@ -326,6 +338,7 @@ def _secrets_in_assignments(text: str) -> Iterator[tuple[int, int]]:
         is_assigned = "=" in sign or "%3D" in sign
         # After a colon, or with a space at the "=", a bracket is that of a call or an index, as in
         # "token = read(path)". In "token=a1(b2" it may be the secret's own.
+        # %3D is the "=" of a URL's query within another URL.
         is_called = _CALL.match(text, value.start()) and (" " in sign or not is_assigned)
         # A password may be a number, yet after a colon it is more likely a result.
         is_number = _is_result(key, bare) or (_is_number(bare) and not is_assigned)
@@ -343,6 +356,7 @@ def _secret_spans(text: str) -> list[tuple[int, int]]:
     small = text.lower()
     if any(hint in small for hint in _HINTS):
         spans += _secrets_behind_keys(text)
+    # Spans that overlap are joined.
     disjoint: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
         if disjoint and begin < disjoint[-1][1]:
@@ -412,7 +426,8 @@ def page_without_known(page: str) -> str:
     Scripts stay as they are: what stands in them is filtered by whoever puts it there, with
     :func:`json_without_known`.
     """
-    # A text of a page has these characters escaped. A form with them could only be markup.
+    # In a page's texts the characters < > " are escaped. A form of a secret that has them as they
+    # are could match only the page's tags, which must stay.
     escaped = [form for form in known() if not _MARKUP.search(form)]
     parts = list[str]()
     for part in _SCRIPT.split(page):
@@ -443,13 +458,15 @@ def _replacement(match: re.Match[str]) -> str:
     end = match.end()
     if not _LETTERS.fullmatch(word):
         return HIDDEN
-    # What stands just before the word tells, and copying all of a long text would take long.
+    # The text just before the word suffices. Copying all of a long text would take long.
     before = text[max(0, match.start() - 100) : match.start()]
-    # A line's end may be written \n, whose n is no letter of a word.
+    # The word is the end of a longer one, unless the letter before it is that of an escape: \n.
     if re.search(r"\w$", before) and not re.search(r"\\[abfnrtv]$", before):
         return word
+    # It is a key of JSON.
     if text.startswith('":', end):
         return word
+    # A key of YAML follows a line's beginning, a bracket, a comma or a dash.
     opening = before.rstrip(" \"'")[-1:]
     is_yaml_key = text.startswith(":", end) and opening in ("", "\n", "{", ",", "-")
     if is_yaml_key:
@@ -460,8 +477,8 @@ def _replacement(match: re.Match[str]) -> str:
 def redact_values(values: Any, name: str = "") -> Any:
     """Copy nested options without the secrets in them; references such as ``${oc.env:KEY}`` stay.
 
-    Secrets are found by their keys, and in texts. A text that is a JSON object or list itself stays
-    one. ``name`` is the dotted name of the options.
+    Secrets are found by their keys, and in texts. A text that is itself a JSON object or list is
+    filtered by the keys in it, and stays JSON. ``name`` is the dotted name of the options.
     """
 
     def shown(key: str, text: str) -> str:
@@ -487,7 +504,7 @@ def secret_options(values: object, name: str = "") -> list[str]:
     names: list[str] = []
 
     def look(key: str, text: str) -> str:
-        """Note the option's name if its text holds a secret."""
+        """Note the option's name if its text holds a secret, and give it back unchanged."""
         if holds_secret(key, text) or _secret_spans(text):
             names.append(key)
         return text
@@ -499,8 +516,14 @@ def secret_options(values: object, name: str = "") -> list[str]:
 def _each_text(values: Any, name: str, change: Callable[[str, str], str]) -> Any:
     """Copy nested options with each text changed by ``change``, a function of its name and itself.
 
-    The name is dotted. In a mapping of secrets it is the mapping's, and of ``{name: X-Api-Key,
-    value: ...}`` it is the name that stands there.
+    The name tells whether the text is a secret. It is the option's dotted name, but for two cases.
+    Within a mapping of secrets, such as ``cookies``, it is the name of that mapping. In ``{name:
+    X-Api-Key, value: ...}`` the value's name is X-Api-Key.
+
+    Args:
+        values: mappings, lists and plain values, at any depth.
+        name: the dotted name of ``values``; empty at the top.
+        change: called with the name and the text.
     """
     if isinstance(values, str):
         return change(name, values)
@@ -527,10 +550,13 @@ def _each_text(values: Any, name: str, change: Callable[[str, str], str]) -> Any
 
 
 def remember(values: object, name: str = "") -> None:
-    """Remember the secrets among nested options, and those of the environment as it is now."""
+    """Remember the secrets among nested options, and those of the environment as it is now.
+
+    ``name`` is the dotted name of the options.
+    """
 
     def keep(key: str, text: str) -> str:
-        """Remember the secrets in the text of an option."""
+        """Remember the secrets in the text of an option, and give it back unchanged."""
         for secret in _secrets_of(key, text):
             _remember_forms(secret)
         return text
@@ -579,6 +605,7 @@ def _secrets_of(key: str, text: str) -> Iterator[str]:
     spans += _secrets_behind_keys(text)
     for begin, end in spans:
         secret = text[begin:end].strip()
+        # With a reference in it, it is not the secret itself, and stands so in no other text.
         if _REFERENCE.search(secret):
             continue
         yield secret
@@ -588,15 +615,20 @@ def _secrets_of(key: str, text: str) -> Iterator[str]:
         # A private key has a line before it and one after it that are in every such key.
         if "\n" in secret:
             yield from (line for line in secret.splitlines() if not line.startswith("-----"))
-        scheme = _SCHEME.fullmatch(secret)
-        if scheme:
-            yield scheme[2]
-            if scheme[1].lower() == "basic":
-                yield from _basic_password(scheme[2])
+        # A header's value has a scheme before the secret, as in "Bearer TOKEN".
+        header = _SCHEME.fullmatch(secret)
+        if header:
+            scheme, token = header.groups()
+            yield token
+            if scheme.lower() == "basic":
+                yield from _basic_password(token)
 
 
 def _basic_password(encoded: str) -> Iterator[str]:
-    """Yield the password in the value of HTTP's basic authentication, if it can be decoded."""
+    """Yield the password in the value of HTTP's basic authentication: base64 of ``user:password``.
+
+    Nothing is yielded for another value.
+    """
     try:
         decoded = base64.b64decode(encoded, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
@@ -615,30 +647,31 @@ def _remember_forms(secret: str) -> None:
     plain = {secret, unquote(secret), unquote_plus(secret)}
     forms = set(plain)
     for text in plain:
-        # These forms stand in URLs,
+        # These forms stand in URLs.
         forms |= {quote(text, ""), quote(text), quote_plus(text)}
-        # these in Python and in YAML,
+        # These stand in Python and in YAML.
         forms |= {repr(text)[1:-1], text.replace("'", "''")}
-        # these in JSON, and in JSON within a page,
+        # These stand in JSON, and in JSON within a page, where < is escaped.
         in_json = json.dumps(text)[1:-1]
         forms |= {in_json, json.dumps(text, ensure_ascii=False)[1:-1]}
         forms.add(in_json.replace("<", "\\u003c"))
-        # these in HTML,
+        # These stand in HTML.
         forms |= {html.escape(text), html.escape(text, quote=False)}
-        # and this one in a header of HTTP.
+        # This one stands in a header of HTTP.
         forms.add(base64.b64encode(text.encode(errors="surrogateescape")).decode())
     for form in forms:
-        # A trial's status stands in every record, and must be read again.
+        # A secret that is the same word as a trial's status would spoil every record.
         if len(form) >= SHORTEST and not _is_number(form) and form not in STATUSES:
             _forms[form] = _pattern(form)
 
 
 def _pattern(form: str) -> re.Pattern[str] | None:
-    """Make the pattern that finds a form as a whole word, or as a phrase that may be wrapped.
+    """Make the pattern that finds a form of a secret in a text.
 
-    None for other forms, which are found as they are.
+    A form of letters alone is found as a whole word, a form with spaces also where it is broken
+    over lines. None for other forms, which are found as they are.
     """
-    # What stands before a word is looked at once it is found: that is faster.
+    # _replacement checks that no letter stands before the word: a look-behind here would be slower.
     if _LETTERS.fullmatch(form):
         return re.compile(rf"{form}(?!\w)")
     if re.search(r"\s", form):

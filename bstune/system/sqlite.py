@@ -20,11 +20,11 @@ Keys = Mapping[str, Collection[str]]
 def foreign_tables(
     path: Path, keys: Keys, required: Collection[str], seconds: float = LOCKED_SECONDS
 ) -> list[str]:
-    """List the tables of a database that is not a program's own; empty if it is, or may become so.
+    """List the tables by which a database is not a program's own; empty if the program may use it.
 
-    A database is the program's if it has the ``required`` tables, whatever others are beside them.
-    It is, too, if it has no table but some of the program's, as where that was killed. Nothing is
-    written.
+    A program may use a database that has the ``required`` tables, whatever others are beside them.
+    It may also use one without any table of others: an empty one, or one in which the program was
+    killed before it had made all its tables. Nothing is written.
 
     Args:
         path: a regular file; an empty one is a database without tables.
@@ -52,7 +52,10 @@ def foreign_tables(
 def has_table(path: Path, name: str, seconds: float = LOCKED_SECONDS) -> bool:
     """Whether a database has a table of that name.
 
-    The other arguments are those of :func:`foreign_tables`.
+    Args:
+        path: a regular file; an empty one is a database without tables.
+        name: the table's.
+        seconds: for which a locked database is waited for.
 
     Raises:
         sqlite3.Error: if the file is no database, or is locked.
@@ -62,7 +65,10 @@ def has_table(path: Path, name: str, seconds: float = LOCKED_SECONDS) -> bool:
 
 
 def _opened(path: Path, seconds: float) -> sqlite3.Connection:
-    """Open a database that is there; the arguments are those of :func:`foreign_tables`."""
-    # mode=rw: what a killed process left of a transaction is rolled back, and no file is made.
+    """Open a database that is there.
+
+    ``seconds`` is how long a locked one is waited for.
+    """
+    # mode=rw makes no file. Unlike mode=ro it rolls back the transaction of a killed process.
     uri = f"{path.absolute().as_uri()}?mode=rw"
     return sqlite3.connect(uri, uri=True, timeout=seconds)

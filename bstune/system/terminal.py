@@ -99,9 +99,9 @@ def safe_console(**options: Any) -> "Console":
 
 @contextmanager
 def filtered() -> Iterator[None]:
-    """Filter what the body logs and warns of, and its errors.
+    """Hide secrets and control characters in what the body logs and warns of, and in its errors.
 
-    These are bstune's own errors, which a notebook shows, and those of threads that fail.
+    The errors are bstune's own, which a notebook shows, and those of threads that fail.
     """
     make_record = logging.getLogRecordFactory()
     show_warning = warnings.showwarning
@@ -126,7 +126,10 @@ def _redact_chain(error: BaseException) -> None:
 
 
 def install_filters() -> None:
-    """Filter what is logged, warned of and said of failing threads, until the process ends."""
+    """Hide secrets and control characters in logs, warnings and the errors of threads.
+
+    That holds until the process ends, or until the former functions are put back.
+    """
     logging.setLogRecordFactory(_filtering(logging.getLogRecordFactory()))
     show_warning = warnings.showwarning
 
@@ -134,7 +137,8 @@ def install_filters() -> None:
         """Show a warning, filtered, as ``warnings.showwarning`` does."""
         text = str(message)
         shown = printable(text)
-        # The warning itself stays where it can: the user's class may take other things than a text.
+        # A warning with nothing to hide is passed on as it is. A text in its place would be made a
+        # warning of its class, whose constructor may take other arguments.
         if shown == text:
             show_warning(message, category, *where, **named)
         else:
@@ -166,7 +170,7 @@ def _filtering(make_record: Callable[..., logging.LogRecord]) -> Callable[..., l
         if record.exc_info and record.exc_info[1] is not None:
             trace = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
             shown_trace = printable(trace)
-            # A formatter takes it in place of its own.
+            # A formatter writes exc_text, if there is one, in place of the traceback.
             if shown_trace != trace:
                 record.exc_text = shown_trace
         return record

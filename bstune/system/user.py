@@ -21,7 +21,10 @@ def process_name() -> str:
 
 
 def name_user(environment: MutableMapping[str, str]) -> None:
-    """Give a user without a name one in the environment, where torch._dynamo and others look."""
+    """Set LOGNAME for a user who has no name, as in a container with a number for a user.
+
+    torch._dynamo and others ask for the name, and would fail.
+    """
     try:
         getpass.getuser()
     except (KeyError, OSError, ImportError):

@@ -50,7 +50,7 @@ class Wait:
     """One thing that is waited for; :meth:`go_on` names the next part of it.
 
     Args:
-        what: its name in lines.
+        what: its name in the lines that are printed.
         watch: the watch that looks at it; None: nobody does.
         steps: whether it consists of training steps or evaluations, each of which has a limit.
     """
@@ -121,6 +121,7 @@ class Watch:
         self._silence = LINE_SECONDS if silence is None else silence
         # The thread that waits, whose frames are shown.
         self._thread = threading.get_ident()
+        # What is waited for, the innermost last. The first stands there while nothing is named.
         self._waits = [Wait("what trains to be loaded")]
         self._looked = now()
         self._printed = self._looked
@@ -145,21 +146,24 @@ class Watch:
             self.say(f"{wait.what}: took {wait.seconds:.0f} s")
 
     def drop(self, wait: Wait) -> None:
-        """Wait no longer for ``wait``, the innermost thing."""
+        """Wait no longer for ``wait``, the innermost thing that is waited for."""
         self.end(wait)
         self._waits.pop()
+        # It was a part of the thing around it, such as a step of a training.
         self._waits[-1].progress()
         self._set_backstop(self._waits[-1])
 
     def look(self) -> None:
-        """Look once at what is waited for: count its seconds, and say it or end it if it is time.
+        """Look once at what is waited for, and count its seconds since the last look.
 
-        Its seconds grow by those since the last look.
+        A step past its limit is reported to ``overrun``, which ends it. Else a line says what is
+        waited for, if nothing was printed for some time.
         """
         now = self._now()
         wait = self._waits[-1]
         self._set_backstop(wait)
         self._count_seconds(wait, now)
+        # A step was told to end before.
         if self.message is not None:
             self._end_again()
             return
@@ -167,6 +171,7 @@ class Watch:
             frame = frame_of(self._thread)
             if not _is_debugged(frame):
                 self.message = self._too_long(wait, frame)
+                # Where overrun says True, the interruption may be lost, and is then sent again.
                 if self._overrun(self.message):
                     self._stands_at = _instructions(frame)
                 return
@@ -180,7 +185,8 @@ class Watch:
         self._looked = now
         if wait.ended_parts != wait.ended_parts_at_look:
             wait.ended_parts_at_look = wait.ended_parts
-            # The limit is of each step. What has none, such as loading, is counted as a whole.
+            # The limit is of each step. A thing without a limit, such as loading, is counted as a
+            # whole.
             if wait.limited:
                 wait.seconds = 0.0
         # After a longer gap the process itself was stopped, as on a laptop that slept.
@@ -188,7 +194,10 @@ class Watch:
             wait.seconds += passed
 
     def _end_again(self) -> None:
-        """Tell a thread again to end, if it still stands where it was told so first."""
+        """Tell the thread again to end, if it still stands where it was when first told.
+
+        Elsewhere it has taken the interruption, and may be cleaning up.
+        """
         if self.message is None or self._stands_at is None:
             return
         if self._stands_at == _instructions(frame_of(self._thread)):
@@ -219,6 +228,7 @@ class Watch:
 
     def keep_looking(self, ended: threading.Event) -> None:
         """Look again and again until ``ended`` is set; to be run in a thread."""
+        # A short limit needs closer looks, so that it is not passed by much.
         while not ended.wait(min(THREAD_LOOK_SECONDS, self.seconds / LOOKS)):
             # Nobody may read what is printed any more.
             with suppress(OSError, ValueError):
@@ -241,7 +251,10 @@ def frame_of(thread: int) -> FrameType | None:
 
 
 def _instructions(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
-    """List code and instruction of each of a thread's calls: they tell whether it has moved."""
+    """List code and current instruction of each call on a thread's stack.
+
+    A thread that has moved since has another list.
+    """
     return tuple((call.f_code, call.f_lasti) for call, _ in traceback.walk_stack(frame))
 
 
