@@ -1,16 +1,21 @@
 """The range of batch sizes that are as good as the best one."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from toolbox import make_trial
 
-from bstune.study.analysis.as_good import AS_GOOD_WITHIN, sizes_as_good
+from bstune.core import scaling
+from bstune.core.search_space import Space
+from bstune.study.analysis.as_good import AS_GOOD_WITHIN, KnownRates, known_rates, sizes_as_good
 
 SIZES = (16, 32, 64, 128, 256, 512)
 # tau(B) = 1 + B/64 seconds, S(B) = 100 (1 + 64/B): T = 100 (2 + B/64 + 64/B) is least at B = 64.
 STEPS = [100.0 * (1.0 + 64.0 / size) for size in SIZES]
 TAU = tuple(1.0 + size / 64.0 for size in SIZES)
 WINNER = make_trial(0, 64, 0.1)
+ALL_KNOWN = KnownRates((0.1,) * len(SIZES), np.ones(len(SIZES), dtype=bool))
 
 
 def logs(steps=STEPS, tau=TAU):
@@ -19,7 +24,7 @@ def logs(steps=STEPS, tau=TAU):
 
 
 def found_for(drawn, winner, merit="time"):
-    return sizes_as_good(SIZES, [0.1] * len(SIZES), drawn, winner, merit)
+    return sizes_as_good(SIZES, ALL_KNOWN, drawn, winner, merit)
 
 
 @pytest.mark.parametrize(
@@ -84,3 +89,45 @@ def test_what_is_probably_as_good_is_one_of_them(chance, last):
     found = found_for(drawn, WINNER)
     assert (found.low, found.high) == (64, last)
     assert (found.is_low_open, found.is_high_open) == (False, False)
+
+
+SPACE = Space(16, 512, 1, 1.0, partial(scaling.sqrt, reference_batch_size=64, reference_lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("reached", "rates", "are_near"),
+    [
+        # The square-root rule gives 0.05, 0.1 and 0.2 at batch sizes 16, 64 and 256. One trial at
+        # the rule's rate holds each rate to the rule's.
+        ([(64, 0.1)], (0.05, 0.1, 0.2), (False, True, True)),
+        # The posterior's rates lie 2, 0 and 1 octaves above the rule's: what lies between two
+        # trials stays.
+        ([(64, 0.1), (256, 0.8)], (0.2, 0.1, 0.4), (True, True, True)),
+        ([(64, 0.1), (256, 0.4)], (0.1, 0.1, 0.4), (True, True, True)),
+        # All that reached the target lie 2 octaves below the rule.
+        ([(16, 0.0125)], (0.0125, 0.025, 0.05), (False, False, False)),
+    ],
+)
+def test_rates_are_told_as_far_as_trials_have_shown_them(reached, rates, are_near):
+    trials = [make_trial(number, *pair) for number, pair in enumerate(reached)]
+    known = known_rates((16, 64, 256), (0.2, 0.1, 0.4), trials, SPACE)
+    assert known.rates == pytest.approx(rates)
+    assert tuple(known.is_near) == are_near
+
+
+def test_the_range_ends_where_no_trial_speaks_for_a_rate():
+    """All sizes are as good, but rates are known at 64 and 128 alone."""
+    # The least is at 64.
+    flat = np.array([[0.0, 0.0, -0.01, 0.0, 0.0, 0.0]])
+    known = KnownRates((0.1,) * 6, np.array([True, False, True, True, False, True]))
+    found = sizes_as_good(SIZES, known, flat, WINNER, "time")
+    assert (found.low, found.high) == (64, 128)
+    assert (found.is_low_open, found.is_high_open) == (True, True)
+
+
+def test_without_a_known_rate_the_winner_alone_is_told():
+    flat = np.zeros((1, len(SIZES)))
+    known = KnownRates((0.1,) * 6, np.zeros(6, dtype=bool))
+    found = sizes_as_good(SIZES, known, flat, make_trial(0, 62, 0.3), "time")
+    assert (found.low, found.middle, found.high) == (62, 62, 62)
+    assert (found.lr_low, found.lr_middle, found.lr_high) == (0.3, 0.3, 0.3)

@@ -27,6 +27,9 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
         if failed is not None and failed != why:
             yield failed
         yield why
+        # Which limit ended the search, and what was spent of it.
+        if result.search.limit is not None and result.stop_reason not in (None, why):
+            yield result.stop_reason
         return
     yield from _few_passed(result)
     yield from _missed_seeds(result)

@@ -28,7 +28,7 @@ from bstune.result import (
 from bstune.search.frontier_findings import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, chance_of_reaching, fresh_horizons, fresh_steps
 from bstune.search.posterior import log_steps
-from bstune.study.analysis.as_good import sizes_as_good
+from bstune.study.analysis.as_good import known_rates, sizes_as_good
 from bstune.study.analysis.critical import (
     INTERVAL,
     ROOM,
@@ -119,7 +119,9 @@ def analyse(
     good: AsGood | None = None
     if curve is not None and winner is not None and (use == "steps" or curve.seconds_per_step):
         drawn = merit_draws(posterior, curve, use, law)
-        good = sizes_as_good(curve.batch_size, curve.lr, drawn, winner.trial, use)
+        reached = [trial for trial in done if trial.reached]
+        known = known_rates(curve.batch_size, curve.lr, reached, space)
+        good = sizes_as_good(curve.batch_size, known, drawn, winner.trial, use)
     return Analysis(
         fit=_fit(done),
         critical=critical,
