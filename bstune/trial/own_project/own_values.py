@@ -7,7 +7,7 @@ set up, and a module is built, takes one step and validates a few batches.
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,8 +35,6 @@ from bstune.trial.own_project.override_rate import own_rate_of
 
 # The epochs after which a trial gives up, where nothing but the study's time limits it.
 MOST_EPOCHS = 100
-# Options that end a study by its seconds.
-TIMED = ("search.seconds=", "search.wall_seconds=", "quick=true")
 # The arguments of a study in words.
 REFERENCE = "reference=(batch size, learning rate)"
 OF_NO_EPOCH = "batch_sizes and budget (no loader tells how long an epoch is)"
@@ -176,12 +174,6 @@ def rate_of_optimizers(module: LightningModule) -> float:
     if rate is None:
         raise ConfigError(f"{name}.configure_optimizers{place} sets no learning rate: {how}")
     return rate
-
-
-def are_timed(options: Iterable[str]) -> bool:
-    """Whether some options, written as on the command line, limit a study by seconds."""
-    # Hydra's options may begin with + or ++.
-    return any(str(option).lstrip("+").startswith(TIMED) for option in options)
 
 
 def own_examples(
