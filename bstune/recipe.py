@@ -6,6 +6,7 @@ kinds: :class:`bstune.hydra_recipe.HydraRecipe` of a config's nodes, and
 whole, pickled, to a process that trains; it is never stored, and never read from a study's folder.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
 
 # Names of an argument, or of a number in a config, that is the learning rate.
 RATES = ("lr", "learning_rate")
+
+
+def looks_like_rate(name: str) -> bool:
+    """Whether a name has the word "lr" or the words "learning rate", as ``base_lr`` does."""
+    # Words may also be parted by capitals, as in baseLr.
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    words = re.findall(r"[a-z]+", parted)
+    return "lr" in words or "learning_rate" in "_".join(words)
 
 
 @dataclass(frozen=True)

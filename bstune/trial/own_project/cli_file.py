@@ -18,7 +18,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.metric_names import parse_target
 from bstune.core.search_space import OVERRIDE_LR
 from bstune.options import Node
-from bstune.recipe import RATES
+from bstune.recipe import RATES, looks_like_rate
 from bstune.system.console import listing
 from bstune.system.inputs import one_line, parse_yaml, read_text
 
@@ -240,20 +240,9 @@ def named_rates(numbers: Mapping[str, float]) -> list[str]:
 
 
 def looking_like_rates(numbers: Mapping[str, float]) -> list[str]:
-    """List the keys of positive numbers whose names speak of a learning rate, as base_lr does.
-
-    Their names have the word "lr", or the words "learning rate".
-    """
-    alike = list[str]()
-    for key, value in numbers.items():
-        name = key.rpartition(".")[2]
-        # Words may also be parted by capitals, as in baseLr.
-        parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-        words = re.findall(r"[a-z]+", parted)
-        is_alike = "lr" in words or "learning_rate" in "_".join(words)
-        if is_alike and value > 0:
-            alike.append(key)
-    return alike
+    """List the keys of positive numbers whose names speak of a learning rate, as base_lr does."""
+    positive = [key for key, value in numbers.items() if value > 0]
+    return [key for key in positive if looks_like_rate(key.rpartition(".")[2])]
 
 
 def _alike_in_words(alike: list[str]) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bstune.core.errors import ConfigError
-from bstune.recipe import RATES, TrialValues
+from bstune.recipe import RATES, TrialValues, looks_like_rate
 from bstune.system.failures import place_of
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule
 
@@ -260,7 +260,14 @@ def _argument_names(
     bound = set(module.keywords) if isinstance(module, partial) else set()
     free = [name for name in arguments if name not in bound]
     rates = [name for name in RATES if name in free]
-    instead = f"give module=lambda trial: {class_name}(...) instead"
+    alike = list[str]()
+    for name in free:
+        # A switch is no rate, such as use_lr_schedule.
+        if looks_like_rate(name) and not isinstance(arguments[name].default, bool):
+            alike.append(f"{name}=trial.lr, ")
+    # Of several rates it is not known which one is the trial's.
+    own_rate = alike[0] if len(alike) == 1 else ""
+    instead = f"give module=lambda trial: {class_name}({own_rate}...) instead"
     needs_no_rate = overrides_lr and not rates
     if len(rates) != 1 and not needs_no_rate:
         found = " and ".join(rates) or ", ".join(free) or "none"
