@@ -15,7 +15,14 @@ from typing import Any
 from bstune.core.errors import ConfigError
 from bstune.core.metric_names import mode_of, parse_target
 from bstune.core.records import Budget, Target
-from bstune.study.given import Data, GivenObjects, Module, checked_reference, middles_of
+from bstune.study.given import (
+    Data,
+    GivenObjects,
+    Module,
+    checked_reference,
+    middles_of,
+    sorted_trainer,
+)
 from bstune.study.planning.assumed_budget import SCHEDULE_SHARE_IN_WORDS
 from bstune.study.planning.plan import QUICK_SECONDS
 from bstune.system.console import format_count, format_seconds, listing
@@ -131,11 +138,13 @@ def complete(stated: Stated) -> Completed:
 
 def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     """Complete the arguments of a study that has module and data from these."""
-    if stated.trainer is not None and not isinstance(stated.trainer, Mapping):
-        raise ConfigError(
-            "trainer must be a dict of the Trainer's arguments, but got "
-            f"{type(stated.trainer).__name__}"
-        )
+    # Those that say how the project itself trains become arguments of the study.
+    taken = list[str]()
+    if stated.budget is None:
+        taken += TRAINER_LENGTHS
+    if stated.reference is None:
+        taken.append(ACCUMULATED)
+    sorted_trainer(stated.trainer, taken)
     # Finding out which metric is logged runs the user's call-backs. Those that set the batch size
     # or the rate would change what is to be searched: they are refused first.
     refuse_finders((stated.trainer or {}).get("callbacks"))

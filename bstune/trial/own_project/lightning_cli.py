@@ -18,6 +18,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.metric_names import parse_target
 from bstune.hydra_recipe import instantiate_partial
 from bstune.options import Node
+from bstune.recipe import left_to_bstune
 from bstune.system.inputs import one_line
 from bstune.system.lightning_package import OTHER, installed_lightning
 from bstune.trial.backend import OWNED, refuse_finders
@@ -164,7 +165,7 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
         lines.append(f"trainer.{' and '.join(lengths)} became budget.examples={budget}")
     left_out += file.ignored
     if left_out:
-        lines.append(f"left to bstune: {', '.join(left_out)}")
+        lines.append(left_to_bstune(left_out))
     return workload, lines
 
 
