@@ -1,4 +1,4 @@
-"""Reads a config file of LightningCLI as text: what it tells before PyTorch and the user's code run.
+"""Reads a config file of LightningCLI as text, before PyTorch and the user's code are imported.
 
     file = read_file(Path("config.yaml"), Chosen("val_loss=0.1"))
     file.sections["model"]["class_path"]
@@ -190,9 +190,9 @@ def _has_length(trainer: object) -> bool:
 def _look_for_rate(file: CliFile, missing: _Missing) -> None:
     """Look for the learning rate among the file's own numbers.
 
-    ``missing`` gets the choice between several that have its name. Where the command lacks something
-    anyway, it also gets a number that only looks like the rate; else the defaults of the user's
-    classes may yet tell.
+    ``missing`` gets the choice between several that have its name. Where the command lacks
+    something anyway, it also gets a number that only looks like the rate; else the defaults of
+    the user's classes may yet tell.
     """
     if file.chosen.lr is not None or file.chosen.overrides_lr:
         return
