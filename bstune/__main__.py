@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from bstune.core.batch_split import split_batch, split_lines
 from bstune.core.clock import process_seconds
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError, UserCodeError
+from bstune.core.option_names import are_timed
 from bstune.core.scaling import RULES, lr_of
 from bstune.core.search_space import OVERRIDE_LR
 from bstune.system import interruption
@@ -576,6 +577,18 @@ def lightning(arguments: list[str]) -> str | None:
             "search.objective=loss seeks the best metric within a budget, and --target "
             f"{options.target} a target: leave one of them out"
         )
+    # It imports PyYAML and Pydantic, which the help need not wait for.
+    from bstune.trial.own_project.cli_file import Chosen, read_file
+
+    named = {name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")}
+    chosen = Chosen(
+        **named,
+        is_timed=are_timed(options.overrides),
+        overrides_lr=f"{OVERRIDE_LR}=true" in [option.lower() for option in options.overrides],
+        options=tuple(options.overrides),
+    )
+    # What the file lacks is refused before the libraries are loaded.
+    file = read_file(options.config, chosen)
     with loading(training=True):
         quieten()
         # Lightning takes 4 s to import.
@@ -583,13 +596,9 @@ def lightning(arguments: list[str]) -> str | None:
 
         from bstune.study.prepare import compose_checked
         from bstune.system.files import write_text
-        from bstune.trial.own_project.lightning_cli import Chosen, workload_of
-        from bstune.trial.own_project.own_values import are_timed
+        from bstune.trial.own_project.lightning_cli import workload_of
 
-    named = {name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")}
-    overrides_lr = f"{OVERRIDE_LR}=true" in [option.lower() for option in options.overrides]
-    chosen = Chosen(**named, is_timed=are_timed(options.overrides), overrides_lr=overrides_lr)
-    workload, lines = workload_of(options.config, chosen)
+    workload, lines = workload_of(file)
     secrets = secret_options(workload)
     if secrets:
         raise ConfigError(

@@ -130,6 +130,11 @@ class HydraRecipe:
         return resolved[0] != resolved[1]
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """No lines: the config's arguments are taken whole, or refused."""
+        return ()
+
+    @property
     def override(self) -> str:
         """The option that sets the learning rate in the optimizer."""
         return f"{OVERRIDE_LR}=true"

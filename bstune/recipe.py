@@ -6,7 +6,8 @@ kinds: :class:`bstune.hydra_recipe.HydraRecipe` of a config's nodes, and
 whole, pickled, to a process that trains; it is never stored, and never read from a study's folder.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +16,19 @@ if TYPE_CHECKING:
 
 # Names of an argument, or of a number in a config, that is the learning rate.
 RATES = ("lr", "learning_rate")
+
+
+def left_to_bstune(names: Iterable[str]) -> str:
+    """Write the line that names arguments of the user's in whose place bstune has its own."""
+    return f"left to bstune: {', '.join(names)}"
+
+
+def looks_like_rate(name: str) -> bool:
+    """Whether a name has the word "lr" or the words "learning rate", as ``base_lr`` does."""
+    # Words may also be parted by capitals, as in baseLr.
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    words = re.findall(r"[a-z]+", parted)
+    return "lr" in words or "learning_rate" in "_".join(words)
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,10 @@ class Recipe(Protocol):
 
     def trainer(self) -> dict[str, object]:
         """Build the user's arguments of Lightning's Trainer."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines of the printed plan on what the recipe leaves out."""
 
     def takes(self, name: str) -> bool:
         """Whether the module depends on a value of the trial: ``lr`` or ``total_steps``."""

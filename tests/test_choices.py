@@ -16,7 +16,8 @@ from bstune.config import compose
 from bstune.core.errors import ConfigError
 from bstune.options import flat_settings, option_at
 from bstune.recipe import TrialValues
-from bstune.trial.own_project.lightning_cli import Chosen, workload_of
+from bstune.trial.own_project.cli_file import Chosen, read_file
+from bstune.trial.own_project.lightning_cli import workload_of
 from bstune.workloads.optim import Muon
 
 PROJECTS = Path(__file__).parent / "projects"
@@ -209,7 +210,8 @@ def test_a_project_with_a_hydra_tree_of_its_own(monkeypatch):
 
 def test_a_file_of_lightning_cli(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(PROJECTS)
-    workload, _ = workload_of(PROJECTS / "lightning_cli" / "config.yaml", Chosen("val_loss=0.1"))
+    file = read_file(PROJECTS / "lightning_cli" / "config.yaml", Chosen("val_loss=0.1"))
+    workload, _ = workload_of(file)
     composed = compose_workload(tmp_path, workload, "algorithm=heavy_ball")
     momentum = composed.options.workload.tunable["momentum"]
     assert momentum.key == "workload.module.optimizer.init_args.momentum"

@@ -166,6 +166,14 @@ def refused(bstune, folder, message, *arguments):
             "trainer.max_steps is bstune's own: how long a trial is, is set by",
         ),
         (
+            "workload=digits +trainer.max_steps=7 +workload.trainer.max_epochs=2 +trainer.devices=2",
+            (
+                "trainer.max_steps and workload.trainer.max_epochs are bstune's own: how long a "
+                "trial is, is set by budget.steps and budget.examples; trainer.devices is bstune's "
+                "own: devices=N"
+            ),
+        ),
+        (
             "workload=digits +workload.trainer.precision=16",
             "workload.trainer.precision is bstune's own: it is set by",
         ),

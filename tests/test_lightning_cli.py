@@ -1,5 +1,7 @@
 """Config files of LightningCLI as workloads."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from bstune.core.errors import ConfigError
 from bstune.core.metric_names import parse_target
 from bstune.hydra_recipe import HydraRecipe
 from bstune.recipe import TrialValues
-from bstune.trial.own_project.lightning_cli import Chosen, with_value, workload_of
+from bstune.trial.own_project import lightning_cli
+from bstune.trial.own_project.cli_file import Chosen, read_file
+from bstune.trial.own_project.lightning_cli import with_value, workload_of
 
 pytest.importorskip("jsonargparse")
 PROJECTS = Path(__file__).parent / "projects"
@@ -35,6 +39,10 @@ def changed(folder, remove=(), **changes):
     return path
 
 
+def made_of(path, chosen):
+    return workload_of(read_file(path, chosen))
+
+
 def recipe_of(workload):
     return HydraRecipe({"trial": {}, "workload": workload}, {})
 
@@ -51,7 +59,7 @@ def test_a_value_at_a_dotted_key_is_put_into_a_copy():
 
 
 def test_a_file_becomes_a_workload():
-    workload, lines = workload_of(FILE, Chosen("val_loss=0.2"))
+    workload, lines = made_of(FILE, Chosen("val_loss=0.2"))
     assert workload["name"] == "LitMLP"
     assert workload["target"] == {"metric": "val_loss", "value": 0.2, "mode": "min"}
     assert workload["reference"] == {"batch_size": 32, "lr": 0.003}
@@ -95,28 +103,28 @@ def test_a_file_becomes_a_workload():
 )
 def test_the_learning_rate_is_found(changes, key, tmp_path):
     path = changed(tmp_path, {"optimizer", "lr_scheduler"} - changes.keys(), **changes)
-    workload, lines = workload_of(
-        path, Chosen("val_loss=0.2", model="lightning_cli.main.LitLinear")
-    )
+    workload, lines = made_of(path, Chosen("val_loss=0.2", model="lightning_cli.main.LitLinear"))
     assert lines[0] == f"{key} is the learning rate: 0.02 at batch size 32"
     optimizer = module_of(workload).configure_optimizers()
     assert (type(optimizer).__name__, optimizer.param_groups[0]["lr"]) == ("Adam", 0.25)
 
 
 def test_a_rate_that_is_set_in_the_optimizer_needs_no_key():
-    workload, lines = workload_of(FILE, Chosen("val_loss=0.2", overrides_lr=True))
+    workload, lines = made_of(FILE, Chosen("val_loss=0.2", overrides_lr=True))
     assert workload["reference"] == {"batch_size": 32, "lr": 0.003}
     assert "${trial.lr}" not in yaml.safe_dump(workload)
     assert lines[0].startswith("the rate in configure_optimizers is the learning rate: 0.003 at")
 
 
+# The default of the class, or a number of the file, is a rate under another name.
+BASED = {"class_path": "lightning_cli.main.LitBased", "init_args": {"base_lr": 0.01}}
 FINDER = {"class_path": "lightning.pytorch.callbacks.LearningRateFinder"}
 
 
 def test_a_finder_is_refused_before_it_finds(tmp_path):
     path = changed(tmp_path, trainer={"max_epochs": 10, "callbacks": [FINDER]})
     with pytest.raises(ConfigError, match="LearningRateFinder sets the learning rate"):
-        workload_of(path, Chosen())
+        made_of(path, Chosen())
 
 
 def test_what_defines_a_trial_is_left_to_bstune(tmp_path):
@@ -126,7 +134,7 @@ def test_what_defines_a_trial_is_left_to_bstune(tmp_path):
         "precision": "bf16",
         "enable_progress_bar": False,
     }
-    workload, lines = workload_of(
+    workload, lines = made_of(
         changed(tmp_path, trainer=trainer), Chosen("val_acc>=0.9", name="mine")
     )
     # 32 examples, accumulated four times.
@@ -162,7 +170,7 @@ def test_what_defines_a_trial_is_left_to_bstune(tmp_path):
 )
 def test_without_a_target_the_file_is_to_come_to_its_own_result(callbacks, chosen, tmp_path):
     path = changed(tmp_path, trainer={"max_epochs": 10, "callbacks": callbacks})
-    workload, lines = workload_of(path, Chosen())
+    workload, lines = made_of(path, Chosen())
     metric, mode = chosen
     assert workload["target"] == {"metric": metric, "value": "auto", "mode": mode}
     assert any(line.startswith("target: ") for line in lines)
@@ -170,7 +178,7 @@ def test_without_a_target_the_file_is_to_come_to_its_own_result(callbacks, chose
 
 def test_the_studys_time_may_stand_for_the_length_of_a_trial(tmp_path):
     path = changed(tmp_path, trainer={"logger": False})
-    workload, lines = workload_of(path, Chosen("val_loss=0.2", is_timed=True))
+    workload, lines = made_of(path, Chosen("val_loss=0.2", is_timed=True))
     # 100 epochs.
     assert workload["budget"]["examples"] == 100 * 1200
     assert workload["budget"]["assumed_epoch"] == 1200
@@ -205,11 +213,10 @@ def test_targets(text, parsed):
         ),
         ({}, {"target": "val_loss=low"}, "but got val_loss=low"),
         (
-            {"model": {"hidden": [2]}},
+            {"model": 3},
             {},
-            "names no class for its model: give it, as --model my_project.MyClass",
+            "model must hold arguments by name, but holds 3",
         ),
-        ({"data": None}, {}, "names no class for its data: give it, as --data"),
         (
             {"model": "no_project.Model"},
             {},
@@ -230,16 +237,15 @@ def test_targets(text, parsed):
             {},
             "stopping is none of trainer, model, data, optimizer, lr_scheduler",
         ),
-        ({"trainer": {"logger": False}}, {}, "set trainer.max_epochs or trainer.max_steps in it"),
         (
             {},
             {"lr": "optimizer.lr"},
-            "there is no number optimizer.lr: give its key, as --lr model.init_args.my_rate",
+            "there is no number optimizer.lr: bstune lightning ",
         ),
         (
             {"optimizer": None, "lr_scheduler": None},
             {},
-            "which number is the learning rate? found none",
+            "which number is the learning rate? none is named lr or learning_rate (numbers: ",
         ),
         (
             {"optimizer": None, "lr_scheduler": None},
@@ -249,13 +255,150 @@ def test_targets(text, parsed):
                 "optimizer"
             ),
         ),
+        (
+            {"optimizer": None, "lr_scheduler": None, "model": BASED},
+            {"options": ("seed=3",)},
+            (
+                "none is named lr or learning_rate; model.init_args.base_lr looks like it: bstune "
+                "lightning changed.yaml --target val_loss=0.2 --lr model.init_args.base_lr seed=3;"
+            ),
+        ),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_in_a_line(changes, given, line, tmp_path):
+def test_what_cannot_be_tuned_is_refused_in_a_line(changes, given, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = changed(tmp_path, **changes).relative_to(tmp_path)
     with pytest.raises(ConfigError) as error:
-        workload_of(changed(tmp_path, **changes), Chosen(**({"target": "val_loss=0.2"} | given)))
+        made_of(path, Chosen(**({"target": "val_loss=0.2"} | given)))
     assert line in str(error.value)
     assert "\n" not in str(error.value)
+
+
+USUAL = {
+    "trainer": {"max_steps": 400, "enable_progress_bar": False},
+    "model": {"width": 7, "base_lr": 0.002, "encoder_scale": 0.1, "warmup": 100},
+    "data": {"train_bs": 32},
+}
+RATE = "a number named lr or learning_rate (model.init_args.base_lr looks like it)"
+CLASSES = "--model MODULE.CLASS --data MODULE.CLASS"
+
+
+# A file of LightningCLI(Model, Data) names no classes.
+@pytest.mark.parametrize(
+    ("changes", "chosen", "lacks", "arguments"),
+    [
+        (
+            {},
+            Chosen("val_dice>=0.4"),
+            f"the class of its model, the class of its data and {RATE}",
+            f"--target 'val_dice>=0.4' {CLASSES} --lr model.init_args.base_lr",
+        ),
+        (
+            {"trainer": {"max_epochs": -1}},
+            Chosen(model="seg.Segmenter", name="mine", options=("search.trials=9",)),
+            (
+                f"the class of its data, the length of a trial (trainer.max_epochs or "
+                "trainer.max_steps in the file, or the study's time, quick=true or "
+                f"search.wall_seconds=SECONDS) and {RATE}"
+            ),
+            "--model seg.Segmenter --data MODULE.CLASS --lr model.init_args.base_lr --name mine "
+            "search.trials=9 quick=true",
+        ),
+        # Where it has one number of the usual name, nothing else is offered.
+        (
+            {"model": {"lr": 0.1, "lr_backbone": 0.01}},
+            Chosen(data="seg.Data"),
+            "the class of its model",
+            "--model MODULE.CLASS --data seg.Data",
+        ),
+        # Several that have it are asked for, and those that only look like it are all offered.
+        (
+            {"model": {"lr": 0.1, "head": {"learning_rate": 0.01}}},
+            Chosen(),
+            (
+                "the class of its model, the class of its data and the choice of its learning "
+                "rate, model.init_args.lr or model.init_args.head.learning_rate"
+            ),
+            f"{CLASSES} --lr model.init_args.lr",
+        ),
+        (
+            {"model": {"lrHead": 0.1, "initialLearningRate": 0.2, "lru": 3, "dropout_rate": 0.5}},
+            Chosen(data="seg.Data"),
+            (
+                "the class of its model and a number named lr or learning_rate "
+                "(model.init_args.lrHead and model.init_args.initialLearningRate look like it)"
+            ),
+            "--model MODULE.CLASS --data seg.Data --lr model.init_args.lrHead",
+        ),
+        # No rate is offered where one is set in the optimizer.
+        (
+            {"trainer": None},
+            Chosen(overrides_lr=True, is_timed=True, options=("scaling.override_lr=true",)),
+            "the class of its model and the class of its data",
+            f"{CLASSES} scaling.override_lr=true",
+        ),
+        # A class may stand alone; without a model there are no numbers.
+        ({"model": "seg.Model"}, Chosen(), "the class of its data", "--data MODULE.CLASS"),
+        (
+            {"model": None, "data": None},
+            Chosen(),
+            "the class of its model and the class of its data",
+            CLASSES,
+        ),
+    ],
+)
+def test_all_that_a_file_lacks_is_one_refusal_with_the_command(
+    changes, chosen, lacks, arguments, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    path = Path("usual.yaml")
+    path.write_text(yaml.safe_dump(USUAL | changes, sort_keys=False))
+    with pytest.raises(ConfigError) as error:
+        read_file(path, chosen)
+    assert str(error.value) == f"usual.yaml lacks {lacks}: bstune lightning usual.yaml {arguments}"
+
+
+BEFORE = """
+import sys
+from bstune.__main__ import lightning
+from bstune.core.errors import ConfigError
+sys.modules.update(dict.fromkeys(sys.argv[2:]))
+try:
+    lightning([sys.argv[1], "--target", "val_loss<=0.1"])
+except ConfigError as error:
+    print(error)
+print({"torch", "lightning", "seg"} & sys.modules.keys())
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "without", "line"),
+    [
+        ({"lr": 0.1}, (), "lacks the class of its model and the class of its data: "),
+        ("seg.Segmenter", ("jsonargparse",), "pip install 'bstune[lightning-cli]'"),
+    ],
+)
+def test_what_a_file_lacks_is_refused_before_the_libraries_are_loaded(
+    model, without, line, tmp_path
+):
+    (tmp_path / "seg.py").write_text("import torch")
+    path = tmp_path / "usual.yaml"
+    path.write_text(yaml.safe_dump(USUAL | {"model": model}))
+    command = [sys.executable, "-c", BEFORE, str(path), *without]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    refusal, loaded = ended.stdout.splitlines()
+    assert line in refusal
+    assert loaded == "set()"
+
+
+def test_a_jsonargparse_without_signatures_is_one_line(monkeypatch):
+    class Parser:
+        def __init__(self, **options):
+            raise ModuleNotFoundError("Requirement 'jsonargparse[signatures]>=4.27.7' not met")
+
+    monkeypatch.setattr("lightning.pytorch.cli.LightningArgumentParser", Parser)
+    with pytest.raises(ConfigError, match="pip install 'bstune\\[lightning-cli\\]' \\(Requirement"):
+        lightning_cli._parser.__wrapped__("lightning.pytorch")
 
 
 def test_a_workload_of_the_users_is_not_replaced(bstune, tmp_path):

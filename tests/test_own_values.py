@@ -69,6 +69,16 @@ class NoDefault(Net):
         super().__init__(lr)
 
 
+class Based(Net):
+    def __init__(self, base_lr=0.02, use_lr_schedule=True):
+        super().__init__(base_lr)
+
+
+class OfTwo(Net):
+    def __init__(self, lrHead=0.02, lr_body=0.01):
+        super().__init__(lr_body)
+
+
 class Renamed(Net):
     def __init__(self, learning_rate=0.2):
         super().__init__(learning_rate)
@@ -391,7 +401,28 @@ def test_what_is_given_is_not_assumed():
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"module": NoDefault, "data": Data()}, "which learning rate do you run today"),
+        (
+            {"module": NoDefault, "data": Data()},
+            r"which learning rate do you run today\? .* or learning_rate: give reference=\(24, "
+            r"learning rate\), or override_lr=True",
+        ),
+        # A default of another name is offered, that of a function's module as well.
+        (
+            {"module": Based, "data": Data()},
+            r"lr or learning_rate; base_lr=0.02 looks like it: give reference=\(24, 0.02\), or",
+        ),
+        (
+            {"module": lambda trial: Based(base_lr=trial.lr), "data": Data()},
+            r"lr or learning_rate; base_lr=0.02 looks like it: give reference=\(24, 0.02\), or",
+        ),
+        (
+            {"module": OfTwo, "data": Data()},
+            r"; lrHead=0.02 and lr_body=0.01 look like it: give reference=\(24, 0.02\), or",
+        ),
+        (
+            {"module": Based, "data": Data(), "reference": (16, 0.1), "target": "val_loss<=0.1"},
+            r"give module=lambda trial: Based\(base_lr=trial.lr, ...\) instead, or override_lr=True",
+        ),
         ({"module": Net, "data": lambda size: (ROWS, ROWS)}, "which batch size do you run today"),
         ({"module": Net, "data": Data(), "target": "reward"}, "does not say which way is better"),
         ({"module": Net, "data": Data(), "target": "val_loss<=x"}, "target must be a metric and"),

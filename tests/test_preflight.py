@@ -1,7 +1,10 @@
 """What a few steps find before anything long: each mistake ends in its line, and no good project is refused."""
 
+import copy
 import random
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +13,7 @@ import torch
 from learners import Stream
 from lightning import LightningDataModule
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from toolbox import make_protocol, make_result, make_spec
 from torch import nn
@@ -32,6 +36,7 @@ from bstune.trial.batches.loader import rebatch
 from bstune.trial.checks import recorder, short_runs
 from bstune.trial.checks.learning_rate import check_takes_rate
 from bstune.trial.checks.loaders import check_loaders
+from bstune.trial.checks.monitors import monitors_of
 from bstune.trial.checks.preflight import preflight
 from bstune.trial.checks.short_trial import ShortTrial
 from bstune.trial.checks.start import check_hooks
@@ -83,6 +88,8 @@ def fly(
     steps=100,
     train=None,
     override="",
+    callbacks=(),
+    is_open=False,
 ):
     train = train or DataLoader(DATA, shuffle=True)
     workload = Workload(
@@ -95,6 +102,9 @@ def fly(
         override=override,
     )
     protocol = make_protocol(steps, target=Target(*target, "min"), noise_scale_every=every)
+    if is_open:
+        protocol = replace(protocol, target=protocol.target.never_met)
+    protocol = replace(protocol, trainer={**protocol.trainer, "callbacks": list(callbacks)})
     return preflight(workload, protocol, space, trial, continues=continues, survey=survey)
 
 
@@ -458,6 +468,62 @@ def test_several_validation_loaders_have_a_metric_each():
 def test_one_trial_by_itself_is_tried_at_its_own_batch_size():
     # Of one trial the space is not asked: 5 lies below its 8.
     assert fly(Lit, trial=TrialSpec(0, 0, 5, 0.1, None, 0), continues=False).smallest == 5
+
+
+def with_callbacks(*callbacks):
+    class Monitored(Lit):
+        def configure_callbacks(self):
+            return copy.deepcopy(list(callbacks))
+
+    return Monitored
+
+
+STOPPING = EarlyStopping("val_loss", patience=1)
+SAVING = ModelCheckpoint(monitor="val_loss")
+ENDS_NONE = (
+    "EarlyStopping ends no trial: bstune does, at the target or once the trial cannot matter"
+)
+ENDS = (
+    "EarlyStopping ends trials that no target ends, and counts the ends of epochs there, not those of "
+    "val_check_interval"
+)
+
+
+# Call-backs of the Trainer, and those of the module, are named in one line.
+@pytest.mark.parametrize(
+    ("of_trainer", "of_module", "is_open", "note"),
+    [
+        (
+            [STOPPING, SAVING],
+            [],
+            False,
+            f"{ENDS_NONE}; the files of ModelCheckpoint go with their trial",
+        ),
+        (
+            [],
+            [STOPPING, SAVING],
+            False,
+            f"{ENDS_NONE}; the files of ModelCheckpoint go with their trial",
+        ),
+        ([STOPPING], [SAVING], True, f"{ENDS}; the files of ModelCheckpoint go with their trial"),
+        ([STOPPING], [EarlyStopping("val_loss", mode="max")], True, ENDS),
+        (
+            [ModelCheckpoint("mine")],
+            [],
+            False,
+            f"ModelCheckpoint saves all trials to {Path('mine').absolute()}",
+        ),
+        ([LearningRateMonitor()], [], False, None),
+    ],
+)
+def test_the_plan_says_how_call_backs_that_stop_or_save_act(of_trainer, of_module, is_open, note):
+    found = fly(with_callbacks(*of_module), callbacks=of_trainer, is_open=is_open)
+    assert found.notes == (() if note is None else (note,))
+
+
+def test_without_epochs_a_patience_counts_evaluations():
+    note = monitors_of([STOPPING]).note(target_is_open=True, has_epochs=False)
+    assert "counts bstune's evaluations there" in note
 
 
 def test_manual_optimization_is_trained_as_it_is():

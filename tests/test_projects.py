@@ -24,7 +24,8 @@ from bstune.recipe import TrialValues
 from bstune.study.prepare import compose_checked
 from bstune.study.tune import tune
 from bstune.trial.loop import run_trial
-from bstune.trial.own_project.lightning_cli import Chosen, workload_of
+from bstune.trial.own_project.cli_file import Chosen, read_file
+from bstune.trial.own_project.lightning_cli import workload_of
 from bstune.trial.workload import load_workload
 
 PROJECTS = Path(__file__).parent / "projects"
@@ -241,7 +242,7 @@ def test_a_checkpoint_of_a_projects_run_is_branched(name, bstune, tmp_path):
 # Lightning calls jsonargparse by former names.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_trial_equals_the_fit_of_a_file_of_lightning_cli(tmp_path):
-    workload, _ = workload_of(CLI, Chosen("val_loss=0.2"))
+    workload, _ = workload_of(read_file(CLI, Chosen("val_loss=0.2")))
     (tmp_path / "workload").mkdir()
     (tmp_path / "workload" / "cli.yaml").write_text(yaml.safe_dump(workload))
 

@@ -425,11 +425,46 @@ def with_callbacks(*callbacks, **options):
     return protocol_of(trainer={**TRAINER, "callbacks": list(callbacks), **options})
 
 
+def without_target(*callbacks):
+    """A trial's protocol in which the budget alone ends it, as that of the run that sets the target."""
+    protocol = with_callbacks(*callbacks)
+    return replace(protocol, target=protocol.target.never_met)
+
+
+class StopsItself(Regression):
+    def configure_callbacks(self):
+        return [EarlyStopping("val/error", patience=1, min_delta=1.0)]
+
+
+# Its patience counts epochs: those of a large batch size have few steps, of which no trial may die.
+@pytest.mark.parametrize(
+    ("build", "callbacks"),
+    [
+        (Regression, [EarlyStopping("val/error", patience=1, min_delta=1.0)]),
+        (
+            Regression,
+            [EarlyStopping("val/error", patience=1, min_delta=1.0, check_on_train_epoch_end=False)],
+        ),
+        (StopsItself, []),
+    ],
+)
+def test_early_stopping_ends_no_trial_that_a_target_ends(build, callbacks):
+    alone, reference = run(Regression)
+    record, module = run(build, protocol=with_callbacks(*callbacks))
+    assert (record.status, record.steps, record.message) == ("stopped", alone.steps, None)
+    assert record.history == alone.history
+    assert same_weights(module, reference)
+    # Without a target it does.
+    ended, _ = run(build, protocol=without_target(*callbacks))
+    assert (ended.status, ended.steps < alone.steps) == ("stopped", True)
+    assert "did not improve" in ended.message
+
+
 def test_early_stopping_ends_the_trial_as_censored_and_starts_afresh_in_the_next_one():
     stopping = EarlyStopping("val/error", patience=1, min_delta=1.0)
     records = []
     for _ in range(2):
-        record, _ = run(Regression, protocol=with_callbacks(stopping))
+        record, _ = run(Regression, protocol=without_target(stopping))
         # The first epoch's value is the best, and the second is no better by 1.0.
         assert (record.status, record.steps) == ("stopped", 12)
         records.append(record)
@@ -445,7 +480,7 @@ def test_early_stopping_ends_the_trial_as_censored_and_starts_afresh_in_the_next
 
 
 def test_early_stopping_goes_on_counting_where_a_trial_was_stopped(tmp_path):
-    protocol = with_callbacks(EarlyStopping("val/error", patience=2, min_delta=1.0))
+    protocol = without_target(EarlyStopping("val/error", patience=2, min_delta=1.0))
     whole, reference = run(Regression, protocol=protocol)
     record, module = stop_and_continue(Regression, protocol, 12, tmp_path / "3.state")
     assert (record.steps, record.message, record.history) == (

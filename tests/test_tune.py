@@ -114,6 +114,11 @@ class Digits(LightningDataModule):
         return DataLoader(self.val, batch_size=300)
 
 
+class Unread(Digits):
+    def setup(self, stage):
+        raise AssertionError("the data are read")
+
+
 # It is made where it is asked for: most machines lack the other package.
 def of_the_other_package(trial):
     lightning = pytest.importorskip("pytorch_lightning")
@@ -481,6 +486,25 @@ BAD = [
     ({"options": "search.trials=3"}, "options must be a list such as"),
     ({"options": ["search.trial=3"]}, "unknown option search.trial: did you mean trials?"),
     ({"trainer": {"max_steps": 3}}, "trainer: max_steps is bstune's own"),
+    # All of them are named at once, before the data are read.
+    (
+        {
+            "trainer": {
+                "accelerator": "cpu",
+                "devices": 1,
+                "strategy": "ddp",
+                "precision": "16-mixed",
+                "val_check_interval": 9,
+            },
+            "data": Unread(),
+            "target": None,
+        },
+        (
+            "^trainer: accelerator is bstune's own: the device is set by device=cpu, cuda or "
+            "cuda:N; devices and strategy are bstune's own: devices=N trains with DDP on so many; "
+            "precision is bstune's own: it is set by precision$"
+        ),
+    ),
     ({"trainer": {"gradient_clip": 3}}, "trainer.gradient_clip"),
     (
         {"trainer": {"callbacks": [LearningRateFinder()]}},
@@ -712,6 +736,34 @@ def test_a_module_that_asks_for_the_steps_has_a_horizon(tune):
         return Net(trial.lr)
 
     assert tune(module, trials=2).trials_table(columns="all").horizon.notna().all()
+
+
+WATCHED = {"val_check_interval": 5, "check_val_every_n_epoch": None, "enable_progress_bar": False}
+LEFT = "left to bstune: trainer.val_check_interval, trainer.check_val_every_n_epoch, trainer.enable_progress_bar"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "stated", "lines"),
+    [
+        (WATCHED, {}, [LEFT]),
+        # The project's own length becomes its budget.
+        (WATCHED | {"max_steps": 30, "accumulate_grad_batches": 2}, None, [LEFT]),
+        # Lightning's own defaults say nothing.
+        ({"accelerator": "auto", "devices": "auto", "precision": None, "max_epochs": None}, {}, []),
+        ({"min_epochs": 3, "gradient_clip_val": 1.0}, {}, ["left to bstune: trainer.min_epochs"]),
+        (None, {}, []),
+    ],
+)
+def test_arguments_of_the_trainer_that_bstune_replaces_are_one_line_of_the_plan(
+    tune, capsys, trainer, stated, lines
+):
+    if stated is None:
+        stated = {"reference": None, "budget": None, "override_lr": True}
+    tune(trials=1, trainer=trainer, data=Digits(), **stated)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("left to bstune") == len(lines)
+    for line in lines:
+        assert line in printed
 
 
 class Counts(Callback):

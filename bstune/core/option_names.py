@@ -10,6 +10,7 @@ Texts name options as the command line takes them. A study of Python objects sho
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bstune.core.search_space import OVERRIDE_LR
@@ -31,6 +32,8 @@ ARGUMENT_OPTIONS = {
     "override_lr": OVERRIDE_LR,
     "mlflow": "mlflow.enabled",
 }
+# Options that end a study by its seconds.
+TIMED = ("search.seconds=", "search.wall_seconds=", "quick=true")
 # The parts of Study's arguments that options set, by the option's name on the command line.
 PART_ARGUMENTS = {
     "workload.batch_size": "batch_sizes",
@@ -144,3 +147,9 @@ def _python_value(value: str) -> str:
     except ValueError:
         return WORDS.get(value, repr(value))
     return value
+
+
+def are_timed(options: Iterable[str]) -> bool:
+    """Whether some options, written as on the command line, limit a study by seconds."""
+    # Hydra's options may begin with + or ++.
+    return any(str(option).lstrip("+").startswith(TIMED) for option in options)

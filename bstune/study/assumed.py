@@ -15,10 +15,17 @@ from typing import Any
 from bstune.core.errors import ConfigError
 from bstune.core.metric_names import mode_of, parse_target
 from bstune.core.records import Budget, Target
-from bstune.study.given import Data, GivenObjects, Module, checked_reference, middles_of
+from bstune.study.given import (
+    Data,
+    GivenObjects,
+    Module,
+    checked_reference,
+    middles_of,
+    sorted_trainer,
+)
 from bstune.study.planning.assumed_budget import SCHEDULE_SHARE_IN_WORDS
 from bstune.study.planning.plan import QUICK_SECONDS
-from bstune.system.console import format_count, format_seconds
+from bstune.system.console import format_count, format_seconds, listing
 from bstune.trial.backend import refuse_finders
 from bstune.trial.own_project.own_values import (
     MOST_EPOCHS,
@@ -31,6 +38,7 @@ from bstune.trial.own_project.own_values import (
     own_metric,
     own_rate,
     rate_of_optimizers,
+    rates_by_other_names,
     refusal,
 )
 from bstune.trial.own_project.python_recipe import (
@@ -130,11 +138,13 @@ def complete(stated: Stated) -> Completed:
 
 def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     """Complete the arguments of a study that has module and data from these."""
-    if stated.trainer is not None and not isinstance(stated.trainer, Mapping):
-        raise ConfigError(
-            "trainer must be a dict of the Trainer's arguments, but got "
-            f"{type(stated.trainer).__name__}"
-        )
+    # Those that say how the project itself trains become arguments of the study.
+    taken = list[str]()
+    if stated.budget is None:
+        taken += TRAINER_LENGTHS
+    if stated.reference is None:
+        taken.append(ACCUMULATED)
+    sorted_trainer(stated.trainer, taken)
     # Finding out which metric is logged runs the user's call-backs. Those that set the batch size
     # or the rate would change what is to be searched: they are refused first.
     refuse_finders((stated.trainer or {}).get("callbacks"))
@@ -231,7 +241,8 @@ def _assume_reference(project: "_Project", stated: Stated, lines: list[str]) -> 
 
     ``lines`` gets a line that says so.
     """
-    reference = project.take_batch_size(), _rate_run_today(project.module, stated)
+    batch_size = project.take_batch_size()
+    reference = batch_size, _rate_run_today(project.module, stated, batch_size)
     lines.append(
         f"reference={reference}: the batch size of {project.data_name} and the learning rate "
         "of your module, as you run it today; the gain is over these"
@@ -449,27 +460,37 @@ def _target(target: Target | str | None) -> Target | None:
     return Target(target, 0.0, mode).never_met
 
 
-def _rate_run_today(module: Module, stated: Stated) -> float:
+def _rate_run_today(module: Module, stated: Stated, batch_size: int) -> float:
     """Find the learning rate that the user runs today.
 
     It is the default of the module's class. A function of a trial is called once to see the class.
     With ``override_lr`` it is that of the optimizers, for which a module is built.
 
     Raises:
-        ConfigError: where there is no default.
+        ConfigError: where there is no default. It offers those of other names, as base_lr, beside
+            the project's own ``batch_size``.
     """
+    module_class: Any = module
     rate = None if stated.overrides_lr else own_rate(module)
     function = module.func if isinstance(module, partial) else module
     if rate is None and (stated.overrides_lr or not isinstance(function, type)):
         # The rate that is read here depends on the class or its optimizers, not on the trial's own.
         trial = _any_trial(ANY_BATCH_SIZE, lr=1e-3, total_steps=1, tunable=stated.tunable)
         built = module_builder(module, overrides_lr=stated.overrides_lr)(trial)
-        rate = rate_of_optimizers(built) if stated.overrides_lr else own_rate(type(built))
+        module_class = type(built)
+        rate = rate_of_optimizers(built) if stated.overrides_lr else own_rate(module_class)
     if rate is None:
+        others = rates_by_other_names(module_class)
+        offered = f"reference=({batch_size}, learning rate)"
+        alike = ""
+        if others:
+            offered = f"reference=({batch_size}, {next(iter(others.values())):g})"
+            named = listing([f"{name}={value:g}" for name, value in others.items()])
+            alike = f"; {named} {'looks' if len(others) == 1 else 'look'} like it"
         raise ConfigError(
             "which learning rate do you run today? The module's class has no default of lr or "
-            f"learning_rate: give reference=(batch size, learning rate), or {OVERRIDE} where it "
-            "stands in configure_optimizers"
+            f"learning_rate{alike}: give {offered}, or {OVERRIDE} where it stands in "
+            "configure_optimizers"
         )
     return rate
 

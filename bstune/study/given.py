@@ -1,6 +1,7 @@
 """What a study of Python objects is given, checked: its workload's options, and its recipe."""
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, TypeGuard
@@ -12,8 +13,8 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target
 from bstune.core.search_space import MODULE, Tunable
 from bstune.options import Node, StudyOptions
-from bstune.trial.backend import OWNED
-from bstune.trial.lightning.installed import LightningDataModule, LightningModule
+from bstune.trial.backend import LEFT_OUT, OWNED, owned_in_words
+from bstune.trial.lightning.installed import LightningDataModule, LightningModule, Trainer
 from bstune.trial.own_project.python_recipe import PythonRecipe, Trial, data_of, module_builder
 
 Module = Callable[[Trial], LightningModule] | type[LightningModule]
@@ -177,10 +178,12 @@ def _recipe(
     values: dict[str, float] = {"batch_size": batch_size, "lr": lr, "seed": given.seed or 0}
     values["total_steps"] = given.budget.last_step(batch_size)
     middles = _middles_in(ranges)
+    trainer, left_out = sorted_trainer(given.trainer)
     recipe = PythonRecipe(
         module_builder(given.module, list(ranges), overrides_lr=given.overrides_lr),
         data_of(given.data, batch_size),
-        _trainer(given.trainer),
+        trainer,
+        left_out=left_out,
     )
     first = Trial({**values, **middles})
     module = recipe.module_of(first)
@@ -195,21 +198,45 @@ def _recipe(
     )
 
 
-def _trainer(given: object) -> dict[str, object]:
-    """Check the user's arguments of the Trainer, and copy them; empty for None.
+def sorted_trainer(
+    given: object, taken: Collection[str] = ()
+) -> tuple[dict[str, object], tuple[str, ...]]:
+    """Sort the user's arguments of the Trainer, which are none for None.
 
-    ConfigError for one that bstune sets itself.
+    Args:
+        given: the arguments, by name.
+        taken: names of those that the study takes over as its own, such as the budget.
+
+    Returns:
+        Those that trials take over, and the names of those that are left out (``LEFT_OUT``). One
+        that bstune sets, and that has Lightning's default, says nothing and is in neither.
+
+    Raises:
+        ConfigError: names all others that bstune sets.
     """
     if given is None:
-        return {}
+        return {}, ()
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"trainer must be a dict of the Trainer's arguments, but got {type(given).__name__}"
         )
-    for name in given:
-        if name in OWNED:
-            raise ConfigError(f"trainer: {name} is bstune's own: {OWNED[name]}")
-    return dict(given)
+    defaults = inspect.signature(Trainer).parameters
+    kept = dict[str, object]()
+    left_out = list[str]()
+    refused = dict[str, str]()
+    for name, value in given.items():
+        is_default = name in defaults and value == defaults[name].default
+        if name not in OWNED:
+            kept[name] = value
+        elif is_default or name in taken:
+            continue
+        elif name in LEFT_OUT:
+            left_out.append(name)
+        else:
+            refused[name] = OWNED[name]
+    if refused:
+        raise ConfigError(f"trainer: {owned_in_words(refused)}")
+    return kept, tuple(left_out)
 
 
 def _in_words(value: object) -> object:

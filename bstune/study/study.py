@@ -20,7 +20,7 @@ from rich.console import Console
 from bstune.config import Composed, compose_given
 from bstune.core.clock import stopwatch
 from bstune.core.errors import BstuneError, ConfigError
-from bstune.core.option_names import ARGUMENT_OPTIONS, in_python
+from bstune.core.option_names import ARGUMENT_OPTIONS, are_timed, in_python
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.core.search_space import OVERRIDE_LR
 from bstune.hydra_recipe import instantiate
@@ -149,7 +149,6 @@ class Study:
         elapsed = stopwatch()
         # torch and Lightning take seconds to import, and a study that replays needs neither.
         from bstune.study.assumed import Stated, complete
-        from bstune.trial.own_project.own_values import are_timed
         from bstune.trial.processes.restored import restored
 
         chosen = {

@@ -16,6 +16,7 @@ from bstune.core.search_space import Space, Tunable
 from bstune.hydra_recipe import instantiate, instantiate_partial, named_target
 from bstune.options import StudyOptions, option_at
 from bstune.recipe import Recipe
+from bstune.system.console import listing
 from bstune.system.files import Output
 
 if TYPE_CHECKING:
@@ -50,6 +51,22 @@ OWNED = {
     "reload_dataloaders_every_n_epochs": "the training data are read once",
     **dict.fromkeys(("barebones", "enable_model_summary", "enable_progress_bar"), _QUIET),
 }
+# Those of the project's own training that no option of a study replaces. They change how a training
+# is watched, not what it comes to, so that bstune.tune leaves them out, as bstune lightning does.
+LEFT_OUT = frozenset(
+    {
+        "min_epochs",
+        "min_steps",
+        "max_time",
+        "check_val_every_n_epoch",
+        "val_check_interval",
+        "num_sanity_val_steps",
+        "reload_dataloaders_every_n_epochs",
+        "barebones",
+        "enable_model_summary",
+        "enable_progress_bar",
+    }
+)
 # Call-backs of Lightning that choose a value which the study searches, each with that value.
 FINDERS = {
     "LearningRateFinder": "the learning rate",
@@ -263,12 +280,15 @@ def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
     Where ``trainer`` and ``workload.trainer`` set the same one, the workload's is taken. A
     ConfigError refuses an argument that would change what a trial is.
     """
+    owned = dict[str, str]()
     for name in ("trainer", "workload.trainer"):
         given = option_at(options, name)
         assert isinstance(given, Mapping)  # noqa: S101 (an option that is a node)
         for argument in given:
             if argument in OWNED:
-                raise ConfigError(f"{name}.{argument} is bstune's own: {OWNED[argument]}")
+                owned[f"{name}.{argument}"] = OWNED[argument]
+    if owned:
+        raise ConfigError(owned_in_words(owned))
     arguments: dict[str, Any] = recipe.trainer()
     for name in ("callbacks", "logger"):
         # Hydra merges such groups as mappings from names to objects.
@@ -281,6 +301,21 @@ def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
             "metric: leave it out"
         )
     return arguments
+
+
+def owned_in_words(reasons: Mapping[str, str]) -> str:
+    """Say that arguments of the Trainer are bstune's own, those of one reason together.
+
+    ``reasons``: from :data:`OWNED`, by the argument's name.
+    """
+    names_of = dict[str, list[str]]()
+    for name, reason in reasons.items():
+        names_of.setdefault(reason, []).append(name)
+    parts = list[str]()
+    for reason, names in names_of.items():
+        verb = "is" if len(names) == 1 else "are"
+        parts.append(f"{listing(names)} {verb} bstune's own: {reason}")
+    return "; ".join(parts)
 
 
 def refuse_finders(callbacks: object) -> None:

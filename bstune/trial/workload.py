@@ -310,7 +310,7 @@ def build_workload(
     """
     if data is None:
         data = load_data(options, recipe)
-    notes = list[str]()
+    notes = list(recipe.notes)
     # :func:`load_data` has set up all other data modules.
     if draws_batches(data):
         _set_up(data, "fit", options.seed)

@@ -27,6 +27,7 @@ from bstune.system.interruption import temporary_folder
 from bstune.trial.checks.continuation import Course, lost_state
 from bstune.trial.checks.given_data import check_batches
 from bstune.trial.checks.learning_rate import check_rates
+from bstune.trial.checks.monitors import monitors_of
 from bstune.trial.checks.recorder import (
     COMPARED_STEPS,
     PATIENCE_SECONDS,
@@ -38,6 +39,7 @@ from bstune.trial.checks.seeds import seed_notes
 from bstune.trial.checks.short_runs import ShortRuns
 from bstune.trial.checks.short_trial import ShortTrial
 from bstune.trial.lightning.installed import garbage_collection_cuda
+from bstune.trial.lightning.trainer import as_list
 from bstune.trial.loop import Workload
 from bstune.trial.parts.checkpoint import Stopped
 
@@ -109,6 +111,11 @@ def preflight(
     step_time = _measured_step_time(short, space, first, large, survey=survey)
     last_step = protocol.last_step(first.spec.batch_size)
     notes = [*manual_notes(first, protocol), *schedule_notes(first, last_step)]
+    # Short trials leave out the Trainer's own call-backs of this kind.
+    monitors = monitors_of(as_list(protocol.trainer.get("callbacks"))) + first.monitors
+    note = monitors.note(target_is_open=protocol.target.is_open, has_epochs=first.has_epochs)
+    if note is not None:
+        notes.append(note)
     # Seeds need to differ only in a study, which runs its winner on fresh ones.
     if trial is None:
         other_seed = replace(first.spec, seed=first.spec.seed + 1)

@@ -21,6 +21,7 @@ from bstune.trial.checks.attributes import Attribute, attributes_of, fingerprint
 from bstune.trial.checks.continuation import Course
 from bstune.trial.checks.given_data import check_epoch_schedules
 from bstune.trial.checks.logged_metric import check_metric
+from bstune.trial.checks.monitors import Monitors, monitors_of
 from bstune.trial.checks.schedule_end import copies_of_schedules
 from bstune.trial.checks.short_trial import (
     ComparedWeights,
@@ -31,7 +32,7 @@ from bstune.trial.checks.short_trial import (
 )
 from bstune.trial.devices.device import synchronize
 from bstune.trial.devices.randomness import GeneratorStates, random_state
-from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
+from bstune.trial.lightning.installed import Callback, LightningModule, Trainer, sized_len
 from bstune.trial.parts.metric import metric
 
 # The steps of a short trial.
@@ -100,6 +101,8 @@ class Recorder(Callback):
         self._followed = FollowedSteps(plan.followed_after, exact)
         self._schedules = SeenSchedules()
         self._course: Course | None = None
+        self._monitors = Monitors()
+        self._has_epochs = False
         self._batches = 0
         self._waits.go_on("start", has_time_limit=False)
 
@@ -117,6 +120,8 @@ class Recorder(Callback):
             generators=self._generators.states,
             start_metric=self._metrics.at_start,
             course=self._course,
+            monitors=self._monitors,
+            has_epochs=self._has_epochs,
         )
 
     def attach(self, module: LightningModule) -> LightningModule:
@@ -136,6 +141,11 @@ class Recorder(Callback):
         self._generators.record_after_hooks(module)
         return module
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Find the call-backs that stop or save a training, before they choose their folders."""
+        # Lightning sets up call-backs that save after all others.
+        self._monitors = monitors_of(trainer.callbacks)  # type: ignore[attr-defined]
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look at the module, whose layers are all there, before its first batch."""
         # Its time has no limit, as the loader may read all of the data for its first batch.
@@ -143,6 +153,7 @@ class Recorder(Callback):
         check_epoch_schedules(trainer, pl_module)
         self._module = _seen_at_start(self._module, pl_module)
         self._weights.before = weights_of(pl_module)
+        self._has_epochs = sized_len(trainer.train_dataloader) is not None
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer

@@ -4,13 +4,14 @@ A :class:`~bstune.trial.checks.recorder.Recorder` makes it while the trial train
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from torch import Tensor
 
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.trial.checks.continuation import Course
+from bstune.trial.checks.monitors import Monitors
 from bstune.trial.checks.schedule_end import ScheduleCopy
 from bstune.trial.devices.randomness import GeneratorStates
 
@@ -96,6 +97,8 @@ class ShortTrial:
         start_metric: the target's metric of the untrained weights; None: it was not evaluated, or
             is not finite.
         course: the record of its last steps; None: they were not to be recorded.
+        monitors: call-backs of the module that stop a training early or save it.
+        has_epochs: whether its epochs end.
     """
 
     spec: TrialSpec
@@ -109,6 +112,8 @@ class ShortTrial:
     generators: Mapping[str, GeneratorStates]
     start_metric: float | None
     course: Course | None
+    monitors: Monitors = field(default_factory=Monitors)
+    has_epochs: bool = False
 
     @property
     def seconds(self) -> float:

@@ -15,9 +15,10 @@ is of. A module finds in its Trainer:
   does not log the target's metric tells nothing.
 * **``logger``** swallows what it gets (:class:`NullLogger`), unless ``trainer.logger`` has your
   own. ``datamodule`` is a copy that serves the trial's batches.
-* **Call-backs, loggers and plug-ins** are copied for each trial. EarlyStopping ends a trial as
-  stopped. ModelCheckpoint without ``dirpath`` writes to a folder that is gone afterwards. In a
-  trial that goes on, it knows those files and scores alone whose files are left.
+* **Call-backs, loggers and plug-ins** are copied for each trial. EarlyStopping is left out where a
+  target ends trials; elsewhere it ends a trial as stopped. ModelCheckpoint without ``dirpath``
+  writes to a folder that is gone afterwards. In a trial that goes on, it knows those files and
+  scores alone whose files are left.
 * **Checkpoints** of bstune's own hold weights and plain data
   (:mod:`bstune.trial.parts.checkpoint`). ``on_save_checkpoint`` may add numbers, texts, tensors,
   lists and dicts.

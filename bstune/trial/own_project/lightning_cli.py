@@ -6,13 +6,9 @@ and :func:`build_data`, which check and build the file's ``model`` (with its ``o
 by type hints included.
 """
 
-import re
 from argparse import ArgumentError
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -20,14 +16,21 @@ import yaml
 
 from bstune.core.errors import ConfigError
 from bstune.core.metric_names import parse_target
-from bstune.core.search_space import OVERRIDE_LR
 from bstune.hydra_recipe import instantiate_partial
 from bstune.options import Node
-from bstune.recipe import RATES
-from bstune.system.inputs import one_line, parse_yaml, read_text
+from bstune.recipe import left_to_bstune
+from bstune.system.inputs import one_line
 from bstune.system.lightning_package import OTHER, installed_lightning
 from bstune.trial.backend import OWNED, refuse_finders
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule
+from bstune.trial.own_project.cli_file import (
+    LENGTHS,
+    NEEDS_JSONARGPARSE,
+    CliFile,
+    named_rates,
+    numbers_of,
+    which_rate,
+)
 from bstune.trial.own_project.own_values import (
     MOST_EPOCHS,
     OwnMetric,
@@ -38,36 +41,12 @@ from bstune.trial.own_project.own_values import (
     rebatchable,
 )
 
-# Keys of a file that are ignored, as a study has values of its own for them, such as seeds.
-IGNORED = ("seed_everything", "ckpt_path", "verbose", "weights_only")
-# A Trainer's arguments from which the budget is made.
-LENGTHS = ("max_epochs", "max_steps")
 SHORT_PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 # The range of batch sizes, as factors below and above the file's own.
 FACTOR_BELOW = 8
 FACTOR_ABOVE = 16
 # The trials of a study of such a file.
 CLI_TRIALS = 40
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The options of the command line that complete a file."""
-
-    # The target as text; None: the metric is the project's own, and the goal is the value that its
-    # own configuration comes to.
-    target: str | None = None
-    # Dotted names of the classes, where the file names none.
-    model: str | None = None
-    data: str | None = None
-    # The dotted key of the learning rate in the file; None: it is found by its name.
-    lr: str | None = None
-    # The workload's name; None: that of the model's class.
-    name: str | None = None
-    # Whether the study is limited by seconds.
-    is_timed: bool = False
-    # Whether bstune sets the learning rate in the model's optimizers.
-    overrides_lr: bool = False
 
 
 def build_module(
@@ -109,7 +88,7 @@ def build_data(data: Node) -> LightningDataModule:
     return built
 
 
-def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
+def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     """Make a workload of a LightningCLI file.
 
     The data are loaded once, to learn how many examples there are, and the batch size that the
@@ -122,18 +101,15 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     Raises:
         ConfigError: says what the file or the command line lacks.
     """
-    if chosen.name is not None and not re.fullmatch(r"\w[\w.-]*", chosen.name):
-        raise ConfigError(
-            f"--name must be letters, digits, and - . _ between them, but got {chosen.name!r}"
-        )
-    sections, ignored = _sections(path, chosen)
+    chosen = file.chosen
+    sections = file.sections
     parser = _parser(_package(sections["model"]))
     # The same sections as plain data, with the default of each value that the file leaves out.
     parsed = yaml.safe_load(parser.dump(_parsed(parser, sections), skip_unset=False))
     defaults = yaml.safe_load(parser.dump(parser.get_defaults(), skip_unset=False))["trainer"]
     trainer, left_out = _sorted_arguments(parsed["trainer"], defaults)
     built = {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
-    key, lr = _learning_rate(parsed, sections, chosen)
+    key, lr = _learning_rate(parsed, file)
     if key is not None:
         built = dict(with_value(built, key, "${trial.lr}"))
     data = build_data(parsed["data"])
@@ -145,7 +121,7 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     budget = own_examples(parsed["trainer"], batch_size, examples)
     is_assumed = budget is None
     if budget is None:
-        budget = _assumed_budget(path, examples, chosen, assumed)
+        budget = _assumed_budget(examples, assumed)
     if chosen.target is None:
         target = _assumed_target(_own_metric(sections, parsed, data), assumed)
     else:
@@ -187,29 +163,19 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     lengths = [name for name in LENGTHS if (parsed["trainer"].get(name) or -1) > 0]
     if lengths:
         lines.append(f"trainer.{' and '.join(lengths)} became budget.examples={budget}")
-    left_out += ignored
+    left_out += file.ignored
     if left_out:
-        lines.append(f"left to bstune: {', '.join(left_out)}")
+        lines.append(left_to_bstune(left_out))
     return workload, lines
 
 
-def _assumed_budget(path: Path, examples: int, chosen: Chosen, assumed: list[str]) -> int:
-    """Give a trial's budget in examples where the file sets none, and add a line on it.
+def _assumed_budget(examples: int, assumed: list[str]) -> int:
+    """Give a trial's budget in examples where the study's time alone is limited.
 
     Args:
-        path: of the file.
         examples: of an epoch.
-        chosen: must limit the study's time.
-        assumed: gets the line.
-
-    Raises:
-        ConfigError: where the study's time has no limit either.
+        assumed: gets a line on the budget.
     """
-    if not chosen.is_timed:
-        raise ConfigError(
-            f"{path}: how long is a trial at most? set trainer.max_epochs or trainer.max_steps "
-            "in it, or give the study's time, quick=true or search.wall_seconds=SECONDS"
-        )
     budget = MOST_EPOCHS * examples
     assumed.append(
         f"budget: a trial gives up after {MOST_EPOCHS} epochs (budget.examples={budget})"
@@ -282,42 +248,6 @@ def with_value(node: Node, key: str, value: object) -> Node:
     return {**node, name: value}
 
 
-def _sections(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
-    """Read the sections of a LightningCLI file, each with its class, and its keys of ``IGNORED``.
-
-    A class that the file does not name comes from the command line. A ConfigError names a missing
-    class, or a section that is not known.
-    """
-    content = parse_yaml(read_text(path, "the config file"), one_line(str(path)))
-    if isinstance(content, dict):
-        content = content.get("fit", content)
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"{path} must hold LightningCLI's trainer, model and data, but holds {content!r:.100}"
-        )
-    known = ("trainer", "model", "data", "optimizer", "lr_scheduler")
-    others = [name for name in content if name not in (*known, *IGNORED)]
-    if others:
-        raise ConfigError(
-            f"{path}: {', '.join(map(str, others))} is none of {', '.join(known)}: what a "
-            "project's own LightningCLI adds is not known here; put call-backs under "
-            "trainer.callbacks, other arguments under model and data"
-        )
-    sections = {name: content[name] for name in known if content.get(name) is not None}
-    for name, given in (("model", chosen.model), ("data", chosen.data)):
-        section = sections.get(name, {})
-        if isinstance(section, str):
-            section = {"class_path": section}
-        if "class_path" not in section:
-            if given is None:
-                raise ConfigError(
-                    f"{path} names no class for its {name}: give it, as --{name} my_project.MyClass"
-                )
-            section = {"class_path": given, "init_args": section}
-        sections[name] = section
-    return sections, [name for name in IGNORED if name in content]
-
-
 def _package(section: Node) -> str:
     """Name the package of Lightning whose class a section's class extends.
 
@@ -335,16 +265,13 @@ def _package(section: Node) -> str:
 @cache
 def _parser(package: str) -> Any:
     """Make LightningCLI's parser for any model and data, of a package of Lightning."""
-    try:
-        # LightningCLI needs it, and pip installs it apart.
-        import jsonargparse  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "files of LightningCLI are read by jsonargparse, as LightningCLI itself does: "
-            "pip install 'bstune[lightning-cli]'"
-        ) from error
     lightning = import_module(package)
-    parser = import_module(f"{package}.cli").LightningArgumentParser(exit_on_error=False)
+    make_parser = import_module(f"{package}.cli").LightningArgumentParser
+    try:
+        parser = make_parser(exit_on_error=False)
+    # An installed jsonargparse may be too old, or lack what reads signatures.
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{NEEDS_JSONARGPARSE} ({one_line(str(error))})") from error
     parser.add_lightning_class_args(lightning.Trainer, "trainer")
     parser.add_lightning_class_args(
         lightning.LightningModule, "model", subclass_mode=True, required=False
@@ -368,13 +295,13 @@ def _parsed(parser: Any, sections: Node) -> Any:
         ) from error
 
 
-def _learning_rate(parsed: Node, sections: Node, chosen: Chosen) -> tuple[str | None, float]:
+def _learning_rate(parsed: Node, file: CliFile) -> tuple[str | None, float]:
     """Find the learning rate in a file.
 
     Args:
         parsed: the file's sections with all values.
-        sections: of the file, as they are written.
-        chosen: may give its key; else it is found by its name.
+        file: as it is written. The command line may give the rate's key; else it is found by its
+            name.
 
     Returns:
         Its dotted key and its value. The key is None where bstune sets the rate in the optimizers
@@ -383,36 +310,11 @@ def _learning_rate(parsed: Node, sections: Node, chosen: Chosen) -> tuple[str | 
     Raises:
         ConfigError: where there is no such number, or several.
     """
-    given_key = chosen.lr
-    if chosen.overrides_lr and given_key is None:
-        return None, rate_of_optimizers(_model_of(sections))
-    numbers = dict[str, float]()
-    for section in ("optimizer", "model"):
-        if parsed[section]:
-            numbers.update(_numbers(parsed[section], f"{section}."))
-    named = [key for key in numbers if key.rpartition(".")[2] in RATES]
-    # An optimizer in the file takes the place of the model's own, so its rate comes first.
-    of_optimizer = [key for key in named if key.startswith("optimizer.")]
-    keys = [given_key] if given_key else of_optimizer or named
+    given_key = file.chosen.lr
+    if file.chosen.overrides_lr and given_key is None:
+        return None, rate_of_optimizers(_model_of(file.sections))
+    numbers = numbers_of(parsed)
+    keys = [given_key] if given_key else named_rates(numbers)
     if len(keys) == 1 and keys[0] in numbers:
         return keys[0], float(numbers[keys[0]])
-    problem = f"found {', '.join(keys) or 'none'}"
-    if given_key:
-        problem = f"there is no number {given_key}"
-    raise ConfigError(
-        f"which number is the learning rate? {problem}: give its key, as --lr "
-        f"model.init_args.my_rate (numbers: {', '.join(numbers) or 'none'}); where it stands in "
-        f"configure_optimizers, {OVERRIDE_LR}=true sets it in the optimizer"
-    )
-
-
-def _numbers(values: Mapping[str, object], prefix: str) -> Iterator[tuple[str, float]]:
-    """Yield each number in nested mappings with its dotted key, which ``prefix`` begins.
-
-    Lists are passed over.
-    """
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}{name}", value
+    raise ConfigError(which_rate(file, numbers))

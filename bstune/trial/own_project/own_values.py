@@ -7,7 +7,7 @@ set up, and a module is built, takes one step and validates a few batches.
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.metric_names import choose_loss, mode_of
 from bstune.core.records import Mode
-from bstune.recipe import RATES
+from bstune.recipe import RATES, looks_like_rate
 from bstune.system.failures import described, place_of
 from bstune.system.interruption import temporary_folder
 from bstune.trial.backend import OWNED, refuse_finders
@@ -35,8 +35,6 @@ from bstune.trial.own_project.override_rate import own_rate_of
 
 # The epochs after which a trial gives up, where nothing but the study's time limits it.
 MOST_EPOCHS = 100
-# Options that end a study by its seconds.
-TIMED = ("search.seconds=", "search.wall_seconds=", "quick=true")
 # The arguments of a study in words.
 REFERENCE = "reference=(batch size, learning rate)"
 OF_NO_EPOCH = "batch_sizes and budget (no loader tells how long an epoch is)"
@@ -148,17 +146,40 @@ def own_rate(module: Callable[..., object]) -> float | None:
 
     None for a function, and where there is no such rate, or several.
     """
-    function = module.func if isinstance(module, partial) else module
-    if not isinstance(function, type):
-        return None
-    arguments = inspect.signature(module).parameters
-    rates = list[float]()
-    for name in RATES:
-        rate = arguments[name].default if name in arguments else None
-        if isinstance(rate, int | float) and rate > 0:
-            rates.append(float(rate))
+    defaults = _defaults_of_class(module)
+    rates = [defaults[name] for name in RATES if name in defaults]
     # Which of two rates is the optimizer's is not known.
     return rates[0] if len(rates) == 1 else None
+
+
+def rates_by_other_names(module: Callable[..., object]) -> dict[str, float]:
+    """Give the defaults of a module's class whose names speak of a learning rate, as base_lr does.
+
+    Those whose names are ``RATES`` are left out.
+    """
+    defaults = _defaults_of_class(module)
+    others = dict[str, float]()
+    for name, value in defaults.items():
+        if looks_like_rate(name) and name not in RATES:
+            others[name] = value
+    return others
+
+
+def _defaults_of_class(module: Callable[..., object]) -> dict[str, float]:
+    """Give the positive numbers that a module's class, or a partial of it, has as defaults.
+
+    There are none for a function.
+    """
+    function = module.func if isinstance(module, partial) else module
+    if not isinstance(function, type):
+        return {}
+    defaults = dict[str, float]()
+    for name, argument in inspect.signature(module).parameters.items():
+        value = argument.default
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and value > 0:
+            defaults[name] = float(value)
+    return defaults
 
 
 def rate_of_optimizers(module: LightningModule) -> float:
@@ -176,12 +197,6 @@ def rate_of_optimizers(module: LightningModule) -> float:
     if rate is None:
         raise ConfigError(f"{name}.configure_optimizers{place} sets no learning rate: {how}")
     return rate
-
-
-def are_timed(options: Iterable[str]) -> bool:
-    """Whether some options, written as on the command line, limit a study by seconds."""
-    # Hydra's options may begin with + or ++.
-    return any(str(option).lstrip("+").startswith(TIMED) for option in options)
 
 
 def own_examples(

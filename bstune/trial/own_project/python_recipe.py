@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bstune.core.errors import ConfigError
-from bstune.recipe import RATES, TrialValues
+from bstune.recipe import RATES, TrialValues, left_to_bstune, looks_like_rate
 from bstune.system.failures import place_of
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule
 
@@ -81,6 +81,7 @@ class PythonRecipe:
         ends_with_trial: whether a module's schedule depends on the steps of its trial.
         own_values: the user's own value of each hyper-parameter that is searched, by name; a trial
             that does not state one gets it.
+        left_out: names of the user's arguments of the Trainer in whose place bstune has its own.
     """
 
     build_module: BuildModule
@@ -89,6 +90,7 @@ class PythonRecipe:
     module_name: str = "module"
     ends_with_trial: bool = False
     own_values: Mapping[str, float] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
     # Modules and weights of earlier trials, by their identity.
     _built: "dict[int, weakref.ref[Any]]" = field(default_factory=dict, compare=False)
 
@@ -161,6 +163,13 @@ class PythonRecipe:
         """Give the recipe with further arguments of the Trainer, which do not replace its own."""
         return replace(self, trainer_arguments={**arguments, **self.trainer_arguments})
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A line that names the arguments of the Trainer that are left out, if there are any."""
+        if not self.left_out:
+            return ()
+        return (left_to_bstune(f"trainer.{name}" for name in self.left_out),)
+
     def takes(self, name: str) -> bool:
         """Whether a module may depend on a value of the trial, such as ``total_steps``.
 
@@ -193,6 +202,7 @@ class PythonRecipe:
             self.module_name,
             self.ends_with_trial,
             self.own_values,
+            self.left_out,
         )
         pickled: bytes = cloudpickle.dumps(parts)
         return pickled
@@ -260,7 +270,14 @@ def _argument_names(
     bound = set(module.keywords) if isinstance(module, partial) else set()
     free = [name for name in arguments if name not in bound]
     rates = [name for name in RATES if name in free]
-    instead = f"give module=lambda trial: {class_name}(...) instead"
+    alike = list[str]()
+    for name in free:
+        # A switch is no rate, such as use_lr_schedule.
+        if looks_like_rate(name) and not isinstance(arguments[name].default, bool):
+            alike.append(f"{name}=trial.lr, ")
+    # Of several rates it is not known which one is the trial's.
+    own_rate = alike[0] if len(alike) == 1 else ""
+    instead = f"give module=lambda trial: {class_name}({own_rate}...) instead"
     needs_no_rate = overrides_lr and not rates
     if len(rates) != 1 and not needs_no_rate:
         found = " and ".join(rates) or ", ".join(free) or "none"

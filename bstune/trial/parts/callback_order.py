@@ -7,7 +7,12 @@ from bstune.trial.lightning.packages import of_package, package_of
 
 
 def order_callbacks(
-    trainer: Trainer, module: LightningModule, first: Callback | None, last: Callback
+    trainer: Trainer,
+    module: LightningModule,
+    first: Callback | None,
+    last: Callback,
+    *,
+    stops_early: bool = True,
 ) -> None:
     """Put two call-backs of a trial before and after all others, the module's own included.
 
@@ -17,6 +22,9 @@ def order_callbacks(
         first: writes a trial's state before others prepare an evaluation, as by averaging the
             weights; None: no state is written.
         last: counts a step after the others, whose work after a step is still training.
+        stops_early: whether EarlyStopping may end the trial. Else it is left out: its patience
+            counts evaluations, or epochs, of which a large batch size has few steps each, and a
+            trial that it ended could not go on.
 
     Raises:
         ConfigError: for a call-back that makes steps of several batches, or sets a value that
@@ -31,7 +39,13 @@ def order_callbacks(
             "GradientAccumulationScheduler makes steps of several batches, but batch sizes count "
             "all accumulated examples: leave it out"
         )
-    ordered = [callback for callback in callbacks if callback is not last]
+    left_out: tuple[type, ...] = ()
+    if not stops_early:
+        left_out = (of_package(package_of(module), "callbacks.EarlyStopping"),)
+    ordered = list[Callback]()
+    for callback in callbacks:
+        if callback is not last and not isinstance(callback, left_out):
+            ordered.append(callback)
     if first is not None:
         ordered.insert(0, first)
     ordered.append(last)

@@ -44,7 +44,14 @@ class TrialCallback(Callback):
         """Take the last place among the call-backs, and prepare the parts for the first step."""
         parts = self.parts
         self.module = pl_module
-        order_callbacks(trainer, pl_module, first=parts.snapshot.writer, last=self)
+        order_callbacks(
+            trainer,
+            pl_module,
+            first=parts.snapshot.writer,
+            last=self,
+            # A target, and the search for it, end trials by themselves.
+            stops_early=parts.protocol.target.is_open,
+        )
         # A resumed trial may lack a single step, so that its first step is the last one.
         parts.last_step.bring_forward()
         parts.snapshot.expect(parts.state)

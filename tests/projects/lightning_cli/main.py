@@ -74,5 +74,16 @@ class LitLinear(LightningModule):
         return self.optimizer(self.parameters())
 
 
+class LitBased(LitLinear):
+    """Calls its learning rate by a name of its own."""
+
+    def __init__(self, base_lr: float = 0.02) -> None:
+        super().__init__()
+        self.base_lr = base_lr
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.optimizer(self.parameters(), lr=self.base_lr)
+
+
 if __name__ == "__main__":
     LightningCLI()
