@@ -15,8 +15,13 @@ NARROW_INTERVAL = 1.5
 def next_steps(result: StudyResult) -> Iterator[str]:
     """Give the command that trains the winner, if there is one.
 
-    Without a winner, say what to change.
+    Without a winner, say what to change. Where the trials ran for another target and tell little of
+    this one, say what runs a study for it.
     """
+    if result.run_for_target is not None:
+        yield f"run a study for {result.target}:"
+        yield result.run_for_target
+        return
     if result.winner is not None:
         if result.train is not None:
             yield advice_to_keep(result) or "to train with USE:"

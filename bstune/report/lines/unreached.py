@@ -29,10 +29,25 @@ def closest_texts(result: StudyResult) -> Iterator[str]:
     yield f"that trial is predicted to meet the target after about {', '.join(parts)} in all"
 
 
+def none_to_use(result: StudyResult) -> str:
+    """Say why a result has no point to use: nothing reached the target, or too few trials did.
+
+    Trials for another target may have passed this one on fresh seeds alone, which are no points of
+    the search.
+    """
+    reached = result.statuses["reached"]
+    if reached:
+        return f"only {reached} of {plural(result.trials, 'trial')} reached the target"
+    return NOTHING_REACHED
+
+
 def unreached_text(result: StudyResult) -> str:
     """Write that the target was not reached, and the closest value with its point."""
     if not result.trials:
         return f"no trial has run, so {result.target} was not reached"
+    reached = result.statuses["reached"]
+    if reached:
+        return f"{result.target} was reached in only {reached} of {plural(result.trials, 'trial')}"
     missed = f"{result.target} was not reached in {plural(result.trials, 'trial')}"
     if result.unreached is None or result.unreached.closest is None:
         return missed
@@ -100,6 +115,8 @@ def cause_of(result: StudyResult) -> Cause:
     if not any(statuses.values()):
         # Without a trial only the end of the search can tell why.
         return Cause(result.stop_reason)
+    if result.few_passed is not None:
+        return Cause(f"the histories do not suffice for {result.target}: {result.few_passed}")
     # Trials that were run for another target do not tell why they ended before this one.
     if unreached is None or unreached.stopped is None:
         return Cause()
