@@ -337,6 +337,7 @@ def test_another_point_is_named_only_where_it_takes_less():
 
 # It fell from 0.5 to 0.2, the last step included.
 STOPPED = make_trial(0, 64, status="stopped", steps=100, history=((10, 0.5), (100, 0.2)))
+ONCE = make_trial(3, 64, status="stopped", steps=100, history=((100, 0.3),))
 # The value of this one moved by less than 1% in the second half.
 FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0.201), (100, 0.2)))
 
@@ -362,6 +363,23 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
             "1 of 1 stopped trial no longer improved when they were stopped",
             # 5% above the closest value, 0.2.
             "an easier target (workload.target.value=0.21) or another learning rate (scaling.lr)",
+        ),
+        # One evaluation shows no improvement, and none that it has ended.
+        (
+            [ONCE, replace(ONCE, number=1), STOPPED],
+            "2 of 3 stopped trials had fewer than two evaluations, which show no improvement",
+            "evaluations more often, or search.trials=128: the same command continues them",
+        ),
+        (
+            [replace(ONCE, steps=400)],
+            "1 of 1 stopped trial had fewer than two evaluations, which show no improvement",
+            "evaluations more often, or a larger budget: budget.steps=1600",
+        ),
+        # Those that do not tell are left out of the majority.
+        (
+            [ONCE, FLAT, replace(FLAT, number=2)],
+            "2 of 3 stopped trials no longer improved when they were stopped",
+            "an easier target",
         ),
         (
             [
@@ -402,7 +420,8 @@ def test_advice_follows_the_cause(trials, why, change):
     assert texts(summary, "DEVICES") == (f"not known: {NOTHING_REACHED}",)
     limited = changed(summary, search=changed(SEARCH, limit="search.seconds"))
     # More of a limit helps only where the search itself stopped the trials.
-    assert ("more of search.seconds" in texts(limited, "NEXT")[0]) == (trials == [STOPPED])
+    ended_by_search = "the same command continues them" in change
+    assert ("more of search.seconds" in texts(limited, "NEXT")[0]) == ended_by_search
 
 
 @pytest.mark.parametrize("others", [[STOPPED, replace(STOPPED, number=8)], [make_trial(2)]])

@@ -162,27 +162,43 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
     if 2 * unreached.cut_schedules >= count:
         return _cause_of_cuts(unreached, stopped, result.search)
     improving = unreached.improving
+    untold = unreached.untold
+    # Most were evaluated once or never: they show no change.
+    if 2 * untold >= count:
+        why = f"{untold} of {stopped} had fewer than two evaluations, which show no improvement"
+        is_at_budget = 2 * unreached.untold_at_budget >= untold
+        more_steps = _more_steps(unreached, result.search, is_at_budget)
+        return Cause(why, f"evaluations more often, or {more_steps}")
     # Most no longer improved: more steps would not bring them to the target.
-    if 2 * improving < count:
+    if 2 * improving < count - untold:
         changes = ["another learning rate (scaling.lr), another model or schedule"]
         if unreached.easier:
             value = format_number(unreached.easier, 2)
             changes.insert(0, f"an easier target (workload.target.value={value})")
-        why = f"{count - improving} of {stopped} no longer improved when they were stopped"
+        flat = count - untold - improving
+        why = f"{flat} of {stopped} no longer improved when they were stopped"
         return Cause(why, " or ".join(changes))
-    # Of those that still improved, most were stopped by one limit: more of that is the advice.
-    improving_at_budget = unreached.improving_at_budget
-    if 2 * improving_at_budget >= improving:
-        why = f"{improving_at_budget} of {stopped} still improved at the end of their budget"
-        return Cause(why, f"a larger budget: {_larger_budget(unreached)}")
     why = f"{improving} of {stopped} still improved when the search ended and stopped them"
-    search = result.search
+    at_budget = unreached.improving_at_budget
+    is_at_budget = 2 * at_budget >= improving
+    if is_at_budget:
+        why = f"{at_budget} of {stopped} still improved at the end of their budget"
+    return Cause(why, _more_steps(unreached, result.search, is_at_budget))
+
+
+def _more_steps(unreached: Unreached, search: SearchPlan, is_at_budget: bool) -> str:
+    """Write what gives trials more steps: more of the limit that stopped most of them.
+
+    ``is_at_budget``: whether that was their budget; else the search ended before it was spent.
+    """
+    if is_at_budget:
+        return f"a larger budget: {_larger_budget(unreached)}"
     if search.limit:
-        return Cause(why, f"more of {search.limit}: the same command continues them")
+        return f"more of {search.limit}: the same command continues them"
     if not search.trials:
-        return Cause(why, "more search.trials")
+        return "more search.trials"
     trials = ADVISED_TIMES * search.trials
-    return Cause(why, f"search.trials={trials}: the same command continues them")
+    return f"search.trials={trials}: the same command continues them"
 
 
 def _larger_budget(unreached: Unreached) -> str:
