@@ -30,7 +30,7 @@ from bstune.study.own_loop import OWN_WORK, trials_of
 from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial import loop_noise_scale
 from bstune.trial.backend import make_protocol
-from bstune.trial.own_loop import ENDED_SHORT, LoopBackend, LoopLimits, LoopTrial
+from bstune.trial.own_loop import ANY_LOOP, ENDED_SHORT, LoopBackend, LoopLimits, LoopTrial
 from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 
@@ -760,6 +760,39 @@ def backend_for_loss(say=pytest.fail):
     """A backend that hands out trials of 20,000 examples each, and its folder here."""
     options = quadratic(**FOR_LOSS).options
     return LoopBackend(options, make_protocol(options, None), say), Output(Path.cwd())
+
+
+@pytest.mark.parametrize(
+    ("number", "reports", "limits", "is_told", "may_be_wrong_way"),
+    [
+        (0, [(5, 3.0)], ANY_LOOP, True, True),
+        # The start has missed the target, so that it is the right way round.
+        (0, [(0, 2.0), (5, 3.0)], ANY_LOOP, True, False),
+        # A job that is told in hindsight reports no start.
+        (0, [(5, 3.0)], LoopLimits(in_hindsight=True), True, False),
+        # An evaluation missed the target before.
+        (0, [(5, 2.0), (10, 3.0)], ANY_LOOP, False, False),
+        # It never met the target.
+        (0, [(313, 2.0)], ANY_LOOP, False, False),
+        # The first trial says it for all.
+        (1, [(5, 3.0)], ANY_LOOP, False, False),
+    ],
+)
+def test_a_target_that_the_first_evaluation_meets_is_told_once(
+    number, reports, limits, is_told, may_be_wrong_way
+):
+    options = quadratic(target="loss>=2.2").options
+    said = []
+    backend = LoopBackend(options, make_protocol(options, None), said.append, limits=limits)
+    folder = Output(Path.cwd())
+    trial = backend.hand_over(make_spec(64, number=number), folder, None)
+    for report in reports:
+        trial.report(*report)
+    trial.save_to.write_text("weights")
+    trial.finish(seconds=1.0)
+    backend.take_back(trial, folder)
+    assert len(said) == is_told
+    assert ["trial.report(0, value)" in line for line in said] == [may_be_wrong_way] * is_told
 
 
 def test_a_loop_that_ends_between_reports_stands_at_its_last_one():

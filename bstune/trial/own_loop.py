@@ -34,7 +34,7 @@ from bstune.core.records import CUT_SHORT, Status, TrialProtocol, TrialResult, T
 from bstune.core.step_time import StepTime, fit_line
 from bstune.core.step_time_law import law_of_trials
 from bstune.options import StudyOptions
-from bstune.system.console import plural
+from bstune.system.console import format_number, plural
 from bstune.system.failures import described
 from bstune.system.files import (
     Output,
@@ -72,6 +72,15 @@ NEVER_AT_END = (
 NOT_SAVED = (
     "nothing was saved at trial.save_to when trial {number} was stopped: trials that go on start "
     "afresh, from their first step"
+)
+
+MET_AT_ONCE = (
+    "trial 0 met {target} at its first evaluation, {value} after {steps}: when it did is not known, "
+    "so evaluate earlier, or give a harder target"
+)
+WRONG_WAY = (
+    "; a target that untrained weights meet too is the wrong way round, which trial.report(0, "
+    "value) before the first step tells"
 )
 
 Measurements = tuple[tuple[int, float, float], ...]
@@ -701,6 +710,7 @@ class LoopBackend(TrialBackend):
             message = None
         record = replace(record, device=self.device, message=message)
         self._take_seconds(record)
+        self._tell_if_met_at_once(trial, record)
         self._keep_saved(trial, record, folder)
         return replace(finished, record=record)
 
@@ -720,6 +730,25 @@ class LoopBackend(TrialBackend):
             self._say(
                 NEVER_AT_END.format(trials=self._cut_in_a_row, steps=steps, end=trial.max_steps)
             )
+
+    def _tell_if_met_at_once(self, trial: LoopTrial, record: TrialResult) -> None:
+        """Say that the study's first trial met the target at its first evaluation.
+
+        All batch sizes that do so look alike. Other workloads are evaluated before training, where
+        a target that is met already is refused; a loop need not report that.
+        """
+        if record.number != 0 or not record.reached or len(record.history) != 1:
+            return
+        _, value = record.history[0]
+        text = MET_AT_ONCE.format(
+            target=self._protocol.target,
+            value=format_number(value),
+            steps=plural(record.steps, "step"),
+        )
+        # A start that was reported has missed the target.
+        if trial.start_gap is None and not self._in_hindsight:
+            text += WRONG_WAY
+        self._say(text)
 
     def _take_seconds(self, record: TrialResult) -> None:
         """Fit tau(B), the seconds of a step over batch size, anew with those of a trial.
