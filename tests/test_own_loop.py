@@ -763,6 +763,38 @@ def backend_for_loss(say=pytest.fail):
 
 
 @pytest.mark.parametrize(
+    ("limits", "saves", "continues", "said"),
+    [
+        (ANY_LOOP, True, True, ()),
+        (ANY_LOOP, False, False, ("trial.save_to",)),
+        # It is said in the loop's own terms, such as those of an application of Hydra.
+        (LoopLimits(save_place="last.pt"), False, False, ("saved at last.pt when",)),
+        # A loop that cannot go on has nothing to save, whatever it saved.
+        (LoopLimits(continues=False), False, False, ()),
+        (LoopLimits(continues=False), True, False, ()),
+    ],
+)
+def test_a_loop_is_told_that_nothing_was_saved_where_it_could_go_on(limits, saves, continues, said):
+    options = quadratic().options
+    lines = []
+    backend = LoopBackend(options, make_protocol(options, None), lines.append, limits=limits)
+    folder = Output(Path.cwd())
+    trial = backend.hand_over(make_spec(64, max_steps=10), folder, None)
+    trial.report(10, 1.0)
+    trial.finish(seconds=1.0)
+    if saves:
+        trial.save_to.write_text("weights")
+    record = backend.take_back(trial, folder).result()
+    assert backend.continues == continues
+    # The next call knows it by what was saved.
+    backend.look_back([record], folder)
+    assert backend.continues == continues
+    assert len(lines) == len(said)
+    for line, part in zip(lines, said, strict=True):
+        assert part in line
+
+
+@pytest.mark.parametrize(
     ("number", "reports", "limits", "is_told", "may_be_wrong_way"),
     [
         (0, [(5, 3.0)], ANY_LOOP, True, True),

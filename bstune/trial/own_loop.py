@@ -70,8 +70,8 @@ NEVER_AT_END = (
     "reports"
 )
 NOT_SAVED = (
-    "nothing was saved at trial.save_to when trial {number} was stopped: trials that go on start "
-    "afresh, from their first step"
+    "nothing was saved at {place} when trial {number} was stopped: trials that go on start afresh, "
+    "from their first step"
 )
 
 MET_AT_ONCE = (
@@ -529,12 +529,16 @@ class LoopLimits:
         jobs: how many trials the loop trains side by side.
         in_hindsight: whether the loop reports a trial only once it has ended, so that no time limit
             can end it.
+        continues: whether the loop can train a stopped trial on from what it saved of that.
+        save_place: where the loop is to save a trial, in its own terms.
     """
 
     stops: bool = True
     lr_range: tuple[float, float] = TrialBackend.lr_range
     jobs: int = 1
     in_hindsight: bool = False
+    continues: bool = True
+    save_place: str = "trial.save_to"
 
 
 ANY_LOOP = LoopLimits()
@@ -575,7 +579,9 @@ class LoopBackend(TrialBackend):
         self._cut_in_a_row = 0
         self.stops = limits.stops
         # Only a trial that was stopped can go on.
-        self.continues = limits.stops
+        self._can_continue = limits.stops and limits.continues
+        self.continues = self._can_continue
+        self._save_place = limits.save_place
         self.lr_range = limits.lr_range
         self._in_hindsight = limits.in_hindsight
         device = resolve_device(options.device, "device")
@@ -614,7 +620,7 @@ class LoopBackend(TrialBackend):
         for record in done:
             if record.number not in resumed and self._may_go_on(record):
                 stopped.append(record)
-        if stopped:
+        if stopped and self._can_continue:
             self.continues = any(self.resumable(record.number, folder) for record in stopped)
 
     def _may_go_on(self, record: TrialResult) -> bool:
@@ -784,7 +790,7 @@ class LoopBackend(TrialBackend):
             self._mark(folder.state(trial.number), trial.start_gap)
         elif self.continues and trial.worth_saving:
             self.continues = False
-            self._say(NOT_SAVED.format(number=trial.number))
+            self._say(NOT_SAVED.format(place=self._save_place, number=trial.number))
 
 
 def _was_saved(saved: Path) -> bool:
