@@ -795,6 +795,32 @@ def test_a_loop_is_told_that_nothing_was_saved_where_it_could_go_on(limits, save
 
 
 @pytest.mark.parametrize(
+    ("steps", "limits", "said"),
+    [
+        ([10, 10], ANY_LOOP, []),
+        # It is said once, of the first trial that runs past its end.
+        ([10, 17, 25], ANY_LOOP, ["trial 1 reported step 17, past trial.max_steps=10"]),
+        # Neither loop can stop at a step that the study chooses.
+        ([17], LoopLimits(stops=False), []),
+        ([17], LoopLimits(in_hindsight=True), []),
+    ],
+)
+def test_steps_past_a_trials_end_are_told_once(steps, limits, said):
+    options = quadratic().options
+    lines = []
+    backend = LoopBackend(options, make_protocol(options, None), lines.append, limits=limits)
+    folder = Output(Path.cwd())
+    for number, step in enumerate(steps):
+        trial = backend.hand_over(make_spec(64, number=number, max_steps=10), folder, None)
+        assert not trial.report(step, 1.0)
+        trial.save_to.write_text("weights")
+        trial.finish(seconds=1.0)
+        # The steps that it took count.
+        assert backend.take_back(trial, folder).result().steps == step
+    assert [line.partition(":")[0] for line in lines] == said
+
+
+@pytest.mark.parametrize(
     ("number", "reports", "limits", "is_told", "may_be_wrong_way"),
     [
         (0, [(5, 3.0)], ANY_LOOP, True, True),

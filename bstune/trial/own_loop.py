@@ -74,6 +74,10 @@ NOT_SAVED = (
     "from their first step"
 )
 
+PAST_THE_END = (
+    "trial {number} reported step {steps}, past trial.max_steps={end}: its further steps are time "
+    "that the study has not planned; take min(10, trial.max_steps - step) steps between reports"
+)
 MET_AT_ONCE = (
     "trial 0 met {target} at its first evaluation, {value} after {steps}: when it did is not known, "
     "so evaluate earlier, or give a harder target"
@@ -251,7 +255,8 @@ class LoopTrial:
         Args:
             step: how many steps the optimizer has taken, those of the trial that this one continues
                 included. A report at 0, before the first step, is the start: a trial has diverged
-                once it is far past that.
+                once it is far past that. One past ``max_steps`` ends the trial, too, which a line
+                says once; the objective loss refuses it.
             value: of the target's metric: a number, or a tensor or an array of one. A value that is
                 not finite ends the trial as diverged.
 
@@ -575,6 +580,8 @@ class LoopBackend(TrialBackend):
         # The batch size and the seconds of a step of each trial that reported its seconds.
         self._timed: list[tuple[int, float]] = []
         self._tau: Callable[[float], float] = UNTIMED
+        # Whether a trial was told that it ran past its last step.
+        self._has_told_of_end = False
         # The number of trials in a row that ended before their last step.
         self._cut_in_a_row = 0
         self.stops = limits.stops
@@ -716,6 +723,7 @@ class LoopBackend(TrialBackend):
             message = None
         record = replace(record, device=self.device, message=message)
         self._take_seconds(record)
+        self._tell_if_past_end(trial, record)
         self._tell_if_met_at_once(trial, record)
         self._keep_saved(trial, record, folder)
         return replace(finished, record=record)
@@ -736,6 +744,19 @@ class LoopBackend(TrialBackend):
             self._say(
                 NEVER_AT_END.format(trials=self._cut_in_a_row, steps=steps, end=trial.max_steps)
             )
+
+    def _tell_if_past_end(self, trial: LoopTrial, record: TrialResult) -> None:
+        """Say once that a trial has run past its last step, where the loop could have stopped it.
+
+        A loop that is told nothing of ``max_steps``, or reports in hindsight, could not.
+        """
+        knows_end = self.stops and not self._in_hindsight
+        if self._has_told_of_end or not knows_end or record.steps <= trial.max_steps:
+            return
+        self._has_told_of_end = True
+        self._say(
+            PAST_THE_END.format(number=record.number, steps=record.steps, end=trial.max_steps)
+        )
 
     def _tell_if_met_at_once(self, trial: LoopTrial, record: TrialResult) -> None:
         """Say that the study's first trial met the target at its first evaluation.
