@@ -755,6 +755,22 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
     assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"seconds": 1.5}, ("search.seconds", 1.5)),
+        ({"seconds": 1000.0}, (None, None)),
+    ],
+)
+def test_what_ended_a_search_is_told_with_its_value(changes, expected):
+    study = quadratic(trials=4, objective="time", **changes)
+    for trial in study:
+        descend(trial, seconds_per_step=1e-9)
+        trial.finish(seconds=1.0)
+    search = study.result.summary.search
+    assert (search.limit, search.limit_value) == expected
+
+
 # A test that says nothing of lines fails at the first one.
 def backend_for_loss(say=pytest.fail):
     """A backend that hands out trials of 20,000 examples each, and its folder here."""

@@ -214,9 +214,17 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
     """
     options = prepared.options
     budget = prepared.budget
-    limit: str | None = None
-    if end is not None:
-        limit = end.limit
+    search = SearchPlan(trials=budget.trials, replicates=budget.replicates, limit=None)
+    if end is not None and end.limit is not None:
+        # What is still to gain is no limit of which more would help.
+        values = {"search.seconds": budget.seconds, "search.wall_seconds": budget.wall_seconds}
+        search = SearchPlan(
+            trials=budget.trials,
+            replicates=budget.replicates,
+            limit=end.limit,
+            limit_value=values.get(end.limit),
+            least_limit=end.least_limit,
+        )
     question: str | None = None
     if budget.objective == "loss":
         question = question_of(options)
@@ -227,7 +235,7 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
         objective=budget.objective,
         target=prepared.protocol.target,
         budget=prepared.protocol.budget,
-        search=SearchPlan(trials=budget.trials, replicates=budget.replicates, limit=limit),
+        search=search,
         reference=Reference(
             batch_size=options.scaling.batch_size,
             lr=options.scaling.lr,

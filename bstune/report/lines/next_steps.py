@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from bstune.report.lines.gain import is_alone, is_of_baseline, is_shown
-from bstune.report.lines.unreached import cause_of
+from bstune.report.lines.unreached import ADVISED_TIMES, cause_of, more_of_limit
 from bstune.result import CriticalBatchSize, SearchPlan, StudyResult
 from bstune.system.console import format_count
 
@@ -67,8 +67,8 @@ def advice_to_keep(result: StudyResult) -> str | None:
 
 def advice_to_compare(search: SearchPlan) -> str:
     """Advise to try other configurations. The command that trains the user's own one follows."""
-    option = search.limit or "search.trials"
-    return f"try others with more of {option}; to train with your own configuration:"
+    raised = more_of_limit(search) or f"search.trials={ADVISED_TIMES * search.trials}"
+    return f"try others with {raised}; to train with your own configuration:"
 
 
 def more(result: StudyResult) -> Iterator[str | None]:

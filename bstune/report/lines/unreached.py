@@ -1,5 +1,6 @@
 """Texts on a study that has not reached its target: the closest point, why, and what to change."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -140,14 +141,14 @@ def _cause_of_cuts(unreached: Unreached, stopped: str, search: SearchPlan) -> Ca
     """
     why = f"{unreached.cut_schedules} of {stopped} ended before the schedule did"
     if not unreached.cut_examples:
-        return Cause(why, f"much more of {search.limit or WALL_SECONDS}")
+        return Cause(why, more_of_limit(search) or f"a much larger {WALL_SECONDS}")
     budget = f"budget.examples={unreached.cut_examples}"
     # A budget lasts until all of its limits are spent: one step leaves the length to the examples.
     if unreached.budget_steps is not None and unreached.budget_steps > 1:
         budget = f"budget.steps=1 {budget}"
     change = f"a budget whose schedule ends in time, such as {budget}"
     if search.limit is not None:
-        change += f", or a much larger {search.limit}"
+        change += f", or {more_of_limit(search)}"
     return Cause(why, change)
 
 
@@ -193,12 +194,28 @@ def _more_steps(unreached: Unreached, search: SearchPlan, is_at_budget: bool) ->
     """
     if is_at_budget:
         return f"a larger budget: {_larger_budget(unreached)}"
-    if search.limit:
-        return f"more of {search.limit}: the same command continues them"
+    limit = more_of_limit(search)
+    if limit is not None:
+        return f"{limit}: the same command continues them"
     if not search.trials:
         return "more search.trials"
     trials = ADVISED_TIMES * search.trials
     return f"search.trials={trials}: the same command continues them"
+
+
+def more_of_limit(search: SearchPlan) -> str | None:
+    """Write the limit that ended a search with a value to raise it to; None without a limit.
+
+    A result of an earlier version does not tell the value that it had.
+    """
+    if search.limit is None:
+        return None
+    if search.limit_value is None:
+        return f"a much larger {search.limit}"
+    value = ADVISED_TIMES * search.limit_value
+    if search.least_limit is not None:
+        value = max(value, search.least_limit)
+    return f"{search.limit}={math.ceil(value)}"
 
 
 def _larger_budget(unreached: Unreached) -> str:
