@@ -756,6 +756,44 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
 
 
 @pytest.mark.parametrize(
+    ("changes", "values"),
+    [
+        ({}, "best.batch_size, best.lr"),
+        (
+            {"tunable": {"decay": (0.1, 0.3)}},
+            "best.batch_size, best.lr, best.hyperparameters['decay']",
+        ),
+        # What no trial reached is not to be trained with.
+        ({"target": "loss<=1e-9"}, None),
+    ],
+)
+def test_a_loop_is_told_how_to_train_with_what_was_found(changes, values, capsys):
+    study = quadratic(**changes)
+    for trial in study:
+        descend(trial)
+        trial.finish()
+    _, _, following = capsys.readouterr().out.partition("NEXT")
+    if values is None:
+        assert "best = " not in following
+        return
+    rows = [row.strip() for row in following.splitlines()]
+    (reads,) = (row for row in rows if row.startswith("best = "))
+    assert f"train your loop with {values} in place of the trial's" in rows
+    # The line runs as it stands, in another program, too.
+    found = {"bstune": bstune}
+    exec(reads, found)  # noqa: S102 (bstune wrote it)
+    assert found["best"] == study.result.best
+
+
+def test_an_application_of_hydra_trains_in_another_program():
+    options = quadratic().options
+    for in_hindsight in (False, True):
+        limits = LoopLimits(in_hindsight=in_hindsight)
+        backend = LoopBackend(options, make_protocol(options, None), pytest.fail, limits=limits)
+        assert backend.trains_in_loop == (not in_hindsight)
+
+
+@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"seconds": 1.5}, ("search.seconds", 1.5)),

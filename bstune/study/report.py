@@ -33,7 +33,7 @@ from bstune.study.commands import best_yaml, study_arguments, train_command
 from bstune.study.planning.plan import SearchEnd
 from bstune.study.planning.replicates import Winner
 from bstune.study.prepare import PreparedStudy
-from bstune.study.showing.printed import places, show, show_places
+from bstune.study.showing.printed import from_here, places, show, show_places
 from bstune.study.storage.trials import results
 from bstune.study.winners import checkpoints_elsewhere, mark_winners, metrics_of_winners
 from bstune.system.console import format_count, plural
@@ -140,19 +140,36 @@ def _next_in_python(
 ) -> list[Line]:
     """Give the line NEXT of a study of Python objects: the call that trains its winner.
 
-    Advice to keep the user's own configuration, if the gain suggests it, stands before the call.
-    There is no line without a winner, nor for a study of the command line, whose line NEXT is a
-    command, nor for a loop of the user's, which bstune cannot train.
+    A loop of the user's takes the winner's values in place of a trial's. Advice to keep the user's
+    own configuration, if the gain suggests it, stands before that. There is no line without a
+    winner, nor for a study of a command line, whose line NEXT is a command.
     """
     has_winner = result.winner is not None or result.at_budget is not None
-    if arguments is not None or not has_winner or prepared.recipe is None:
+    if arguments is not None or not has_winner:
+        return []
+    if prepared.recipe is not None:
+        how_to_train = ["result.train()"]
+    elif prepared.backend.trains_in_loop:
+        how_to_train = _with_own_loop(prepared)
+    else:
         return []
     advice = next_steps.advice_to_keep(result)
     if result.at_budget is not None:
         advice = budget_lines.advice_to_keep(result)
-    if advice is None:
-        return [("NEXT", ("result.train()",))]
-    return [("NEXT", (advice, "result.train()"))]
+    if advice is not None:
+        how_to_train.insert(0, advice)
+    return [("NEXT", tuple(how_to_train))]
+
+
+def _with_own_loop(prepared: PreparedStudy) -> list[str]:
+    """Write how a loop of the user's trains the winner: the line that reads it, and its values."""
+    values = ["best.batch_size", "best.lr"]
+    for name in prepared.options.search.tune:
+        values.append(f"best.hyperparameters[{name!r}]")
+    return [
+        f"best = bstune.load({str(from_here(prepared.files.root))!r}).best",
+        f"train your loop with {', '.join(values)} in place of the trial's",
+    ]
 
 
 def _draw(

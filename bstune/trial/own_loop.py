@@ -591,6 +591,8 @@ class LoopBackend(TrialBackend):
         self._save_place = limits.save_place
         self.lr_range = limits.lr_range
         self._in_hindsight = limits.in_hindsight
+        # Otherwise another program has the values, such as an application of Hydra.
+        self.trains_in_loop = not limits.in_hindsight
         device = resolve_device(options.device, "device")
         if device.type == "cpu":
             self.device = "cpu"
