@@ -27,7 +27,7 @@ from bstune.report.compare import compared_study
 from bstune.report.lines.cautions import warnings
 from bstune.report.lines.learning_rate import fitting_rules_text
 from bstune.report.lines.next_steps import how_to_narrow, on_limits
-from bstune.report.lines.unreached import NOTHING_REACHED
+from bstune.report.lines.unreached import NOTHING_REACHED, more_of_limit
 from bstune.report.trust import trust
 from bstune.report.words import critical_text, expected_text, trials_text
 from bstune.result import (
@@ -337,6 +337,7 @@ def test_another_point_is_named_only_where_it_takes_less():
 
 # It fell from 0.5 to 0.2, the last step included.
 STOPPED = make_trial(0, 64, status="stopped", steps=100, history=((10, 0.5), (100, 0.2)))
+ONCE = make_trial(3, 64, status="stopped", steps=100, history=((100, 0.3),))
 # The value of this one moved by less than 1% in the second half.
 FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0.201), (100, 0.2)))
 
@@ -362,6 +363,23 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
             "1 of 1 stopped trial no longer improved when they were stopped",
             # 5% above the closest value, 0.2.
             "an easier target (workload.target.value=0.21) or another learning rate (scaling.lr)",
+        ),
+        # One evaluation shows no improvement, and none that it has ended.
+        (
+            [ONCE, replace(ONCE, number=1), STOPPED],
+            "2 of 3 stopped trials had fewer than two evaluations, which show no improvement",
+            "evaluations more often, or search.trials=128: the same command continues them",
+        ),
+        (
+            [replace(ONCE, steps=400)],
+            "1 of 1 stopped trial had fewer than two evaluations, which show no improvement",
+            "evaluations more often, or a larger budget: budget.steps=1600",
+        ),
+        # Those that do not tell are left out of the majority.
+        (
+            [ONCE, FLAT, replace(FLAT, number=2)],
+            "2 of 3 stopped trials no longer improved when they were stopped",
+            "an easier target",
         ),
         (
             [
@@ -400,9 +418,10 @@ def test_advice_follows_the_cause(trials, why, change):
     )
     assert texts(summary, "AS GOOD") == ()
     assert texts(summary, "DEVICES") == (f"not known: {NOTHING_REACHED}",)
-    limited = changed(summary, search=changed(SEARCH, limit="search.seconds"))
-    # More of a limit helps only where the search itself stopped the trials.
-    assert ("more of search.seconds" in texts(limited, "NEXT")[0]) == (trials == [STOPPED])
+    limited = changed(summary, search=changed(SEARCH, limit="search.seconds", limit_value=60.0))
+    # More of a limit helps only where the search itself stopped the trials: four times as much.
+    ended_by_search = "the same command continues them" in change
+    assert ("search.seconds=240" in texts(limited, "NEXT")[0]) == ended_by_search
 
 
 @pytest.mark.parametrize("others", [[STOPPED, replace(STOPPED, number=8)], [make_trial(2)]])
@@ -524,6 +543,26 @@ def test_more_is_advised_of_what_ended_the_search(limit, more_of):
     )
 
 
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({}, None),
+        # Four times as much, in whole seconds.
+        ({"limit": "search.seconds", "limit_value": 0.3}, "search.seconds=2"),
+        ({"limit": "search.wall_seconds", "limit_value": 60.0}, "search.wall_seconds=240"),
+        # Two configurations take more.
+        (
+            {"limit": "search.wall_seconds", "limit_value": 60.0, "least_limit": 300.0},
+            "search.wall_seconds=300",
+        ),
+        # A result of an earlier version does not tell how much it was.
+        ({"limit": "search.wall_seconds"}, "a much larger search.wall_seconds"),
+    ],
+)
+def test_a_limit_is_advised_with_its_value(limits, text):
+    assert more_of_limit(changed(SEARCH, **limits)) == text
+
+
 def test_cautions_are_what_would_change_the_answer_the_worst_first():
     left = NotRunAgain(batch_size=32, lr=0.3, candidates=2)
     missed = changed(WHOLE.best_by_time.confirmed, reached=2)
@@ -585,7 +624,7 @@ def test_fewer_steps_that_take_more_seconds_are_a_caution(ratio, at_least, text)
 # No common seed: yours ran once, USE on three fresh seeds.
 SINGLE = {"seeds": 0, "baseline_seeds": 0, "winner_seeds": 3}
 # The clock has ended the search, not its plan.
-OF_TIME = changed(SEARCH, limit="search.wall_seconds")
+OF_TIME = changed(SEARCH, limit="search.wall_seconds", limit_value=30.0)
 
 
 @pytest.mark.parametrize(
@@ -636,7 +675,9 @@ def test_fresh_seeds_that_yours_missed_are_said_and_no_time_was_short(changes, b
     assert not [text for text in texts(whole, "CAUTION") if "GAIN" in text]
 
 
-@pytest.mark.parametrize(("search", "option"), [(OF_TIME, "wall_seconds"), (SEARCH, "trials")])
+@pytest.mark.parametrize(
+    ("search", "option"), [(OF_TIME, "wall_seconds=120"), (SEARCH, "trials=128")]
+)
 def test_a_configuration_that_was_compared_with_nothing_is_not_the_best_one(search, option):
     own = make_baseline(batch_size=LUCKY.batch_size, lr=LUCKY.lr)
     alone = result_of([LUCKY], baseline=own, search=search, train="bstune +workload=mine")
@@ -656,7 +697,7 @@ def test_a_budget_with_one_configuration_advises_to_try_others():
         [LUCKY], objective="loss", at_budget=at_budget, train="bstune", search=OF_TIME
     )
     assert "nothing was compared" in texts(alone, "GAIN")[0]
-    assert "search.wall_seconds" in texts(alone, "NEXT")[0]
+    assert "search.wall_seconds=120" in texts(alone, "NEXT")[0]
     assert texts(changed(alone, configurations=2), "NEXT")[0].startswith("keep your configuration")
 
 

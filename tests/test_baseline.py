@@ -96,6 +96,25 @@ def test_a_target_that_is_met_at_the_first_look_has_one_that_tells(trial, target
 
 
 @pytest.mark.parametrize(
+    ("in_python", "training_loops", "is_said"),
+    [
+        # bstune evaluates before training: it refuses a target that is met there.
+        (False, {"trainer": 1}, False),
+        (True, {"trainer": 1}, False),
+        # Recorded runs that all meet it at once are refused, too.
+        (False, {}, False),
+        # Nobody knows what a loop's untrained weights come to.
+        (True, {}, True),
+    ],
+)
+def test_a_loops_target_may_be_the_wrong_way_round(in_python, training_loops, is_said):
+    made = result_of([FIRST_LOOK], baseline=make_baseline(telling_target=0.05))
+    own = {"in_python": in_python, "training_loops": training_loops}
+    cautions = " ".join(dict(answer(made.model_copy(update=own)).lines)["CAUTION"])
+    assert ("the wrong way round" in cautions) == is_said
+
+
+@pytest.mark.parametrize(
     ("options", "batch_size"),
     [
         ((), 32),

@@ -165,6 +165,12 @@ def test_a_pair_in_words(one, other, text):
         ({"target": "val/loss <= 0.05"}, ("target",), ("the targets differ",)),
         # Steps do not depend on the device, so nothing is unlike.
         ({"devices": ("NVIDIA H200",)}, (), ("the devices differ",)),
+        # The threads of a loop of the user's are not known.
+        ({"devices": ("cpu",)}, (), ()),
+        ({"devices": ("cpu (4 threads)",)}, (), ("the threads differ (1, 4)",)),
+        ({"devices": ("2 x cpu (1 thread)",)}, (), ("the devices differ",)),
+        # Nothing has trained.
+        ({"devices": ()}, (), ()),
         (
             {"reference": Reference(batch_size=8, lr=0.1, rule="sqrt")},
             (),
@@ -188,6 +194,8 @@ def test_what_differs_between_studies_is_said(changes, unlike, notes):
     for note, start in zip(found.notes, notes, strict=True):
         assert note.startswith(start)
         assert html.escape(note) in comparison_page(found)
+    differ = any(note.startswith("the devices differ") for note in found.notes)
+    assert found.title.endswith("2 devices" if differ else "1 device")
 
 
 def test_of_two_ends_alone_none_is_said_to_differ_among_many():

@@ -135,6 +135,36 @@ def test_an_application_is_swept(arguments, sweep):
 
 
 @pytest.mark.parametrize(
+    ("keys", "continues", "place"),
+    [
+        # Jobs are stopped, and no key tells one to go on: nothing was to be saved.
+        (CONTINUED[:1], False, None),
+        (CONTINUED, True, "the path in save_to"),
+        (
+            [*CONTINUED[:2], "hydra.sweeper.checkpoint=last.pt"],
+            True,
+            "last.pt in the job's output folder",
+        ),
+    ],
+)
+def test_jobs_go_on_where_a_key_says_from_what(keys, continues, place, sweep, monkeypatch):
+    seen = []
+
+    def no_trials(options, assumptions, limits):
+        seen.append(limits)
+        return []
+
+    monkeypatch.setattr("bstune.integrations.hydra_sweep.batches_of", no_trials)
+    # A sweep without trials has no result.
+    with pytest.raises(SystemExit):
+        sweep(*keys)
+    (limits,) = seen
+    assert limits.stops
+    assert limits.continues == continues
+    assert place is None or limits.save_place == place
+
+
+@pytest.mark.parametrize(
     "saved",
     [
         CONTINUED[2:],

@@ -30,7 +30,7 @@ from bstune.study.own_loop import OWN_WORK, trials_of
 from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial import loop_noise_scale
 from bstune.trial.backend import make_protocol
-from bstune.trial.own_loop import ENDED_SHORT, LoopBackend, LoopLimits, LoopTrial
+from bstune.trial.own_loop import ANY_LOOP, ENDED_SHORT, LoopBackend, LoopLimits, LoopTrial
 from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 
@@ -755,11 +755,156 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
     assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "values"),
+    [
+        ({}, "best.batch_size, best.lr"),
+        (
+            {"tunable": {"decay": (0.1, 0.3)}},
+            "best.batch_size, best.lr, best.hyperparameters['decay']",
+        ),
+        # What no trial reached is not to be trained with.
+        ({"target": "loss<=1e-9"}, None),
+    ],
+)
+def test_a_loop_is_told_how_to_train_with_what_was_found(changes, values, capsys):
+    study = quadratic(**changes)
+    for trial in study:
+        descend(trial)
+        trial.finish()
+    _, _, following = capsys.readouterr().out.partition("NEXT")
+    if values is None:
+        assert "best = " not in following
+        return
+    rows = [row.strip() for row in following.splitlines()]
+    (reads,) = (row for row in rows if row.startswith("best = "))
+    assert f"train your loop with {values} in place of the trial's" in rows
+    # The line runs as it stands, in another program, too.
+    found = {"bstune": bstune}
+    exec(reads, found)  # noqa: S102 (bstune wrote it)
+    assert found["best"] == study.result.best
+
+
+def test_an_application_of_hydra_trains_in_another_program():
+    options = quadratic().options
+    for in_hindsight in (False, True):
+        limits = LoopLimits(in_hindsight=in_hindsight)
+        backend = LoopBackend(options, make_protocol(options, None), pytest.fail, limits=limits)
+        assert backend.trains_in_loop == (not in_hindsight)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"seconds": 1.5}, ("search.seconds", 1.5)),
+        ({"seconds": 1000.0}, (None, None)),
+    ],
+)
+def test_what_ended_a_search_is_told_with_its_value(changes, expected):
+    study = quadratic(trials=4, objective="time", **changes)
+    for trial in study:
+        descend(trial, seconds_per_step=1e-9)
+        trial.finish(seconds=1.0)
+    search = study.result.summary.search
+    assert (search.limit, search.limit_value) == expected
+
+
 # A test that says nothing of lines fails at the first one.
 def backend_for_loss(say=pytest.fail):
     """A backend that hands out trials of 20,000 examples each, and its folder here."""
     options = quadratic(**FOR_LOSS).options
     return LoopBackend(options, make_protocol(options, None), say), Output(Path.cwd())
+
+
+@pytest.mark.parametrize(
+    ("limits", "saves", "continues", "said"),
+    [
+        (ANY_LOOP, True, True, ()),
+        (ANY_LOOP, False, False, ("trial.save_to",)),
+        # It is said in the loop's own terms, such as those of an application of Hydra.
+        (LoopLimits(save_place="last.pt"), False, False, ("saved at last.pt when",)),
+        # A loop that cannot go on has nothing to save, whatever it saved.
+        (LoopLimits(continues=False), False, False, ()),
+        (LoopLimits(continues=False), True, False, ()),
+    ],
+)
+def test_a_loop_is_told_that_nothing_was_saved_where_it_could_go_on(limits, saves, continues, said):
+    options = quadratic().options
+    lines = []
+    backend = LoopBackend(options, make_protocol(options, None), lines.append, limits=limits)
+    folder = Output(Path.cwd())
+    trial = backend.hand_over(make_spec(64, max_steps=10), folder, None)
+    trial.report(10, 1.0)
+    trial.finish(seconds=1.0)
+    if saves:
+        trial.save_to.write_text("weights")
+    record = backend.take_back(trial, folder).result()
+    assert backend.continues == continues
+    # The next call knows it by what was saved.
+    backend.look_back([record], folder)
+    assert backend.continues == continues
+    assert len(lines) == len(said)
+    for line, part in zip(lines, said, strict=True):
+        assert part in line
+
+
+@pytest.mark.parametrize(
+    ("steps", "limits", "said"),
+    [
+        ([10, 10], ANY_LOOP, []),
+        # It is said once, of the first trial that runs past its end.
+        ([10, 17, 25], ANY_LOOP, ["trial 1 reported step 17, past trial.max_steps=10"]),
+        # Neither loop can stop at a step that the study chooses.
+        ([17], LoopLimits(stops=False), []),
+        ([17], LoopLimits(in_hindsight=True), []),
+    ],
+)
+def test_steps_past_a_trials_end_are_told_once(steps, limits, said):
+    options = quadratic().options
+    lines = []
+    backend = LoopBackend(options, make_protocol(options, None), lines.append, limits=limits)
+    folder = Output(Path.cwd())
+    for number, step in enumerate(steps):
+        trial = backend.hand_over(make_spec(64, number=number, max_steps=10), folder, None)
+        assert not trial.report(step, 1.0)
+        trial.save_to.write_text("weights")
+        trial.finish(seconds=1.0)
+        # The steps that it took count.
+        assert backend.take_back(trial, folder).result().steps == step
+    assert [line.partition(":")[0] for line in lines] == said
+
+
+@pytest.mark.parametrize(
+    ("number", "reports", "limits", "is_told", "may_be_wrong_way"),
+    [
+        (0, [(5, 3.0)], ANY_LOOP, True, True),
+        # The start has missed the target, so that it is the right way round.
+        (0, [(0, 2.0), (5, 3.0)], ANY_LOOP, True, False),
+        # A job that is told in hindsight reports no start.
+        (0, [(5, 3.0)], LoopLimits(in_hindsight=True), True, False),
+        # An evaluation missed the target before.
+        (0, [(5, 2.0), (10, 3.0)], ANY_LOOP, False, False),
+        # It never met the target.
+        (0, [(313, 2.0)], ANY_LOOP, False, False),
+        # The first trial says it for all.
+        (1, [(5, 3.0)], ANY_LOOP, False, False),
+    ],
+)
+def test_a_target_that_the_first_evaluation_meets_is_told_once(
+    number, reports, limits, is_told, may_be_wrong_way
+):
+    options = quadratic(target="loss>=2.2").options
+    said = []
+    backend = LoopBackend(options, make_protocol(options, None), said.append, limits=limits)
+    folder = Output(Path.cwd())
+    trial = backend.hand_over(make_spec(64, number=number), folder, None)
+    for report in reports:
+        trial.report(*report)
+    trial.save_to.write_text("weights")
+    trial.finish(seconds=1.0)
+    backend.take_back(trial, folder)
+    assert len(said) == is_told
+    assert ["trial.report(0, value)" in line for line in said] == [may_be_wrong_way] * is_told
 
 
 def test_a_loop_that_ends_between_reports_stands_at_its_last_one():

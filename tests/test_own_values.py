@@ -427,13 +427,24 @@ def test_what_is_given_is_not_assumed():
         ({"module": Net, "data": Data(), "target": "reward"}, "does not say which way is better"),
         ({"module": Net, "data": Data(), "target": "val_loss<=x"}, "target must be a metric and"),
         ({"module": Net, "data": Data(), "trainer": [1]}, "trainer must be a dict"),
-        ({"target": "val_loss"}, "needs batch_sizes, reference, budget besides"),
-        ({}, "needs target, batch_sizes, reference, budget besides"),
+        ({"target": "val_loss"}, "needs batch_sizes, reference, budget, such as"),
+        ({}, "needs target, batch_sizes, reference, budget, such as"),
+        ({"module": Net}, "needs module and data"),
+        ({"data": Data(), "target": "val_loss"}, "needs module and data"),
     ],
 )
 def test_what_the_project_does_not_tell_is_asked_for(arguments, problem):
     with pytest.raises(ConfigError, match=problem):
         bstune.Study(**arguments)
+
+
+def test_what_a_loop_is_asked_to_give_makes_a_study():
+    with pytest.raises(ConfigError) as refused:
+        bstune.Study()
+    examples = str(refused.value).partition("such as ")[2].partition(";")[0]
+    study = eval(f"bstune.Study({examples})", {"bstune": bstune})  # noqa: S307 (bstune wrote it)
+    assert study.options.workload.target.target == Target("val_loss", 0.1, "min")
+    assert study.recipe is None
 
 
 # That a module and data are enough is seen above; a study of them runs in test_readme.py.

@@ -9,10 +9,11 @@ from toolbox import contents, made_table, make_trial, numbers, statuses, trials_
 from bstune.config import read_yaml
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target
+from bstune.report.answer import answer
 from bstune.report.lines.cautions import cautions
 from bstune.study.folder_config import options_of_folder
 from bstune.study.verbs import retarget
-from bstune.study.verbs.retarget import Goal, at_target, ended_at, read_at_target
+from bstune.study.verbs.retarget import Goal, at_target, ended_at, is_near, read_at_target
 from bstune.system.files import Output
 
 TARGET = Target("val/error", 0.1, "min")
@@ -160,13 +161,66 @@ def test_a_target_of_another_metric_or_mode_is_refused(folder, argument):
 def test_a_harder_target_says_what_would_have_to_be_run(folder, capsys):
     retarget.main([str(folder), "target=0.05"])
     printed = " ".join(capsys.readouterr().out.split())
-    assert (
-        "the histories do not suffice for val/error <= 0.05: 0 trials passed it, and it takes 8"
-        in printed
-    )
-    assert "workload.target.value=0.05 study=s-0.05" in printed
-    assert "workload.target.value=0.14" not in printed.partition("run it:")[2]
-    assert "by extrapolation, 2 to 4 times too low where it was checked, it takes" in printed
+    assert printed.count("0 trials passed it, and it takes 8") == 1
+    result = at_target(Output(folder), Goal(0.05)).result
+    *_, command = dict(answer(result).actions)["NEXT"]
+    assert command.startswith("bstune workload=replay")
+    assert "workload.target.value=0.05 study=s-0.05" in command
+    assert "workload.target.value=0.14" not in command
+    assert command in printed
+
+
+def test_a_target_that_too_few_trials_passed_has_no_prediction_as_its_answer(folder):
+    values = []
+    for line in (folder / "trials.jsonl").read_text().splitlines():
+        values += [value for _, value in json.loads(line)["history"]]
+    closest = min(value for value in values if value is not None)
+    # Extrapolation was checked from 0.16 to 0.14, to 0.875 times the distance from the best value.
+    for times, expected in ((0.95, True), (0.88, True), (0.87, False), (0.4, False)):
+        result = at_target(Output(folder), Goal(times * closest)).result
+        assert result.winner is None
+        assert result.few_passed is not None
+        assert result.so_far.value == closest
+        assert (result.so_far.predicted_steps, result.so_far.predicted_seconds) == (None, None)
+        assert any("by extrapolation" in note for note in result.notes) == expected
+
+
+@pytest.mark.parametrize(
+    ("closest", "target", "ideal", "expected"),
+    [
+        (0.16, TARGET, 0.0, False),
+        (0.11, TARGET, 0.0, True),
+        # Without a best value no distance is known.
+        (0.11, TARGET, None, False),
+        (0.88, Target("val/accuracy", 0.89, "max"), 1.0, True),
+        (0.8, Target("val/accuracy", 0.9, "max"), 1.0, False),
+    ],
+)
+def test_a_target_is_near_by_its_distance_from_the_best_value(closest, target, ideal, expected):
+    assert is_near(closest, target, ideal) == expected
+
+
+def test_a_target_that_fresh_seeds_alone_passed_was_not_missed_by_all(folder):
+    rows = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    # A run on a fresh seed that went far beyond the others.
+    rerun = next(row for row in rows if row["replicate_of"] is not None)
+    step, _ = rerun["history"][-1]
+    rerun["history"][-1] = [step, 0.01]
+    (folder / "trials.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = at_target(Output(folder), Goal(0.02)).result
+    assert (result.winner, result.statuses["reached"]) == (None, 1)
+    lines = dict(answer(result).lines)
+    assert f"in only 1 of {result.trials} trials" in lines["USE"][0]
+    for label in ("GAIN", "DEVICES"):
+        assert f"only 1 of {result.trials} trials reached the target" in lines[label][0]
+
+
+def test_a_study_of_python_objects_has_no_command_for_another_target(folder):
+    summary = read_at_target(str(folder), "target=0.05").result
+    own_call = "the study's own call with workload.target.value=0.05, name='s-0.05'"
+    in_python = summary.model_copy(update={"in_python": True, "run_for_target": own_call})
+    *_, call = dict(answer(in_python).actions)["NEXT"]
+    assert call == "the study's own call with target=\"val/error<=0.05\", name='s-0.05'"
 
 
 def test_a_report_leaves_the_study_as_it_is(folder, capsys):

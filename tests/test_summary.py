@@ -144,6 +144,17 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
         ),
         # It ended before the budget of 300 steps.
         ([replace(CLOSE, steps=299)], TARGET, {"improving": 1, "improving_at_budget": 0}),
+        # One evaluation shows no change, nor does one beside a value that is not finite.
+        (
+            [
+                replace(CLOSE, history=((400, 0.2),)),
+                replace(FLAT, history=((10, None), (800, 0.5))),
+                replace(NOISY, history=(), steps=299),
+            ],
+            TARGET,
+            {"stopped": 3, "improving": 0, "untold": 3, "untold_at_budget": 2},
+        ),
+        ([CLOSE, FLAT], TARGET, {"untold": 0, "untold_at_budget": 0}),
         # Of two schedules of 900 steps one was cut.
         (
             [replace(CLOSE, horizon=900), replace(FLAT, steps=900, horizon=900)],

@@ -456,7 +456,10 @@ BAD = [
         {"data": lambda: loaders()},
         r"data must be a function of a batch size alone, but got <lambda>\(\)",
     ),
-    ({"target": ("val_loss", 0.1)}, r"target must be a bstune.Target, but got \('val_loss', 0.1\)"),
+    (
+        {"target": ("val_loss", 0.1)},
+        r'bstune.Target or a text such as "val_loss<=0.1", but got \(\'val_loss\', 0.1\)',
+    ),
     (
         {"target": bstune.Target("loss", 1.0, "min")},
         "the target's metric 'loss' is logged nowhere; in validation the module logs",

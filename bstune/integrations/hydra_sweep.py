@@ -170,12 +170,17 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     params = read_params(every_line, settings.batch_size, settings.lr, context.config_loader)
     study = _study(settings, params, config)
     _check_jobs(sweeper, settings, params, study)
+    save_place = f"the path in {settings.save_to}"
+    if settings.checkpoint is not None:
+        save_place = f"{settings.checkpoint} in the job's output folder"
     # A job returns what it did at its end: its trial is reported in hindsight.
     limits = LoopLimits(
         stops=settings.max_steps is not None,
         lr_range=(params.rates.low, params.rates.high),
         jobs=settings.n_jobs,
         in_hindsight=True,
+        continues=settings.resume_from is not None,
+        save_place=save_place,
     )
     folder = Path(config.hydra.sweep.dir)
     folder.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,13 @@ from bstune.report.lines.gain import is_alone, is_of_baseline
 from bstune.report.schema import read_result
 from bstune.report.spelling import spelled
 from bstune.report.study_folder import StudyFolder, each_study, read_study
-from bstune.report.words import critical_text, device_text, expected_text, trials_text
+from bstune.report.words import (
+    critical_text,
+    device_text,
+    expected_text,
+    name_and_threads,
+    trials_text,
+)
 from bstune.result import AtBudget, Gain, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
@@ -137,6 +143,10 @@ class Compared:
     """The user's own batch size and learning rate, which the gain is over."""
     device: str
     """The devices that trained, in words."""
+    device_names: tuple[str, ...]
+    """Their names, without threads; empty where none has trained."""
+    threads: int | None
+    """Threads of the device, where one device alone trained and its threads are known."""
     points: tuple[ComparedPoint, ...]
     """The frontier's points that reached the target, in order of batch sizes."""
     batch_size: Array
@@ -317,7 +327,7 @@ class Comparison:
             studies = "1 study"
         workloads = {study.workload for study in self.studies}
         targets = {study.target for study in self.studies}
-        devices = {study.device for study in self.studies}
+        devices = _known_devices(self.studies)
         parts = [
             studies,
             plural(len(workloads), "workload"),
@@ -496,6 +506,9 @@ def compared_study(result: StudyResult, source: str) -> Compared:
     gain: float | None = None
     if result.gain is not None:
         gain = result.gain.ratio
+    stated = [name_and_threads(device) for device in result.devices]
+    device_names = {name for name, _ in stated}
+    threads = {count for _, count in stated if count is not None}
     spend = f"{trials_text(result)}, {format_seconds(result.spend.seconds)}"
     return Compared(
         name=result.study,
@@ -505,6 +518,8 @@ def compared_study(result: StudyResult, source: str) -> Compared:
         tokens=result.tokens,
         reference=(result.reference.batch_size, result.reference.lr),
         device=", ".join(map(device_text, result.devices)) or "-",
+        device_names=tuple(sorted(device_names)),
+        threads=threads.pop() if len(threads) == 1 else None,
         points=tuple(points),
         batch_size=curve.batch_size,
         steps=curve.steps,
@@ -647,6 +662,14 @@ def _with_unique_names(studies: Sequence[Compared]) -> list[Compared]:
     return named
 
 
+def _known_devices(studies: Sequence[Compared]) -> set[tuple[str, ...]]:
+    """Collect the devices that trained the studies, by their names.
+
+    A study that has trained nothing has no other device, and threads make none.
+    """
+    return {study.device_names for study in studies if study.device_names}
+
+
 def _differences(studies: Sequence[Compared]) -> list[str]:
     """Give a sentence for each way in which the studies differ, and what that means for numbers."""
     lines = list[str]()
@@ -675,11 +698,18 @@ def _differences(studies: Sequence[Compared]) -> list[str]:
         )
     if len(references) > 1 and len(workloads) == 1:
         lines.append("the references differ: each gain is over its own study's")
-    devices = {study.device for study in studies}
+    devices = _known_devices(studies)
+    threads = sorted({study.threads for study in studies if study.threads is not None})
     if len(devices) > 1:
         lines.append(
             "the devices differ: seconds are each device's own, steps and B_crit do not depend on "
             "it"
+        )
+    elif len(threads) > 1:
+        counts = ", ".join(map(str, threads))
+        lines.append(
+            f"the threads differ ({counts}): seconds are of each study's own number, steps and "
+            "B_crit do not depend on it"
         )
     return lines
 

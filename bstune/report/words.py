@@ -3,6 +3,7 @@
 winner_text(result.winner)  # batch size 204, learning rate 1.13
 """
 
+import re
 from collections.abc import Mapping
 
 from bstune.core.records import Merit
@@ -25,6 +26,17 @@ def device_text(device: str) -> str:
     if device == "replay":
         return "replayed"
     return device.replace(" (", ", ").removesuffix(")")
+
+
+def name_and_threads(device: str) -> tuple[str, int | None]:
+    """Split ``cpu (2 threads)`` into the device's name and its threads; None: they are not known.
+
+    The threads of a loop of the user's are not known, and a GPU has none.
+    """
+    stated = re.fullmatch(r"(.*) \((\d+) threads?\)", device)
+    if stated is None:
+        return device, None
+    return stated[1], int(stated[2])
 
 
 def winner_text(winner: WinnerResult, tokens: int | None = None) -> str:

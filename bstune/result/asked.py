@@ -23,6 +23,10 @@ class SearchPlan(Part, frozen=True):
     """``search.replicates``: runs of the winner on fresh seeds."""
     limit: Text | None
     """The option that ended the search before its trials were through."""
+    limit_value: Positive | None = None
+    """The value of that option. None without one, and where it is no number of seconds."""
+    least_limit: Positive | None = None
+    """The least value of it with which two configurations can be tried. None where two were."""
 
 
 class Reference(Part, frozen=True):

@@ -162,6 +162,8 @@ class StudyResult(Part, frozen=True):
     """Plans for several devices. Empty where the curve does not allow one."""
     few_passed: Text | None = None
     """Why trials that were run for another target tell little of this one. None where they do."""
+    run_for_target: Text | None = None
+    """What runs a study for this target: a command, or the options that change; else None."""
     notes: Items[Text]
     """What else to know of the result, such as what is missing and why."""
 

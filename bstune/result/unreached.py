@@ -83,6 +83,10 @@ class Unreached(Part, frozen=True):
     """Stopped trials that still improved over the last half of their steps."""
     improving_at_budget: Count = 0
     """Improving trials that had spent their budget."""
+    untold: Count = 0
+    """Stopped trials of fewer than two evaluations, which do not tell whether they improved."""
+    untold_at_budget: Count = 0
+    """Trials among these that had spent their budget."""
     cut_schedules: Count = 0
     """Stopped trials whose schedule, which ends with its trial, had not ended."""
     cut_examples: Count = 0

@@ -16,6 +16,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.metric_names import mode_of, parse_target
 from bstune.core.records import Budget, Target
 from bstune.study.given import (
+    PAIR_NEEDED,
     Data,
     GivenObjects,
     Module,
@@ -58,6 +59,13 @@ BUDGET_SECONDS = QUICK_SECONDS / 20.0
 # Arguments of the Trainer that say how the project itself trains, and what is made of them.
 TRAINER_LENGTHS = ("max_epochs", "max_steps")
 ACCUMULATED = "accumulate_grad_batches"
+# What a study of the user's own loop is to be given, as it may stand in a call.
+EXAMPLES = {
+    "target": 'target="val_loss<=0.1"',
+    "batch_sizes": "batch_sizes=(8, 512)",
+    "reference": "reference=(32, 0.001)",
+    "budget": "budget=bstune.Budget(examples=100_000)",
+}
 # The batch size with which data are made once, to ask them for their own.
 ANY_BATCH_SIZE = 32
 
@@ -127,10 +135,13 @@ def complete(stated: Stated) -> Completed:
     left_out = [name for name, value in needed.items() if value is None]
     if left_out and stated.module is not None and stated.data is not None:
         return _from_project(stated, stated.module, stated.data)
+    if left_out and (stated.module is None) != (stated.data is None):
+        raise ConfigError(PAIR_NEEDED)
     if target is None or not stated.batch_sizes or not stated.reference or not stated.budget:
+        examples = ", ".join(EXAMPLES[name] for name in left_out)
         raise ConfigError(
-            f"a study without module and data needs {', '.join(left_out)} besides: with them these "
-            "are taken from the project"
+            f"a study of a loop of yours needs {', '.join(left_out)}, such as {examples}; bstune "
+            "finds these by itself only where it is given module and data"
         )
     given = _given_objects(stated, target, stated.batch_sizes, stated.reference, stated.budget)
     return Completed(given, wall_seconds=None, lines=())

@@ -23,6 +23,7 @@ Data = LightningDataModule | Sequence[Any] | Mapping[str, Any] | Callable[[int],
 TUNABLE = {"low", "high", "log", "integer", "complement"}
 # The name of the module and of the data where the user's own loop trains.
 NO_MODULE = "a loop of yours"
+PAIR_NEEDED = "a study needs module and data, or neither of them"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class GivenObjects:
     assumed_epoch: int | None = None
 
     def __post_init__(self) -> None:
-        _check_kind("target", self.target, Target)
+        _check_kind("target", self.target, Target, 'a text such as "val_loss<=0.1"')
         _check_kind("budget", self.budget, Budget)
         # The default of both limits is one, which a trial meets at its first step.
         if self.budget == Budget():
@@ -65,7 +66,7 @@ class GivenObjects:
                 "budget ends a trial after one step: give bstune.Budget(examples=...) or steps=..."
             )
         if (self.module is None) != (self.data is None):
-            raise ConfigError("a study needs module and data, or neither of them")
+            raise ConfigError(PAIR_NEEDED)
         if self.trainer is not None and self.module is None:
             raise ConfigError(
                 "trainer holds arguments of Lightning's Trainer, which a study without module has "
@@ -248,10 +249,17 @@ def _in_words(value: object) -> object:
     return type(value).__name__
 
 
-def _check_kind(name: str, value: object, kind: type) -> None:
-    """Raise ConfigError where an argument is no instance of ``kind``."""
-    if not isinstance(value, kind):
-        raise ConfigError(f"{name} must be a bstune.{kind.__name__}, but got {value!r}")
+def _check_kind(name: str, value: object, kind: type, other: str | None = None) -> None:
+    """Raise ConfigError where an argument is no instance of ``kind``.
+
+    ``other``: what may be given in its place, in words; None: nothing else.
+    """
+    if isinstance(value, kind):
+        return
+    wanted = f"a bstune.{kind.__name__}"
+    if other is not None:
+        wanted += f" or {other}"
+    raise ConfigError(f"{name} must be {wanted}, but got {value!r}")
 
 
 def _pair(name: str, value: object, meaning: str) -> tuple[Any, Any]:

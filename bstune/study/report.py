@@ -33,7 +33,7 @@ from bstune.study.commands import best_yaml, study_arguments, train_command
 from bstune.study.planning.plan import SearchEnd
 from bstune.study.planning.replicates import Winner
 from bstune.study.prepare import PreparedStudy
-from bstune.study.showing.printed import places, show, show_places
+from bstune.study.showing.printed import from_here, places, show, show_places
 from bstune.study.storage.trials import results
 from bstune.study.winners import checkpoints_elsewhere, mark_winners, metrics_of_winners
 from bstune.system.console import format_count, plural
@@ -140,19 +140,36 @@ def _next_in_python(
 ) -> list[Line]:
     """Give the line NEXT of a study of Python objects: the call that trains its winner.
 
-    Advice to keep the user's own configuration, if the gain suggests it, stands before the call.
-    There is no line without a winner, nor for a study of the command line, whose line NEXT is a
-    command, nor for a loop of the user's, which bstune cannot train.
+    A loop of the user's takes the winner's values in place of a trial's. Advice to keep the user's
+    own configuration, if the gain suggests it, stands before that. There is no line without a
+    winner, nor for a study of a command line, whose line NEXT is a command.
     """
     has_winner = result.winner is not None or result.at_budget is not None
-    if arguments is not None or not has_winner or prepared.recipe is None:
+    if arguments is not None or not has_winner:
+        return []
+    if prepared.recipe is not None:
+        how_to_train = ["result.train()"]
+    elif prepared.backend.trains_in_loop:
+        how_to_train = _with_own_loop(prepared)
+    else:
         return []
     advice = next_steps.advice_to_keep(result)
     if result.at_budget is not None:
         advice = budget_lines.advice_to_keep(result)
-    if advice is None:
-        return [("NEXT", ("result.train()",))]
-    return [("NEXT", (advice, "result.train()"))]
+    if advice is not None:
+        how_to_train.insert(0, advice)
+    return [("NEXT", tuple(how_to_train))]
+
+
+def _with_own_loop(prepared: PreparedStudy) -> list[str]:
+    """Write how a loop of the user's trains the winner: the line that reads it, and its values."""
+    values = ["best.batch_size", "best.lr"]
+    for name in prepared.options.search.tune:
+        values.append(f"best.hyperparameters[{name!r}]")
+    return [
+        f"best = bstune.load({str(from_here(prepared.files.root))!r}).best",
+        f"train your loop with {', '.join(values)} in place of the trial's",
+    ]
 
 
 def _draw(
@@ -214,9 +231,17 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
     """
     options = prepared.options
     budget = prepared.budget
-    limit: str | None = None
-    if end is not None:
-        limit = end.limit
+    search = SearchPlan(trials=budget.trials, replicates=budget.replicates, limit=None)
+    if end is not None and end.limit is not None:
+        # What is still to gain is no limit of which more would help.
+        values = {"search.seconds": budget.seconds, "search.wall_seconds": budget.wall_seconds}
+        search = SearchPlan(
+            trials=budget.trials,
+            replicates=budget.replicates,
+            limit=end.limit,
+            limit_value=values.get(end.limit),
+            least_limit=end.least_limit,
+        )
     question: str | None = None
     if budget.objective == "loss":
         question = question_of(options)
@@ -227,7 +252,7 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
         objective=budget.objective,
         target=prepared.protocol.target,
         budget=prepared.protocol.budget,
-        search=SearchPlan(trials=budget.trials, replicates=budget.replicates, limit=limit),
+        search=search,
         reference=Reference(
             batch_size=options.scaling.batch_size,
             lr=options.scaling.lr,

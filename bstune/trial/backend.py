@@ -119,6 +119,8 @@ class TrialBackend:
     horizon: bool = False
     # Whether the target is measured on the published test set.
     validates_on_test: bool = False
+    # Whether the user's own loop trains, in the program that has the study.
+    trains_in_loop: bool = False
     # Seconds of evaluation per second of training, by which a study's seconds are estimated.
     evaluation_share: float = 0.0
     # The smallest and the largest learning rate that trials can have.

@@ -34,7 +34,7 @@ from bstune.core.records import CUT_SHORT, Status, TrialProtocol, TrialResult, T
 from bstune.core.step_time import StepTime, fit_line
 from bstune.core.step_time_law import law_of_trials
 from bstune.options import StudyOptions
-from bstune.system.console import plural
+from bstune.system.console import format_number, plural
 from bstune.system.failures import described
 from bstune.system.files import (
     Output,
@@ -70,8 +70,21 @@ NEVER_AT_END = (
     "reports"
 )
 NOT_SAVED = (
-    "nothing was saved at trial.save_to when trial {number} was stopped: trials that go on start "
-    "afresh, from their first step"
+    "nothing was saved at {place} when trial {number} was stopped: trials that go on start afresh, "
+    "from their first step"
+)
+
+PAST_THE_END = (
+    "trial {number} reported step {steps}, past trial.max_steps={end}: its further steps are time "
+    "that the study has not planned; take min(10, trial.max_steps - step) steps between reports"
+)
+MET_AT_ONCE = (
+    "trial 0 met {target} at its first evaluation, {value} after {steps}: when it did is not known, "
+    "so evaluate earlier, or give a harder target"
+)
+WRONG_WAY = (
+    "; a target that untrained weights meet too is the wrong way round, which trial.report(0, "
+    "value) before the first step tells"
 )
 
 Measurements = tuple[tuple[int, float, float], ...]
@@ -242,7 +255,8 @@ class LoopTrial:
         Args:
             step: how many steps the optimizer has taken, those of the trial that this one continues
                 included. A report at 0, before the first step, is the start: a trial has diverged
-                once it is far past that.
+                once it is far past that. One past ``max_steps`` ends the trial, too, which a line
+                says once; the objective loss refuses it.
             value: of the target's metric: a number, or a tensor or an array of one. A value that is
                 not finite ends the trial as diverged.
 
@@ -520,12 +534,16 @@ class LoopLimits:
         jobs: how many trials the loop trains side by side.
         in_hindsight: whether the loop reports a trial only once it has ended, so that no time limit
             can end it.
+        continues: whether the loop can train a stopped trial on from what it saved of that.
+        save_place: where the loop is to save a trial, in its own terms.
     """
 
     stops: bool = True
     lr_range: tuple[float, float] = TrialBackend.lr_range
     jobs: int = 1
     in_hindsight: bool = False
+    continues: bool = True
+    save_place: str = "trial.save_to"
 
 
 ANY_LOOP = LoopLimits()
@@ -562,13 +580,19 @@ class LoopBackend(TrialBackend):
         # The batch size and the seconds of a step of each trial that reported its seconds.
         self._timed: list[tuple[int, float]] = []
         self._tau: Callable[[float], float] = UNTIMED
+        # Whether a trial was told that it ran past its last step.
+        self._has_told_of_end = False
         # The number of trials in a row that ended before their last step.
         self._cut_in_a_row = 0
         self.stops = limits.stops
         # Only a trial that was stopped can go on.
-        self.continues = limits.stops
+        self._can_continue = limits.stops and limits.continues
+        self.continues = self._can_continue
+        self._save_place = limits.save_place
         self.lr_range = limits.lr_range
         self._in_hindsight = limits.in_hindsight
+        # Otherwise another program has the values, such as an application of Hydra.
+        self.trains_in_loop = not limits.in_hindsight
         device = resolve_device(options.device, "device")
         if device.type == "cpu":
             self.device = "cpu"
@@ -605,7 +629,7 @@ class LoopBackend(TrialBackend):
         for record in done:
             if record.number not in resumed and self._may_go_on(record):
                 stopped.append(record)
-        if stopped:
+        if stopped and self._can_continue:
             self.continues = any(self.resumable(record.number, folder) for record in stopped)
 
     def _may_go_on(self, record: TrialResult) -> bool:
@@ -701,6 +725,8 @@ class LoopBackend(TrialBackend):
             message = None
         record = replace(record, device=self.device, message=message)
         self._take_seconds(record)
+        self._tell_if_past_end(trial, record)
+        self._tell_if_met_at_once(trial, record)
         self._keep_saved(trial, record, folder)
         return replace(finished, record=record)
 
@@ -720,6 +746,38 @@ class LoopBackend(TrialBackend):
             self._say(
                 NEVER_AT_END.format(trials=self._cut_in_a_row, steps=steps, end=trial.max_steps)
             )
+
+    def _tell_if_past_end(self, trial: LoopTrial, record: TrialResult) -> None:
+        """Say once that a trial has run past its last step, where the loop could have stopped it.
+
+        A loop that is told nothing of ``max_steps``, or reports in hindsight, could not.
+        """
+        knows_end = self.stops and not self._in_hindsight
+        if self._has_told_of_end or not knows_end or record.steps <= trial.max_steps:
+            return
+        self._has_told_of_end = True
+        self._say(
+            PAST_THE_END.format(number=record.number, steps=record.steps, end=trial.max_steps)
+        )
+
+    def _tell_if_met_at_once(self, trial: LoopTrial, record: TrialResult) -> None:
+        """Say that the study's first trial met the target at its first evaluation.
+
+        All batch sizes that do so look alike. Other workloads are evaluated before training, where
+        a target that is met already is refused; a loop need not report that.
+        """
+        if record.number != 0 or not record.reached or len(record.history) != 1:
+            return
+        _, value = record.history[0]
+        text = MET_AT_ONCE.format(
+            target=self._protocol.target,
+            value=format_number(value),
+            steps=plural(record.steps, "step"),
+        )
+        # A start that was reported has missed the target.
+        if trial.start_gap is None and not self._in_hindsight:
+            text += WRONG_WAY
+        self._say(text)
 
     def _take_seconds(self, record: TrialResult) -> None:
         """Fit tau(B), the seconds of a step over batch size, anew with those of a trial.
@@ -755,7 +813,7 @@ class LoopBackend(TrialBackend):
             self._mark(folder.state(trial.number), trial.start_gap)
         elif self.continues and trial.worth_saving:
             self.continues = False
-            self._say(NOT_SAVED.format(number=trial.number))
+            self._say(NOT_SAVED.format(place=self._save_place, number=trial.number))
 
 
 def _was_saved(saved: Path) -> bool:

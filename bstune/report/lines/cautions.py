@@ -182,11 +182,15 @@ def _too_easy(result: StudyResult) -> Iterator[str]:
         return
     value = format_number(baseline.telling_target, 2)
     steps = plural(baseline.steps, "step")
-    yield (
+    text = (
         f"your {baseline_text(baseline)} met the target at its first look, after {steps}, where "
         "batch sizes differ little: a harder target tells more, such as "
         f"workload.target.value={value}"
     )
+    # bstune evaluates before training and refuses such a target, but a loop of the user's need not.
+    if result.in_python and not result.training_loops:
+        text += "; if untrained weights meet it too, it is the wrong way round"
+    yield text
 
 
 def _first_evaluation_hits(result: StudyResult) -> Iterator[str]:

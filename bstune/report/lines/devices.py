@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bstune.report.lines.unreached import NOTHING_REACHED
+from bstune.report.lines.unreached import none_to_use
 from bstune.report.words import critical_text
 from bstune.result import DevicePlan, StudyResult
 from bstune.system.console import format_count, format_number
@@ -16,7 +16,7 @@ def devices(result: StudyResult) -> Iterator[str]:
     critical = result.critical_batch_size
     if result.winner is None:
         if any(result.statuses.values()):
-            yield f"not known: {NOTHING_REACHED}"
+            yield f"not known: {none_to_use(result)}"
         return
     if critical is None:
         yield "not known yet"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bstune.report.lines.unreached import NOTHING_REACHED
+from bstune.report.lines.unreached import none_to_use
 from bstune.report.words import baseline_text
 from bstune.result import AtEqualSeconds, BaselineResult, Gain, StudyResult, WinnerResult
 from bstune.system.console import format_number, format_seconds, plural
@@ -121,7 +121,9 @@ def _no_gain_text(result: StudyResult, baseline: BaselineResult, yours: str) -> 
     if baseline.status == "diverged":
         return f"not known: {yours} diverged after {after}"
     if use is None:
-        return f"not known: {NOTHING_REACHED}, nor did {yours} in {after}"
+        if result.statuses["reached"]:
+            return f"not known: {none_to_use(result)}"
+        return f"not known: {none_to_use(result)}, nor did {yours} in {after}"
     if not is_of_baseline(use, baseline):
         return f"not known: {yours} {baseline.status} after {after}"
     if is_alone(result):

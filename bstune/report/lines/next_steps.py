@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from bstune.report.lines.gain import is_alone, is_of_baseline, is_shown
-from bstune.report.lines.unreached import cause_of
+from bstune.report.lines.unreached import ADVISED_TIMES, cause_of, more_of_limit
 from bstune.result import CriticalBatchSize, SearchPlan, StudyResult
 from bstune.system.console import format_count
 
@@ -15,8 +15,13 @@ NARROW_INTERVAL = 1.5
 def next_steps(result: StudyResult) -> Iterator[str]:
     """Give the command that trains the winner, if there is one.
 
-    Without a winner, say what to change.
+    Without a winner, say what to change. Where the trials ran for another target and tell little of
+    this one, say what runs a study for it.
     """
+    if result.run_for_target is not None:
+        yield f"run a study for {result.target}:"
+        yield result.run_for_target
+        return
     if result.winner is not None:
         if result.train is not None:
             yield advice_to_keep(result) or "to train with USE:"
@@ -62,8 +67,8 @@ def advice_to_keep(result: StudyResult) -> str | None:
 
 def advice_to_compare(search: SearchPlan) -> str:
     """Advise to try other configurations. The command that trains the user's own one follows."""
-    option = search.limit or "search.trials"
-    return f"try others with more of {option}; to train with your own configuration:"
+    raised = more_of_limit(search) or f"search.trials={ADVISED_TIMES * search.trials}"
+    return f"try others with {raised}; to train with your own configuration:"
 
 
 def more(result: StudyResult) -> Iterator[str | None]:

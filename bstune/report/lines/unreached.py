@@ -1,5 +1,6 @@
 """Texts on a study that has not reached its target: the closest point, why, and what to change."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,10 +30,25 @@ def closest_texts(result: StudyResult) -> Iterator[str]:
     yield f"that trial is predicted to meet the target after about {', '.join(parts)} in all"
 
 
+def none_to_use(result: StudyResult) -> str:
+    """Say why a result has no point to use: nothing reached the target, or too few trials did.
+
+    Trials for another target may have passed this one on fresh seeds alone, which are no points of
+    the search.
+    """
+    reached = result.statuses["reached"]
+    if reached:
+        return f"only {reached} of {plural(result.trials, 'trial')} reached the target"
+    return NOTHING_REACHED
+
+
 def unreached_text(result: StudyResult) -> str:
     """Write that the target was not reached, and the closest value with its point."""
     if not result.trials:
         return f"no trial has run, so {result.target} was not reached"
+    reached = result.statuses["reached"]
+    if reached:
+        return f"{result.target} was reached in only {reached} of {plural(result.trials, 'trial')}"
     missed = f"{result.target} was not reached in {plural(result.trials, 'trial')}"
     if result.unreached is None or result.unreached.closest is None:
         return missed
@@ -100,6 +116,8 @@ def cause_of(result: StudyResult) -> Cause:
     if not any(statuses.values()):
         # Without a trial only the end of the search can tell why.
         return Cause(result.stop_reason)
+    if result.few_passed is not None:
+        return Cause(f"the histories do not suffice for {result.target}: {result.few_passed}")
     # Trials that were run for another target do not tell why they ended before this one.
     if unreached is None or unreached.stopped is None:
         return Cause()
@@ -123,14 +141,14 @@ def _cause_of_cuts(unreached: Unreached, stopped: str, search: SearchPlan) -> Ca
     """
     why = f"{unreached.cut_schedules} of {stopped} ended before the schedule did"
     if not unreached.cut_examples:
-        return Cause(why, f"much more of {search.limit or WALL_SECONDS}")
+        return Cause(why, more_of_limit(search) or f"a much larger {WALL_SECONDS}")
     budget = f"budget.examples={unreached.cut_examples}"
     # A budget lasts until all of its limits are spent: one step leaves the length to the examples.
     if unreached.budget_steps is not None and unreached.budget_steps > 1:
         budget = f"budget.steps=1 {budget}"
     change = f"a budget whose schedule ends in time, such as {budget}"
     if search.limit is not None:
-        change += f", or a much larger {search.limit}"
+        change += f", or {more_of_limit(search)}"
     return Cause(why, change)
 
 
@@ -145,27 +163,59 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
     if 2 * unreached.cut_schedules >= count:
         return _cause_of_cuts(unreached, stopped, result.search)
     improving = unreached.improving
+    untold = unreached.untold
+    # Most were evaluated once or never: they show no change.
+    if 2 * untold >= count:
+        why = f"{untold} of {stopped} had fewer than two evaluations, which show no improvement"
+        is_at_budget = 2 * unreached.untold_at_budget >= untold
+        more_steps = _more_steps(unreached, result.search, is_at_budget)
+        return Cause(why, f"evaluations more often, or {more_steps}")
     # Most no longer improved: more steps would not bring them to the target.
-    if 2 * improving < count:
+    if 2 * improving < count - untold:
         changes = ["another learning rate (scaling.lr), another model or schedule"]
         if unreached.easier:
             value = format_number(unreached.easier, 2)
             changes.insert(0, f"an easier target (workload.target.value={value})")
-        why = f"{count - improving} of {stopped} no longer improved when they were stopped"
+        flat = count - untold - improving
+        why = f"{flat} of {stopped} no longer improved when they were stopped"
         return Cause(why, " or ".join(changes))
-    # Of those that still improved, most were stopped by one limit: more of that is the advice.
-    improving_at_budget = unreached.improving_at_budget
-    if 2 * improving_at_budget >= improving:
-        why = f"{improving_at_budget} of {stopped} still improved at the end of their budget"
-        return Cause(why, f"a larger budget: {_larger_budget(unreached)}")
     why = f"{improving} of {stopped} still improved when the search ended and stopped them"
-    search = result.search
-    if search.limit:
-        return Cause(why, f"more of {search.limit}: the same command continues them")
+    at_budget = unreached.improving_at_budget
+    is_at_budget = 2 * at_budget >= improving
+    if is_at_budget:
+        why = f"{at_budget} of {stopped} still improved at the end of their budget"
+    return Cause(why, _more_steps(unreached, result.search, is_at_budget))
+
+
+def _more_steps(unreached: Unreached, search: SearchPlan, is_at_budget: bool) -> str:
+    """Write what gives trials more steps: more of the limit that stopped most of them.
+
+    ``is_at_budget``: whether that was their budget; else the search ended before it was spent.
+    """
+    if is_at_budget:
+        return f"a larger budget: {_larger_budget(unreached)}"
+    limit = more_of_limit(search)
+    if limit is not None:
+        return f"{limit}: the same command continues them"
     if not search.trials:
-        return Cause(why, "more search.trials")
+        return "more search.trials"
     trials = ADVISED_TIMES * search.trials
-    return Cause(why, f"search.trials={trials}: the same command continues them")
+    return f"search.trials={trials}: the same command continues them"
+
+
+def more_of_limit(search: SearchPlan) -> str | None:
+    """Write the limit that ended a search with a value to raise it to; None without a limit.
+
+    A result of an earlier version does not tell the value that it had.
+    """
+    if search.limit is None:
+        return None
+    if search.limit_value is None:
+        return f"a much larger {search.limit}"
+    value = ADVISED_TIMES * search.limit_value
+    if search.least_limit is not None:
+        value = max(value, search.least_limit)
+    return f"{search.limit}={math.ceil(value)}"
 
 
 def _larger_budget(unreached: Unreached) -> str:

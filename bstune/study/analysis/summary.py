@@ -136,6 +136,7 @@ def summarize(
     arguments: Sequence[str] | None = None,
     train: str | None = None,
     few_passed: str | None = None,
+    run_for_target: str | None = None,
     notes: Sequence[str] = (),
 ) -> StudyResult:
     """Build a study's result of its parts.
@@ -153,6 +154,7 @@ def summarize(
         train: the command that trains the winner; None without one.
         few_passed: why trials that were run for another target tell little of this one; None where
             they tell enough, or were run for it.
+        run_for_target: what runs a study for this target; None where there is no need.
         notes: further lines for the reader.
     """
     # Ties are broken by number.
@@ -223,6 +225,7 @@ def summarize(
         test=tested,
         scale_out=analysis.scale_out,
         few_passed=few_passed,
+        run_for_target=run_for_target,
         notes=tuple(notes),
     )
 

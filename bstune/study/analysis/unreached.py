@@ -44,8 +44,8 @@ def unreached_because(
     """Collect what tells why no trial reached the target; None if one did, or none has run.
 
     It counts the stopped trials; how many of them still improved over the last half of their steps,
-    and how many of these had spent their budget; and the trials that ended before their schedule.
-    ``easier`` is a target that the closest trial would have met.
+    and how many were evaluated too seldom to tell; how many of each had spent their budget; and the
+    trials that ended before their schedule. ``easier`` is a target that the closest trial would have met.
 
     Args:
         trials: all parts of all trials.
@@ -75,6 +75,8 @@ def unreached_because(
     stopped = 0
     improving = 0
     improving_at_budget = 0
+    untold = 0
+    untold_at_budget = 0
     cut_schedules = 0
     cut_examples = 0
     for trial in last_parts:
@@ -88,9 +90,14 @@ def unreached_because(
             # The longest of these trials is advised as budget, unless it is too short for a trial.
             if trial.steps >= MIN_STEPS:
                 cut_examples = max(cut_examples, trial.steps * trial.batch_size)
-        if _improves(trial, target):
+        is_at_budget = trial.steps >= budget.last_step(trial.batch_size)
+        still_improves = _improves(trial, target)
+        if still_improves is None:
+            untold += 1
+            untold_at_budget += is_at_budget
+        elif still_improves:
             improving += 1
-            improving_at_budget += trial.steps >= budget.last_step(trial.batch_size)
+            improving_at_budget += is_at_budget
     diverged = [trial.lr for trial in trials if trial.status == "diverged"]
     message: str | None = None
     for trial in trials:
@@ -102,6 +109,8 @@ def unreached_because(
         stopped=stopped,
         improving=improving,
         improving_at_budget=improving_at_budget,
+        untold=untold,
+        untold_at_budget=untold_at_budget,
         cut_schedules=cut_schedules,
         cut_examples=cut_examples,
         budget_steps=budget.steps,
@@ -231,13 +240,15 @@ def _value_by(trial: TrialResult, seconds: float, target: Target) -> float | Non
     return min(values, key=target.gap, default=None)
 
 
-def _improves(trial: TrialResult, target: Target) -> bool:
-    """Whether a trial came clearly closer to the target over the last half of its steps."""
+def _improves(trial: TrialResult, target: Target) -> bool | None:
+    """Whether a trial came clearly closer to the target over the last half of its steps.
+
+    It is None for fewer than two evaluations, which show no change.
+    """
     # A gap is how far the metric still is from the target.
     gaps = [(step, target.gap(value)) for step, value in trial.history if value is not None]
-    # With fewer than two evaluations nothing speaks against a trial: it counts as improving.
     if len(gaps) < 2:
-        return True
+        return None
     _, first_gap = gaps[0]
     last_step, last_gap = gaps[-1]
     gaps_of_first_half = [gap for step, gap in gaps if 2 * step <= last_step]

@@ -36,10 +36,13 @@ class SearchEnd:
     Args:
         sentence: what ended it, in words for the user.
         limit: the option that ended it before all its trials had run; None for another end.
+        least_limit: the least value of that option with which two configurations can be tried; None
+            where two were, or where it is not known.
     """
 
     sentence: str
     limit: Literal["search.seconds", "search.wall_seconds", "search.least_gain"] | None = None
+    least_limit: int | None = None
 
 
 @dataclass(frozen=True)

@@ -308,6 +308,7 @@ class WallTime:
             f"stopped: search.wall_seconds={self.limit:g} leaves no time for another point "
             f"({self._taken():.1f} s taken{kept}){advice}",
             "search.wall_seconds",
+            least_limit=advised,
         )
 
     def reserve(

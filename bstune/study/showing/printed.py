@@ -69,7 +69,12 @@ def places(files: Output, tracked: Line | None) -> list[Line]:
 
 def short_path(path: Path) -> str:
     """Write a path as it can be typed in a shell in the working directory."""
+    return shlex.quote(str(from_here(path)))
+
+
+def from_here(path: Path) -> Path:
+    """Give a path as seen from the working directory, if it lies in that."""
     here = Path.cwd()
     if path.is_relative_to(here):
-        path = path.relative_to(here)
-    return shlex.quote(str(path))
+        return path.relative_to(here)
+    return path
