@@ -520,12 +520,15 @@ class LoopLimits:
         jobs: how many trials the loop trains side by side.
         in_hindsight: whether the loop reports a trial only once it has ended, so that no time limit
             can end it.
+        objective_is_open: whether trials of an objective of time may end without their seconds, as
+            it is not known yet whether the loop tells them.
     """
 
     stops: bool = True
     lr_range: tuple[float, float] = TrialBackend.lr_range
     jobs: int = 1
     in_hindsight: bool = False
+    objective_is_open: bool = False
 
 
 ANY_LOOP = LoopLimits()
@@ -556,7 +559,10 @@ class LoopBackend(TrialBackend):
         self._protocol = protocol
         self._budget = options.budget
         self._is_for_loss = options.search.objective == "loss"
-        self._needs_seconds = options.search.objective in ("time", "both")
+        self._needs_seconds = (
+            options.search.objective in ("time", "both") and not limits.objective_is_open
+        )
+        self._may_lack_seconds = limits.objective_is_open
         self._say = say
         self._now = now
         # The batch size and the seconds of a step of each trial that reported its seconds.
@@ -584,6 +590,11 @@ class LoopBackend(TrialBackend):
     def knows_step_time(self) -> bool:  # type: ignore[override]
         """Whether a trial has reported its seconds."""
         return bool(self._timed)
+
+    @property
+    def objective_is_open(self) -> bool:  # type: ignore[override]
+        """Whether no trial has told its seconds yet, and the loop may tell none at all."""
+        return self._may_lack_seconds and not self._timed
 
     def step_time(self, batch_size: float) -> float:
         """Give the seconds of a step at a batch size, from the seconds that trials have reported.
