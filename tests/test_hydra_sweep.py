@@ -10,15 +10,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlflow
 import pytest
 import yaml
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
 from toolbox import trials_of
 
 import bstune
+from bstune.core.records import TrialResult, TrialSpec
+from bstune.integrations import hydra_sweep
 from bstune.integrations.hydra_params import Range, read_params
-from bstune.integrations.hydra_sweep import Settings, _were_seconds_returned
+from bstune.integrations.hydra_sweep import Settings, _told
+from bstune.study.storage.opening import stored_settings
 
 TESTS = Path(__file__).parent
 PLUGINS = Path(bstune.__file__).parent / "integrations"
@@ -28,6 +31,8 @@ QUIET = 'hydra.sweeper.options=["mlflow.enabled=false"]'
 CONTINUED = [f"hydra.sweeper.{name}={name}" for name in ("max_steps", "resume_from", "save_to")]
 SEARCH = ["--multirun", "hparams_search=bstune"]
 SEEDED = "hydra.sweeper.seed=seed"
+# Seconds differ from run to run, and with them what a search of the least time asks.
+STEPS = "hydra.sweeper.objective=steps"
 # Jobs of a few steps, for what does not depend on where they end.
 SHORT = ["examples=400", "hydra.sweeper.budget.examples=400"]
 
@@ -175,7 +180,7 @@ def test_jobs_go_on_where_a_key_says_from_what(keys, continues, place, sweep, mo
     ],
 )
 def test_jobs_are_stopped_and_continued(saved, sweep):
-    records = sweep("hydra.sweeper.n_trials=6", *CONTINUED[:2], *saved, SEEDED)
+    records = sweep("hydra.sweeper.n_trials=6", *CONTINUED[:2], *saved, SEEDED, STEPS)
     continued = [record for record in records if record.resumed_from is not None]
     assert continued
     first = records[continued[0].resumed_from]
@@ -212,7 +217,7 @@ def launched(monkeypatch):
 
 
 def test_jobs_are_launched_in_batches(sweep, launched):
-    records = sweep("hydra.sweeper.n_trials=5", "hydra.sweeper.n_jobs=3", SEEDED)
+    records = sweep("hydra.sweeper.n_trials=5", "hydra.sweeper.n_jobs=3", SEEDED, STEPS)
     assert launched[:2] == [[0, 1, 2], [3, 4]]
     # On fresh seeds one runs at a time.
     assert {len(batch) for batch in launched[2:]} == {1}
@@ -232,7 +237,8 @@ def test_jobs_are_launched_in_batches(sweep, launched):
 
 @pytest.mark.slow  # batches, and jobs that go on, by themselves are above
 def test_batches_may_go_on_too(sweep, launched):
-    records = sweep("hydra.sweeper.n_trials=8", "hydra.sweeper.n_jobs=2", *CONTINUED, SEEDED)
+    means = ["hydra.sweeper.n_trials=8", "hydra.sweeper.n_jobs=2"]
+    records = sweep(*means, *CONTINUED, SEEDED, STEPS)
     by_number = {record.number: record for record in records}
     continued = [record for record in records if record.resumed_from is not None]
     assert continued
@@ -419,7 +425,8 @@ def run_application(*arguments):
     [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.soak)],
 )
 def test_a_sweep_that_is_killed_goes_on_where_it_was(n_jobs, sweep, tmp_path, monkeypatch):
-    arguments = ["hydra.sweeper.n_trials=5", f"hydra.sweeper.n_jobs={n_jobs}", *CONTINUED, SEEDED]
+    means = ["hydra.sweeper.n_trials=5", f"hydra.sweeper.n_jobs={n_jobs}"]
+    arguments = [*means, *CONTINUED, SEEDED, STEPS]
     # Nine or more steps were taken by a job that is continued.
     killed = run_application(*arguments, "kill_when_continued=true")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -478,28 +485,106 @@ def test_names_in_a_study_are_short_where_they_are_one_ones_own():
     assert names == {"a.x": "a_x", "b.x": "b_x", "a.y": "y", "a.delta": "a_delta"}
 
 
-def returned(value, status=JobStatus.COMPLETED):
-    job = JobReturn(status=status)
-    job.return_value = value
-    return job
-
-
-TIMED = returned({"steps": 5, "seconds_per_step": 0.1})
-FAILED = returned(ValueError("in the task"), JobStatus.FAILED)
+def record(status, seconds_per_step):
+    spec = TrialSpec(number=0, trial_index=0, batch_size=32, lr=0.1, delta=None, seed=0)
+    unmeasured = TrialResult.unmeasured(spec, status)
+    return dataclasses.replace(unmeasured, seconds_per_step=seconds_per_step)
 
 
 @pytest.mark.parametrize(
-    ("jobs", "settings", "is_told"),
+    ("records", "told"),
     [
-        ([TIMED], {}, True),
-        ([FAILED, ValueError("lost"), TIMED], {}, True),
-        ([FAILED], {}, False),
-        ([returned({"steps": 5}), returned(5), returned({"seconds_per_step": None})], {}, False),
-        ([TIMED], {"objective": "time"}, False),
-        # It is compared at the budget's end.
-        ([TIMED], {"returns": "metric"}, False),
+        ([("reached", 0.1)], "time"),
+        ([("stopped", None), ("reached", 0.1)], "time"),
+        ([("stopped", None), ("failed", None)], "steps"),
+        # A job that has failed or diverged may lack seconds that others return.
+        ([("failed", None), ("diverged", None)], None),
+        ([], None),
     ],
 )
-def test_seconds_that_no_objective_uses_are_told(jobs, settings, is_told):
+def test_the_seconds_of_trials_settle_the_objective(records, told):
+    assert _told([record(*values) for values in records]) == told
+
+
+@pytest.mark.parametrize(
+    ("given", "goal", "is_open"),
+    [
+        ({}, "time", True),
+        ({"returns": "steps"}, "time", True),
+        ({"returns": "metric"}, "loss", False),
+        ({"objective": "steps"}, "steps", False),
+        ({"options": ["search.trials=3", "search.objective=curve"]}, "curve", False),
+    ],
+)
+def test_a_sweep_seeks_the_least_time_unless_told_otherwise(given, goal, is_open):
     names = [field.name for field in dataclasses.fields(Settings)]
-    assert _were_seconds_returned(jobs, Settings(**{**dict.fromkeys(names), **settings})) == is_told
+    settings = Settings(**{**dict.fromkeys(names), "options": [], **given})
+    assert (settings.goal, settings.goal_is_open) == (goal, is_open)
+
+
+def objective():
+    """Return the objective of the study, which its storage and its result must agree on."""
+    stored = stored_settings("train", "sqlite:///bstune.db")["search.objective"]
+    assert bstune.load("outputs/train").summary.objective == stored
+    return stored
+
+
+NUMBERS = ["returns=steps", "hydra.sweeper.returns=steps"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sought"),
+    [
+        ([], "time"),
+        ([STEPS], "steps"),
+        (NUMBERS, "steps"),
+        # The whole first batch is kept.
+        ([*NUMBERS, "hydra.sweeper.n_jobs=2"], "steps"),
+    ],
+)
+def test_jobs_that_return_seconds_are_compared_by_time(arguments, sought, sweep, launched, capsys):
+    records = sweep("hydra.sweeper.n_trials=3", *arguments)
+    assert objective() == sought
+    printed = capsys.readouterr().out
+    assert ("returns no seconds_per_step" in printed) == (arguments[:2] == NUMBERS)
+    # No job is launched twice.
+    assert list(itertools.chain(*launched)) == [0, 1, 2]
+    assert len(records) == 3
+    best = results()["best_value"]
+    assert best < 5 if sought == "time" else best >= 5
+    # A continued sweep keeps it, whatever its next jobs return.
+    sweep("hydra.sweeper.n_trials=4", *arguments)
+    assert objective() == sought
+    assert list(itertools.chain(*launched)) == [0, 1, 2, 3]
+    assert "if the first trials tell no seconds" not in capsys.readouterr().out
+
+
+def test_a_sweep_that_was_ended_before_its_objective_was_stored_goes_on(sweep, monkeypatch):
+    def end(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as ending:
+        ending.setattr(hydra_sweep, "change_objective", end)
+        with pytest.raises(KeyboardInterrupt):
+            sweep("hydra.sweeper.n_trials=2", *NUMBERS)
+    assert len(trials_of(Path("outputs") / "train")) == 1
+    assert len(sweep("hydra.sweeper.n_trials=2", *NUMBERS)) == 2
+    assert objective() == "steps"
+
+
+@pytest.mark.parametrize(("arguments", "sought"), [([], "time"), (NUMBERS, "steps")])
+def test_mlflow_shows_the_objective_that_was_settled(arguments, sought, sweep):
+    sweep("hydra.sweeper.n_trials=1", *arguments, "hydra.sweeper.options=[]")
+    client = mlflow.MlflowClient(f"sqlite:///{Path('mlflow.db').absolute()}")
+    experiment = client.get_experiment_by_name("bstune")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.params["objective"] == sought
+
+
+def test_seconds_that_go_missing_later_end_a_sweep_of_time(sweep, capsys):
+    sweep("hydra.sweeper.n_trials=1")
+    with pytest.raises(SystemExit) as ended:
+        sweep("hydra.sweeper.n_trials=2", *NUMBERS)
+    assert ended.value.code == 2
+    assert "the objective time needs seconds" in capsys.readouterr().err
+    assert stored_settings("train", "sqlite:///bstune.db")["search.objective"] == "time"

@@ -2,9 +2,11 @@
 
 import json
 import math
+import re
 import shlex
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,8 +20,10 @@ from toolbox import end_as_lightning, table_rows, trials_of, write_rows
 
 from bstune.core.records import TrialResult
 from bstune.search.posterior import sample_posterior
+from bstune.study import report
 from bstune.study.analysis.model import REPORT_PARTICLES
 from bstune.study.storage.trials import spec_of
+from bstune.system import watchdog
 from bstune.trial.processes.workers import InProcess
 
 REPLAY = (
@@ -308,6 +312,21 @@ def test_a_study_from_end_to_end(bstune, outputs):
         replace(again, number=winner.number, trial_index=winner.trial_index, delta=winner.delta)
         == winner
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [("draw_curve", "the figures"), ("write_page", "the page")]
+)
+def test_what_keeps_a_study_busy_after_its_answer_is_said(part, name, bstune, outputs, monkeypatch):
+    monkeypatch.setattr(report, "SILENCE_AFTER_ANSWER", 0.1)
+    monkeypatch.setattr(watchdog, "THREAD_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(report, part, lambda *arguments: time.sleep(0.5))
+    arguments = ("sampler=random", "search.replicates=0", "search.trials=3")
+    status, out, _ = bstune(*REPLAY, *arguments)
+    assert status == 0
+    after = out[out.index("\nUSE ") :]
+    said = [f"waiting for {name}, ", f"{name}: took ", "page "]
+    assert re.search(".*".join(f"\n{line}" for line in said), after, flags=re.DOTALL)
 
 
 @pytest.mark.slow

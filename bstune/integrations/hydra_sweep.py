@@ -6,8 +6,8 @@ The task's return value is reported to the trial: a number that the config names
     {"history": [(step, value), ...], "seconds_per_step": 0.01}    # the target's metric; None: NaN
     {"steps": 120, "seconds_per_step": 0.01}                       # to the target; math.inf: missed
 
-The objective is ``steps`` unless it is named: before the first job has ended it is not known
-whether jobs return seconds, which ``objective: time`` needs. A number is ``returns: steps``, or
+Unless it is named, the objective is ``time`` where the first jobs that end return seconds, and
+``steps`` where they return none. From then on it is the study's. A number is ``returns: steps``, or
 ``returns: metric`` at the end of ``budget``, which is compared as by ``objective: loss``;
 ``target`` is then a name alone. A job that raises an error is a failed trial, one that returns NaN
 a diverged one. Any other value ends the sweep with a line.
@@ -38,12 +38,14 @@ import math
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
@@ -54,11 +56,20 @@ from yaml import safe_dump
 from bstune.config import plain_error
 from bstune.core.errors import BstuneError, ConfigError, StudyError
 from bstune.core.numbers import as_float, as_int, shown
-from bstune.core.records import Budget, Target
+from bstune.core.objectives import Objective
+from bstune.core.option_names import ARGUMENT_OPTIONS
+from bstune.core.records import Budget, Target, TrialResult
 from bstune.integrations.hydra_params import Params, bare, read_params
+from bstune.options import StudyOptions, with_option
 from bstune.study.own_loop import batches_of
 from bstune.study.result import Result
-from bstune.study.storage.opening import find_study
+from bstune.study.storage.opening import (
+    begun_study,
+    change_objective,
+    find_study,
+    settings_of,
+)
+from bstune.study.storage.trials import results
 from bstune.study.study import Study
 from bstune.system.console import plain_console, print_line
 from bstune.system.exits import is_interruption, sys_exit_error
@@ -67,6 +78,7 @@ from bstune.system.terminal import write_error
 from bstune.trial.own_loop import LoopLimits, LoopTrial
 
 OWN_SAMPLER = "frontier"
+OBJECTIVE = ARGUMENT_OPTIONS["objective"]
 PAGE_FILE = "report.html"
 # A spending, in costs of a full trial, that no study comes to.
 NEVER_SPENT = 1e6
@@ -78,10 +90,9 @@ SAME_SEED = (
 SIGMAS = 3.0
 # The least octaves of learning rates to search on each side, as sigma must be over 0.
 LEAST_OCTAVES = 0.01
-TIME_IS_POSSIBLE = (
-    "the task returns seconds_per_step, and the study seeks the fewest steps: "
-    "hydra.sweeper.objective=time seeks the least time, under another hydra.sweeper.study_name "
-    "(objective=steps leaves this line out)"
+NO_SECONDS = (
+    "the task returns no seconds_per_step, so that the study seeks the fewest steps: to seek the "
+    "least time, return it, and give another hydra.sweeper.study_name"
 )
 RETURNS = ("steps", "metric")
 NAMED_KEYS = ("seed", "max_steps", "resume_from", "save_to")
@@ -132,10 +143,26 @@ class Settings:
 
     @property
     def goal(self) -> str:
-        """The study's objective: the given one, else ``loss`` if tasks return a metric."""
+        """The study's objective: the given one, else ``loss`` if tasks return a metric.
+
+        Any other sweep begins with ``time``.
+        """
+        if self._given_goal is not None:
+            return self._given_goal
+        return "loss" if self.returns == "metric" else "time"
+
+    @property
+    def goal_is_open(self) -> bool:
+        """Whether the first jobs settle the objective, by returning seconds or none."""
+        return self._given_goal is None and self.returns != "metric"
+
+    @property
+    def _given_goal(self) -> str | None:
+        """The objective that the user has named, below ``hydra.sweeper`` or among ``options``."""
         if self.objective:
             return self.objective
-        return "loss" if self.returns == "metric" else "steps"
+        given = [line for line in self.options if bare(line).startswith(f"{OBJECTIVE}=")]
+        return given[-1].partition("=")[2] if given else None
 
     @property
     def has_own_sampler(self) -> bool:
@@ -181,36 +208,88 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
         in_hindsight=True,
         continues=settings.resume_from is not None,
         save_place=save_place,
+        objective_is_open=settings.goal_is_open,
     )
     folder = Path(config.hydra.sweep.dir)
     folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, folder / "multirun.yaml")
     assumptions = () if settings.seed is not None else (SAME_SEED,)
-    has_told_of_time = False
-    for batch in batches_of(study.options, assumptions, limits):
-        overrides = [_overrides(trial, settings, params) for trial in batch]
-        jobs = _launch(launcher, batch, overrides)
-        _report_jobs(batch, jobs, settings)
-        # Who has named an objective needs no hint at another one.
-        may_hint = not has_told_of_time and settings.objective is None
-        if may_hint and _were_seconds_returned(jobs, settings):
-            has_told_of_time = True
-            print_line(plain_console(), TIME_IS_POSSIBLE)
+    run_jobs = partial(_run_jobs, launcher, settings, params)
+    told = _told_so_far(study.options) if settings.goal_is_open else None
+    settled_limits = replace(limits, objective_is_open=False)
+    if told == "steps":
+        run_jobs(_seeking_steps(study.options), settled_limits, assumptions)
+    elif told == "time":
+        run_jobs(study.options, settled_limits, assumptions)
+    elif run_jobs(study.options, limits, assumptions):
+        print_line(plain_console(), NO_SECONDS)
+        run_jobs(_seeking_steps(study.options), settled_limits, assumptions=())
     _write_results(study.result, params, folder)
 
 
-def _were_seconds_returned(jobs: Sequence[JobReturn | Exception], settings: Settings) -> bool:
-    """Whether a job returned the seconds of a step, though the study compares steps alone."""
-    if settings.goal != "steps":
-        return False
-    for job in jobs:
-        # The return value of a job that failed raises its error.
-        if isinstance(job, Exception) or job.status != JobStatus.COMPLETED:
-            continue
-        returned = job.return_value
-        if isinstance(returned, Mapping) and as_float(returned.get("seconds_per_step")) is not None:
-            return True
+def _run_jobs(
+    launcher: Launcher,
+    settings: Settings,
+    params: Params,
+    options: StudyOptions,
+    limits: LoopLimits,
+    assumptions: tuple[str, ...],
+) -> bool:
+    """Run or continue the study by launching its trials' jobs, to its end.
+
+    Where the objective is open and the first jobs return no seconds, it is left at once: its
+    trials are stored by then.
+
+    Returns:
+        Whether it was left so, and is to go on with the objective ``steps``.
+    """
+    is_open = limits.objective_is_open
+    with closing(batches_of(options, assumptions, limits)) as batches:
+        for batch in batches:
+            overrides = [_overrides(trial, settings, params) for trial in batch]
+            jobs = _launch(launcher, batch, overrides)
+            needs_seconds = options.search.objective in ("time", "both") and not is_open
+            _report_jobs(batch, jobs, settings, needs_seconds)
+            if is_open:
+                ended = [trial.finished for trial in batch]
+                told = _told([finished.result() for finished in ended if finished is not None])
+                if told == "steps":
+                    return True
+                is_open = told is None
     return False
+
+
+def _told(records: Sequence[TrialResult]) -> Objective | None:
+    """Give the objective that the seconds of trials, or their lack, settle.
+
+    It is None where all have failed or diverged: a job that diverges may return no seconds though
+    others do.
+    """
+    ended = [record for record in records if record.status in ("reached", "stopped")]
+    if any(record.seconds_per_step is not None for record in ended):
+        return "time"
+    return "steps" if ended else None
+
+
+def _told_so_far(options: StudyOptions) -> Objective | None:
+    """Give the objective that an earlier run of the sweep has settled; None where none has.
+
+    A run that was killed just then has stored its trials alone.
+    """
+    begun = begun_study(options.study, options.storage)
+    if begun is None:
+        return None
+    stored = settings_of(begun).get(OBJECTIVE)
+    if stored == "time":
+        return _told(results(begun))
+    # A study of any other objective is refused by its settings.
+    return "steps" if stored == "steps" else None
+
+
+def _seeking_steps(options: StudyOptions) -> StudyOptions:
+    """Let the study, which has begun, seek the fewest steps; give its options for that."""
+    change_objective(find_study(options.study, options.storage), "steps")
+    return with_option(options, OBJECTIVE, "steps")
 
 
 def _check(settings: Settings, config: DictConfig) -> None:
@@ -464,16 +543,21 @@ def _launch(
 
 
 def _report_jobs(
-    batch: Sequence[LoopTrial], jobs: Sequence[JobReturn | Exception], settings: Settings
+    batch: Sequence[LoopTrial],
+    jobs: Sequence[JobReturn | Exception],
+    settings: Settings,
+    needs_seconds: bool,
 ) -> None:
     """Report the returns of a batch's jobs to their trials.
+
+    ``needs_seconds``: whether a return without seconds is refused.
 
     A ConfigError, which the user is to mend, is raised once all jobs are reported.
     """
     first_error: ConfigError | None = None
     for trial, job in zip(batch, jobs, strict=True):
         try:
-            _report_job(trial, job, settings)
+            _report_job(trial, job, settings, needs_seconds)
         except ConfigError as error:
             if first_error is None:
                 first_error = error
@@ -481,7 +565,9 @@ def _report_jobs(
         raise first_error
 
 
-def _report_job(trial: LoopTrial, job: JobReturn | Exception, settings: Settings) -> None:
+def _report_job(
+    trial: LoopTrial, job: JobReturn | Exception, settings: Settings, needs_seconds: bool
+) -> None:
     """Report the return or the error of a trial's job, and end the trial.
 
     ConfigError for a return value that the sweep cannot use.
@@ -506,10 +592,11 @@ def _report_job(trial: LoopTrial, job: JobReturn | Exception, settings: Settings
     if trial.worth_saving and settings.checkpoint is not None:
         _keep_checkpoint(trial, job, settings.checkpoint)
     seconds_per_step = as_float(returned_dict.get("seconds_per_step"))
-    if seconds_per_step is None and settings.goal in ("time", "both") and not trial.has_diverged:
+    if seconds_per_step is None and needs_seconds and not trial.has_diverged:
         raise ConfigError(
-            f"hydra.sweeper.objective={settings.goal} needs seconds: let the task return "
-            '{"seconds_per_step": ...} besides, or give objective=steps'
+            f"the objective {settings.goal} needs seconds: let the task return "
+            '{"seconds_per_step": ...} besides, or give hydra.sweeper.objective=steps under '
+            "another hydra.sweeper.study_name"
         )
     seconds: float | None = None
     if seconds_per_step is not None:

@@ -92,6 +92,9 @@ def study_params(prepared: PreparedStudy, commit: str | None) -> dict[str, str]:
         if name in ("scaling", "sampler"):
             value = str(value).rpartition(".")[2]
         values[name] = value
+    # MLflow lets no parameter change: what is not settled is sent with the results.
+    if prepared.backend.objective_is_open:
+        del values["objective"]
     values["target"] = str(prepared.protocol.target)
     # The objective loss has no target: it asks for the best metric when a budget ends.
     if option_at(prepared.options, "search.objective") == "loss":

@@ -135,6 +135,8 @@ class TrialBackend:
     notes: tuple[str, ...] = ()
     # Whether any step has been timed yet. Before, ``step_time`` is no more than a placeholder.
     knows_step_time: bool = True
+    # Whether an objective of time may yet become one of steps, as no trial has told seconds so far.
+    objective_is_open: bool = False
 
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None

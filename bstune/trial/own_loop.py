@@ -536,6 +536,8 @@ class LoopLimits:
             can end it.
         continues: whether the loop can train a stopped trial on from what it saved of that.
         save_place: where the loop is to save a trial, in its own terms.
+        objective_is_open: whether trials of an objective of time may end without their seconds, as
+            it is not known yet whether the loop tells them.
     """
 
     stops: bool = True
@@ -544,6 +546,7 @@ class LoopLimits:
     in_hindsight: bool = False
     continues: bool = True
     save_place: str = "trial.save_to"
+    objective_is_open: bool = False
 
 
 ANY_LOOP = LoopLimits()
@@ -574,7 +577,10 @@ class LoopBackend(TrialBackend):
         self._protocol = protocol
         self._budget = options.budget
         self._is_for_loss = options.search.objective == "loss"
-        self._needs_seconds = options.search.objective in ("time", "both")
+        self._needs_seconds = (
+            options.search.objective in ("time", "both") and not limits.objective_is_open
+        )
+        self._may_lack_seconds = limits.objective_is_open
         self._say = say
         self._now = now
         # The batch size and the seconds of a step of each trial that reported its seconds.
@@ -608,6 +614,11 @@ class LoopBackend(TrialBackend):
     def knows_step_time(self) -> bool:  # type: ignore[override]
         """Whether a trial has reported its seconds."""
         return bool(self._timed)
+
+    @property
+    def objective_is_open(self) -> bool:  # type: ignore[override]
+        """Whether no trial has told its seconds yet, and the loop may tell none at all."""
+        return self._may_lack_seconds and not self._timed
 
     def step_time(self, batch_size: float) -> float:
         """Give the seconds of a step at a batch size, from the seconds that trials have reported.

@@ -51,6 +51,8 @@ def _question_line(prepared: PreparedStudy) -> str:
     if objective == "loss":
         question = question_of(prepared.options)
     asked = f"study {prepared.options.study}: {question}, objective {objective}"
+    if prepared.backend.objective_is_open:
+        asked += " (steps, if the first trials tell no seconds)"
     return f"{asked}, on {prepared.backend.description}"
 
 

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bstune.core.errors import BstuneError, StudyError
 from bstune.core.objectives import SOUGHT, Objective
+from bstune.core.option_names import ARGUMENT_OPTIONS
 from bstune.core.records import dump_json
 from bstune.search.sampler import RECORD
 from bstune.study.planning.wall import TAKEN
@@ -363,6 +364,19 @@ def _decide_threads(
     settings = {**_without_threads(began), **chosen}
     # The kind of device comes first: once the settings are frozen, nothing is left to decide.
     patient(study.set_user_attr)(DEVICE_KIND, device)
+    patient(study.set_user_attr)(FROZEN_SETTINGS, dump_json(settings))
+
+
+def change_objective(study: optuna.Study, objective: Objective) -> None:
+    """Let a study seek another objective from now on, of one value that is minimized too.
+
+    Its trials keep their records. In Optuna, those that have ended keep the value that they have,
+    or that they have none.
+    """
+    settings = {**settings_of(study), ARGUMENT_OPTIONS["objective"]: objective}
+    # Optuna warns that names of values are experimental.
+    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+        patient(study.set_metric_names)(list(SOUGHT[objective].values))
     patient(study.set_user_attr)(FROZEN_SETTINGS, dump_json(settings))
 
 

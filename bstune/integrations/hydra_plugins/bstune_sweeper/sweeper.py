@@ -43,7 +43,7 @@ class BstuneSweeperConf:
     # steps and examples, both of which a trial spends at most.
     budget: dict[str, int] | None = None
     # time (tasks return seconds_per_step), steps, both, curve or loss; null: loss where tasks
-    # return a metric, else steps.
+    # return a metric, time where they return seconds_per_step, else steps.
     objective: str | None = None
     # The meaning of a number that the task returns: steps (to the target) or metric (at the
     # budget's end).
