@@ -79,8 +79,8 @@ PAST_THE_END = (
     "that the study has not planned; take min(10, trial.max_steps - step) steps between reports"
 )
 MET_AT_ONCE = (
-    "trial 0 met {target} at its first evaluation, {value} after {steps}: when it did is not known, "
-    "so evaluate earlier, or give a harder target"
+    "trial 0 met {target} at its first evaluation, {value} after {steps}: when it did is not "
+    "known, so evaluate earlier, or give a harder target"
 )
 WRONG_WAY = (
     "; a target that untrained weights meet too is the wrong way round, which trial.report(0, "
