@@ -88,7 +88,7 @@ NODES = (
 )
 # Takes the values that a replayed workload has, and gives those that it lacks, from its table, by
 # the dotted key of the config.
-Complete = Callable[[Mapping[str, object]], Mapping[str, object]]
+FromTable = Callable[[Mapping[str, object]], Mapping[str, object]]
 
 
 @dataclass(frozen=True)
@@ -110,20 +110,21 @@ class Composed:
         return self.recipe
 
 
-def compose(arguments: Sequence[str], complete: Complete | None = None) -> Composed:
+def compose(arguments: Sequence[str], from_table: FromTable | None = None) -> Composed:
     """Compose a command line, and check it. A ConfigError lists all of its mistakes.
 
-    ``complete`` gives the values that a replayed workload takes from its table.
+    ``from_table`` gives the values that a replayed workload leaves open, from its table of recorded
+    runs.
     """
     parsed = parse(arguments)
-    options = in_full(parsed.overrides)
+    options = expand_shorthands(parsed.overrides)
     if parsed.config_dir:
         if not Path(parsed.config_dir).is_dir():
             raise ConfigError(f"--config-dir {parsed.config_dir} is not a folder")
         options.append(f"hydra.searchpath=[file://{Path(parsed.config_dir).absolute()}]")
     config, unknown = compose_known(CONFIG_MODULE, parsed.config_name, options)
     try:
-        composed = validate(config, unknown, complete, groups_in(parsed.config_dir), options)
+        composed = validate(config, unknown, from_table, groups_in(parsed.config_dir), options)
     except ConfigError as error:
         file = _workload_file(parsed.config_dir, options)
         if file is None:
@@ -308,7 +309,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(list(arguments))
 
 
-def in_full(arguments: Sequence[str]) -> list[str]:
+def expand_shorthands(arguments: Sequence[str]) -> list[str]:
     """Write arguments in Hydra's full form: ``workload=NAME``, and ``workload.target.value=VALUE``.
 
     On the command line they may be ``+workload=NAME`` and ``target=VALUE``.
@@ -320,7 +321,7 @@ def in_full(arguments: Sequence[str]) -> list[str]:
     return full
 
 
-def with_choices(arguments: Sequence[str]) -> list[str]:
+def quote_for_hydra(arguments: Sequence[str]) -> list[str]:
     """Give the arguments as Hydra takes them.
 
     A choice of nothing, such as ``schedule=null``, is left out. What Hydra would not read as a text
@@ -423,7 +424,7 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
         options: arguments of a command line, in full.
     """
     unknown: list[str] = []
-    options = with_choices(options)
+    options = quote_for_hydra(options)
     with _own_hydra(), initialize_config_module(module, **hydra_versions.BEHAVIOUR):
         # Hydra names one unknown option at a time. Each is left out, until Hydra takes the rest.
         while True:
@@ -492,7 +493,7 @@ def plain_error(error: Exception) -> str:
 def validate(
     config: DictConfig,
     unknown: Sequence[str] = (),
-    complete: Complete | None = None,
+    from_table: FromTable | None = None,
     groups: Collection[str] = (),
     arguments: Sequence[str] = (),
 ) -> Composed:
@@ -501,7 +502,8 @@ def validate(
     Args:
         config: as Hydra composed it; it is changed.
         unknown: options that were already found to be unknown.
-        complete: gives the values that a replayed workload takes from its table.
+        from_table: gives the values that a replayed workload leaves open, from its table of
+            recorded runs. None: they are missing.
         groups: further sections, which the user's own files refer to.
         arguments: those that composed the config.
 
@@ -510,15 +512,16 @@ def validate(
     """
     kind = kind_of_options(config.get("workload"))
     config, unknown = with_choices_of(config, _nothing_to_choose(kind), arguments, unknown)
+    # This objective seeks the best metric within a budget: the target needs no value.
     if OmegaConf.select(config, "search.objective") == "loss":
         _leave_target_open(config)
-    if kind is ReplayedOptions and complete is not None:
+    if kind is ReplayedOptions and from_table is not None:
         # The table may give the options that are missing.
         _, mistakes = _options_and_mistakes(config, unknown, groups)
         others = [line for line in mistakes if " is missing: " not in line]
         if others:
             raise ConfigError("\n".join(others))
-        for key, value in complete(_resolve(config.workload, "", {})).items():
+        for key, value in from_table(_resolve(config.workload, "", {})).items():
             OmegaConf.update(config, key, value, force_add=True)
     return check(config, unknown, groups)
 
@@ -563,13 +566,15 @@ def check(
     options, mistakes = _options_and_mistakes(config, unknown, groups)
     if mistakes or options is None:
         raise ConfigError("\n".join(mistakes))
+    # A config of Hydra's refuses new keys: open_dict lets options be added that it left out.
     with open_dict(config):
-        _write_types(config, options, _plain(config))
+        _write_checked(config, options, _plain(config))
+    # References in the nodes that Hydra instantiates are resolved to the values just written.
     options = _with_nodes(options, config)
     if not isinstance(options, TrainedOptions):
         return Composed(options, recipe=None)
-    keys = {name: tunable.key for name, tunable in options.workload.tunable.items()}
-    return Composed(options, HydraRecipe.of(config, keys))
+    key_of_tunable = {name: tunable.key for name, tunable in options.workload.tunable.items()}
+    return Composed(options, HydraRecipe.of(config, key_of_tunable))
 
 
 def with_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
@@ -707,7 +712,7 @@ def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
     return options
 
 
-def _write_types(node: DictConfig, section: Section, written: Mapping[str, Any]) -> None:
+def _write_checked(node: DictConfig, section: Section, written: Mapping[str, Any]) -> None:
     """Put a section's checked values into the section's node of the config.
 
     Checking may have changed their types, such as an int to a float. References stay as they are.
@@ -717,12 +722,12 @@ def _write_types(node: DictConfig, section: Section, written: Mapping[str, Any])
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, Section):
-            _write_types(node[name], value, _section_at(written, name))
+            _write_checked(node[name], value, _section_at(written, name))
         elif name == "tunable":
             node.setdefault(name, {})
             tunables = _section_at(written, name)
             for key, tunable in value.items():
-                _write_types(node[name][key], tunable, _section_at(tunables, key))
+                _write_checked(node[name][key], tunable, _section_at(tunables, key))
         elif field.annotation != Node and not _is_written(value, written, name):
             # An option of few workloads (field.exclude) is not added to the config of the others.
             if name not in node and field.exclude:

@@ -31,7 +31,7 @@ from bstune.options import (
 )
 from bstune.recipe import TrialValues
 from bstune.trial.backend import make_space
-from bstune.trial.replay import complete
+from bstune.trial.replay import options_from_table
 
 CONF = Path(conf.__file__).parent
 # Every workload, sampler, rule and schedule that ships; those left out are the defaults.
@@ -56,7 +56,7 @@ def option_table():
 
 def mistakes(*arguments):
     with pytest.raises(ConfigError) as error:
-        compose(arguments, complete)
+        compose(arguments, options_from_table)
     return str(error.value).splitlines()
 
 
@@ -501,7 +501,7 @@ def test_a_recipe_has_the_checked_values_and_the_references():
 
 
 def test_a_replayed_workload_has_no_recipe():
-    composed = compose(REPLAY, complete)
+    composed = compose(REPLAY, options_from_table)
     assert isinstance(composed.options, ReplayedOptions)
     assert composed.recipe is None
     with pytest.raises(ConfigError, match="replay-fashion_mlp is answered from recorded runs"):
@@ -638,7 +638,7 @@ REPLAY = ("workload=replay", "workload.table=fashion_mlp")
 
 def test_what_is_given_stays_where_the_table_would_say_otherwise():
     given = ("workload.reference.lr=3", "search.batch_size.high=16", "workload.budget.examples=7")
-    options = compose((*REPLAY, *given), complete).options
+    options = compose((*REPLAY, *given), options_from_table).options
     assert options.scaling.lr == 3.0
     assert options.search.batch_size.high == 16
     assert options.budget.examples == 7
@@ -675,7 +675,7 @@ def test_mistakes_come_before_the_table_is_read():
     nowhere = ("workload=replay", "workload.table=nowhere.jsonl")
     assert mistakes(*nowhere, "seed=-1") == ["seed must be at least 0, but got -1"]
     with pytest.raises(TableError, match=r"workload\.table=nowhere\.jsonl is no file"):
-        compose(nowhere, complete)
+        compose(nowhere, options_from_table)
 
 
 # Further hyper-parameters

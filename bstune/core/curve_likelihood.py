@@ -69,7 +69,7 @@ class Profile:
     log_sigma: Array
 
 
-def locate(observed: Observed, terms: int, rise: float) -> Profile:
+def compute_profile(observed: Observed, terms: int, rise: float) -> Profile:
     """Compute the profile on a grid of log odds that resolves its minimum and the interval.
 
     The profile is the least deviance at each B_crit. Its log odds, log(B_crit/B_ref), are in
@@ -83,10 +83,11 @@ def locate(observed: Observed, terms: int, rise: float) -> Profile:
 
     def profile_at(log_odds: Array) -> Profile:
         """Minimise the deviance of the law at each of the log odds."""
+        # None lets log v, the log factor of the third term, be fitted. Two terms have a v of 0.
         log_small = None
         if terms == 2:
             log_small = np.full(log_odds.size, -np.inf)
-        return minimise(observed, log_odds, log_small)
+        return minimise_deviance(observed, log_odds, log_small)
 
     limits = profile_at(np.array([-np.inf, np.inf]))
     first = observed.x.min() - LOG_REACH
@@ -122,7 +123,9 @@ def _joined(*profiles: Profile) -> Profile:
     return Profile(*(column[order] for column in columns))
 
 
-def minimise(observed: Observed, log_odds: Array, log_small: Array | None = None) -> Profile:
+def minimise_deviance(
+    observed: Observed, log_odds: Array, log_small: Array | None = None
+) -> Profile:
     """Minimise the deviance at each of m values of B_crit over the curve's other parameters.
 
     The curve is S = h (1 - p + p r + v r^2), with r = B_ref/B and p = B_crit/(B_crit + B_ref). The
@@ -235,11 +238,15 @@ def _search_steps(is_small_free: bool) -> list[float]:
 
 
 def _log_shape(log_odds: Array, log_small: Array, x: Array) -> Array:
-    """Compute the curve's shape at n batch sizes, log(1 - p + p r + v r^2) with r = B_ref/B.
+    """Compute log(S(B)/h) at n batch sizes, log(1 - p + p r + v r^2) with r = B_ref/B.
+
+    S(B) are the steps to the target at batch size B, and h is its height: S(B_ref) = h (1 + v).
 
     Args:
-        log_odds: log(B_crit/B_ref), of which p is the expit, (m, 1); may be infinite.
-        log_small: log v, (m, k) or an array that broadcasts to it; may be infinite.
+        log_odds: log(B_crit/B_ref), (m, 1); may be infinite. p = B_crit/(B_crit + B_ref) is its
+            expit.
+        log_small: log v, the factor of the term for small batches, (m, k) or an array that
+            broadcasts to it; -inf leaves the term out.
         x: log(B/B_ref), (n,).
 
     Returns:

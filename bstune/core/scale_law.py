@@ -91,7 +91,7 @@ class Component:
     offset: float
     """Standard deviation of a study's own offset."""
     drift: float
-    solved: Array
+    inverse_times_y: Array
     """K^-1 log y, shape (n,)."""
     inverse: Array
     """K^-1, the inverse of the points' covariance, shape (n, n)."""
@@ -146,8 +146,9 @@ class ScaleLaw:
     ) -> tuple[float, float]:
         """Compute mean and variance of a weighted sum of f's values by one component.
 
-        ``factors`` (n,) weigh the values of f at ``log_scales`` (n,), which are less
-        ``log_centre``. f is the log of the quantity, less ``log_level``.
+        A component is the law at one choice of its priors' widths. ``factors`` (n,) weigh the
+        values of f at ``log_scales`` (n,), which are less ``log_centre``. f is the log of the
+        quantity, less ``log_level``.
         """
         # Given the points, f is a Gaussian process whose covariance with them is ``across``.
         x = np.log([point.scale for point in self.points]) - self.log_centre
@@ -157,7 +158,7 @@ class ScaleLaw:
         )
         variance = prior_variance - float(across @ component.inverse @ across)
         # Rounding can leave less than nothing, near a point that has no error to speak of.
-        return float(across @ component.solved), max(variance, 1e-12)
+        return float(across @ component.inverse_times_y), max(variance, 1e-12)
 
     def _interval(self, means: Array, sigmas: Array) -> Estimate:
         """Compute the median and the interval of a mixture of normals, one for each component."""
@@ -252,14 +253,21 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
         covariance = _covariance(x, x, drift)
         covariance += np.outer(errors, errors) * shared + is_same_study * offset**2
         inverse: Array = np.linalg.inv(covariance).astype(np.float64)
-        solved = inverse @ y
+        inverse_times_y = inverse @ y
         log_determinant = float(np.linalg.slogdet(covariance)[1])
-        log_weight = -0.5 * (log_determinant + float(y @ solved))
+        log_weight = -0.5 * (log_determinant + float(y @ inverse_times_y))
         log_weight += _log_prior(offset, OFFSETS, OFFSET_SIGMA)
         log_weight += _log_prior(drift, DRIFTS, DRIFT_SIGMA)
         log_weights.append(log_weight)
+        # The weights are put in below, once their sum is known.
         unweighted.append(
-            Component(weight=0.0, offset=offset, drift=drift, solved=solved, inverse=inverse)
+            Component(
+                weight=0.0,
+                offset=offset,
+                drift=drift,
+                inverse_times_y=inverse_times_y,
+                inverse=inverse,
+            )
         )
     # Taken over the largest weight, no exponential overflows.
     largest = max(log_weights)

@@ -83,6 +83,7 @@ class StepTimes:
             logs = np.array([float(row @ log_ratio) for row in weight])
             smooth = np.array([self.smooth(size) for size in sizes_at_a_time])
             corrected = smooth * np.exp(logs / total)
+            # np.asarray makes arrays without dimensions, as single calls give.
             self._known.update(
                 zip(sizes_at_a_time.tolist(), map(np.asarray, corrected), strict=True)
             )

@@ -108,7 +108,8 @@ class StepTimeLaw(StepTime):
     def __call__(self, batch_size: float) -> float:
         """Compute tau(B) in seconds.
 
-        Beyond the timed sizes it follows the line, scaled to meet the curve at the nearest of them.
+        Beyond the timed sizes it follows the line overhead + per_example B, scaled to meet the
+        curve at the nearest of them.
         """
         nearest = min(max(batch_size, self.sizes[0]), self.sizes[-1])
         line = self.overhead + self.per_example * batch_size
@@ -124,6 +125,7 @@ class StepTimeLaw(StepTime):
         """
         log_law = np.log(self.seconds)
         covariance = np.array(self.log_covariance)
+        # eigh also takes a covariance that rounding has left just short of positive.
         drawn = rng.multivariate_normal(log_law, covariance, size=count, method="eigh")
         rising = np.stack([_made_rising(row, np.diag(covariance), self.falls) for row in drawn])
         factor = rng.normal(0.0, self.factor_error, size=(count, 1))
@@ -268,6 +270,7 @@ def fit_step_time_law(
         )
     ordered = with_errors(timings)
     sizes = [timing.batch_size for timing in ordered]
+    # Where tau falls with B by far more than the errors. Elsewhere the law may only rise.
     falls = _confirmed_falls(ordered)
     # Whatever kept the processor busy may slow the steps of all batch sizes by one factor, at other
     # times. The error of that factor grows with the wait.

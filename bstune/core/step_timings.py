@@ -94,6 +94,7 @@ def own_steps(trials: Iterable[TrialResult]) -> list[OwnSteps]:
         seconds = trial.measured_seconds_per_step or trial.seconds_per_step
         if not seconds or trial.status not in ("reached", "stopped", "diverged"):
             continue
+        # Only steps that no trial beside slowed, and enough of them, may be fitted with a survey's.
         collected.append(
             OwnSteps(
                 batch_size=trial.batch_size,
@@ -143,7 +144,7 @@ def _errors_of(timings: Sequence[TimedSize]) -> Array:
     seen_variance = 0.0
     if repeats.any():
         seen_variance = float(np.average(scatter**2, weights=repeats))
-    pooled = _with_unseen(seen_variance, int(repeats.sum()))
+    pooled = _drawn_to_usual(seen_variance, int(repeats.sum()))
     variance = (POOLED_TIMINGS * pooled + repeats * scatter**2) / (POOLED_TIMINGS + repeats)
     errors = [
         _error_of_median(of_visit, count)
@@ -191,7 +192,7 @@ def _error_of_place(scatter: float, visits: int, trials: int) -> float:
     widened = scatter / (1.0 - FEW_NEARER / max(visits, 2))
     # The only trial of all shows no scatter.
     telling = min(visits, trials - 1)
-    return _error_of_median(math.sqrt(_with_unseen(widened**2, telling)), visits)
+    return _error_of_median(math.sqrt(_drawn_to_usual(widened**2, telling)), visits)
 
 
 def _scatter_of_trials(
@@ -203,18 +204,20 @@ def _scatter_of_trials(
     of its place and the two next to it, as few trials lie at one place.
 
     Args:
-        places: (batch size, log of seconds over a line's seconds) of each trial at each place, in
-            ascending order of batch size.
-        middles: the median log ratio at each place.
+        places: of each trial at each place its batch size, and the log of its seconds over those of
+            the line that is fitted to all trials; in ascending order of batch size.
+        middles: the median of these logs at each place.
     """
     deviations = list[float]()
     for i, visits in enumerate(places):
         near_middle = statistics.median(middles[max(0, i - 1) : i + 2])
         deviations += [abs(log_ratio - near_middle) for _, log_ratio in visits]
+    # The factor makes a standard deviation of it, as for normal values. Few trials may agree by
+    # chance, so that it has a least value.
     return max(MEDIAN_ABSOLUTE * statistics.median(deviations), LEAST_ERROR)
 
 
-def _with_unseen(variance: float, repeats: int) -> float:
+def _drawn_to_usual(variance: float, repeats: int) -> float:
     """Average the variance that repeated timings show with a usual one, where they are few.
 
     Where there are fewer than ``TELLING_REPEATS``, the missing ones count as if they had shown the

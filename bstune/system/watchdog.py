@@ -151,6 +151,7 @@ class Watch:
         self._waits.pop()
         # It was a part of the thing around it, such as a step of a training.
         self._waits[-1].progress()
+        # The timer that ends a process which is stuck in C code is set for that thing.
         self._set_backstop(self._waits[-1])
 
     def look(self) -> None:
