@@ -650,6 +650,7 @@ def _options_and_mistakes(
         for details in error.errors():
             name = ".".join(str(part) for part in details["loc"])
             line = mistake(name, details)
+            # By this type of error pydantic refuses an option that the model does not have.
             if details["type"] == "extra_forbidden":
                 line = _unknown_line(name, written, kind)
             # A missing value, or one that cannot be read, has its line from ``_resolve``.
@@ -715,14 +716,19 @@ def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
 def _write_checked(node: DictConfig, section: Section, written: Mapping[str, Any]) -> None:
     """Put a section's checked values into the section's node of the config.
 
-    Checking may have changed their types, such as an int to a float. References stay as they are.
-    ``written`` has the node's values as they are written; empty where a reference leads to the
-    node.
+    Checking may have changed their types, such as an int to a float. References stay as they are,
+    and so do nodes, the parts that Hydra instantiates.
+
+    Args:
+        node: it is changed.
+        section: the section with the checked values.
+        written: the node's values as they are written; empty where a reference leads to the node.
     """
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, Section):
             _write_checked(node[name], value, _section_at(written, name))
+        # The one mapping of sections: its keys are the names of the tunables.
         elif name == "tunable":
             node.setdefault(name, {})
             tunables = _section_at(written, name)
@@ -796,6 +802,7 @@ def _resolve_below(
             else:
                 values[key] = _resolve(node[key], f"{option}.", mistakes)
         except (MissingMandatoryValue, InterpolationToMissingValueError):
+            # The line is that of pydantic's error on a missing value.
             mistakes[option] = mistake(option, {"type": "missing"})
         except OmegaConfBaseException as error:
             mistakes[option] = f"{option}: {str(error).splitlines()[0]}"

@@ -96,8 +96,8 @@ def crossing(losses: Mapping[int, float], tolerance: float) -> Crossing | None:
     """Find where the loss first exceeds the tolerance; None where it never does.
 
     Args:
-        losses: the loss of each batch size. The smallest is the run's own, whose loss is 0. A
-            branch that diverged lost infinity.
+        losses: by how much each batch size makes the metric worse than the run's own does. The
+            smallest is the run's own, whose loss is 0. A branch that diverged lost infinity.
         tolerance: of the loss, in units of the metric.
     """
     for below, above in pairwise(sorted(losses)):
@@ -123,7 +123,8 @@ def largest_batch(
     With fewer than ``LEAST_SEEDS`` seeds both ends are None.
 
     Args:
-        losses_by_seed: the losses of each seed by batch size, as :func:`crossing` takes them.
+        losses_by_seed: for each seed, by how much each batch size makes the metric worse than the
+            run's own does, which is the smallest.
         tolerance: of the loss, in units of the metric.
         level: nominal coverage of the interval.
     """

@@ -97,7 +97,7 @@ def temporary_folder() -> Iterator[str]:
             _folders.discard(folder)
 
 
-def enter(new_stage: Stage) -> None:
+def enter_stage(new_stage: Stage) -> None:
     """Note what the command is doing from here on."""
     global stage
     stage = new_stage

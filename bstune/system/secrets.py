@@ -389,6 +389,7 @@ def _without(text: str, forms: Iterable[str]) -> str:
     """Replace these forms of remembered secrets in a text by ``***``."""
     for form in forms:
         pattern = _forms[form]
+        # Without a pattern the form is found as it is, wherever it stands.
         if pattern is None:
             text = text.replace(form, HIDDEN)
         # To look for the first word is faster than to look for the pattern.

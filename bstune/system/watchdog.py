@@ -138,7 +138,7 @@ class Watch:
     def begin(self, wait: Wait) -> None:
         """Wait for a thing within the one that is waited for now, which goes on afterwards."""
         self._waits.append(wait)
-        self._set_backstop(wait)
+        self._arm_process_timer(wait)
 
     def end(self, wait: Wait) -> None:
         """Say how long a thing took, if a line has said that it is waited for."""
@@ -152,7 +152,7 @@ class Watch:
         # It was a part of the thing around it, such as a step of a training.
         self._waits[-1].progress()
         # The timer that ends a process which is stuck in C code is set for that thing.
-        self._set_backstop(self._waits[-1])
+        self._arm_process_timer(self._waits[-1])
 
     def look(self) -> None:
         """Look once at what is waited for, and count its seconds since the last look.
@@ -162,7 +162,7 @@ class Watch:
         """
         now = self._now()
         wait = self._waits[-1]
-        self._set_backstop(wait)
+        self._arm_process_timer(wait)
         self._count_seconds(wait, now)
         # A step was told to end before.
         if self.message is not None:
@@ -212,7 +212,7 @@ class Watch:
             f"{self._advice}; it stands at\n{where}".rstrip()
         )
 
-    def _set_backstop(self, wait: Wait) -> None:
+    def _arm_process_timer(self, wait: Wait) -> None:
         """Let faulthandler's thread end the process if the watch does not look again in time.
 
         The watch is a thread of Python: code that holds the interpreter's lock keeps it from

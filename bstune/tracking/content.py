@@ -287,7 +287,8 @@ def data_set(prepared: PreparedStudy) -> DatasetInput:
         # In these settings the data's folder is a reference: the digest is the same for every
         # folder. The code that reads the data pins their checksums.
         read_by = workload.data
-    # A replayed study reads a table in place of data.
+    # A replayed study reads a table in place of data. Its name is among the settings that must not
+    # change while the study goes on.
     table = prepared.backend.frozen_settings.get("workload.table")
     if table:
         read_by = {"table": table}

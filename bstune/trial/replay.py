@@ -233,7 +233,7 @@ def held_to(record: TrialResult, last_step: int) -> TrialResult:
     _, value = record.history[-1]
     return replace(
         record,
-        **record.after(last_step),
+        **record.fields_after(last_step),
         steps_low=last_step,
         history=(*record.history, (last_step, value)),
     )

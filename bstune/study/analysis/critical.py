@@ -488,7 +488,7 @@ def ended_where_met(trial: TrialResult, target: Target) -> TrialResult:
     last_miss = 0
     for step, value in trial.history:
         if step > 0 and value is not None and target.gap(value) <= 0.0:
-            return replace(trial, status="reached", steps_low=last_miss, **trial.after(step))
+            return replace(trial, status="reached", steps_low=last_miss, **trial.fields_after(step))
         last_miss = step
     return trial
 
