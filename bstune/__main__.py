@@ -397,8 +397,8 @@ def _run_hydra(names: set[str], arguments: Sequence[str]) -> None:
     hydra_main = hydra.main(
         config_path=f"pkg://{CONFIG_MODULE}",
         config_name=CONFIG_NAME,
-        **hydra_versions.BEHAVIOUR,
-        **hydra_versions.MAIN_TRUSTS,
+        **hydra_versions.VERSION_ARGUMENTS,
+        **hydra_versions.ALLOW_ALL_TARGETS_OF_MAIN,
     )
     # What Hydra prints of a config may hold passwords; what its jobs print is shown as it comes.
     printed = io.StringIO()

@@ -425,7 +425,10 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
     """
     unknown: list[str] = []
     options = quote_for_hydra(options)
-    with _own_hydra(), initialize_config_module(module, **hydra_versions.BEHAVIOUR):
+    with (
+        _callers_hydra_aside(),
+        initialize_config_module(module, **hydra_versions.VERSION_ARGUMENTS),
+    ):
         # Hydra names one unknown option at a time. Each is left out, until Hydra takes the rest.
         while True:
             known = list[str]()
@@ -449,7 +452,7 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
 
 
 @contextmanager
-def _own_hydra() -> Iterator[None]:
+def _callers_hydra_aside() -> Iterator[None]:
     """Put the Hydra of a calling program aside within a ``with`` block.
 
     Hydra refuses to start a second time.

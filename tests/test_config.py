@@ -19,7 +19,7 @@ from bstune.config import compose, compose_given, with_settings
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.scaling import RULES
 from bstune.core.search_space import Tunable
-from bstune.hydra_versions import BEHAVIOUR
+from bstune.hydra_versions import VERSION_ARGUMENTS
 from bstune.options import (
     ReplayedOptions,
     TrainedOptions,
@@ -73,7 +73,7 @@ def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
     # A ~ would be expanded.
     monkeypatch.setenv("BSTUNE_DATA", "data")
     composed = compose(arguments)
-    with initialize_config_module("bstune.conf", **BEHAVIOUR):
+    with initialize_config_module("bstune.conf", **VERSION_ARGUMENTS):
         # Hydra's own composition of the same arguments is the reference.
         before = hydra_compose("config", [argument.lstrip("+") for argument in arguments])
     raw = OmegaConf.to_container(before, resolve=True)

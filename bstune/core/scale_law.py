@@ -230,6 +230,8 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
         x: the points' log scales less their mean, (n,).
         y: the points' log values less their mean, (n,).
     """
+    # A study may tell no error of its point. A value that it tells is a median over posterior draws,
+    # which is not known better than to LEAST_LOG_ERROR.
     stated = [UNTOLD_ERROR if point.error is None else point.error for point in points]
     errors = np.maximum(stated, LEAST_LOG_ERROR)
     names = [point.study for point in points]
@@ -303,10 +305,10 @@ def _log_prior(value: float, grid: Sequence[float], sigma: float) -> float:
 def _covariance(first: Array, second: Array, drift: float) -> Array:
     """Compute the covariance of f between log scales (n,) and (m,), less their centre: (n, m).
 
-    f is a line plus a bend, by which its slope drifts away from the centre to either side. The
-    bends of the two sides are integrals of independent Brownian motions. With u the smaller
-    distance from the centre and v the larger one, their covariance is u^3/3 + u^2 (v - u)/2 on one
-    side, and 0 between the sides.
+    f is a line, whose level and slope have normal priors, plus a bend, by which its slope drifts
+    away from the centre to either side. The bends of the two sides are integrals of independent
+    Brownian motions. With u the smaller distance from the centre and v the larger one, their
+    covariance is u^3/3 + u^2 (v - u)/2 on one side, and 0 between the sides.
     """
     column = first[:, None]
     row = second[None, :]

@@ -354,6 +354,7 @@ def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
     if len(timings) < 2:
         return None
     sizes = [timing.batch_size for timing in timings]
+    # The error of the machine's speed is taken to be a quiet machine's.
     law = _fit_law(timings, sizes, _confirmed_falls(timings), QUIET_FACTOR, of_trainer=False)
     # The trials are in the law already.
     return law.without_trials()
@@ -416,12 +417,14 @@ def _fit_process(
     per_example = max(line.per_example, least_part * line(sizes[-1]) / sizes[-1])
     log_seconds = np.log([timing.seconds for timing in timings])
     residual = log_seconds - np.log(overhead + per_example * sizes)
-    # The part of the residuals that the timings' errors do not explain is a bend of the law.
+    # The part of the residuals that the timings' errors do not explain is a bend of the law. There
+    # is always some: no step is a straight line in B.
     residual_variance = float(np.mean(residual**2 - errors**2 - between_loops**2))
     amplitude = math.sqrt(max(residual_variance, LEAST_RESIDUAL**2))
 
     def prior(first: Array, second: Array) -> Array:
         """Give the prior covariance of log tau at batch sizes (n,) and (m,): (n, m)."""
+        # The residual r is alike at batch sizes within some octaves.
         apart = (np.log2(first)[:, None] - np.log2(second)[None, :]) / RESIDUAL_OCTAVES
         covariance = amplitude**2 * np.exp(-0.5 * apart**2)
         # Batch sizes on the two sides of a confirmed fall say nothing of each other.
@@ -429,7 +432,8 @@ def _fit_process(
         side = np.searchsorted(falls_at, first, side="right")
         other_side = np.searchsorted(falls_at, second, side="right")
         covariance[side[:, None] != other_side[None, :]] = 0.0
-        # The line's two parameters are uncertain, too. The derivative of log tau by the log of the
+        # Before any timing, the logs of the line's two parameters have the standard deviation
+        # LINE_SPREAD. The derivative of log tau by the log of the
         # overhead is the overhead's fraction of a step, that by the log of the seconds per example
         # is the rest.
         fraction = overhead / (overhead + per_example * first)

@@ -138,13 +138,15 @@ def _errors_of(timings: Sequence[TimedSize]) -> Array:
     visits = np.array([timing.visits for timing in timings])
     repeats = visits - 1
     log_apart = np.log([timing.high / timing.low for timing in timings])
-    # The quartiles of a few visits lie nearer to each other than those of many, which FEW_NEARER
-    # makes up for. Both quartiles of a single visit are the visit: its scatter is 0.
+    # The standard deviation of normal values is the distance between their quartiles over
+    # QUARTILES_APART. The quartiles of a few visits lie nearer to each other than those of many,
+    # which FEW_NEARER makes up for. Both quartiles of a single visit are the visit: its scatter is 0.
     scatter = log_apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
     seen_variance = 0.0
     if repeats.any():
         seen_variance = float(np.average(scatter**2, weights=repeats))
     pooled = _drawn_to_usual(seen_variance, int(repeats.sum()))
+    # The scatter of all sizes counts as so many timings, beside the repeats of the size itself.
     variance = (POOLED_TIMINGS * pooled + repeats * scatter**2) / (POOLED_TIMINGS + repeats)
     errors = [
         _error_of_median(of_visit, count)

@@ -222,6 +222,7 @@ class Watch:
         if _watches and _watches[-1] is not self:
             return
         if self._backstop and wait.steps:
+            # Where it can, the watch comes first, as its message says what to do.
             faulthandler.dump_traceback_later(self.seconds + BACKSTOP_SECONDS, exit=True, file=2)
         elif self._backstop:
             # This disarms it: nothing with a limit is waited for any more.
