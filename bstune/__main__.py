@@ -483,6 +483,7 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
         # It imports Hydra, which the help need not wait for.
         from bstune.study.early_checks import check_early
 
+        # What can be refused without torch is refused before torch is imported.
         check_early(options, write_out)
     with loading(training=is_trained):
         if is_trained and options.trial.batch_size is None and options.search.workers > 0:
@@ -595,8 +596,8 @@ def lightning(arguments: list[str]) -> str | None:
         from bstune.trial.own_project.own_values import are_timed
 
     named = {name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")}
-    # A file that does not say how long to train needs options that limit the study's seconds.
     overrides_lr = f"{OVERRIDE_LR}=true" in [option.lower() for option in options.overrides]
+    # A file that does not say how long to train needs options that limit the study's seconds.
     chosen = Chosen(**named, is_timed=are_timed(options.overrides), overrides_lr=overrides_lr)
     workload, lines = workload_of(options.config, chosen)
     secrets = secret_options(workload)

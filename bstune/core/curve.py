@@ -281,6 +281,7 @@ def fit_curve(
         b_crit = math.exp(chosen.profile.log_odds[likely.place] + observed.log_reference)
         perfect_scaling_below = batch_size_at_slope(b_crit, b_opt.most_likely, 1.0 / SLOPE_RATIO)
         maximal_data_parallelism_above = batch_size_at_slope(b_crit, b_opt.most_likely, SLOPE_RATIO)
+    # If B_crit may be infinite, steps may fall without an end, so that S_min is not known.
     fit = CurveFit(
         law=chosen.law,
         s_min=None if likely.may_be_infinite else math.exp(log_s_min),

@@ -230,8 +230,8 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
         x: the points' log scales less their mean, (n,).
         y: the points' log values less their mean, (n,).
     """
-    # A study may tell no error of its point. A value that it tells is a median over posterior draws,
-    # which is not known better than to LEAST_LOG_ERROR.
+    # A study may tell no error of its point. The value that it tells is a median over posterior
+    # draws, which is not known better than to LEAST_LOG_ERROR.
     stated = [UNTOLD_ERROR if point.error is None else point.error for point in points]
     errors = np.maximum(stated, LEAST_LOG_ERROR)
     names = [point.study for point in points]

@@ -140,7 +140,8 @@ def _errors_of(timings: Sequence[TimedSize]) -> Array:
     log_apart = np.log([timing.high / timing.low for timing in timings])
     # The standard deviation of normal values is the distance between their quartiles over
     # QUARTILES_APART. The quartiles of a few visits lie nearer to each other than those of many,
-    # which FEW_NEARER makes up for. Both quartiles of a single visit are the visit: its scatter is 0.
+    # which FEW_NEARER makes up for. Both quartiles of a single visit are the visit: its scatter
+    # is 0.
     scatter = log_apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
     seen_variance = 0.0
     if repeats.any():
