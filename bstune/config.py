@@ -100,7 +100,7 @@ class Composed:
     """None for a study that is answered from recorded runs."""
 
     @property
-    def trained(self) -> HydraRecipe:
+    def trained_recipe(self) -> HydraRecipe:
         """The recipe of a workload that is trained; a ConfigError for one that is replayed."""
         if self.recipe is None:
             raise ConfigError(
@@ -585,7 +585,7 @@ def with_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
 
     A key that begins with + is added. ConfigError for another key that is not there yet.
     """
-    config: DictConfig = OmegaConf.create(dict(composed.trained.values))
+    config: DictConfig = OmegaConf.create(dict(composed.trained_recipe.values))
     for path, value in settings.items():
         key = path.removeprefix(ADDS)
         parent, _, name = key.rpartition(".")

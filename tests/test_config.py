@@ -492,7 +492,7 @@ def test_nodes_keep_what_a_trial_or_a_machine_resolves():
 
 
 def test_a_recipe_has_the_checked_values_and_the_references():
-    recipe = compose(["workload=digits", "workload.reference.lr=3"]).trained
+    recipe = compose(["workload=digits", "workload.reference.lr=3"]).trained_recipe
     assert recipe.values["workload"]["module"]["lr"] == "${trial.lr}"
     assert recipe.values["workload"]["reference"]["lr"] == 3.0
     assert recipe.values["scaling"]["lr"] == "${workload.reference.lr}"
@@ -505,7 +505,7 @@ def test_a_replayed_workload_has_no_recipe():
     assert isinstance(composed.options, ReplayedOptions)
     assert composed.recipe is None
     with pytest.raises(ConfigError, match="replay-fashion_mlp is answered from recorded runs"):
-        _ = composed.trained
+        _ = composed.trained_recipe
 
 
 def test_settings_are_put_into_a_copy():
@@ -522,7 +522,7 @@ def test_settings_are_put_into_a_copy():
     assert own.options.scaling.lr == 3.0
     # A node takes the whole place of the former one.
     assert own.options.workload.module["loss"] == {"_target_": "torch.nn.MSELoss"}
-    assert own.trained.values["workload"]["module"]["optimizer"]["nesterov"] is True
+    assert own.trained_recipe.values["workload"]["module"]["optimizer"]["nesterov"] is True
     assert composed == compose(["workload=digits"])
 
 
@@ -706,7 +706,7 @@ def test_what_is_tuned_of_bstunes_own_stands_in_a_copy_of_the_options():
 
 def test_what_is_tuned_of_a_module_is_built():
     # What is not tuned is as the config has it.
-    recipe = compose(["workload=digits"]).trained
+    recipe = compose(["workload=digits"]).trained_recipe
     for tuned, momentum in (({"momentum": 0.5}, 0.5), ({}, 0.0)):
         values = TrialValues(16, lr=0.1, seed=0, total_steps=10, hyperparameters=tuned)
         optimizer = recipe.module(values).configure_optimizers()["optimizer"]

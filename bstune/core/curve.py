@@ -171,8 +171,8 @@ class _BOpt(NamedTuple):
 
     most_likely: float
     """0 of two terms."""
-    shown: float | None
-    """The value that is reported: None where the points hardly ask for a third term."""
+    reported: float | None
+    """None where the points hardly ask for a third term."""
     low: float | None
     """Lower end of its interval; None where it is open."""
     high: float | None
@@ -288,7 +288,7 @@ def fit_curve(
         critical_batch_size=b_crit,
         critical_batch_size_low=_b_crit_at(chosen.low, observed.log_reference),
         critical_batch_size_high=_b_crit_at(chosen.high, observed.log_reference),
-        b_opt=b_opt.shown,
+        b_opt=b_opt.reported,
         b_opt_low=b_opt.low,
         b_opt_high=b_opt.high,
         e_min=math.exp(log_e_min) if log_e_min > -math.inf else None,
@@ -330,18 +330,18 @@ def _b_opt(observed: Observed, chosen: _ChosenLaw, likely: _Likely) -> _BOpt:
     """
     # The law of two terms is that of three with a B_opt of 0.
     if chosen.law != "three-terms":
-        return _BOpt(most_likely=0.0, shown=None, low=None, high=None)
+        return _BOpt(most_likely=0.0, reported=None, low=None, high=None)
     value, low, high = _b_opt_range(observed, chosen.profile, chosen.rise)
     # The gain is how much the third term lowers the deviance. If that is within the interval's
     # rise, the interval holds a B_opt of 0, and has no lower end.
-    shown_low = None
+    reported_low = None
     if chosen.gain > chosen.rise:
-        shown_low = low
+        reported_low = low
     # If a B_opt of 0 is nearly as likely, or B_crit may be infinite, no value is reported.
-    shown = None
+    reported = None
     if chosen.gain > _nearly_as_likely(chosen) and not likely.may_be_infinite:
-        shown = value
-    return _BOpt(most_likely=value, shown=shown, low=shown_low, high=high)
+        reported = value
+    return _BOpt(most_likely=value, reported=reported, low=reported_low, high=high)
 
 
 def _log_fewest(
@@ -512,7 +512,7 @@ def _observe(points: tuple[FrontierPoint, ...]) -> Observed:
         )
     log_reference = float(log_batch[~stopped].mean())
     return Observed(
-        x=log_batch - log_reference,
+        log_batch=log_batch - log_reference,
         log_steps=log_steps,
         stopped=stopped,
         log_reference=log_reference,
@@ -550,7 +550,7 @@ def _choose_law(observed: Observed, law: str, level: float) -> _ChosenLaw:
         CurveError: for three terms that too few points could test.
     """
     reached = int((~observed.stopped).sum())
-    sizes = np.unique(observed.x[~observed.stopped]).size
+    sizes = np.unique(observed.log_batch[~observed.stopped]).size
     # Three terms fit any three points, at three batch sizes: only a fourth one tests them.
     testable = reached >= 4 and sizes >= 3
     if law == "three-terms" and not testable:
@@ -621,8 +621,8 @@ def _contradiction(observed: Observed, may_have_third_term: bool) -> str | None:
     They do where the slope of log S over log B is significantly above 0, or below -1 without a
     third term. The slope is that of a straight line, fitted by least squares.
     """
-    # The mean of x is 0, by the choice of B_ref.
-    x = observed.x[~observed.stopped]
+    # log(B/B_ref), whose mean is 0 by the choice of B_ref.
+    x = observed.log_batch[~observed.stopped]
     log_steps = observed.log_steps[~observed.stopped]
     slope = float(x @ log_steps / (x @ x))
     residual = log_steps - log_steps.mean() - slope * x

@@ -47,7 +47,7 @@ FIRST_SEARCH_STEP_AGAIN = 0.3
 class Observed:
     """The points as the likelihood takes them, arrays of shape (n,)."""
 
-    x: Array
+    log_batch: Array
     """log(B/B_ref)."""
     log_steps: Array
     stopped: NDArray[np.bool_]
@@ -90,8 +90,9 @@ def compute_profile(observed: Observed, terms: int, rise: float) -> Profile:
         return minimise_deviance(observed, log_odds, log_small)
 
     limits = profile_at(np.array([-np.inf, np.inf]))
-    first = observed.x.min() - LOG_REACH
-    last = observed.x.max() + LOG_REACH
+    # Beyond the points' batch sizes B_crit is sought within a factor of 10,000.
+    first = observed.log_batch.min() - LOG_REACH
+    last = observed.log_batch.max() + LOG_REACH
     inner = profile_at(np.linspace(first, last, 96))
     # Each finer grid spans the interval alone. There are two of them, as only one point of the
     # first grid may lie within the interval.
@@ -169,7 +170,7 @@ def minimise_deviance(
             # Another v also moves the whole curve. The height makes up for that, so that the curve
             # stays among the points.
             former_mean = log_shape.mean(-1)
-            log_shape = _log_shape(log_odds, log_small_tried, observed.x)
+            log_shape = _log_shape(log_odds, log_small_tried, observed.log_batch)
             log_height += former_mean - log_shape.mean(-1)
     return best
 
@@ -192,13 +193,13 @@ def _starts(
         log sigma (m, k).
     """
     if log_small is None:
-        log_smallest = observed.x.min(keepdims=True)
+        log_smallest = observed.log_batch.min(keepdims=True)
         # These v make v r^2 given multiples of the other two terms at the smallest batch size.
         log_two_terms = _log_shape(log_odds, np.array([-np.inf]), log_smallest)[..., 0]
         log_small_tried = log_two_terms + 2.0 * log_smallest + np.array(LOG_SMALL_STARTS)
     else:
         log_small_tried = log_small[:, None]
-    log_shape = _log_shape(log_odds, log_small_tried, observed.x)
+    log_shape = _log_shape(log_odds, log_small_tried, observed.log_batch)
     # The heights put the curve through the points that reached the target, from the lowest to the
     # highest one.
     gaps = (observed.log_steps - log_shape)[..., ~observed.stopped]
@@ -237,7 +238,7 @@ def _search_steps(is_small_free: bool) -> list[float]:
     return steps
 
 
-def _log_shape(log_odds: Array, log_small: Array, x: Array) -> Array:
+def _log_shape(log_odds: Array, log_small: Array, log_batch: Array) -> Array:
     """Compute log(S(B)/h) at n batch sizes, log(1 - p + p r + v r^2) with r = B_ref/B.
 
     S(B) are the steps to the target at batch size B, and h is its height: S(B_ref) = h (1 + v).
@@ -247,15 +248,15 @@ def _log_shape(log_odds: Array, log_small: Array, x: Array) -> Array:
             expit.
         log_small: log v, the factor of the term for small batches, (m, k) or an array that
             broadcasts to it; -inf leaves the term out.
-        x: log(B/B_ref), (n,).
+        log_batch: log(B/B_ref), (n,).
 
     Returns:
         An array (m, k, n).
     """
     log_two_terms = np.logaddexp(
-        log_expit(-log_odds)[..., None], log_expit(log_odds)[..., None] - x
+        log_expit(-log_odds)[..., None], log_expit(log_odds)[..., None] - log_batch
     )
-    return np.asarray(np.logaddexp(log_two_terms, log_small[..., None] - 2.0 * x))
+    return np.asarray(np.logaddexp(log_two_terms, log_small[..., None] - 2.0 * log_batch))
 
 
 def _deviance(errors: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Array:

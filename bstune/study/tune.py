@@ -106,7 +106,7 @@ def survey(
     if module is None:
         composed = compose_survey(arguments)
         with waiting_for(SURVEY):
-            return survey_of(composed.options, composed.trained, lambda line: None)[0]
+            return survey_of(composed.options, composed.trained_recipe, lambda line: None)[0]
     if data is None or metric is None or batch_sizes is None:
         stated = {"data": data, "metric": metric, "batch_sizes": batch_sizes}
         missing = [name for name, value in stated.items() if value is None]

@@ -213,7 +213,7 @@ class Digits:
         quieten()
         arguments = ["workload=digits", "schedule=linear", "device=cpu", "mlflow.enabled=false"]
         composed = compose_checked([*arguments, f"output={tempfile.mkdtemp()}/o"])
-        options, recipe = resolve(composed.options, composed.trained)
+        options, recipe = resolve(composed.options, composed.trained_recipe)
         protocol = checked_protocol(options, recipe)
         workload = build_workload(options, recipe)
         self._backend = LightningBackend(options, recipe, workload, protocol)
