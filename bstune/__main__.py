@@ -201,6 +201,7 @@ def main() -> int:
         return 0
     verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "tune"
     try:
+        # The verb's function is imported only when it is called.
         module, function = VERBS[verb].split(":")
         _check_working_directory()
         remember_environment()

@@ -634,8 +634,8 @@ def _options_and_mistakes(
     """
     # The value of each option by its dotted key, as it is written: references are not resolved.
     written = flatten(_plain(config))
-    # The line of each mistake, by the option's dotted key.
     kind = kind_of_options(config.get("workload"))
+    # The line of each mistake, by the option's dotted key.
     mistakes = {name: _unknown_line(name, written, kind) for name in unknown}
     values = _resolve(config, "", mistakes)
     # Secrets among the values are hidden in all that is printed from here on.

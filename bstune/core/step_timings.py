@@ -150,8 +150,8 @@ def _errors_of(timings: Sequence[TimedSize]) -> Array:
     # The scatter of all sizes counts as so many timings, beside the repeats of the size itself.
     variance = (POOLED_TIMINGS * pooled + repeats * scatter**2) / (POOLED_TIMINGS + repeats)
     errors = [
-        _error_of_median(of_visit, count)
-        for of_visit, count in zip(np.sqrt(variance).tolist(), visits.tolist(), strict=True)
+        _error_of_median(scatter_of_visit, count)
+        for scatter_of_visit, count in zip(np.sqrt(variance).tolist(), visits.tolist(), strict=True)
     ]
     return np.array(errors)
 

@@ -298,9 +298,11 @@ class Tracking:
         tags = self._run_tags("trial", result.device, result.versions) | self._trial_tags(result)
         tags[TRIAL_NUMBERS] = str(result.number)
         tags[PARENT] = self._parent.info.run_id
-        start = now - round(1000 * result.wall_seconds)
+        start_milliseconds = now - round(1000 * result.wall_seconds)
         run_name = content.trial_name(result)
-        run = self._client.create_run(self._experiments["trial"], start, tags, run_name)
+        run = self._client.create_run(
+            self._experiments["trial"], start_milliseconds, tags, run_name
+        )
         run_id = run.info.run_id
         values = {name: getattr(result, name) for name in content.TRIAL_PARAMS}
         values |= result.hyperparameters
@@ -317,7 +319,7 @@ class Tracking:
             status = "FAILED"
         # The end is sent last, because a run that has ended counts as sent.
         self._client.set_terminated(run_id, status, now)
-        self._sent_runs[result.number] = run_id, start
+        self._sent_runs[result.number] = run_id, start_milliseconds
 
     def _chain(self, result: TrialResult) -> list[TrialResult]:
         """Give the parts of a trial that share one run: those that it continues, and itself last.
@@ -337,9 +339,9 @@ class Tracking:
     def _continue_run(self, chain: Sequence[TrialResult]) -> None:
         """Send the last part of a trial to the run that has all other parts of ``chain``."""
         result = chain[-1]
-        run_id, start = self._sent_runs[chain[-2].number]
+        run_id, start_milliseconds = self._sent_runs[chain[-2].number]
         # The time follows from the records, not from the clock: sent twice, metrics are the same.
-        end = start + round(1000 * sum(trial.wall_seconds for trial in chain))
+        end = start_milliseconds + round(1000 * sum(trial.wall_seconds for trial in chain))
         tags = self._trial_tags(result) | {"mlflow.runName": content.trial_name(result)}
         run_tags = [RunTag(name, value) for name, value in tags.items()]
         metrics = content.metrics(content.trial_values(chain, self._metric), end)
@@ -347,7 +349,7 @@ class Tracking:
         self._client.set_terminated(run_id, "FINISHED", end)
         # The numbers are sent last, because a part that the run names counts as sent.
         self._client.set_tag(run_id, TRIAL_NUMBERS, " ".join(str(trial.number) for trial in chain))
-        self._sent_runs[result.number] = run_id, start
+        self._sent_runs[result.number] = run_id, start_milliseconds
 
     def _write_results(self, result: StudyResult, artifacts: Sequence[Path]) -> None:
         """Send the results to the study's run, or to a new one if the run has results already."""
