@@ -303,6 +303,7 @@ def _fit_law(
     for _ in range(REFITS):
         middle, _ = _fit_process(timings, smoothed_line, falls, timed_sizes)
         smoothed_line = fit_line(list(zip(timed_sizes, np.exp(middle).tolist(), strict=True)))
+    # The line that the law states is the one through the timings, with its relative errors there.
     off_line = [abs(line(size) / seconds - 1.0) for size, seconds in pairs]
     filled = _with_gaps_filled(sizes)
     middle, covariance = _fit_process(timings, smoothed_line, falls, filled)
@@ -433,9 +434,8 @@ def _fit_process(
         other_side = np.searchsorted(falls_at, second, side="right")
         covariance[side[:, None] != other_side[None, :]] = 0.0
         # Before any timing, the logs of the line's two parameters have the standard deviation
-        # LINE_SPREAD. The derivative of log tau by the log of the
-        # overhead is the overhead's fraction of a step, that by the log of the seconds per example
-        # is the rest.
+        # LINE_SPREAD. The derivative of log tau by the log of the overhead is the overhead's
+        # fraction of a step, that by the log of the seconds per example is the rest.
         fraction = overhead / (overhead + per_example * first)
         other_fraction = overhead / (overhead + per_example * second)
         by_overhead = np.outer(fraction, other_fraction)

@@ -242,12 +242,14 @@ def trial_values(chain: Sequence[TrialResult], metric: str) -> list[Value]:
         all parts.
     """
     result = chain[-1]
+    # The history of a part begins with that of the parts that it continues.
     sent_evaluations = 0
     sent_noise_scales = 0
     if len(chain) > 1:
         sent_evaluations = len(chain[-2].history)
         sent_noise_scales = len(chain[-2].noise_scale)
     values = list[Value]()
+    # What is of the trial as a whole has the step 0.
     for name in ("steps", "steps_low", "examples", "time_to_target", "seconds_per_step"):
         values.append((name, 0, getattr(result, name)))
     for name in _PART_SECONDS:
