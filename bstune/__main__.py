@@ -361,8 +361,8 @@ def tune(arguments: list[str]) -> str | None:
     check_words(arguments)
     if not names & HYDRAS_OWN and not any(name.startswith("hydra.") for name in names):
         write_out(f"bstune: reading {_workload_named(arguments)}")
-        # bstune.study's would import optuna and scipy, which take seconds that a refusal need not
-        # wait for.
+        # compose_checked of bstune.study does the same, but it would import optuna and scipy. They
+        # take seconds, which a refusal need not wait for.
         from bstune.config import compose
         from bstune.trial.replay import options_from_table
 
