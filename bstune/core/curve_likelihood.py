@@ -262,6 +262,9 @@ def _log_shape(log_odds: Array, log_small: Array, log_batch: Array) -> Array:
 def _deviance(errors: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Array:
     """Compute the deviance, -2 log likelihood, up to a constant: (m, k).
 
+    A point is good, with normal scatter in log S, or with a small probability an outlier, whose
+    scatter is wider.
+
     Args:
         errors: log S of the points less that of the curve, (m, k, n).
         stopped: which of the points are bounds, (n,): the target was still missed after S steps.

@@ -167,6 +167,7 @@ def timings_of_trials(measured: Sequence[tuple[int, float]]) -> list[Timing]:
     if not measured:
         return []
     line = fit_line(measured)
+    # Of each trial at a place its batch size, and the log of its seconds over the line's.
     places: dict[int, list[tuple[int, float]]] = {}
     for batch_size, seconds in measured:
         place = round(PLACES_PER_OCTAVE * math.log2(batch_size))
