@@ -838,8 +838,8 @@ def _unknown_line(name: str, names: Mapping[str, object], options: type[StudyOpt
     if section == "workload" and below.partition(".")[0] in OPTION_NAMES:
         return (
             f"{name}: {below} is an option of the study, not of its workload. Give it on the "
-            "command line, or beside workload: in a file that begins with '# @package _global_', as "
-            "conf/workload/airfoil.yaml"
+            "command line, or beside workload: in a file that begins with '# @package _global_', "
+            "as conf/workload/airfoil.yaml"
         )
     # The unknown option itself, and what is below it, stand among the names.
     others = [option for option in names if not f"{option}.".startswith(f"{name}.")]
