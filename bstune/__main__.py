@@ -33,7 +33,7 @@ from bstune.core.scaling import RULES, lr_of
 from bstune.core.search_space import OVERRIDE_LR
 from bstune.system import interruption
 from bstune.system.console import plain_console, quieten
-from bstune.system.exits import is_interruption, os_exit_answered, sys_exit_error
+from bstune.system.exits import is_interruption, os_exit_as_users_error, sys_exit_error
 from bstune.system.failures import cause, described
 from bstune.system.files import expand_home, full_disk, unusable_name
 from bstune.system.inputs import one_line, read_text
@@ -202,11 +202,12 @@ def main() -> int:
         return 0
     verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "tune"
     try:
+        # The verb's function is imported only when it is called.
         module, function = VERBS[verb].split(":")
         _check_working_directory()
         remember_environment()
         check_secrets(arguments)
-        with _json_on_stdout(verb, arguments) as write_json, filtered(), os_exit_answered():
+        with _json_on_stdout(verb, arguments) as write_json, filtered(), os_exit_as_users_error():
             write_json(getattr(importlib.import_module(module), function)(arguments))
     except Interrupted as error:
         explain(error)
@@ -356,35 +357,36 @@ def tune(arguments: list[str]) -> str | None:
         sys.stdout.write(HELP.format(verbs=verbs, workloads=workloads))
         return None
     # Hydra takes half a second to import, which the help need not wait for.
-    from bstune.config import in_full, parse, with_choices
+    from bstune.config import expand_shorthands, parse, quote_for_hydra
 
     check_words(arguments)
     if not names & HYDRAS_OWN and not any(name.startswith("hydra.") for name in names):
         write_out(f"bstune: reading {_workload_named(arguments)}")
-        # bstune.study's would import optuna and scipy, which take seconds that a refusal need not
-        # wait for.
+        # compose_checked of bstune.study does the same, but it would import optuna and scipy. They
+        # take seconds, which a refusal need not wait for.
         from bstune.config import compose
-        from bstune.trial.replay import complete
+        from bstune.trial.replay import options_from_table
 
-        composed = compose(arguments, complete=complete)
+        composed = compose(arguments, from_table=options_from_table)
         parsed = parse(arguments)
         config_dir = list[str]()
         # A process that composes them again may have another working directory.
         if parsed.config_dir:
             config_dir += ["--config-dir", str(Path(parsed.config_dir).absolute())]
         return run(composed, [*config_dir, *parsed.overrides])
-    _run_hydra(names, with_choices(in_full(arguments)))
+    _run_hydra(names, quote_for_hydra(expand_shorthands(arguments)))
     return None
 
 
 def _run_hydra(names: set[str], arguments: Sequence[str]) -> None:
     """Run Hydra's own command line, such as ``--cfg job`` or ``--multirun``.
 
-    ``names`` are the arguments without their values. What Hydra prints has no secrets.
+    Secrets are left out of what Hydra prints. ``names`` are the arguments without their values.
     """
     # Hydra reads the arguments from there.
     sys.argv = [sys.argv[0], *arguments]
-    # Hydra raises what it would print, so that it ends as everything else.
+    # With it Hydra raises its errors, which are then explained as bstune's are. Else it would print
+    # them itself, and exit.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     # Hydra takes a quarter of a second to import.
     import hydra
@@ -397,14 +399,16 @@ def _run_hydra(names: set[str], arguments: Sequence[str]) -> None:
     hydra_main = hydra.main(
         config_path=f"pkg://{CONFIG_MODULE}",
         config_name=CONFIG_NAME,
-        **hydra_versions.BEHAVIOUR,
-        **hydra_versions.MAIN_TRUSTS,
+        **hydra_versions.VERSION_ARGUMENTS,
+        **hydra_versions.ALLOW_ALL_TARGETS_OF_MAIN,
     )
     # What Hydra prints of a config may hold passwords; what its jobs print is shown as it comes.
     printed = io.StringIO()
+    # With all other flags of its own, such as --cfg, Hydra only prints.
     runs_jobs = bool(names & {"--multirun", "-m"}) or not names & HYDRAS_OWN
+    output = nullcontext() if runs_jobs else redirect_stdout(printed)
     try:
-        with nullcontext() if runs_jobs else redirect_stdout(printed):
+        with output:
             hydra_main(_job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(plain_error(error)) from error
@@ -433,7 +437,7 @@ def _job(config: "DictConfig") -> None:
     """
     # It knows Hydra, which is imported by now.
     from bstune.config import groups_in, parse, validate
-    from bstune.trial.replay import complete
+    from bstune.trial.replay import options_from_table
 
     try:
         with filtered():
@@ -441,7 +445,10 @@ def _job(config: "DictConfig") -> None:
             groups = groups_in(parse(arguments).config_dir)
             # validate changes the config that it is given, and this one is Hydra's.
             copy = config.copy()
-            run(validate(copy, complete=complete, groups=groups, arguments=arguments), arguments)
+            run(
+                validate(copy, from_table=options_from_table, groups=groups, arguments=arguments),
+                arguments,
+            )
     # All errors are caught, as Hydra would print the job's options with them.
     except Exception as error:
         # A library may have made this error of an interruption, which main() then reports.
@@ -478,6 +485,7 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
         # It imports Hydra, which the help need not wait for.
         from bstune.study.early_checks import check_early
 
+        # What can be refused without torch is refused before torch is imported.
         check_early(options, write_out)
     with loading(training=is_trained):
         if is_trained and options.trial.batch_size is None and options.search.workers > 0:
@@ -491,7 +499,9 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
         from bstune.study.study import Study
 
     try:
-        result = Study.from_composed(composed, arguments).run_on(plain_console(), process_seconds)
+        study = Study.from_composed(composed, arguments)
+        # The study's wall time counts from the start of this process on.
+        result = study.run_on(plain_console(), elapsed=process_seconds)
     except (KeyboardInterrupt, SystemExit) as error:
         if not is_interruption(error):
             raise

@@ -65,12 +65,14 @@ def with_choices_of(
         ]
         if not places:
             return config, list(unknown)
-        below = tuple(f"{place}." for place in [*places, *ALWAYS_CHANGED])
+        # Any choice changes the workload's tunables and its reference, too.
+        changed = tuple(f"{place}." for place in [*places, *ALWAYS_CHANGED])
         for argument in arguments:
-            if argument.lstrip("+").startswith(below) and "=" in argument:
+            if argument.lstrip("+").startswith(changed) and "=" in argument:
                 override = OverridesParser.create().parse_override(argument)
                 OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
-    return config, [name for name in unknown if not name.startswith(below)]
+    # The options below these places have just been set.
+    return config, [name for name in unknown if not name.startswith(changed)]
 
 
 def _refuse_choices(config: DictConfig, schedule: object, algorithm: object, why: str) -> None:
@@ -192,13 +194,13 @@ def _put_algorithm(config: DictConfig, chosen: object, given_keys: Sequence[str]
         target = optimizer.pop("_target_")
         optimizer.pop("_partial_", None)
         optimizer = {"class_path": target, "init_args": optimizer}
-    _own_values(config, place)
+    _copy_referenced_nodes(config, place)
     OmegaConf.update(config, place, optimizer, merge=False)
     _put_tunables(config, chosen.tunable, [place], prefix)
     return [place]
 
 
-def _own_values(config: DictConfig, place: str) -> None:
+def _copy_referenced_nodes(config: DictConfig, place: str) -> None:
     """Replace references by copies of their values, in the nodes above the key ``place``.
 
     Setting a value below a reference would replace the reference by a node with that value alone.
@@ -226,6 +228,7 @@ def _put_tunables(config: DictConfig, added: object, replaced: Sequence[str], pl
         if not str(tunable.get("key")).startswith(below):
             tunables[name] = tunable
     for name, tunable in ({} if added is None else _plain(added)).items():
+        # A half-life is an option of the section ``scaling``, outside of the workload.
         if tunable["key"] not in HALF_LIVES:
             tunable["key"] = f"{place}.{tunable['key']}"
         tunables[name] = tunable

@@ -88,7 +88,7 @@ NODES = (
 )
 # Takes the values that a replayed workload has, and gives those that it lacks, from its table, by
 # the dotted key of the config.
-Complete = Callable[[Mapping[str, object]], Mapping[str, object]]
+FromTable = Callable[[Mapping[str, object]], Mapping[str, object]]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Composed:
     """None for a study that is answered from recorded runs."""
 
     @property
-    def trained(self) -> HydraRecipe:
+    def trained_recipe(self) -> HydraRecipe:
         """The recipe of a workload that is trained; a ConfigError for one that is replayed."""
         if self.recipe is None:
             raise ConfigError(
@@ -110,20 +110,21 @@ class Composed:
         return self.recipe
 
 
-def compose(arguments: Sequence[str], complete: Complete | None = None) -> Composed:
+def compose(arguments: Sequence[str], from_table: FromTable | None = None) -> Composed:
     """Compose a command line, and check it. A ConfigError lists all of its mistakes.
 
-    ``complete`` gives the values that a replayed workload takes from its table.
+    ``from_table`` gives the values that a replayed workload leaves open, from its table of recorded
+    runs.
     """
     parsed = parse(arguments)
-    options = in_full(parsed.overrides)
+    options = expand_shorthands(parsed.overrides)
     if parsed.config_dir:
         if not Path(parsed.config_dir).is_dir():
             raise ConfigError(f"--config-dir {parsed.config_dir} is not a folder")
         options.append(f"hydra.searchpath=[file://{Path(parsed.config_dir).absolute()}]")
     config, unknown = compose_known(CONFIG_MODULE, parsed.config_name, options)
     try:
-        composed = validate(config, unknown, complete, groups_in(parsed.config_dir), options)
+        composed = validate(config, unknown, from_table, groups_in(parsed.config_dir), options)
     except ConfigError as error:
         file = _workload_file(parsed.config_dir, options)
         if file is None:
@@ -308,7 +309,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(list(arguments))
 
 
-def in_full(arguments: Sequence[str]) -> list[str]:
+def expand_shorthands(arguments: Sequence[str]) -> list[str]:
     """Write arguments in Hydra's full form: ``workload=NAME``, and ``workload.target.value=VALUE``.
 
     On the command line they may be ``+workload=NAME`` and ``target=VALUE``.
@@ -320,7 +321,7 @@ def in_full(arguments: Sequence[str]) -> list[str]:
     return full
 
 
-def with_choices(arguments: Sequence[str]) -> list[str]:
+def quote_for_hydra(arguments: Sequence[str]) -> list[str]:
     """Give the arguments as Hydra takes them.
 
     A choice of nothing, such as ``schedule=null``, is left out. What Hydra would not read as a text
@@ -423,8 +424,11 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
         options: arguments of a command line, in full.
     """
     unknown: list[str] = []
-    options = with_choices(options)
-    with _own_hydra(), initialize_config_module(module, **hydra_versions.BEHAVIOUR):
+    options = quote_for_hydra(options)
+    with (
+        _callers_hydra_aside(),
+        initialize_config_module(module, **hydra_versions.VERSION_ARGUMENTS),
+    ):
         # Hydra names one unknown option at a time. Each is left out, until Hydra takes the rest.
         while True:
             known = list[str]()
@@ -448,7 +452,7 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
 
 
 @contextmanager
-def _own_hydra() -> Iterator[None]:
+def _callers_hydra_aside() -> Iterator[None]:
     """Put the Hydra of a calling program aside within a ``with`` block.
 
     Hydra refuses to start a second time.
@@ -492,7 +496,7 @@ def plain_error(error: Exception) -> str:
 def validate(
     config: DictConfig,
     unknown: Sequence[str] = (),
-    complete: Complete | None = None,
+    from_table: FromTable | None = None,
     groups: Collection[str] = (),
     arguments: Sequence[str] = (),
 ) -> Composed:
@@ -501,7 +505,8 @@ def validate(
     Args:
         config: as Hydra composed it; it is changed.
         unknown: options that were already found to be unknown.
-        complete: gives the values that a replayed workload takes from its table.
+        from_table: gives the values that a replayed workload leaves open, from its table of
+            recorded runs. None: they are missing.
         groups: further sections, which the user's own files refer to.
         arguments: those that composed the config.
 
@@ -510,15 +515,16 @@ def validate(
     """
     kind = kind_of_options(config.get("workload"))
     config, unknown = with_choices_of(config, _nothing_to_choose(kind), arguments, unknown)
+    # This objective seeks the best metric within a budget: the target needs no value.
     if OmegaConf.select(config, "search.objective") == "loss":
         _leave_target_open(config)
-    if kind is ReplayedOptions and complete is not None:
+    if kind is ReplayedOptions and from_table is not None:
         # The table may give the options that are missing.
         _, mistakes = _options_and_mistakes(config, unknown, groups)
         others = [line for line in mistakes if " is missing: " not in line]
         if others:
             raise ConfigError("\n".join(others))
-        for key, value in complete(_resolve(config.workload, "", {})).items():
+        for key, value in from_table(_resolve(config.workload, "", {})).items():
             OmegaConf.update(config, key, value, force_add=True)
     return check(config, unknown, groups)
 
@@ -563,13 +569,15 @@ def check(
     options, mistakes = _options_and_mistakes(config, unknown, groups)
     if mistakes or options is None:
         raise ConfigError("\n".join(mistakes))
+    # A config of Hydra's refuses new keys: open_dict lets options be added that it left out.
     with open_dict(config):
-        _write_types(config, options, _plain(config))
+        _write_checked(config, options, _plain(config))
+    # References in the nodes that Hydra instantiates are resolved to the values just written.
     options = _with_nodes(options, config)
     if not isinstance(options, TrainedOptions):
         return Composed(options, recipe=None)
-    keys = {name: tunable.key for name, tunable in options.workload.tunable.items()}
-    return Composed(options, HydraRecipe.of(config, keys))
+    key_of_tunable = {name: tunable.key for name, tunable in options.workload.tunable.items()}
+    return Composed(options, HydraRecipe.of(config, key_of_tunable))
 
 
 def with_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
@@ -577,7 +585,7 @@ def with_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
 
     A key that begins with + is added. ConfigError for another key that is not there yet.
     """
-    config: DictConfig = OmegaConf.create(dict(composed.trained.values))
+    config: DictConfig = OmegaConf.create(dict(composed.trained_recipe.values))
     for path, value in settings.items():
         key = path.removeprefix(ADDS)
         parent, _, name = key.rpartition(".")
@@ -626,8 +634,8 @@ def _options_and_mistakes(
     """
     # The value of each option by its dotted key, as it is written: references are not resolved.
     written = flatten(_plain(config))
-    # The line of each mistake, by the option's dotted key.
     kind = kind_of_options(config.get("workload"))
+    # The line of each mistake, by the option's dotted key.
     mistakes = {name: _unknown_line(name, written, kind) for name in unknown}
     values = _resolve(config, "", mistakes)
     # Secrets among the values are hidden in all that is printed from here on.
@@ -645,6 +653,7 @@ def _options_and_mistakes(
         for details in error.errors():
             name = ".".join(str(part) for part in details["loc"])
             line = mistake(name, details)
+            # By this type of error pydantic refuses an option that the model does not have.
             if details["type"] == "extra_forbidden":
                 line = _unknown_line(name, written, kind)
             # A missing value, or one that cannot be read, has its line from ``_resolve``.
@@ -707,22 +716,27 @@ def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
     return options
 
 
-def _write_types(node: DictConfig, section: Section, written: Mapping[str, Any]) -> None:
+def _write_checked(node: DictConfig, section: Section, written: Mapping[str, Any]) -> None:
     """Put a section's checked values into the section's node of the config.
 
-    Checking may have changed their types, such as an int to a float. References stay as they are.
-    ``written`` has the node's values as they are written; empty where a reference leads to the
-    node.
+    Checking may have changed their types, such as an int to a float. References stay as they are,
+    and so do nodes, the parts that Hydra instantiates.
+
+    Args:
+        node: it is changed.
+        section: the section with the checked values.
+        written: the node's values as they are written; empty where a reference leads to the node.
     """
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, Section):
-            _write_types(node[name], value, _section_at(written, name))
+            _write_checked(node[name], value, _section_at(written, name))
+        # The one mapping of sections: its keys are the names of the tunables.
         elif name == "tunable":
             node.setdefault(name, {})
             tunables = _section_at(written, name)
             for key, tunable in value.items():
-                _write_types(node[name][key], tunable, _section_at(tunables, key))
+                _write_checked(node[name][key], tunable, _section_at(tunables, key))
         elif field.annotation != Node and not _is_written(value, written, name):
             # An option of few workloads (field.exclude) is not added to the config of the others.
             if name not in node and field.exclude:
@@ -791,6 +805,7 @@ def _resolve_below(
             else:
                 values[key] = _resolve(node[key], f"{option}.", mistakes)
         except (MissingMandatoryValue, InterpolationToMissingValueError):
+            # The line is that of pydantic's error on a missing value.
             mistakes[option] = mistake(option, {"type": "missing"})
         except OmegaConfBaseException as error:
             mistakes[option] = f"{option}: {str(error).splitlines()[0]}"
@@ -823,8 +838,8 @@ def _unknown_line(name: str, names: Mapping[str, object], options: type[StudyOpt
     if section == "workload" and below.partition(".")[0] in OPTION_NAMES:
         return (
             f"{name}: {below} is an option of the study, not of its workload. Give it on the "
-            "command line, or beside workload: in a file that begins with '# @package _global_', as "
-            "conf/workload/airfoil.yaml"
+            "command line, or beside workload: in a file that begins with '# @package _global_', "
+            "as conf/workload/airfoil.yaml"
         )
     # The unknown option itself, and what is below it, stand among the names.
     others = [option for option in names if not f"{option}.".startswith(f"{name}.")]

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.search_space import OVERRIDE_LR
-from bstune.hydra_versions import INSTANTIATE_TRUSTS
+from bstune.hydra_versions import ALLOW_ALL_TARGETS
 from bstune.options import Node
 from bstune.recipe import TrialValues
 
@@ -175,7 +175,7 @@ def instantiate(node: Node | DictConfig, what: str) -> Any:
         ConfigError: if a target cannot be found or does not take its arguments.
     """
     try:
-        return hydra_instantiate(_with_targets(node), _convert_="all", **INSTANTIATE_TRUSTS)
+        return hydra_instantiate(_with_targets(node), _convert_="all", **ALLOW_ALL_TARGETS)
     # Hydra raises a TypeError for a wrong value of a key of its own, such as _partial_.
     except (InstantiationException, OmegaConfBaseException, TypeError) as error:
         if isinstance(error.__cause__, BstuneError):

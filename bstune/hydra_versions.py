@@ -10,13 +10,13 @@ from typing import Any
 import hydra.utils
 
 # Arguments of hydra.main and of hydra.initialize_config_module.
-BEHAVIOUR: dict[str, Any] = {}
+VERSION_ARGUMENTS: dict[str, Any] = {}
 if hydra.__version__.startswith("1.3."):
-    BEHAVIOUR = {"version_base": "1.3"}
+    VERSION_ARGUMENTS = {"version_base": "1.3"}
 
 # Further arguments of hydra.main, and of hydra.utils.instantiate.
-MAIN_TRUSTS: dict[str, Any] = {}
-INSTANTIATE_TRUSTS: dict[str, Any] = {}
+ALLOW_ALL_TARGETS_OF_MAIN: dict[str, Any] = {}
+ALLOW_ALL_TARGETS: dict[str, Any] = {}
 if hasattr(hydra.utils, "UNSAFE_DISABLE_EXECUTION_CHECKS"):
-    MAIN_TRUSTS = {"execution_whitelist": hydra.utils.UNSAFE_DISABLE_EXECUTION_CHECKS}
-    INSTANTIATE_TRUSTS = {"_execution_whitelist_": hydra.utils.UNSAFE_DISABLE_EXECUTION_CHECKS}
+    ALLOW_ALL_TARGETS_OF_MAIN = {"execution_whitelist": hydra.utils.UNSAFE_DISABLE_EXECUTION_CHECKS}
+    ALLOW_ALL_TARGETS = {"_execution_whitelist_": hydra.utils.UNSAFE_DISABLE_EXECUTION_CHECKS}

@@ -98,7 +98,7 @@ def run(
             "multiple": multiple,
         }
     )
-    options, recipe = resolve(composed.options, composed.trained)
+    options, recipe = resolve(composed.options, composed.trained_recipe)
     workload, protocol = load_workload(options, recipe)
     misaligned = _find_misaligned(options, workload, protocol, batch_size, multiple, lr)
     check_only(only, list(misaligned.dimensions))

@@ -436,7 +436,7 @@ def build_rungs(
         setting leaves out are in neither.
     """
     # A missing device is reported before any rung, as it is the mistake of none.
-    resolve(composed.options, composed.trained)
+    resolve(composed.options, composed.trained_recipe)
     built_rungs = list[BuiltRung]()
     left_out = dict[str, str]()
     data: dict[str, LightningDataModule] = {}
@@ -469,7 +469,7 @@ def _lacks_precision(composed: Composed, rung_below: Composed) -> str | None:
     same precision, a mistake in the rung is another one, and its ConfigError is raised.
     """
     try:
-        resolve(composed.options, composed.trained)
+        resolve(composed.options, composed.trained_recipe)
     except ConfigError as error:
         if composed.options.precision == rung_below.options.precision:
             raise
@@ -490,7 +490,7 @@ def _build(
     ``data`` has the data modules of earlier rungs, and the rung's own is added. ``reduced``: a
     smaller setting of all rungs, if it is enabled.
     """
-    options, recipe = resolve(composed.options, composed.trained)
+    options, recipe = resolve(composed.options, composed.trained_recipe)
     key = _data_key(options)
     if key not in data:
         data[key] = load_data(options, recipe)
@@ -514,7 +514,7 @@ def _build(
     # A trial's learning-rate schedule ends with its budget. A budget lasts until both of its limits
     # are spent; the first step spends one example, so that the steps decide.
     composed = with_settings(composed, {"budget.steps": steps, "budget.examples": 1})
-    options, recipe = resolve(composed.options, composed.trained)
+    options, recipe = resolve(composed.options, composed.trained_recipe)
     protocol = checked_protocol(options, recipe)
     protocol = replace(
         protocol,

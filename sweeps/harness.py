@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bstune.config import Composed, compose_known, in_full, validate
+from bstune.config import Composed, compose_known, expand_shorthands, validate
 from bstune.core.errors import ConfigError, InputError, Interrupted, StudyError
 from bstune.core.records import dump_json
 from bstune.hydra_recipe import instantiate
@@ -212,7 +212,7 @@ def compose_sweep(name: str, options: Sequence[str]) -> DictConfig:
     """Compose the config of a sweep; only its name and the names of the options are checked."""
     if name not in sweep_names():
         raise ConfigError(f"there is no sweep {name!r}; sweeps: {', '.join(sweep_names())}")
-    config, unknown = compose_known(SWEEP_MODULE, name, in_full(options))
+    config, unknown = compose_known(SWEEP_MODULE, name, expand_shorthands(options))
     if unknown:
         lines = [f"unknown option {option}; --help lists the options" for option in unknown]
         raise ConfigError("\n".join(lines))

@@ -131,14 +131,14 @@ def run(
         only: the units to measure now; empty: all.
         timer: tests replace it.
     """
-    workload, protocol = load_workload(composed.options, composed.trained)
+    workload, protocol = load_workload(composed.options, composed.trained_recipe)
     # A trial that ended at the level would have no curve beyond it.
     protocol = replace(protocol, target=Target(metric, level, "min").never_met)
     _check_series(runs, seeds, loader, workload.train_examples)
     # The same data, which a DataLoader takes out row by row. A workload that cannot do that is
     # refused now, before anything is trained.
     from_loader = row_by_row(composed)
-    loader_workload, _ = load_workload(from_loader.options, from_loader.trained)
+    loader_workload, _ = load_workload(from_loader.options, from_loader.trained_recipe)
     planned = _shuffled_trials(workload.train_examples, runs, seeds, order_seed)
     round_names = [f"loader/{number}" for number in range(1, loader.rounds + 1)]
     unit_names = [*planned, *round_names]

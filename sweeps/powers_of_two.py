@@ -141,7 +141,7 @@ def run(
     # Batch sizes that cannot be chosen are refused before any probe, by a ceiling above all of
     # them; 3 is the least that there may be.
     choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))
-    options, recipe = resolve(composed.options, composed.trained)
+    options, recipe = resolve(composed.options, composed.trained_recipe)
     workload, protocol = load_workload(options, recipe)
     if ceiling is not None and ceiling > workload.train_examples:
         raise ConfigError(

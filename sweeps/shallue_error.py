@@ -113,7 +113,7 @@ def run(
     """
     options = composed.options
     # The target names the metric, and no trial ends at it.
-    workload, protocol = load_workload(options, composed.trained)
+    workload, protocol = load_workload(options, composed.trained_recipe)
     _check_grid(batch_sizes, lrs, seeds, workload.train_examples)
     target = protocol.target
     # A trial gives up once its steps and its examples are both spent: a run lasts for either

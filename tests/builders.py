@@ -349,7 +349,7 @@ def options_of(*arguments: str) -> StudyOptions:
 def options_and_recipe(*arguments: str) -> tuple[StudyOptions, Recipe]:
     """Compose the options and the recipe of a workload that is trained."""
     composed = compose_checked(arguments)
-    return composed.options, composed.trained
+    return composed.options, composed.trained_recipe
 
 
 def prepared_study(

@@ -40,7 +40,7 @@ def compose_workload(folder, workload, *arguments):
 
 
 def optimizer_of(composed):
-    module = composed.trained.module(TrialValues(64, lr=0.25, seed=0, total_steps=100))
+    module = composed.trained_recipe.module(TrialValues(64, lr=0.25, seed=0, total_steps=100))
     # Lightning takes lists with schedules, a dict, a list or the optimizer itself.
     configured = module.configure_optimizers()
     configured = configured[0] if isinstance(configured, tuple) else configured
@@ -65,7 +65,7 @@ def test_every_algorithm_takes_the_place_of_a_workloads_optimizer(name, workload
     assert {key: group[key] for key in options} == options
     # A schedule's first factor may have changed the rate itself.
     assert group.get("initial_lr", group["lr"]) == 0.25
-    values = OmegaConf.create(dict(composed.trained.values))
+    values = OmegaConf.create(dict(composed.trained_recipe.values))
     # What can be searched has a place in the config.
     for one in composed.options.workload.tunable.values():
         assert OmegaConf.select(values, one.key, default="nothing") != "nothing"

@@ -19,7 +19,7 @@ from bstune.config import compose, compose_given, with_settings
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.scaling import RULES
 from bstune.core.search_space import Tunable
-from bstune.hydra_versions import BEHAVIOUR
+from bstune.hydra_versions import VERSION_ARGUMENTS
 from bstune.options import (
     ReplayedOptions,
     TrainedOptions,
@@ -31,7 +31,7 @@ from bstune.options import (
 )
 from bstune.recipe import TrialValues
 from bstune.trial.backend import make_space
-from bstune.trial.replay import complete
+from bstune.trial.replay import options_from_table
 
 CONF = Path(conf.__file__).parent
 # Every workload, sampler, rule and schedule that ships; those left out are the defaults.
@@ -56,7 +56,7 @@ def option_table():
 
 def mistakes(*arguments):
     with pytest.raises(ConfigError) as error:
-        compose(arguments, complete)
+        compose(arguments, options_from_table)
     return str(error.value).splitlines()
 
 
@@ -73,7 +73,7 @@ def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
     # A ~ would be expanded.
     monkeypatch.setenv("BSTUNE_DATA", "data")
     composed = compose(arguments)
-    with initialize_config_module("bstune.conf", **BEHAVIOUR):
+    with initialize_config_module("bstune.conf", **VERSION_ARGUMENTS):
         # Hydra's own composition of the same arguments is the reference.
         before = hydra_compose("config", [argument.lstrip("+") for argument in arguments])
     raw = OmegaConf.to_container(before, resolve=True)
@@ -492,7 +492,7 @@ def test_nodes_keep_what_a_trial_or_a_machine_resolves():
 
 
 def test_a_recipe_has_the_checked_values_and_the_references():
-    recipe = compose(["workload=digits", "workload.reference.lr=3"]).trained
+    recipe = compose(["workload=digits", "workload.reference.lr=3"]).trained_recipe
     assert recipe.values["workload"]["module"]["lr"] == "${trial.lr}"
     assert recipe.values["workload"]["reference"]["lr"] == 3.0
     assert recipe.values["scaling"]["lr"] == "${workload.reference.lr}"
@@ -501,11 +501,11 @@ def test_a_recipe_has_the_checked_values_and_the_references():
 
 
 def test_a_replayed_workload_has_no_recipe():
-    composed = compose(REPLAY, complete)
+    composed = compose(REPLAY, options_from_table)
     assert isinstance(composed.options, ReplayedOptions)
     assert composed.recipe is None
     with pytest.raises(ConfigError, match="replay-fashion_mlp is answered from recorded runs"):
-        _ = composed.trained
+        _ = composed.trained_recipe
 
 
 def test_settings_are_put_into_a_copy():
@@ -522,7 +522,7 @@ def test_settings_are_put_into_a_copy():
     assert own.options.scaling.lr == 3.0
     # A node takes the whole place of the former one.
     assert own.options.workload.module["loss"] == {"_target_": "torch.nn.MSELoss"}
-    assert own.trained.values["workload"]["module"]["optimizer"]["nesterov"] is True
+    assert own.trained_recipe.values["workload"]["module"]["optimizer"]["nesterov"] is True
     assert composed == compose(["workload=digits"])
 
 
@@ -638,7 +638,7 @@ REPLAY = ("workload=replay", "workload.table=fashion_mlp")
 
 def test_what_is_given_stays_where_the_table_would_say_otherwise():
     given = ("workload.reference.lr=3", "search.batch_size.high=16", "workload.budget.examples=7")
-    options = compose((*REPLAY, *given), complete).options
+    options = compose((*REPLAY, *given), options_from_table).options
     assert options.scaling.lr == 3.0
     assert options.search.batch_size.high == 16
     assert options.budget.examples == 7
@@ -675,7 +675,7 @@ def test_mistakes_come_before_the_table_is_read():
     nowhere = ("workload=replay", "workload.table=nowhere.jsonl")
     assert mistakes(*nowhere, "seed=-1") == ["seed must be at least 0, but got -1"]
     with pytest.raises(TableError, match=r"workload\.table=nowhere\.jsonl is no file"):
-        compose(nowhere, complete)
+        compose(nowhere, options_from_table)
 
 
 # Further hyper-parameters
@@ -706,7 +706,7 @@ def test_what_is_tuned_of_bstunes_own_stands_in_a_copy_of_the_options():
 
 def test_what_is_tuned_of_a_module_is_built():
     # What is not tuned is as the config has it.
-    recipe = compose(["workload=digits"]).trained
+    recipe = compose(["workload=digits"]).trained_recipe
     for tuned, momentum in (({"momentum": 0.5}, 0.5), ({}, 0.0)):
         values = TrialValues(16, lr=0.1, seed=0, total_steps=10, hyperparameters=tuned)
         optimizer = recipe.module(values).configure_optimizers()["optimizer"]

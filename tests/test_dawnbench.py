@@ -343,7 +343,7 @@ def test_settings_replace_what_stood_there(checked):
     assert own.options.precision == "bf16-mixed"
     momentum = with_rung_settings(own, {"workload.module.optimizer.momentum": 0.5})
     values = TrialValues(batch_size=64, lr=0.1, seed=0, total_steps=17)
-    configured = momentum.trained.module(values).configure_optimizers()
+    configured = momentum.trained_recipe.module(values).configure_optimizers()
     factor = configured["lr_scheduler"]["scheduler"].lr_lambdas[0]
     assert factor(16) == 0.0 < factor(15)
 

@@ -89,7 +89,7 @@ def test_every_sweep_composes_and_its_experiment_takes_its_parameters(name, tmp_
     # The options of a trained workload are composed and checked with the sweep's own.
     if trains:
         assert isinstance(checked.composed.options, TrainedOptions)
-        assert "sweep" not in checked.composed.trained.values
+        assert "sweep" not in checked.composed.trained_recipe.values
 
 
 def test_without_a_name_the_sweeps_are_listed(sweep, tmp_path):

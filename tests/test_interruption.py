@@ -16,7 +16,7 @@ from bstune.system.interruption import Stage
 @pytest.mark.parametrize("stage", list(Stage))
 def test_an_interruption_says_what_is_true_of_its_stage(monkeypatch, stage):
     def interrupted(*_):
-        interruption.enter(stage)
+        interruption.enter_stage(stage)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(study, "run_options", interrupted)

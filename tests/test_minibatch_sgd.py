@@ -161,7 +161,7 @@ def test_rows_that_come_one_by_one_are_the_same_rows_and_what_they_cost_is_said(
     sweep = checked(root, "sweep.experiment.loader.rounds=2")
     batches = []
     for composed in (sweep.composed, row_by_row(sweep.composed)):
-        workload, _ = load_workload(composed.options, composed.trained)
+        workload, _ = load_workload(composed.options, composed.trained_recipe)
         batches.append(list(islice(workload.train_batches(TrialSpec(0, 0, 7, 0.1, None, 3)), 3)))
     for before, after in zip(*batches, strict=True):
         assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))

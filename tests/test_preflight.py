@@ -780,11 +780,11 @@ def test_a_target_that_untrained_weights_meet_is_refused():
 def test_a_config_that_does_not_use_the_rate_is_refused(module, message):
     composed = compose(["workload=digits", "device=cpu"])
     # digits itself passes the check.
-    check_takes_rate(composed.trained)
+    check_takes_rate(composed.trained_recipe)
     settings = {"workload.module": module}
     if "lr" in module:
         settings = {"workload.module.lr": module["lr"]}
-    changed = with_settings(composed, settings).trained
+    changed = with_settings(composed, settings).trained_recipe
     with pytest.raises(ConfigError, match="nothing in the workload takes .*" + message):
         check_takes_rate(changed)
 

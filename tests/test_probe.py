@@ -188,7 +188,7 @@ def test_what_the_end_of_a_probe_means(messages, stopped, exitcode, errors, outc
 def digits(*overrides):
     # Not by builders.py: a probe imports this module, and its imports take 30 MiB there.
     composed = compose(["workload=digits", "device=cpu", "precision=32-true", *overrides])
-    return composed.options, composed.trained
+    return composed.options, composed.trained_recipe
 
 
 def probe_of(*overrides, mib=4096, seconds=60.0, model="bstune.workloads.models.mlp"):

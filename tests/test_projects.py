@@ -86,7 +86,7 @@ def test_a_project_is_tuned_as_it_is(name, bstune, tmp_path):
 
 def begin_in_python(composed):
     """Begin a composed study from Python; return its trials."""
-    own, recipe = composed.options.workload, composed.trained
+    own, recipe = composed.options.workload, composed.trained_recipe
     result = tune(
         module=lambda trial: module_at(recipe, trial.lr),
         data=recipe.data(),
@@ -187,7 +187,7 @@ def numbers(trainer):
 @pytest.mark.parametrize("name", CASES)
 def test_a_trial_equals_the_fit_of_a_trainer_on_its_batches(name, tmp_path):
     composed = compose_checked([*arguments(name), "device=cpu"])
-    recipe = composed.trained
+    recipe = composed.trained_recipe
 
     def build_both(spec):
         seed_everything(spec.seed)
@@ -270,7 +270,7 @@ def check_equal(name, composed, build_both, folder):
     own = composed.options.workload
     spec = make_spec(2 * own.batch_size.low + 1, own.reference.lr, seed=5)
     with chdir(folder):
-        workload, protocol = load_workload(composed.options, composed.trained)
+        workload, protocol = load_workload(composed.options, composed.trained_recipe)
         modules = []
 
         def build(spec):

@@ -16,7 +16,7 @@ from toolbox import FakeTime
 
 from bstune.core.errors import UserCodeError
 from bstune.system import watchdog
-from bstune.system.exits import os_exit_answered
+from bstune.system.exits import os_exit_as_users_error
 from bstune.system.watchdog import STEP_SECONDS, Wait, Watch, frame_of, waiting_for, watching
 
 # A command of its own takes some 8 s; one of each kind runs with the slow tests.
@@ -442,7 +442,9 @@ def test_os_exit_of_the_users_code_is_said_with_its_frames(bstune, project, tmp_
 
 
 def test_os_exit_in_the_commands_own_process_is_answered(bstune, project, tmp_path, monkeypatch):
-    monkeypatch.setattr("bstune.__main__.os_exit_answered", partial(os_exit_answered, end))
+    monkeypatch.setattr(
+        "bstune.__main__.os_exit_as_users_error", partial(os_exit_as_users_error, end)
+    )
     project("training_step", "os._exit(0)")
     leave = os._exit
     with pytest.raises(Ended) as ended:
@@ -456,7 +458,7 @@ def test_os_exit_in_the_commands_own_process_is_answered(bstune, project, tmp_pa
 
 def test_forked_processes_may_end_so():
     # A child of a fork leaves by os._exit, as Python itself does it.
-    with os_exit_answered(end):
+    with os_exit_as_users_error(end):
         child = os.fork()
         if child == 0:
             os._exit(7)

@@ -43,7 +43,7 @@ def composed(*overrides):
 def composed_with(settings, *overrides):
     """Compose with values and nodes in the places that dotted keys name."""
     changed = with_settings(compose([*OWN, *overrides]), settings)
-    return changed.options, changed.trained
+    return changed.options, changed.trained_recipe
 
 
 def first(stream, count):

@@ -135,6 +135,7 @@ def split_lines(split: BatchSplit, largest: int) -> Iterator[str]:
             f"loss of {size:<9} times {size}/{total} where gradients are summed, "
             f"{value} where they are averaged"
         )
+    # Further rows of a line begin below its values.
     margin = 18 * " "
     yield (
         f"{margin}over micro-batches and devices, as Lightning's accumulation and DDP do; "

@@ -96,8 +96,8 @@ def crossing(losses: Mapping[int, float], tolerance: float) -> Crossing | None:
     """Find where the loss first exceeds the tolerance; None where it never does.
 
     Args:
-        losses: the loss of each batch size. The smallest is the run's own, whose loss is 0. A
-            branch that diverged lost infinity.
+        losses: by how much each batch size makes the metric worse than the run's own does. The
+            smallest is the run's own, whose loss is 0. A branch that diverged lost infinity.
         tolerance: of the loss, in units of the metric.
     """
     for below, above in pairwise(sorted(losses)):
@@ -123,31 +123,35 @@ def largest_batch(
     With fewer than ``LEAST_SEEDS`` seeds both ends are None.
 
     Args:
-        losses_by_seed: the losses of each seed by batch size, as :func:`crossing` takes them.
+        losses_by_seed: for each seed, by how much each batch size makes the metric worse than the
+            run's own does, which is the smallest.
         tolerance: of the loss, in units of the metric.
         level: nominal coverage of the interval.
     """
-    logs = list[float]()
+    log_sizes = list[float]()
+    # Crossings at which the loss rises so much between two sizes that it may pass the tolerance
+    # anywhere between them.
     jumps = list[Crossing]()
-    unbounded = 0
+    seeds_without_loss = 0
     for losses in losses_by_seed:
         passed = crossing(losses, tolerance)
         if passed is None:
-            unbounded += 1
-            logs.append(math.log(max(losses)))
+            seeds_without_loss += 1
+            log_sizes.append(math.log(max(losses)))
             continue
-        logs.append(math.log(passed.batch_size))
+        log_sizes.append(math.log(passed.batch_size))
         if passed.jumps:
             jumps.append(passed)
 
-    mean = statistics.fmean(logs)
+    mean = statistics.fmean(log_sizes)
     low: float | None = None
     high: float | None = None
-    if len(logs) >= LEAST_SEEDS:
-        quantile = float(t.ppf((1.0 + level) / 2.0, len(logs) - 1))
-        half_width = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
+    seeds = len(log_sizes)
+    if seeds >= LEAST_SEEDS:
+        quantile = float(t.ppf((1.0 + level) / 2.0, seeds - 1))
+        half_width = quantile * statistics.stdev(log_sizes) / math.sqrt(seeds)
         low = math.exp(mean - half_width)
-        high = None if unbounded else math.exp(mean + half_width)
+        high = None if seeds_without_loss else math.exp(mean + half_width)
 
     between: tuple[int, int] | None = None
     if jumps:
@@ -158,5 +162,9 @@ def largest_batch(
         if high is not None:
             high = max(high, between[1])
     return LargestBatch(
-        batch_size=math.exp(mean), low=low, high=high, unbounded=unbounded, between=between
+        batch_size=math.exp(mean),
+        low=low,
+        high=high,
+        unbounded=seeds_without_loss,
+        between=between,
     )

@@ -90,7 +90,11 @@ class TrialClock:
 
     @contextmanager
     def interrupt_segment(self, phase: Phase) -> Iterator[None]:
-        """Count the seconds of the body to ``phase``; the training segment goes on afterwards."""
+        """Count the seconds of the body to ``phase``; the training segment goes on afterwards.
+
+        A segment is the training between two evaluations.
+        """
+        # enter gives the seconds that the training has run since it last began.
         self._segment_seconds += self.enter(phase)
         try:
             yield

@@ -42,8 +42,8 @@ from bstune.core.curve_likelihood import (
     PRIOR_WEIGHT,
     Observed,
     Profile,
-    locate,
-    minimise,
+    compute_profile,
+    minimise_deviance,
 )
 from bstune.core.errors import BstuneError
 from bstune.core.interval import INTERVAL_LEVEL
@@ -158,11 +158,11 @@ class CurveBand:
 class _Likely(NamedTuple):
     """Where in a profile B_crit is most likely, and whether a limit is nearly as likely."""
 
-    most: int
+    place: int
     """Place of the most likely B_crit in the profile."""
-    zero: bool
+    may_be_zero: bool
     """Whether B_crit = 0 is nearly as likely."""
-    infinite: bool
+    may_be_infinite: bool
     """Whether an infinite B_crit is nearly as likely."""
 
 
@@ -171,8 +171,8 @@ class _BOpt(NamedTuple):
 
     most_likely: float
     """0 of two terms."""
-    shown: float | None
-    """The value that is reported: None where the points hardly ask for a third term."""
+    reported: float | None
+    """None where the points hardly ask for a third term."""
     low: float | None
     """Lower end of its interval; None where it is open."""
     high: float | None
@@ -275,24 +275,27 @@ def fit_curve(
     b_crit = None
     perfect_scaling_below = None
     maximal_data_parallelism_above = None
-    if not likely.zero and not likely.infinite:
-        b_crit = math.exp(chosen.profile.log_odds[likely.most] + observed.log_reference)
-        perfect_scaling_below = batch_at(b_crit, b_opt.most_likely, 1.0 / SLOPE_RATIO)
-        maximal_data_parallelism_above = batch_at(b_crit, b_opt.most_likely, SLOPE_RATIO)
+    # B_crit and the ends of the regimes, where the slope of log S* is -0.9 and -0.1, are known only
+    # if neither limit of B_crit is nearly as likely.
+    if not likely.may_be_zero and not likely.may_be_infinite:
+        b_crit = math.exp(chosen.profile.log_odds[likely.place] + observed.log_reference)
+        perfect_scaling_below = batch_size_at_slope(b_crit, b_opt.most_likely, 1.0 / SLOPE_RATIO)
+        maximal_data_parallelism_above = batch_size_at_slope(b_crit, b_opt.most_likely, SLOPE_RATIO)
+    # If B_crit may be infinite, steps may fall without an end, so that S_min is not known.
     fit = CurveFit(
         law=chosen.law,
-        s_min=None if likely.infinite else math.exp(log_s_min),
+        s_min=None if likely.may_be_infinite else math.exp(log_s_min),
         critical_batch_size=b_crit,
         critical_batch_size_low=_b_crit_at(chosen.low, observed.log_reference),
         critical_batch_size_high=_b_crit_at(chosen.high, observed.log_reference),
-        b_opt=b_opt.shown,
+        b_opt=b_opt.reported,
         b_opt_low=b_opt.low,
         b_opt_high=b_opt.high,
         e_min=math.exp(log_e_min) if log_e_min > -math.inf else None,
         perfect_scaling_below=perfect_scaling_below,
         maximal_data_parallelism_above=maximal_data_parallelism_above,
         level=level,
-        noise=math.exp(chosen.profile.log_sigma[likely.most]),
+        noise=math.exp(chosen.profile.log_sigma[likely.place]),
         note=None,
         points=points,
     )
@@ -304,9 +307,11 @@ def _likely(chosen: _ChosenLaw) -> _Likely:
     # The profile's first place is B_crit = 0, and its last one an infinite B_crit.
     deviance = chosen.profile.deviance
     most_likely = int(deviance.argmin())
-    nearly = deviance[most_likely] + _nearly_as_likely(chosen)
+    nearly_as_likely = deviance[most_likely] + _nearly_as_likely(chosen)
     return _Likely(
-        most=most_likely, zero=bool(deviance[0] <= nearly), infinite=bool(deviance[-1] <= nearly)
+        place=most_likely,
+        may_be_zero=bool(deviance[0] <= nearly_as_likely),
+        may_be_infinite=bool(deviance[-1] <= nearly_as_likely),
     )
 
 
@@ -325,18 +330,18 @@ def _b_opt(observed: Observed, chosen: _ChosenLaw, likely: _Likely) -> _BOpt:
     """
     # The law of two terms is that of three with a B_opt of 0.
     if chosen.law != "three-terms":
-        return _BOpt(most_likely=0.0, shown=None, low=None, high=None)
+        return _BOpt(most_likely=0.0, reported=None, low=None, high=None)
     value, low, high = _b_opt_range(observed, chosen.profile, chosen.rise)
     # The gain is how much the third term lowers the deviance. If that is within the interval's
     # rise, the interval holds a B_opt of 0, and has no lower end.
-    shown_low = None
+    reported_low = None
     if chosen.gain > chosen.rise:
-        shown_low = low
+        reported_low = low
     # If a B_opt of 0 is nearly as likely, or B_crit may be infinite, no value is reported.
-    shown = None
-    if chosen.gain > _nearly_as_likely(chosen) and not likely.infinite:
-        shown = value
-    return _BOpt(most_likely=value, shown=shown, low=shown_low, high=high)
+    reported = None
+    if chosen.gain > _nearly_as_likely(chosen) and not likely.may_be_infinite:
+        reported = value
+    return _BOpt(most_likely=value, reported=reported, low=reported_low, high=high)
 
 
 def _log_fewest(
@@ -348,16 +353,16 @@ def _log_fewest(
     limit: S_min is known at 0, and E_min at infinity. log E_min is -inf where E_min may be 0.
     """
     # B_crit = 0 stands first in the profile, and an infinite one last.
-    place = likely.most
-    if likely.infinite:
+    place = likely.place
+    if likely.may_be_infinite:
         place = -1
-    if likely.zero:
+    if likely.may_be_zero:
         place = 0
     log_s_min, log_e_min = _log_fewest_at(chosen.profile, place, observed.log_reference)
     # With B_crit = 0 the fewest examples are 2 S_min B_opt. They are not known where the interval
     # of B_opt is open.
     is_open = b_opt.low is None or b_opt.high is None
-    if likely.zero and chosen.law == "three-terms" and is_open:
+    if likely.may_be_zero and chosen.law == "three-terms" and is_open:
         log_e_min = -math.inf
     return log_s_min, log_e_min
 
@@ -459,7 +464,7 @@ def half_slope(log_batch: Array, log_steps: Array) -> Array:
     return np.asarray(log_batch[0] + (log_batch[1] - log_batch[0]) * steeper.sum(axis=1))
 
 
-def batch_at(b_crit: float, b_opt: float, factor: float) -> float:
+def batch_size_at_slope(b_crit: float, b_opt: float, factor: float) -> float:
     """Compute the batch size at which the slope of log S* over log B is -1/(1 + factor).
 
     Without a small-batch term (``b_opt`` 0) it is ``factor`` times B_crit.
@@ -507,7 +512,7 @@ def _observe(points: tuple[FrontierPoint, ...]) -> Observed:
         )
     log_reference = float(log_batch[~stopped].mean())
     return Observed(
-        x=log_batch - log_reference,
+        log_batch=log_batch - log_reference,
         log_steps=log_steps,
         stopped=stopped,
         log_reference=log_reference,
@@ -545,7 +550,7 @@ def _choose_law(observed: Observed, law: str, level: float) -> _ChosenLaw:
         CurveError: for three terms that too few points could test.
     """
     reached = int((~observed.stopped).sum())
-    sizes = np.unique(observed.x[~observed.stopped]).size
+    sizes = np.unique(observed.log_batch[~observed.stopped]).size
     # Three terms fit any three points, at three batch sizes: only a fourth one tests them.
     testable = reached >= 4 and sizes >= 3
     if law == "three-terms" and not testable:
@@ -554,26 +559,27 @@ def _choose_law(observed: Observed, law: str, level: float) -> _ChosenLaw:
             "three terms need at least 4 points that reached the target, at 3 batch sizes, but got "
             f"{got}"
         )
-    contradiction = _contradiction(observed, testable and law != "two-terms")
+    contradiction = _contradiction(observed, may_have_third_term=testable and law != "two-terms")
     two = _fit_law(observed, 2, level, contradiction)
     if not testable:
         if law == "auto":
             return replace(two, doubt=NOT_TESTABLE)
         return two
     three = _fit_law(observed, 3, level, contradiction)
+    # The gain is how much the third term lowers the deviance.
     gain = float(two.profile.deviance.min() - three.profile.deviance.min())
     three = replace(three, gain=gain)
-    asked_for = gain > _interval_rise(observed, 3, EVIDENCE)
-    if law == "three-terms" or (law == "auto" and asked_for):
+    is_significant = gain > _interval_rise(observed, 3, EVIDENCE)
+    if law == "three-terms" or (law == "auto" and is_significant):
         return three
     if law == "auto" and gain > GAIN_OF_DOUBT:
         return _widened(two, three)
     # The points ask for the third term, but two terms alone are allowed.
-    if asked_for:
-        wasted = (
+    if is_significant:
+        note = (
             "small batches waste examples, so by two terms B_crit is not known: let the law be auto"
         )
-        return replace(two, contradiction=wasted)
+        return replace(two, contradiction=note)
     return two
 
 
@@ -584,7 +590,7 @@ def _fit_law(observed: Observed, terms: int, level: float, contradiction: str | 
     """
     law = {2: "two-terms", 3: "three-terms"}[terms]
     rise = _interval_rise(observed, terms, level)
-    profile = locate(observed, terms, rise)
+    profile = compute_profile(observed, terms, rise)
     low, high = _interval_ends(profile, rise)
     return _ChosenLaw(
         law=law, profile=profile, rise=rise, low=low, high=high, contradiction=contradiction
@@ -615,8 +621,8 @@ def _contradiction(observed: Observed, may_have_third_term: bool) -> str | None:
     They do where the slope of log S over log B is significantly above 0, or below -1 without a
     third term. The slope is that of a straight line, fitted by least squares.
     """
-    # The mean of x is 0, by the choice of B_ref.
-    x = observed.x[~observed.stopped]
+    # log(B/B_ref), whose mean is 0 by the choice of B_ref.
+    x = observed.log_batch[~observed.stopped]
     log_steps = observed.log_steps[~observed.stopped]
     slope = float(x @ log_steps / (x @ x))
     residual = log_steps - log_steps.mean() - slope * x
@@ -745,7 +751,7 @@ def _log_small_ends(
     # The second grid spans what the first one found, with a margin of 0.5. It is mostly finer.
     for count in (25, 13):
         grid = np.linspace(log_low, log_high, count, axis=1)
-        profile = minimise(observed, np.repeat(log_odds, count), grid.reshape(-1))
+        profile = minimise_deviance(observed, np.repeat(log_odds, count), grid.reshape(-1))
         excess = profile.deviance.reshape(grid.shape) - threshold
         crossings = np.array([_crossings(*row) for row in zip(grid, excess, strict=True)])
         log_low = crossings[:, 0] - 0.5

@@ -47,7 +47,7 @@ FIRST_SEARCH_STEP_AGAIN = 0.3
 class Observed:
     """The points as the likelihood takes them, arrays of shape (n,)."""
 
-    x: Array
+    log_batch: Array
     """log(B/B_ref)."""
     log_steps: Array
     stopped: NDArray[np.bool_]
@@ -69,7 +69,7 @@ class Profile:
     log_sigma: Array
 
 
-def locate(observed: Observed, terms: int, rise: float) -> Profile:
+def compute_profile(observed: Observed, terms: int, rise: float) -> Profile:
     """Compute the profile on a grid of log odds that resolves its minimum and the interval.
 
     The profile is the least deviance at each B_crit. Its log odds, log(B_crit/B_ref), are in
@@ -83,14 +83,16 @@ def locate(observed: Observed, terms: int, rise: float) -> Profile:
 
     def profile_at(log_odds: Array) -> Profile:
         """Minimise the deviance of the law at each of the log odds."""
+        # None lets log v, the log factor of the third term, be fitted. Two terms have a v of 0.
         log_small = None
         if terms == 2:
             log_small = np.full(log_odds.size, -np.inf)
-        return minimise(observed, log_odds, log_small)
+        return minimise_deviance(observed, log_odds, log_small)
 
     limits = profile_at(np.array([-np.inf, np.inf]))
-    first = observed.x.min() - LOG_REACH
-    last = observed.x.max() + LOG_REACH
+    # Beyond the points' batch sizes B_crit is sought within a factor of 10,000.
+    first = observed.log_batch.min() - LOG_REACH
+    last = observed.log_batch.max() + LOG_REACH
     inner = profile_at(np.linspace(first, last, 96))
     # Each finer grid spans the interval alone. There are two of them, as only one point of the
     # first grid may lie within the interval.
@@ -122,7 +124,9 @@ def _joined(*profiles: Profile) -> Profile:
     return Profile(*(column[order] for column in columns))
 
 
-def minimise(observed: Observed, log_odds: Array, log_small: Array | None = None) -> Profile:
+def minimise_deviance(
+    observed: Observed, log_odds: Array, log_small: Array | None = None
+) -> Profile:
     """Minimise the deviance at each of m values of B_crit over the curve's other parameters.
 
     The curve is S = h (1 - p + p r + v r^2), with r = B_ref/B and p = B_crit/(B_crit + B_ref). The
@@ -166,7 +170,7 @@ def minimise(observed: Observed, log_odds: Array, log_small: Array | None = None
             # Another v also moves the whole curve. The height makes up for that, so that the curve
             # stays among the points.
             former_mean = log_shape.mean(-1)
-            log_shape = _log_shape(log_odds, log_small_tried, observed.x)
+            log_shape = _log_shape(log_odds, log_small_tried, observed.log_batch)
             log_height += former_mean - log_shape.mean(-1)
     return best
 
@@ -189,13 +193,13 @@ def _starts(
         log sigma (m, k).
     """
     if log_small is None:
-        log_smallest = observed.x.min(keepdims=True)
+        log_smallest = observed.log_batch.min(keepdims=True)
         # These v make v r^2 given multiples of the other two terms at the smallest batch size.
         log_two_terms = _log_shape(log_odds, np.array([-np.inf]), log_smallest)[..., 0]
         log_small_tried = log_two_terms + 2.0 * log_smallest + np.array(LOG_SMALL_STARTS)
     else:
         log_small_tried = log_small[:, None]
-    log_shape = _log_shape(log_odds, log_small_tried, observed.x)
+    log_shape = _log_shape(log_odds, log_small_tried, observed.log_batch)
     # The heights put the curve through the points that reached the target, from the lowest to the
     # highest one.
     gaps = (observed.log_steps - log_shape)[..., ~observed.stopped]
@@ -234,25 +238,32 @@ def _search_steps(is_small_free: bool) -> list[float]:
     return steps
 
 
-def _log_shape(log_odds: Array, log_small: Array, x: Array) -> Array:
-    """Compute the curve's shape at n batch sizes, log(1 - p + p r + v r^2) with r = B_ref/B.
+def _log_shape(log_odds: Array, log_small: Array, log_batch: Array) -> Array:
+    """Compute log(S(B)/h) at n batch sizes, log(1 - p + p r + v r^2) with r = B_ref/B.
+
+    S(B) are the steps to the target at batch size B, and h is its height: S(B_ref) = h (1 + v).
 
     Args:
-        log_odds: log(B_crit/B_ref), of which p is the expit, (m, 1); may be infinite.
-        log_small: log v, (m, k) or an array that broadcasts to it; may be infinite.
-        x: log(B/B_ref), (n,).
+        log_odds: log(B_crit/B_ref), (m, 1); may be infinite. p = B_crit/(B_crit + B_ref) is its
+            expit.
+        log_small: log v, the factor of the term for small batches, (m, k) or an array that
+            broadcasts to it; -inf leaves the term out.
+        log_batch: log(B/B_ref), (n,).
 
     Returns:
         An array (m, k, n).
     """
     log_two_terms = np.logaddexp(
-        log_expit(-log_odds)[..., None], log_expit(log_odds)[..., None] - x
+        log_expit(-log_odds)[..., None], log_expit(log_odds)[..., None] - log_batch
     )
-    return np.asarray(np.logaddexp(log_two_terms, log_small[..., None] - 2.0 * x))
+    return np.asarray(np.logaddexp(log_two_terms, log_small[..., None] - 2.0 * log_batch))
 
 
 def _deviance(errors: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Array:
     """Compute the deviance, -2 log likelihood, up to a constant: (m, k).
+
+    A point is good, with normal scatter in log S, or with a small probability an outlier, whose
+    scatter is wider.
 
     Args:
         errors: log S of the points less that of the curve, (m, k, n).

@@ -57,8 +57,9 @@ def is_near(
     if len(gaps) < 2:
         return False
     step, gap = gaps[-1]
-    # A line through two close evaluations would show their noise. So it goes through the latest
-    # one that is at least LOOK_BACK times earlier than the last; without one, through the first.
+    # The gap is predicted by a straight line in log steps. Through two close evaluations it would
+    # show their noise. So it goes through the last one and the latest one that is at least
+    # LOOK_BACK times earlier; without such a one, through the first.
     earlier = gaps[0]
     for pair in gaps[:-1]:
         if pair[0] * LOOK_BACK <= step:

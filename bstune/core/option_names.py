@@ -94,7 +94,8 @@ def in_python(text: str, terms: PythonTerms | None = None) -> str:
 
     Args:
         text: with options as the command line takes them, such as ``search.trials=128``.
-        terms: the study's; None: options that need them go into ``options``, too.
+        terms: the study's metric, sign and reference batch size, without which a target and a
+            learning rate cannot be written; None: these options go into ``options``, too.
     """
     budgets = BUDGET.sub(r"budget=bstune.Budget(steps=\1, examples=\2)", text)
 

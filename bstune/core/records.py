@@ -114,6 +114,7 @@ class Target:
     @property
     def never_met(self) -> "Target":
         """The same metric with a goal that no value meets, so that only the budget ends a trial."""
+        # Below all values if the metric is to fall (sign 1), above all if it is to rise (-1).
         return replace(self, value=-self.sign * NEVER)
 
     @property
@@ -314,7 +315,7 @@ class TrialResult:
             hyperparameters=self.hyperparameters,
         )
 
-    def after(self, steps: int) -> dict[str, Any]:
+    def fields_after(self, steps: int) -> dict[str, Any]:
         """Make the fields of this record that change if it is cut after ``steps`` steps."""
         return {"steps": steps, "examples": steps * self.batch_size}
 

@@ -91,7 +91,7 @@ class Component:
     offset: float
     """Standard deviation of a study's own offset."""
     drift: float
-    solved: Array
+    inverse_times_y: Array
     """K^-1 log y, shape (n,)."""
     inverse: Array
     """K^-1, the inverse of the points' covariance, shape (n, n)."""
@@ -146,8 +146,9 @@ class ScaleLaw:
     ) -> tuple[float, float]:
         """Compute mean and variance of a weighted sum of f's values by one component.
 
-        ``factors`` (n,) weigh the values of f at ``log_scales`` (n,), which are less
-        ``log_centre``. f is the log of the quantity, less ``log_level``.
+        A component is the law at one choice of its priors' widths. ``factors`` (n,) weigh the
+        values of f at ``log_scales`` (n,), which are less ``log_centre``. f is the log of the
+        quantity, less ``log_level``.
         """
         # Given the points, f is a Gaussian process whose covariance with them is ``across``.
         x = np.log([point.scale for point in self.points]) - self.log_centre
@@ -157,7 +158,7 @@ class ScaleLaw:
         )
         variance = prior_variance - float(across @ component.inverse @ across)
         # Rounding can leave less than nothing, near a point that has no error to speak of.
-        return float(across @ component.solved), max(variance, 1e-12)
+        return float(across @ component.inverse_times_y), max(variance, 1e-12)
 
     def _interval(self, means: Array, sigmas: Array) -> Estimate:
         """Compute the median and the interval of a mixture of normals, one for each component."""
@@ -229,6 +230,8 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
         x: the points' log scales less their mean, (n,).
         y: the points' log values less their mean, (n,).
     """
+    # A study may tell no error of its point. The value that it tells is a median over posterior
+    # draws, which is not known better than to LEAST_LOG_ERROR.
     stated = [UNTOLD_ERROR if point.error is None else point.error for point in points]
     errors = np.maximum(stated, LEAST_LOG_ERROR)
     names = [point.study for point in points]
@@ -252,14 +255,21 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
         covariance = _covariance(x, x, drift)
         covariance += np.outer(errors, errors) * shared + is_same_study * offset**2
         inverse: Array = np.linalg.inv(covariance).astype(np.float64)
-        solved = inverse @ y
+        inverse_times_y = inverse @ y
         log_determinant = float(np.linalg.slogdet(covariance)[1])
-        log_weight = -0.5 * (log_determinant + float(y @ solved))
+        log_weight = -0.5 * (log_determinant + float(y @ inverse_times_y))
         log_weight += _log_prior(offset, OFFSETS, OFFSET_SIGMA)
         log_weight += _log_prior(drift, DRIFTS, DRIFT_SIGMA)
         log_weights.append(log_weight)
+        # The weights are put in below, once their sum is known.
         unweighted.append(
-            Component(weight=0.0, offset=offset, drift=drift, solved=solved, inverse=inverse)
+            Component(
+                weight=0.0,
+                offset=offset,
+                drift=drift,
+                inverse_times_y=inverse_times_y,
+                inverse=inverse,
+            )
         )
     # Taken over the largest weight, no exponential overflows.
     largest = max(log_weights)
@@ -295,10 +305,10 @@ def _log_prior(value: float, grid: Sequence[float], sigma: float) -> float:
 def _covariance(first: Array, second: Array, drift: float) -> Array:
     """Compute the covariance of f between log scales (n,) and (m,), less their centre: (n, m).
 
-    f is a line plus a bend, by which its slope drifts away from the centre to either side. The
-    bends of the two sides are integrals of independent Brownian motions. With u the smaller
-    distance from the centre and v the larger one, their covariance is u^3/3 + u^2 (v - u)/2 on one
-    side, and 0 between the sides.
+    f is a line, whose level and slope have normal priors, plus a bend, by which its slope drifts
+    away from the centre to either side. The bends of the two sides are integrals of independent
+    Brownian motions. With u the smaller distance from the centre and v the larger one, their
+    covariance is u^3/3 + u^2 (v - u)/2 on one side, and 0 between the sides.
     """
     column = first[:, None]
     row = second[None, :]

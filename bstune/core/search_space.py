@@ -31,7 +31,7 @@ class Tunable:
     complement: bool = False
     """Whether 1 - value is searched, as on a log scale a momentum is (Shallue et al. 2018)."""
 
-    def value(self, value: float) -> float:
+    def for_config(self, value: float) -> float:
         """Convert a value to what the config takes: an integer where it is to be one."""
         return round(value) if self.integer else value
 
@@ -45,7 +45,7 @@ class Tunable:
         if self.log and min(low, high) > 0:
             middle = math.sqrt(low * high)
         # A complement is its own inverse: it leads back from the scale that is searched.
-        return self.value(self.searched(middle))
+        return self.for_config(self.searched(middle))
 
     def searched(self, value: float) -> float:
         """Convert a value to the number that is searched in its place, and back.
@@ -62,8 +62,8 @@ def corners(tunables: tuple[Tunable, ...]) -> list[dict[str, float]]:
     """
     if not tunables:
         return []
-    smallest = {tunable.name: tunable.value(tunable.low) for tunable in tunables}
-    largest = {tunable.name: tunable.value(tunable.high) for tunable in tunables}
+    smallest = {tunable.name: tunable.for_config(tunable.low) for tunable in tunables}
+    largest = {tunable.name: tunable.for_config(tunable.high) for tunable in tunables}
     return [smallest, largest]
 
 
@@ -129,6 +129,8 @@ class Space:
         """Describe a trial outside of the search, such as to time steps of a batch size.
 
         It has the lowest learning rate that is searched, as at a high one it might diverge at once.
+        Its number, index and seed are placeholders. Delta, the octaves above the scaling rule's
+        rate, is None, as no sampler has chosen it.
         """
         return TrialSpec(
             number=0,

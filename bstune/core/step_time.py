@@ -83,6 +83,7 @@ class StepTimes:
             logs = np.array([float(row @ log_ratio) for row in weight])
             smooth = np.array([self.smooth(size) for size in sizes_at_a_time])
             corrected = smooth * np.exp(logs / total)
+            # np.asarray makes arrays without dimensions, as single calls give.
             self._known.update(
                 zip(sizes_at_a_time.tolist(), map(np.asarray, corrected), strict=True)
             )
@@ -91,8 +92,8 @@ class StepTimes:
         """Compute tau in seconds, in the shape of ``batch_size``.
 
         It is the smooth function times a correction. That is the geometric mean of the ratios of
-        measured seconds to the smooth function, weighed by a normal kernel over log2 B.
-        ``SHRINKAGE`` draws it towards 1.
+        measured seconds to the smooth function, weighed by a normal kernel over log2 B, whose
+        standard deviation is ``BANDWIDTH`` octaves. ``SHRINKAGE`` draws it towards 1.
         """
         smooth = np.array([self.smooth(size) for size in np.ravel(batch_size)])
         smooth = smooth.reshape(np.shape(batch_size))

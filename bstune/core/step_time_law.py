@@ -108,7 +108,8 @@ class StepTimeLaw(StepTime):
     def __call__(self, batch_size: float) -> float:
         """Compute tau(B) in seconds.
 
-        Beyond the timed sizes it follows the line, scaled to meet the curve at the nearest of them.
+        Beyond the timed sizes it follows the line overhead + per_example B, scaled to meet the
+        curve at the nearest of them.
         """
         nearest = min(max(batch_size, self.sizes[0]), self.sizes[-1])
         line = self.overhead + self.per_example * batch_size
@@ -124,6 +125,7 @@ class StepTimeLaw(StepTime):
         """
         log_law = np.log(self.seconds)
         covariance = np.array(self.log_covariance)
+        # eigh also takes a covariance that rounding has left just short of positive.
         drawn = rng.multivariate_normal(log_law, covariance, size=count, method="eigh")
         rising = np.stack([_made_rising(row, np.diag(covariance), self.falls) for row in drawn])
         factor = rng.normal(0.0, self.factor_error, size=(count, 1))
@@ -268,6 +270,7 @@ def fit_step_time_law(
         )
     ordered = with_errors(timings)
     sizes = [timing.batch_size for timing in ordered]
+    # Where tau falls with B by far more than the errors. Elsewhere the law may only rise.
     falls = _confirmed_falls(ordered)
     # Whatever kept the processor busy may slow the steps of all batch sizes by one factor, at other
     # times. The error of that factor grows with the wait.
@@ -300,6 +303,7 @@ def _fit_law(
     for _ in range(REFITS):
         middle, _ = _fit_process(timings, smoothed_line, falls, timed_sizes)
         smoothed_line = fit_line(list(zip(timed_sizes, np.exp(middle).tolist(), strict=True)))
+    # The line that the law states is the one through the timings, with its relative errors there.
     off_line = [abs(line(size) / seconds - 1.0) for size, seconds in pairs]
     filled = _with_gaps_filled(sizes)
     middle, covariance = _fit_process(timings, smoothed_line, falls, filled)
@@ -351,6 +355,7 @@ def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
     if len(timings) < 2:
         return None
     sizes = [timing.batch_size for timing in timings]
+    # The error of the machine's speed is taken to be a quiet machine's.
     law = _fit_law(timings, sizes, _confirmed_falls(timings), QUIET_FACTOR, of_trainer=False)
     # The trials are in the law already.
     return law.without_trials()
@@ -413,12 +418,14 @@ def _fit_process(
     per_example = max(line.per_example, least_part * line(sizes[-1]) / sizes[-1])
     log_seconds = np.log([timing.seconds for timing in timings])
     residual = log_seconds - np.log(overhead + per_example * sizes)
-    # The part of the residuals that the timings' errors do not explain is a bend of the law.
+    # The part of the residuals that the timings' errors do not explain is a bend of the law. There
+    # is always some: no step is a straight line in B.
     residual_variance = float(np.mean(residual**2 - errors**2 - between_loops**2))
     amplitude = math.sqrt(max(residual_variance, LEAST_RESIDUAL**2))
 
     def prior(first: Array, second: Array) -> Array:
         """Give the prior covariance of log tau at batch sizes (n,) and (m,): (n, m)."""
+        # The residual r is alike at batch sizes within some octaves.
         apart = (np.log2(first)[:, None] - np.log2(second)[None, :]) / RESIDUAL_OCTAVES
         covariance = amplitude**2 * np.exp(-0.5 * apart**2)
         # Batch sizes on the two sides of a confirmed fall say nothing of each other.
@@ -426,9 +433,9 @@ def _fit_process(
         side = np.searchsorted(falls_at, first, side="right")
         other_side = np.searchsorted(falls_at, second, side="right")
         covariance[side[:, None] != other_side[None, :]] = 0.0
-        # The line's two parameters are uncertain, too. The derivative of log tau by the log of the
-        # overhead is the overhead's fraction of a step, that by the log of the seconds per example
-        # is the rest.
+        # Before any timing, the logs of the line's two parameters have the standard deviation
+        # LINE_SPREAD. The derivative of log tau by the log of the overhead is the overhead's
+        # fraction of a step, that by the log of the seconds per example is the rest.
         fraction = overhead / (overhead + per_example * first)
         other_fraction = overhead / (overhead + per_example * second)
         by_overhead = np.outer(fraction, other_fraction)

@@ -94,6 +94,7 @@ def own_steps(trials: Iterable[TrialResult]) -> list[OwnSteps]:
         seconds = trial.measured_seconds_per_step or trial.seconds_per_step
         if not seconds or trial.status not in ("reached", "stopped", "diverged"):
             continue
+        # Only steps that no trial beside slowed, and enough of them, may be fitted with a survey's.
         collected.append(
             OwnSteps(
                 batch_size=trial.batch_size,
@@ -137,17 +138,20 @@ def _errors_of(timings: Sequence[TimedSize]) -> Array:
     visits = np.array([timing.visits for timing in timings])
     repeats = visits - 1
     log_apart = np.log([timing.high / timing.low for timing in timings])
-    # The quartiles of a few visits lie nearer to each other than those of many, which FEW_NEARER
-    # makes up for. Both quartiles of a single visit are the visit: its scatter is 0.
+    # The standard deviation of normal values is the distance between their quartiles over
+    # QUARTILES_APART. The quartiles of a few visits lie nearer to each other than those of many,
+    # which FEW_NEARER makes up for. Both quartiles of a single visit are the visit: its scatter
+    # is 0.
     scatter = log_apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
     seen_variance = 0.0
     if repeats.any():
         seen_variance = float(np.average(scatter**2, weights=repeats))
-    pooled = _with_unseen(seen_variance, int(repeats.sum()))
+    pooled = _drawn_to_usual(seen_variance, int(repeats.sum()))
+    # The scatter of all sizes counts as so many timings, beside the repeats of the size itself.
     variance = (POOLED_TIMINGS * pooled + repeats * scatter**2) / (POOLED_TIMINGS + repeats)
     errors = [
-        _error_of_median(of_visit, count)
-        for of_visit, count in zip(np.sqrt(variance).tolist(), visits.tolist(), strict=True)
+        _error_of_median(scatter_of_visit, count)
+        for scatter_of_visit, count in zip(np.sqrt(variance).tolist(), visits.tolist(), strict=True)
     ]
     return np.array(errors)
 
@@ -163,6 +167,7 @@ def timings_of_trials(measured: Sequence[tuple[int, float]]) -> list[Timing]:
     if not measured:
         return []
     line = fit_line(measured)
+    # Of each trial at a place its batch size, and the log of its seconds over the line's.
     places: dict[int, list[tuple[int, float]]] = {}
     for batch_size, seconds in measured:
         place = round(PLACES_PER_OCTAVE * math.log2(batch_size))
@@ -191,7 +196,7 @@ def _error_of_place(scatter: float, visits: int, trials: int) -> float:
     widened = scatter / (1.0 - FEW_NEARER / max(visits, 2))
     # The only trial of all shows no scatter.
     telling = min(visits, trials - 1)
-    return _error_of_median(math.sqrt(_with_unseen(widened**2, telling)), visits)
+    return _error_of_median(math.sqrt(_drawn_to_usual(widened**2, telling)), visits)
 
 
 def _scatter_of_trials(
@@ -203,18 +208,20 @@ def _scatter_of_trials(
     of its place and the two next to it, as few trials lie at one place.
 
     Args:
-        places: (batch size, log of seconds over a line's seconds) of each trial at each place, in
-            ascending order of batch size.
-        middles: the median log ratio at each place.
+        places: of each trial at each place its batch size, and the log of its seconds over those of
+            the line that is fitted to all trials; in ascending order of batch size.
+        middles: the median of these logs at each place.
     """
     deviations = list[float]()
     for i, visits in enumerate(places):
         near_middle = statistics.median(middles[max(0, i - 1) : i + 2])
         deviations += [abs(log_ratio - near_middle) for _, log_ratio in visits]
+    # The factor makes a standard deviation of it, as for normal values. Few trials may agree by
+    # chance, so that it has a least value.
     return max(MEDIAN_ABSOLUTE * statistics.median(deviations), LEAST_ERROR)
 
 
-def _with_unseen(variance: float, repeats: int) -> float:
+def _drawn_to_usual(variance: float, repeats: int) -> float:
     """Average the variance that repeated timings show with a usual one, where they are few.
 
     Where there are fewer than ``TELLING_REPEATS``, the missing ones count as if they had shown the

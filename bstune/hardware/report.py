@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> None:
         console.print(line, soft_wrap=True)
 
     with owned(output, Identity.of(options.study, options.storage)):
-        survey, cached = survey_of(options, composed.trained, report)
+        survey, cached = survey_of(options, composed.trained_recipe, report)
         write_survey(survey, output, missing_figures)
     console.print(survey_tables(survey))
     for line in missing_figures:

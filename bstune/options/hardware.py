@@ -99,6 +99,7 @@ class AllReduceOptions(Section):
         """Refuse a bandwidth beside measured seconds, and seconds of one device alone."""
         if self.seconds is not None and self.bytes_per_second is not None:
             raise ValueError("give bytes_per_second or seconds, not both")
+        # The seconds are by the number of devices.
         if self.seconds is not None and max(self.seconds, default=0) < 2:
             raise ValueError(f"seconds must be given for 2 devices or more, but got {self.seconds}")
         return self

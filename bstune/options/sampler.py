@@ -82,6 +82,7 @@ def check_sampler(sampler: Node, lookup: Lookup) -> None:
         if not lookup.is_reference("sampler", name):
             given[name] = value
     _check_types(given, "sampler")
+    # Further numbers of bstune's own sampler, by which it chooses among its proposals.
     policy = given.get("policy")
     if isinstance(policy, Mapping):
         _check_types(policy, "sampler.policy")

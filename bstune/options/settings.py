@@ -64,8 +64,8 @@ def overrides(options: StudyOptions, values: Mapping[str, float]) -> list[str]:
 def flat_settings(options: StudyOptions) -> dict[str, object]:
     """Collect the settings, by dotted key, that must not change while a study goes on.
 
-    The budget, the sampler and the search's own budget may change. So may the folder of the data,
-    whose checksums are pinned.
+    The trials' budget, the sampler, and the number of trials and other limits of the search may
+    change. So may the folder of the data, whose checksums are pinned.
     """
     sections = ("workload", "scaling", "prior", "protocol", "trainer")
     values = flatten(options.model_dump(mode="json", include=set(sections)))

@@ -45,6 +45,7 @@ def auto_or_number(value: object) -> object:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = math.nan
+    # NaN fails every comparison.
     if isinstance(value, bool) or not abs(number) <= LARGEST_VALUE:
         raise ValueError(
             f"must be a number of at most {LARGEST_VALUE:g} in size, or auto, but got {value!r}"

@@ -43,7 +43,7 @@ class SizeSeconds(Part, frozen=True):
 
 
 class PointAtBudget(TrialPoint, frozen=True):
-    """A point, and the metric that it reaches at its budget's end."""
+    """A trial's configuration, and the metric that it reaches at its budget's end."""
 
     steps: Count
     """Steps of its budget."""

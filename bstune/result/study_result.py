@@ -190,14 +190,17 @@ class StudyResult(Part, frozen=True):
 
     @property
     def winner(self) -> WinnerResult | None:
-        """The winner by the study's objective; None where there is none."""
+        """The winner by the study's objective, which ``use`` names; None where there is none."""
         if self.use is None:
             return None
         return self.winner_by(WINNERS[self.use].merit)
 
     @property
     def other_winner(self) -> WinnerResult | None:
-        """The winner by the other merit. None where it is the same trial, or there is none."""
+        """The winner by steps where the study seeks the least time, and the reverse.
+
+        None where it is the same trial, or there is none.
+        """
         use = self.winner
         if use is None:
             return None
@@ -213,10 +216,11 @@ class StudyResult(Part, frozen=True):
         return self.best_by_steps
 
     def best_by(self, merit: Merit) -> Best | None:
-        """Give the winner by a merit or, where no trial reached the target, the best point so far.
+        """Give the winner by a merit or, where no trial reached the target, the best one so far.
 
-        By the objective loss, which seeks the best metric within a budget, it is the point to use,
-        whatever the merit. None where no trial has a metric.
+        The best one so far has the steps and seconds that it is predicted to take to the target.
+        Under the objective loss, which seeks the best metric within a budget, it is the winner by
+        that metric, whatever the merit. None where no trial has a metric.
         """
         if self.at_budget is not None:
             at_budget = self.at_budget.winner
@@ -244,18 +248,18 @@ class StudyResult(Part, frozen=True):
                 seed=winner.seed,
                 reached=True,
             )
-        point = self.so_far
-        if point is None:
+        so_far = self.so_far
+        if so_far is None:
             return None
         return Best(
-            batch_size=point.batch_size,
-            lr=point.lr,
-            hyperparameters=point.hyperparameters,
-            steps=point.predicted_steps,
-            time_to_target=point.predicted_seconds,
-            horizon=point.horizon,
-            number=point.number,
-            seed=point.seed,
+            batch_size=so_far.batch_size,
+            lr=so_far.lr,
+            hyperparameters=so_far.hyperparameters,
+            steps=so_far.predicted_steps,
+            time_to_target=so_far.predicted_seconds,
+            horizon=so_far.horizon,
+            number=so_far.number,
+            seed=so_far.seed,
             reached=False,
         )
 

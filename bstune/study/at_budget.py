@@ -110,10 +110,10 @@ def held_to_end(trial: TrialResult, last_step: int) -> TrialResult:
     if not values or trial.steps >= last_step:
         return trial
     # The record is as if the trial had been evaluated once more at the budget's end, and had come
-    # to the same value; after() gives its steps and examples there.
+    # to the same value; fields_after() gives its steps and examples there.
     return replace(
         trial,
-        **trial.after(last_step),
+        **trial.fields_after(last_step),
         steps_low=last_step,
         history=(*trial.history, (last_step, values[-1])),
     )

@@ -56,7 +56,7 @@ from bstune.trial.backend import (
 from bstune.trial.processes.printed_once import own_lines, printed_once
 from bstune.trial.processes.trials_log import TrialsLog
 from bstune.trial.processes.workers import InProcess, Workers, mps_runs
-from bstune.trial.replay import ReplayBackend, complete
+from bstune.trial.replay import ReplayBackend, options_from_table
 
 if TYPE_CHECKING:
     import optuna
@@ -109,7 +109,7 @@ SHARED_CAVEAT = (
 
 
 # Composes options and checks them. A replayed workload takes what is left open from its table.
-compose_checked = partial(compose, complete=complete)
+compose_checked = partial(compose, from_table=options_from_table)
 
 
 def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> Composed:

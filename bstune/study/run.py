@@ -125,7 +125,7 @@ def run(
     Returns:
         The study's findings, or the record of the one trial.
     """
-    interruption.enter(Stage.PREPARATION)
+    interruption.enter_stage(Stage.PREPARATION)
     # Changed options are refused when the study is opened. Training takes long until then, and so
     # they are refused here.
     if recipe is not None:
@@ -230,13 +230,13 @@ def paused_study(
             tracking = _opened_tracking(prepared, study, missing)
         progress = _progress_of(prepared, console)
         # An interruption is told by the stage that is entered here.
-        interruption.enter(Stage.SEARCH)
+        interruption.enter_stage(Stage.SEARCH)
         with left_unless_ended(page):
             show = make_show(progress, page, prepared)
             with progress.live or nullcontext(), lines_while_waiting(progress):
                 search = Search(prepared, study, leases, wall, tracking, show, page.catch_up)
                 end = yield from search.paused()
-            interruption.enter(Stage.REPORT)
+            interruption.enter_stage(Stage.REPORT)
             findings = report_study(
                 prepared, study, tracking, end, arguments, console, search.sampled, missing
             )
@@ -343,7 +343,7 @@ def _with_own_target(
 
     if stored_goal(study) is None:
         # From here on an interruption is told as one of a search.
-        interruption.enter(Stage.SEARCH)
+        interruption.enter_stage(Stage.SEARCH)
         progress = _progress_of(prepared, console)
         with progress.live or nullcontext(), lines_while_waiting(progress), left_unless_ended(page):
             show = make_show(progress, page, prepared)
@@ -400,7 +400,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         make_inside(prepared.files.checkpoints)
         progress = _progress_of(prepared, console)
         # From here on an interruption is told as one of a search.
-        interruption.enter(Stage.SEARCH)
+        interruption.enter_stage(Stage.SEARCH)
         with progress.live or nullcontext(), lines_while_waiting(progress):
             wall = WallTime(study, prepared.budget, prepared.elapsed, owner=False)
             search = Search(prepared, study, leases, wall, tracking=None, show=progress.show)
@@ -425,7 +425,7 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
             remove_partials(folder)
         with prepared.open_runner(1) as runner:
             # From here on an interruption is told as one of a single trial.
-            interruption.enter(Stage.SINGLE)
+            interruption.enter_stage(Stage.SINGLE)
             runner.start(spec, files, resumed_from=None)
             finished = runner.wait()
         result = finished.result()

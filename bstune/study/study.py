@@ -33,7 +33,7 @@ from bstune.study.run import run_worker
 from bstune.study.storage.opening import find_study
 from bstune.system.arguments import without_unknown_arguments
 from bstune.system.console import plain_console, print_line, quieten
-from bstune.system.exits import os_exit_answered
+from bstune.system.exits import os_exit_as_users_error
 from bstune.system.failures import in_users_code, without_own_frames
 from bstune.system.files import check_writable
 from bstune.system.loading import loading
@@ -261,7 +261,7 @@ class Study:
         with restored(), filtered():
             name_user(os.environ)
             quieten()
-            with users_errors(), os_exit_answered():
+            with users_errors(), os_exit_as_users_error():
                 findings = self.run_on(plain_console(), self._started())
         if isinstance(findings, TrialResult):
             raise ConfigError(

@@ -9,7 +9,7 @@ from bstune.core.records import Budget, Target
 from bstune.study.result import Result
 from bstune.study.study import Study, compose_objects, users_errors
 from bstune.system.arguments import without_unknown_arguments
-from bstune.system.exits import os_exit_answered
+from bstune.system.exits import os_exit_as_users_error
 from bstune.system.failures import without_own_frames
 from bstune.system.loading import loading
 from bstune.system.terminal import filtered
@@ -106,7 +106,7 @@ def survey(
     if module is None:
         composed = compose_survey(arguments)
         with waiting_for(SURVEY):
-            return survey_of(composed.options, composed.trained, lambda line: None)[0]
+            return survey_of(composed.options, composed.trained_recipe, lambda line: None)[0]
     if data is None or metric is None or batch_sizes is None:
         stated = {"data": data, "metric": metric, "batch_sizes": batch_sizes}
         missing = [name for name, value in stated.items() if value is None]
@@ -133,5 +133,5 @@ def survey(
             raise ConfigError(
                 f"module and data must be pickled, as memory is probed in other processes: {error}"
             ) from error
-        with users_errors(), os_exit_answered(), waiting_for(SURVEY):
+        with users_errors(), os_exit_as_users_error(), waiting_for(SURVEY):
             return survey_of(options, recipe, lambda line: None)[0]

@@ -46,7 +46,9 @@ def untrainable(error: BaseException) -> UserCodeError:
 
 
 @contextmanager
-def os_exit_answered(end: Callable[[str, int], NoReturn] = interruption.end) -> Iterator[None]:
+def os_exit_as_users_error(
+    end: Callable[[str, int], NoReturn] = interruption.end,
+) -> Iterator[None]:
     """Make ``os._exit`` end this process with the frames of the user's files and status 1.
 
     That holds while the body runs. In processes that are forked from this one ``os._exit`` works as

@@ -168,7 +168,10 @@ def _standard_input(name: str) -> int:
 
 
 def _read_descriptor(descriptor: int, limit: int) -> bytes:
-    """Read to the end, or until there is one byte more than ``limit``."""
+    """Read to the end, or until there is one byte more than ``limit``.
+
+    That byte tells the caller that the file is too large.
+    """
     chunks = []
     left = limit + 1
     while left > 0:

@@ -77,7 +77,7 @@ def is_installed() -> bool:
     return _installed
 
 
-def _own_folders(process_id: int) -> str:
+def _folder_prefix(process_id: int) -> str:
     """Make the beginning of the names of a process's temporary folders."""
     return f"bstune-{process_id}-"
 
@@ -89,7 +89,7 @@ def temporary_folder() -> Iterator[str]:
     It is also removed where this process ends by force, and :func:`kill` removes the folders of a
     process that it kills.
     """
-    with tempfile.TemporaryDirectory(prefix=_own_folders(os.getpid())) as folder:
+    with tempfile.TemporaryDirectory(prefix=_folder_prefix(os.getpid())) as folder:
         _folders.add(folder)
         try:
             yield folder
@@ -97,7 +97,7 @@ def temporary_folder() -> Iterator[str]:
             _folders.discard(folder)
 
 
-def enter(new_stage: Stage) -> None:
+def enter_stage(new_stage: Stage) -> None:
     """Note what the command is doing from here on."""
     global stage
     stage = new_stage
@@ -143,13 +143,13 @@ def leave(status: int) -> NoReturn:
     """
     for process in multiprocessing.active_children():
         kill(process)
-    _end_server()
+    _remove_server_and_folders()
     _leave(status)
 
 
-def _end_server() -> None:
+def _remove_server_and_folders() -> None:
     """Kill multiprocessing's fork server, and remove this process's temporary folders."""
-    _kill_server()
+    _kill_fork_server()
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     # multiprocessing notes here the folder that it made for its fork server; None: it made none.
     for folder in {*_folders, config.get("tempdir")} - {None}:
@@ -163,7 +163,7 @@ def leave_last() -> None:
     under load). It is an exit function of :mod:`atexit`, registered before all others but
     multiprocessing's, so that it runs after them; multiprocessing's never runs.
     """
-    # Without a status the command has ended with an error that Python itself is to print.
+    # The command set no status: it ended with an error that Python itself is to print.
     if last_status is None:
         return
     logging.shutdown()
@@ -171,7 +171,7 @@ def leave_last() -> None:
         # Nobody may read it any more.
         with suppress(OSError, ValueError):
             stream.flush()
-    _end_server()
+    _remove_server_and_folders()
     _leave(last_status)
 
 
@@ -206,11 +206,11 @@ def kill(process: BaseProcess) -> None:
     # and leads none yet.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    for folder in Path(tempfile.gettempdir()).glob(f"{_own_folders(process.pid)}*"):
+    for folder in Path(tempfile.gettempdir()).glob(f"{_folder_prefix(process.pid)}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _kill_server() -> None:
+def _kill_fork_server() -> None:
     """Kill multiprocessing's fork server, if there is one.
 
     While it imports torch it answers no request, so it cannot be asked to end.
@@ -233,7 +233,7 @@ def _watch(reading: int) -> None:
     note(number)
     time.sleep(SERVER_SECONDS)
     # The main thread may wait for the fork server to start a process. Killing it ends that wait.
-    _kill_server()
+    _kill_fork_server()
     time.sleep(FORCED_END_SECONDS - SERVER_SECONDS)
     end(
         f"interrupted: ended by force, as it did not end within {FORCED_END_SECONDS:g} s\n",

@@ -107,7 +107,7 @@ _SEGMENT = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 # The first of a pair in a list, such as ["Authorization", "Basic ..."].
 _HEADER = re.compile(r"[A-Z][A-Za-z]*(?:-[A-Za-z]+)*")
 _REFERENCE = re.compile(r"\$\{[^{}]{0,200}\}")
-_OPEN = re.compile(r"null|none|true|false|yes|no|\*\*\*|\(hidden\)", re.I)
+_NO_SECRET = re.compile(r"null|none|true|false|yes|no|\*\*\*|\(hidden\)", re.I)
 _BRACKETED = re.compile(r"<.*>|\[.*\]|\{.*\}", re.S)
 _NUMBER = re.compile(r"[\d\s.,:+\-_eE]+")
 # Letters alone, or an identifier's.
@@ -215,7 +215,7 @@ def holds_secret(key: str, text: str) -> bool:
     if kind is None:
         return False
     literal = _REFERENCE.sub("", text).strip()
-    if not literal or _OPEN.fullmatch(literal) or _is_path(literal):
+    if not literal or _NO_SECRET.fullmatch(literal) or _is_path(literal):
         return False
     # A password may be short. A credential is not: a few characters, or a text in brackets such
     # as <|endoftext|>, are a piece of text.
@@ -389,6 +389,7 @@ def _without(text: str, forms: Iterable[str]) -> str:
     """Replace these forms of remembered secrets in a text by ``***``."""
     for form in forms:
         pattern = _forms[form]
+        # Without a pattern the form is found as it is, wherever it stands.
         if pattern is None:
             text = text.replace(form, HIDDEN)
         # To look for the first word is faster than to look for the pattern.
@@ -642,7 +643,12 @@ def _remember_forms(secret: str) -> None:
 
     One that is short, a number or a word such as ``null`` is not remembered.
     """
-    if secret in _forms or len(secret) < SHORTEST or _is_number(secret) or _OPEN.fullmatch(secret):
+    if (
+        secret in _forms
+        or len(secret) < SHORTEST
+        or _is_number(secret)
+        or _NO_SECRET.fullmatch(secret)
+    ):
         return
     plain = {secret, unquote(secret), unquote_plus(secret)}
     forms = set(plain)

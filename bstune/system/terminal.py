@@ -187,7 +187,7 @@ def _show_thread(error: threading.ExceptHookArgs) -> None:
     write_error(f"Exception in thread {name}:\n{trace}")
 
 
-def listed(
+def parse_values(
     kind: Callable[[str], float], smallest: float, largest: float, text: str
 ) -> tuple[float, ...]:
     """Parse an option's values, which are separated by commas.

@@ -138,7 +138,7 @@ class Watch:
     def begin(self, wait: Wait) -> None:
         """Wait for a thing within the one that is waited for now, which goes on afterwards."""
         self._waits.append(wait)
-        self._set_backstop(wait)
+        self._arm_process_timer(wait)
 
     def end(self, wait: Wait) -> None:
         """Say how long a thing took, if a line has said that it is waited for."""
@@ -151,7 +151,8 @@ class Watch:
         self._waits.pop()
         # It was a part of the thing around it, such as a step of a training.
         self._waits[-1].progress()
-        self._set_backstop(self._waits[-1])
+        # The timer that ends a process which is stuck in C code is set for that thing.
+        self._arm_process_timer(self._waits[-1])
 
     def look(self) -> None:
         """Look once at what is waited for, and count its seconds since the last look.
@@ -161,7 +162,7 @@ class Watch:
         """
         now = self._now()
         wait = self._waits[-1]
-        self._set_backstop(wait)
+        self._arm_process_timer(wait)
         self._count_seconds(wait, now)
         # A step was told to end before.
         if self.message is not None:
@@ -211,7 +212,7 @@ class Watch:
             f"{self._advice}; it stands at\n{where}".rstrip()
         )
 
-    def _set_backstop(self, wait: Wait) -> None:
+    def _arm_process_timer(self, wait: Wait) -> None:
         """Let faulthandler's thread end the process if the watch does not look again in time.
 
         The watch is a thread of Python: code that holds the interpreter's lock keeps it from
@@ -221,6 +222,7 @@ class Watch:
         if _watches and _watches[-1] is not self:
             return
         if self._backstop and wait.steps:
+            # Where it can, the watch comes first, as its message says what to do.
             faulthandler.dump_traceback_later(self.seconds + BACKSTOP_SECONDS, exit=True, file=2)
         elif self._backstop:
             # This disarms it: nothing with a limit is waited for any more.

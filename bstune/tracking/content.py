@@ -70,7 +70,8 @@ _POINTS: Mapping[str, Callable[[CurvePoint], float | None]] = {
 def study_name(prepared: PreparedStudy) -> str:
     """Name a study's run: ``digits · cpu · val/loss<=0.1``.
 
-    Under the objective loss its question stands in the target's place.
+    A study of the objective loss has no target: it seeks the best metric within a budget. There its
+    question stands, such as ``least val/loss within 500 steps``.
     """
     target = str(prepared.protocol.target).replace(" ", "")
     if option_at(prepared.options, "search.objective") == "loss":
@@ -129,6 +130,7 @@ def study_values(result: StudyResult) -> list[Value]:
         named["best/lr"] = winner.lr
         named["best/steps"] = winner.steps
         named["best/seconds"] = winner.time_to_target
+        # The winner's runs on fresh seeds.
         if winner.confirmed is not None:
             low, high = winner.confirmed.interval_by("time")
             named["best/seconds_low"] = low
@@ -137,7 +139,7 @@ def study_values(result: StudyResult) -> list[Value]:
         for metric, value in result.test.get(result.use, {}).items():
             named[f"test/{metric.removeprefix('test/')}"] = value
     if result.at_budget is not None:
-        named |= _named_at_budget(result.at_budget)
+        named |= _metrics_at_budget(result.at_budget)
     values = list[Value]()
     for name, number in named.items():
         # Numbers have six digits, as MLflow's columns show all digits.
@@ -146,8 +148,12 @@ def study_values(result: StudyResult) -> list[Value]:
     return [*values, *_curves(result)]
 
 
-def _named_at_budget(at_budget: AtBudget) -> dict[str, float | None]:
-    """Give the metrics of a study of the objective loss, by name."""
+def _metrics_at_budget(at_budget: AtBudget) -> dict[str, float | None]:
+    """Give the metrics of a study of the objective loss, by name.
+
+    Its gain is the winner's over the user's own configuration. The gain's share is the part of the
+    budget after which the winner has the metric of that configuration.
+    """
     named: dict[str, float | None] = {
         "best/batch_size": at_budget.winner.batch_size,
         "best/lr": at_budget.winner.lr,
@@ -165,8 +171,9 @@ def _named_at_budget(at_budget: AtBudget) -> dict[str, float | None]:
 def _curves(result: StudyResult) -> Iterator[Value]:
     """Yield the values of curves over batch size, which stands in the place of MLflow's step.
 
-    There are the least values of the frontier's points, the metric when the budget ends, and the
-    fitted curve: steps, seconds and examples to the target. What a study lacks is left out.
+    There are the least values, at each batch size, of the frontier's points, which are the best
+    trials of narrow ranges of batch size; the metric when the budget ends; and the fitted curve:
+    steps, seconds and examples to the target. What a study lacks is left out.
     """
     for name, value_of in _POINTS.items():
         lowest = dict[int, float]()
@@ -238,12 +245,14 @@ def trial_values(chain: Sequence[TrialResult], metric: str) -> list[Value]:
         all parts.
     """
     result = chain[-1]
+    # The history of a part begins with that of the parts that it continues.
     sent_evaluations = 0
     sent_noise_scales = 0
     if len(chain) > 1:
         sent_evaluations = len(chain[-2].history)
         sent_noise_scales = len(chain[-2].noise_scale)
     values = list[Value]()
+    # What is of the trial as a whole has the step 0.
     for name in ("steps", "steps_low", "examples", "time_to_target", "seconds_per_step"):
         values.append((name, 0, getattr(result, name)))
     for name in _PART_SECONDS:
@@ -283,7 +292,8 @@ def data_set(prepared: PreparedStudy) -> DatasetInput:
         # In these settings the data's folder is a reference: the digest is the same for every
         # folder. The code that reads the data pins their checksums.
         read_by = workload.data
-    # A replayed study reads a table in place of data.
+    # A replayed study reads a table in place of data. Its name is among the settings that must not
+    # change while the study goes on.
     table = prepared.backend.frozen_settings.get("workload.table")
     if table:
         read_by = {"table": table}

@@ -193,6 +193,7 @@ def _is_half_made(path: Path) -> bool:
         with closing(_connect(path)) as connection:
             tables = _tables(connection)
             versions = set[str]()
+            # In this table a database notes the migrations that it has had.
             if "alembic_version" in tables:
                 known = _column(connection, "SELECT version_num FROM alembic_version")
                 versions.update(map(str, known))

@@ -62,7 +62,7 @@ class Exchanges:
         self._database = database
         self._settings = settings
         self._clock = clock
-        self._left = settings.study_seconds
+        self._seconds_left = settings.study_seconds
         self.failed = False
 
     def run(self, what: str, work: Callable[[], None], seconds: float = math.inf) -> None:
@@ -85,16 +85,16 @@ class Exchanges:
         # It is a daemon: a thread that hangs must not keep the process from ending.
         thread = threading.Thread(target=run_quietly, name=THREAD, daemon=True)
         # All exchanges of a study have mlflow.study_seconds together.
-        allowed = min(seconds, self._left)
+        allowed = min(seconds, self._seconds_left)
         start = self._clock()
         limit = f"what was left of mlflow.study_seconds={self._settings.study_seconds:g}"
-        if seconds < self._left:
+        if seconds < self._seconds_left:
             limit = f"mlflow.seconds={seconds:g}"
         with short_requests(self._settings):
             if allowed > 0:
                 thread.start()
                 thread.join(allowed)
-        self._left -= self._clock() - start
+        self._seconds_left -= self._clock() - start
         trace = ""
         if allowed <= 0 or thread.is_alive():
             reason = f"no answer within {max(0.0, allowed):.3g} s, {limit}"

@@ -105,14 +105,14 @@ class Tracking:
         self._results: dict[int, TrialResult] = {}
         # For each trial that MLflow has whole, by number: its run's id, and its start in
         # milliseconds.
-        self._whole: dict[int, tuple[str, int]] = {}
+        self._sent_runs: dict[int, tuple[str, int]] = {}
         self._exchanges = Exchanges(options.mlflow, database=database_path(self._uri))
         self._exchanges.run("open the study", self._open)
 
     @property
     def sent(self) -> set[int]:
         """Numbers of the trials that MLflow has whole."""
-        return set(self._whole)
+        return set(self._sent_runs)
 
     @property
     def opening_lines(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class Tracking:
         Values that the trial lacks, such as steps to a target that it missed, are left out.
         """
         self._results[result.number] = result
-        if not self._exchanges.failed and result.number not in self._whole:
+        if not self._exchanges.failed and result.number not in self._sent_runs:
             work = partial(self._write_trial, result, round(1000 * time.time()))
             self._exchanges.run(f"send trial {result.number}", work, self._settings.seconds)
 
@@ -142,6 +142,7 @@ class Tracking:
             return
         if self._parent.data.tags.get(RESULT_TRIALS) != str(len(self.sent)):
             self._exchanges.run("send the results", partial(self._write_results, result, artifacts))
+        # The tag names the checkpoint that was sent.
         if not self._exchanges.failed and CHECKPOINT not in self._parent.data.tags:
             send = partial(self._write_checkpoint, result)
             self._exchanges.run("send the winner's checkpoint", send)
@@ -172,7 +173,9 @@ class Tracking:
         for child in self._runs("trial"):
             if child.info.status in ("FINISHED", "FAILED"):
                 for number in child.data.tags[TRIAL_NUMBERS].split():
-                    self._whole.setdefault(int(number), (child.info.run_id, child.info.start_time))
+                    self._sent_runs.setdefault(
+                        int(number), (child.info.run_id, child.info.start_time)
+                    )
         self._delete_strays()
         # Another run of the study may be left, with trials' runs below it. They move to this one
         # before it goes.
@@ -278,7 +281,7 @@ class Tracking:
 
         A process that died or a request that was repeated has left them.
         """
-        whole = {run_id for run_id, _ in self._whole.values()}
+        whole = {run_id for run_id, _ in self._sent_runs.values()}
         for child in self._runs("trial"):
             if child.info.run_id not in whole:
                 self._client.delete_run(child.info.run_id)
@@ -295,9 +298,11 @@ class Tracking:
         tags = self._run_tags("trial", result.device, result.versions) | self._trial_tags(result)
         tags[TRIAL_NUMBERS] = str(result.number)
         tags[PARENT] = self._parent.info.run_id
-        start = now - round(1000 * result.wall_seconds)
+        start_milliseconds = now - round(1000 * result.wall_seconds)
         run_name = content.trial_name(result)
-        run = self._client.create_run(self._experiments["trial"], start, tags, run_name)
+        run = self._client.create_run(
+            self._experiments["trial"], start_milliseconds, tags, run_name
+        )
         run_id = run.info.run_id
         values = {name: getattr(result, name) for name in content.TRIAL_PARAMS}
         values |= result.hyperparameters
@@ -314,7 +319,7 @@ class Tracking:
             status = "FAILED"
         # The end is sent last, because a run that has ended counts as sent.
         self._client.set_terminated(run_id, status, now)
-        self._whole[result.number] = run_id, start
+        self._sent_runs[result.number] = run_id, start_milliseconds
 
     def _chain(self, result: TrialResult) -> list[TrialResult]:
         """Give the parts of a trial that share one run: those that it continues, and itself last.
@@ -326,7 +331,7 @@ class Tracking:
             return chain
         number = result.resumed_from
         # An earlier part that MLflow does not have is in no run that this one could continue.
-        while number is not None and number in self._whole:
+        while number is not None and number in self._sent_runs:
             chain.insert(0, self._results[number])
             number = chain[0].resumed_from
         return chain
@@ -334,9 +339,9 @@ class Tracking:
     def _continue_run(self, chain: Sequence[TrialResult]) -> None:
         """Send the last part of a trial to the run that has all other parts of ``chain``."""
         result = chain[-1]
-        run_id, start = self._whole[chain[-2].number]
+        run_id, start_milliseconds = self._sent_runs[chain[-2].number]
         # The time follows from the records, not from the clock: sent twice, metrics are the same.
-        end = start + round(1000 * sum(trial.wall_seconds for trial in chain))
+        end = start_milliseconds + round(1000 * sum(trial.wall_seconds for trial in chain))
         tags = self._trial_tags(result) | {"mlflow.runName": content.trial_name(result)}
         run_tags = [RunTag(name, value) for name, value in tags.items()]
         metrics = content.metrics(content.trial_values(chain, self._metric), end)
@@ -344,7 +349,7 @@ class Tracking:
         self._client.set_terminated(run_id, "FINISHED", end)
         # The numbers are sent last, because a part that the run names counts as sent.
         self._client.set_tag(run_id, TRIAL_NUMBERS, " ".join(str(trial.number) for trial in chain))
-        self._whole[result.number] = run_id, start
+        self._sent_runs[result.number] = run_id, start_milliseconds
 
     def _write_results(self, result: StudyResult, artifacts: Sequence[Path]) -> None:
         """Send the results to the study's run, or to a new one if the run has results already."""

@@ -106,6 +106,7 @@ def studies_view(milliseconds: int) -> str:
     # MLflow would add a chart of each of these metrics by itself.
     for metric in sorted(_DELETED):
         charts.append(_deleted(answers, metric))
+    # Columns of the table, with their widths in pixels.
     widths = dict[str, int]()
     for metric, width in _METRICS.items():
         widths[f"metrics.`{metric}`"] = width

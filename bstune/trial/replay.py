@@ -233,7 +233,7 @@ def held_to(record: TrialResult, last_step: int) -> TrialResult:
     _, value = record.history[-1]
     return replace(
         record,
-        **record.after(last_step),
+        **record.fields_after(last_step),
         steps_low=last_step,
         history=(*record.history, (last_step, value)),
     )
@@ -484,7 +484,7 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(read_bytes(path.absolute(), "the table")).hexdigest()[:16]
 
 
-def complete(workload: Mapping[str, object]) -> dict[str, object]:
+def options_from_table(workload: Mapping[str, object]) -> dict[str, object]:
     """Fill in the options that a replayed workload leaves open (``???``), from its table.
 
     - The name.
@@ -592,7 +592,7 @@ class ReplayBackend(TrialBackend):
     """Answers each trial from a table of recorded runs.
 
     Args:
-        options: of the study, with what :func:`complete` has filled in.
+        options: of the study, with what :func:`options_from_table` has filled in.
         protocol: of all trials.
     """
 

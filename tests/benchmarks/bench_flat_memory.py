@@ -58,7 +58,7 @@ def random_images() -> ImageDataset:
 def measure(name: str, trials: int, device: torch.device) -> dict[str, Any]:
     """The bytes after each trial of a case; they leave their states, at batch sizes that take turns."""
     composed = compose_checked([*CASES[name], f"device={device}", "precision=32-true"])
-    options, recipe = resolve(composed.options, composed.trained)
+    options, recipe = resolve(composed.options, composed.trained_recipe)
     workload, protocol = load_workload(options, recipe)
     protocol = protocol.for_steps_only()
     backend = LightningBackend(options, recipe, workload, protocol)

@@ -57,7 +57,7 @@ from bstune.search.observations import fresh_horizons
 from bstune.search.sampler import RECORD, FrontierSampler
 from bstune.study.prepare import compose_checked
 from bstune.system.console import quieten
-from bstune.trial.replay import Table, complete, read_index, read_table, replay
+from bstune.trial.replay import Table, options_from_table, read_index, read_table, replay
 from bstune.trial.workload import LightningBackend, build_workload, checked_protocol, resolve
 
 SPENDINGS = (10.0, 20.0, 40.0)
@@ -213,7 +213,7 @@ class Digits:
         quieten()
         arguments = ["workload=digits", "schedule=linear", "device=cpu", "mlflow.enabled=false"]
         composed = compose_checked([*arguments, f"output={tempfile.mkdtemp()}/o"])
-        options, recipe = resolve(composed.options, composed.trained)
+        options, recipe = resolve(composed.options, composed.trained_recipe)
         protocol = checked_protocol(options, recipe)
         workload = build_workload(options, recipe)
         self._backend = LightningBackend(options, recipe, workload, protocol)
@@ -256,7 +256,7 @@ class Recorded:
         self.sizes = (sizes[0], sizes[-1])
         self.lrs = (self.table.lrs[0], self.table.lrs[-1])
         self.reference = REFERENCES[name]
-        filled = complete({"table": name})
+        filled = options_from_table({"table": name})
         self._budget = Budget(filled["workload.budget.steps"], filled["workload.budget.examples"])
         by_size = {run.batch_size: run.seconds_per_step for run in self.table.runs}
         self._log_sizes = np.log(sizes)

@@ -168,7 +168,7 @@ def fresh_seconds(name: str, picks: dict, projects: Path) -> dict:
     composed = compose_checked(
         ["--config-dir", str(projects / "conf"), f"+workload={name}", "device=cpu"]
     )
-    workload, protocol = load_workload(composed.options, composed.trained)
+    workload, protocol = load_workload(composed.options, composed.trained_recipe)
     seconds: dict[str, list[float]] = {tool: [] for tool in picks}
     # Within a seed the tools take turns, so that what else the machine does slows all alike.
     for seed in range(1000, 1000 + FRESH):

@@ -77,7 +77,7 @@ def load_for(
     """A shipped workload and its protocol with ``steps`` as budget and a target that is never met."""
     arguments = [f"workload={workload}", f"device={device}", "precision=32-true", *overrides]
     composed = compose_checked(arguments)
-    ready, protocol = load_workload(composed.options, composed.trained)
+    ready, protocol = load_workload(composed.options, composed.trained_recipe)
     # One example: the steps alone are the budget.
     return ready, protocol.for_steps_only(Budget(steps, 1))
 

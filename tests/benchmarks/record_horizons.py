@@ -135,7 +135,7 @@ def make_backend(workload: str, plan: Plan) -> LightningBackend:
         "protocol.noise_scale_every=null",
     ]
     composed = compose_checked(arguments)
-    options, recipe = resolve(composed.options, composed.trained)
+    options, recipe = resolve(composed.options, composed.trained_recipe)
     protocol = checked_protocol(options, recipe)
     return LightningBackend(options, recipe, build_workload(options, recipe), protocol)
 

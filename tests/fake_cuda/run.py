@@ -123,7 +123,7 @@ def _load(case: Case) -> tuple[Any, Any, Any, Any, int]:
         given["load"] = {"_target_": "made.made_images", "_partial_": True, **size}
     settings = {f"{ADDS}workload.data.{name}": value for name, value in given.items()}
     changed = with_settings(composed, settings)
-    options, recipe = resolve(changed.options, changed.trained)
+    options, recipe = resolve(changed.options, changed.trained_recipe)
     workload, protocol = load_workload(options, recipe)
     protocol = protocol.for_steps_only(Budget(case.steps, 1))
     size = int(case.batch_size or options.scaling.batch_size)

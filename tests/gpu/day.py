@@ -162,7 +162,7 @@ def prepared(
         *options,
     ]
     composed = compose_checked(arguments)
-    resolved, recipe = resolve(composed.options, composed.trained)
+    resolved, recipe = resolve(composed.options, composed.trained_recipe)
     protocol = checked_protocol(resolved, recipe)
     protocol = replace(
         protocol.for_steps_only(),
@@ -594,7 +594,7 @@ def ceiling(day: Day) -> None:
     composed = compose_checked(
         [f"+workload={name}", f"device={day.device}", f"precision={day.precision}"]
     )
-    options, recipe = resolve(composed.options, composed.trained)
+    options, recipe = resolve(composed.options, composed.trained_recipe)
     for limit in (None, 6 * 2**30) if day.cuda else (None,):
         start = time.monotonic()
         found = measure_ceiling(

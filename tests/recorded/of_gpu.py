@@ -28,8 +28,8 @@ def step_on_h200(path: Path) -> Values:
     The least follows from its shapes; the median of a captured step was measured.
     """
     composed = compose_checked(["workload=airbench_cifar"])
-    assert composed.trained is not None
-    module: Any = composed.trained.module(TrialValues(2048, lr=1.0, seed=0, total_steps=100))
+    assert composed.trained_recipe is not None
+    module: Any = composed.trained_recipe.module(TrialValues(2048, lr=1.0, seed=0, total_steps=100))
     # Of the shapes alone: any images do.
     module.initialise_from(torch.randn(module.initial_images, 3, 32, 32))
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from bstune.core.curve import SLOPE_RATIO, batch_at
+from bstune.core.curve import SLOPE_RATIO, batch_size_at_slope
 from bstune.core.records import Target, TrialResult
 from bstune.result import (
     INTERVAL_LEVEL,
@@ -121,8 +121,10 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
     if interval.b_crit is not None:
         # The regimes take the posterior's B_opt, even where that itself is not claimed.
         small_batch = 0.0 if term is None else term[1]
-        perfect_scaling_below = batch_at(interval.b_crit, small_batch, 1.0 / SLOPE_RATIO)
-        maximal_data_parallelism_above = batch_at(interval.b_crit, small_batch, SLOPE_RATIO)
+        perfect_scaling_below = batch_size_at_slope(interval.b_crit, small_batch, 1.0 / SLOPE_RATIO)
+        maximal_data_parallelism_above = batch_size_at_slope(
+            interval.b_crit, small_batch, SLOPE_RATIO
+        )
     next_trials: tuple[NextTrial, ...] = ()
     if interval.is_wide:
         next_trials = _next_trials(posterior, in_seconds)
@@ -486,7 +488,7 @@ def ended_where_met(trial: TrialResult, target: Target) -> TrialResult:
     last_miss = 0
     for step, value in trial.history:
         if step > 0 and value is not None and target.gap(value) <= 0.0:
-            return replace(trial, status="reached", steps_low=last_miss, **trial.after(step))
+            return replace(trial, status="reached", steps_low=last_miss, **trial.fields_after(step))
         last_miss = step
     return trial
 

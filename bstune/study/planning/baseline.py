@@ -97,7 +97,7 @@ def _own_value(options: StudyOptions, tunable: Tunable) -> int | float:
     """
     stated = option_at(options, tunable.key)
     if isinstance(stated, int | float) and not isinstance(stated, bool):
-        return tunable.value(stated)
+        return tunable.for_config(stated)
     return tunable.middle
 
 

@@ -33,7 +33,7 @@ from bstune.options import StudyOptions, option_at
 from bstune.study.prepare import compose_checked
 from bstune.system.console import format_count, format_number, plain_console, plural, quieten
 from bstune.system.inputs import open_regular
-from bstune.system.terminal import ArgumentParser, listed
+from bstune.system.terminal import ArgumentParser, parse_values
 
 # Level of the interval over seeds.
 BRANCH_LEVEL = 0.9
@@ -77,8 +77,8 @@ def _parser() -> ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    sizes = partial(listed, int, 1, 10**15)
-    seeds = partial(listed, int, 0, 2**32 - 1)
+    sizes = partial(parse_values, int, 1, 10**15)
+    seeds = partial(parse_values, int, 0, 2**32 - 1)
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", type=Path, help="that Lightning's Trainer has written"
     )

@@ -27,7 +27,7 @@ from bstune.system.console import quieten
 from bstune.system.exits import is_interruption
 from bstune.system.files import append_text, check_writable, write_text
 from bstune.system.inputs import parse_json, read_text
-from bstune.system.terminal import ArgumentParser, listed, write_out
+from bstune.system.terminal import ArgumentParser, parse_values, write_out
 from bstune.trial.replay import COLUMNS
 
 # Ratio of recorded steps to the ones before, but for those that brought a new best value.
@@ -105,15 +105,15 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--trials", type=Path, help="trials.jsonl of a study, in place of a grid")
     parser.add_argument(
         "--batch-sizes",
-        type=partial(listed, int, 1, 10**15),
+        type=partial(parse_values, int, 1, 10**15),
         help="positive integers such as 8,16,32",
     )
     parser.add_argument(
-        "--lrs", type=partial(listed, float, 1e-15, 1e15), help="such as 0.001,0.002,0.004"
+        "--lrs", type=partial(parse_values, float, 1e-15, 1e15), help="such as 0.001,0.002,0.004"
     )
     parser.add_argument(
         "--seeds",
-        type=partial(listed, int, 0, 2**32 - 1),
+        type=partial(parse_values, int, 0, 2**32 - 1),
         default=(0,),
         help="such as 0,1 (default: 0)",
     )

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from bstune.core.errors import BstuneError, UserCodeError
 from bstune.core.records import TrialResult, TrialSpec
-from bstune.system.exits import os_exit_answered, sys_exit_error, untrainable
+from bstune.system.exits import os_exit_as_users_error, sys_exit_error, untrainable
 from bstune.system.failures import in_users_code
 from bstune.system.files import Output
 from bstune.system.secrets import know
@@ -134,7 +134,7 @@ def _answer_call(
 
     try:
         # The user's code may change the working directory: chdir puts it back.
-        with os_exit_answered(answer_exit), chdir("."):
+        with os_exit_as_users_error(answer_exit), chdir("."):
             train = train or open_train()
             method = getattr(train, call.method)
             return train, CallAnswer(method(*call.arguments, say=say, end=end))
