@@ -115,7 +115,7 @@ COUNTED = [*PUT_OFF, "step_count.end_step", "last_step.bring_forward", "snapshot
     [
         (1, 6, True, [*COUNTED, "begin_evaluation"], 7),
         # A later batch than the next one is Lightning's word for not yet.
-        (1, 6, False, [*COUNTED, "phases.end_step"], 8),
+        (1, 6, False, [*COUNTED, "phases.close_warmup_segment"], 8),
         # In the midst of a step nothing is counted.
         (3, 6, True, PUT_OFF, 8),
         (3, 8, True, [*COUNTED, "begin_evaluation"], 9),

@@ -274,7 +274,7 @@ def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
         # Hydra merges such groups as mappings from names to objects.
         if isinstance(arguments.get(name), Mapping):
             arguments[name] = list(arguments[name].values())
-    refuse_finders(arguments.get("callbacks"))
+    refuse_rate_and_batch_size_finders(arguments.get("callbacks"))
     if arguments.get("limit_val_batches", 1) == 0:
         raise ConfigError(
             "trainer.limit_val_batches=0 leaves nothing to evaluate, and a trial ends by its "
@@ -283,7 +283,7 @@ def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
     return arguments
 
 
-def refuse_finders(callbacks: object) -> None:
+def refuse_rate_and_batch_size_finders(callbacks: object) -> None:
     """Raise a ConfigError for a call-back, alone or in a list, that sets a value of bstune's.
 
     These are the learning rate and the batch size, which Lightning's finders set.

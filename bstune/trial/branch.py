@@ -19,7 +19,7 @@ from bstune.system.inputs import one_line, open_regular
 from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.lightning.internals import load_callbacks
 from bstune.trial.lightning.packages import package_of
-from bstune.trial.lightning.trainer import builds_layers_later, without_monitors
+from bstune.trial.lightning.trainer import builds_layers_later, without_recording_or_stopping
 from bstune.trial.loop import Workload, run_trial
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class _FromCheckpoint(Callback):
 
         def configured() -> Sequence[Callback]:
             # A short run from the checkpoint is neither stopped early nor saved.
-            others = without_monitors({"callbacks": configure()})
+            others = without_recording_or_stopping({"callbacks": configure()})
             return [self, *others.get("callbacks", ())]
 
         def built() -> None:
@@ -265,7 +265,7 @@ def branch(
     protocol = replace(
         # A budget lasts until both are spent. A single example leaves the steps to decide.
         protocol.for_steps_only(Budget(steps=steps, examples=1)),
-        trainer=without_monitors(protocol.trainer),
+        trainer=without_recording_or_stopping(protocol.trainer),
         evaluation_schedule=AT_THE_END,
         noise_scale_every=None,
     )

@@ -561,13 +561,15 @@ class LoopBackend(TrialBackend):
         self._now = now
         # The batch size and the seconds of a step of each trial that reported its seconds.
         self._timed: list[tuple[int, float]] = []
-        self._tau: Callable[[float], float] = UNTIMED
+        self._fitted_step_time: Callable[[float], float] = UNTIMED
         # The number of trials in a row that ended before their last step.
         self._cut_in_a_row = 0
+        # Whether trials may end at a step before their budget's end.
         self.stops = limits.stops
         # Only a trial that was stopped can go on.
         self.continues = limits.stops
         self.lr_range = limits.lr_range
+        # Whether the loop reports a trial only once it has ended.
         self._in_hindsight = limits.in_hindsight
         device = resolve_device(options.device, "device")
         if device.type == "cpu":
@@ -590,7 +592,7 @@ class LoopBackend(TrialBackend):
 
         Before any has, they are next to zero, so that no limit in seconds holds a trial back.
         """
-        return self._tau(batch_size)
+        return self._fitted_step_time(batch_size)
 
     def look_back(self, done: Sequence[TrialResult], folder: Output) -> None:
         """Take in the trials of earlier runs: their seconds, and whether the loop saves trials.
@@ -671,8 +673,11 @@ class LoopBackend(TrialBackend):
             protocol.target,
             protocol.divergence,
             start_gap,
+            # A target that the user set is refused where untrained weights meet it.
             may_start_at_target=spec.goal is not None,
         )
+        # Trials that are compared by their loss end at a given step: a later report is refused, and
+        # no trial goes on past the budget's end.
         return LoopTrial(
             spec,
             state,
@@ -731,7 +736,7 @@ class LoopBackend(TrialBackend):
         self._timed.append((record.batch_size, record.seconds_per_step))
         # While all batch sizes lie within about a quarter of an octave, no law of tau(B) can be
         # fitted, and a line is fitted instead.
-        self._tau = law_of_trials(self._timed) or fit_line(self._timed)
+        self._fitted_step_time = law_of_trials(self._timed) or fit_line(self._timed)
 
     def _mark(self, state: Path, start_gap: float | None) -> None:
         """Write the file that marks a trial saved beside it as the study's.

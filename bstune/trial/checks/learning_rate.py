@@ -34,7 +34,9 @@ def check_rates(slow: ShortTrial, fast: ShortTrial, workload: Workload) -> None:
     # A range of a single rate has nothing to compare.
     if slow.spec.lr == fast.spec.lr:
         return
+    # ``override`` is the option by which bstune sets the rate in the module's optimizers.
     problem = rate_problem(slow, fast, workload.overrides_lr, workload.override)
+    # Otherwise the module itself takes the rate, and makes of it the rates that it wants.
     if problem is None and workload.overrides_lr:
         problem = proportion_problem(slow, fast, workload.override)
     if problem is not None:

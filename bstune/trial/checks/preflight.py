@@ -113,6 +113,7 @@ def preflight(
     if trial is None:
         other_seed = replace(first.spec, seed=first.spec.seed + 1)
         notes += seed_notes(first, short.run(other_seed, RecordingPlan(steps=1)))
+    # The first trial has the lowest rate; this one has that of the study's scaling rule.
     other_rate = replace(first.spec, lr=space.lr(first.spec.batch_size, delta=0.0))
     if continues:
         compared = _compare_rates_and_continue(short, workload, first, other_rate, last_step)
@@ -176,6 +177,7 @@ def _measured_step_time(
     # for more batch sizes.
     if short.on_cpu and FAST_SPREAD * first.seconds <= FAST_SECONDS:
         large = space.snap(min(space.high, space.low * FAST_SPREAD))
+    # A short trial takes ``SLOW_STEPS`` steps at least, however long they are.
     is_slow = SLOW_STEPS * first.seconds * large / small > PATIENCE_SECONDS
     if survey and is_slow:
         return from_first_alone
@@ -266,11 +268,18 @@ def _why_not_continued(
 
     A ConfigError says that the user's code cannot load its checkpoint.
 
+    Args:
+        short: runs short trials.
+        stopped: the stopped trial.
+        state: the file with its state.
+        last_step: the budget's, which no trial goes past.
+
     Returns:
         Why a stopped trial cannot be continued, in words; None if the two do not differ.
     """
     done = stopped.weights.steps
-    # A trial that was stopped before ``COMPARED_STEPS`` has slow steps, so that one has to do.
+    # A trial that was stopped before ``COMPARED_STEPS`` has slow steps. Then a single further step
+    # is compared.
     followed = FOLLOWED_STEPS if done >= COMPARED_STEPS else 1
     spec = replace(stopped.spec, max_steps=max(done + 1, min(done + followed, last_step)))
     # The stopped trial has number 0.

@@ -167,7 +167,8 @@ class Compiling:
         """
         if self._mode is None or self.failed is not None:
             return False
-        self._begin_step()
+        # A step begins here, whether it compiles anything or not.
+        self._let_graphs_overwrite_outputs()
         shapes = tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
         # Parameters that are frozen in the course of training, as a whitening's bias is, need other
         # code.
@@ -177,7 +178,7 @@ class Compiling:
         self._compiled_cases.add(case)
         return is_new
 
-    def _begin_step(self) -> None:
+    def _let_graphs_overwrite_outputs(self) -> None:
         """Tell torch's CUDA graphs that they may overwrite what the last step's returned."""
         if self._mode in CUDA_GRAPH_MODES:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -260,7 +261,7 @@ class Compiling:
         """
         after_first = 0
         for batches_later in range(PASSES):
-            self._begin_step()
+            self._let_graphs_overwrite_outputs()
             # Each batch shape is compiled anew, perhaps more often than torch allows by default.
             with (
                 untouched(trainer, module),

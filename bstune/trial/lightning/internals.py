@@ -162,7 +162,7 @@ def go_on_amid_epoch(trainer: Trainer) -> None:
     trainer._logger_connector._first_loop_iter = False
 
 
-def end_restart(trainer: Trainer) -> None:
+def count_epoch_as_whole(trainer: Trainer) -> None:
     """Let Lightning take the epoch that ends as one that was trained as a whole."""
     # Only at the end of a whole epoch does Lightning step schedules by a metric.
     trainer.fit_loop._restarting = False

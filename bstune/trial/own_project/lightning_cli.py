@@ -26,7 +26,7 @@ from bstune.options import Node
 from bstune.recipe import RATES
 from bstune.system.inputs import one_line, parse_yaml, read_text
 from bstune.system.lightning_package import OTHER, installed_lightning
-from bstune.trial.backend import OWNED, refuse_finders
+from bstune.trial.backend import OWNED, refuse_rate_and_batch_size_finders
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule
 from bstune.trial.own_project.own_values import (
     MOST_EPOCHS,
@@ -158,6 +158,7 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     # steps would be few, take more examples.
     fewest_steps = max(1, budget // (FACTOR_BELOW * batch_size))
     trial_budget = {"steps": fewest_steps, "examples": budget}
+    # A study with little time may shorten a budget that was assumed, and tells so in epochs.
     if is_assumed:
         trial_budget["assumed_epoch"] = examples
     # LightningCLI's parser builds the classes that are named below these nodes, Hydra must not.
@@ -263,8 +264,9 @@ def _own_metric(sections: Node, parsed: Node, data: LightningDataModule) -> OwnM
     cli = import_module(f"{_package(sections['model'])}.cli")
     callbacks = list[Any]()
     for named in parsed["trainer"].get("callbacks") or ():
+        # It makes the object of a class_path and its init_args, as the file's own run does.
         callbacks.append(cli.instantiate_class((), named))
-    refuse_finders(callbacks)
+    refuse_rate_and_batch_size_finders(callbacks)
     # A CPU is enough for a few batches, and there is one on every machine.
     return own_metric(model, data, {"callbacks": callbacks}, accelerator="cpu")
 

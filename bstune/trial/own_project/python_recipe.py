@@ -132,14 +132,16 @@ class PythonRecipe:
             raise ConfigError(
                 f"module must return a LightningModule, but returned {type(module).__name__}"
             )
-        self._refuse_built(module, f"returned the same {type(module).__name__} as before")
+        self._refuse_of_earlier_trial(
+            module, f"returned the same {type(module).__name__} as before"
+        )
         for name, weight in module.named_parameters():
             if weight.requires_grad:
                 problem = f"returned {name} with the weights of another trial"
-                self._refuse_built(weight, problem)
+                self._refuse_of_earlier_trial(weight, problem)
         return module
 
-    def _refuse_built(self, built: object, problem: str) -> None:
+    def _refuse_of_earlier_trial(self, built: object, problem: str) -> None:
         """Raise a ConfigError for a module or weight of an earlier trial; remember a new one.
 
         ``problem`` says in the message what the user's function did.

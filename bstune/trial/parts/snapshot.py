@@ -35,7 +35,7 @@ class Snapshot:
         self._versions = versions
         self.writer: StateWriter | None = None
 
-    def expect(self, state: TrialState) -> None:
+    def prepare_if_last_step_is_next(self, state: TrialState) -> None:
         """Let the stream of batches remember its position if the next step is the last one."""
         if self.writer is not None:
             self.writer.prepare(last=state.steps + 1 >= state.last_step)
