@@ -322,6 +322,7 @@ def make_space(options: StudyOptions, lr_range: tuple[float, float] = (0.0, floa
         low=searched.low,
         high=searched.high,
         multiple=multiple,
+        # Learning rates lie within three of these of the rule, unless ``octaves`` is given.
         sigma=options.scaling.lr_octaves_sigma,
         # A call of the rule through Hydra takes 0.1 ms, so that its rates are remembered.
         rule=cache(instantiate(options.scaling.rule, "scaling")),

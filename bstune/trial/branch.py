@@ -52,12 +52,14 @@ def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
         raise ConfigError(
             f"{path} cannot be read as a checkpoint: {type(error).__name__}: {one_line(str(error))}"
         ) from error
+    # Each part without which training cannot go on, with its type and a word for the message.
     for name, (kind, what) in NEEDED_PARTS.items():
         part = checkpoint.get(name) if isinstance(checkpoint, dict) else None
         if not part or not isinstance(part, kind):
             raise ConfigError(
                 f"{path} is no checkpoint that training can go on from: it lacks {what}: {name}"
             )
+    # Other parts may be missing, and then count as empty.
     weights = checkpoint["state_dict"].values()
     states = checkpoint["optimizer_states"]
     fits = {

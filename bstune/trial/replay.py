@@ -338,6 +338,7 @@ def _read_run(line: str, place: str) -> Run:
     missing = [name for name in COLUMNS if name not in values]
     if missing:
         raise TableError(f"{place} lacks {', '.join(missing)}: a run has {', '.join(COLUMNS)}")
+    # What each value must be, in words for the message and as a function that tells.
     for name, (kind, is_valid) in COLUMNS.items():
         if not is_valid(values[name]):
             raise TableError(f"{place}: {name} must be {kind}, but got {values[name]!r:.60}")

@@ -256,6 +256,7 @@ def load_data(options: StudyOptions, recipe: Recipe) -> LightningDataModule:
     with seeded(options.seed):
         with waiting_for(f"{recipe.data_name}()"):
             data = recipe.data()
+        # The user's code may just have imported Lightning, which sets its log level.
         quieten_lightning()
         if not is_lightning(data, "LightningDataModule"):
             built = type(data).__name__
@@ -488,6 +489,7 @@ def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> Ligh
     A ConfigError refuses an object that is no module, and batch sizes that the module refuses.
     """
     options = with_tuned(options, spec.hyperparameters)
+    # The steps that the module's schedule may end with.
     total_steps = spec.max_steps or options.budget.budget.last_step(spec.batch_size)
     values = TrialValues(
         batch_size=spec.batch_size,
@@ -498,6 +500,7 @@ def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> Ligh
     )
     with waiting_for(f"{recipe.module_name}()"):
         module = recipe.module(values)
+    # The user's code may just have imported Lightning, which sets its log level.
     quieten_lightning()
     if not is_lightning(module, "LightningModule"):
         raise ConfigError(
@@ -693,6 +696,7 @@ class LightningBackend(TrialBackend):
         # At the largest batch size these are the fewest steps. The longest trials show what comes
         # after a warm-up of a fixed length.
         smallest = options.trial.batch_size or options.search.batch_size.low
+        # They are of no search: they have no number in it, and no place beside the scaling rule.
         samples = [
             TrialSpec(
                 number=0, trial_index=0, batch_size=size, lr=options.scaling.lr, delta=None, seed=0

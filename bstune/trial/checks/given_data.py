@@ -46,6 +46,7 @@ def check_batches(workload: Workload, small: int, large: int) -> None:
         return
     shapes = list[tuple[torch.Size, ...]]()
     for batch_size in (small, large):
+        # Nothing is trained, so that any learning rate does.
         spec = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=1.0, delta=None, seed=0)
         batches = workload.train_batches(spec)
         if not isinstance(batches, GivenBatches):

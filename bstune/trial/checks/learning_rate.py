@@ -61,8 +61,10 @@ def rate_problem(
     fast_rates = fast.weights.rates
     if slow.weights.after is None or fast.weights.after is None:
         return None
+    # The weights after the compared steps. Where they differ, the rate has had an effect.
     if not _are_equal(slow.weights.after, fast.weights.after):
         return None
+    # Whether the optimizers' rates follow the trial's.
     follows = slow_rates != fast_rates
     has_moved = not _are_equal(slow.weights.before, slow.weights.after)
     is_at_zero = all(rate.lr == 0.0 for rate in (*slow_rates, *fast_rates))

@@ -143,8 +143,8 @@ def _first_trial(
 ) -> ShortTrial:
     """Run the first short trial, at the batch size ``small``.
 
-    If the module fails there and a survey will look for the smallest size that trains, it runs at
-    ``large``.
+    If the module fails there, it runs at ``large``, where a survey (which times steps at several
+    batch sizes before the study) will look for the smallest size that trains.
 
     Raises:
         ConfigError: from :meth:`ShortRuns.run_from_start`, where the untrained weights meet the
@@ -166,8 +166,8 @@ def _measured_step_time(
 ) -> StepTime:
     """Give the seconds of a step over the batch size, from the first trial and a larger one.
 
-    The larger one is left out where its steps would be long and a survey will time them. The
-    seconds are then taken as proportional to the batch size.
+    The larger one is left out where its steps would be long and a survey will time steps at several
+    batch sizes. The seconds are then taken as proportional to the batch size.
     """
     small = first.spec.batch_size
     from_first_alone = StepTime(overhead=0.0, per_example=first.seconds / small)
@@ -286,6 +286,7 @@ def _why_not_continued(
     resumed_spec = replace(spec, number=1, resumed_from=0)
     resume = Stopped(stopped.result, state)
 
+    # A course is the record of the steps that are compared; None: the trial has not taken them.
     def resumed() -> Course | None:
         return short.run(resumed_spec, RecordingPlan(followed_after=0), resume=resume).course
 

@@ -104,7 +104,7 @@ class ShortRuns:
         state: Path | None = None,
         resume: Stopped | None = None,
     ) -> ShortTrial:
-        """Run a trial that is evaluated on ``validation_batches``, and record its course.
+        """Run a trial that is evaluated on ``validation_batches``, and record what it does.
 
         The other arguments are those of :meth:`run`, with the protocol that the trial follows.
         """

@@ -95,7 +95,10 @@ class Compiling:
     def before_training_step(
         self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Compile the forward and the backward pass, if this is the first batch of its shape."""
+        """Compile the forward and the backward pass, if this is the first batch of its shape.
+
+        That counts as start-up, and not as training.
+        """
         if not self._is_new("training", module, batch):
             return
         if not module.automatic_optimization:
@@ -127,7 +130,10 @@ class Compiling:
     def before_validation_step(
         self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Compile the forward pass of the evaluation, if this is the first batch of its shape."""
+        """Compile the forward pass of the evaluation, if this is the first batch of its shape.
+
+        That counts as start-up, and not as evaluation.
+        """
         if not self._is_new("validation", module, batch):
             return
         forward = partial(

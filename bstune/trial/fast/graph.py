@@ -122,7 +122,7 @@ class CapturedSteps:
         leaves, structure = tree_flatten(batch)
         if not self._may_capture(structure, leaves):
             return self._eager(batch, index)
-        self._fill_rates()
+        self._write_rates_to_device()
         if self._replay is not None:
             copy_values(self._inputs, leaves)
             self._replay()
@@ -197,7 +197,7 @@ class CapturedSteps:
             if first_change(self._host, host) is not None:
                 self._signature = None
 
-    def _fill_rates(self) -> None:
+    def _write_rates_to_device(self) -> None:
         """Write the learning rates that have changed since the last step to the device.
 
         That is one small kernel for each such group, which waits for nothing. Unlike a table of all

@@ -291,6 +291,7 @@ def _sections(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     class, or a section that is not known.
     """
     content = parse_yaml(read_text(path, "the config file"), one_line(str(path)))
+    # A file may have the sections below the name of LightningCLI's subcommand, which is fit.
     if isinstance(content, dict):
         content = content.get("fit", content)
     if not isinstance(content, dict):

@@ -275,11 +275,13 @@ def _argument_names(
         raise ConfigError(
             f"{class_name} has no argument {', '.join(missing)}, which is to be searched: {instead}"
         )
+    # Of these values of a trial the class gets those that are arguments of it.
     attribute_of = dict[str, str]()
     for name in ("batch_size", "seed", "total_steps", *tunables):
         if name in free:
             attribute_of[name] = name
     attribute_of |= dict.fromkeys(rates, "lr")
+    # An argument without a default cannot be left to the class.
     required = list[str]()
     for name, argument in arguments.items():
         if name in attribute_of or name in bound or argument.default is not argument.empty:

@@ -84,10 +84,12 @@ class Snapshot:
                 steps=state.steps,
                 skipped=state.skipped,
                 start_gap=start_gap,
+                # These three tell when the trial that goes on is to be evaluated.
                 near=cadence.near,
                 due_step=cadence.due_step,
                 forced=cadence.forced,
                 metrics=metrics,
+                # The values that an epoch has logged so far.
                 epoch=accumulated_metrics(trainer, module) if has_epochs else {},
                 # A step that a gradient scaler skips has taken a batch as well.
                 stream=self.writer.position(state.steps + state.skipped),
