@@ -162,7 +162,7 @@ class Table:
 
 def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     """Give the weighted geometric mean of positive values; the weights add up to 1."""
-    # A recorded point is answered as it was recorded, to the last bit.
+    # Where the trial's batch size and learning rate were recorded, so is the answer, to the bit.
     if len(values) == 1:
         return values[0]
     log_mean = sum(weight * math.log(value) for value, weight in zip(values, weights, strict=True))

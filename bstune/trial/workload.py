@@ -181,7 +181,7 @@ def resolve_precision(precision: str, device: str) -> str:
 
 
 def load_workload(options: StudyOptions, recipe: Recipe) -> tuple[Workload, TrialProtocol]:
-    """Load a study's workload and protocol anew, for a process that trains trials of another's."""
+    """Load a study's workload and protocol anew, for a process that trains the study's trials."""
     options, recipe = resolve(options, recipe)
     protocol = checked_protocol(options, recipe)
     return build_workload(options, recipe), protocol

@@ -226,6 +226,7 @@ def restore_states(metric: Metric, saved: Mapping[str, Any], device: torch.devic
     for name, value in saved["states"].items():
         setattr(metric, name, _moved(value, device))
     metric._update_count = saved["count"]
+    # A value that was computed from other states is forgotten.
     metric._computed = None
 
 

@@ -244,7 +244,7 @@ class StateWriter(Callback):
 
     def prepare(self, last: bool) -> None:
         """Let the stream remember its position if the ``last`` step is next."""
-        # By the end of that step Lightning has fetched one more batch.
+        # By the end of that step Lightning has fetched one more batch, and the stream has moved on.
         self._stream.remembers = last
 
     def position(self, batches: int) -> Position:
