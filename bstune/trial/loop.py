@@ -201,6 +201,7 @@ def _record(callback: TrialCallback) -> TrialResult:
         message=state.message or parts.compiling.failed or parts.noise_scale.missing,
         noise_scale=parts.noise_scale.measurements,
         training_loop=None if callback.step_taker is None else callback.step_taker.name,
+        # That of SGD or RMSprop with a momentum m, lr/(1 - m).
         effective_lr=state.effective_lr,
         seconds_per_step=seconds_per_step(clock.segments, protocol.warmup_steps),
     )

@@ -351,8 +351,8 @@ class LoopTrial:
             message=state.message,
             noise_scale=self._measurements_with(noise),
         )
-        # Trials whose max_steps lies before the budget's end are compared there. One that ended
-        # short of it has no value to compare.
+        # Trials with a budget's end are compared by their loss, and those whose max_steps lies
+        # before it are compared there. One that ended short of it has no value to compare.
         is_compared_early = self._budget_end is not None and self.max_steps < self._budget_end
         self._finished = Finished(self._spec, record, is_cut=ended_short and is_compared_early)
 

@@ -127,6 +127,7 @@ def _schedules(
         is_of_torch = isinstance(schedule, LRScheduler)
         if not is_of_torch or isinstance(schedule, ReduceLROnPlateau):
             continue
+        # A module that steps its schedules itself is taken to go on at its pace so far.
         if not module.automatic_optimization:
             yield from _as_stepped_so_far(schedule, done)
         elif config.interval == "step":

@@ -379,6 +379,7 @@ def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) ->
         with failing(fail):
             for part in parts:
                 code.compile_call(part)
+            # torch compiles in the first passes, which must not fall into the context's body.
             for _ in range(PASSES):
                 loss().backward()  # type: ignore[no-untyped-call]
         yield

@@ -189,9 +189,10 @@ def saved_entry(entry: Any) -> dict[str, Any]:
 def restored_entry(
     package: str, saved: Mapping[str, Any], trainer: Trainer, module: LightningModule
 ) -> Any:
-    """Make a logged value from its description by :func:`saved_entry`.
+    """Make a value that ``self.log`` has logged from its description by :func:`saved_entry`.
 
-    None where it is a metric object of the module's, and the module has none of that name.
+    Lightning keeps such a value, with how it is reduced over batches, in an object of a private
+    class. None where it is a metric object of the module's, and the module has none of that name.
     """
     place = "trainer.connectors.logger_connector.result"
     new_metadata = of_package(package, f"{place}._Metadata")

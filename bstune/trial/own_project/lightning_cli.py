@@ -134,6 +134,7 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     trainer, left_out = _sorted_arguments(parsed["trainer"], defaults)
     built = {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
     key, lr = _learning_rate(parsed, sections, chosen)
+    # A trial's rate takes the place of the file's. Without a key bstune sets it in the optimizers.
     if key is not None:
         built = dict(with_value(built, key, "${trial.lr}"))
     data = build_data(parsed["data"])
@@ -152,6 +153,7 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
         target = _given_target(chosen.target)
     precision = str(parsed["trainer"].get("precision") or 32)
     this_module = build_module.__module__
+    # The range of batch sizes lies around the file's own.
     smallest = max(1, batch_size // FACTOR_BELOW)
     largest = min(examples, batch_size * FACTOR_ABOVE)
     # A trial ends once both its steps and its examples are spent. So the largest batches, whose
