@@ -335,8 +335,9 @@ def _logged_in_validation(
         "accelerator": accelerator,
         "devices": 1,
     }
-    # Lightning's warnings are dropped, as the first trial gives them again.
+    # Those arguments are left out that bstune sets in a trial, too.
     options = {name: value for name, value in trainer.items() if name not in OWNED}
+    # Lightning's warnings are dropped, as the first trial gives them again.
     with temporary_folder() as folder, warnings.catch_warnings(action="ignore"):
         try:
             fitting = make_trainer(options, module, [logged], folder, **arguments)
