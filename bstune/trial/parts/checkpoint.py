@@ -135,6 +135,7 @@ class PlainFiles:
             checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = owner.hparams
             checkpoint[owner.CHECKPOINT_HYPER_PARAMS_TYPE] = type(owner.hparams)
             checkpoint |= argument_of_hyper_parameters(owner)
+        # Call-backs that write checkpoints go on in this trial's folders.
         _set_own_folders(checkpoint, self._trainer)
         return checkpoint
 

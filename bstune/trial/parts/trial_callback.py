@@ -80,6 +80,7 @@ class TrialCallback(Callback):
         stop. Then that evaluation comes first, and counts as evaluation.
         """
         parts = self.parts
+        # For the record: lr/(1 - m) of SGD or RMSprop with a momentum m.
         parts.state.effective_lr = effective_lr(trainer.optimizers)
         parts.step_count.begin(trainer, pl_module)
         # A resumed trial goes on with the random numbers of its stop, whatever start-up has drawn.
@@ -131,6 +132,7 @@ class TrialCallback(Callback):
         if is_evaluation_due(parts, trainer):
             trainer.val_check_batch = batch_idx + 1
             begin_evaluation(parts, trainer, pl_module)
+        # An evaluation closes the clock's segment itself.
         else:
             parts.phases.close_warmup_segment()
 
