@@ -10,7 +10,7 @@ from bstune.trial.parts.forks import OneProcess
 def test_the_process_itself_goes_on(monkeypatch):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    OneProcess().end_copy()
+    OneProcess().exit_if_forked()
     assert ended == []
 
 
@@ -20,7 +20,7 @@ def test_another_process_ends(monkeypatch):
     monkeypatch.setattr(os, "_exit", ended.append)
     # As in a fork, which has inherited the object.
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    one.end_copy()
+    one.exit_if_forked()
     assert ended == [0]
 
 
@@ -29,6 +29,6 @@ def test_a_real_copy_ends_without_an_error():
     one = OneProcess()
     child = os.fork()
     if child == 0:
-        one.end_copy()
+        one.exit_if_forked()
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

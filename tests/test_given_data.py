@@ -12,8 +12,8 @@ from bstune.trial.batches.given_batches import GivenBatches, GivenStream
 from bstune.trial.checks.given_data import (
     check_batches,
     check_epoch_schedules,
-    check_taken,
-    taken_note,
+    note_on_given_batches,
+    refuse_options_that_cut_batches,
 )
 
 DATA = TensorDataset(torch.zeros(40, 3), torch.zeros(40))
@@ -28,8 +28,8 @@ DATA = TensorDataset(torch.zeros(40, 3), torch.zeros(40))
 )
 def test_options_that_would_cut_batches_are_refused(argument, message):
     with pytest.raises(ConfigError, match=message):
-        check_taken(options_of("workload=digits", argument))
-    check_taken(options_of("workload=digits"))
+        refuse_options_that_cut_batches(options_of("workload=digits", argument))
+    refuse_options_that_cut_batches(options_of("workload=digits"))
 
 
 def workload_of(batch_size_of):
@@ -82,7 +82,7 @@ def test_schedules_by_epochs_are_refused_where_no_epoch_ends(
 
 @pytest.mark.parametrize(("loader", "has_epochs"), [(DataLoader(DATA, 4), True), (iter(()), False)])
 def test_what_is_assumed_is_said(loader, has_epochs):
-    note = taken_note(loader)
+    note = note_on_given_batches(loader)
     assert note.startswith("assumed: batches are those that data(batch_size) gives")
     assert ("without epochs" in note) is not has_epochs
     assert "skips those that it has seen" in note

@@ -31,7 +31,7 @@ def run(evaluated, steps, warmup_steps=0, first_step=0, trains=True):
         fake.sleep(1.0)
         state.steps += 1
         if state.steps not in evaluated:
-            phases.end_step()
+            phases.close_warmup_segment()
             continue
         phases.begin_evaluation()
         fake.sleep(EVALUATION)

@@ -74,7 +74,7 @@ def test_weights_of_another_shape_and_new_ones_are_left_alone():
     module.a = nn.Parameter(torch.full((3,), 2.0))
     del module.b
     module.c = nn.Parameter(torch.full((2,), 4.0))
-    resume.put_back(make_trainer(), module)
+    resume.put_back_stopped_state(make_trainer(), module)
     assert module.a.tolist() == [2.0] * 3
     assert module.c.tolist() == [4.0] * 2
 

@@ -101,7 +101,7 @@ def test_only_a_trial_out_of_steps_leaves_a_state(steps, status, taken):
 
 def test_without_a_file_nothing_is_asked_of_anything():
     snapshot = Snapshot(SPEC, PROTOCOL, VERSIONS)
-    snapshot.expect(make_state(99))
+    snapshot.prepare_if_last_step_is_next(make_state(99))
     nothing = SimpleNamespace()
     snapshot.take(make_state(100), nothing, None, {}, nothing, nothing, has_epochs=True)
 
@@ -110,5 +110,5 @@ def test_without_a_file_nothing_is_asked_of_anything():
 def test_the_stream_remembers_where_the_last_step_begins(steps, is_last):
     snapshot = Snapshot(SPEC, PROTOCOL, VERSIONS)
     snapshot.writer = Writer()
-    snapshot.expect(make_state(steps))
+    snapshot.prepare_if_last_step_is_next(make_state(steps))
     assert snapshot.writer.expected == [is_last]

@@ -63,7 +63,12 @@ def callback_of(calls, micro_batches=1, **answers):
         (
             "setup",
             ("fit",),
-            ["order_callbacks", "last_step.bring_forward", "snapshot.expect", "noise_scale.setup"],
+            [
+                "order_callbacks",
+                "last_step.bring_forward",
+                "snapshot.prepare_if_last_step_is_next",
+                "noise_scale.setup",
+            ],
         ),
         ("teardown", ("fit",), ["noise_scale.teardown"]),
         ("on_sanity_check_start", (), ["phases.begin_sanity_check"]),
@@ -83,9 +88,9 @@ def callback_of(calls, micro_batches=1, **answers):
             # Whether an epoch is added depends on who wants to stop.
             ["agreed_stop.hold", "resume.end_epoch", "epoch_ends.end"],
         ),
-        ("on_validation_start", (), ["resume.put_back", "metric.before_evaluation"]),
+        ("on_validation_start", (), ["resume.put_back_stopped_state", "metric.before_evaluation"]),
         ("on_validation_batch_start", BATCH, ["compiling.before_validation_step"]),
-        ("on_validation_end", (), ["one_process.end_copy", "end_evaluation False"]),
+        ("on_validation_end", (), ["one_process.exit_if_forked", "end_evaluation False"]),
     ],
 )
 def test_a_hook_calls_parts_in_this_order(hook, arguments, expected, calls):
@@ -106,8 +111,13 @@ def test_a_training_starts_where_it_was_stopped(lacks, calls):
     assert calls == (START + AGAIN if lacks else START)
 
 
-PUT_OFF = ["one_process.end_copy", "agreed_stop.hold"]
-COUNTED = [*PUT_OFF, "step_count.end_step", "last_step.bring_forward", "snapshot.expect"]
+PUT_OFF = ["one_process.exit_if_forked", "agreed_stop.hold"]
+COUNTED = [
+    *PUT_OFF,
+    "step_count.end_step",
+    "last_step.bring_forward",
+    "snapshot.prepare_if_last_step_is_next",
+]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +125,7 @@ COUNTED = [*PUT_OFF, "step_count.end_step", "last_step.bring_forward", "snapshot
     [
         (1, 6, True, [*COUNTED, "begin_evaluation"], 7),
         # A later batch than the next one is Lightning's word for not yet.
-        (1, 6, False, [*COUNTED, "phases.end_step"], 8),
+        (1, 6, False, [*COUNTED, "phases.close_warmup_segment"], 8),
         # In the midst of a step nothing is counted.
         (3, 6, True, PUT_OFF, 8),
         (3, 8, True, [*COUNTED, "begin_evaluation"], 9),

@@ -53,7 +53,7 @@ from bstune.system.secrets import redact
 from bstune.system.watchdog import waiting_for
 from bstune.trial.checks.preflight import PreflightFindings
 from bstune.trial.devices.distributed import join
-from bstune.trial.lightning.trainer import without_monitors
+from bstune.trial.lightning.trainer import without_recording_or_stopping
 from bstune.trial.loop import run_trial
 from bstune.trial.processes.fork_server import (
     CONTEXT,
@@ -346,7 +346,7 @@ def _prepare_process(log: str, environment: Mapping[str, str]) -> bool:
 
 def _short_protocol(protocol: TrialProtocol, probe: TrialProbe) -> TrialProtocol:
     """Give a trial's protocol with a probe's few steps and evaluation, on one device."""
-    trainer = {**without_monitors(protocol.trainer), "num_sanity_val_steps": 0}
+    trainer = {**without_recording_or_stopping(protocol.trainer), "num_sanity_val_steps": 0}
     if probe.evaluation_batches is not None:
         trainer["limit_val_batches"] = probe.evaluation_batches
     # Trials measure the noise scale at some of their steps, a probe at each of its few.

@@ -31,7 +31,7 @@ from bstune.trial.batches.micro_batches import micro_batch_sizes_of
 from bstune.trial.checks.start import at_start
 from bstune.trial.devices.device import device_of, processor_wait_of, products_in, synchronize
 from bstune.trial.fast.compile import compiled
-from bstune.trial.lightning.trainer import without_monitors
+from bstune.trial.lightning.trainer import without_recording_or_stopping
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import on_device
 
@@ -367,7 +367,7 @@ def time_trial(
     # the clock marks nothing, and the last step ends without a request for another batch.
     budget = Budget(steps=protocol.warmup_steps + steps + 2)
     trainer = {
-        **without_monitors(protocol.trainer),
+        **without_recording_or_stopping(protocol.trainer),
         "num_sanity_val_steps": 0,
         "limit_val_batches": 1,
     }

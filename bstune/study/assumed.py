@@ -27,7 +27,7 @@ from bstune.study.given import (
 from bstune.study.planning.assumed_budget import SCHEDULE_SHARE_IN_WORDS
 from bstune.study.planning.plan import QUICK_SECONDS
 from bstune.system.console import format_count, format_seconds, listing
-from bstune.trial.backend import refuse_finders
+from bstune.trial.backend import refuse_rate_and_batch_size_finders
 from bstune.trial.own_project.own_values import (
     MOST_EPOCHS,
     OF_NO_EPOCH,
@@ -158,7 +158,7 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     sorted_trainer(stated.trainer, taken)
     # Finding out which metric is logged runs the user's call-backs. Those that set the batch size
     # or the rate would change what is to be searched: they are refused first.
-    refuse_finders((stated.trainer or {}).get("callbacks"))
+    refuse_rate_and_batch_size_finders((stated.trainer or {}).get("callbacks"))
     # A function of the batch size is called with the user's own one. Where that is not stated, any
     # batch size makes data that show the rest, such as the number of examples.
     given_batch_size: int | None = None

@@ -298,7 +298,7 @@ def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
         # Hydra merges such groups as mappings from names to objects.
         if isinstance(arguments.get(name), Mapping):
             arguments[name] = list(arguments[name].values())
-    refuse_finders(arguments.get("callbacks"))
+    refuse_rate_and_batch_size_finders(arguments.get("callbacks"))
     if arguments.get("limit_val_batches", 1) == 0:
         raise ConfigError(
             "trainer.limit_val_batches=0 leaves nothing to evaluate, and a trial ends by its "
@@ -322,7 +322,7 @@ def owned_in_words(reasons: Mapping[str, str]) -> str:
     return "; ".join(parts)
 
 
-def refuse_finders(callbacks: object) -> None:
+def refuse_rate_and_batch_size_finders(callbacks: object) -> None:
     """Raise a ConfigError for a call-back, alone or in a list, that sets a value of bstune's.
 
     These are the learning rate and the batch size, which Lightning's finders set.
@@ -361,6 +361,7 @@ def make_space(options: StudyOptions, lr_range: tuple[float, float] = (0.0, floa
         low=searched.low,
         high=searched.high,
         multiple=multiple,
+        # Learning rates lie within three of these of the rule, unless ``octaves`` is given.
         sigma=options.scaling.lr_octaves_sigma,
         # A call of the rule through Hydra takes 0.1 ms, so that its rates are remembered.
         rule=cache(instantiate(options.scaling.rule, "scaling")),

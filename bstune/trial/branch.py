@@ -19,7 +19,7 @@ from bstune.system.inputs import one_line, open_regular
 from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.lightning.internals import load_callbacks
 from bstune.trial.lightning.packages import package_of
-from bstune.trial.lightning.trainer import builds_layers_later, without_monitors
+from bstune.trial.lightning.trainer import builds_layers_later, without_recording_or_stopping
 from bstune.trial.loop import Workload, run_trial
 
 if TYPE_CHECKING:
@@ -52,12 +52,14 @@ def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
         raise ConfigError(
             f"{path} cannot be read as a checkpoint: {type(error).__name__}: {one_line(str(error))}"
         ) from error
+    # Each part without which training cannot go on, with its type and a word for the message.
     for name, (kind, what) in NEEDED_PARTS.items():
         part = checkpoint.get(name) if isinstance(checkpoint, dict) else None
         if not part or not isinstance(part, kind):
             raise ConfigError(
                 f"{path} is no checkpoint that training can go on from: it lacks {what}: {name}"
             )
+    # Other parts may be missing, and then count as empty.
     weights = checkpoint["state_dict"].values()
     states = checkpoint["optimizer_states"]
     fits = {
@@ -117,7 +119,7 @@ class _FromCheckpoint(Callback):
 
         def configured() -> Sequence[Callback]:
             # A short run from the checkpoint is neither stopped early nor saved.
-            others = without_monitors({"callbacks": configure()})
+            others = without_recording_or_stopping({"callbacks": configure()})
             return [self, *others.get("callbacks", ())]
 
         def built() -> None:
@@ -265,7 +267,7 @@ def branch(
     protocol = replace(
         # A budget lasts until both are spent. A single example leaves the steps to decide.
         protocol.for_steps_only(Budget(steps=steps, examples=1)),
-        trainer=without_monitors(protocol.trainer),
+        trainer=without_recording_or_stopping(protocol.trainer),
         evaluation_schedule=AT_THE_END,
         noise_scale_every=None,
     )

@@ -141,7 +141,7 @@ def run_trial(
         raise
     except Exception as error:
         # The record of the failed trial has the steps that are noted with its error.
-        if not _ends_by(error, callback):
+        if not _note_out_of_memory_or_diverged(error, callback):
             note_steps(error, parts.state.steps)
             raise
     except SystemExit as error:
@@ -160,7 +160,7 @@ def run_trial(
     return _record(callback)
 
 
-def _ends_by(error: Exception, callback: TrialCallback) -> bool:
+def _note_out_of_memory_or_diverged(error: Exception, callback: TrialCallback) -> bool:
     """Note that an error has ended the trial as out of memory or diverged, and say whether it has.
 
     False for any other error, which is one of the user's code or of bstune's.
@@ -201,6 +201,7 @@ def _record(callback: TrialCallback) -> TrialResult:
         message=state.message or parts.compiling.failed or parts.noise_scale.missing,
         noise_scale=parts.noise_scale.measurements,
         training_loop=None if callback.step_taker is None else callback.step_taker.name,
+        # That of SGD or RMSprop with a momentum m, lr/(1 - m).
         effective_lr=state.effective_lr,
         seconds_per_step=seconds_per_step(clock.segments, protocol.warmup_steps),
     )
@@ -232,6 +233,7 @@ def _train(
     module = _built_module(workload, spec, micro_batch_sizes)
     train = workload.train_batches(spec)
     distributed.check_share(train, micro_batch_sizes)
+    # A stopped trial's file is read as plain data alone, so that no code in it is run.
     options: dict[str, Any] = {"weights_only": True}
     if resume is not None and parts.resume.stopped is not None:
         stream_of(train).resume(parts.resume.stopped.stream)
@@ -273,7 +275,8 @@ def _built_module(
 ) -> LightningModule:
     """Build the module of a trial, and wrap its training step and validation step.
 
-    The losses of micro-batches are weighted, and a StopIteration in a step is an error.
+    The losses of micro-batches are weighted by their examples. A StopIteration in a step is an
+    error, as Lightning would take it for the end of the data.
     """
     module = workload.build_module(spec)
     # Micro-batches, and the shares of several devices, may differ in size.

@@ -189,6 +189,10 @@ class LoopNoiseScale:
         With weights w_i of micro-batches of n_i examples, the batch sizes that the two belong to
         are one over the sums of w_i/n_i and of w_i^2/n_i (derived in
         :mod:`bstune.core.noise_scale`).
+
+        Args:
+            step: the gradients that were read in it.
+            scale: the factor by which a gradient scaler has multiplied its losses.
         """
         examples = step.examples
         batch_size = sum(examples)

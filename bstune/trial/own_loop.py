@@ -365,8 +365,8 @@ class LoopTrial:
             message=state.message,
             noise_scale=self._measurements_with(noise),
         )
-        # Trials whose max_steps lies before the budget's end are compared there. One that ended
-        # short of it has no value to compare.
+        # Trials with a budget's end are compared by their loss, and those whose max_steps lies
+        # before it are compared there. One that ended short of it has no value to compare.
         is_compared_early = self._budget_end is not None and self.max_steps < self._budget_end
         self._finished = Finished(self._spec, record, is_cut=ended_short and is_compared_early)
 
@@ -585,17 +585,19 @@ class LoopBackend(TrialBackend):
         self._now = now
         # The batch size and the seconds of a step of each trial that reported its seconds.
         self._timed: list[tuple[int, float]] = []
-        self._tau: Callable[[float], float] = UNTIMED
+        self._fitted_step_time: Callable[[float], float] = UNTIMED
         # Whether a trial was told that it ran past its last step.
         self._has_told_of_end = False
         # The number of trials in a row that ended before their last step.
         self._cut_in_a_row = 0
+        # Whether trials may end at a step before their budget's end.
         self.stops = limits.stops
         # Only a trial that was stopped can go on.
         self._can_continue = limits.stops and limits.continues
         self.continues = self._can_continue
         self._save_place = limits.save_place
         self.lr_range = limits.lr_range
+        # Whether the loop reports a trial only once it has ended.
         self._in_hindsight = limits.in_hindsight
         # Otherwise another program has the values, such as an application of Hydra.
         self.trains_in_loop = not limits.in_hindsight
@@ -625,7 +627,7 @@ class LoopBackend(TrialBackend):
 
         Before any has, they are next to zero, so that no limit in seconds holds a trial back.
         """
-        return self._tau(batch_size)
+        return self._fitted_step_time(batch_size)
 
     def look_back(self, done: Sequence[TrialResult], folder: Output) -> None:
         """Take in the trials of earlier runs: their seconds, and whether the loop saves trials.
@@ -706,8 +708,11 @@ class LoopBackend(TrialBackend):
             protocol.target,
             protocol.divergence,
             start_gap,
+            # A target that the user set is refused where untrained weights meet it.
             may_start_at_target=spec.goal is not None,
         )
+        # Trials that are compared by their loss end at a given step: a later report is refused, and
+        # no trial goes on past the budget's end.
         return LoopTrial(
             spec,
             state,
@@ -800,7 +805,7 @@ class LoopBackend(TrialBackend):
         self._timed.append((record.batch_size, record.seconds_per_step))
         # While all batch sizes lie within about a quarter of an octave, no law of tau(B) can be
         # fitted, and a line is fitted instead.
-        self._tau = law_of_trials(self._timed) or fit_line(self._timed)
+        self._fitted_step_time = law_of_trials(self._timed) or fit_line(self._timed)
 
     def _mark(self, state: Path, start_gap: float | None) -> None:
         """Write the file that marks a trial saved beside it as the study's.

@@ -26,6 +26,7 @@ def fit(
 ) -> tuple[LightningModule, Trainer]:
     """Train a trial's module for ``steps`` steps, validate it, and give it with its Trainer.
 
+    This is a ``Trainer.fit`` without a trial's clock and target, to be compared with a trial.
     ``fast`` lets bstune's own loop take the steps in place of Lightning's, where the results are
     the same. ``arguments`` are the Trainer's, and replace those of the protocol. The protocol's
     call-backs and loggers are copied.

@@ -46,8 +46,8 @@ class Run:
     ) -> tuple[tuple[int, float], ...]:
         """Give the (step, metric) pairs up to the recorded step ``end``.
 
-        Their steps are multiplied by ``scale`` and rounded. Where two evaluations then fall on one
-        step, the later one is kept.
+        Their steps are multiplied by ``scale`` and rounded, for a trial between recorded runs that
+        takes more or fewer steps. Where two evaluations fall on one step, the later one is kept.
         """
         history: dict[int, float] = {}
         for step, value in zip(self.steps, self.metric, strict=True):

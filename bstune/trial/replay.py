@@ -88,9 +88,10 @@ class Table:
     def read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
         """Give the end of a trial as :meth:`outcome` does, from one given run of each cell.
 
-        It is interpolated between the cells around the point, at most four. Of each cell's runs, in
-        the order of their seeds, the one at ``share`` of the way counts: 0 is the first. Where not
-        all of these runs reached the target, the nearest cell's run alone counts.
+        A cell is a recorded pair of batch size and learning rate. The end is interpolated between
+        the cells around the trial's pair, at most four. Of each cell's runs, in the order of their
+        seeds, the one at ``share`` of the way counts: 0 is the first. Where not all of these runs
+        reached the target, the nearest cell's run alone counts.
         """
         runs = list[Run]()
         weights = list[float]()
@@ -100,13 +101,13 @@ class Table:
                     runs.append(self._draw(size, rate, share))
                     weights.append(size_weight * rate_weight)
         nearest = runs[weights.index(max(weights))]
-        nearest_tau = nearest.seconds_per_step
+        seconds_of_nearest = nearest.seconds_per_step
         steps_of_nearest = nearest.steps_to(target)
         if steps_of_nearest is None:
             return Outcome(
                 steps=None,
                 end=nearest.end,
-                seconds_per_step=nearest_tau,
+                seconds_per_step=seconds_of_nearest,
                 history=nearest.history_to(),
                 diverged=nearest.diverged,
             )
@@ -120,15 +121,20 @@ class Table:
             return Outcome(
                 steps=steps_of_nearest,
                 end=steps_of_nearest,
-                seconds_per_step=nearest_tau,
+                seconds_per_step=seconds_of_nearest,
                 history=nearest.history_to(steps_of_nearest),
                 diverged=False,
             )
         steps = round(_geometric_mean(steps_of_runs, weights))
-        tau = _geometric_mean([run.seconds_per_step for run in runs], weights)
+        seconds_per_step = _geometric_mean([run.seconds_per_step for run in runs], weights)
+        # The evaluations are the nearest run's, stretched so that the last one is at ``steps``.
         history = nearest.history_to(steps_of_nearest, scale=steps / steps_of_nearest)
         return Outcome(
-            steps=steps, end=steps, seconds_per_step=tau, history=history, diverged=False
+            steps=steps,
+            end=steps,
+            seconds_per_step=seconds_per_step,
+            history=history,
+            diverged=False,
         )
 
     @cached_property
@@ -156,7 +162,7 @@ class Table:
 
 def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     """Give the weighted geometric mean of positive values; the weights add up to 1."""
-    # A recorded point is answered as it was recorded, to the last bit.
+    # Where the trial's batch size and learning rate were recorded, so is the answer, to the bit.
     if len(values) == 1:
         return values[0]
     log_mean = sum(weight * math.log(value) for value, weight in zip(values, weights, strict=True))
@@ -220,7 +226,7 @@ def replay(
     )
 
 
-def held_to(record: TrialResult, last_step: int) -> TrialResult:
+def extended_to(record: TrialResult, last_step: int) -> TrialResult:
     """Extend a record that ended before ``last_step`` to that step, with its last value.
 
     The recorded run may have ended early because it met a target of its own. A longer run would
@@ -332,6 +338,7 @@ def _read_run(line: str, place: str) -> Run:
     missing = [name for name in COLUMNS if name not in values]
     if missing:
         raise TableError(f"{place} lacks {', '.join(missing)}: a run has {', '.join(COLUMNS)}")
+    # What each value must be, in words for the message and as a function that tells.
     for name, (kind, is_valid) in COLUMNS.items():
         if not is_valid(values[name]):
             raise TableError(f"{place}: {name} must be {kind}, but got {values[name]!r:.60}")
@@ -578,12 +585,12 @@ def _step_time(table: Table) -> Callable[[float], float]:
     seconds_at: dict[int, list[float]] = {size: [] for size in table.batch_sizes}
     for run in table.runs:
         seconds_at[run.batch_size].append(run.seconds_per_step)
-    taus = [median(seconds) for seconds in seconds_at.values()]
+    medians = [median(seconds) for seconds in seconds_at.values()]
     log_sizes = np.log(table.batch_sizes)
-    log_taus = np.log(taus)
+    log_medians = np.log(medians)
 
     def step_time(batch_size: float) -> float:
-        return float(np.exp(np.interp(math.log(batch_size), log_sizes, log_taus)))
+        return float(np.exp(np.interp(math.log(batch_size), log_sizes, log_medians)))
 
     return step_time
 
@@ -645,11 +652,12 @@ class ReplayBackend(TrialBackend):
         last_step = spec.max_steps
         if last_step is None:
             last_step = self._protocol.budget.last_step(spec.batch_size)
+        # The target's value may be the one that the study's first trial came to.
         target = self._protocol.with_goal_of(spec).target
         record = replay(self.table, spec, target, last_step, resumed_from)
         if not self._fills_budget:
             return record
-        extended = held_to(record, last_step)
+        extended = extended_to(record, last_step)
         # A budget in seconds becomes steps by the recorded runs' median seconds at each batch size.
         # With the seconds of single runs, trials of equally many steps would differ in seconds.
         seconds_per_step = self.step_time(spec.batch_size)
@@ -665,8 +673,9 @@ class ReplayBackend(TrialBackend):
     def longest(self, batch_size: int, protocol: TrialProtocol) -> int:
         """Give the steps of a trial that never reaches the target.
 
-        They are those of the longest record at the nearest batch size, within the budget. Where the
-        table has horizons, such a trial takes the whole budget.
+        They are those of the longest run at the nearest batch size, within the budget. Where the
+        table has horizons (its runs' schedules ended with them), such a trial takes the whole
+        budget.
         """
         if self.horizon:
             return protocol.budget.last_step(batch_size)
@@ -675,9 +684,10 @@ class ReplayBackend(TrialBackend):
         return min(longest, protocol.budget.last_step(batch_size))
 
     def check(self, space: Space, trial: TrialSpec | None) -> None:
-        """Raise a BstuneError for a target that the table cannot serve, or a point outside of it.
+        """Raise a BstuneError for a target that the table cannot serve, or values outside of it.
 
-        ``trial`` is the only trial to run, where there is to be no study.
+        The values are the range of batch sizes; or the batch size and learning rate of ``trial``,
+        the only trial to run where there is to be no study.
         """
         reason = unusable_target(self.table, self._protocol.target)
         if reason is not None:

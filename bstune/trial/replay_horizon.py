@@ -52,8 +52,8 @@ class HorizonTable:
     ) -> Outcome:
         """Give the end of a trial whose schedule ends after ``horizon`` steps.
 
-        The target's value is above 0. Of a cell's recorded seeds one is drawn by ``seed``: the one
-        at the same place in every cell's list.
+        The target's value is above 0. Of the recorded seeds of each pair of batch size and learning
+        rate one is drawn by ``seed``, at the same place in every pair's list.
         """
         share = float(np.random.default_rng(seed).random())
         return self.read(batch_size, lr, horizon, target, share)
@@ -66,7 +66,8 @@ class HorizonTable:
         A cell is a recorded batch size and learning rate. ``share``, in [0, 1], chooses one of its
         seeds: 0 the first, 1 the last.
         """
-        # For each cell around the point, at most four, the chosen seed's runs by rising horizon.
+        # For each cell around the trial's batch size and learning rate, at most four, the runs of
+        # the chosen seed by rising horizon, the length of their schedules.
         runs_of_cells = list[RunsOfSeed]()
         weights = list[float]()
         for size, size_weight in weights_around(self.batch_sizes, batch_size):
@@ -75,7 +76,7 @@ class HorizonTable:
                 weights.append(size_weight * rate_weight)
         nearest = _nearest(runs_of_cells[weights.index(max(weights))], horizon)
         if nearest.diverged:
-            return _diverged(nearest, horizon, target)
+            return _outcome_of_diverged_run(nearest, horizon, target)
         usable = list[tuple[RunsOfSeed, float]]()
         for runs, weight in zip(runs_of_cells, weights, strict=True):
             if not _nearest(runs, horizon).diverged:
@@ -83,15 +84,16 @@ class HorizonTable:
         # Without the diverged cells the weights add up to less than 1.
         total_weight = sum(weight for _, weight in usable)
         log_shares = _evaluated_log_shares(nearest, horizon)
+        # A mean of logarithms is taken, by the weights of the cells.
         log_best = np.zeros(len(log_shares))
-        log_tau = 0.0
+        log_seconds_per_step = 0.0
         for runs, weight in usable:
             log_best += weight / total_weight * _log_best(runs, horizon, log_shares, target.sign)
-            log_tau += weight / total_weight * math.log(runs[0].seconds_per_step)
+            log_seconds_per_step += weight / total_weight * math.log(runs[0].seconds_per_step)
         # At horizons that are shorter than all recorded ones the metric is extrapolated, but not
         # beyond the recorded values.
         log_best = np.clip(log_best, *self._log_metric_range)
-        return _outcome(target, horizon, log_shares, log_best, math.exp(log_tau))
+        return _outcome(target, horizon, log_shares, log_best, math.exp(log_seconds_per_step))
 
     @cached_property
     def _runs_of_seeds(self) -> Mapping[tuple[int, float], tuple[RunsOfSeed, ...]]:
@@ -205,10 +207,11 @@ def _log_best(runs: RunsOfSeed, horizon: int, log_shares: Array, sign: float) ->
     return (1.0 - weight) * log_at_low + weight * log_at_high
 
 
-def _diverged(run: Run, horizon: int, target: Target) -> Outcome:
-    """Give the end of a trial whose metric is at each step that of a run which diverged.
+def _outcome_of_diverged_run(run: Run, horizon: int, target: Target) -> Outcome:
+    """Give the end of a trial that follows one recorded run, which diverged.
 
-    The trial has diverged, too, unless it met the target before.
+    The trial has the run's metric at each step up to ``horizon``. It has diverged too, unless it
+    met the target before.
     """
     end = min(run.end, horizon)
     steps_to_target = run.steps_to(target)

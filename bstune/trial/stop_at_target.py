@@ -106,10 +106,10 @@ class StopAtTarget(Callback):
     @property
     def time_to_target(self) -> float | None:
         """Steps to target times seconds per step; None if the target was not met."""
-        tau = self.seconds_per_step
-        if not self.reached or tau is None:
+        seconds_per_step = self.seconds_per_step
+        if not self.reached or seconds_per_step is None:
             return None
-        return self.steps * tau
+        return self.steps * seconds_per_step
 
     @property
     def train_seconds(self) -> float:

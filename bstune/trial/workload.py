@@ -56,7 +56,7 @@ from bstune.trial.batches.epochs import epoch_length
 from bstune.trial.batches.given_batches import GivenBatches, GivenStream
 from bstune.trial.batches.half_lives import follow_batch_size
 from bstune.trial.batches.loader import loaders_of, not_rebatchable, rebatch
-from bstune.trial.checks.given_data import check_taken, taken_note
+from bstune.trial.checks.given_data import note_on_given_batches, refuse_options_that_cut_batches
 from bstune.trial.checks.start import depends_on_length
 from bstune.trial.devices.device import (
     device_name,
@@ -80,7 +80,7 @@ from bstune.trial.lightning.trainer import (
     check_types,
     make_trainer,
     serving,
-    without_monitors,
+    without_recording_or_stopping,
 )
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.own_project.override_rate import override_rate
@@ -114,7 +114,7 @@ class BatchData(LightningDataModule):
         raise NotImplementedError
 
 
-def draws_batches(data: LightningDataModule) -> TypeGuard[BatchData]:
+def hands_out_batches(data: LightningDataModule) -> TypeGuard[BatchData]:
     """Whether a data module hands out batches itself: one that has ``train_batches`` does."""
     return hasattr(data, "train_batches")
 
@@ -181,7 +181,7 @@ def resolve_precision(precision: str, device: str) -> str:
 
 
 def load_workload(options: StudyOptions, recipe: Recipe) -> tuple[Workload, TrialProtocol]:
-    """Load a study's workload and protocol anew, for a process that trains trials of another's."""
+    """Load a study's workload and protocol anew, for a process that trains the study's trials."""
     options, recipe = resolve(options, recipe)
     protocol = checked_protocol(options, recipe)
     return build_workload(options, recipe), protocol
@@ -256,13 +256,14 @@ def load_data(options: StudyOptions, recipe: Recipe) -> LightningDataModule:
     with seeded(options.seed):
         with waiting_for(f"{recipe.data_name}()"):
             data = recipe.data()
+        # The user's code may just have imported Lightning, which sets its log level.
         quieten_lightning()
         if not is_lightning(data, "LightningDataModule"):
             built = type(data).__name__
             raise ConfigError(f"workload.data: {NO_DATA_MODULE.format(got=built)}")
         with waiting_for(f"{type(data).__name__}.prepare_data()"):
             data.prepare_data()
-    if not draws_batches(data):
+    if not hands_out_batches(data):
         _set_up(data, "fit", options.seed)
     return data
 
@@ -293,7 +294,7 @@ def seeded(seed: int) -> Iterator[None]:
 def train_examples(data: LightningDataModule) -> int:
     """Give the number of training examples; 0 where the user's loaders have no length."""
     # A data module that hands out batches itself says how many examples it has.
-    if draws_batches(data):
+    if hands_out_batches(data):
         return int(data.train_size)
     return _examples_if_known(data.train_dataloader())
 
@@ -311,14 +312,15 @@ def build_workload(
     if data is None:
         data = load_data(options, recipe)
     notes = list(recipe.notes)
-    # :func:`load_data` has set up all other data modules.
-    if draws_batches(data):
+    # A data module may hand out batches of any size itself. Only such a one is not set up yet, to
+    # keep its data off the device until now.
+    if hands_out_batches(data):
         _set_up(data, "fit", options.seed)
     # The loaders are opened before setup("test"), in which the user's code may split the data anew
     # by a random generator that bstune does not seed.
     training, validation = _open_loaders(data, options.seed)
     test = _open_test_loader(data, options.seed, notes)
-    if draws_batches(data):
+    if hands_out_batches(data):
         open_batches = _batches_of_data_module(data, options)
         examples = int(data.train_size)
         validation_examples = data.validation_size
@@ -358,11 +360,11 @@ def _open_loaders(data: LightningDataModule, seed: int) -> tuple[object, Any]:
     name = type(data).__name__
     training: object = None
     with seeded(seed), waiting_for(f"the loaders of {name}"):
-        if not draws_batches(data):
+        if not hands_out_batches(data):
             training = data.train_dataloader()
         validation: Any = data.val_dataloader()
     # A data module that hands out batches says how many examples it has.
-    if not draws_batches(data) and has_no_length(validation):
+    if not hands_out_batches(data) and has_no_length(validation):
         with seeded(seed), waiting_for(f"the end of {name}'s validation data, a stream"):
             validation = CountedStream(validation)
     return training, validation
@@ -392,7 +394,7 @@ def _has_hooks(data: LightningDataModule) -> bool:
     """
     if isinstance(data, Loaders):
         return False
-    if draws_batches(data):
+    if hands_out_batches(data):
         return any(is_overridden(hook, data) for hook in BATCH_HOOKS)
     return True
 
@@ -421,9 +423,10 @@ def _batches_of_loaders(
     Raises:
         ConfigError: where the loaders can be used in neither way.
     """
+    # ``data_at`` opens the user's data at a batch size; None: they are no function of it.
     if recipe.data_at is not None and not_rebatchable(training) is not None:
-        check_taken(options)
-        notes.append(taken_note(training))
+        refuse_options_that_cut_batches(options)
+        notes.append(note_on_given_batches(training))
         return _batches_as_given(recipe.data_at, options.seed)
     # Refuses a loader that cannot be read in other batches, before the first trial. It is tried in
     # the smallest batch that has an example for each process of a trial.
@@ -486,6 +489,7 @@ def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> Ligh
     A ConfigError refuses an object that is no module, and batch sizes that the module refuses.
     """
     options = with_tuned(options, spec.hyperparameters)
+    # The steps that the module's schedule may end with.
     total_steps = spec.max_steps or options.budget.budget.last_step(spec.batch_size)
     values = TrialValues(
         batch_size=spec.batch_size,
@@ -496,6 +500,7 @@ def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> Ligh
     )
     with waiting_for(f"{recipe.module_name}()"):
         module = recipe.module(values)
+    # The user's code may just have imported Lightning, which sets its log level.
     quieten_lightning()
     if not is_lightning(module, "LightningModule"):
         raise ConfigError(
@@ -649,7 +654,8 @@ def evaluate(
         checkpoint: the file with the weights to load; None: the module's own.
         batches: the batches, as either ``val=`` or ``test=``.
     """
-    trainer = make_trainer(without_monitors(protocol.trainer), module)
+    trainer = make_trainer(without_recording_or_stopping(protocol.trainer), module)
+    # It reads a checkpoint of bstune's, which holds plain data alone.
     trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
@@ -685,16 +691,20 @@ class LightningBackend(TrialBackend):
         if options.trial.batch_size is None and workload.train_examples:
             largest = min(largest, workload.train_examples)
         self.versions = versions()
-        # Its schedules are stepped to their end, to see whether they depend on the trial's length.
+        # The module's schedules are stepped to their end, to see whether they depend on the trial's
+        # length.
         # At the largest batch size these are the fewest steps. The longest trials show what comes
         # after a warm-up of a fixed length.
         smallest = options.trial.batch_size or options.search.batch_size.low
+        # They are of no search: they have no number in it, and no place beside the scaling rule.
         samples = [
             TrialSpec(
                 number=0, trial_index=0, batch_size=size, lr=options.scaling.lr, delta=None, seed=0
             )
             for size in dict.fromkeys((largest, smallest))
         ]
+        # Whether schedules end with their trial. Such a trial has a horizon, the length of its
+        # schedule, and is not stopped before its end.
         ends_with_trial = recipe.takes("total_steps")
         self.horizon = ends_with_trial or depends_on_length(workload, samples, protocol)
         self.stops = not self.horizon
@@ -746,6 +756,7 @@ class LightningBackend(TrialBackend):
         """Train one trial: with a horizon, without a stop, resumed or afresh, as the spec asks."""
         protocol = self.protocol_of(spec)
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
+        # The schedule ends with the trial, after as many steps: its horizon.
         if self.horizon:
             horizon = spec.max_steps or protocol.last_step(spec.batch_size)
             record = run_trial(self.workload, spec, protocol, checkpoint, horizon=horizon)

@@ -65,7 +65,8 @@ def _set_weight_decay(optimizers: Sequence[Optimizer], shrinkage: float) -> None
     in each step.
     """
     groups = list[dict[str, Any]]()
-    # Each group's effective learning rate, and the share of a weight that a step takes so far.
+    # Each group's effective learning rate, and the share of a weight that a step takes away by the
+    # weight decay that the group has now.
     rates = list[float]()
     shares = list[float]()
     for optimizer in optimizers:

@@ -123,12 +123,14 @@ class IndexStream:
     def draw(self) -> Tensor:
         """Draw the indices of the group that the next batch is in.
 
-        After a resume, earlier batches of that group may have been handed out already.
+        A group is ``batches_together`` batches, which are drawn at once. After a resume, earlier
+        batches of the group may have been handed out already.
         """
         if self._resumed is not None:
             self._set_random(self._resumed)
             self._resumed = None
-        # A trial may stop amid a group, and is then resumed from the state before the group.
+        # A trial may stop amid a group, and is then resumed from the state before the group. For
+        # groups of one batch ``remembers`` says when the state is needed.
         if self.remembers or self.batches_together > 1:
             self._remembered = self._first_of_group(self.drawn), self._get_random()
         return next(self._indices)
@@ -136,9 +138,10 @@ class IndexStream:
     def position(self, batches: int) -> Position:
         """Give the position after ``batches`` batches, as plain data.
 
-        It has the state of the further generators before the group of the next batch. That state is
-        known for the group that was drawn last, and for the one after it. A ValueError refuses any
-        other position.
+        It has the state of further generators (of an augmentation) before the next batch's group,
+        which is the ``batches_together`` batches that are drawn at once. That state is known for
+        the group that was drawn last, and for the one after it. A ValueError refuses any other
+        position.
         """
         state = self._get_random()
         first = self._first_of_group(batches)

@@ -88,6 +88,7 @@ def rebatch(
         in_process=loader.num_workers == 0,
         epoch=epoch,
     )
+    # The user's options that do not say which examples make a batch.
     kept = {name: getattr(loader, name) for name in KEPT_OPTIONS}
     # Workers are kept over epochs, which are short with large batches.
     kept["persistent_workers"] = loader.num_workers > 0

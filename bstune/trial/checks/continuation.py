@@ -130,7 +130,8 @@ def lost_state(
 def differences(course: Course, other: Course) -> tuple[str, ...]:
     """Name the differences between two courses: learning rates, weights, or metrics by their names.
 
-    Where their batches differ, only learning rates are compared.
+    A course is the record of some steps of a trial: their batches, and what they led to. Where the
+    batches of the two differ, only learning rates are compared.
     """
     names = list[str]()
     if course.rates != other.rates:
@@ -150,7 +151,11 @@ def differences(course: Course, other: Course) -> tuple[str, ...]:
 
 
 def _weights_differ(course: Course, other: Course) -> bool:
-    """Whether the weights after two courses differ: at all, or by more than rounding does."""
+    """Whether the weights differ after two courses, which are records of some steps of a trial.
+
+    Where equal trainings have equal results to the bit (``exact``), any difference counts; else one
+    that is larger than rounding makes.
+    """
     weights = course.weights
     if weights.keys() != other.weights.keys():
         return True

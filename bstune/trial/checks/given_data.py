@@ -13,7 +13,7 @@ from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.loop import Workload
 
 
-def check_taken(options: StudyOptions) -> None:
+def refuse_options_that_cut_batches(options: StudyOptions) -> None:
     """Raise a ConfigError for options that need batches of other sizes than the loaders give."""
     size = options.protocol.micro_batch_size
     if size is not None:
@@ -28,7 +28,7 @@ def check_taken(options: StudyOptions) -> None:
         )
 
 
-def taken_note(loaders: object) -> str:
+def note_on_given_batches(loaders: object) -> str:
     """Give the line that tells the user that batches are taken as the loaders give them."""
     epochs = "" if length_of(loaders) is not None else ", without epochs, as there is no length"
     return (
@@ -46,6 +46,7 @@ def check_batches(workload: Workload, small: int, large: int) -> None:
         return
     shapes = list[tuple[torch.Size, ...]]()
     for batch_size in (small, large):
+        # Nothing is trained, so that any learning rate does.
         spec = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=1.0, delta=None, seed=0)
         batches = workload.train_batches(spec)
         if not isinstance(batches, GivenBatches):

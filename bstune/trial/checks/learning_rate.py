@@ -34,7 +34,9 @@ def check_rates(slow: ShortTrial, fast: ShortTrial, workload: Workload) -> None:
     # A range of a single rate has nothing to compare.
     if slow.spec.lr == fast.spec.lr:
         return
+    # ``override`` is the option by which bstune sets the rate in the module's optimizers.
     problem = rate_problem(slow, fast, workload.overrides_lr, workload.override)
+    # Otherwise the module itself takes the rate, and makes of it the rates that it wants.
     if problem is None and workload.overrides_lr:
         problem = proportion_problem(slow, fast, workload.override)
     if problem is not None:
@@ -59,8 +61,10 @@ def rate_problem(
     fast_rates = fast.weights.rates
     if slow.weights.after is None or fast.weights.after is None:
         return None
+    # The weights after the compared steps. Where they differ, the rate has had an effect.
     if not _are_equal(slow.weights.after, fast.weights.after):
         return None
+    # Whether the optimizers' rates follow the trial's.
     follows = slow_rates != fast_rates
     has_moved = not _are_equal(slow.weights.before, slow.weights.after)
     is_at_zero = all(rate.lr == 0.0 for rate in (*slow_rates, *fast_rates))

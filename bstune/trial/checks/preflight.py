@@ -120,6 +120,7 @@ def preflight(
     if trial is None:
         other_seed = replace(first.spec, seed=first.spec.seed + 1)
         notes += seed_notes(first, short.run(other_seed, RecordingPlan(steps=1)))
+    # The first trial has the lowest rate; this one has that of the study's scaling rule.
     other_rate = replace(first.spec, lr=space.lr(first.spec.batch_size, delta=0.0))
     if continues:
         compared = _compare_rates_and_continue(short, workload, first, other_rate, last_step)
@@ -149,8 +150,8 @@ def _first_trial(
 ) -> ShortTrial:
     """Run the first short trial, at the batch size ``small``.
 
-    If the module fails there and a survey will look for the smallest size that trains, it runs at
-    ``large``.
+    If the module fails there, it runs at ``large``, where a survey (which times steps at several
+    batch sizes before the study) will look for the smallest size that trains.
 
     Raises:
         ConfigError: from :meth:`ShortRuns.run_from_start`, where the untrained weights meet the
@@ -172,8 +173,8 @@ def _measured_step_time(
 ) -> StepTime:
     """Give the seconds of a step over the batch size, from the first trial and a larger one.
 
-    The larger one is left out where its steps would be long and a survey will time them. The
-    seconds are then taken as proportional to the batch size.
+    The larger one is left out where its steps would be long and a survey will time steps at several
+    batch sizes. The seconds are then taken as proportional to the batch size.
     """
     small = first.spec.batch_size
     from_first_alone = StepTime(overhead=0.0, per_example=first.seconds / small)
@@ -183,6 +184,7 @@ def _measured_step_time(
     # for more batch sizes.
     if short.on_cpu and FAST_SPREAD * first.seconds <= FAST_SECONDS:
         large = space.snap(min(space.high, space.low * FAST_SPREAD))
+    # A short trial takes ``SLOW_STEPS`` steps at least, however long they are.
     is_slow = SLOW_STEPS * first.seconds * large / small > PATIENCE_SECONDS
     if survey and is_slow:
         return from_first_alone
@@ -273,17 +275,25 @@ def _why_not_continued(
 
     A ConfigError says that the user's code cannot load its checkpoint.
 
+    Args:
+        short: runs short trials.
+        stopped: the stopped trial.
+        state: the file with its state.
+        last_step: the budget's, which no trial goes past.
+
     Returns:
         Why a stopped trial cannot be continued, in words; None if the two do not differ.
     """
     done = stopped.weights.steps
-    # A trial that was stopped before ``COMPARED_STEPS`` has slow steps, so that one has to do.
+    # A trial that was stopped before ``COMPARED_STEPS`` has slow steps. Then a single further step
+    # is compared.
     followed = FOLLOWED_STEPS if done >= COMPARED_STEPS else 1
     spec = replace(stopped.spec, max_steps=max(done + 1, min(done + followed, last_step)))
     # The stopped trial has number 0.
     resumed_spec = replace(spec, number=1, resumed_from=0)
     resume = Stopped(stopped.result, state)
 
+    # A course is the record of the steps that are compared; None: the trial has not taken them.
     def resumed() -> Course | None:
         return short.run(resumed_spec, RecordingPlan(followed_after=0), resume=resume).course
 

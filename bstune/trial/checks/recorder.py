@@ -125,7 +125,10 @@ class Recorder(Callback):
         )
 
     def attach(self, module: LightningModule) -> LightningModule:
-        """Make this one of the module's own call-backs, and record the module as it is built."""
+        """Make this one of the module's own call-backs, and record the module as it is built.
+
+        A trial makes its Trainer itself, so that only its module can bring a call-back.
+        """
         self._module = _seen_at_build(module)
         self._waits.module_name = self._module.name
         configure = module.configure_callbacks
@@ -166,7 +169,8 @@ class Recorder(Callback):
     ) -> None:
         """Record the random generators before the first step, and the batch of a followed step.
 
-        The last steps are followed where they are compared with the same steps of another trial.
+        Steps are followed, which means recorded in full, where a stopped trial's last steps are
+        compared with those of a trial that was not stopped.
         """
         self._tell_awaited_step(trainer)
         if self.clock.began is None:

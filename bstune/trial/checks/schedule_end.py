@@ -127,8 +127,9 @@ def _schedules(
         is_of_torch = isinstance(schedule, LRScheduler)
         if not is_of_torch or isinstance(schedule, ReduceLROnPlateau):
             continue
+        # A module that steps its schedules itself is taken to go on at its pace so far.
         if not module.automatic_optimization:
-            yield from _as_seen(schedule, done)
+            yield from _as_stepped_so_far(schedule, done)
         elif config.interval == "step":
             yield schedule, config.frequency
         # Any other schedule is stepped at the ends of epochs, which endless data do not have.
@@ -141,10 +142,10 @@ def _schedules(
             if not isinstance(part, LRScheduler) or isinstance(part, ReduceLROnPlateau):
                 continue
             if not any(part is schedule for schedule in configured):
-                yield from _as_seen(part, done)
+                yield from _as_stepped_so_far(part, done)
 
 
-def _as_seen(schedule: LRScheduler, done: int) -> Iterator[tuple[LRScheduler, int]]:
+def _as_stepped_so_far(schedule: LRScheduler, done: int) -> Iterator[tuple[LRScheduler, int]]:
     """Yield a schedule that the module steps, and how many optimizer steps each step of it took.
 
     That number is the mean over the ``done`` optimizer steps so far. A schedule that was not

@@ -18,7 +18,8 @@ def seed_notes(trial: ShortTrial, other: ShortTrial) -> Iterator[str]:
     same = _same_generators(trial, other, FIRST_STEP)
     if not same:
         return
-    # The first moment from which on their states are the same.
+    # The moments before the first step are gone through backwards, to the earliest one from which
+    # on the states are the same: the module's code before it has seeded them.
     where = FIRST_STEP
     for moment in reversed((BUILT, *SEEDING_HOOKS)):
         if not set(same) <= set(_same_generators(trial, other, moment)):

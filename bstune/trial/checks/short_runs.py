@@ -14,7 +14,7 @@ from bstune.trial.checks.short_trial import ShortTrial
 from bstune.trial.checks.small_evaluations import small_evaluations
 from bstune.trial.devices.device import device_of
 from bstune.trial.lightning.installed import sized_len
-from bstune.trial.lightning.trainer import without_monitors
+from bstune.trial.lightning.trainer import without_recording_or_stopping
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.parts.checkpoint import Stopped
 from bstune.trial.parts.verdict import refuse_met_target
@@ -44,7 +44,7 @@ class ShortRuns:
             evaluation_schedule=AT_THE_END,
             noise_scale_every=None,
             # The user's call-backs that stop a training early or save it are left out.
-            trainer=without_monitors(protocol.trainer),
+            trainer=without_recording_or_stopping(protocol.trainer),
         )
         self.on_cpu = device_of(protocol.trainer).type == "cpu"
         loaders = loaders_of(workload.validation_batches)
@@ -104,7 +104,7 @@ class ShortRuns:
         state: Path | None = None,
         resume: Stopped | None = None,
     ) -> ShortTrial:
-        """Run a trial that is evaluated on ``validation_batches``, and record its course.
+        """Run a trial that is evaluated on ``validation_batches``, and record what it does.
 
         The other arguments are those of :meth:`run`, with the protocol that the trial follows.
         """

@@ -26,7 +26,11 @@ from bstune.trial.lightning.installed import (
     sized_len,
 )
 from bstune.trial.lightning.packages import is_overridden
-from bstune.trial.lightning.trainer import length_arguments, make_trainer, without_monitors
+from bstune.trial.lightning.trainer import (
+    length_arguments,
+    make_trainer,
+    without_recording_or_stopping,
+)
 from bstune.trial.loop import Workload, fit
 
 # The most steps of a schedule that are inspected, which takes under a second.
@@ -203,7 +207,7 @@ def look_at_start(
     train = workload.train_batches(spec)
     micro_batch_sizes = micro_batch_sizes_of(spec.batch_size, protocol.micro_batch_size)
     trainer = make_trainer(
-        without_monitors(protocol.trainer),
+        without_recording_or_stopping(protocol.trainer),
         module,
         [_AtStart(look)],
         accumulate_grad_batches=len(micro_batch_sizes),
@@ -227,7 +231,7 @@ class _AtStart(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Call the function, and let the training have no epoch."""
-        # From then on the Trainer knows the length of the data.
+        # It tells the Trainer the length of the data, which schedules may ask for.
         trainer.fit_loop.setup_data()
         self._look(trainer, pl_module)
         trainer.fit_loop.max_epochs = 0

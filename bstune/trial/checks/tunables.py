@@ -1,7 +1,9 @@
 """Checks that a workload can be trained at each end of the further hyperparameters' ranges."""
 
+from dataclasses import replace
+
 from bstune.core.errors import ConfigError
-from bstune.core.records import TrialProtocol, TrialSpec
+from bstune.core.records import TrialProtocol
 from bstune.core.search_space import BUDGET, Space, corners
 from bstune.options import StudyOptions, overrides
 from bstune.trial.backend import chooses_horizons
@@ -43,16 +45,7 @@ def check_tunables(
             )
     for values in corners(space.tunables):
         # At the lowest learning rate a failure comes from these values, not from the rate.
-        lr = space.lr(space.low, -space.delta_bound)
-        spec = TrialSpec(
-            number=0,
-            trial_index=0,
-            batch_size=space.low,
-            lr=lr,
-            delta=None,
-            seed=0,
-            hyperparameters=values,
-        )
+        spec = replace(space.lowest_rate_spec(space.low), hyperparameters=values)
         try:
             short.run(spec)
         except (TypeError, ValueError, ConfigError) as error:

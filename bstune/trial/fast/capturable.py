@@ -8,7 +8,7 @@ from bstune.trial.fast.optimizer_step import has_step_hooks
 
 
 def make_capturable(optimizer: Optimizer, device: torch.device) -> str | None:
-    """Let an optimizer read its learning rates and step counts on the device.
+    """Let an optimizer read its learning rates and step counts on the device, as a CUDA graph must.
 
     The options ``fused`` and ``capturable`` of torch's optimizers are set. An optimizer of another
     kind says by ``capturable = True`` on its class that its step takes an ``lr`` that is a tensor,

@@ -95,7 +95,10 @@ class Compiling:
     def before_training_step(
         self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Compile the forward and the backward pass, if this is the first batch of its shape."""
+        """Compile the forward and the backward pass, if this is the first batch of its shape.
+
+        That counts as start-up, and not as training.
+        """
         if not self._is_new("training", module, batch):
             return
         if not module.automatic_optimization:
@@ -127,7 +130,10 @@ class Compiling:
     def before_validation_step(
         self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Compile the forward pass of the evaluation, if this is the first batch of its shape."""
+        """Compile the forward pass of the evaluation, if this is the first batch of its shape.
+
+        That counts as start-up, and not as evaluation.
+        """
         if not self._is_new("validation", module, batch):
             return
         forward = partial(
@@ -167,7 +173,8 @@ class Compiling:
         """
         if self._mode is None or self.failed is not None:
             return False
-        self._begin_step()
+        # A step begins here, whether it compiles anything or not.
+        self._let_graphs_overwrite_outputs()
         shapes = tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
         # Parameters that are frozen in the course of training, as a whitening's bias is, need other
         # code.
@@ -177,7 +184,7 @@ class Compiling:
         self._compiled_cases.add(case)
         return is_new
 
-    def _begin_step(self) -> None:
+    def _let_graphs_overwrite_outputs(self) -> None:
         """Tell torch's CUDA graphs that they may overwrite what the last step's returned."""
         if self._mode in CUDA_GRAPH_MODES:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -260,7 +267,7 @@ class Compiling:
         """
         after_first = 0
         for batches_later in range(PASSES):
-            self._begin_step()
+            self._let_graphs_overwrite_outputs()
             # Each batch shape is compiled anew, perhaps more often than torch allows by default.
             with (
                 untouched(trainer, module),
@@ -372,6 +379,7 @@ def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) ->
         with failing(fail):
             for part in parts:
                 code.compile_call(part)
+            # torch compiles in the first passes, which must not fall into the context's body.
             for _ in range(PASSES):
                 loss().backward()  # type: ignore[no-untyped-call]
         yield

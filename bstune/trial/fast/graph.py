@@ -122,7 +122,7 @@ class CapturedSteps:
         leaves, structure = tree_flatten(batch)
         if not self._may_capture(structure, leaves):
             return self._eager(batch, index)
-        self._fill_rates()
+        self._write_rates_to_device()
         if self._replay is not None:
             copy_values(self._inputs, leaves)
             self._replay()
@@ -137,16 +137,16 @@ class CapturedSteps:
             return self._watched_step(batch, index)
         return self._capture(batch, index, leaves, structure)
 
-    def look_again(self) -> None:
+    def check_module_at_next_step(self) -> None:
         """Check the module before the next step: hooks of an epoch or an evaluation have run."""
         self._is_check_due = True
 
     def _may_capture(self, structure: TreeSpec, leaves: Sequence[object]) -> bool:
         """Whether a step on this batch is, or may be, captured.
 
-        Where something has changed that a graph fixes, the captured step is dropped and the warm
-        steps begin anew. A graph fixes the shapes of the batch, the addresses of tensors, the
-        optimizer's options, and which parameters are trained.
+        Where something has changed that a graph fixes, the captured step is dropped, and the eager
+        steps that come before a capture begin anew. A graph fixes the shapes of the batch, the
+        addresses of tensors, the optimizer's options, and which parameters are trained.
 
         Args:
             structure: how the batch's tuples, lists and dicts hold its tensors.
@@ -184,7 +184,8 @@ class CapturedSteps:
     def _check_module(self) -> None:
         """Read the module's parameters and addresses anew.
 
-        Where the host's state is no longer as it was in the capture, the signature is forgotten, so
+        A replay repeats what the step did on the device, by the state of the module and optimizer
+        on the host at its capture. Where that has changed since, the signature is forgotten, so
         that the captured step is dropped.
         """
         self._is_check_due = False
@@ -196,7 +197,7 @@ class CapturedSteps:
             if first_change(self._host, host) is not None:
                 self._signature = None
 
-    def _fill_rates(self) -> None:
+    def _write_rates_to_device(self) -> None:
         """Write the learning rates that have changed since the last step to the device.
 
         That is one small kernel for each such group, which waits for nothing. Unlike a table of all
@@ -259,6 +260,7 @@ class CapturedSteps:
         with self._around():
             before = state.copy()
         output = self._watched_step(batch, index)
+        # The step has shown that no replay could do the same: captures are given up.
         if self.reason is not None:
             return output
         with self._around():

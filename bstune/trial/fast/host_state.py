@@ -52,7 +52,7 @@ def first_change(
 def holds_the_same(before: Sequence[object] | None, after: Sequence[object] | None) -> bool:
     """Whether two lists hold the same objects, or equal plain values, in the same order.
 
-    A missing list (None) holds the same as no other.
+    A missing list (None) differs from any other.
     """
     if before is None or after is None or len(before) != len(after):
         return False

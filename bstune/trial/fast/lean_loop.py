@@ -98,7 +98,10 @@ class LeanLoop:
         return self._steps is not None
 
     def _begin(self, fetcher: Any) -> None:
-        """Choose the loop at the first step of a fit, when all is set up, and take that step."""
+        """Choose the loop at the first step of a fit, when all is set up, and take that step.
+
+        At that step Lightning calls this in place of its own loop's ``advance``.
+        """
         loop = self._epoch_loop
         module = self._trainer.lightning_module
         # The loop's own method is back in force, unless the lean loop replaces it below.
@@ -121,15 +124,18 @@ class LeanLoop:
         """
         loop = self._epoch_loop
         steps = self._steps
+        # A resumed fit may begin with an evaluation in place of a step: Lightning's advance tells.
         if steps is None or loop.restarting:
             self._advance_as_lightning(fetcher)
             return
         # As in Lightning's advance: an evaluation that comes after a training step begins anew.
         if loop.val_loop.restarting:
             loop.val_loop.restarting = False
+        # The caller's function: it starts the clock of the training.
         self._start()
+        # Hooks of Lightning have run since the last step, and may have changed the module.
         if steps.captured is not None:
-            steps.captured.look_again()
+            steps.captured.check_module_at_next_step()
         steps.train_on_batch(fetcher)
         while not self._lightning_is_asked():
             count_step_for_loggers(loop)
@@ -300,6 +306,7 @@ class LeanSteps:
         training_step = self._module.training_step
         if training_step != self._training_step:
             self._training_step = training_step
+            # Lightning also takes the second of two parameters for the index, whatever its name.
             self._takes_batch_idx = self._takes_index(training_step, "batch_idx", min_args=2)
         self._arguments = (batch, index) if self._takes_batch_idx else (batch,)
         self._outputs = None
@@ -325,6 +332,7 @@ class LeanSteps:
         if not torch.is_grad_enabled():
             with torch.enable_grad():
                 return self._closure()
+        # Around each hook it is noted which one runs, as ``self.log`` asks for it.
         hook = self._hook
         optimizer = self._optimizer_step.optimizer
         hook.enter("training_step")

@@ -49,8 +49,8 @@ def take_steps(
 ) -> StepTaker:
     """Let the steps of a Trainer's fit take less time, with the same results bit for bit.
 
-    Where the results could differ, Lightning's own loop takes the steps, or they are not captured,
-    and the name says why.
+    Where the results could differ, Lightning's own loop takes the steps, or they are not captured.
+    The ``name`` of the object that is given then says why.
 
     Args:
         trainer: which has not begun to train.

@@ -162,7 +162,7 @@ def go_on_amid_epoch(trainer: Trainer) -> None:
     trainer._logger_connector._first_loop_iter = False
 
 
-def end_restart(trainer: Trainer) -> None:
+def count_epoch_as_whole(trainer: Trainer) -> None:
     """Let Lightning take the epoch that ends as one that was trained as a whole."""
     # Only at the end of a whole epoch does Lightning step schedules by a metric.
     trainer.fit_loop._restarting = False
@@ -189,9 +189,10 @@ def saved_entry(entry: Any) -> dict[str, Any]:
 def restored_entry(
     package: str, saved: Mapping[str, Any], trainer: Trainer, module: LightningModule
 ) -> Any:
-    """Make a logged value from its description by :func:`saved_entry`.
+    """Make a value that ``self.log`` has logged from its description by :func:`saved_entry`.
 
-    None where it is a metric object of the module's, and the module has none of that name.
+    Lightning keeps such a value, with how it is reduced over batches, in an object of a private
+    class. None where it is a metric object of the module's, and the module has none of that name.
     """
     place = "trainer.connectors.logger_connector.result"
     new_metadata = of_package(package, f"{place}._Metadata")
@@ -226,6 +227,7 @@ def restore_states(metric: Metric, saved: Mapping[str, Any], device: torch.devic
     for name, value in saved["states"].items():
         setattr(metric, name, _moved(value, device))
     metric._update_count = saved["count"]
+    # A value that was computed from other states is forgotten.
     metric._computed = None
 
 

@@ -295,7 +295,7 @@ def builds_layers_later(module: LightningModule, weights: Collection[str]) -> bo
     return any(is_overridden(name, module) for name in ("setup", "configure_model"))
 
 
-def without_monitors(options: Mapping[str, Any]) -> dict[str, Any]:
+def without_recording_or_stopping(options: Mapping[str, Any]) -> dict[str, Any]:
     """Give a Trainer's options without loggers and call-backs that record a training or stop it.
 
     They serve a short try, which is no trial.
@@ -337,7 +337,7 @@ def serving(
     # The user's teardown would close data that later trials read.
     served.teardown = lambda stage: None  # type: ignore[method-assign]
     for stage, iterable in batches.items():
-        # As a default, the iterable is that of this round of the loop.
+        # As a default argument it is this stage's iterable; else each lambda would give the last.
         setattr(served, f"{stage}_dataloader", lambda iterable=iterable: iterable)
     return served
 

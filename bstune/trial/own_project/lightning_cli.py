@@ -21,7 +21,7 @@ from bstune.options import Node
 from bstune.recipe import left_to_bstune
 from bstune.system.inputs import one_line
 from bstune.system.lightning_package import OTHER, installed_lightning
-from bstune.trial.backend import OWNED, refuse_finders
+from bstune.trial.backend import OWNED, refuse_rate_and_batch_size_finders
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule
 from bstune.trial.own_project.cli_file import (
     LENGTHS,
@@ -110,6 +110,7 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     trainer, left_out = _sorted_arguments(parsed["trainer"], defaults)
     built = {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
     key, lr = _learning_rate(parsed, file)
+    # A trial's rate takes the place of the file's. Without a key bstune sets it in the optimizers.
     if key is not None:
         built = dict(with_value(built, key, "${trial.lr}"))
     data = build_data(parsed["data"])
@@ -128,12 +129,14 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
         target = _given_target(chosen.target)
     precision = str(parsed["trainer"].get("precision") or 32)
     this_module = build_module.__module__
+    # The range of batch sizes lies around the file's own.
     smallest = max(1, batch_size // FACTOR_BELOW)
     largest = min(examples, batch_size * FACTOR_ABOVE)
     # A trial ends once both its steps and its examples are spent. So the largest batches, whose
     # steps would be few, take more examples.
     fewest_steps = max(1, budget // (FACTOR_BELOW * batch_size))
     trial_budget = {"steps": fewest_steps, "examples": budget}
+    # A study with little time may shorten a budget that was assumed, and tells so in epochs.
     if is_assumed:
         trial_budget["assumed_epoch"] = examples
     # LightningCLI's parser builds the classes that are named below these nodes, Hydra must not.
@@ -229,8 +232,9 @@ def _own_metric(sections: Node, parsed: Node, data: LightningDataModule) -> OwnM
     cli = import_module(f"{_package(sections['model'])}.cli")
     callbacks = list[Any]()
     for named in parsed["trainer"].get("callbacks") or ():
+        # It makes the object of a class_path and its init_args, as the file's own run does.
         callbacks.append(cli.instantiate_class((), named))
-    refuse_finders(callbacks)
+    refuse_rate_and_batch_size_finders(callbacks)
     # A CPU is enough for a few batches, and there is one on every machine.
     return own_metric(model, data, {"callbacks": callbacks}, accelerator="cpu")
 

@@ -19,7 +19,7 @@ from bstune.core.records import Mode
 from bstune.recipe import RATES, looks_like_rate
 from bstune.system.failures import described, place_of
 from bstune.system.interruption import temporary_folder
-from bstune.trial.backend import OWNED, refuse_finders
+from bstune.trial.backend import OWNED, refuse_rate_and_batch_size_finders
 from bstune.trial.batches.epochs import epoch_length
 from bstune.trial.batches.given_batches import examples_of
 from bstune.trial.batches.loader import HOW_TO_GIVE, not_rebatchable
@@ -94,6 +94,8 @@ def own_batches(data: LightningDataModule, name: str, batch_size: int | None = N
         problem = not_rebatchable(loader)
         if batch_size is None:
             batch_size = _batch_size_of(loader)
+        # A loader that can be read in batches of another size has a sampler, which tells how many
+        # examples an epoch draws. Of any other loader they are estimated.
         if problem is None:
             return OwnBatches(batch_size, epoch_length(loader))
         return OwnBatches(batch_size, examples_of(loader, batch_size), problem)
@@ -310,7 +312,7 @@ class _ValidationMetrics(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise a ConfigError for a call-back that sets a value of bstune's."""
         # The Trainer now also has the module's own call-backs.
-        refuse_finders(trainer.callbacks)  # type: ignore[attr-defined]
+        refuse_rate_and_batch_size_finders(trainer.callbacks)  # type: ignore[attr-defined]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember the metrics that were logged before the validation."""
@@ -348,8 +350,9 @@ def _logged_in_validation(
         "accelerator": accelerator,
         "devices": 1,
     }
-    # Lightning's warnings are dropped, as the first trial gives them again.
+    # Those arguments are left out that bstune sets in a trial, too.
     options = {name: value for name, value in trainer.items() if name not in OWNED}
+    # Lightning's warnings are dropped, as the first trial gives them again.
     with temporary_folder() as folder, warnings.catch_warnings(action="ignore"):
         try:
             fitting = make_trainer(options, module, [logged], folder, **arguments)

@@ -134,14 +134,16 @@ class PythonRecipe:
             raise ConfigError(
                 f"module must return a LightningModule, but returned {type(module).__name__}"
             )
-        self._refuse_built(module, f"returned the same {type(module).__name__} as before")
+        self._refuse_of_earlier_trial(
+            module, f"returned the same {type(module).__name__} as before"
+        )
         for name, weight in module.named_parameters():
             if weight.requires_grad:
                 problem = f"returned {name} with the weights of another trial"
-                self._refuse_built(weight, problem)
+                self._refuse_of_earlier_trial(weight, problem)
         return module
 
-    def _refuse_built(self, built: object, problem: str) -> None:
+    def _refuse_of_earlier_trial(self, built: object, problem: str) -> None:
         """Raise a ConfigError for a module or weight of an earlier trial; remember a new one.
 
         ``problem`` says in the message what the user's function did.
@@ -290,11 +292,13 @@ def _argument_names(
         raise ConfigError(
             f"{class_name} has no argument {', '.join(missing)}, which is to be searched: {instead}"
         )
+    # Of these values of a trial the class gets those that are arguments of it.
     attribute_of = dict[str, str]()
     for name in ("batch_size", "seed", "total_steps", *tunables):
         if name in free:
             attribute_of[name] = name
     attribute_of |= dict.fromkeys(rates, "lr")
+    # An argument without a default cannot be left to the class.
     required = list[str]()
     for name, argument in arguments.items():
         if name in attribute_of or name in bound or argument.default is not argument.empty:

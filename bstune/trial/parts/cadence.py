@@ -30,11 +30,17 @@ class Cadence:
         self.due_step = self._next_due(step=0, history=())
 
     def go_on(self, stopped: StoppedState, history: Sequence[tuple[int, float | None]]) -> None:
-        """Take up the cadence of a stopped trial, from its state and its history."""
+        """Take up the cadence of a stopped trial.
+
+        Args:
+            stopped: its state: the step at which an evaluation was due, the steps of evaluations
+                that were not due (``forced``), and whether it has been near its target.
+            history: step and value of all its evaluations.
+        """
         self.near = stopped.near
         self.forced = stopped.forced
         self.due_step = stopped.due_step
-        # The state is from before the evaluation that ended the trial.
+        # The state is from before the evaluation that ended the trial, which is in the history.
         self.take_in(stopped.steps, history)
 
     def take_in(
@@ -67,7 +73,11 @@ class Cadence:
             self.due_step = self._next_due(step, history)
 
     def _next_due(self, step: int, history: Sequence[tuple[int, float | None]]) -> int:
-        """Give the step of the evaluation that is due next after ``step``."""
+        """Give the step of the evaluation that is due next after ``step``.
+
+        Evaluations are more frequent once the trial is near its target. In ``dense_steps``, where
+        the spec has that range of steps, they are more frequent still.
+        """
         # Evaluations that were not due, as at an epoch's end, do not change when others are due.
         due = [pair for pair in history if pair[0] not in self.forced]
         # A trial that has once been near stays near: a noisy metric would switch back and forth.

@@ -1,7 +1,7 @@
 """Orders a Trainer's call-backs, with a trial's own ones at both ends."""
 
 from bstune.core.errors import ConfigError
-from bstune.trial.backend import refuse_finders
+from bstune.trial.backend import refuse_rate_and_batch_size_finders
 from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.lightning.packages import of_package, package_of
 
@@ -32,7 +32,7 @@ def order_callbacks(
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     # Call-backs from the module's configure_callbacks can be refused only here, before they act.
-    refuse_finders(callbacks)
+    refuse_rate_and_batch_size_finders(callbacks)
     scheduler = of_package(package_of(module), "callbacks.GradientAccumulationScheduler")
     if any(isinstance(callback, scheduler) for callback in callbacks):
         raise ConfigError(

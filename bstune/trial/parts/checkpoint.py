@@ -44,7 +44,7 @@ OF_RANKS = "ranks"
 PER_PROCESS = ("stream", "generators", "epoch", "metrics")
 # Hyper-parameters, which are left out: they may hold any object, which plain data cannot. Modules
 # and data modules are built anew with theirs.
-UNUSED = (
+LEFT_OUT_OF_CHECKPOINTS = (
     "hyper_parameters",
     "hparams_type",
     "datamodule_hyper_parameters",
@@ -98,8 +98,11 @@ class PlainFiles:
         if not isinstance(storage_options, OwnFile):
             self._others.save_checkpoint(checkpoint, path, storage_options)
             return
+        # Hyper-parameters are left out, as they may be no plain data.
         buffer = io.BytesIO()
-        plain = {name: value for name, value in checkpoint.items() if name not in UNUSED}
+        plain = {
+            name: value for name, value in checkpoint.items() if name not in LEFT_OUT_OF_CHECKPOINTS
+        }
         torch.save(plain, buffer)
         _add_comment(buffer, own_mark(storage_options.path))
         try:
@@ -132,11 +135,12 @@ class PlainFiles:
             checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = owner.hparams
             checkpoint[owner.CHECKPOINT_HYPER_PARAMS_TYPE] = type(owner.hparams)
             checkpoint |= argument_of_hyper_parameters(owner)
-        _keep_own_files(checkpoint, self._trainer)
+        # Call-backs that write checkpoints go on in this trial's folders.
+        _set_own_folders(checkpoint, self._trainer)
         return checkpoint
 
 
-def _keep_own_files(checkpoint: dict[str, Any], trainer: Trainer) -> None:
+def _set_own_folders(checkpoint: dict[str, Any], trainer: Trainer) -> None:
     """Put this trial's folders into the states of call-backs that write checkpoints.
 
     Where the user names no folder, each trial has a folder of its own, and the files of the stopped
@@ -241,7 +245,7 @@ class StateWriter(Callback):
 
     def prepare(self, last: bool) -> None:
         """Let the stream remember its position if the ``last`` step is next."""
-        # By the end of that step Lightning has fetched one more batch.
+        # By the end of that step Lightning has fetched one more batch, and the stream has moved on.
         self._stream.remembers = last
 
     def position(self, batches: int) -> Position:

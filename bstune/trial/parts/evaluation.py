@@ -50,6 +50,7 @@ def end_evaluation(parts: Parts, trainer: Trainer, lean_loop_runs: bool) -> None
         return
     loss = mean_loss(parts.state.loss)
     is_asked_to_stop = parts.agreed_stop.is_asked(trainer)
+    # Processes that train together must all go on, or all stop.
     value, loss, is_asked_to_stop = distributed.agree(
         parts.metric.value(trainer), loss, is_asked_to_stop
     )
@@ -80,6 +81,7 @@ def judge(parts: Parts, trainer: Trainer, value: float | None, loss: float, stop
     # This evaluation has not logged the metric: Lightning still has the value of an earlier one.
     if parts.metric.is_from_before(trainer):
         parts.verdict.judge_by_loss(loss)
+        # It is in no history, so the cadence need not remember whether it was due.
         if not state.ended:
             parts.cadence.schedule_next(state.steps, state.history, stops)
     # A repeated evaluation was judged before the stop.

@@ -9,7 +9,7 @@ class OneProcess:
     def __init__(self) -> None:
         self._process = os.getpid()
 
-    def end_copy(self) -> None:
+    def exit_if_forked(self) -> None:
         """End this process if it is a copy, without the clean-up that the original will do."""
         if os.getpid() != self._process:
             os._exit(0)

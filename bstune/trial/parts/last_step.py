@@ -34,7 +34,8 @@ def steps_of_trainer(
 
     It is ``horizon``, if that is given. Otherwise it is the budget's last step, so that a trial
     that is stopped early has the same schedules as one that is not; or the trial's own last step,
-    if that lies past the budget. The Trainer counts skipped steps too, so they are added.
+    if that lies past the budget. Steps that a gradient scaler has skipped are added, as the Trainer
+    counts them too.
     """
     if horizon is not None:
         return horizon

@@ -47,8 +47,8 @@ class Phases:
         """Close the segment of the steps since the last evaluation."""
         self._clock.end_segment(self._state.steps - self._segment_start, Phase.EVALUATION)
 
-    def end_step(self) -> None:
-        """Close a segment at the warm-up's last step, so that it is left out of the time per step.
+    def close_warmup_segment(self) -> None:
+        """Close the clock's segment at the warm-up's last step, to leave it out of the step time.
 
         If the trial was evaluated before, that has closed the segment already.
         """

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from bstune.trial.lightning.installed import LightningModule, Trainer
-from bstune.trial.lightning.internals import end_restart, go_on_amid_epoch, repeat_validation
+from bstune.trial.lightning.internals import (
+    count_epoch_as_whole,
+    go_on_amid_epoch,
+    repeat_validation,
+)
 from bstune.trial.parts.accumulated import restore_metrics
 from bstune.trial.parts.checkpoint import StoppedState
 
@@ -77,20 +81,21 @@ class Resume:
         """Before a resumed trial's training batch, put back what has not been put back yet."""
         if self.stopped is None:
             return
-        self.put_back(trainer, module)
+        self.put_back_stopped_state(trainer, module)
         # Lightning would take the batch for the first of an epoch, and reset accumulated metrics.
         if self._amid_epoch:
             go_on_amid_epoch(trainer)
             self._amid_epoch = False
 
     def end_epoch(self, trainer: Trainer, module: LightningModule) -> None:
-        """Let Lightning step schedules by a metric at the end of an epoch."""
-        self.put_back(trainer, module)
-        # At the end of an epoch in which a fit was resumed, Lightning would leave them out.
-        end_restart(trainer)
+        """Prepare the end of an epoch, at which Lightning steps schedules by a metric."""
+        # A trial that was stopped after the epoch's last batch has put nothing back yet.
+        self.put_back_stopped_state(trainer, module)
+        # Lightning would not step these schedules in an epoch in which a fit was resumed.
+        count_epoch_as_whole(trainer)
         self._amid_epoch = False
 
-    def put_back(self, trainer: Trainer, module: LightningModule) -> None:
+    def put_back_stopped_state(self, trainer: Trainer, module: LightningModule) -> None:
         """Put back the weights, the frozen parameters and the accumulated metrics, once.
 
         Hooks at the start of the fit may have reset what the checkpoint had loaded.

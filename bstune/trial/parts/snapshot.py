@@ -35,7 +35,7 @@ class Snapshot:
         self._versions = versions
         self.writer: StateWriter | None = None
 
-    def expect(self, state: TrialState) -> None:
+    def prepare_if_last_step_is_next(self, state: TrialState) -> None:
         """Let the stream of batches remember its position if the next step is the last one."""
         if self.writer is not None:
             self.writer.prepare(last=state.steps + 1 >= state.last_step)
@@ -84,10 +84,12 @@ class Snapshot:
                 steps=state.steps,
                 skipped=state.skipped,
                 start_gap=start_gap,
+                # These three tell when the trial that goes on is to be evaluated.
                 near=cadence.near,
                 due_step=cadence.due_step,
                 forced=cadence.forced,
                 metrics=metrics,
+                # The values that an epoch has logged so far.
                 epoch=accumulated_metrics(trainer, module) if has_epochs else {},
                 # A step that a gradient scaler skips has taken a batch as well.
                 stream=self.writer.position(state.steps + state.skipped),

@@ -54,7 +54,7 @@ class TrialCallback(Callback):
         )
         # A resumed trial may lack a single step, so that its first step is the last one.
         parts.last_step.bring_forward()
-        parts.snapshot.expect(parts.state)
+        parts.snapshot.prepare_if_last_step_is_next(parts.state)
         batch_size = parts.spec.batch_size
         parts.noise_scale.setup(trainer, pl_module, stage, batch_size, self._micro_batches)
 
@@ -87,6 +87,7 @@ class TrialCallback(Callback):
         stop. Then that evaluation comes first, and counts as evaluation.
         """
         parts = self.parts
+        # For the record: lr/(1 - m) of SGD or RMSprop with a momentum m.
         parts.state.effective_lr = effective_lr(trainer.optimizers)
         parts.step_count.begin(trainer, pl_module)
         # A resumed trial goes on with the random numbers of its stop, whatever start-up has drawn.
@@ -123,8 +124,8 @@ class TrialCallback(Callback):
         # Lightning validates after a batch whose number is a multiple of val_check_batch, so not
         # after this one, unless it is set below.
         trainer.val_check_batch = batch_idx + 2
-        # The user's code may have forked this process in the step: the copy ends here.
-        parts.one_process.end_copy()
+        # The user's code may have forked this process in the step: a copy ends here.
+        parts.one_process.exit_if_forked()
         # Processes that train together stop only where an evaluation has made them agree.
         parts.agreed_stop.hold(trainer)
         parts.state.loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -134,12 +135,13 @@ class TrialCallback(Callback):
         parts.step_count.end_step(trainer)
         # Once the time is over, the next step is the last one.
         parts.last_step.bring_forward()
-        parts.snapshot.expect(parts.state)
+        parts.snapshot.prepare_if_last_step_is_next(parts.state)
         if is_evaluation_due(parts, trainer):
             trainer.val_check_batch = batch_idx + 1
             begin_evaluation(parts, trainer, pl_module)
+        # An evaluation closes the clock's segment itself.
         else:
-            parts.phases.end_step()
+            parts.phases.close_warmup_segment()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let Lightning end the epoch, and add another one if the trial lacks steps."""
@@ -150,7 +152,7 @@ class TrialCallback(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put back what hooks have reset, and remember the metric from before the evaluation."""
-        self.parts.resume.put_back(trainer, pl_module)
+        self.parts.resume.put_back_stopped_state(trainer, pl_module)
         self.parts.metric.before_evaluation(trainer)
 
     def on_validation_batch_start(
@@ -166,6 +168,8 @@ class TrialCallback(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take in the evaluation: the trial ends, or goes on."""
-        self.parts.one_process.end_copy()
+        # The user's code may have forked this process in the evaluation: a copy ends here.
+        self.parts.one_process.exit_if_forked()
+        # bstune's own loop, the lean one, takes the steps where it can do what Lightning's does.
         lean_loop_runs = self.step_taker is not None and self.step_taker.runs
         end_evaluation(self.parts, trainer, lean_loop_runs)

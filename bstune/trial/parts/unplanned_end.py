@@ -10,7 +10,9 @@ from bstune.trial.parts.state import TrialState
 
 
 def explain_end(state: TrialState, trainer: Trainer) -> None:
-    """Write into the state why the trial stopped, if neither an evaluation nor a part ended it.
+    """Write into the state why the trial stopped, if the user's code or the Trainer stopped it.
+
+    Nothing is written where an evaluation has ended the trial, or its gradients have diverged.
 
     Raises:
         RuntimeError: if nothing has asked the training to end, as when a hook raises a

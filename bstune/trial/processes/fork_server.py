@@ -133,7 +133,7 @@ def _begin(
 ) -> None:
     """Prepare this process, which was just started, and call ``target`` with the arguments.
 
-    ``method``: as :func:`_chosen_start_method` gives it where the user's script runs.
+    ``method`` is multiprocessing's start method that the user's script has set; None: none.
     """
     # Ctrl-C reaches every process of the terminal. The process that started this one ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -164,8 +164,8 @@ class Workers:
         self._devices = devices
         self._log = log
         self._spare = spare
-        self._seconds = math.inf if seconds is None else seconds
-        self._trials = math.inf if trials is None else trials
+        self._most_seconds = math.inf if seconds is None else seconds
+        self._most_trials = math.inf if trials is None else trials
         self._workers: list[Process | Team] = []
         # The trial that each process has, until wait() or poll() gives it.
         self._running: dict[Process | Team, TrialSpec] = {}
@@ -246,7 +246,7 @@ class Workers:
             # error, which may have left anything behind: after an assertion of CUDA, its device
             # computes nothing any more. So is one that has trained many trials, as compiled code
             # keeps memory.
-            if worker.has_failed or not worker.is_alive() or worker.trials >= self._trials:
+            if worker.has_failed or not worker.is_alive() or worker.trials >= self._most_trials:
                 worker.close()
                 worker.end()
                 self._workers.remove(worker)
@@ -326,12 +326,12 @@ class Workers:
         ready = wait(handles, 0 if self._finished else seconds)
         ready_workers = {worker_of[handle] for handle in ready}
         for worker in running:
-            is_late = time.monotonic() - worker.started > self._seconds
+            is_late = time.monotonic() - worker.started > self._most_seconds
             if worker not in ready_workers and not is_late:
                 continue
             too_long: str | None = None
             if is_late:
-                too_long = f"took longer than protocol.trial_seconds={self._seconds:g}"
+                too_long = f"took longer than protocol.trial_seconds={self._most_seconds:g}"
             finished = worker.finish(self._running[worker], too_long)
             # A team's trial is over only once all of its processes have answered.
             if finished is not None:
