@@ -94,7 +94,11 @@ def opened(
         options=with_option(options, "mlflow", settings),
         protocol=SimpleNamespace(target=Target("val/error", 0.1, "min")),
         backend=SimpleNamespace(
-            device="cpu", versions=versions, frozen_settings={}, train_examples=1000
+            objective_is_open=False,
+            device="cpu",
+            versions=versions,
+            frozen_settings={},
+            train_examples=1000,
         ),
         # This folder has no checkpoint.
         files=Output(Path("outputs")),
