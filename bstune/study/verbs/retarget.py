@@ -14,6 +14,7 @@ from pathlib import Path
 from bstune.core.errors import ConfigError, StudyError, TableError
 from bstune.core.metric_names import parse_target
 from bstune.core.records import Target, TrialResult
+from bstune.core.search_space import SizeLimits
 from bstune.core.step_time_law import StepTimeLaw, fit_step_time_law, law_of_trials
 from bstune.core.step_timings import own_steps
 from bstune.options import ReplayedWorkload, with_option
@@ -453,7 +454,7 @@ def _prepared(
         high = min(space.high, ceiling.at.batch_size)
         space = replace(space, low=ceiling.smallest, high=high)
     # Whether its batch size fitted need not be known: where it did not, no trial is the baseline's.
-    baseline, _ = baseline_of(options, space, largest=None)
+    baseline = baseline_of(options, space, SizeLimits())
     prepared = PreparedStudy(
         options=options,
         recipe=None,
