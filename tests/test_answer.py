@@ -28,7 +28,7 @@ from bstune.report.lines.cautions import warnings
 from bstune.report.lines.learning_rate import fitting_rules_text
 from bstune.report.lines.next_steps import how_to_narrow, on_limits
 from bstune.report.lines.unreached import NOTHING_REACHED
-from bstune.report.trust import trust
+from bstune.report.trust import trust, trust_in_timing
 from bstune.report.words import critical_text, expected_text, trials_text
 from bstune.result import (
     AsGood,
@@ -686,6 +686,34 @@ def test_a_busy_survey_names_what_times_it_anew(surveyed):
     (caution,) = texts(changed(WHOLE, timing=busy), "CAUTION")
     # A survey that the study ran can be repeated; timings of the trials cannot.
     assert ("hardware.refresh=true" in caution) == surveyed
+
+
+ONCE = result_of([LUCKY])
+
+
+@pytest.mark.parametrize(
+    ("summary", "says_interval", "says_predicted"),
+    [
+        (WHOLE, True, False),
+        # A single run has no interval.
+        (ONCE, False, True),
+        (
+            changed(ONCE, best_by_time=changed(ONCE.best_by_time, time_to_target=None)),
+            False,
+            False,
+        ),
+        # Fresh seeds that all missed the target have no seconds.
+        (result_of([LUCKY, fresh(3, 8, status="diverged")]), False, False),
+        (result_of([]), False, False),
+    ],
+)
+def test_an_error_of_timing_is_in_uses_interval_where_it_has_one(
+    summary, says_interval, says_predicted
+):
+    noise = trust_in_timing(changed(summary, timing=timing(0.52, waited=0.5)))
+    assert "52%" in noise.text
+    assert ("as USE's interval says" in noise.text) == says_interval
+    assert ("predicted for USE" in noise.text) == says_predicted
 
 
 def test_a_study_of_python_objects_names_arguments():
