@@ -1,5 +1,6 @@
 """Everything that can be wrong with a study, found before anything is written."""
 
+import importlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,7 @@ from bstune.system.failures import cause
 from bstune.system.files import Output
 from bstune.system.secrets import redact_values
 from bstune.system.watchdog import waiting_for, watching
+from bstune.tracking.address import check_uri, tracking_uri
 from bstune.trial.backend import (
     Timed,
     TrialBackend,
@@ -69,6 +71,8 @@ if TYPE_CHECKING:
     from bstune.hardware.survey import Survey
     from bstune.trial.own_loop import LoopRunner
 
+# What logs a study; mlflow takes seconds to import.
+TRACKING = "bstune.tracking.runs"
 # Batch sizes whose seconds of a step are stored with a budget of seconds.
 BUDGET_SIZES = 33
 # The fewest trials of a whole budget that search.wall_seconds must have time for.
@@ -327,6 +331,9 @@ def _prepare(
         runs = _PreparedRuns(asked.backend, space)
     backend = runs.backend
     notes += runs.notes
+    # A workload that its first steps refuse does not wait for mlflow.
+    options, tracking_notes = _with_imported_tracking(options, trial)
+    notes += tracking_notes
     backend.check(runs.space, trial)
     options, budget_note = _with_budget_in_time(options, backend, trial, elapsed)
     if budget_note is not None:
@@ -650,21 +657,43 @@ def _single_trial(options: StudyOptions) -> TrialSpec | None:
 def _checked_tracking(
     options: StudyOptions, trial: TrialSpec | None
 ) -> tuple[StudyOptions, list[str]]:
-    """Check the address of MLflow, and give the options and the plan's notes.
+    """Check the address of MLflow, which takes its import only for an address of a rare kind.
 
-    Where MLflow cannot be imported the options turn it off, and a note says so.
+    Arguments and values are those of :func:`_with_imported_tracking`.
     """
     if not options.mlflow.enabled or trial is not None:
         return options, []
     try:
         with waiting_for("MLflow"):
-            # mlflow takes seconds to import.
-            from bstune.tracking.address import check_uri, tracking_uri
+            check_uri(tracking_uri(options.mlflow))
     except ImportError as error:
-        note = f"not logged in MLflow, which cannot be imported: {cause(error)}"
-        return with_option(options, "mlflow.enabled", False), [note]
-    check_uri(tracking_uri(options.mlflow))
+        return _without_tracking(options, error)
     return options, []
+
+
+def _with_imported_tracking(
+    options: StudyOptions, trial: TrialSpec | None
+) -> tuple[StudyOptions, list[str]]:
+    """Import MLflow, and give the options and the plan's notes.
+
+    Where MLflow cannot be imported the options turn it off, and a note says so.
+
+    ``trial``: the one trial that the command runs, which is not logged; None: it runs a study.
+    """
+    if not options.mlflow.enabled or trial is not None:
+        return options, []
+    try:
+        with waiting_for("MLflow"):
+            importlib.import_module(TRACKING)
+    except ImportError as error:
+        return _without_tracking(options, error)
+    return options, []
+
+
+def _without_tracking(options: StudyOptions, error: ImportError) -> tuple[StudyOptions, list[str]]:
+    """Turn MLflow off, which could not be imported, and give the plan's note on it."""
+    note = f"not logged in MLflow, which cannot be imported: {cause(error)}"
+    return with_option(options, "mlflow.enabled", False), [note]
 
 
 @dataclass(frozen=True)
