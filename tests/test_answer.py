@@ -669,7 +669,7 @@ def test_a_budget_with_one_configuration_advises_to_try_others():
         # What ended the search is not what the fresh seeds lacked.
         (changed(SEARCH, limit="search.least_gain"), "stopped", "a larger search.wall_seconds"),
         (changed(SEARCH, limit="search.seconds"), "stopped", "a larger search.wall_seconds"),
-        (SEARCH, None, "still to come"),
+        (SEARCH, None, "and the same command runs them"),
         # Asked for none: then it is a matter of options.
         (changed(SEARCH, replicates=0), "the plan is done", "search.replicates=3"),
     ],
@@ -678,6 +678,21 @@ def test_a_winner_that_ran_once_is_the_first_caution(search, stop_reason, advice
     once = result_of([LUCKY], search=search, stop_reason=stop_reason)
     assert advice in texts(once, "CAUTION")[0]
     assert advice in warnings(once)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice", "other"),
+    [
+        # No command begins a study of Python objects again.
+        ({"in_python": True}, "the same call runs them", "command"),
+        # The command of the trials is that of another target.
+        ({"few_passed": "2 trials passed it, and it takes 8"}, "a study of this target", "same"),
+    ],
+)
+def test_what_runs_a_winner_again_is_what_the_reader_has(changes, advice, other):
+    caution = " ".join(texts(result_of([LUCKY], search=SEARCH, **changes), "CAUTION"))
+    assert advice in caution
+    assert other not in caution
 
 
 @pytest.mark.parametrize("surveyed", [True, False])

@@ -18,6 +18,7 @@ from bstune.report.lines import at_budget as budget_lines
 from bstune.report.lines import next_steps
 from bstune.report.page import write_page
 from bstune.report.running_page import is_running_page
+from bstune.report.spelling import spelled
 from bstune.report.study_folder import read_study
 from bstune.result import WINNERS, AtBudget, Reference, SearchPlan, StudyResult, WorkloadSize
 from bstune.search.observations import Posterior
@@ -152,7 +153,7 @@ def _next_in_python(
         advice = budget_lines.advice_to_keep(result)
     if advice is None:
         return [("NEXT", ("result.train()",))]
-    return [("NEXT", (advice, "result.train()"))]
+    return [("NEXT", (spelled(result, advice), "result.train()"))]
 
 
 def _draw(
