@@ -316,7 +316,7 @@ def check_secrets(arguments: Sequence[str]) -> None:
 
 
 def check_paths(verb: str, arguments: Sequence[str]) -> None:
-    """Refuse a path that is not there before the verb's libraries are imported, which takes seconds.
+    """Refuse a path that is not there before a verb imports its libraries, which takes seconds.
 
     These are the paths before all options. The verb itself checks those that stand elsewhere.
     """
