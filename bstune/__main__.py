@@ -21,7 +21,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ from bstune.system.console import plain_console, quieten
 from bstune.system.exits import is_interruption, os_exit_as_users_error, sys_exit_error
 from bstune.system.failures import cause, described
 from bstune.system.files import expand_home, full_disk, unusable_name
-from bstune.system.inputs import one_line, read_text
+from bstune.system.inputs import one_line, open_regular, read_text
 from bstune.system.loading import loading
 from bstune.system.openmp import spin_shortly
 from bstune.system.secrets import (
@@ -71,6 +71,13 @@ VERBS = {
 }
 JSON = "--json"
 JSON_VERBS = ("tune", "lightning", "report", "fit", "extrapolate", "branch")
+# The verbs that read studies, and what to give them.
+STUDIES = "give studies' output folders, such as outputs/digits"
+OF_STUDIES = {
+    "report": "give a study's output folder, such as outputs/digits",
+    "compare": STUDIES,
+    "extrapolate": STUDIES,
+}
 HYDRAS_OWN = {
     *(
         "--help",
@@ -207,6 +214,7 @@ def main() -> int:
         _check_working_directory()
         remember_environment()
         check_secrets(arguments)
+        check_paths(verb, arguments)
         with _json_on_stdout(verb, arguments) as write_json, filtered(), os_exit_as_users_error():
             write_json(getattr(importlib.import_module(module), function)(arguments))
     except Interrupted as error:
@@ -310,6 +318,25 @@ def check_secrets(arguments: Sequence[str]) -> None:
             "command line (ps): put the whole value into an environment variable, such as "
             f"{variable}, and give '{in_place}' in its place"
         )
+
+
+def check_paths(verb: str, arguments: Sequence[str]) -> None:
+    """Refuse a path that is not there before a verb imports its libraries, which takes seconds.
+
+    These are the paths before all options. The verb itself checks those that stand elsewhere.
+    """
+    paths = list[str]()
+    for argument in takewhile(lambda argument: not argument.startswith("-"), arguments):
+        # target=VALUE may stand among studies.
+        if "=" not in argument:
+            paths.append(argument)
+    if verb == "lightning" and paths:
+        os.close(open_regular(Path(paths[0]), "the config file"))
+    if verb not in OF_STUDIES:
+        return
+    for path in paths:
+        if not os.path.lexists(path):
+            raise StudyError(f"there is no {one_line(path)}: {OF_STUDIES[verb]}")
 
 
 def check_words(arguments: Sequence[str]) -> None:

@@ -1,12 +1,18 @@
 """Where MLflow is: the address that counts, and what opens its pages."""
 
 import shlex
+import sqlite3
+import subprocess
 import sys
+from contextlib import closing
 
 import pytest
+from mlflow.store.db import db_types
 
 from bstune.config import mlflow_options
-from bstune.tracking.address import opening_lines, tracking_uri
+from bstune.study.storage.connection import primary_keys
+from bstune.tracking import database
+from bstune.tracking.address import ALWAYS, DATABASE_ENGINES, opening_lines, tracking_uri
 
 PYTHON = shlex.quote(sys.executable)
 
@@ -31,6 +37,42 @@ def test_tracking_uri(configured, environment, expected, tmp_path, monkeypatch):
     if environment is not None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", environment)
     assert tracking_uri(mlflow_options(configured)) == expected.format(here=tmp_path)
+
+
+def test_the_databases_are_mlflows():
+    assert set(DATABASE_ENGINES) == set(db_types.DATABASE_ENGINES)
+    keys = primary_keys(database.Base.metadata)
+    assert {name: keys[name] for name in ALWAYS} == {name: set(key) for name, key in ALWAYS.items()}
+
+
+@pytest.mark.parametrize(
+    ("tables", "uri", "imports_mlflow"),
+    [
+        # There is no file yet.
+        (None, "sqlite:///mlflow.db", False),
+        ({}, "sqlite:///mlflow.db", False),
+        ({**ALWAYS, "of_a_later_version": ("id",)}, "sqlite:///mlflow.db", False),
+        # Whose it is only the keys of all of MLflow's tables tell.
+        ({"tags": ("key",)}, "sqlite:///mlflow.db", True),
+        ({**ALWAYS, "runs": ("id",)}, "sqlite:///mlflow.db", True),
+        (None, "http://localhost:5000", False),
+        (None, "file:///x", True),
+    ],
+)
+def test_an_address_is_checked_without_mlflow(tables, uri, imports_mlflow, tmp_path):
+    if tables is not None:
+        with closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection:
+            for name, (key,) in tables.items():
+                connection.execute(f"CREATE TABLE {name} ({key} INTEGER PRIMARY KEY)")
+    code = (
+        "import sys\nfrom bstune.core.errors import ConfigError\n"
+        "from bstune.tracking.address import check_uri\n"
+        f"try:\n    check_uri({uri!r})\nexcept ConfigError:\n    pass\n"
+        "print('mlflow' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == str(imports_mlflow)
 
 
 @pytest.mark.parametrize(

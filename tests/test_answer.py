@@ -28,7 +28,7 @@ from bstune.report.lines.cautions import warnings
 from bstune.report.lines.learning_rate import fitting_rules_text
 from bstune.report.lines.next_steps import how_to_narrow, on_limits
 from bstune.report.lines.unreached import NOTHING_REACHED, more_of_limit
-from bstune.report.trust import trust
+from bstune.report.trust import trust, trust_in_timing
 from bstune.report.words import critical_text, expected_text, trials_text
 from bstune.result import (
     AsGood,
@@ -710,7 +710,7 @@ def test_a_budget_with_one_configuration_advises_to_try_others():
         # What ended the search is not what the fresh seeds lacked.
         (changed(SEARCH, limit="search.least_gain"), "stopped", "a larger search.wall_seconds"),
         (changed(SEARCH, limit="search.seconds"), "stopped", "a larger search.wall_seconds"),
-        (SEARCH, None, "still to come"),
+        (SEARCH, None, "and the same command runs them"),
         # Asked for none: then it is a matter of options.
         (changed(SEARCH, replicates=0), "the plan is done", "search.replicates=3"),
     ],
@@ -721,12 +721,55 @@ def test_a_winner_that_ran_once_is_the_first_caution(search, stop_reason, advice
     assert advice in warnings(once)[0]
 
 
+@pytest.mark.parametrize(
+    ("changes", "advice", "other"),
+    [
+        # No command begins a study of Python objects again.
+        ({"in_python": True}, "the same call runs them", "command"),
+        # The command of the trials is that of another target.
+        ({"few_passed": "2 trials passed it, and it takes 8"}, "a study of this target", "same"),
+    ],
+)
+def test_what_runs_a_winner_again_is_what_the_reader_has(changes, advice, other):
+    caution = " ".join(texts(result_of([LUCKY], search=SEARCH, **changes), "CAUTION"))
+    assert advice in caution
+    assert other not in caution
+
+
 @pytest.mark.parametrize("surveyed", [True, False])
 def test_a_busy_survey_names_what_times_it_anew(surveyed):
     busy = changed(timing(0.4, waited=0.5), surveyed=surveyed)
     (caution,) = texts(changed(WHOLE, timing=busy), "CAUTION")
     # A survey that the study ran can be repeated; timings of the trials cannot.
     assert ("hardware.refresh=true" in caution) == surveyed
+
+
+ONCE = result_of([LUCKY])
+
+
+@pytest.mark.parametrize(
+    ("summary", "says_interval", "says_predicted"),
+    [
+        (WHOLE, True, False),
+        # A single run has no interval.
+        (ONCE, False, True),
+        (
+            changed(ONCE, best_by_time=changed(ONCE.best_by_time, time_to_target=None)),
+            False,
+            False,
+        ),
+        # Fresh seeds that all missed the target have no seconds.
+        (result_of([LUCKY, fresh(3, 8, status="diverged")]), False, False),
+        (result_of([]), False, False),
+    ],
+)
+def test_an_error_of_timing_is_in_uses_interval_where_it_has_one(
+    summary, says_interval, says_predicted
+):
+    noise = trust_in_timing(changed(summary, timing=timing(0.52, waited=0.5)))
+    assert "52%" in noise.text
+    assert ("as USE's interval says" in noise.text) == says_interval
+    assert ("predicted for USE" in noise.text) == says_predicted
 
 
 def test_a_study_of_python_objects_names_arguments():

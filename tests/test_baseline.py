@@ -1,6 +1,7 @@
 """The user's own configuration: trial 0, its fresh seeds, and the gain over it with an interval that covers."""
 
 import math
+import re
 from dataclasses import replace
 from io import StringIO
 from types import SimpleNamespace
@@ -11,8 +12,10 @@ from builders import make_baseline, options_of, prepared_study, result_of
 from rich.console import Console
 from toolbox import made_table, make_result
 
+from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target
-from bstune.core.search_space import Tunable
+from bstune.core.search_space import SizeLimits, Tunable
+from bstune.options import with_option
 from bstune.report.answer import answer
 from bstune.report.words import baseline_text
 from bstune.study.planning.baseline import (
@@ -26,6 +29,7 @@ from bstune.study.planning.baseline import (
     gain_of,
     steps_of_first_run,
     telling_target,
+    text_on_excess,
 )
 from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget
 from bstune.study.planning.replicates import Winner
@@ -130,16 +134,36 @@ def test_the_baseline_is_the_reference(tmp_path, monkeypatch, options, batch_siz
     assert (None if found is None else found.batch_size) == batch_size
 
 
-def test_one_that_does_not_fit_is_said(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (SizeLimits(), ""),
+        (SizeLimits(examples=32, in_memory=32), ""),
+        (SizeLimits(examples=31), "training data"),
+        (SizeLimits(examples=500, in_memory=31), "memory"),
+        # The data are named where both are too small: more memory would not help.
+        (SizeLimits(examples=31, in_memory=16), "training data"),
+    ],
+)
+def test_one_that_is_too_large_is_said_with_the_reason(limits, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made_table(tmp_path)
     own_options = options_of(*OPTIONS)
     space = SimpleNamespace(tunables=())
-    assert baseline_of(own_options, space, 32)[0].batch_size == 32
-    found, why = baseline_of(own_options, space, 31)
-    assert found is None
-    assert "32" in why
-    assert "31" in why
+    why = text_on_excess(own_options, limits)
+    found = baseline_of(own_options, space, limits)
+    assert (found is None) == bool(reason)
+    if not reason:
+        assert why is None
+        return
+    assert reason in why
+    for number in (32, 31):
+        assert re.search(rf"\b{number}\b", why)
+    # Nothing else sets a target that is left open.
+    with pytest.raises(ConfigError, match=reason):
+        text_on_excess(with_option(own_options, "workload.target.value", "auto"), limits)
+    left_out = with_option(own_options, "search.baseline", False)
+    assert text_on_excess(left_out, limits) is None
 
 
 @pytest.mark.parametrize(
@@ -157,7 +181,7 @@ def test_what_else_is_searched_has_the_configs_own_value(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     made_table(tmp_path)
     own_options = options_of(*OPTIONS, "seed=7")
-    found, _ = baseline_of(own_options, SimpleNamespace(tunables=(tunable,)), None)
+    found = baseline_of(own_options, SimpleNamespace(tunables=(tunable,)), SizeLimits())
     (own,) = found.hyperparameters.values()
     assert own == pytest.approx(value)
     assert type(own) is type(value)

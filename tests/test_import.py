@@ -18,8 +18,12 @@ def loaded_by(*arguments):
     """Tell what a fresh interpreter has loaded at its end."""
     # It writes a line for each module that is loaded.
     command = [sys.executable, "-X", "importtime", *arguments]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
-    rows = [line.split("|") for line in lines if line.startswith("import time:")]
+    return loaded_in(subprocess.run(command, capture_output=True, text=True, check=True).stderr)
+
+
+def loaded_in(told):
+    """The modules that -X importtime has told of."""
+    rows = [line.split("|") for line in told.splitlines() if line.startswith("import time:")]
     return {row[2].strip() for row in rows}
 
 
@@ -50,6 +54,27 @@ def test_what_is_asked_of_the_command_itself_needs_no_library(asked):
     names = loaded_by("-m", "bstune", asked)
     assert "bstune.core.clock" in names
     assert not names & {*HEAVY, "optuna", "hydra", "omegaconf", "pydantic", "numpy", "scipy"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", "nope"),
+        ("report", "nope", "target=1"),
+        ("compare", "nope"),
+        ("compare", "target=1", "nope"),
+        ("extrapolate", "nope", "--at", "examples=1"),
+        ("lightning", "nope.yaml", "--target", "val_loss<=0.1"),
+    ],
+)
+def test_a_path_that_is_not_there_needs_no_library(arguments, tmp_path):
+    command = [sys.executable, "-X", "importtime", "-m", "bstune", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ended.returncode == 2
+    assert "nope" in ended.stderr.splitlines()[-1]
+    names = loaded_in(ended.stderr)
+    assert "bstune.core.clock" in names
+    assert not names & {*HEAVY, "optuna", "hydra", "pydantic", "numpy", "scipy"}
 
 
 def test_public_names():

@@ -237,6 +237,12 @@ def test_targets(text, parsed):
             {},
             "stopping is none of trainer, model, data, optimizer, lr_scheduler",
         ),
+        # No step has so many examples.
+        (
+            {"trainer": {"max_steps": 10, "accumulate_grad_batches": 10_000}},
+            {},
+            "is larger than the training data",
+        ),
         (
             {},
             {"lr": "optimizer.lr"},

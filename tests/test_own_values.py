@@ -1,6 +1,7 @@
 """What a project itself says of its training, and what a study assumes of it."""
 
 import traceback
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -94,6 +95,10 @@ def loader_data(loader):
     data = Data()
     data.train_dataloader = lambda: loader
     return data
+
+
+def at_size(batch_size):
+    return DataLoader(ROWS, batch_size, drop_last=True), DataLoader(ROWS, batch_size=32)
 
 
 @pytest.mark.parametrize(
@@ -445,6 +450,33 @@ def test_what_a_loop_is_asked_to_give_makes_a_study():
     study = eval(f"bstune.Study({examples})", {"bstune": bstune})  # noqa: S307 (bstune wrote it)
     assert study.options.workload.target.target == Target("val_loss", 0.1, "min")
     assert study.recipe is None
+
+
+GOAL = {"target": "val_loss<=0.2"}
+GIVEN_SIZE = {"reference": (97, 0.01)}
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "is_refused"),
+    [
+        # What the data themselves have is no batch size that is trained.
+        (loader_data(DataLoader(ROWS, batch_size=97, drop_last=True)), GOAL, True),
+        (Data(), {**GOAL, "trainer": {"accumulate_grad_batches": 5}}, True),
+        (Data(), {**GOAL, "trainer": {"accumulate_grad_batches": 4}}, False),
+        # The goal, and a budget in steps, would be those of a batch size that is not trained.
+        (Data(), GIVEN_SIZE, True),
+        (Data(), {**GIVEN_SIZE, "target": "val_loss"}, True),
+        (Data(), {**GIVEN_SIZE, **GOAL, "trainer": {"max_steps": 7}}, True),
+        (at_size, {**GIVEN_SIZE, **GOAL, "trainer": {"max_steps": 7}}, True),
+        # Neither is assumed: the study has no baseline.
+        (Data(), {**GIVEN_SIZE, **GOAL, "trainer": {"max_epochs": 7}}, False),
+        (Data(), {**GIVEN_SIZE, **GOAL, "budget": Budget(steps=100)}, False),
+    ],
+)
+def test_more_examples_than_the_data_have_are_no_reference(data, arguments, is_refused):
+    refused = pytest.raises(ConfigError, match=r"(97|120), is larger.*\b96 examples")
+    with refused if is_refused else nullcontext():
+        bstune.Study(Net, data, **arguments)
 
 
 # That a module and data are enough is seen above; a study of them runs in test_readme.py.

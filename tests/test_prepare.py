@@ -483,12 +483,29 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
         assert not name.endswith(".png")
 
 
-def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
+def test_what_the_first_steps_refuse_does_not_wait_for_mlflow(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    imported = []
+    monkeypatch.setattr(preparing, "_with_imported_tracking", lambda *given: imported.append(given))
+
+    def refuse(*arguments):
+        raise ConfigError("the metric is logged nowhere")
+
+    monkeypatch.setattr(preparing, "_prepare_training", refuse)
+    with pytest.raises(ConfigError, match="logged nowhere"):
+        prepared_study("workload=digits", "hardware.enabled=false")
+    assert imported == []
+
+
+# An address of the last kind is told by mlflow alone.
+@pytest.mark.parametrize("uri", ["null", "http://localhost:5000", "file:///x"])
+def test_an_mlflow_that_cannot_be_imported_is_a_note(uri, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made_table(tmp_path)
     # Python refuses to import a module that stands for None.
-    monkeypatch.setitem(sys.modules, "bstune.tracking.address", None)
-    options = ("workload.table=t.jsonl", "workload.target.value=0.14")
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.delitem(sys.modules, preparing.TRACKING, raising=False)
+    options = ("workload.table=t.jsonl", "workload.target.value=0.14", f"mlflow.uri={uri}")
     prepared = prepared_study(*OWN, *options, backend=OwnBackend())
     assert not prepared.options.mlflow.enabled
     assert prepared.notes[0].startswith(

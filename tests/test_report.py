@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
-from builders import SizeTiming, asked_of, hand_at_budget, make_baseline, result_of
+from builders import LUCKY, SizeTiming, asked_of, hand_at_budget, make_baseline, result_of
 from recorded.fashion_cnn import recorded
 from rich.console import Console
 from toolbox import make_result, make_trial
@@ -16,7 +16,7 @@ from bstune.core.curve import CurveBand
 from bstune.core.step_time_law import fit_step_time_law
 from bstune.report.answer import answer
 from bstune.report.trust import trust
-from bstune.result import INTERVAL_LEVEL, Gain, GainAtBudget, StepTiming
+from bstune.result import INTERVAL_LEVEL, Gain, GainAtBudget, SearchPlan, StepTiming
 from bstune.study import commands
 from bstune.study.analysis.analyse import curve_of
 from bstune.study.analysis.scale_out import step_times
@@ -266,6 +266,15 @@ def gain_above(low):
     return Gain(
         ratio=1.2, low=low, high=1.5, level=INTERVAL_LEVEL, merit="time", seeds=3, at_least=False
     )
+
+
+def test_next_names_the_arguments_of_a_study_of_python_objects():
+    own = make_baseline(batch_size=LUCKY.batch_size, lr=LUCKY.lr)
+    limited = SearchPlan(trials=32, replicates=3, limit="search.wall_seconds")
+    alone = result_of([LUCKY], baseline=own, search=limited, in_python=True)
+    ((_, (advice, _)),) = _next_in_python(SimpleNamespace(recipe=object()), alone, None)
+    assert " wall_seconds;" in advice
+    assert "search." not in advice
 
 
 @pytest.mark.parametrize("arguments", [None, ["+workload=mine"]])

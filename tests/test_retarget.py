@@ -13,7 +13,14 @@ from bstune.report.answer import answer
 from bstune.report.lines.cautions import cautions
 from bstune.study.folder_config import options_of_folder
 from bstune.study.verbs import retarget
-from bstune.study.verbs.retarget import Goal, at_target, ended_at, is_near, read_at_target
+from bstune.study.verbs.retarget import (
+    Goal,
+    all_met_at_first,
+    at_target,
+    ended_at,
+    is_near,
+    read_at_target,
+)
 from bstune.system.files import Output
 
 TARGET = Target("val/error", 0.1, "min")
@@ -75,6 +82,36 @@ def test_what_continues_a_trial_that_met_the_target_is_left_out():
     same = ended_at(parts, TARGET)
     assert numbers(same) == [0, 1, 2, 3]
     assert statuses(same) == ["stopped", "stopped", "reached", "diverged"]
+
+
+@pytest.mark.parametrize(
+    ("histories", "goal", "told"),
+    [
+        # Of the first evaluations one missed 0.4, and both met 0.5.
+        ((HISTORY, ((5, 0.4),)), 0.4, False),
+        ((HISTORY, ((5, 0.4),)), 0.5, True),
+        # One that missed it throughout tells that it is no goal of every configuration.
+        ((HISTORY, ((5, 0.9), (10, 0.8))), 0.5, False),
+        # Untrained weights do not count, nor do weights without a finite value.
+        ((((0, 0.9), *HISTORY),), 0.5, True),
+        ((HISTORY, ((5, None),)), 0.5, True),
+        ((((5, None),),), 0.5, False),
+    ],
+)
+def test_a_target_that_each_first_evaluation_meets_is_found(histories, goal, told):
+    trials = []
+    for number, history in enumerate(histories):
+        steps = history[-1][0]
+        trials.append(
+            make_trial(number, status="stopped", steps=steps, steps_low=steps, history=history)
+        )
+    assert all_met_at_first(ended_at(trials, Target("e", goal, "min"))) == told
+
+
+def test_such_a_target_is_refused(folder):
+    # No error is above 1.
+    with pytest.raises(StudyError, match=r"val/error <= 1\.5 at its first.*val/error <= 0\.14"):
+        read_at_target(str(folder), "target=1.5")
 
 
 def test_its_own_target_has_the_answer_that_the_study_gave(folder):

@@ -10,7 +10,7 @@ from builders import options_of
 from toolbox import column
 
 from bstune.hardware import survey as survey_module
-from bstune.hardware.survey import _trial_limit
+from bstune.hardware.survey import _trial_limit, measure_with
 from bstune.hardware.survey_cache import SURVEYS, read_survey
 from bstune.study.tune import survey
 from tests.toolbox import FAST_SURVEY, entries
@@ -107,3 +107,15 @@ def test_the_memory_of_a_trial(given, device, workers, limit, monkeypatch):
         f"search.workers={workers}",
     )
     assert _trial_limit(options, torch.device(device)) == limit
+
+
+def test_the_time_of_a_survey_is_told_in_three_digits():
+    class SaidError(Exception):
+        pass
+
+    def say(line):
+        raise SaidError(line)
+
+    options = options_of("workload=digits", "device=cpu", "hardware.seconds=13.0025")
+    with pytest.raises(SaidError, match=r"at most 13\.0 s$"):
+        measure_with(options, *[None] * 7, say)

@@ -125,6 +125,23 @@ def test_what_is_refused_in_the_process_is_refused_here(open_training):
         look(training)
 
 
+# One example more than the loaders have.
+OWN_SIZE = "scaling.batch_size=121"
+
+
+def test_a_reference_of_more_examples_than_the_data_is_said_before_any_step(open_training):
+    # A step would fail.
+    with pytest.raises(ConfigError, match=r"\b121\b.*\b120 examples"):
+        look(open_training(fail, OWN_SIZE, "workload.target.value=auto"))
+    said = []
+    look(open_training(nothing, OWN_SIZE), said)
+    first_steps = next(place for place, line in enumerate(said) if "steps" in line)
+    assert any("120 examples" in line for line in said[:first_steps])
+    said.clear()
+    look(open_training(nothing, OWN_SIZE, "search.baseline=false"), said)
+    assert not any("120 examples" in line for line in said)
+
+
 def test_the_process_of_the_first_steps_trains_the_first_trial(open_training, folder, tmp_path):
     pids = tmp_path / "pids"
 

@@ -158,3 +158,22 @@ def van_der_corput(index: int, base: int = 2) -> float:
         value += digit * weight
         weight /= base
     return value
+
+
+@dataclass(frozen=True)
+class SizeLimits:
+    """The largest batch sizes that can be trained."""
+
+    examples: int | None = None
+    """Of the training data; None: not known."""
+    in_memory: int | None = None
+    """The largest batch size that fits; None: not known, or larger than all that are searched."""
+
+    def excess(self, batch_size: int) -> str | None:
+        """Say why the user's own batch size cannot be trained; None where it can."""
+        own = f"your own batch size, {batch_size}"
+        if self.examples is not None and batch_size > self.examples:
+            return f"{own}, is larger than the training data, {self.examples} examples"
+        if self.in_memory is not None and batch_size > self.in_memory:
+            return f"{own}, does not fit into the memory, where {self.in_memory} does"
+        return None

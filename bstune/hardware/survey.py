@@ -277,7 +277,7 @@ def measure_with(
     device = torch.device(options.device)
     log(
         "surveying the hardware: probes of memory in processes of their own, then steps, "
-        f"at most {hardware.seconds:g} s"
+        f"at most {format_seconds(hardware.seconds)}"
     )
     largest, unused = usable_sizes(space.high, protocol.budget)
     # A captured graph holds memory of its own: a probe goes past the steps before its capture.

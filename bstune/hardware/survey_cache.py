@@ -79,7 +79,7 @@ def survey_of(
     with watching(log, options.protocol.trial_seconds) as say:
         data = load_data(options, recipe)
         check_loaders(data, is_given=recipe.data_at is not None)
-        check_largest(space.high, data)
+        check_largest(space.high, train_examples(data))
         build = partial(build_workload, options, recipe, data)
         return cached_survey(options, recipe, space, protocol, data, build, say)
 

@@ -11,5 +11,7 @@ def spelled(result: StudyResult, text: str) -> str:
     """
     if not result.in_python:
         return text
+    # A study of Python objects is begun by a call.
+    text = text.replace("the same command", "the same call")
     sign = "<=" if result.mode == "min" else ">="
     return in_python(text, PythonTerms(result.metric, sign, round(result.reference.batch_size)))

@@ -93,6 +93,21 @@ def _trust_in_seeds(result: StudyResult) -> Trust | None:
     return Trust("seeds", text, is_good)
 
 
+def _so_is_use(result: StudyResult) -> str:
+    """Say what an error of a step's seconds means for those of USE.
+
+    It is empty where USE has no seconds.
+    """
+    winner = result.winner
+    if winner is None:
+        return ""
+    if winner.confirmed is None:
+        return "" if winner.time_to_target is None else ", and those predicted for USE no better"
+    # The interval holds the error. Seeds that all missed the target have none.
+    low, _ = winner.confirmed.interval_by("time")
+    return "" if low is None else ", as USE's interval says"
+
+
 def trust_in_timing(result: StudyResult) -> Trust | None:
     """Judge how well the seconds of a step are known. None where steps were not timed."""
     timing = result.timing
@@ -110,7 +125,7 @@ def trust_in_timing(result: StudyResult) -> Trust | None:
         of_gain = ""
         if result.gain is not None and result.gain.merit == "time":
             of_gain = "; GAIN's counts the part that differs between its two batch sizes"
-        return Trust("noise", f"{busy}; {error}, as USE's interval says{of_gain}", good=False)
+        return Trust("noise", f"{busy}; {error}{_so_is_use(result)}{of_gain}", good=False)
     if timing.relative_error > NOISY_ERROR or timing.not_told_apart:
         return Trust("noise", f"timings are noisy: {error}", good=False)
     return Trust("noise", f"timings: {error}", good=True)

@@ -34,6 +34,7 @@ from bstune.trial.own_project.own_values import (
     REFERENCE,
     OwnBatches,
     OwnMetric,
+    check_trained_size,
     own_batches,
     own_examples,
     own_metric,
@@ -178,6 +179,7 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     if reference is None:
         reference = _assume_reference(project, stated, lines)
     batch_size = int(reference[0])
+    _check_reference(project, stated, batch_size)
     sizes = stated.batch_sizes
     if sizes is None:
         sizes = _assume_batch_sizes(project, batch_size, lines)
@@ -230,6 +232,25 @@ def _check_batches(project: "_Project", stated: Stated) -> None:
         )
     if needed:
         raise ConfigError(f"give {arguments}: {batches.problem}")
+
+
+def _check_reference(project: "_Project", stated: Stated, batch_size: int) -> None:
+    """Refuse a reference of more examples than the training data, if more is assumed from it.
+
+    That is the goal, or a budget that the Trainer counts in steps. Where both are given, the study
+    merely has no baseline.
+    """
+    # What is given in full is not looked at here.
+    if stated.reference and stated.batch_sizes and stated.budget:
+        return
+    if stated.reference is None:
+        check_trained_size(batch_size, project.examples)
+        return
+    target = _target(stated.target)
+    has_own_goal = stated.objective != "loss" and (target is None or target.is_open)
+    has_steps = stated.budget is None and (project.trainer.get("max_steps") or -1) > 0
+    if has_own_goal or has_steps:
+        check_trained_size(batch_size, project.examples, f"reference={stated.reference}")
 
 
 def _reference_in_words(project: "_Project", stated: Stated) -> str:

@@ -1,5 +1,6 @@
 """Everything that can be wrong with a study, found before anything is written."""
 
+import importlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +15,19 @@ from bstune.config import Composed, compose
 from bstune.core.clock import stopwatch
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol, TrialSpec
-from bstune.core.search_space import Space
+from bstune.core.search_space import SizeLimits, Space
 from bstune.core.step_time import seconds_between
 from bstune.options import StudyOptions, flat_settings, shown, with_option
 from bstune.recipe import Recipe
 from bstune.study.early_checks import check_output
 from bstune.study.planning.assumed_budget import SecondsLeft, budget_in_time
-from bstune.study.planning.baseline import Baseline, baseline_of, text_on_outside
+from bstune.study.planning.baseline import (
+    NO_OWN_RUN,
+    Baseline,
+    baseline_of,
+    text_on_excess,
+    text_on_outside,
+)
 from bstune.study.planning.duration import advice_on_time
 from bstune.study.planning.next_command import START_SLACK
 from bstune.study.planning.plan import QUICK_SECONDS, SearchBudget, max_seconds
@@ -44,10 +51,10 @@ from bstune.system.failures import cause
 from bstune.system.files import Output
 from bstune.system.secrets import redact_values
 from bstune.system.watchdog import waiting_for, watching
+from bstune.tracking.address import check_uri, tracking_uri
 from bstune.trial.backend import (
     Timed,
     TrialBackend,
-    chooses_batch_sizes,
     chooses_horizons,
     make_protocol,
     make_space,
@@ -64,6 +71,8 @@ if TYPE_CHECKING:
     from bstune.hardware.survey import Survey
     from bstune.trial.own_loop import LoopRunner
 
+# What logs a study; mlflow takes seconds to import.
+TRACKING = "bstune.tracking.runs"
 # Batch sizes whose seconds of a step are stored with a budget of seconds.
 BUDGET_SIZES = 33
 # The fewest trials of a whole budget that search.wall_seconds must have time for.
@@ -96,10 +105,6 @@ OVERRIDDEN_CAVEAT = (
 OWN_TARGET_CAVEAT = (
     "The target is what your own configuration came to {after}: {target}, which is made easier by "
     "what chance is worth (workload.target.value sets another)."
-)
-NO_OWN_RUN = (
-    "workload.target.value=auto takes the target from a run of your own configuration, the "
-    "reference: {because}; give target=VALUE"
 )
 
 SHARED_CAVEAT = (
@@ -326,6 +331,9 @@ def _prepare(
         runs = _PreparedRuns(asked.backend, space)
     backend = runs.backend
     notes += runs.notes
+    # A workload that its first steps refuse does not wait for mlflow.
+    options, tracking_notes = _with_imported_tracking(options, trial)
+    notes += tracking_notes
     backend.check(runs.space, trial)
     options, budget_note = _with_budget_in_time(options, backend, trial, elapsed)
     if budget_note is not None:
@@ -335,9 +343,10 @@ def _prepare(
         notes.append(ON_TEST_NOTE)
     notes += backend.notes
     baseline: Baseline | None = None
-    too_large: str | None = None
     if trial is None:
-        baseline, too_large = baseline_of(options, runs.space, _largest_size(backend, runs.survey))
+        limits = _size_limits(backend, runs.survey)
+        baseline = baseline_of(options, runs.space, limits)
+        too_large = text_on_excess(options, limits)
         if too_large is not None:
             notes.append(too_large)
     if baseline is not None:
@@ -347,7 +356,7 @@ def _prepare(
             notes.append(outside)
     is_for_target = options.search.objective != "loss"
     if is_for_target and protocol.target.is_open and baseline is None:
-        raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, too_large)))
+        raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial)))
     prepared_study = PreparedStudy(
         # The options keep what the user asked for, not the number of threads from the storage.
         options=with_option(options, "threads", threads_given),
@@ -577,23 +586,16 @@ def _check_budget(prepared: PreparedStudy) -> None:
     )
 
 
-def _why_no_own_run(
-    options: StudyOptions, trial: TrialSpec | None, too_large: str | None
-) -> str | None:
-    """Say why a study does not run its user's own configuration.
+def _why_no_own_run(options: StudyOptions, trial: TrialSpec | None) -> str:
+    """Say why a study leaves out its user's own configuration, which could be run.
 
-    Args:
-        options: the study's.
-        trial: the one trial that the command runs; None: it runs a study.
-        too_large: says that the user's own batch size does not fit; None: it does.
+    ``trial``: the one trial that the command runs; None: it runs a study.
     """
     if trial is not None:
         return "a single trial has none beside it"
     if not options.search.baseline:
         return "search.baseline=false leaves it out"
-    if chooses_batch_sizes(options):
-        return "this sampler goes through the batch sizes by itself"
-    return too_large
+    return "this sampler goes through the batch sizes by itself"
 
 
 def _with_stored_threads(options: StudyOptions) -> tuple[StudyOptions, bool]:
@@ -655,21 +657,43 @@ def _single_trial(options: StudyOptions) -> TrialSpec | None:
 def _checked_tracking(
     options: StudyOptions, trial: TrialSpec | None
 ) -> tuple[StudyOptions, list[str]]:
-    """Check the address of MLflow, and give the options and the plan's notes.
+    """Check the address of MLflow, which takes its import only for an address of a rare kind.
 
-    Where MLflow cannot be imported the options turn it off, and a note says so.
+    Arguments and values are those of :func:`_with_imported_tracking`.
     """
     if not options.mlflow.enabled or trial is not None:
         return options, []
     try:
         with waiting_for("MLflow"):
-            # mlflow takes seconds to import.
-            from bstune.tracking.address import check_uri, tracking_uri
+            check_uri(tracking_uri(options.mlflow))
     except ImportError as error:
-        note = f"not logged in MLflow, which cannot be imported: {cause(error)}"
-        return with_option(options, "mlflow.enabled", False), [note]
-    check_uri(tracking_uri(options.mlflow))
+        return _without_tracking(options, error)
     return options, []
+
+
+def _with_imported_tracking(
+    options: StudyOptions, trial: TrialSpec | None
+) -> tuple[StudyOptions, list[str]]:
+    """Import MLflow, and give the options and the plan's notes.
+
+    Where MLflow cannot be imported the options turn it off, and a note says so.
+
+    ``trial``: the one trial that the command runs, which is not logged; None: it runs a study.
+    """
+    if not options.mlflow.enabled or trial is not None:
+        return options, []
+    try:
+        with waiting_for("MLflow"):
+            importlib.import_module(TRACKING)
+    except ImportError as error:
+        return _without_tracking(options, error)
+    return options, []
+
+
+def _without_tracking(options: StudyOptions, error: ImportError) -> tuple[StudyOptions, list[str]]:
+    """Turn MLflow off, which could not be imported, and give the plan's note on it."""
+    note = f"not logged in MLflow, which cannot be imported: {cause(error)}"
+    return with_option(options, "mlflow.enabled", False), [note]
 
 
 @dataclass(frozen=True)
@@ -731,18 +755,13 @@ def _prepare_training(
     return replace(runs, open_runner=open_runner, notes=notes)
 
 
-def _largest_size(backend: TrialBackend, survey: "Survey | None") -> int | None:
-    """Give the largest batch size that the data and the memory allow.
-
-    It is None where neither is known.
-    """
-    limits = list[int]()
-    if backend.train_examples is not None:
-        limits.append(backend.train_examples)
+def _size_limits(backend: TrialBackend, survey: "Survey | None") -> SizeLimits:
+    """Collect the largest batch sizes that the data and the memory allow."""
+    in_memory: int | None = None
     # Where every size that was tried fits, the ceiling is the end of the range, not of the memory.
     if survey is not None and survey.ceiling.above is not None:
-        limits.append(survey.ceiling.batch_size)
-    return min(limits, default=None)
+        in_memory = survey.ceiling.batch_size
+    return SizeLimits(backend.train_examples, in_memory)
 
 
 def search_budget(options: StudyOptions) -> SearchBudget:

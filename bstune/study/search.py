@@ -20,7 +20,9 @@ from optuna.trial import FrozenTrial
 
 from bstune.core.errors import StudyError
 from bstune.core.objectives import SOUGHT
+from bstune.core.option_names import in_python
 from bstune.core.records import TrialResult, TrialSpec
+from bstune.options import GivenOptions
 from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
 from bstune.study.analysis.model import (
     REPORT_PARTICLES,
@@ -215,9 +217,11 @@ class Search:
             while not trials_of_search(self._write(self._read())):
                 asked = self._ask([], self._study)
                 if asked is None and self._no_time is not None:
+                    because = self._no_time.sentence
+                    if isinstance(self._prepared.options, GivenOptions):
+                        because = in_python(because)
                     raise StudyError(
-                        "the target is to be what your own configuration comes to: "
-                        f"{self._no_time.sentence}"
+                        f"the target is to be what your own configuration comes to: {because}"
                     )
                 if asked is None:
                     raise StudyError(

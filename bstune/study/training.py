@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from bstune.core.errors import BstuneError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
-from bstune.core.search_space import Space
+from bstune.core.search_space import SizeLimits, Space
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.system.console import quieten
@@ -218,18 +218,24 @@ class TrainingService:
         ``trial``: the one to run instead of a study; None for a study.
         """
         # torch takes seconds to import: the process that trains needs it.
+        from bstune.study.planning.baseline import text_on_excess
         from bstune.trial.checks.loaders import check_loaders
-        from bstune.trial.workload import check_largest, load_data, seeded
+        from bstune.trial.workload import check_largest, load_data, seeded, train_examples
 
         options = self._options
         say(f"reading the data of {options.workload.name}")
         data = load_data(options, self._recipe)
         with seeded(options.seed), waiting_for(f"the loaders of {type(data).__name__}"):
             check_loaders(data, is_given=self._recipe.data_at is not None)
+            examples = train_examples(data)
             if trial is None:
-                check_largest(space.high, data)
+                check_largest(space.high, examples)
+                # The plan says it, too, once steps have been taken.
+                too_large = text_on_excess(options, SizeLimits(examples or None))
+                if too_large is not None:
+                    say(too_large)
             else:
-                check_largest(trial.batch_size, data, "trial.batch_size")
+                check_largest(trial.batch_size, examples, "trial.batch_size")
         return data
 
     def time_steps(

@@ -1,15 +1,17 @@
-"""MLflow's address: the URI that a study logs to, and how to open its pages."""
+"""MLflow's address: the URI that a study logs to, and how to open its pages.
+
+It is checked before a study's first steps, and mlflow, which takes seconds to import, only after
+them: the addresses that are used most are told here without it.
+"""
 
 import os
 import re
 import shlex
+import sqlite3
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from mlflow import MlflowClient
-from mlflow.store.db.db_types import DATABASE_ENGINES
-from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -18,11 +20,15 @@ from bstune.options import MlflowOptions
 from bstune.system.files import check_writable
 from bstune.system.inputs import one_line
 from bstune.system.secrets import redact
-from bstune.tracking.exchange import FAILURES
+from bstune.system.sqlite import foreign_tables
 
 # Where `mlflow ui` serves its pages.
 UI = "http://127.0.0.1:5000"
 SQLITE = "sqlite:///"
+# The databases that MLflow logs to, as mlflow.store.db.db_types has them.
+DATABASE_ENGINES = ("postgresql", "mysql", "sqlite", "mssql")
+# Tables that each of MLflow's databases has, with the column of their primary keys.
+ALWAYS = {"experiments": ("experiment_id",), "runs": ("run_uuid",)}
 
 
 def tracking_uri(settings: MlflowOptions) -> str:
@@ -44,8 +50,13 @@ def tracking_uri(settings: MlflowOptions) -> str:
 def check_uri(uri: str) -> None:
     """Check that MLflow can log to a URI, without connecting to a server.
 
-    ConfigError where MLflow has no store for this kind of URI, or where it is the URI of another
-    program's SQLite database, to which MLflow would add its tables.
+    mlflow is imported for a URI of a kind that is used rarely alone, and for a database that may be
+    another program's.
+
+    Raises:
+        ConfigError: where MLflow has no store for this kind of URI, or where it is the URI of
+            another program's SQLite database, to which MLflow would add its tables.
+        ImportError: where mlflow is needed and cannot be imported.
     """
     what = f"MLFLOW_TRACKING_URI or mlflow.uri={uri}"
     try:
@@ -59,6 +70,12 @@ def check_uri(uri: str) -> None:
         raise ConfigError(f"{what} is no address: {one_line(str(error))}") from error
     except ImportError as error:
         raise ConfigError(f"{what} needs a driver that is not installed: {error}") from error
+    # mlflow takes seconds to import.
+    from mlflow import MlflowClient
+    from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
+
+    from bstune.tracking.exchange import FAILURES
+
     try:
         MlflowClient(uri)
     except UnsupportedModelRegistryStoreURIException as error:
@@ -80,12 +97,25 @@ def _check_place(uri: str, what: str) -> None:
     path = database_path(uri)
     if path is None:
         return
-    if os.path.lexists(path):
-        # MLflow's tables take a second to import.
+    if os.path.lexists(path) and not _is_mlflows(path):
+        # MLflow's tables take seconds to import.
         from bstune.tracking.database import check_database
 
         check_database(path)
     check_writable(path, what)
+
+
+def _is_mlflows(path: Path) -> bool:
+    """Whether a file is a database that has MLflow's tables, or none.
+
+    It may be MLflow's where this is False: only mlflow knows all its tables.
+    """
+    if not path.is_file():
+        return False
+    try:
+        return not foreign_tables(path, ALWAYS, ALWAYS)
+    except sqlite3.Error:
+        return False
 
 
 def database_path(uri: str) -> Path | None:

@@ -24,12 +24,11 @@ from bstune.core.errors import ConfigError
 from bstune.study.storage.connection import primary_keys, tables_text
 from bstune.system.files import final_name, partial_of, put_in_place, sync_file
 from bstune.system.sqlite import foreign_tables
+from bstune.tracking.address import ALWAYS
 
 # A database with a row in one of these tables must not be lost. Experiments are looked at apart, as
 # MLflow makes one by itself.
 _CONTENTS = ("runs", "registered_models", "trace_info")
-# Tables that each of MLflow's databases has.
-_ALWAYS = {"experiments", "runs"}
 # Suffixes of the files that SQLite writes beside a database.
 _JOURNALS = ("-journal", "-wal", "-shm")
 # Seconds between two looks at a database that another program may be making, and the most that a
@@ -117,7 +116,7 @@ def check_database(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"MLflow's database {path} is no regular file: {then}")
     try:
-        foreign = foreign_tables(path, primary_keys(Base.metadata), _ALWAYS)
+        foreign = foreign_tables(path, primary_keys(Base.metadata), ALWAYS)
     except sqlite3.Error:
         # The file is locked, or not a database. Sending says so once, and the study goes on.
         return
@@ -157,7 +156,7 @@ def damage(path: Path) -> str | None:
                 # A line that names the database may come before the one on the damage.
                 return str(verdict).splitlines()[-1]
             # Each of MLflow's databases has these tables, whatever its version.
-            missing = sorted(_ALWAYS - _tables(connection))
+            missing = sorted(ALWAYS.keys() - _tables(connection))
     except sqlite3.OperationalError:
         # The database is locked, or away.
         return None

@@ -232,14 +232,11 @@ def _error_of_trainer(arguments: Mapping[str, Any]) -> Exception | None:
     return None
 
 
-def check_largest(
-    largest: int, data: LightningDataModule, option: str = "search.batch_size.high"
-) -> None:
+def check_largest(largest: int, examples: int, option: str = "search.batch_size.high") -> None:
     """Raise a ConfigError for a batch size, set by ``option``, of more examples than the data.
 
-    Data whose number of examples is not known (0) are not checked.
+    ``examples``: of the training data; 0: not known, so that nothing is refused.
     """
-    examples = train_examples(data)
     if 0 < examples < largest:
         raise ConfigError(
             f"batch size {largest} is larger than the training data ({examples} examples): "

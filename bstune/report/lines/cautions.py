@@ -109,7 +109,10 @@ def not_on_fresh_seeds(result: StudyResult) -> Iterator[str]:
         yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
         return
     text = "USE ran once, and what it takes is predicted"
-    if result.stop_reason is None:
+    # The command that ran the trials was for another target.
+    if result.few_passed is not None:
+        yield f"{text}: a study of this target runs it on fresh seeds"
+    elif result.stop_reason is None:
         yield f"{text}: its fresh seeds are still to come, and the same command runs them"
     else:
         yield f"{text}: no time was left for its fresh seeds, and a larger {WALL_SECONDS} runs them"

@@ -21,8 +21,9 @@ from statistics import fmean, variance
 
 from scipy.special import stdtrit
 
+from bstune.core.errors import ConfigError
 from bstune.core.records import Merit, Target, TrialResult, TrialSpec
-from bstune.core.search_space import Space, Tunable
+from bstune.core.search_space import SizeLimits, Space, Tunable
 from bstune.options import StudyOptions, option_at
 from bstune.result import INTERVAL_LEVEL, INTERVAL_QUANTILE, BaselineResult, Gain, finite
 from bstune.study.planning.plan import MEANS_SHARE, SearchBudget, is_baseline_replicate
@@ -34,6 +35,13 @@ POSTERIOR_DEGREES = 8
 # The share of its steps that is taken to have missed the target in a run that met it at its first
 # evaluation.
 MISSED_SHARE = 0.5
+NO_OWN_RUN = (
+    "workload.target.value=auto takes the target from a run of your own configuration, the "
+    "reference: {because}; give target=VALUE"
+)
+SMALLER_REFERENCE = (
+    "a smaller one and the learning rate that goes with it, scaling.batch_size and scaling.lr"
+)
 
 
 @dataclass(frozen=True)
@@ -55,25 +63,43 @@ class BaselineRuns:
     """The runs on winners' fresh seeds."""
 
 
-def baseline_of(
-    options: StudyOptions, space: Space, largest: int | None
-) -> tuple[Baseline | None, str | None]:
-    """Give the baseline of a study and, where its batch size does not fit, a line that says so.
+def baseline_of(options: StudyOptions, space: Space, limits: SizeLimits) -> Baseline | None:
+    """Give the baseline of a study.
 
-    The baseline is None then, and where the options or the sampler leave it out.
+    It is None where its batch size is too large, and where the options or the sampler leave it out.
 
-    ``largest``: the largest batch size that the data or the memory allow; None: not known.
+    ``limits``: of batch sizes here.
     """
-    if not options.search.baseline or chooses_batch_sizes(options):
-        return None, None
+    if not has_baseline(options):
+        return None
     batch_size = int(options.scaling.batch_size)
-    if largest is not None and batch_size > largest:
-        return None, (
-            f"your own batch size, {batch_size}, does not fit: {largest} is the largest one that "
-            "does, so there is no comparison to it"
-        )
+    if limits.excess(batch_size) is not None:
+        return None
     values = {tunable.name: _own_value(options, tunable) for tunable in space.tunables}
-    return Baseline(batch_size, options.scaling.lr, values), None
+    return Baseline(batch_size, options.scaling.lr, values)
+
+
+def has_baseline(options: StudyOptions) -> bool:
+    """Whether a study runs its user's own configuration, if that can be run."""
+    return options.search.baseline and not chooses_batch_sizes(options)
+
+
+def text_on_excess(options: StudyOptions, limits: SizeLimits) -> str | None:
+    """Say that the user's own batch size is too large for a baseline, and what to give instead.
+
+    None where a baseline runs, or is left out.
+
+    Raises:
+        ConfigError: where the target is to be what the baseline comes to.
+    """
+    if not has_baseline(options):
+        return None
+    why = limits.excess(int(options.scaling.batch_size))
+    if why is None:
+        return None
+    if options.search.objective != "loss" and options.workload.target.target.is_open:
+        raise ConfigError(f"{NO_OWN_RUN.format(because=why)}, or {SMALLER_REFERENCE}")
+    return f"{why}, so there is no comparison to it: give {SMALLER_REFERENCE}"
 
 
 def text_on_outside(baseline: Baseline, low: int, high: int) -> str | None:

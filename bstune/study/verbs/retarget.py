@@ -14,6 +14,7 @@ from pathlib import Path
 from bstune.core.errors import ConfigError, StudyError, TableError
 from bstune.core.metric_names import parse_target
 from bstune.core.records import Target, TrialResult
+from bstune.core.search_space import SizeLimits
 from bstune.core.step_time_law import StepTimeLaw, fit_step_time_law, law_of_trials
 from bstune.core.step_timings import own_steps
 from bstune.options import GivenOptions, ReplayedWorkload, with_option
@@ -327,7 +328,8 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
 
     Raises:
         StudyError: where its files do not tell what its trials were, where ``goal`` is of another
-            metric, or where it is another target than its own and schedules end with the trial.
+            metric, or where it is another target than its own, and schedules end with the trial or
+            every trial met it at its first evaluation.
     """
     content = _files_that_tell(files)
     earlier = _result_of(files)
@@ -354,6 +356,12 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
     # What a trial did after it met an easier target is no part of that target's study.
     if not is_own:
         recorded = ended_at(content.trials, target)
+        if all_met_at_first(recorded):
+            raise StudyError(
+                f"{files.root}: every trial met {target} at its first evaluation, so that none "
+                "tells how many steps it takes: ask for a harder target; the study's own is "
+                f"{own_target}"
+            )
     trials = with_common_step_time(prepared, recorded)
     posterior = study_posterior(prepared, trials, REPORT_PARTICLES)
     notes = list[str]()
@@ -423,6 +431,18 @@ def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]
     return ended
 
 
+def all_met_at_first(records: Sequence[TrialResult]) -> bool:
+    """Whether each record met its target at the first evaluation, which untrained weights may, too.
+
+    Records without a finite evaluation do not count; False where all are such.
+    """
+    evaluated = list[TrialResult]()
+    for record in records:
+        if any(step > 0 and value is not None for step, value in record.history):
+            evaluated.append(record)
+    return bool(evaluated) and all(record.reached and not record.steps_low for record in evaluated)
+
+
 def _over_target(earlier: StudyResult | None, own_target: Target) -> OverTarget:
     """Collect the critical batch sizes that a study has found, at its own and easier targets."""
     if earlier is None:
@@ -461,7 +481,7 @@ def _prepared(
         high = min(space.high, ceiling.at.batch_size)
         space = replace(space, low=ceiling.smallest, high=high)
     # Whether its batch size fitted need not be known: where it did not, no trial is the baseline's.
-    baseline, _ = baseline_of(options, space, largest=None)
+    baseline = baseline_of(options, space, SizeLimits())
     prepared = PreparedStudy(
         options=options,
         recipe=None,

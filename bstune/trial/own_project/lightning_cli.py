@@ -34,6 +34,7 @@ from bstune.trial.own_project.cli_file import (
 from bstune.trial.own_project.own_values import (
     MOST_EPOCHS,
     OwnMetric,
+    check_trained_size,
     own_batches,
     own_examples,
     own_metric,
@@ -118,6 +119,7 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     own_batch_size, examples = rebatchable(own_batches(data, data_name), data_name)
     accumulated = parsed["trainer"].get("accumulate_grad_batches") or 1
     batch_size = own_batch_size * accumulated
+    check_trained_size(batch_size, examples)
     assumed = list[str]()
     budget = own_examples(parsed["trainer"], batch_size, examples)
     is_assumed = budget is None

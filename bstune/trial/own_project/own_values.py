@@ -16,6 +16,7 @@ from typing import Any
 from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.metric_names import choose_loss, mode_of
 from bstune.core.records import Mode
+from bstune.core.search_space import SizeLimits
 from bstune.recipe import RATES, looks_like_rate
 from bstune.system.failures import described, place_of
 from bstune.system.interruption import temporary_folder
@@ -141,6 +142,30 @@ def rebatchable(batches: OwnBatches, name: str) -> tuple[int, int]:
     if batches.examples is None:
         needed.append(OF_NO_EPOCH)
     raise refusal(name, batches, needed)
+
+
+def check_trained_size(batch_size: int, examples: int, given: str | None = None) -> None:
+    """Refuse a batch size of more examples than the training data have: no step has so many.
+
+    Args:
+        batch_size: with which the project trains.
+        examples: of an epoch.
+        given: the argument that states the batch size; None: the data do.
+
+    Raises:
+        ConfigError: for a larger batch size than the data.
+    """
+    why = SizeLimits(examples).excess(batch_size)
+    if why is None:
+        return
+    # The batches that a Trainer accumulates count as one.
+    how = f"let it be at most {examples} in the data, accumulated batches included"
+    if given is not None:
+        why = f"{given}: {why}"
+        how = f"give at most {examples}"
+    raise ConfigError(
+        f"{why}, so that no step trains on so many: {how}, with the learning rate that goes with it"
+    )
 
 
 def own_rate(module: Callable[..., object]) -> float | None:
