@@ -44,7 +44,8 @@ from bstune.result import (
 )
 from bstune.study.analysis.summary import Analysis, Asked, summarize
 from bstune.study.planning.replicates import Winner
-from bstune.study.prepare import PreparedStudy, compose_checked, prepare
+from bstune.study.prepare import compose_checked, prepare
+from bstune.study.prepared import PreparedStudy
 from bstune.trial.backend import TrialBackend
 
 if TYPE_CHECKING:

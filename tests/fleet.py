@@ -14,7 +14,8 @@ from rich.console import Console
 
 from bstune.core.errors import BstuneError
 from bstune.options import StudyOptions
-from bstune.study.prepare import PreparedStudy, compose_checked, compose_joined, prepare
+from bstune.study.prepare import compose_checked, compose_joined, prepare
+from bstune.study.prepared import PreparedStudy
 from bstune.study.run import run_study, run_worker
 from bstune.study.storage.opening import find_study
 from bstune.study.storage.patience import STORAGE_ERRORS

@@ -13,7 +13,7 @@ from bstune.options import overrides
 from bstune.result import WINNERS
 from bstune.study.analysis.summary import winner_result
 from bstune.study.planning.replicates import Winner
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.system.files import is_own
 from bstune.system.processor_wait import processors
 from bstune.system.secrets import redact_values

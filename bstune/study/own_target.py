@@ -25,7 +25,7 @@ from bstune.core.errors import StudyError
 from bstune.core.records import Mode, Target, TrialResult, sign_of
 from bstune.options import with_option
 from bstune.search.ruler import choose_scale
-from bstune.study.prepare import OwnGoal, PreparedStudy
+from bstune.study.prepared import OwnGoal, PreparedStudy
 from bstune.study.storage.attributes import GOAL
 
 # The share of a trial's steps from which on its evaluations say what it comes to.

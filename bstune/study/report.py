@@ -34,7 +34,7 @@ from bstune.study.at_budget import question_of
 from bstune.study.commands import best_yaml, study_arguments, train_command
 from bstune.study.planning.plan import SearchEnd
 from bstune.study.planning.replicates import Winner
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.study.showing.printed import from_here, places, show, show_places
 from bstune.study.storage.trials import results
 from bstune.study.winners import checkpoints_elsewhere, mark_winners, metrics_of_winners

@@ -27,7 +27,8 @@ from bstune.study.folder_config import text_of_options
 from bstune.study.own_target import goal_of, stored_goal, with_goal
 from bstune.study.planning.plan_text import plan_text
 from bstune.study.planning.wall import WallTime
-from bstune.study.prepare import PreparedStudy, prepare
+from bstune.study.prepare import prepare
+from bstune.study.prepared import PreparedStudy
 from bstune.study.report import Findings, report_study
 from bstune.study.search import Paused, Search, run_through
 from bstune.study.searching.finished_trial import check_any_trial, check_baseline

@@ -35,7 +35,7 @@ from bstune.study.at_budget import is_full
 from bstune.study.planning.baseline import is_at_baseline
 from bstune.study.planning.plan import SearchEnd, count_points, trials_of_search
 from bstune.study.planning.wall import WallTime
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.study.searching.early_end import early_end, first_trials, has_goal
 from bstune.study.searching.finished_trial import check_failures, is_out_of_time, record_to_store
 from bstune.study.searching.fresh_seeds import DueReplicate, due_at_budget, due_to_target

@@ -9,7 +9,7 @@ import optuna
 from bstune.core.records import Merit
 from bstune.result import WINNERS, WinnerName, finite
 from bstune.study.planning.replicates import Winner
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.study.storage.attributes import TESTS, WINNER
 from bstune.study.storage.lease import Lease, this_machine
 from bstune.study.storage.trials import lease_of

@@ -16,7 +16,7 @@ from bstune.core.records import TrialResult
 from bstune.options import TrainedWorkload, option_at
 from bstune.result import AtBudget, CurvePoint, StudyResult
 from bstune.study.at_budget import question_of
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.system.console import format_count, format_number
 from bstune.system.secrets import redact_values
 

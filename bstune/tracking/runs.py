@@ -33,7 +33,7 @@ from bstune.core.records import TrialResult
 from bstune.report.answer import answer
 from bstune.report.block import console_rows
 from bstune.result import StudyResult
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.study.storage.attributes import STUDY_ID
 from bstune.study.storage.trials import results
 from bstune.system.files import is_own

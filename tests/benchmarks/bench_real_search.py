@@ -24,7 +24,8 @@ import optuna
 from common import machine, options_of, spread, write
 
 from bstune.core.records import TrialResult, TrialSpec
-from bstune.study.prepare import PreparedStudy, compose_checked, prepare
+from bstune.study.prepare import compose_checked, prepare
+from bstune.study.prepared import PreparedStudy
 from bstune.sweeps.baselines import FRONTIER, searches
 from bstune.sweeps.search_problem import WITHIN, Problem, Search
 from bstune.system.files import Output

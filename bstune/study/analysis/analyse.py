@@ -57,7 +57,7 @@ from bstune.study.planning.replicates import (
     stand_in_for,
     winners,
 )
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.system.failures import optional
 
 # Steps of the rounded_sizes of batch sizes on which the curve is reported.

@@ -44,7 +44,7 @@ from bstune.study.analysis.step_times import law_of
 from bstune.study.at_budget import fresh_runs_of, is_full, known_best
 from bstune.study.planning.baseline import BaselineRuns, baseline_runs
 from bstune.study.planning.replicates import same_point
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 
 
 def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> AtBudget | None:

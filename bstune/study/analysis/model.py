@@ -24,7 +24,7 @@ from bstune.search.observations import Posterior
 from bstune.search.posterior import NOISE, Prior, draw_prior, optimum
 from bstune.search.sampler import FrontierSampler
 from bstune.study.analysis.critical import INTERVAL, QUANTILES
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.study.storage.asking import distributions
 
 Array = NDArray[np.float64]

@@ -14,7 +14,7 @@ from bstune.core.step_timings import OwnSteps, own_steps, with_step_time
 from bstune.options import ReplayedWorkload
 from bstune.result import INTERVAL_QUANTILE, StepTiming
 from bstune.study.planning.replicates import Winner, summary_of_runs
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 
 # From this standard deviation of the log of two batch sizes' ratio of seconds on, timing blurs
 # which of them is faster.

@@ -8,7 +8,7 @@ from bstune.search.each_batch_size import batch_sizes
 from bstune.study.at_budget import question_of
 from bstune.study.planning.plan import count_points, max_seconds, remaining_seconds
 from bstune.study.planning.survey_time import seconds_left_of
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
 

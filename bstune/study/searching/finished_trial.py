@@ -9,7 +9,7 @@ from bstune.core.step_timings import with_step_time
 from bstune.report.spelling import spelled
 from bstune.result import StudyResult
 from bstune.study.at_budget import held_to_end
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.study.searching.means import is_for_loss
 from bstune.trial.processes.messages import Finished
 

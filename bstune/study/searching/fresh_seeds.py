@@ -25,7 +25,7 @@ from bstune.study.planning.replicates import (
     winners,
 )
 from bstune.study.planning.wall import WallTime
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.study.searching.means import full_run_seconds, trial_cost
 
 

@@ -29,7 +29,7 @@ from bstune.study.planning.plan import (
 )
 from bstune.study.planning.survey_time import survey_seconds
 from bstune.study.planning.wall import OTHERS_SHARE, TrialCost, WallTime, fit_cost
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.study.storage.telling import within_steps
 from bstune.trial.backend import chooses_horizons
 

@@ -16,7 +16,7 @@ from bstune.search.curve_decision import GIVEN_UP_AT
 from bstune.study.analysis.model import study_posterior
 from bstune.study.planning.plan import trials_of_search
 from bstune.study.planning.wall import WallTime
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.study.searching.early_end import LOOK_PARTICLES
 from bstune.study.searching.means import is_for_loss, trial_cost
 

@@ -9,7 +9,7 @@ from bstune.study.analysis.step_times import with_common_step_time
 from bstune.study.at_budget import is_full
 from bstune.study.planning.plan import trials_of_search
 from bstune.study.planning.replicates import candidates
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.study.searching.means import is_for_loss
 from bstune.system.files import Output, keep_trials, write_text
 

@@ -24,7 +24,7 @@ from bstune.study.analysis.summary import Analysis, summarize
 from bstune.study.at_budget import best_full, is_full
 from bstune.study.planning.baseline import baseline_runs
 from bstune.study.planning.plan import count_points
-from bstune.study.prepare import PreparedStudy
+from bstune.study.prepared import PreparedStudy
 from bstune.study.report import asked_of
 from bstune.study.showing.live_table import CURVE_HEADS, curve_rows, octave_text, octaves
 from bstune.study.showing.printed import short_path

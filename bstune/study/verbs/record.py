@@ -21,7 +21,8 @@ from bstune.core.errors import ConfigError, InputError, Interrupted, RecordError
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES, OVERRIDE_LR
 from bstune.options import with_option
-from bstune.study.prepare import PreparedStudy, compose_checked, prepare
+from bstune.study.prepare import compose_checked, prepare
+from bstune.study.prepared import PreparedStudy
 from bstune.study.storage.opening import changed_settings
 from bstune.system.console import quieten
 from bstune.system.exits import is_interruption

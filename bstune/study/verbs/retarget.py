@@ -38,7 +38,8 @@ from bstune.study.analysis.step_times import with_common_step_time
 from bstune.study.analysis.summary import Analysis, Asked, OverTarget, summarize
 from bstune.study.folder_config import options_of_folder
 from bstune.study.planning.baseline import baseline_of
-from bstune.study.prepare import PreparedStudy, search_budget
+from bstune.study.prepare import search_budget
+from bstune.study.prepared import PreparedStudy
 from bstune.study.report import NO_TARGET, asked_of
 from bstune.study.showing.printed import show
 from bstune.system.console import format_count, format_number, format_seconds, plain_console
