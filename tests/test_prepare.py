@@ -491,7 +491,7 @@ def test_what_the_first_steps_refuse_does_not_wait_for_mlflow(tmp_path, monkeypa
     def refuse(*arguments):
         raise ConfigError("the metric is logged nowhere")
 
-    monkeypatch.setattr(preparing, "_prepare_training", refuse)
+    monkeypatch.setattr(preparing, "prepare_training", refuse)
     with pytest.raises(ConfigError, match="logged nowhere"):
         prepared_study("workload=digits", "hardware.enabled=false")
     assert imported == []
