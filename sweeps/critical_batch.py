@@ -26,7 +26,7 @@ from bstune.report.drawing import INK, PURPLE, log_axis, log_limits
 from bstune.result import CriticalAtTarget, Growth
 from bstune.study.analysis.critical import FINE, MAX_COARSE, growth_over_target
 from bstune.sweeps.harness import Finding
-from bstune.sweeps.search_benchmark import find_sources, find_target, read_without_horizons
+from bstune.sweeps.search_benchmark import find_sources, find_target, read_stoppable_runs
 from bstune.sweeps.search_problem import dense_points, median_steps
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_number
@@ -176,7 +176,7 @@ def _plan_tables(
     inputs = dict[str, object]()
     read_tables = dict[str, Table]()
     for name, (file, shipped) in find_sources(tables, read_index()).items():
-        table = read_without_horizons(file)
+        table = read_stoppable_runs(file)
         goal = find_target(file, shipped, target)
         if goal.mode != "min":
             raise TableError(

@@ -325,7 +325,7 @@ def _flat(value: object, prefix: str) -> dict[str, object]:
     return flat
 
 
-def _check_elements(parameters: object) -> None:
+def _refuse_nested_lists(parameters: object) -> None:
     """Refuse lists and mappings within lists of texts or numbers, which OmegaConf lets through."""
     for name, value in vars(parameters).items():
         if not isinstance(value, list):
@@ -351,7 +351,7 @@ def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict
             named = ", ".join(f"{PARAMETER_PREFIX}{name}" for name in missing)
             raise ConfigError(f"no value is given for {named}")
         typed = OmegaConf.to_object(merged)
-        _check_elements(typed)
+        _refuse_nested_lists(typed)
     except ConfigKeyError as error:
         raise ConfigError(
             f"unknown option sweep.experiment.{error.full_key}; --help lists the options"

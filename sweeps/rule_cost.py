@@ -21,7 +21,7 @@ from bstune.core.scaling import RULES, lr_of
 from bstune.report.drawing import BLUE, GREEN, INK, PURPLE, VERMILION, log_axis, log_limits
 from bstune.sweeps.critical_batch import median_steps_over_rates
 from bstune.sweeps.harness import Finding
-from bstune.sweeps.search_benchmark import find_sources, find_target, read_without_horizons
+from bstune.sweeps.search_benchmark import find_sources, find_target, read_stoppable_runs
 from bstune.system.console import format_number
 from bstune.trial.replay import Table, read_index
 
@@ -77,7 +77,7 @@ def run(*, tables: list[str], target: float | None, rules: list[str], tuned_at: 
     # The fewest seeds of a recorded point, for each table.
     seeds = list[int]()
     for name, (file, shipped) in find_sources(tables, read_index()).items():
-        table = read_without_horizons(file)
+        table = read_stoppable_runs(file)
         costs += table_costs(name, table, find_target(file, shipped, target), rules, tuned_at)
         seeds.append(min(map(len, table.cells.values())))
     width, height = RULE_PANEL_INCHES

@@ -169,7 +169,7 @@ def _read_sources(
     sources = list[_Source]()
     for name, (file, shipped) in find_sources(tables, read_index()).items():
         goal = find_target(file, shipped, target)
-        table = read_without_horizons(file)
+        table = read_stoppable_runs(file)
         benchmark = make_benchmark(name, table, goal, objective, lr_factor, budget_factor)
         # The digest tells tables of one name apart that were recorded at different times.
         digest = sha256(file.read_bytes()).hexdigest()[:16]
@@ -323,7 +323,7 @@ def _shipped_at(path: Path, index: Mapping[str, TableSource]) -> TableSource | N
     return None
 
 
-def read_without_horizons(path: Path) -> Table:
+def read_stoppable_runs(path: Path) -> Table:
     """Read a table of runs that may be stopped at any step.
 
     TableError if the runs have horizons, the steps at which their schedules ended: such a run tells

@@ -179,14 +179,14 @@ class UnitLog:
         self._header = self._header_of(device, may_change)
         if self._path is None:
             return
-        self._take(read_units(self._path))
+        self._add_file(read_units(self._path))
         for header in self._file.headers:
             self._check_same(header)
         # Records may follow the last header if that is this command's. Else a new one comes first.
         if self._file.headers:
             self._has_header = self._file.headers[-1] == self._header
 
-    def _take(self, file: UnitFile) -> None:
+    def _add_file(self, file: UnitFile) -> None:
         """Keep what was read from the file, and add its records to those at hand."""
         self._file = file
         self._records |= file.records
@@ -380,7 +380,7 @@ class UnitLog:
         write_text(self._path, "".join(lines))
         for name in dropped:
             del self._records[name]
-        self._take(read_units(self._path))
+        self._add_file(read_units(self._path))
 
     def check_finished(self, names: Collection[str], measured: Collection[str]) -> None:
         """Raise UnfinishedError unless all units ``names`` are among the ``measured`` ones."""

@@ -123,6 +123,7 @@ def budget_steps_of(at_budget: AtBudget, trial: TrialResult) -> float:
     # Without the seconds of a step the winner's steps are the only ones that are known.
     if not at_budget.times:
         return float(at_budget.winner.steps)
+    # Times are there only for a budget in seconds.
     times = [(step_time.batch_size, step_time.seconds) for step_time in at_budget.times]
     return (at_budget.seconds or 0.0) / seconds_between(times, trial.batch_size)
 

@@ -202,7 +202,7 @@ def chart(
     traces = [trace for trace in traces if trace["x"]]
     if not traces:
         return ""
-    whole = {
+    full_layout = {
         "height": height,
         "margin": {"l": 64, "r": 16, "t": 44, "b": 52},
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "--grey", "activecolor": "--ink"},
@@ -217,13 +217,13 @@ def chart(
         **layout,
     }
     for name in ("x", "y"):
-        shown = whole.get(f"{name}axis", {})
+        shown = full_layout.get(f"{name}axis", {})
         if shown.get("type") == "log":
-            whole[f"{name}axis"] = {**shown, **_log_ticks(traces, name, shown.get("range"))}
-    alt_text = text(alt or _axes_text(whole))
-    spec = json_script(_rounded({"data": traces, "layout": whole}))
+            full_layout[f"{name}axis"] = {**shown, **_log_ticks(traces, name, shown.get("range"))}
+    alt_text = text(alt or _axes_text(full_layout))
+    spec = json_script(_rounded({"data": traces, "layout": full_layout}))
     # The picture is scaled to the page's width, so that its height is in other pixels.
-    picture = static_chart(traces, whole, PICTURE_HEIGHT * height / CHART_HEIGHT)
+    picture = static_chart(traces, full_layout, PICTURE_HEIGHT * height / CHART_HEIGHT)
     image = f'<div class="static" role="img" aria-label="{alt_text}">{picture}</div>'
     # A screen reader reads out the picture's text. It skips plotly's chart, which shows the same.
     plot = f'<div class="plot" aria-hidden="true" style="min-height:{height}px"></div>'

@@ -193,13 +193,13 @@ def shown_trials(trials: Sequence[TrialResult]) -> list[CurvePoint]:
     A trial in several parts is one point.
     """
     points = list[CurvePoint]()
-    for trial in last_parts(trials):
+    for trial in last_part_of_each(trials):
         if trial.reached or trial.status == "stopped":
             points.append(curve_point(trial))
     return points
 
 
-def last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
+def last_part_of_each(trials: Sequence[TrialResult]) -> list[TrialResult]:
     """Give the last part of each trial: the others are parts that another one continues.
 
     The last part's outcome and history are those of the whole trial.

@@ -207,9 +207,10 @@ def _axis(
         low, high = stated["range"]
         return _Axis(kind=kind, low=low, high=high, start=start, end=end)
     for trace in traces:
-        values += _bar_ends(trace, name)
+        values += _ends_of_error_bars(trace, name)
     coordinates = list[float]()
     for value in values:
+        # This axis has no categories.
         coordinate = _coordinate(value, kind, ())
         if coordinate is not None:
             coordinates.append(coordinate)
@@ -228,7 +229,7 @@ def _axis(
     )
 
 
-def _bar_ends(trace: PlotlyTrace, name: str) -> list[float]:
+def _ends_of_error_bars(trace: PlotlyTrace, name: str) -> list[float]:
     """Give the values at both ends of each of a trace's error bars along the axis ``name``."""
     bars = trace.get(f"error_{name}")
     if bars is None:

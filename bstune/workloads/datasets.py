@@ -471,6 +471,8 @@ def _fetch(
         logger.info("downloading %s", url)
         try:
             with path.open("wb") as file:
+                # A file that is larger than the published one is not read to its end. The last
+                # argument is a pooch registry, which this downloader does not use.
                 download(url, _Limited(file, size + WRAPPING_BYTES), None)
             if source.archive is not None:
                 return _unpacked(path, source, names)

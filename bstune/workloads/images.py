@@ -433,6 +433,7 @@ def random_crop_flip(
         return torch.randint(high, shape, generator=generator, device=device)
 
     def draw_batch(size: int) -> list[Tensor]:
+        # First rows and columns of the crops, whether to mirror, and those of the squares.
         drawn = [*draw(2 * padding + 1, 2, size)]
         if mirror is None:
             drawn.append(draw(2, size))
@@ -452,7 +453,8 @@ def random_crop_flip(
     images = crop_flip(images, top, left, mirror, padding)
     if mean is None or not cutout:
         return images
-    return cut_out(images, others[0], others[1], cutout, mean)
+    square_top, square_left = others
+    return cut_out(images, square_top, square_left, cutout, mean)
 
 
 def cut_out(images: Tensor, top: Tensor, left: Tensor, size: int, mean: Tensor) -> Tensor:

@@ -224,6 +224,7 @@ class TextData(LightningDataModule):
         """
         sequences = np.empty((0, self._context + 1), np.int64)
         if tokens is not None:
+            # The last token is a target alone.
             every = (len(tokens) - 1) // self._validation
             sequences = sliding_window_view(tokens, self._context + 1)[::every][: self._validation]
         return TokenEvalBatches(self._on_device(sequences).long(), self._eval_batch_size)
@@ -312,7 +313,7 @@ class TokenBatches:
         self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
         self._split = splitter(batch_size, micro_batch_size)
-        # A view, (sequences, context + 1).
+        # A view, (sequences, context + 1): targets are the tokens one further on.
         self._sequences: Tensor | NDArray[np.integer]
         device = torch.device("cpu")
         if isinstance(tokens, Tensor):
@@ -454,10 +455,11 @@ class _Block(nn.Module):
         self.hidden_residual = nn.Linear(4 * width, width)
 
     def forward(self, stream: Tensor) -> Tensor:
+        """Map the residual stream (N, T, width), a vector for each token, to the next one."""
         examples, length, width = stream.shape
         attention: Tensor = self.attention(self.attention_norm(stream))
         parts = attention.view(examples, length, 3, self._heads, -1)
-        # Each (N, heads, T, width/heads).
+        # Queries, keys and values, each (N, heads, T, width/heads).
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         mixed = _attend(query, key, value).transpose(1, 2).reshape(examples, length, width)
         stream = stream + self.attention_residual(mixed)
