@@ -85,7 +85,11 @@ class Entry:
 
 
 def searches() -> tuple[Entry, ...]:
-    """Give all searches that have a name; Optuna's samplers have one for each axis and form."""
+    """Give all searches that have a name.
+
+    An axis is the coordinate for the learning rate, which a rule may scale; a form is a way to
+    record a stopped trial. Each of Optuna's samplers is there with every axis and form.
+    """
     entries = [Entry(FRONTIER, axis=None, form=None, make=FrontierSearch)]
     for rule in FRONTIER_RULES:
         entries.append(
@@ -104,7 +108,11 @@ def searches() -> tuple[Entry, ...]:
 
 
 def _optuna_entry(name: str, axis: str, form: Form | None) -> Entry:
-    """Make the entry of one of Optuna's samplers."""
+    """Make the entry of one of Optuna's samplers among the searches.
+
+    ``axis``: the rule from which the learning rate is searched, or ``lr``. ``form``: how a stopped
+    trial is recorded; None where that makes no difference.
+    """
     max_trials = MAX_TRIALS
     # A trial takes Optuna's GP a hundred times as long as the other samplers.
     if name == "gp":
@@ -247,6 +255,7 @@ class OptunaSearch(Search):
         self._seed = seed
         self._axis = LearningRateAxis(problem, rule)
         self._form = form
+        # Trials end by the stopping rule of all searches, so Optuna's pruner is not asked.
         self.study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.NopPruner())
         # The trial that was asked last, and the step at which it was to end; None once it is told.
         self._asked: tuple[optuna.Trial, int] | None = None
@@ -362,7 +371,8 @@ class EveryBatchSize(Search):
         rng = np.random.default_rng(trial_seed(self._seed, turn, FOR_ORDER))
         order = rng.permutation(len(problem.batch_sizes))
         index = int(order[place])
-        # A place from 0 to 1 within the logarithm of the learning rates' range.
+        # A place from 0 to 1 within the logarithm of the learning rates' range. One quasi-random
+        # sequence serves all batch sizes, each with a shift of its own.
         share = (van_der_corput(turn) + float(self._shifts[index])) % 1.0
         batch_size = problem.batch_sizes[index]
         lr = problem.clip_lr(problem.lr_low * (problem.lr_high / problem.lr_low) ** share)

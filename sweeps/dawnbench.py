@@ -548,7 +548,8 @@ def _data_key(options: StudyOptions) -> str:
 def with_rung_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
     """Give the study with a rung's settings in place of its own, by dotted key.
 
-    ConfigError for a key that is not there and has no leading +.
+    A %{...} in a setting becomes a reference to the study's config. ConfigError for a key that is
+    not there and has no leading +.
     """
     referring = dict[str, object]()
     for key, value in settings.items():

@@ -114,7 +114,8 @@ def run(
     planned = _plan_cases(sources, entries, n)
     cases = planned.cases
     check_only(only, list(cases))
-    # Recorded runs are replayed: no device takes part.
+    # Recorded runs are replayed: no device takes part. The parameters that may change choose the
+    # searches, or are among a search's own inputs.
     log.begin(device=None, may_change=NOT_OF_A_SEARCH)
     # These searches lose their records, and so are run once more.
     log.drop(functools.partial(_is_of, again))
@@ -244,7 +245,11 @@ def _usable(benchmark: Benchmark, entry: Entry) -> bool:
 
 
 def choose(names: Sequence[str], quick: bool) -> list[Entry]:
-    """Choose the searches that are named; without names all, or with ``quick`` QUICK_SEARCHES."""
+    """Choose the searches that are named; without names all, or with ``quick`` QUICK_SEARCHES.
+
+    A search has the key NAME/AXIS/FORM: its name, the coordinate that it has for the learning rate,
+    and the way in which a stopped trial is told to it.
+    """
     entries = searches()
     if not names:
         return [entry for entry in entries if not quick or entry.group in QUICK_SEARCHES]
@@ -276,6 +281,7 @@ def _imported(name: str) -> Entry:
         raise ConfigError(
             f"the search {name!r} cannot be imported ({error}): give MODULE:FUNCTION"
         ) from error
+    # Only Optuna's samplers have a choice of axes and of forms.
     return Entry(name, axis=None, form=None, make=make)
 
 

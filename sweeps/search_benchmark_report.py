@@ -257,8 +257,8 @@ def _notes(
 ) -> list[str]:
     """Give the lines below the table: the tables, and the rules of the comparison.
 
-    ``shown``: those of ``standings`` that are rows of the table. A search that has no row may still
-    have its rule here, as the sentence and the figure may be of it.
+    ``shown``: the standings that are rows of the table. A search without a row still has its rule
+    here, because the finding's sentence and its figure are of all searches.
     """
     notes = list(map(title, benchmarks))
     if any(standing.cut_short for standing in shown):
@@ -276,6 +276,7 @@ def _notes(
 def title(benchmark: Benchmark) -> str:
     """Write a table's target, its best cell and, for ``curve``, its B_crit."""
     batch_size, lr, cost = benchmark.best
+    # For ``steps`` a step costs its examples.
     unit = "examples" if benchmark.problem.objective == "steps" else "s"
     text = (
         f"{benchmark.name}: {benchmark.problem.target}; best B {batch_size}, lr {lr:.3g}, "
@@ -303,6 +304,7 @@ def row(standing: Standing, objective: SearchObjective) -> dict[str, str]:
         cells[f"{mark.spending:g}x"] = f"{_ratio_text(mark.median)}/{_ratio_text(mark.p90)}"
     if objective != "curve":
         median, _ = standing.within
+        # Time and steps have the same multiples.
         spending = f"> {MULTIPLES['time'][-1]:g}"
         if math.isfinite(median):
             spending = f"{median:.1f}"
@@ -489,6 +491,7 @@ def _place_in_legend(standing: Standing) -> tuple[bool, int, str]:
 
 def _draw_line(axes: "Axes", standing: Standing, colour: str, with_band: bool) -> None:
     """Draw the median ratio over spending, with gaps where it is infinite, and a band if wanted."""
+    # The objective steps, which is drawn like this, too, has the multiples of time.
     spending = np.geomspace(1.0, MULTIPLES["time"][-1], 400)
     ratios = list[list[float]]()
     for spent in spending.tolist():

@@ -117,7 +117,7 @@ class Search(Protocol):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A problem, the table that answers it, and the truth that the answers are measured against."""
+    """A problem, the table of recorded runs that answers it, and the truth to compare with."""
 
     # The table's name.
     name: str
@@ -134,7 +134,10 @@ class Benchmark:
 
     @property
     def unit(self) -> float:
-        """The unit of spending: the best trial's cost, or for ``curve`` that of the frontier."""
+        """The unit of spending: what the best cell costs.
+
+        For ``curve`` it is what the cheapest cells of all batch sizes cost together.
+        """
         if self.problem.objective == "curve":
             return self.frontier_cost
         _, _, cost = self.best
@@ -496,8 +499,8 @@ def run_search(
     estimates = list[float | None]()
     spent = 0.0
     while True:
-        # Past the cap there is no further trial. As if one had cost without end, all multiples that
-        # are left get the estimate of now.
+        # Past the cap on trials there is none: by an infinite spending, all multiples that are left
+        # get the present estimate.
         trial: TrialResult | None = None
         spent_after = math.inf
         if len(finished) < max_trials:
@@ -531,7 +534,10 @@ def run_search(
 
 
 def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResult]) -> TrialResult:
-    """Answer a proposed trial from the table. ConfigError if the search may not propose it."""
+    """Give a proposed trial's result, from the recorded runs of the table.
+
+    ConfigError if the search may not propose it.
+    """
     if spec.number != len(finished):
         raise ConfigError(
             f"a search must number its trials from 0: expected {len(finished)}, but got "
@@ -555,7 +561,7 @@ def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResul
 def _continued(spec: TrialSpec, finished: Sequence[TrialResult]) -> TrialResult | None:
     """Give the trial that a proposed one continues; None if it begins afresh.
 
-    ConfigError if that is no stopped trial at the same point.
+    ConfigError if that is no stopped trial at the same batch size, learning rate and seed.
     """
     number = spec.resumed_from
     if number is None:

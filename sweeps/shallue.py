@@ -110,6 +110,7 @@ def run(
                 f"interrupted: {root} keeps all finished trials; the same command goes on"
             ) from error
         except StudyError as error:
+            # Some errors advise to name another study, which in a sweep is not the user's to do.
             if OWN_NAME not in str(error):
                 raise
             raise StudyError(
@@ -323,10 +324,10 @@ def _verdict(pair: Pair) -> str:
 
 
 def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
-    """Give the curve of steps over a budget of examples, both (n,): what either one costs.
+    """Give the fewest steps to the target over the examples that may be spent, both (n,).
 
-    The first array has the examples to the target, E(B), from the fewest on. The second one has the
-    fewest steps to it within so many examples. Both are empty where there is no curve.
+    The first array has the examples, E(B), from the fewest that reach the target on. The second one
+    has the steps. Both are empty where there is no curve.
     """
     if not study.steps.size or not study.points:
         return np.empty(0), np.empty(0)

@@ -119,6 +119,7 @@ def run(
     # A trial gives up once its steps and its examples are both spent: a run lasts for either
     # budget.
     budget_of_runs = Budget(steps, examples)
+    # It measures no noise scale, which would only take time.
     protocol = replace(protocol.for_steps_only(budget_of_runs), noise_scale_every=None)
     choosing_seed, *reported_seeds = seeds
     # All runs that there may be: only the best rates of the first seed are trained on others.

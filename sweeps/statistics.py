@@ -67,10 +67,10 @@ def is_power_of_two(number: int) -> bool:
 
 
 def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: int) -> Choice:
-    """Choose the batch sizes to measure, as far as they fit under ``ceiling``.
+    """Choose the batch sizes to measure, up to ``ceiling``, the largest that fits into memory.
 
-    They are those in ``alone``, a triplet around each of ``centres``, one more triplet around the
-    largest power of two below the ceiling, and the ceiling itself.
+    They are those in ``alone``, a triplet P - 1, P, P + 1 around each P of ``centres``, one more
+    triplet around the largest power of two below the ceiling, and the ceiling itself.
     """
     alone = set(alone)
     centres = set(centres)

@@ -49,6 +49,8 @@ READ_BYTES = 2**26
 # Bytes of a KiB, and of a number in fp32.
 KIB = 2**10
 FP32_BYTES = 4
+# The most KiB of a vector: 4 GiB.
+MOST_VECTOR_KIB = 2**22
 NO_CACHE = "no cache"
 # Numbers between two that are read one after another: 64 bytes, a line of most processors' caches.
 STRIDE = 16
@@ -202,7 +204,7 @@ def run(
     unit_names = [*product_names, *reading_names, *order_names]
     check_only(only, unit_names)
     device_text = device_name({"accelerator": place.type, "devices": [place.index or 0]})
-    # The device has its own place in the header, whatever it is called here.
+    # Repeats that are kept are compared by the device itself, whatever the option calls it.
     log.begin(device_text, ("repeats", "device"))
     # The generator is the CPU's, so that every device multiplies the same numbers.
     generator = torch.Generator().manual_seed(seed)
@@ -256,7 +258,8 @@ def _products(
 ) -> Callable[[], Calls]:
     """Draw two square matrices, and give the function that makes each way's call on them, by name.
 
-    ``size`` is their rows and columns, and ``place`` the device that they are on.
+    A way is a function (a, b, c) that writes the product b c into a. ``size`` is the rows, and the
+    columns, of each matrix, and ``place`` the device that they are on.
     """
     b = torch.randn(size, size, generator=generator).to(place, dtype)
     c = torch.randn(size, size, generator=generator).to(place, dtype)
@@ -306,14 +309,15 @@ def _check_choices(
     for name, value in positive.items():
         if not (math.isfinite(value) and value > 0):
             raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
-    if not all(1 <= kib <= 2**22 for kib in working_sets):
+    if not all(1 <= kib <= MOST_VECTOR_KIB for kib in working_sets):
         raise ConfigError(
-            f"sweep.experiment.working_sets must be KiB from 1 to {2**22}, but got "
+            f"sweep.experiment.working_sets must be KiB from 1 to {MOST_VECTOR_KIB}, but got "
             f"{list(working_sets)}"
         )
-    if not 1 <= gathered_kib <= 2**22:
+    if not 1 <= gathered_kib <= MOST_VECTOR_KIB:
         raise ConfigError(
-            f"sweep.experiment.gathered_kib must be KiB from 1 to {2**22}, but got {gathered_kib}"
+            f"sweep.experiment.gathered_kib must be KiB from 1 to {MOST_VECTOR_KIB}, but got "
+            f"{gathered_kib}"
         )
 
 
@@ -493,6 +497,8 @@ def measure(
 ) -> dict[str, RepeatSeconds]:
     """Time the repeats of a plan that are not kept, and give the seconds of one call by repeat.
 
+    A repeat times each of several ways to do the same work.
+
     Args:
         log: keeps the repeats.
         plan: of the repeats.
@@ -526,7 +532,7 @@ def measure(
 
 
 def _timers(calls: Calls, clock: Callable[[], float]) -> dict[str, Timer]:
-    """Make torch's timer of each call, by name."""
+    """Make torch's timer of each call, by the name of the way that it does its work."""
     timers = dict[str, Timer]()
     for name, way in calls.items():
         names = {"way": way}
@@ -552,6 +558,7 @@ def by_way(repeats: Mapping[str, RepeatSeconds], named: Iterable[str]) -> dict[s
     """
     seconds: dict[str, list[float]] = {name: [] for name in named}
     for repeat_seconds in repeats.values():
+        # A repeat lacks the ways that had taken their time.
         for name, value in repeat_seconds.items():
             seconds[name].append(value)
     return seconds
