@@ -274,6 +274,7 @@ class OptunaSearch(Search):
         batch_size = trial.suggest_int(
             "batch_size", problem.batch_sizes[0], problem.batch_sizes[-1], log=True
         )
+        # ``delta``: the octaves from a scaling rule's learning rate to ``lr``; None without a rule.
         lr, delta = self._axis.rate_at(batch_size, self._axis.suggest(trial))
         last_step, resumed_from = self.ending(trial, batch_size, finished)
         self._asked = trial, last_step
@@ -547,6 +548,7 @@ class FrontierSearch(OptunaSearch):
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
         """Give the B_crit that a study would report, the posterior's median; None without one."""
+        # A study's own report takes as many particles and moves.
         posterior = self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES)
         if posterior is None:
             return None

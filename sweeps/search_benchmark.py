@@ -347,7 +347,7 @@ def read_stoppable_runs(path: Path) -> Table:
 def find_target(path: Path, shipped: TableSource | None, value: float | None) -> Target:
     """Give a table's target: that with ``value``, else the one that the table was recorded for."""
     if value is not None:
-        # A table of somebody's own does not name its metric.
+        # A table of somebody's own does not name its metric, here an error or a loss.
         metric = "error"
         if shipped is not None:
             metric = shipped.target.metric

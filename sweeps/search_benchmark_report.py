@@ -359,6 +359,7 @@ def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> 
     is_curve = benchmarks[0].problem.objective == "curve"
     parts = list[str]()
     for benchmark in benchmarks:
+        # The better form of each search on this table, the best search first.
         ordered = _by_group(_contenders(benchmark, standings))
         if is_curve:
             best = ordered[0]

@@ -420,14 +420,15 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
     sizes, steps = np.array(reached).T
     # The table need not follow the law. Its distance from the law is carried over to the batch
     # sizes at which the slope is sought.
+    # A fit without a small-batch term has no b_opt.
     law = 1.0 + b_crit / sizes + ((fit.b_opt or 0.0) / sizes) ** 2
-    log_off = np.log(steps) - np.log(law)
+    log_distance = np.log(steps) - np.log(law)
     log_low = math.log(sizes[0]) - SOUGHT_BEYOND
     log_high = math.log(sizes[-1]) + SOUGHT_BEYOND
     log_sizes = np.linspace(log_low, log_high, 400)
     # The law without its small-batch term.
     log_law = np.log1p(b_crit / np.exp(log_sizes))
-    log_frontier = log_law + np.interp(log_sizes, np.log(sizes), log_off)
+    log_frontier = log_law + np.interp(log_sizes, np.log(sizes), log_distance)
     # half_slope takes several curves, (m, n): here is one.
     (log_b_crit,) = half_slope(log_sizes, log_frontier[None])
     return math.exp(log_b_crit)

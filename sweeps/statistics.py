@@ -194,6 +194,7 @@ def estimate_effect(name: str, centres: Sequence[int], log_ratios: Array, level:
     test = stats.ttest_1samp(log_ratios, 0.0)
     interval = test.confidence_interval(level)
     p = float(test.pvalue)
+    # An effect has a ratio less 1 in place of its logarithm.
     return Effect(
         name=name,
         centres=tuple(centres),

@@ -348,6 +348,7 @@ class UnitLog:
             _print_plain(
                 self._console, f"the last line of {self._path} was cut short and is dropped"
             )
+        # Of other settings or another device the file was refused: only these are left to differ.
         if self._file.headers and not self._has_header:
             _print_plain(
                 self._console, f"{self._path} goes on with other versions, or at another commit"

@@ -164,6 +164,7 @@ def _shown_range(
     """
     near = [dot.value for dot in dots]
     near.append(at_budget.winner.expected)
+    # Of the curve only the batch sizes count that are not shown to be worse than the best one.
     as_good = at_budget.as_good
     for point in at_budget.curve:
         if as_good.low <= point.batch_size <= as_good.high:

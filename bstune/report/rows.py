@@ -335,8 +335,9 @@ def perfect_scaling_examples(result: StudyResult) -> float | None:
 def rate_lines(result: StudyResult, start: float, end: float) -> list[PowerLaw]:
     """Give the scaling rules, and the law that the trials show, as lines of learning rates.
 
-    All go through one point: the best learning rate at the middle batch size of the curve, or the
-    study's reference where there is no curve. Rules go from batch size ``start`` to ``end``.
+    All go through one point: the best learning rate at the middle batch size of the curve or, where
+    there is no curve, the reference, the pair from which the study's own rule starts. Rules go from
+    batch size ``start`` to ``end``.
     """
     batch_size: float = result.reference.batch_size
     lr = result.reference.lr

@@ -186,6 +186,7 @@ class RunningWeightAverage(_DeviceAverage):
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         """Tell whether the next snapshot is due; never at the end of an epoch."""
         last = self._latest_update_step
+        # About SNAPSHOTS updates fall into the average's window, which grows with the steps.
         due = max(last + 1, math.ceil(last * (1.0 + self.fraction / SNAPSHOTS)))
         return step_idx is not None and step_idx + 1 >= due
 

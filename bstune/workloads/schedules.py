@@ -39,6 +39,7 @@ class _Freezing(LambdaLR):
         # DDP waits for the gradient of each parameter that it began with.
         if distributed.place() is not None:
             return
+        # A scheduler's last_epoch is the number of its steps.
         for group in self.optimizer.param_groups:
             if self.last_epoch >= group.get("steps", math.inf):
                 for parameter in group["params"]:
