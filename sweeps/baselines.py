@@ -520,7 +520,7 @@ class FrontierSearch(OptunaSearch):
             trial.set_user_attr(RESUMED_FROM, resumed_from)
         # Where the sampler states no step, the stopping rule of the other searches holds.
         if max_steps is None:
-            max_steps, _ = super().ending(trial, batch_size, finished)
+            max_steps, _continued = super().ending(trial, batch_size, finished)
         return max_steps, resumed_from
 
     def tell(self, trial: optuna.Trial, last_step: int, result: TrialResult) -> None:

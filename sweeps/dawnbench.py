@@ -329,7 +329,7 @@ def time_batches(built: BuiltRung, now: Callable[[], float] = time.perf_counter)
         call()
         synchronize(device)
         began = now()
-        for _ in range(TIMED_BATCHES):
+        for _labels in range(TIMED_BATCHES):
             call()
         synchronize(device)
         return (now() - began) / TIMED_BATCHES
@@ -337,7 +337,7 @@ def time_batches(built: BuiltRung, now: Callable[[], float] = time.perf_counter)
     made = timed(lambda: next(batches))
     if device.type == "cpu":
         return BatchSeconds(made, moved_as_bytes=None, moved_as_fp32=None)
-    (images, *_) = next(batches)
+    (images, *_labels) = next(batches)
 
     def time_to_move(dtype: torch.dtype) -> float:
         on_host = torch.ones(images.shape, dtype=dtype)

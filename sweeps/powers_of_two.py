@@ -729,6 +729,7 @@ def _draw_effects(axes: "Axes", tested: Sequence[Effect], level: float) -> None:
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5},
         )
     axes.set_yticks(range(len(tested)), [effect.name.replace(" (", "\n(") for effect in tested])
+    # The first effect stands at the top.
     axes.set_ylim(len(tested) - 0.4, -0.6)
     axes.set_xlabel(
         f"step time against the mean of both neighbours, %\n(left of 0: faster; {level:.0%} "

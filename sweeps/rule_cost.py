@@ -110,7 +110,7 @@ def table_costs(
         raise TableError(f"{name}: no cell reaches {target} in more than half of its runs")
     # The nearest one is that by ratio, as recorded batch sizes go in factors.
     tuned_size = min(reached, key=lambda size: abs(math.log(size / tuned_at)))
-    tuned_lr, _ = reached[tuned_size]
+    tuned_lr, _steps = reached[tuned_size]
     costs = list[RuleCost]()
     for size, (best_lr, steps) in reached.items():
         for rule in rules:
@@ -231,6 +231,7 @@ def _paint_costs(costs: Sequence[RuleCost], rules: Sequence[str], figure: "Figur
     # Crosses are above all ratios, at another height for each rule: all of them are seen.
     crosses = {rule: highest * CROSS_STEP ** (k + 2) for k, rule in enumerate(rules)}
     for axes, (table, costs_of_table) in zip(panels, by_table.items(), strict=True):
+        # There are colours to spare.
         for colour, rule in zip(RULE_COLOURS, rules, strict=False):
             costs_of_rule = [cost for cost in costs_of_table if cost.rule == rule]
             _paint_rule(axes, costs_of_rule, rule, colour, crosses[rule])

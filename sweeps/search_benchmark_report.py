@@ -303,7 +303,7 @@ def row(standing: Standing, objective: SearchObjective) -> dict[str, str]:
     for mark in standing.marks:
         cells[f"{mark.spending:g}x"] = f"{_ratio_text(mark.median)}/{_ratio_text(mark.p90)}"
     if objective != "curve":
-        median, _ = standing.within
+        median, _p90 = standing.within
         # Time and steps have the same multiples.
         spending = f"> {MULTIPLES['time'][-1]:g}"
         if math.isfinite(median):
@@ -387,8 +387,8 @@ def _leaders(ordered: Sequence[Standing]) -> str:
     text = ", ".join(map(_spending_of, (*of_optuna[:1], *others[:1])))
     if not of_optuna or not others:
         return text
-    optuna_spends, _ = of_optuna[0].within
-    other_spends, _ = others[0].within
+    optuna_spends, _p90 = of_optuna[0].within
+    other_spends, _p90 = others[0].within
     if math.isfinite(other_spends):
         # A search that never came near the best has spent the largest multiple at least, so that
         # the ratio is a lower bound. Time and steps have the same multiples.

@@ -140,7 +140,7 @@ class Benchmark:
         """
         if self.problem.objective == "curve":
             return self.frontier_cost
-        _, _, cost = self.best
+        _batch_size, _lr, cost = self.best
         return cost
 
     def ratio(self, batch_size: int, lr: float) -> float | None:
@@ -151,7 +151,7 @@ class Benchmark:
         cost = median_time(self.table, batch_size, lr, self.problem.target)
         if cost is None:
             return None
-        best_size, _, best_cost = self.best
+        best_size, _lr, best_cost = self.best
         objective = self.problem.objective
         return merit(objective, cost, batch_size) / merit(objective, best_cost, best_size)
 
@@ -248,7 +248,7 @@ def _make_problem(
     sizes = table.batch_sizes
     rates = table.lrs
     seconds = {size: _seconds_per_step(table, size) for size in sizes}
-    best_size, _, best_cost = best
+    best_size, _lr, best_cost = best
     # A step's cost is in ``seconds``, so this is a number of steps.
     budget_steps = BUDGET_FACTOR * budget_factor * best_cost / seconds[best_size]
     return Problem(
@@ -317,7 +317,7 @@ def _best_cell(times: Mapping[tuple[int, float], float], objective: SearchObject
     """
 
     def order(cell: tuple[int, float]) -> tuple[float, float, tuple[int, float]]:
-        batch_size, _ = cell
+        batch_size, _lr = cell
         return merit(objective, times[cell], batch_size), times[cell], cell
 
     best = min(times, key=order)
@@ -448,7 +448,8 @@ def least(
             reached.append((merit(objective, time, trial.batch_size), trial.number, trial))
     if not reached:
         return None
-    _, _, best = min(reached)
+    # Of equal merits the smallest number of a trial decides.
+    _merit, _number, best = min(reached)
     return best
 
 

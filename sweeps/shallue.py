@@ -345,7 +345,7 @@ def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
 
 def _paint_studies(comparison: Comparison, figure: "Figure") -> None:
     """Draw each study's curve, all on one law, and the fewest steps within a budget of examples."""
-    _, height = panel_inches(len(comparison.studies))
+    _width, height = panel_inches(len(comparison.studies))
     (top,), (foot,) = figure.subfigures(2, 1, squeeze=False, height_ratios=[height, BUDGET_INCHES])
     paint_panel(top, list(map(panel_curve, comparison.studies)))
     axes = foot.subplots()

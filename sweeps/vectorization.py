@@ -203,6 +203,7 @@ def run(
     order_names = _repeat_names("order", repeats)
     unit_names = [*product_names, *reading_names, *order_names]
     check_only(only, unit_names)
+    # A device without a number is the first one.
     device_text = device_name({"accelerator": place.type, "devices": [place.index or 0]})
     # Repeats that are kept are compared by the device itself, whatever the option calls it.
     log.begin(device_text, ("repeats", "device"))
@@ -332,8 +333,8 @@ def reading(sizes_kib: Sequence[int], place: torch.device) -> dict[str, Callable
         vector = torch.ones(kib * KIB // FP32_BYTES, device=place)
         # Its rows have stride 0: all are the same bytes, so that only the vector itself has to fit
         # a cache.
-        again = vector.expand(_reads_of_call(kib), len(vector))
-        calls[str(kib)] = functools.partial(torch.sum, again, dim=1)
+        repeated_rows = vector.expand(_reads_of_call(kib), len(vector))
+        calls[str(kib)] = functools.partial(torch.sum, repeated_rows, dim=1)
     return calls
 
 
@@ -362,10 +363,12 @@ def gathering(
     """
     count = kib * KIB // FP32_BYTES
     vector = torch.ones(count, device=place)
-    into = torch.empty_like(vector)
+    gathered = torch.empty_like(vector)
     calls = dict[str, Callable[[], Tensor]]()
     for name, places in orders(count, generator).items():
-        calls[name] = functools.partial(torch.index_select, vector, 0, places.to(place), out=into)
+        calls[name] = functools.partial(
+            torch.index_select, vector, 0, places.to(place), out=gathered
+        )
     return calls
 
 
@@ -588,7 +591,7 @@ def _product_rows(seconds: Mapping[str, Sequence[float]], flops: float) -> list[
 
 def sentence(rows: Sequence[ProductRow], n: int) -> str:
     """Compare the four ways in words, from their rows in order; each has ``n`` repeats or more."""
-    _, columns, blocks, whole_product = rows
+    _elements, columns, blocks, whole_product = rows
     over_elements = format_number(whole_product["times_as_fast"])
     over_columns = format_number(whole_product["gflops"] / columns["gflops"])
     share_of_blocks = blocks["gflops"] / whole_product["gflops"]

@@ -210,10 +210,10 @@ def extrapolation_table(extrapolation: Extrapolation) -> Table:
 
     Intervals stand in brackets.
     """
-    told = set[Quantity]()
+    known_quantities = set[Quantity]()
     for row in extrapolation.rows:
-        told.update(row.readings)
-    names = [name for name in HEADINGS if name in told]
+        known_quantities.update(row.readings)
+    names = [name for name in HEADINGS if name in known_quantities]
     table = Table(title=f"over {extrapolation.meaning}")
     table.add_column("study")
     table.add_column(extrapolation.scale, justify="right")

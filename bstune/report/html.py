@@ -217,9 +217,12 @@ def chart(
         **layout,
     }
     for name in ("x", "y"):
-        shown = full_layout.get(f"{name}axis", {})
-        if shown.get("type") == "log":
-            full_layout[f"{name}axis"] = {**shown, **_log_ticks(traces, name, shown.get("range"))}
+        axis_layout = full_layout.get(f"{name}axis", {})
+        if axis_layout.get("type") == "log":
+            full_layout[f"{name}axis"] = {
+                **axis_layout,
+                **_log_ticks(traces, name, axis_layout.get("range")),
+            }
     alt_text = text(alt or _axes_text(full_layout))
     spec = json_script(_rounded({"data": traces, "layout": full_layout}))
     # The picture is scaled to the page's width, so that its height is in other pixels.
@@ -315,24 +318,24 @@ def table(
     cells = list[list[Cell]]()
     for row in rows:
         cells.append([_as_cell(cell) for cell in row])
-    kinds = list[str]()
+    class_attributes = list[str]()
     for i in range(len(heads)):
         is_words = all(isinstance(row[i].value, str) for row in cells)
-        kinds.append(' class="words"' if is_words else "")
+        class_attributes.append(' class="words"' if is_words else "")
     shown_heads = list[str]()
-    for head, kind in zip(heads, kinds, strict=True):
-        shown_heads.append(f'<th scope="col"{kind}>{text(head)}</th>')
+    for head, class_attribute in zip(heads, class_attributes, strict=True):
+        shown_heads.append(f'<th scope="col"{class_attribute}>{text(head)}</th>')
     shown_rows = list[str]()
     for row_cells in cells:
-        shown_rows.append(f"<tr>{''.join(map(_cell_html, row_cells, kinds))}</tr>")
-    looks = list[str]()
+        shown_rows.append(f"<tr>{''.join(map(_cell_html, row_cells, class_attributes))}</tr>")
+    css_classes = list[str]()
     if sortable:
-        looks.append("sortable")
+        css_classes.append("sortable")
     if wrapped:
-        looks.append("wrapped")
+        css_classes.append("wrapped")
     tag = "<table>"
-    if looks:
-        tag = f'<table class="{" ".join(looks)}">'
+    if css_classes:
+        tag = f'<table class="{" ".join(css_classes)}">'
     box = f'<div class="scroll tall" tabindex="0" role="group" aria-label="{text(name)}">'
     top = f"<thead><tr>{''.join(shown_heads)}</tr></thead>"
     body = "\n".join(shown_rows)

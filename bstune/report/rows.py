@@ -138,9 +138,11 @@ class PowerLaw:
 
     def lr_at(self, batch_size: float) -> float:
         """Give the line's learning rate at a batch size."""
-        grown = self.exponent * math.log(batch_size / self.batch_size)
+        log_growth = self.exponent * math.log(batch_size / self.batch_size)
         # A folder may come from anybody: a rate that no float can hold becomes the nearest one.
-        return math.exp(max(-LARGEST_LOG_RATE, min(LARGEST_LOG_RATE, math.log(self.lr) + grown)))
+        return math.exp(
+            max(-LARGEST_LOG_RATE, min(LARGEST_LOG_RATE, math.log(self.lr) + log_growth))
+        )
 
 
 def curve_point(trial: TrialResult) -> CurvePoint:

@@ -247,7 +247,7 @@ def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
     logarithms at the axis's ends.
     """
     if high - low <= MANY_DECADES:
-        _, values = decimal_ticks(10.0**low, 10.0**high, fewest=4)
+        _minor_ticks, values = decimal_ticks(10.0**low, 10.0**high, fewest=4)
         return [(math.log10(value), format_number(value, 4)) for value in values]
     step = math.ceil((high - low) / MANY_DECADES)
     powers = range(math.ceil(low), math.floor(high) + 1, step)
@@ -268,7 +268,7 @@ def _round_values(low: float, high: float) -> list[float]:
 
 
 def _grid(frame: _Frame, height: float) -> list[str]:
-    """Draw a line at each tick of both axes, with its text."""
+    """Draw a line at each tick of both axes, with its text some pixels beside the line's end."""
     parts = list[str]()
     bottom = height - BOTTOM_MARGIN
     right = CHART_WIDTH - RIGHT_MARGIN
@@ -283,7 +283,10 @@ def _grid(frame: _Frame, height: float) -> list[str]:
 
 
 def _titles(layout: PlotlyLayout, height: float) -> list[str]:
-    """Write the titles of both axes, that of ``y`` turned, to be read from below upwards."""
+    """Write the titles of both axes, that of ``y`` turned, to be read from below upwards.
+
+    They stand some pixels from the drawing's lower and left edge.
+    """
     across = _text(layout.get("xaxis", {}).get("title", {}).get("text", ""))
     up = _text(layout.get("yaxis", {}).get("title", {}).get("text", ""))
     middle = LEFT_MARGIN + (CHART_WIDTH - LEFT_MARGIN - RIGHT_MARGIN) / 2.0

@@ -95,20 +95,20 @@ class _DeviceAverage(WeightAveraging):
         """Update the average by the module's weights; ``decay`` is the average's own share."""
         if not self._whole_numbers.tensors and not self._averages.tensors:
             self._pair(pl_module)
-        counts = self._whole_numbers.tensors
+        kept_counts = self._whole_numbers.tensors
         averages = self._averages.tensors
-        counted = self._whole_numbers.values()
-        values = self._averages.values()
+        present_counts = self._whole_numbers.values()
+        present_values = self._averages.values()
         # All tensors are averaged at once: most have a few numbers, and each would be an operator
         # of its own on an accelerator. The first average is the weights themselves. Counts, as of
         # batches, are never averaged.
         if not self._updates:
-            torch._foreach_copy_([*counts, *averages], [*counted, *values])
+            torch._foreach_copy_([*kept_counts, *averages], [*present_counts, *present_values])
         else:
-            if counts:
-                torch._foreach_copy_(counts, counted)
+            if kept_counts:
+                torch._foreach_copy_(kept_counts, present_counts)
             weights = list[Tensor]()
-            for average, value in zip(averages, values, strict=True):
+            for average, value in zip(averages, present_values, strict=True):
                 weights.append(value.to(average.dtype))
             torch._foreach_lerp_(averages, weights, 1.0 - decay)
         self._updates += 1

@@ -97,6 +97,7 @@ class ImageData(LightningDataModule):
         self._alternating_flip = alternating_flip
         self._mean = mean
         self._std = std
+        # The part of bf16-mixed or bf16-true before the dash names the type.
         self._dtype = HALF_PRECISIONS.get((precision or "").partition("-")[0], torch.float32)
         self._memory_format = torch.channels_last if channels_last else torch.preserve_format
         # None before it is read.
@@ -300,8 +301,10 @@ def split_images(
     # Images are drawn without replacement, whatever their labels. numpy never changes RandomState's
     # streams (NEP 19).
     order = np.random.RandomState(seed).permutation(n)
-    places = np.split(order, [validation_count, validation_count + test_count])
-    validation_images, test_images, train = (dataset.train.take(index) for index in places)
+    indices_of_parts = np.split(order, [validation_count, validation_count + test_count])
+    validation_images, test_images, train = (
+        dataset.train.take(index) for index in indices_of_parts
+    )
     if dataset.test is not None:
         test_images = dataset.test
     # Then the test images serve for the target, and no images are left to test.

@@ -81,9 +81,9 @@ def load_text(path: str | Path) -> Text:
         raise DataError(
             f"{path} is not text in UTF-8, from byte {error.start} on: export it as UTF-8"
         ) from error
-    points = np.array([ord(character) for character in text], np.int32)
-    alphabet = np.unique(points[: _train_length(len(points))])
-    foreign = np.flatnonzero(~np.isin(points, alphabet))
+    code_points = np.array([ord(character) for character in text], np.int32)
+    alphabet = np.unique(code_points[: _train_length(len(code_points))])
+    foreign = np.flatnonzero(~np.isin(code_points, alphabet))
     if foreign.size:
         line = text.count("\n", 0, foreign[0]) + 1
         raise DataError(
@@ -91,7 +91,7 @@ def load_text(path: str | Path) -> Text:
             f"{len(alphabet)} characters of the first nine tenths, which are trained on: remove "
             "it, or put it into them too"
         )
-    return _split(str(path), np.searchsorted(alphabet, points).astype(np.int32), len(alphabet))
+    return _split(str(path), np.searchsorted(alphabet, code_points).astype(np.int32), len(alphabet))
 
 
 def _train_length(characters: int) -> int:
@@ -101,14 +101,14 @@ def _train_length(characters: int) -> int:
 
 def _split(source: str, tokens: NDArray[np.integer], vocabulary: int) -> Text:
     """Cut a text into the parts to train on, for the target, and to test."""
-    first = _train_length(len(tokens))
-    second = first + (len(tokens) - first) // 2
+    validation_start = _train_length(len(tokens))
+    test_start = validation_start + (len(tokens) - validation_start) // 2
     return Text(
         source=source,
         vocabulary=vocabulary,
-        train=tokens[:first],
-        validation=tokens[first:second],
-        test=tokens[second:],
+        train=tokens[:validation_start],
+        validation=tokens[validation_start:test_start],
+        test=tokens[test_start:],
     )
 
 

@@ -109,16 +109,16 @@ def one_cycle(
     # torch's OneCycleLR gives every parameter group one rate, moves the momentum, and raises on one
     # step more.
     _check_ranges(total_steps, peak, start=start, end=end)
-    top = max(0.0, peak * total_steps - 1.0)
+    peak_step = max(0.0, peak * total_steps - 1.0)
     last_step = total_steps - 1.0
 
     def factor(step: int) -> float:
-        if step < top:
-            return _cosine(start, 1.0, step / top)
-        if last_step > top:
-            return _cosine(1.0, end, min(1.0, (step - top) / (last_step - top)))
+        if step < peak_step:
+            return _cosine(start, 1.0, step / peak_step)
+        if last_step > peak_step:
+            return _cosine(1.0, end, min(1.0, (step - peak_step) / (last_step - peak_step)))
         # The cycle has no time to fall.
-        if step <= top:
+        if step <= peak_step:
             return 1.0
         return end
 

@@ -113,16 +113,21 @@ def _rates_to_compare(result: StudyResult) -> list[Trace]:
     use = result.winner
     if use is not None:
         marker: Trace = {"symbol": "star", "size": 17, "color": "--vermilion"}
-        shown = {"x": [use.batch_size], "y": [use.lr], "name": USE, "marker": marker}
+        place_and_look = {"x": [use.batch_size], "y": [use.lr], "name": USE, "marker": marker}
         words = label(f"{USE}: {winner_text(use)}")
-        traces.append({**common, **shown, "hovertext": words})
+        traces.append({**common, **place_and_look, "hovertext": words})
     baseline = result.baseline
     if baseline is not None:
         marker = baseline_marker(baseline.status == "reached")
-        shown = {"x": [baseline.batch_size], "y": [baseline.lr], "name": YOURS, "marker": marker}
+        place_and_look = {
+            "x": [baseline.batch_size],
+            "y": [baseline.lr],
+            "name": YOURS,
+            "marker": marker,
+        }
         size = format_count(baseline.batch_size)
         words = f"{YOURS}: B = {size}, lr = {format_number(baseline.lr)}"
-        traces.append({**common, **shown, "hovertext": words})
+        traces.append({**common, **place_and_look, "hovertext": words})
     return traces
 
 
