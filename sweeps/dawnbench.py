@@ -520,6 +520,7 @@ def _build(
         protocol,
         target=target,
         budget=Budget(steps=steps, examples=1),
+        # Only the error at the end counts.
         evaluation_schedule=replace(protocol.evaluation_schedule, share=NO_EVALUATION),
         # The value before training would only be compared with a target that is never met.
         trainer={**protocol.trainer, "num_sanity_val_steps": 0},

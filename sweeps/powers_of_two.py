@@ -407,9 +407,10 @@ def _measure_ceiling(
     limit: int | None,
     console: "Console",
 ) -> int:
-    """Measure the memory ceiling, print it, and give it, in examples.
+    """Measure the memory ceiling, print it, and give it: the largest batch size that fits.
 
-    ``limit`` is in bytes; None: all that is free.
+    ``find`` is ``measure_ceiling``, whose other options are those of ``probe``. ``limit`` is in
+    bytes; None: all that is free.
     """
 
     def report(result: ProbeResult) -> None:

@@ -163,8 +163,9 @@ class Standing:
 def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> Standing:
     """Sum up the runs of a search on a benchmark, one for each seed.
 
-    After each multiple of the spending it has the median and the 90th percentile over seeds of the
-    chosen point's time over the best cell's or, for ``curve``, of the factor that B_crit is off by.
+    After each multiple of the spending it has the median and the 90th percentile over seeds: of the
+    time of the batch size and rate that the search would use now, over that of the table's best
+    pair, or, for ``curve``, of the factor that B_crit is off by.
     """
     objective = benchmark.problem.objective
     marks = list[MeritMark]()
@@ -512,9 +513,10 @@ def _draw_line(axes: "Axes", standing: Standing, colour: str, with_band: bool) -
 
 
 def _draw_bars(axes: "Axes", standing: Standing, index: int, count: int) -> None:
-    """Draw the medians with bars over 10 to 90% of the seeds, beside those of other searches.
+    """Draw the factor by which B_crit is off, over the spending, beside those of other searches.
 
-    ``index`` is the search's place among ``count`` searches.
+    Each mark of the standing, at one spending, gets the median with a bar over 10 to 90% of the
+    seeds. ``index`` is the search's place among ``count`` searches.
     """
     # The bars of a mark stand side by side around its spending, so that they do not hide each
     # other. On a logarithmic axis equal factors are equal distances.

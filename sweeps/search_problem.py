@@ -376,8 +376,8 @@ def median_steps(runs: Iterable[Run], target: Target) -> float:
 def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
     """Give the frontier of the table's cells, each at the median steps to target of its seeds.
 
-    If half of a cell's runs miss the target, it counts as stopped at the last step that all of them
-    ran.
+    A cell has the runs of one batch size and learning rate, one for each seed. If half of them miss
+    the target, it counts as stopped at the last step that all of them ran.
     """
     medians = list[TrialResult]()
     for number, ((batch_size, lr), runs) in enumerate(table.cells.items()):

@@ -159,6 +159,7 @@ def _make_finding(
     return Finding(
         sentence=sentence(factor, comparison),
         rows=[row(study, results[study.name]) for study in comparison.studies],
+        # Each study is run once.
         n=1,
         device=", ".join(dict.fromkeys(study.device for study in comparison.studies)),
         paint=functools.partial(_paint_studies, comparison),

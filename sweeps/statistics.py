@@ -131,13 +131,14 @@ def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
     The triplet is a batch size ``centre`` with its two neighbours. Its contrast is the log of the
     centre's seconds over the geometric mean of the neighbours'.
     """
-    rounds = np.array(list(map(seconds.__getitem__, _triplet(centre))), dtype=np.float64)
-    if not np.all(np.isfinite(rounds) & (rounds > 0.0)):
+    # (3, rounds): a row for each of the three batch sizes.
+    of_triplet = np.array(list(map(seconds.__getitem__, _triplet(centre))), dtype=np.float64)
+    if not np.all(np.isfinite(of_triplet) & (of_triplet > 0.0)):
         raise HardwareError(
-            f"a contrast needs positive seconds, but got {rounds.ravel().tolist()} around batch "
-            f"size {centre}: the clock is too coarse for such steps"
+            f"a contrast needs positive seconds, but got {of_triplet.ravel().tolist()} around "
+            f"batch size {centre}: the clock is too coarse for such steps"
         )
-    below, at_centre, above = np.log(rounds)
+    below, at_centre, above = np.log(of_triplet)
     return np.asarray(at_centre - (below + above) / 2.0)
 
 

@@ -654,6 +654,7 @@ def _differences(studies: Sequence[Compared]) -> list[str]:
     lines = list[str]()
     workloads = sorted({study.workload for study in studies})
     targets = {study.target for study in studies}
+    # The reference is the pair of batch size and learning rate that gains are over.
     references = {study.reference for study in studies}
     tokens = sorted({study.tokens for study in studies if study.tokens is not None})
     if len(workloads) > 1:

@@ -461,6 +461,7 @@ def _draw_guides(axes: "Axes", result: StudyResult) -> None:
     if examples is not None and axes.has_data():
         x_limits = axes.get_xlim()
         y_limits = axes.get_ylim()
+        # Perfect scaling takes as many examples at every batch size: steps are examples / B.
         ends = np.array(x_limits)
         style: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": "--", "zorder": 1.6}
         axes.plot(ends, examples / ends, label=SLOPE_TEXT, **style)

@@ -234,10 +234,11 @@ def _marks_of(points: Sequence[CurvePoint], merit: Merit) -> tuple[Mark, ...]:
 
 
 def band(result: StudyResult, merit: Merit) -> Band | None:
-    """Give the steps S*(B), or for merit ``time`` the seconds S*(B) tau(B), with an interval.
+    """Give the fewest steps S*(B), or for merit ``time`` their seconds, with an interval.
 
-    The errors of log S*(B) and of log tau(B) are independent: their squares add up. None where the
-    curve, or the seconds of a step, are not known.
+    The seconds are S*(B) tau(B), with tau(B) those of a step. The errors of log S*(B) and of log
+    tau(B) are independent: their squares add up. None where the curve, or the seconds of a step,
+    are not known.
     """
     curve = result.curve
     if curve is None or len(curve.batch_size) < 2:
@@ -338,8 +339,8 @@ def rate_lines(result: StudyResult, start: float, end: float) -> list[PowerLaw]:
     """Give the scaling rules, and the law that the trials show, as lines of learning rates.
 
     All go through one point: the best learning rate at the middle batch size of the curve or, where
-    there is no curve, the reference, the pair from which the study's own rule starts. Rules go from
-    batch size ``start`` to ``end``.
+    there is none, the study's reference, its pair of batch size and rate to begin with. Rules go
+    from batch size ``start`` to ``end``.
     """
     batch_size: float = result.reference.batch_size
     lr = result.reference.lr

@@ -151,6 +151,7 @@ def static_chart(traces: Sequence[PlotlyTrace], layout: PlotlyLayout, height: fl
     width = CHART_WIDTH - LEFT_MARGIN - RIGHT_MARGIN
     panel_height = height - TOP_MARGIN - BOTTOM_MARGIN
     drawn = _shapes(layout, frame)
+    # Areas come first, so that lines and marks lie on top of them.
     for trace in _areas_first(traces):
         drawn.append(_trace(trace, frame))
     # An inner svg cuts off what lies outside of the panel.
@@ -370,7 +371,8 @@ def _trace(trace: PlotlyTrace, frame: _Frame) -> str:
         parts.append(f'<polygon points="{corners}" style="fill:{_colour(trace["fillcolor"])}"/>')
     elif "lines" in mode:
         line = trace.get("line", {})
-        outline = _outline(points, line.get("shape") == "hv")
+        # Plotly's name for stairs: a line goes sideways first (h), then up or down (v).
+        outline = _outline(points, is_stairs=line.get("shape") == "hv")
         parts.append(f'<path d="{outline}" style="{_line_style(line, trace)}"/>')
     for name in ("x", "y"):
         parts += _bars(trace, frame, name)
@@ -466,6 +468,7 @@ def _symbol(trace: PlotlyTrace, point: Place, size: float) -> str:
         style += f";opacity:{marker['opacity']:g}"
     if kind == "circle":
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{half:g}" style="{style}"/>'
+    # These marks, crosses, are lines that hold no area to fill.
     if kind in STROKES:
         moved = f"translate({x:.1f} {y:.1f}) scale({half:g})"
         stroke = f"stroke:{colour};stroke-width:.45"

@@ -321,7 +321,10 @@ class Lookahead(Callback):
 
     @torch.no_grad()
     def _update(self, pl_module: LightningModule, decay: float) -> None:
-        """Set both to ``decay`` times the slow weights + (1 - ``decay``) times the fast ones."""
+        """Set slow and fast weights, those of the module, to one mixture of both.
+
+        It is ``decay`` x slow + (1 - ``decay``) x fast.
+        """
         fast = _floating(pl_module)
         torch._foreach_lerp_(self._slow, fast, 1.0 - decay)
         torch._foreach_copy_(fast, self._slow)

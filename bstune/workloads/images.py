@@ -142,7 +142,8 @@ class ImageData(LightningDataModule):
         """Begin a trial's endless stream of batches, in an order that ``seed`` sets."""
         data = self._resident()
         images = data.train[0]
-        # A CPU launches operators at once: each batch is made alone there, within the caches.
+        # Batches of so many examples are made together, by as many operators as a single one. A CPU
+        # launches operators at once: 1 makes each batch alone there, within the caches.
         examples_at_once = 1
         if images.device.type != "cpu":
             examples_at_once = AT_ONCE_BYTES // images[0].numel()

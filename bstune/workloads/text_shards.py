@@ -201,6 +201,7 @@ def _learn_vocabulary(lines: Iterable[str], vocabulary: int, path: Path, source:
                 max_sentence_length=LONGEST_LINE,
                 # A short text has fewer.
                 hard_vocab_limit=False,
+                # A character without a token becomes the tokens of its bytes.
                 byte_fallback=True,
                 unk_id=0,
                 eos_id=END_OF_LINE,
