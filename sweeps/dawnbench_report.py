@@ -211,7 +211,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def printed_row(row: RungRow) -> dict[str, object]:
-    """Make the printed table's row, which has all numbers of the rung under ``measured``."""
+    """Make the printed table's row, which has all numbers of the rung under ``measured``.
+
+    The source is the publication whose ladder of settings the rungs are.
+    """
     measured = dict[str, object](row)
     # Both stand beside it.
     del measured["rung"], measured["trials"]

@@ -195,7 +195,7 @@ def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> S
 def best_by(standings: Iterable[Standing], name: Callable[[Standing], str]) -> list[Standing]:
     """Give the best standing of each name, the best of all first.
 
-    ``name`` gives the name of a standing.
+    A standing is how a search did on a table; ``name`` gives a standing's name.
     """
     best = dict[str, Standing]()
     for candidate in sorted(standings, key=lambda standing: standing.merit):
@@ -323,7 +323,11 @@ def _ratio_text(value: float) -> str:
 
 
 def _table_result(benchmark: Benchmark) -> dict[str, object]:
-    """Give the values of a benchmark that go to result.json."""
+    """Give the values of a benchmark that go to result.json.
+
+    The reference is where a search starts. The frontier costs what the cheapest cells, one at each
+    batch size, cost together.
+    """
     problem = benchmark.problem
     return {
         "table": benchmark.name,
