@@ -570,8 +570,8 @@ def _sample(trace: PlotlyTrace, x: float, y: float) -> str:
         size = trace.get("marker", {}).get("size", 7)
         if isinstance(size, list | tuple):
             size = max(size)
-        # The mark stands in the middle of the sample, which is 24 pixels wide. A larger mark would lie
-        # over the lines of the legend above and below it.
+        # The mark stands in the middle of the sample's 24 pixels. A larger mark would lie over the
+        # lines of the legend above and below it.
         parts.append(_symbol(trace, (x + 12.0, y), min(size, 13)))
     return "".join(parts)
 
