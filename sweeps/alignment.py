@@ -177,6 +177,7 @@ def _find_misaligned(
     """
     first = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=0)
     module, trainer = at_start(workload, first, protocol)
+    # Layers are traced as they train, with the trainer's casts.
     device = device_of(protocol.trainer)
     module = module.to(device).train()
     precision = trainer.precision_plugin

@@ -85,7 +85,11 @@ class Entry:
 
 
 def searches() -> tuple[Entry, ...]:
-    """Give all searches that have a name; Optuna's samplers have one for each axis and form."""
+    """Give all searches that have a name.
+
+    An axis is the coordinate for the learning rate, which a rule may scale; a form is a way to
+    record a stopped trial. Each of Optuna's samplers is there with every axis and form.
+    """
     entries = [Entry(FRONTIER, axis=None, form=None, make=FrontierSearch)]
     for rule in FRONTIER_RULES:
         entries.append(
@@ -104,7 +108,11 @@ def searches() -> tuple[Entry, ...]:
 
 
 def _optuna_entry(name: str, axis: str, form: Form | None) -> Entry:
-    """Make the entry of one of Optuna's samplers."""
+    """Make the entry of one of Optuna's samplers among the searches.
+
+    ``axis``: the rule from which the learning rate is searched, or ``lr``. ``form``: how a stopped
+    trial is recorded; None where that makes no difference.
+    """
     max_trials = MAX_TRIALS
     # A trial takes Optuna's GP a hundred times as long as the other samplers.
     if name == "gp":
@@ -247,6 +255,7 @@ class OptunaSearch(Search):
         self._seed = seed
         self._axis = LearningRateAxis(problem, rule)
         self._form = form
+        # Trials end by the stopping rule of all searches, so Optuna's pruner is not asked.
         self.study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.NopPruner())
         # The trial that was asked last, and the step at which it was to end; None once it is told.
         self._asked: tuple[optuna.Trial, int] | None = None
@@ -265,6 +274,7 @@ class OptunaSearch(Search):
         batch_size = trial.suggest_int(
             "batch_size", problem.batch_sizes[0], problem.batch_sizes[-1], log=True
         )
+        # ``delta``: the octaves from a scaling rule's learning rate to ``lr``; None without a rule.
         lr, delta = self._axis.rate_at(batch_size, self._axis.suggest(trial))
         last_step, resumed_from = self.ending(trial, batch_size, finished)
         self._asked = trial, last_step
@@ -362,7 +372,8 @@ class EveryBatchSize(Search):
         rng = np.random.default_rng(trial_seed(self._seed, turn, FOR_ORDER))
         order = rng.permutation(len(problem.batch_sizes))
         index = int(order[place])
-        # A place from 0 to 1 within the logarithm of the learning rates' range.
+        # A place from 0 to 1 within the logarithm of the learning rates' range. One quasi-random
+        # sequence serves all batch sizes, each with a shift of its own.
         share = (van_der_corput(turn) + float(self._shifts[index])) % 1.0
         batch_size = problem.batch_sizes[index]
         lr = problem.clip_lr(problem.lr_low * (problem.lr_high / problem.lr_low) ** share)
@@ -509,7 +520,7 @@ class FrontierSearch(OptunaSearch):
             trial.set_user_attr(RESUMED_FROM, resumed_from)
         # Where the sampler states no step, the stopping rule of the other searches holds.
         if max_steps is None:
-            max_steps, _ = super().ending(trial, batch_size, finished)
+            max_steps, _continued = super().ending(trial, batch_size, finished)
         return max_steps, resumed_from
 
     def tell(self, trial: optuna.Trial, last_step: int, result: TrialResult) -> None:
@@ -537,6 +548,7 @@ class FrontierSearch(OptunaSearch):
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
         """Give the B_crit that a study would report, the posterior's median; None without one."""
+        # A study's own report takes as many particles and moves.
         posterior = self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES)
         if posterior is None:
             return None

@@ -26,7 +26,7 @@ from bstune.report.drawing import INK, PURPLE, log_axis, log_limits
 from bstune.result import CriticalAtTarget, Growth
 from bstune.study.analysis.critical import FINE, MAX_COARSE, growth_over_target
 from bstune.sweeps.harness import Finding
-from bstune.sweeps.search_benchmark import find_sources, find_target, read_without_horizons
+from bstune.sweeps.search_benchmark import find_sources, find_target, read_stoppable_runs
 from bstune.sweeps.search_problem import dense_points, median_steps
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_number
@@ -176,7 +176,7 @@ def _plan_tables(
     inputs = dict[str, object]()
     read_tables = dict[str, Table]()
     for name, (file, shipped) in find_sources(tables, read_index()).items():
-        table = read_without_horizons(file)
+        table = read_stoppable_runs(file)
         goal = find_target(file, shipped, target)
         if goal.mode != "min":
             raise TableError(
@@ -318,7 +318,7 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
         if len(near_rates) == 3 and all(map(math.isfinite, near_steps)):
             log_rates = np.log(near_rates)
             log_middle = log_rates[1]
-            curvature, slope, _ = np.polyfit(log_rates - log_middle, np.log(near_steps), 2)
+            curvature, slope, _height = np.polyfit(log_rates - log_middle, np.log(near_steps), 2)
             # Three equal numbers of steps have no bottom.
             if curvature > 0:
                 log_bottom = log_middle - slope / (2.0 * curvature)
@@ -352,13 +352,13 @@ def lr_exponent(
     log_sizes = np.log(list(best))
     log_rates = np.log(list(best.values()))
     # Least squares: two degrees of freedom go to the slope and the height of the line.
-    freedom = len(log_sizes) - 2
+    degrees_of_freedom = len(log_sizes) - 2
     deviations = log_sizes - log_sizes.mean()
     slope = float(deviations @ log_rates / (deviations @ deviations))
     residual = log_rates - log_rates.mean() - slope * deviations
-    standard_error = math.sqrt(residual @ residual / freedom / (deviations @ deviations))
+    standard_error = math.sqrt(residual @ residual / degrees_of_freedom / (deviations @ deviations))
     # Student's t at the interval's upper end.
-    half_width = standard_error * stdtrit(freedom, (1.0 + level) / 2.0)
+    half_width = standard_error * stdtrit(degrees_of_freedom, (1.0 + level) / 2.0)
     return slope, slope - half_width, slope + half_width
 
 

@@ -329,7 +329,7 @@ def time_batches(built: BuiltRung, now: Callable[[], float] = time.perf_counter)
         call()
         synchronize(device)
         began = now()
-        for _ in range(TIMED_BATCHES):
+        for _labels in range(TIMED_BATCHES):
             call()
         synchronize(device)
         return (now() - began) / TIMED_BATCHES
@@ -337,7 +337,7 @@ def time_batches(built: BuiltRung, now: Callable[[], float] = time.perf_counter)
     made = timed(lambda: next(batches))
     if device.type == "cpu":
         return BatchSeconds(made, moved_as_bytes=None, moved_as_fp32=None)
-    (images, *_) = next(batches)
+    (images, *_labels) = next(batches)
 
     def time_to_move(dtype: torch.dtype) -> float:
         on_host = torch.ones(images.shape, dtype=dtype)
@@ -520,6 +520,7 @@ def _build(
         protocol,
         target=target,
         budget=Budget(steps=steps, examples=1),
+        # Only the error at the end counts.
         evaluation_schedule=replace(protocol.evaluation_schedule, share=NO_EVALUATION),
         # The value before training would only be compared with a target that is never met.
         trainer={**protocol.trainer, "num_sanity_val_steps": 0},
@@ -548,7 +549,8 @@ def _data_key(options: StudyOptions) -> str:
 def with_rung_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
     """Give the study with a rung's settings in place of its own, by dotted key.
 
-    ConfigError for a key that is not there and has no leading +.
+    A %{...} in a setting becomes a reference to the study's config. ConfigError for a key that is
+    not there and has no leading +.
     """
     referring = dict[str, object]()
     for key, value in settings.items():

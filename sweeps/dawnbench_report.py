@@ -166,10 +166,14 @@ def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[s
 
 
 def _effects_in_words(gains: Sequence[RungGain]) -> str:
-    """Say which rungs help or hurt significantly, and which stand out only without correction."""
+    """Say which rungs help or hurt significantly, and which stand out only without correction.
+
+    A gain is that of a rung over the one before, whose settings it adds to.
+    """
     helps = list[str]()
     hurts = list[str]()
-    # The interval of these rungs leaves 0 out, which one of twenty does by chance.
+    # The interval of these rungs leaves 0 out, which one of twenty does by chance. Their p is too
+    # large once it is corrected for the number of rungs.
     only_uncorrected = list[str]()
     undecided = 0
     for gain in gains:
@@ -207,7 +211,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def printed_row(row: RungRow) -> dict[str, object]:
-    """Make the printed table's row, which has all numbers of the rung under ``measured``."""
+    """Make the printed table's row, which has all numbers of the rung under ``measured``.
+
+    The source is the publication whose ladder of settings the rungs are.
+    """
     measured = dict[str, object](row)
     # Both stand beside it.
     del measured["rung"], measured["trials"]
@@ -251,8 +258,9 @@ def paint(
 ) -> None:
     """Draw a line for each rung, the first on top: accuracies, differences and seconds.
 
-    The reduced setting has no panel of seconds: the source's are of another network and other
-    steps.
+    A rung has settings on top of those of all rungs before it. A line stands at the accuracy
+    ``level``. The reduced setting has no panel of seconds: the source's are of another network and
+    other steps.
     """
     count = 2 if reduced else 3
     panels = figure.subplots(1, count, sharey=True)
@@ -274,7 +282,8 @@ def _draw_accuracies(
 ) -> None:
     """Draw each rung's accuracies in percent: of each seed, their mean, and the source's.
 
-    The mean has an interval. A line stands at ``goal_accuracy``.
+    The source is the publication whose ladder of settings the rungs are. The mean has an interval.
+    A line stands at ``goal_accuracy``.
     """
     for place, row in enumerate(rows):
         # One entry in the legend is enough for all rungs.
@@ -314,7 +323,7 @@ def _draw_accuracies(
 
 
 def _draw_differences(axes: "Axes", rows: Sequence[RungRow]) -> None:
-    """Draw each rung's gain over the one before, with its interval."""
+    """Draw each rung's gain in accuracy over the rung before, whose settings it adds to."""
     axes.axvline(0.0, color=INK, linewidth=0.8)
     for place, row in enumerate(rows):
         gain = rung_gain(row)
@@ -353,7 +362,10 @@ def _colour_of(gain: RungGain) -> str:
 
 
 def _draw_seconds(axes: "Axes", rows: Sequence[RungRow]) -> None:
-    """Draw the seconds of each seed, their mean, and the source's."""
+    """Draw each rung's seconds of training: of each seed, their mean, and the source's.
+
+    The source is the publication whose ladder of settings the rungs are.
+    """
     for place, row in enumerate(rows):
         seconds = list[float]()
         for trial in row["trials"]:

@@ -133,6 +133,7 @@ class Sweep:
         if self.composed is not None:
             options = self.composed.options
             settings |= flat_settings(options)
+            # A study may go on with others, a sweep's measurements may not.
             settings |= {name: getattr(options, name) for name in TRAINING_OPTIONS}
         without_secrets: dict[str, object] = redact_values(settings)
         return without_secrets
@@ -212,6 +213,7 @@ def compose_sweep(name: str, options: Sequence[str]) -> DictConfig:
     """Compose the config of a sweep; only its name and the names of the options are checked."""
     if name not in sweep_names():
         raise ConfigError(f"there is no sweep {name!r}; sweeps: {', '.join(sweep_names())}")
+    # Hydra itself does not know bstune's short forms, such as target=VALUE.
     config, unknown = compose_known(SWEEP_MODULE, name, expand_shorthands(options))
     if unknown:
         lines = [f"unknown option {option}; --help lists the options" for option in unknown]
@@ -292,7 +294,10 @@ def _check_own_files(sweep: Sweep) -> None:
 
 
 def _checked(name: str, rest: DictConfig) -> Composed | None:
-    """Check the options of bstune in a sweep's config, ``rest``; None if it has none."""
+    """Check the options of bstune in a sweep's config; None if it has none.
+
+    ``rest`` is the config without the key ``sweep``.
+    """
     # A sweep that trains has conf/config.yaml among its defaults, and with it a protocol. Any other
     # sweep has no options of bstune's.
     if "protocol" not in rest:
@@ -325,7 +330,7 @@ def _flat(value: object, prefix: str) -> dict[str, object]:
     return flat
 
 
-def _check_elements(parameters: object) -> None:
+def _refuse_nested_lists(parameters: object) -> None:
     """Refuse lists and mappings within lists of texts or numbers, which OmegaConf lets through."""
     for name, value in vars(parameters).items():
         if not isinstance(value, list):
@@ -351,7 +356,7 @@ def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict
             named = ", ".join(f"{PARAMETER_PREFIX}{name}" for name in missing)
             raise ConfigError(f"no value is given for {named}")
         typed = OmegaConf.to_object(merged)
-        _check_elements(typed)
+        _refuse_nested_lists(typed)
     except ConfigKeyError as error:
         raise ConfigError(
             f"unknown option sweep.experiment.{error.full_key}; --help lists the options"

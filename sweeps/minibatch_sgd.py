@@ -138,7 +138,7 @@ def run(
     # The same data, which a DataLoader takes out row by row. A workload that cannot do that is
     # refused now, before anything is trained.
     from_loader = row_by_row(composed)
-    loader_workload, _ = load_workload(from_loader.options, from_loader.trained_recipe)
+    loader_workload, _same_protocol = load_workload(from_loader.options, from_loader.trained_recipe)
     planned = _shuffled_trials(workload.train_examples, runs, seeds, order_seed)
     round_names = [f"loader/{number}" for number in range(1, loader.rounds + 1)]
     unit_names = [*planned, *round_names]
@@ -178,7 +178,7 @@ def run(
     )
     rounds = log.measure(loader_plan, time_round)
     log.check_finished(unit_names, {*results, *rounds})
-    trials: list[list[TrialResult]] = [[] for _ in runs]
+    trials: list[list[TrialResult]] = [[] for _same_protocol in runs]
     for name, result in results.items():
         trials[planned[name].place].append(result)
     rows = _rows_of_series(runs, trials, list(rounds.values()), level)

@@ -247,7 +247,10 @@ def _visits_by_round(
 def _unit_names(
     round_names: Sequence[str], options: StudyOptions, ceiling: int | None
 ) -> list[str]:
-    """Name all units: the ceiling unless it is given, the rounds, and the device's time in use."""
+    """Name all units: the ceiling unless it is given, the rounds, and the device's time in use.
+
+    The ceiling is the largest batch size that fits into memory.
+    """
     names = list(round_names)
     if ceiling is None:
         names.insert(0, CEILING_UNIT)
@@ -326,8 +329,8 @@ def _make_finding(
     """Test the contrasts and make the finding.
 
     Args:
-        choice: the batch sizes.
-        asked: the batch sizes that were asked for, whatever the ceiling.
+        choice: the batch sizes, with the ceiling, the largest that fits into memory.
+        asked: the batch sizes that the user asked for, whatever the ceiling.
         timed: the seconds of each step of each round, by batch size.
         busy_by_size: the seconds of a step in which the device is at work, by batch size; empty
             where they were not measured.
@@ -404,9 +407,10 @@ def _measure_ceiling(
     limit: int | None,
     console: "Console",
 ) -> int:
-    """Measure the memory ceiling, print it, and give it, in examples.
+    """Measure the memory ceiling, print it, and give it: the largest batch size that fits.
 
-    ``limit`` is in bytes; None: all that is free.
+    ``find`` is ``measure_ceiling``, whose other options are those of ``probe``. ``limit`` is in
+    bytes; None: all that is free.
     """
 
     def report(result: ProbeResult) -> None:
@@ -422,6 +426,7 @@ def _measure_ceiling(
         relative=probe.relative,
         steps=probe.steps,
         seconds=probe.seconds,
+        # Probes go up from the low end, as the high end need not fit.
         largest_first=False,
         verify=probe.verify,
         report=report,
@@ -449,7 +454,7 @@ def _rows_of_sizes(
     its two neighbours'.
 
     Args:
-        choice: the batch sizes.
+        choice: the batch sizes, with the ceiling, the largest that fits into memory.
         timings: summaries of the steps of all rounds, by batch size.
         medians: the median seconds of a step in each round, by batch size.
         tested: the effects.
@@ -556,7 +561,10 @@ def sentence(
     ceiling_gain: Effect,
     level: float,
 ) -> str:
-    """Say which batch sizes differ from their neighbours, and how fast the ceiling is."""
+    """Say which batch sizes differ from their neighbours, and how fast the ceiling is.
+
+    The ceiling is the largest batch size that fits into memory. ``tested`` has the contrasts.
+    """
     at_ceiling = _speed_text(choice.ceiling, medians[choice.ceiling])
     at_power = _speed_text(choice.power, medians[choice.power])
     return (
@@ -622,7 +630,11 @@ def _paint_speeds(
     title: str,
     figure: "Figure",
 ) -> None:
-    """Draw examples per second by group of batch sizes, and the contrasts with their intervals."""
+    """Draw examples per second by group of batch sizes, and the contrasts with their intervals.
+
+    ``asked`` has the batch sizes that the user asked for. The others are the ceiling, which is the
+    largest that fits into memory, and the largest power of two below it with its neighbours.
+    """
     # Batch sizes around the ceiling are far from the others, and have a scale of their own.
     asked_sizes = [size for size in choice.sizes if size in asked]
     other_sizes = [size for size in choice.sizes if size not in asked]
@@ -654,7 +666,10 @@ def _paint_speeds(
 
 
 def _draw_speeds(axes: "Axes", group: Sequence[int], medians: RoundsBySize, choice: Choice) -> None:
-    """Draw a point for each batch size, evenly spaced: on a true axis 127 to 129 would be one."""
+    """Draw a point for each batch size, evenly spaced: on a true axis 127 to 129 would be one.
+
+    The ceiling is the largest batch size that fits into memory.
+    """
     for place, size in enumerate(group):
         speeds = _speeds(size, medians[size])
         mean = statistics.mean(speeds)
@@ -715,6 +730,7 @@ def _draw_effects(axes: "Axes", tested: Sequence[Effect], level: float) -> None:
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5},
         )
     axes.set_yticks(range(len(tested)), [effect.name.replace(" (", "\n(") for effect in tested])
+    # The first effect stands at the top.
     axes.set_ylim(len(tested) - 0.4, -0.6)
     axes.set_xlabel(
         f"step time against the mean of both neighbours, %\n(left of 0: faster; {level:.0%} "

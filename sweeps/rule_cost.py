@@ -21,7 +21,7 @@ from bstune.core.scaling import RULES, lr_of
 from bstune.report.drawing import BLUE, GREEN, INK, PURPLE, VERMILION, log_axis, log_limits
 from bstune.sweeps.critical_batch import median_steps_over_rates
 from bstune.sweeps.harness import Finding
-from bstune.sweeps.search_benchmark import find_sources, find_target, read_without_horizons
+from bstune.sweeps.search_benchmark import find_sources, find_target, read_stoppable_runs
 from bstune.system.console import format_number
 from bstune.trial.replay import Table, read_index
 
@@ -77,7 +77,7 @@ def run(*, tables: list[str], target: float | None, rules: list[str], tuned_at: 
     # The fewest seeds of a recorded point, for each table.
     seeds = list[int]()
     for name, (file, shipped) in find_sources(tables, read_index()).items():
-        table = read_without_horizons(file)
+        table = read_stoppable_runs(file)
         costs += table_costs(name, table, find_target(file, shipped, target), rules, tuned_at)
         seeds.append(min(map(len, table.cells.values())))
     width, height = RULE_PANEL_INCHES
@@ -110,7 +110,7 @@ def table_costs(
         raise TableError(f"{name}: no cell reaches {target} in more than half of its runs")
     # The nearest one is that by ratio, as recorded batch sizes go in factors.
     tuned_size = min(reached, key=lambda size: abs(math.log(size / tuned_at)))
-    tuned_lr, _ = reached[tuned_size]
+    tuned_lr, _steps = reached[tuned_size]
     costs = list[RuleCost]()
     for size, (best_lr, steps) in reached.items():
         for rule in rules:
@@ -231,6 +231,7 @@ def _paint_costs(costs: Sequence[RuleCost], rules: Sequence[str], figure: "Figur
     # Crosses are above all ratios, at another height for each rule: all of them are seen.
     crosses = {rule: highest * CROSS_STEP ** (k + 2) for k, rule in enumerate(rules)}
     for axes, (table, costs_of_table) in zip(panels, by_table.items(), strict=True):
+        # There are colours to spare.
         for colour, rule in zip(RULE_COLOURS, rules, strict=False):
             costs_of_rule = [cost for cost in costs_of_table if cost.rule == rule]
             _paint_rule(axes, costs_of_rule, rule, colour, crosses[rule])

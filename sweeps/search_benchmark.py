@@ -114,7 +114,8 @@ def run(
     planned = _plan_cases(sources, entries, n)
     cases = planned.cases
     check_only(only, list(cases))
-    # Recorded runs are replayed: no device takes part.
+    # Recorded runs are replayed: no device takes part. The parameters that may change choose the
+    # searches, or are among a search's own inputs.
     log.begin(device=None, may_change=NOT_OF_A_SEARCH)
     # These searches lose their records, and so are run once more.
     log.drop(functools.partial(_is_of, again))
@@ -169,7 +170,7 @@ def _read_sources(
     sources = list[_Source]()
     for name, (file, shipped) in find_sources(tables, read_index()).items():
         goal = find_target(file, shipped, target)
-        table = read_without_horizons(file)
+        table = read_stoppable_runs(file)
         benchmark = make_benchmark(name, table, goal, objective, lr_factor, budget_factor)
         # The digest tells tables of one name apart that were recorded at different times.
         digest = sha256(file.read_bytes()).hexdigest()[:16]
@@ -244,7 +245,11 @@ def _usable(benchmark: Benchmark, entry: Entry) -> bool:
 
 
 def choose(names: Sequence[str], quick: bool) -> list[Entry]:
-    """Choose the searches that are named; without names all, or with ``quick`` QUICK_SEARCHES."""
+    """Choose the searches that are named; without names all, or with ``quick`` QUICK_SEARCHES.
+
+    A search has the key NAME/AXIS/FORM: its name, the coordinate that it has for the learning rate,
+    and the way in which a stopped trial is told to it.
+    """
     entries = searches()
     if not names:
         return [entry for entry in entries if not quick or entry.group in QUICK_SEARCHES]
@@ -276,6 +281,7 @@ def _imported(name: str) -> Entry:
         raise ConfigError(
             f"the search {name!r} cannot be imported ({error}): give MODULE:FUNCTION"
         ) from error
+    # Only Optuna's samplers have a choice of axes and of forms.
     return Entry(name, axis=None, form=None, make=make)
 
 
@@ -323,7 +329,7 @@ def _shipped_at(path: Path, index: Mapping[str, TableSource]) -> TableSource | N
     return None
 
 
-def read_without_horizons(path: Path) -> Table:
+def read_stoppable_runs(path: Path) -> Table:
     """Read a table of runs that may be stopped at any step.
 
     TableError if the runs have horizons, the steps at which their schedules ended: such a run tells
@@ -341,7 +347,7 @@ def read_without_horizons(path: Path) -> Table:
 def find_target(path: Path, shipped: TableSource | None, value: float | None) -> Target:
     """Give a table's target: that with ``value``, else the one that the table was recorded for."""
     if value is not None:
-        # A table of somebody's own does not name its metric.
+        # A table of somebody's own does not name its metric, here an error or a loss.
         metric = "error"
         if shipped is not None:
             metric = shipped.target.metric

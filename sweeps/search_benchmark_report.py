@@ -163,8 +163,9 @@ class Standing:
 def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> Standing:
     """Sum up the runs of a search on a benchmark, one for each seed.
 
-    After each multiple of the spending it has the median and the 90th percentile over seeds of the
-    chosen point's time over the best cell's or, for ``curve``, of the factor that B_crit is off by.
+    After each multiple of the spending it has the median and the 90th percentile over seeds: of the
+    time of the batch size and rate that the search would use now, over that of the table's best
+    pair, or, for ``curve``, of the factor that B_crit is off by.
     """
     objective = benchmark.problem.objective
     marks = list[MeritMark]()
@@ -194,7 +195,7 @@ def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> S
 def best_by(standings: Iterable[Standing], name: Callable[[Standing], str]) -> list[Standing]:
     """Give the best standing of each name, the best of all first.
 
-    ``name`` gives the name of a standing.
+    A standing is how a search did on a table; ``name`` gives a standing's name.
     """
     best = dict[str, Standing]()
     for candidate in sorted(standings, key=lambda standing: standing.merit):
@@ -257,8 +258,8 @@ def _notes(
 ) -> list[str]:
     """Give the lines below the table: the tables, and the rules of the comparison.
 
-    ``shown``: those of ``standings`` that are rows of the table. A search that has no row may still
-    have its rule here, as the sentence and the figure may be of it.
+    ``shown``: the standings that are rows of the table. A search without a row still has its rule
+    here, because the finding's sentence and its figure are of all searches.
     """
     notes = list(map(title, benchmarks))
     if any(standing.cut_short for standing in shown):
@@ -276,6 +277,7 @@ def _notes(
 def title(benchmark: Benchmark) -> str:
     """Write a table's target, its best cell and, for ``curve``, its B_crit."""
     batch_size, lr, cost = benchmark.best
+    # For ``steps`` a step costs its examples.
     unit = "examples" if benchmark.problem.objective == "steps" else "s"
     text = (
         f"{benchmark.name}: {benchmark.problem.target}; best B {batch_size}, lr {lr:.3g}, "
@@ -302,7 +304,8 @@ def row(standing: Standing, objective: SearchObjective) -> dict[str, str]:
     for mark in standing.marks:
         cells[f"{mark.spending:g}x"] = f"{_ratio_text(mark.median)}/{_ratio_text(mark.p90)}"
     if objective != "curve":
-        median, _ = standing.within
+        median, _p90 = standing.within
+        # Time and steps have the same multiples.
         spending = f"> {MULTIPLES['time'][-1]:g}"
         if math.isfinite(median):
             spending = f"{median:.1f}"
@@ -320,7 +323,11 @@ def _ratio_text(value: float) -> str:
 
 
 def _table_result(benchmark: Benchmark) -> dict[str, object]:
-    """Give the values of a benchmark that go to result.json."""
+    """Give the values of a benchmark that go to result.json.
+
+    The reference is where a search starts. The frontier costs what the cheapest cells, one at each
+    batch size, cost together.
+    """
     problem = benchmark.problem
     return {
         "table": benchmark.name,
@@ -357,6 +364,7 @@ def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> 
     is_curve = benchmarks[0].problem.objective == "curve"
     parts = list[str]()
     for benchmark in benchmarks:
+        # The better form of each search on this table, the best search first.
         ordered = _by_group(_contenders(benchmark, standings))
         if is_curve:
             best = ordered[0]
@@ -384,8 +392,8 @@ def _leaders(ordered: Sequence[Standing]) -> str:
     text = ", ".join(map(_spending_of, (*of_optuna[:1], *others[:1])))
     if not of_optuna or not others:
         return text
-    optuna_spends, _ = of_optuna[0].within
-    other_spends, _ = others[0].within
+    optuna_spends, _p90 = of_optuna[0].within
+    other_spends, _p90 = others[0].within
     if math.isfinite(other_spends):
         # A search that never came near the best has spent the largest multiple at least, so that
         # the ratio is a lower bound. Time and steps have the same multiples.
@@ -489,6 +497,7 @@ def _place_in_legend(standing: Standing) -> tuple[bool, int, str]:
 
 def _draw_line(axes: "Axes", standing: Standing, colour: str, with_band: bool) -> None:
     """Draw the median ratio over spending, with gaps where it is infinite, and a band if wanted."""
+    # The objective steps, which is drawn like this, too, has the multiples of time.
     spending = np.geomspace(1.0, MULTIPLES["time"][-1], 400)
     ratios = list[list[float]]()
     for spent in spending.tolist():
@@ -508,9 +517,10 @@ def _draw_line(axes: "Axes", standing: Standing, colour: str, with_band: bool) -
 
 
 def _draw_bars(axes: "Axes", standing: Standing, index: int, count: int) -> None:
-    """Draw the medians with bars over 10 to 90% of the seeds, beside those of other searches.
+    """Draw the factor by which B_crit is off, over the spending, beside those of other searches.
 
-    ``index`` is the search's place among ``count`` searches.
+    Each mark of the standing, at one spending, gets the median with a bar over 10 to 90% of the
+    seeds. ``index`` is the search's place among ``count`` searches.
     """
     # The bars of a mark stand side by side around its spending, so that they do not hide each
     # other. On a logarithmic axis equal factors are equal distances.

@@ -117,7 +117,7 @@ class Search(Protocol):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A problem, the table that answers it, and the truth that the answers are measured against."""
+    """A problem, the table of recorded runs that answers it, and the truth to compare with."""
 
     # The table's name.
     name: str
@@ -134,10 +134,13 @@ class Benchmark:
 
     @property
     def unit(self) -> float:
-        """The unit of spending: the best trial's cost, or for ``curve`` that of the frontier."""
+        """The unit of spending: what the best cell costs.
+
+        For ``curve`` it is what the cheapest cells of all batch sizes cost together.
+        """
         if self.problem.objective == "curve":
             return self.frontier_cost
-        _, _, cost = self.best
+        _batch_size, _lr, cost = self.best
         return cost
 
     def ratio(self, batch_size: int, lr: float) -> float | None:
@@ -148,7 +151,7 @@ class Benchmark:
         cost = median_time(self.table, batch_size, lr, self.problem.target)
         if cost is None:
             return None
-        best_size, _, best_cost = self.best
+        best_size, _lr, best_cost = self.best
         objective = self.problem.objective
         return merit(objective, cost, batch_size) / merit(objective, best_cost, best_size)
 
@@ -245,7 +248,7 @@ def _make_problem(
     sizes = table.batch_sizes
     rates = table.lrs
     seconds = {size: _seconds_per_step(table, size) for size in sizes}
-    best_size, _, best_cost = best
+    best_size, _lr, best_cost = best
     # A step's cost is in ``seconds``, so this is a number of steps.
     budget_steps = BUDGET_FACTOR * budget_factor * best_cost / seconds[best_size]
     return Problem(
@@ -314,7 +317,7 @@ def _best_cell(times: Mapping[tuple[int, float], float], objective: SearchObject
     """
 
     def order(cell: tuple[int, float]) -> tuple[float, float, tuple[int, float]]:
-        batch_size, _ = cell
+        batch_size, _lr = cell
         return merit(objective, times[cell], batch_size), times[cell], cell
 
     best = min(times, key=order)
@@ -373,8 +376,8 @@ def median_steps(runs: Iterable[Run], target: Target) -> float:
 def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
     """Give the frontier of the table's cells, each at the median steps to target of its seeds.
 
-    If half of a cell's runs miss the target, it counts as stopped at the last step that all of them
-    ran.
+    A cell has the runs of one batch size and learning rate, one for each seed. If half of them miss
+    the target, it counts as stopped at the last step that all of them ran.
     """
     medians = list[TrialResult]()
     for number, ((batch_size, lr), runs) in enumerate(table.cells.items()):
@@ -417,14 +420,15 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
     sizes, steps = np.array(reached).T
     # The table need not follow the law. Its distance from the law is carried over to the batch
     # sizes at which the slope is sought.
+    # A fit without a small-batch term has no b_opt.
     law = 1.0 + b_crit / sizes + ((fit.b_opt or 0.0) / sizes) ** 2
-    log_off = np.log(steps) - np.log(law)
+    log_distance = np.log(steps) - np.log(law)
     log_low = math.log(sizes[0]) - SOUGHT_BEYOND
     log_high = math.log(sizes[-1]) + SOUGHT_BEYOND
     log_sizes = np.linspace(log_low, log_high, 400)
     # The law without its small-batch term.
     log_law = np.log1p(b_crit / np.exp(log_sizes))
-    log_frontier = log_law + np.interp(log_sizes, np.log(sizes), log_off)
+    log_frontier = log_law + np.interp(log_sizes, np.log(sizes), log_distance)
     # half_slope takes several curves, (m, n): here is one.
     (log_b_crit,) = half_slope(log_sizes, log_frontier[None])
     return math.exp(log_b_crit)
@@ -444,7 +448,8 @@ def least(
             reached.append((merit(objective, time, trial.batch_size), trial.number, trial))
     if not reached:
         return None
-    _, _, best = min(reached)
+    # Of equal merits the smallest number of a trial decides.
+    _merit, _number, best = min(reached)
     return best
 
 
@@ -496,8 +501,8 @@ def run_search(
     estimates = list[float | None]()
     spent = 0.0
     while True:
-        # Past the cap there is no further trial. As if one had cost without end, all multiples that
-        # are left get the estimate of now.
+        # Past the cap on trials there is none: by an infinite spending, all multiples that are left
+        # get the present estimate.
         trial: TrialResult | None = None
         spent_after = math.inf
         if len(finished) < max_trials:
@@ -531,7 +536,10 @@ def run_search(
 
 
 def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResult]) -> TrialResult:
-    """Answer a proposed trial from the table. ConfigError if the search may not propose it."""
+    """Give a proposed trial's result, from the recorded runs of the table.
+
+    ConfigError if the search may not propose it.
+    """
     if spec.number != len(finished):
         raise ConfigError(
             f"a search must number its trials from 0: expected {len(finished)}, but got "
@@ -555,7 +563,7 @@ def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResul
 def _continued(spec: TrialSpec, finished: Sequence[TrialResult]) -> TrialResult | None:
     """Give the trial that a proposed one continues; None if it begins afresh.
 
-    ConfigError if that is no stopped trial at the same point.
+    ConfigError if that is no stopped trial at the same batch size, learning rate and seed.
     """
     number = spec.resumed_from
     if number is None:

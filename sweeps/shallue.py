@@ -110,6 +110,7 @@ def run(
                 f"interrupted: {root} keeps all finished trials; the same command goes on"
             ) from error
         except StudyError as error:
+            # Some errors advise to name another study, which in a sweep is not the user's to do.
             if OWN_NAME not in str(error):
                 raise
             raise StudyError(
@@ -158,6 +159,7 @@ def _make_finding(
     return Finding(
         sentence=sentence(factor, comparison),
         rows=[row(study, results[study.name]) for study in comparison.studies],
+        # Each study is run once.
         n=1,
         device=", ".join(dict.fromkeys(study.device for study in comparison.studies)),
         paint=functools.partial(_paint_studies, comparison),
@@ -323,10 +325,10 @@ def _verdict(pair: Pair) -> str:
 
 
 def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
-    """Give the curve of steps over a budget of examples, both (n,): what either one costs.
+    """Give the fewest steps to the target over the examples that may be spent, both (n,).
 
-    The first array has the examples to the target, E(B), from the fewest on. The second one has the
-    fewest steps to it within so many examples. Both are empty where there is no curve.
+    The first array has the examples, E(B), from the fewest that reach the target on. The second one
+    has the steps. Both are empty where there is no curve.
     """
     if not study.steps.size or not study.points:
         return np.empty(0), np.empty(0)
@@ -344,7 +346,7 @@ def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
 
 def _paint_studies(comparison: Comparison, figure: "Figure") -> None:
     """Draw each study's curve, all on one law, and the fewest steps within a budget of examples."""
-    _, height = panel_inches(len(comparison.studies))
+    _width, height = panel_inches(len(comparison.studies))
     (top,), (foot,) = figure.subfigures(2, 1, squeeze=False, height_ratios=[height, BUDGET_INCHES])
     paint_panel(top, list(map(panel_curve, comparison.studies)))
     axes = foot.subplots()

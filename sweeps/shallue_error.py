@@ -119,6 +119,7 @@ def run(
     # A trial gives up once its steps and its examples are both spent: a run lasts for either
     # budget.
     budget_of_runs = Budget(steps, examples)
+    # It measures no noise scale, which would only take time.
     protocol = replace(protocol.for_steps_only(budget_of_runs), noise_scale_every=None)
     choosing_seed, *reported_seeds = seeds
     # All runs that there may be: only the best rates of the first seed are trained on others.
@@ -142,8 +143,8 @@ def run(
     def trained(wanted: Iterable[SeedRun]) -> dict[str, ErrorRun]:
         return log.measure(_plan_runs(wanted, grid, only, budget_of_runs), train)
 
-    choosing = list(product(batch_sizes, lrs, [choosing_seed]))
-    runs = trained(choosing)
+    choosing_runs = list(product(batch_sizes, lrs, [choosing_seed]))
+    runs = trained(choosing_runs)
     budgets = (
         TrainingBudget(f"{format_count(examples)} examples", examples=examples),
         TrainingBudget(f"{format_count(steps)} steps", steps=steps),
@@ -151,11 +152,11 @@ def run(
         TrainingBudget("both"),
     )
     chosen = _choose_rates(runs, budgets, batch_sizes, lrs, choosing_seed, target.sign)
-    again = list[SeedRun]()
-    for _, size, lr in chosen:
-        again += product([size], [lr], reported_seeds)
-    runs |= trained(again)
-    needed = dict.fromkeys(map(_run_name, [*choosing, *again]))
+    runs_on_other_seeds = list[SeedRun]()
+    for _budget, size, lr in chosen:
+        runs_on_other_seeds += product([size], [lr], reported_seeds)
+    runs |= trained(runs_on_other_seeds)
+    needed = dict.fromkeys(map(_run_name, [*choosing_runs, *runs_on_other_seeds]))
     log.check_finished(needed, runs)
     rows = _rows_of_chosen(chosen, runs, reported_seeds, target.sign, level)
     title = (
@@ -200,7 +201,7 @@ def _plan_runs(
     # A run's steps, to which its time is taken to be in proportion.
     work = dict[str, float]()
     for name in names:
-        size, _, _ = grid[name]
+        size, _lr, _seed = grid[name]
         work[name] = float(budget.last_step(size))
     return UnitPlan(
         names=names,

@@ -149,7 +149,7 @@ def panel_inches(count: int) -> tuple[float, float]:
 
 def paint_panel(figure: "Figure | SubFigure", curves: Sequence[PanelCurve]) -> None:
     """Draw a panel for each workload, and below them all of them on one law."""
-    _, height = panel_inches(len(curves))
+    _width, height = panel_inches(len(curves))
     (top,), (foot,) = figure.subfigures(
         2, 1, squeeze=False, height_ratios=[height - LAW_INCHES, LAW_INCHES]
     )

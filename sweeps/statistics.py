@@ -67,10 +67,10 @@ def is_power_of_two(number: int) -> bool:
 
 
 def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: int) -> Choice:
-    """Choose the batch sizes to measure, as far as they fit under ``ceiling``.
+    """Choose the batch sizes to measure, up to ``ceiling``, the largest that fits into memory.
 
-    They are those in ``alone``, a triplet around each of ``centres``, one more triplet around the
-    largest power of two below the ceiling, and the ceiling itself.
+    They are those in ``alone``, a triplet P - 1, P, P + 1 around each P of ``centres``, one more
+    triplet around the largest power of two below the ceiling, and the ceiling itself.
     """
     alone = set(alone)
     centres = set(centres)
@@ -131,13 +131,14 @@ def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
     The triplet is a batch size ``centre`` with its two neighbours. Its contrast is the log of the
     centre's seconds over the geometric mean of the neighbours'.
     """
-    rounds = np.array(list(map(seconds.__getitem__, _triplet(centre))), dtype=np.float64)
-    if not np.all(np.isfinite(rounds) & (rounds > 0.0)):
+    # (3, rounds): a row for each of the three batch sizes.
+    of_triplet = np.array(list(map(seconds.__getitem__, _triplet(centre))), dtype=np.float64)
+    if not np.all(np.isfinite(of_triplet) & (of_triplet > 0.0)):
         raise HardwareError(
-            f"a contrast needs positive seconds, but got {rounds.ravel().tolist()} around batch "
-            f"size {centre}: the clock is too coarse for such steps"
+            f"a contrast needs positive seconds, but got {of_triplet.ravel().tolist()} around "
+            f"batch size {centre}: the clock is too coarse for such steps"
         )
-    below, at_centre, above = np.log(rounds)
+    below, at_centre, above = np.log(of_triplet)
     return np.asarray(at_centre - (below + above) / 2.0)
 
 
@@ -194,6 +195,7 @@ def estimate_effect(name: str, centres: Sequence[int], log_ratios: Array, level:
     test = stats.ttest_1samp(log_ratios, 0.0)
     interval = test.confidence_interval(level)
     p = float(test.pvalue)
+    # An effect has a ratio less 1 in place of its logarithm.
     return Effect(
         name=name,
         centres=tuple(centres),

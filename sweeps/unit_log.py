@@ -129,7 +129,7 @@ def _print_plain(console: Console, line: str) -> None:
 
 
 class UnitLog:
-    """The units of one sweep that have ended, kept in a file.
+    """Keeps in a file which units of a sweep, such as its trials, have ended, with their values.
 
     Args:
         path: the file; None: nothing is kept.
@@ -179,14 +179,15 @@ class UnitLog:
         self._header = self._header_of(device, may_change)
         if self._path is None:
             return
-        self._take(read_units(self._path))
+        self._add_file(read_units(self._path))
         for header in self._file.headers:
             self._check_same(header)
-        # Records may follow the last header if that is this command's. Else a new one comes first.
+        # A header says what the records below it depend on. New ones may follow the last header if
+        # that is this command's. Else a header of its own comes first.
         if self._file.headers:
             self._has_header = self._file.headers[-1] == self._header
 
-    def _take(self, file: UnitFile) -> None:
+    def _add_file(self, file: UnitFile) -> None:
         """Keep what was read from the file, and add its records to those at hand."""
         self._file = file
         self._records |= file.records
@@ -213,7 +214,7 @@ class UnitLog:
         return UnitHeader(**as_json(asdict(header)))
 
     def _check_same(self, header: UnitHeader) -> None:
-        """Refuse a header of another sweep, of other settings, or of another device."""
+        """Refuse a header, below which units stand, of another sweep, settings or device."""
         # It imports Optuna, which the list of the sweeps need not wait for.
         from bstune.study.storage.opening import changed_settings
 
@@ -260,6 +261,7 @@ class UnitLog:
         It takes the names of the missing units, and yields a name and a value as each unit ends, in
         any order, as they come from several processes.
         """
+        # A plan of only some of the sweep's units has the names of all as choices.
         check_only(plan.only, plan.choices or plan.names)
         values = self.recorded(plan)
         missing = list[str]()
@@ -346,6 +348,7 @@ class UnitLog:
             _print_plain(
                 self._console, f"the last line of {self._path} was cut short and is dropped"
             )
+        # Of other settings or another device the file was refused: only these are left to differ.
         if self._file.headers and not self._has_header:
             _print_plain(
                 self._console, f"{self._path} goes on with other versions, or at another commit"
@@ -354,7 +357,7 @@ class UnitLog:
         self._file = replace(self._file, is_foreign=False, is_torn=False)
 
     def _append(self, record: UnitRecord) -> None:
-        """Keep a record, and write it to the file below a header."""
+        """Keep a record, and write it to the file below a header, which says what it depends on."""
         self._records[record.unit] = record
         if self._path is None:
             return
@@ -380,7 +383,7 @@ class UnitLog:
         write_text(self._path, "".join(lines))
         for name in dropped:
             del self._records[name]
-        self._take(read_units(self._path))
+        self._add_file(read_units(self._path))
 
     def check_finished(self, names: Collection[str], measured: Collection[str]) -> None:
         """Raise UnfinishedError unless all units ``names`` are among the ``measured`` ones."""
@@ -397,7 +400,7 @@ class UnitLog:
 
 
 class UnitProgress(Generic[Value]):
-    """How many of a plan's units have ended, and how long the others are likely to take.
+    """How many of a plan's units, such as trials, have ended, and how long the others may take.
 
     That is predicted from the seconds of the units that have ended, those of earlier commands among
     them, in proportion to the plan's ``work``.
@@ -474,7 +477,11 @@ class UnitProgress(Generic[Value]):
 
 
 def read_units(path: Path) -> UnitFile:
-    """Read a file of units; a missing file has none. InputError for a file that is no text."""
+    """Read a file of units, which a sweep measures one by one; a missing file has none.
+
+    Records of units follow a header, which says what they depend on. InputError for a file that is
+    no text.
+    """
     if not path.exists():
         return UnitFile()
     text = read_text(path, "the file of units")

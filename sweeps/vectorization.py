@@ -49,6 +49,8 @@ READ_BYTES = 2**26
 # Bytes of a KiB, and of a number in fp32.
 KIB = 2**10
 FP32_BYTES = 4
+# The most KiB of a vector: 4 GiB.
+MOST_VECTOR_KIB = 2**22
 NO_CACHE = "no cache"
 # Numbers between two that are read one after another: 64 bytes, a line of most processors' caches.
 STRIDE = 16
@@ -201,8 +203,9 @@ def run(
     order_names = _repeat_names("order", repeats)
     unit_names = [*product_names, *reading_names, *order_names]
     check_only(only, unit_names)
+    # A device without a number is the first one.
     device_text = device_name({"accelerator": place.type, "devices": [place.index or 0]})
-    # The device has its own place in the header, whatever it is called here.
+    # Repeats that are kept are compared by the device itself, whatever the option calls it.
     log.begin(device_text, ("repeats", "device"))
     # The generator is the CPU's, so that every device multiplies the same numbers.
     generator = torch.Generator().manual_seed(seed)
@@ -256,7 +259,8 @@ def _products(
 ) -> Callable[[], Calls]:
     """Draw two square matrices, and give the function that makes each way's call on them, by name.
 
-    ``size`` is their rows and columns, and ``place`` the device that they are on.
+    A way is a function (a, b, c) that writes the product b c into a. ``size`` is the rows, and the
+    columns, of each matrix, and ``place`` the device that they are on.
     """
     b = torch.randn(size, size, generator=generator).to(place, dtype)
     c = torch.randn(size, size, generator=generator).to(place, dtype)
@@ -306,14 +310,15 @@ def _check_choices(
     for name, value in positive.items():
         if not (math.isfinite(value) and value > 0):
             raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
-    if not all(1 <= kib <= 2**22 for kib in working_sets):
+    if not all(1 <= kib <= MOST_VECTOR_KIB for kib in working_sets):
         raise ConfigError(
-            f"sweep.experiment.working_sets must be KiB from 1 to {2**22}, but got "
+            f"sweep.experiment.working_sets must be KiB from 1 to {MOST_VECTOR_KIB}, but got "
             f"{list(working_sets)}"
         )
-    if not 1 <= gathered_kib <= 2**22:
+    if not 1 <= gathered_kib <= MOST_VECTOR_KIB:
         raise ConfigError(
-            f"sweep.experiment.gathered_kib must be KiB from 1 to {2**22}, but got {gathered_kib}"
+            f"sweep.experiment.gathered_kib must be KiB from 1 to {MOST_VECTOR_KIB}, but got "
+            f"{gathered_kib}"
         )
 
 
@@ -328,8 +333,8 @@ def reading(sizes_kib: Sequence[int], place: torch.device) -> dict[str, Callable
         vector = torch.ones(kib * KIB // FP32_BYTES, device=place)
         # Its rows have stride 0: all are the same bytes, so that only the vector itself has to fit
         # a cache.
-        again = vector.expand(_reads_of_call(kib), len(vector))
-        calls[str(kib)] = functools.partial(torch.sum, again, dim=1)
+        repeated_rows = vector.expand(_reads_of_call(kib), len(vector))
+        calls[str(kib)] = functools.partial(torch.sum, repeated_rows, dim=1)
     return calls
 
 
@@ -358,10 +363,12 @@ def gathering(
     """
     count = kib * KIB // FP32_BYTES
     vector = torch.ones(count, device=place)
-    into = torch.empty_like(vector)
+    gathered = torch.empty_like(vector)
     calls = dict[str, Callable[[], Tensor]]()
     for name, places in orders(count, generator).items():
-        calls[name] = functools.partial(torch.index_select, vector, 0, places.to(place), out=into)
+        calls[name] = functools.partial(
+            torch.index_select, vector, 0, places.to(place), out=gathered
+        )
     return calls
 
 
@@ -493,6 +500,8 @@ def measure(
 ) -> dict[str, RepeatSeconds]:
     """Time the repeats of a plan that are not kept, and give the seconds of one call by repeat.
 
+    A repeat times each of several ways to do the same work.
+
     Args:
         log: keeps the repeats.
         plan: of the repeats.
@@ -526,7 +535,7 @@ def measure(
 
 
 def _timers(calls: Calls, clock: Callable[[], float]) -> dict[str, Timer]:
-    """Make torch's timer of each call, by name."""
+    """Make torch's timer of each call, by the name of the way that it does its work."""
     timers = dict[str, Timer]()
     for name, way in calls.items():
         names = {"way": way}
@@ -552,6 +561,7 @@ def by_way(repeats: Mapping[str, RepeatSeconds], named: Iterable[str]) -> dict[s
     """
     seconds: dict[str, list[float]] = {name: [] for name in named}
     for repeat_seconds in repeats.values():
+        # A repeat lacks the ways that had taken their time.
         for name, value in repeat_seconds.items():
             seconds[name].append(value)
     return seconds
@@ -581,7 +591,7 @@ def _product_rows(seconds: Mapping[str, Sequence[float]], flops: float) -> list[
 
 def sentence(rows: Sequence[ProductRow], n: int) -> str:
     """Compare the four ways in words, from their rows in order; each has ``n`` repeats or more."""
-    _, columns, blocks, whole_product = rows
+    _elements, columns, blocks, whole_product = rows
     over_elements = format_number(whole_product["times_as_fast"])
     over_columns = format_number(whole_product["gflops"] / columns["gflops"])
     share_of_blocks = blocks["gflops"] / whole_product["gflops"]

@@ -14,11 +14,11 @@ from bstune.report.extrapolation import (
     ScaleRow,
     SizeStep,
     card,
-    card_batch_size,
     extrapolation_cautions,
     extrapolation_lines,
     extrapolation_table,
     megatron_flags,
+    rounded_batch_size,
     size_schedule,
 )
 
@@ -80,7 +80,7 @@ def test_there_is_no_schedule_where_growth_is_not_sure_or_too_little(exponent, e
     [(0.2, 1), (5.4, 5), (31.2, 31), (33.0, 32), (81.0, 80), (1e300, 10**15)],
 )
 def test_a_card_rounds_batch_sizes_as_a_person_would(value, rounded):
-    assert card_batch_size(value) == rounded
+    assert rounded_batch_size(value) == rounded
 
 
 def test_the_flags_are_megatrons_own():

@@ -9,7 +9,7 @@ from toolbox import make_trial
 
 from bstune.report.running_page import (
     HEAD_BYTES,
-    MARK,
+    RUNNING_PAGE_TAG,
     StudySoFar,
     is_running_page,
     running_page,
@@ -59,4 +59,4 @@ def test_names_are_text_and_the_mark_stands_within_what_is_read():
     whole = running_page(made(**names))
     assert "<b>x</b>" not in whole
     assert len(re.findall("<script>", whole)) == 1
-    assert MARK.strip() in whole[:HEAD_BYTES]
+    assert RUNNING_PAGE_TAG.strip() in whole[:HEAD_BYTES]

@@ -42,7 +42,7 @@ from bstune.report.lines.other_winner import fastest, fewest
 from bstune.report.lines.trials import notes, trials
 from bstune.report.lines.unreached import unreached_text
 from bstune.report.lines.use import metrics_on_test_set, use
-from bstune.report.spelling import spelled
+from bstune.report.spelling import with_options_as_called
 from bstune.report.words import device_text, interval_text, trials_text
 from bstune.result import StudyResult
 from bstune.system.console import format_count, format_number
@@ -104,7 +104,7 @@ def _lines_with_text(table: "Lines", result: StudyResult) -> tuple[Line, ...]:
     """Give the lines of a table for a result. A line that has no text is left out."""
     lines = list[Line]()
     for label, texts_of in table:
-        texts = tuple(spelled(result, text) for text in texts_of(result) if text)
+        texts = tuple(with_options_as_called(result, text) for text in texts_of(result) if text)
         if texts:
             lines.append((label, texts))
     return tuple(lines)

@@ -123,6 +123,7 @@ def budget_steps_of(at_budget: AtBudget, trial: TrialResult) -> float:
     # Without the seconds of a step the winner's steps are the only ones that are known.
     if not at_budget.times:
         return float(at_budget.winner.steps)
+    # Times are there only for a budget in seconds.
     times = [(step_time.batch_size, step_time.seconds) for step_time in at_budget.times]
     return (at_budget.seconds or 0.0) / seconds_between(times, trial.batch_size)
 
@@ -161,15 +162,16 @@ def _shown_range(
     is ``ROOM_FOR_WORSE`` times the distance of the third quartile from the best. On both sides
     there is a little room.
     """
-    near = [dot.value for dot in dots]
-    near.append(at_budget.winner.expected)
+    values = [dot.value for dot in dots]
+    values.append(at_budget.winner.expected)
+    # Of the curve only the batch sizes count that are not shown to be worse than the best one.
     as_good = at_budget.as_good
     for point in at_budget.curve:
         if as_good.low <= point.batch_size <= as_good.high:
-            near.append(point.value)
+            values.append(point.value)
     is_least_best = result.mode == "min"
-    best = min(near) if is_least_best else max(near)
-    distances = sorted(abs(value - best) for value in near)
+    best = min(values) if is_least_best else max(values)
+    distances = sorted(abs(value - best) for value in values)
     span = ROOM_FOR_WORSE * distances[round(0.75 * (len(distances) - 1))]
     # Where all have the same value there is no span, and the axis goes around that value.
     pad = PAD_OF_SPAN * span or PAD_OF_VALUE * abs(best) or 1.0

@@ -31,9 +31,9 @@ from bstune.core.errors import StudyError
 from bstune.report.lines import at_budget
 from bstune.report.lines.at_budget import budget_words
 from bstune.report.lines.cautions import warnings
-from bstune.report.lines.gain import is_alone, is_of_baseline
+from bstune.report.lines.gain import has_single_configuration, is_of_baseline
 from bstune.report.schema import read_result
-from bstune.report.spelling import spelled
+from bstune.report.spelling import with_options_as_called
 from bstune.report.study_folder import StudyFolder, each_study, read_study
 from bstune.report.words import (
     critical_text,
@@ -549,8 +549,10 @@ def _gain_text_of(result: StudyResult) -> str:
     if at_budget is None:
         winner = result.winner
         baseline = result.baseline
-        if result.gain is not None or winner is None or baseline is None or is_alone(result):
+        if result.gain is not None or winner is None or baseline is None:
             return gain_text(result.gain)
+        if has_single_configuration(result):
+            return gain_text(None)
         # Without a gain the two are the same, or cannot be compared.
         if is_of_baseline(winner, baseline):
             return "none"
@@ -558,7 +560,7 @@ def _gain_text_of(result: StudyResult) -> str:
     # Both runs have the same budget, so the gain is a difference of the metric.
     if at_budget.gain is not None:
         return f"{result.metric} by {format_number(at_budget.gain.difference, 2)}"
-    if at_budget.baseline is None or is_alone(result):
+    if at_budget.baseline is None or has_single_configuration(result):
         return "not known"
     # The baseline itself is the best that was found.
     return "none"
@@ -639,8 +641,8 @@ def _notes_of(result: StudyResult, points: Sequence[ComparedPoint]) -> list[str]
     # The objective loss has cautions of its own: there is no target that could be missed.
     if result.objective == "loss":
         cautions = [line for line in at_budget.cautions(result) if line is not None]
-        return [spelled(result, line) for line in cautions]
-    lines = [spelled(result, line) for line in warnings(result)]
+        return [with_options_as_called(result, line) for line in cautions]
+    lines = [with_options_as_called(result, line) for line in warnings(result)]
     if points and points[0].batch_size == points[-1].batch_size:
         lines.append("the target was reached at one batch size, so there is no curve")
     return lines
@@ -675,6 +677,7 @@ def _differences(studies: Sequence[Compared]) -> list[str]:
     lines = list[str]()
     workloads = sorted({study.workload for study in studies})
     targets = {study.target for study in studies}
+    # The reference is the pair of batch size and learning rate that gains are over.
     references = {study.reference for study in studies}
     tokens = sorted({study.tokens for study in studies if study.tokens is not None})
     if len(workloads) > 1:
@@ -738,8 +741,8 @@ def collapse(studies: Sequence[Compared]) -> Collapse | None:
     if not squares:
         return None
     return Collapse(
-        deviation=_share_of(sum(squares.values()) / len(squares)),
-        by_study={name: _share_of(square) for name, square in squares.items()},
+        deviation=_typical_deviation(sum(squares.values()) / len(squares)),
+        by_study={name: _typical_deviation(square) for name, square in squares.items()},
         inside=sum(inside) / len(inside),
         # The level that the intervals of every study have at least.
         level=min(levels),
@@ -760,7 +763,7 @@ def points_over_law(study: Compared) -> tuple[Array, Array] | None:
     return batch_size / study.b_crit, steps / study.s_min
 
 
-def _share_of(mean_square: float) -> float:
+def _typical_deviation(mean_square: float) -> float:
     """Turn a mean square of log ratios into a typical deviation: 0.1 for ratios of 1.1."""
     return math.expm1(math.sqrt(mean_square))
 
@@ -795,8 +798,8 @@ def _compared_pair(first: Compared, second: Compared, error: float) -> Pair:
             unlike=_unlike(large, small),
         )
     ratio = large.b_crit / small.b_crit
-    # The ratio is at its low end where the larger is at its own and the smaller at its high one.
-    # Deviations are of the logarithm.
+    # The ratio is least with the larger size at the low end of its interval and the smaller size at
+    # its high end. Deviations are of the logarithm.
     deviation_below = _joint_deviation(
         _log_deviation(large.b_crit_low, large.b_crit, large.level),
         _log_deviation(small.b_crit, small.b_crit_high, small.level),

@@ -163,13 +163,13 @@ def _steps_chart(studies: Sequence[Compared]) -> str:
             look = _look(index)
             symbol = f"{look['symbol']}-open"
             marker = {**look, "symbol": symbol, "size": 14, "line": {"width": 2.5}}
-            place = {
+            place_entries = {
                 "x": study.b_crit_on_curve[:1],
                 "y": study.b_crit_on_curve[1:],
                 "legendgroup": str(index),
             }
-            shown = {"mode": "markers", "marker": marker, "showlegend": False}
-            traces.append({**shown, **place, **_hover([words])})
+            look_entries = {"mode": "markers", "marker": marker, "showlegend": False}
+            traces.append({**look_entries, **place_entries, **_hover([words])})
     axes = {"xaxis": axis(BATCH_SIZE_AXIS), "yaxis": axis("steps to target S")}
     caption = "Lines: S*(B) by all of a study's trials. Large and hollow: its critical batch size."
     alt = f"Steps to target over batch size. {'. '.join(sentences)}."
@@ -235,14 +235,15 @@ def _critical_chart(comparison: Comparison) -> str:
         }
         words = f"{study.name}: {study.critical}"
         sentences.append(words)
-        place = {"x": [middle], "y": [label(study.name)], "mode": "markers"}
-        shown = {"marker": {**_look(index), "size": 10}, "error_x": bar, "showlegend": False}
-        traces.append({**place, **shown, **_hover([words])})
+        place_entries = {"x": [middle], "y": [label(study.name)], "mode": "markers"}
+        look_entries = {"marker": {**_look(index), "size": 10}, "error_x": bar, "showlegend": False}
+        traces.append({**place_entries, **look_entries, **_hover([words])})
     rows = {
         "xaxis": axis("B_crit (examples)"),
         "yaxis": axis("", log=False, type="category", autorange="reversed"),
     }
     alt = f"Critical batch sizes. {'. '.join(sentences)}."
+    # A row of 34 pixels for each study, and room for the axis.
     drawn = chart(traces, rows, height=130 + 34 * len(traces), alt=alt)
     if not comparison.pairs:
         return drawn or paragraph("No study has a critical batch size.")

@@ -245,7 +245,9 @@ def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> None:
     """Write labels near what they name, where they cover neither marks nor curves nor each other.
 
     A label stands at the place of the least cost: its distance from what it names, and a cost for
-    all that it covers. Guides cost little. The figure must have its final layout.
+    all that it covers. Guides, which are lines that are not data, cost little. Places are in
+    pixels, so the figure must have its final layout. A box is a row (x, y, half width, half height)
+    with its centre.
 
     Args:
         axes: the panel.
@@ -261,6 +263,7 @@ def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> None:
         text = _write_label(axes, label, size)
         extent = text.get_window_extent()
         half = np.array([extent.width, extent.height]) / 2.0 + LABEL_MARGIN * pixels_per_point
+        # For each centre: the nearest point that the label names, and the edge of the label there.
         tried = _tried_places(axes, label, half, pixels_per_point)
         centres = tried.centres
         covered = _overlaps(centres, half, marks) + _overlaps(centres, half, label_boxes)
@@ -334,6 +337,7 @@ def _tried_places(
     gaps = np.maximum(np.abs(centres[:, None] - anchors) - half, 0.0)
     distances = np.linalg.norm(gaps, axis=2)
     named = anchors[distances.argmin(axis=1)]
+    # The point of the label's box that is nearest to the named point.
     edges = np.clip(named, centres - half, centres + half)
     return _TriedPlaces(centres=centres, named=named, edges=edges, distances=distances.min(axis=1))
 

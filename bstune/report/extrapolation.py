@@ -167,7 +167,7 @@ def size_schedule(law: ScaleLaw, wanted: float) -> tuple[SizeStep, ...]:
         return ()
     at_smallest = law.at(law.smallest).value
     at_wanted = law.at(wanted).value
-    steps = [SizeStep(0.0, card_batch_size(at_smallest))]
+    steps = [SizeStep(0.0, rounded_batch_size(at_smallest))]
     for doublings in range(1, MOST_DOUBLINGS):
         goal = at_smallest * 2.0**doublings
         if at_wanted < goal:
@@ -196,7 +196,7 @@ def _scale_at(law: ScaleLaw, goal: float, wanted: float) -> float:
     return math.exp(log_high)
 
 
-def card_batch_size(value: float) -> int:
+def rounded_batch_size(value: float) -> int:
     """Round a batch size as a person would choose it: to a multiple of 8, unless it is small."""
     # A law may predict less than one example, or more than any number of them.
     value = min(max(value, 1.0), LARGEST_CARD_SIZE)
@@ -210,10 +210,10 @@ def extrapolation_table(extrapolation: Extrapolation) -> Table:
 
     Intervals stand in brackets.
     """
-    told = set[Quantity]()
+    known_quantities = set[Quantity]()
     for row in extrapolation.rows:
-        told.update(row.readings)
-    names = [name for name in HEADINGS if name in told]
+        known_quantities.update(row.readings)
+    names = [name for name in HEADINGS if name in known_quantities]
     table = Table(title=f"over {extrapolation.meaning}")
     table.add_column("study")
     table.add_column(extrapolation.scale, justify="right")
@@ -289,7 +289,7 @@ def _use_text(extrapolation: Extrapolation) -> str:
     wanted_scale = f"{extrapolation.scale} = {format_number(extrapolation.wanted)}"
     if extrapolation.batch_size is None:
         return f"no batch size can be told at {wanted_scale}"
-    point = f"B = {card_batch_size(extrapolation.batch_size.value)}"
+    point = f"B = {rounded_batch_size(extrapolation.batch_size.value)}"
     rate = extrapolation.laws.get("lr")
     if rate is not None:
         point += f", lr = {format_number(rate.wanted.value, 3)}"
@@ -369,28 +369,34 @@ def _card_values(extrapolation: Extrapolation, batch_size: Estimate) -> dict[str
     them or share their value.
     """
     rate = extrapolation.laws.get("lr")
-    size = card_batch_size(batch_size.value)
+    size = rounded_batch_size(batch_size.value)
     values: dict[str, object] = {
         "scale": {
             extrapolation.scale: extrapolation.wanted,
-            "times_the_largest": _short(extrapolation.beyond),
+            "times_the_largest": _to_four_digits(extrapolation.beyond),
         },
         "batch_size": size,
-        "batch_size_interval": [card_batch_size(batch_size.low), card_batch_size(batch_size.high)],
+        "batch_size_interval": [
+            rounded_batch_size(batch_size.low),
+            rounded_batch_size(batch_size.high),
+        ],
         "batch_size_is": HEADINGS[extrapolation.size_to_use],
     }
     if rate is not None:
-        values["lr"] = _short(rate.wanted.value)
-        values["lr_interval"] = [_short(rate.wanted.low), _short(rate.wanted.high)]
+        values["lr"] = _to_four_digits(rate.wanted.value)
+        values["lr_interval"] = [
+            _to_four_digits(rate.wanted.low),
+            _to_four_digits(rate.wanted.high),
+        ]
     half_lives = _half_lives(extrapolation)
     for name, half_life in half_lives.items():
-        values[name] = _short(half_life)
+        values[name] = _to_four_digits(half_life)
     if "beta2_half_life" in half_lives:
         values["beta2"] = float(f"{beta2_of(size, half_lives['beta2_half_life']):.6f}")
     if "weight_decay_half_life" in half_lives and rate is not None:
         # AdamW shrinks the weights by lr x weight decay in a step.
         share = shrinkage_of(size, half_lives["weight_decay_half_life"])
-        values["weight_decay"] = _short(share / rate.wanted.value)
+        values["weight_decay"] = _to_four_digits(share / rate.wanted.value)
     return values
 
 
@@ -411,7 +417,8 @@ def megatron_flags(schedule: Sequence[SizeStep], tokens_per_unit: int) -> str:
 def _half_lives(extrapolation: Extrapolation) -> dict[Quantity, float]:
     """Give the half-lives of beta2 and of weight decay that are known at the wanted scale.
 
-    They are in examples: those that all studies share, and those that a law predicts.
+    A half-life is the number of examples over which what decays halves: Adam's average of squared
+    gradients, or a weight without gradient. All studies share it, or a law predicts it.
     """
     half_lives = dict(extrapolation.fixed)
     for name in HALF_LIFE_QUANTITIES:
@@ -420,6 +427,6 @@ def _half_lives(extrapolation: Extrapolation) -> dict[Quantity, float]:
     return half_lives
 
 
-def _short(value: float) -> float:
+def _to_four_digits(value: float) -> float:
     """Round a number to four digits, as a person would enter it."""
     return float(f"{value:.4g}")

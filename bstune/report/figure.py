@@ -100,7 +100,7 @@ class _View:
 
     shown: Panel
     """The rows."""
-    unit: float
+    axis_unit: float
     """What values are divided by: 60 for seconds that are shown in minutes, 1 for steps."""
     x_limits: tuple[float, float]
     """The batch sizes at both ends of the panel."""
@@ -131,9 +131,9 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult)
     x_limits = _size_limits(trials, steps, result)
     # The unit of the axis of time, which suits the shortest one: its seconds, 1e-3 for ms.
     unit, unit_name = time_unit(min(_heights(time), default=1.0))
-    _draw_panel(steps_axes, _View(shown=steps, unit=1.0, x_limits=x_limits), result)
+    _draw_panel(steps_axes, _View(shown=steps, axis_unit=1.0, x_limits=x_limits), result)
     _draw_guides(steps_axes, result)
-    _draw_panel(time_axes, _View(shown=time, unit=unit, x_limits=x_limits), result)
+    _draw_panel(time_axes, _View(shown=time, axis_unit=unit, x_limits=x_limits), result)
     _draw_critical(time_axes, result)
     _draw_rates(rates_axes, trials, result, x_limits)
     titles = {
@@ -218,7 +218,7 @@ def _draw_panel(axes: "Axes", view: _View, result: StudyResult) -> None:
             reason = "no seconds were measured"
         draw_empty(axes, reason)
         return
-    limits = log_limits([value / view.unit for value in values], pads=(0.1, 0.1))
+    limits = log_limits([value / view.axis_unit for value in values], pads=(0.1, 0.1))
     log_axis(axes, "y", limits)
     _draw_dots(axes, view)
     _draw_band(axes, view, result)
@@ -246,14 +246,17 @@ def _heights(shown: Panel) -> list[float]:
 
 
 def _draw_dots(axes: "Axes", view: _View) -> None:
-    """Draw the trials that reached the target and are not on the frontier."""
+    """Draw the trials that reached the target and are not on the frontier.
+
+    The frontier has the trial of the fewest examples for each half octave of batch sizes.
+    """
     on_frontier = {mark.number for mark in view.shown.frontier if mark.value}
     sizes = list[int]()
     heights = list[float]()
     for mark in view.shown.reached:
         if mark.value and mark.number not in on_frontier:
             sizes.append(mark.batch_size)
-            heights.append(mark.value / view.unit)
+            heights.append(mark.value / view.axis_unit)
     if sizes:
         style: dict[str, Any] = {"s": 12, "color": GREY, "alpha": 0.75, "linewidths": 0}
         axes.scatter(sizes, heights, zorder=2, label=OTHER_TEXT, **style)
@@ -264,9 +267,9 @@ def _draw_band(axes: "Axes", view: _View, result: StudyResult) -> None:
     curve = view.shown.band
     if curve is None:
         return
-    low = np.array(curve.low) / view.unit
-    middle = np.array(curve.middle) / view.unit
-    high = np.array(curve.high) / view.unit
+    low = np.array(curve.low) / view.axis_unit
+    middle = np.array(curve.middle) / view.axis_unit
+    high = np.array(curve.high) / view.axis_unit
     axes.fill_between(curve.batch_size, low, high, color=BLUE, alpha=0.18, linewidth=0, zorder=1.5)
     level = INTERVAL_LEVEL
     if result.critical_batch_size is not None:
@@ -276,7 +279,7 @@ def _draw_band(axes: "Axes", view: _View, result: StudyResult) -> None:
 
 
 def _draw_hits(axes: "Axes", view: _View) -> None:
-    """Draw the frontier's points that reached the target.
+    """Draw the frontier's points that reached the target: the best of each half octave of B.
 
     A bar goes from the last evaluation that missed it to the first one that met it.
     """
@@ -287,8 +290,8 @@ def _draw_hits(axes: "Axes", view: _View) -> None:
         if mark.value:
             sizes.append(mark.batch_size)
             # Where no evaluation missed the target the bar has no length.
-            misses.append((mark.low or mark.value) / view.unit)
-            hits.append(mark.value / view.unit)
+            misses.append((mark.low or mark.value) / view.axis_unit)
+            hits.append(mark.value / view.axis_unit)
     axes.vlines(sizes, misses, hits, colors=INK, linewidth=1.4, zorder=5.5)
     if sizes:
         style: dict[str, Any] = {"facecolor": INK, "edgecolor": "white", "linewidths": 0.8}
@@ -298,7 +301,8 @@ def _draw_hits(axes: "Axes", view: _View) -> None:
 def _draw_bounds(axes: "Axes", view: _View, limits: tuple[float, float]) -> None:
     """Draw the frontier's stopped trials, as arrows that point upwards.
 
-    Trials outside of the panel are left out, and so are those that tell less than the band does.
+    Each stands for a half octave of batch sizes in which no trial reached the target. Trials
+    outside of the panel are left out, and so are those that tell less than the curve's band does.
     ``limits``: the heights at both ends of the panel.
     """
     smallest, largest = view.x_limits
@@ -310,7 +314,7 @@ def _draw_bounds(axes: "Axes", view: _View, limits: tuple[float, float]) -> None
             continue
         if not _tells_more_than_band(mark.batch_size, mark.low, view.shown.band):
             continue
-        height = mark.low / view.unit
+        height = mark.low / view.axis_unit
         if smallest <= mark.batch_size <= largest and lowest <= height <= highest:
             sizes.append(mark.batch_size)
             heights.append(height)
@@ -352,10 +356,10 @@ def _draw_winners(axes: "Axes", view: _View, result: StudyResult) -> None:
     named = list[_NamedMark]()
     for star in view.shown.stars:
         size = star.winner.batch_size
-        height = star.value / view.unit
+        height = star.value / view.axis_unit
         if star.low is not None and star.high is not None:
-            low = star.low / view.unit
-            high = star.high / view.unit
+            low = star.low / view.axis_unit
+            high = star.high / view.axis_unit
             axes.vlines([size], [low], [high], colors=VERMILION, linewidth=1.6, zorder=5.8)
         # The winner to use is filled and named. The other one is hollow, and the key names it.
         face = "white"
@@ -368,7 +372,7 @@ def _draw_winners(axes: "Axes", view: _View, result: StudyResult) -> None:
     baseline = view.shown.baseline
     # A baseline of which neither a time nor a bound is known has no place.
     if baseline is not None and baseline.height:
-        height = baseline.height / view.unit
+        height = baseline.height / view.axis_unit
         face = "white"
         if baseline.reached:
             face = GREEN
@@ -457,6 +461,7 @@ def _draw_guides(axes: "Axes", result: StudyResult) -> None:
     if examples is not None and axes.has_data():
         x_limits = axes.get_xlim()
         y_limits = axes.get_ylim()
+        # Perfect scaling takes as many examples at every batch size: steps are examples / B.
         ends = np.array(x_limits)
         style: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": "--", "zorder": 1.6}
         axes.plot(ends, examples / ends, label=SLOPE_TEXT, **style)
@@ -562,8 +567,9 @@ def _draw_rates_of_trials(
 ) -> None:
     """Draw the learning rate of each trial, with a mark for how it ended.
 
-    Diverged trials are always drawn. Others that missed the target are drawn only where no trial
-    reached it. ``limits``: the learning rates at both ends of the panel.
+    Trials on the frontier, the best of each half octave of batch sizes, are drawn larger. Diverged
+    trials are always drawn. Others that missed the target are drawn only where no trial reached it.
+    ``limits``: the learning rates at both ends of the panel.
     """
     on_frontier = {point.number for point in result.points if not point.stopped}
     frontier = list[TrialResult]()

@@ -202,7 +202,7 @@ def chart(
     traces = [trace for trace in traces if trace["x"]]
     if not traces:
         return ""
-    whole = {
+    full_layout = {
         "height": height,
         "margin": {"l": 64, "r": 16, "t": 44, "b": 52},
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "--grey", "activecolor": "--ink"},
@@ -217,13 +217,16 @@ def chart(
         **layout,
     }
     for name in ("x", "y"):
-        shown = whole.get(f"{name}axis", {})
-        if shown.get("type") == "log":
-            whole[f"{name}axis"] = {**shown, **_log_ticks(traces, name, shown.get("range"))}
-    alt_text = text(alt or _axes_text(whole))
-    spec = json_script(_rounded({"data": traces, "layout": whole}))
+        axis_layout = full_layout.get(f"{name}axis", {})
+        if axis_layout.get("type") == "log":
+            full_layout[f"{name}axis"] = {
+                **axis_layout,
+                **_log_ticks(traces, name, axis_layout.get("range")),
+            }
+    alt_text = text(alt or _axes_text(full_layout))
+    spec = json_script(_rounded({"data": traces, "layout": full_layout}))
     # The picture is scaled to the page's width, so that its height is in other pixels.
-    picture = static_chart(traces, whole, PICTURE_HEIGHT * height / CHART_HEIGHT)
+    picture = static_chart(traces, full_layout, PICTURE_HEIGHT * height / CHART_HEIGHT)
     image = f'<div class="static" role="img" aria-label="{alt_text}">{picture}</div>'
     # A screen reader reads out the picture's text. It skips plotly's chart, which shows the same.
     plot = f'<div class="plot" aria-hidden="true" style="min-height:{height}px"></div>'
@@ -315,24 +318,24 @@ def table(
     cells = list[list[Cell]]()
     for row in rows:
         cells.append([_as_cell(cell) for cell in row])
-    kinds = list[str]()
+    class_attributes = list[str]()
     for i in range(len(heads)):
         is_words = all(isinstance(row[i].value, str) for row in cells)
-        kinds.append(' class="words"' if is_words else "")
+        class_attributes.append(' class="words"' if is_words else "")
     shown_heads = list[str]()
-    for head, kind in zip(heads, kinds, strict=True):
-        shown_heads.append(f'<th scope="col"{kind}>{text(head)}</th>')
+    for head, class_attribute in zip(heads, class_attributes, strict=True):
+        shown_heads.append(f'<th scope="col"{class_attribute}>{text(head)}</th>')
     shown_rows = list[str]()
     for row_cells in cells:
-        shown_rows.append(f"<tr>{''.join(map(_cell_html, row_cells, kinds))}</tr>")
-    looks = list[str]()
+        shown_rows.append(f"<tr>{''.join(map(_cell_html, row_cells, class_attributes))}</tr>")
+    css_classes = list[str]()
     if sortable:
-        looks.append("sortable")
+        css_classes.append("sortable")
     if wrapped:
-        looks.append("wrapped")
+        css_classes.append("wrapped")
     tag = "<table>"
-    if looks:
-        tag = f'<table class="{" ".join(looks)}">'
+    if css_classes:
+        tag = f'<table class="{" ".join(css_classes)}">'
     box = f'<div class="scroll tall" tabindex="0" role="group" aria-label="{text(name)}">'
     top = f"<thead><tr>{''.join(shown_heads)}</tr></thead>"
     body = "\n".join(shown_rows)

@@ -138,9 +138,11 @@ class PowerLaw:
 
     def lr_at(self, batch_size: float) -> float:
         """Give the line's learning rate at a batch size."""
-        grown = self.exponent * math.log(batch_size / self.batch_size)
+        log_growth = self.exponent * math.log(batch_size / self.batch_size)
         # A folder may come from anybody: a rate that no float can hold becomes the nearest one.
-        return math.exp(max(-LARGEST_LOG_RATE, min(LARGEST_LOG_RATE, math.log(self.lr) + grown)))
+        return math.exp(
+            max(-LARGEST_LOG_RATE, min(LARGEST_LOG_RATE, math.log(self.lr) + log_growth))
+        )
 
 
 def curve_point(trial: TrialResult) -> CurvePoint:
@@ -193,13 +195,13 @@ def shown_trials(trials: Sequence[TrialResult]) -> list[CurvePoint]:
     A trial in several parts is one point.
     """
     points = list[CurvePoint]()
-    for trial in last_parts(trials):
+    for trial in last_part_of_each(trials):
         if trial.reached or trial.status == "stopped":
             points.append(curve_point(trial))
     return points
 
 
-def last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
+def last_part_of_each(trials: Sequence[TrialResult]) -> list[TrialResult]:
     """Give the last part of each trial: the others are parts that another one continues.
 
     The last part's outcome and history are those of the whole trial.
@@ -232,10 +234,11 @@ def _marks_of(points: Sequence[CurvePoint], merit: Merit) -> tuple[Mark, ...]:
 
 
 def band(result: StudyResult, merit: Merit) -> Band | None:
-    """Give the steps S*(B), or for merit ``time`` the seconds S*(B) tau(B), with an interval.
+    """Give the fewest steps S*(B), or for merit ``time`` their seconds, with an interval.
 
-    The errors of log S*(B) and of log tau(B) are independent: their squares add up. None where the
-    curve, or the seconds of a step, are not known.
+    The seconds are S*(B) tau(B), with tau(B) those of a step. The errors of log S*(B) and of log
+    tau(B) are independent: their squares add up. None where the curve, or the seconds of a step,
+    are not known.
     """
     curve = result.curve
     if curve is None or len(curve.batch_size) < 2:
@@ -335,8 +338,9 @@ def perfect_scaling_examples(result: StudyResult) -> float | None:
 def rate_lines(result: StudyResult, start: float, end: float) -> list[PowerLaw]:
     """Give the scaling rules, and the law that the trials show, as lines of learning rates.
 
-    All go through one point: the best learning rate at the middle batch size of the curve, or the
-    study's reference where there is no curve. Rules go from batch size ``start`` to ``end``.
+    All go through one point: the best learning rate at the middle batch size of the curve or, where
+    there is none, the study's reference, its pair of batch size and rate to begin with. Rules go
+    from batch size ``start`` to ``end``.
     """
     batch_size: float = result.reference.batch_size
     lr = result.reference.lr

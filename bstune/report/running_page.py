@@ -26,7 +26,7 @@ from bstune.system.files import first_bytes
 REFRESH_SECONDS = 15
 NOSCRIPT_SECONDS = 60
 # This tag tells the page of a running study from the final one.
-MARK = '<meta name="bstune" content="a running study">\n'
+RUNNING_PAGE_TAG = '<meta name="bstune" content="a running study">\n'
 # The mark stands within so many bytes of a page's beginning.
 HEAD_BYTES = 1024
 NO_ANSWER = "This study is running. What to use, and how sure that is, is said at its end."
@@ -63,7 +63,7 @@ def running_page(so_far: StudySoFar) -> str:
         scripts = [resource("running.js")]
         # Where scripts are off, the browser itself loads the page again.
         refresh = f'<meta http-equiv="refresh" content="{NOSCRIPT_SECONDS}">'
-        head = f"{MARK}<noscript>{refresh}</noscript>\n"
+        head = f"{RUNNING_PAGE_TAG}<noscript>{refresh}</noscript>\n"
     sections = [
         Section("", _state_html(so_far)),
         Section("The curve so far", _curve_html(so_far)),
@@ -80,7 +80,7 @@ def is_running_page(path: Path) -> bool:
 
     False where the file cannot be read.
     """
-    return MARK.strip().encode() in first_bytes(path, HEAD_BYTES)
+    return RUNNING_PAGE_TAG.strip().encode() in first_bytes(path, HEAD_BYTES)
 
 
 def _state_html(so_far: StudySoFar) -> str:

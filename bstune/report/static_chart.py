@@ -151,6 +151,7 @@ def static_chart(traces: Sequence[PlotlyTrace], layout: PlotlyLayout, height: fl
     width = CHART_WIDTH - LEFT_MARGIN - RIGHT_MARGIN
     panel_height = height - TOP_MARGIN - BOTTOM_MARGIN
     drawn = _shapes(layout, frame)
+    # Areas come first, so that lines and marks lie on top of them.
     for trace in _areas_first(traces):
         drawn.append(_trace(trace, frame))
     # An inner svg cuts off what lies outside of the panel.
@@ -207,9 +208,10 @@ def _axis(
         low, high = stated["range"]
         return _Axis(kind=kind, low=low, high=high, start=start, end=end)
     for trace in traces:
-        values += _bar_ends(trace, name)
+        values += _ends_of_error_bars(trace, name)
     coordinates = list[float]()
     for value in values:
+        # This axis has no categories.
         coordinate = _coordinate(value, kind, ())
         if coordinate is not None:
             coordinates.append(coordinate)
@@ -228,7 +230,7 @@ def _axis(
     )
 
 
-def _bar_ends(trace: PlotlyTrace, name: str) -> list[float]:
+def _ends_of_error_bars(trace: PlotlyTrace, name: str) -> list[float]:
     """Give the values at both ends of each of a trace's error bars along the axis ``name``."""
     bars = trace.get(f"error_{name}")
     if bars is None:
@@ -246,7 +248,7 @@ def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
     logarithms at the axis's ends.
     """
     if high - low <= MANY_DECADES:
-        _, values = decimal_ticks(10.0**low, 10.0**high, fewest=4)
+        _minor_ticks, values = decimal_ticks(10.0**low, 10.0**high, fewest=4)
         return [(math.log10(value), format_number(value, 4)) for value in values]
     step = math.ceil((high - low) / MANY_DECADES)
     powers = range(math.ceil(low), math.floor(high) + 1, step)
@@ -267,7 +269,7 @@ def _round_values(low: float, high: float) -> list[float]:
 
 
 def _grid(frame: _Frame, height: float) -> list[str]:
-    """Draw a line at each tick of both axes, with its text."""
+    """Draw a line at each tick of both axes, with its text some pixels beside the line's end."""
     parts = list[str]()
     bottom = height - BOTTOM_MARGIN
     right = CHART_WIDTH - RIGHT_MARGIN
@@ -282,7 +284,10 @@ def _grid(frame: _Frame, height: float) -> list[str]:
 
 
 def _titles(layout: PlotlyLayout, height: float) -> list[str]:
-    """Write the titles of both axes, that of ``y`` turned, to be read from below upwards."""
+    """Write the titles of both axes, that of ``y`` turned, to be read from below upwards.
+
+    They stand some pixels from the drawing's lower and left edge.
+    """
     across = _text(layout.get("xaxis", {}).get("title", {}).get("text", ""))
     up = _text(layout.get("yaxis", {}).get("title", {}).get("text", ""))
     middle = LEFT_MARGIN + (CHART_WIDTH - LEFT_MARGIN - RIGHT_MARGIN) / 2.0
@@ -366,7 +371,8 @@ def _trace(trace: PlotlyTrace, frame: _Frame) -> str:
         parts.append(f'<polygon points="{corners}" style="fill:{_colour(trace["fillcolor"])}"/>')
     elif "lines" in mode:
         line = trace.get("line", {})
-        outline = _outline(points, line.get("shape") == "hv")
+        # Plotly's name for stairs: a line goes sideways first (h), then up or down (v).
+        outline = _outline(points, is_stairs=line.get("shape") == "hv")
         parts.append(f'<path d="{outline}" style="{_line_style(line, trace)}"/>')
     for name in ("x", "y"):
         parts += _bars(trace, frame, name)
@@ -462,6 +468,7 @@ def _symbol(trace: PlotlyTrace, point: Place, size: float) -> str:
         style += f";opacity:{marker['opacity']:g}"
     if kind == "circle":
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{half:g}" style="{style}"/>'
+    # These marks, crosses, are lines that hold no area to fill.
     if kind in STROKES:
         moved = f"translate({x:.1f} {y:.1f}) scale({half:g})"
         stroke = f"stroke:{colour};stroke-width:.45"
@@ -563,7 +570,8 @@ def _sample(trace: PlotlyTrace, x: float, y: float) -> str:
         size = trace.get("marker", {}).get("size", 7)
         if isinstance(size, list | tuple):
             size = max(size)
-        # A larger mark would lie over the lines of the legend above and below it.
+        # The mark stands in the middle of the sample's 24 pixels. A larger mark would lie over the
+        # lines of the legend above and below it.
         parts.append(_symbol(trace, (x + 12.0, y), min(size, 13)))
     return "".join(parts)
 

@@ -141,10 +141,10 @@ def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:
             faults.append(f"line {line_number}: {str(error).splitlines()[0]}")
     if faults:
         # One line tells of all faults: a file of something else has one in each of its lines.
-        told = faults[0]
+        faults_text = faults[0]
         if len(faults) > 1:
-            told += f", and {len(faults) - 1} more"
-        notes.append(f"{path.name}: {told}: left out")
+            faults_text += f", and {len(faults) - 1} more"
+        notes.append(f"{path.name}: {faults_text}: left out")
     return tuple(sorted(trials, key=lambda trial: trial.number))
 
 

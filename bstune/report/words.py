@@ -50,7 +50,8 @@ def winner_text(winner: WinnerResult, tokens: int | None = None) -> str:
 def baseline_text(baseline: BaselineResult) -> str:
     """Write ``batch size 32, learning rate 0.1``: the user's own configuration.
 
-    The schedule of its runs follows, where that ends with the trial: the gain depends on it.
+    Its horizon, the length of a schedule that ends with the trial, follows where there is one: the
+    gain depends on it.
     """
     return point_text(
         baseline.batch_size, baseline.lr, baseline.hyperparameters, horizon=baseline.horizon

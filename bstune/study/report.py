@@ -19,7 +19,7 @@ from bstune.report.lines import at_budget as budget_lines
 from bstune.report.lines import next_steps
 from bstune.report.page import write_page
 from bstune.report.running_page import is_running_page
-from bstune.report.spelling import spelled
+from bstune.report.spelling import with_options_as_called
 from bstune.report.study_folder import read_study
 from bstune.result import WINNERS, AtBudget, Reference, SearchPlan, StudyResult, WorkloadSize
 from bstune.search.observations import Posterior
@@ -169,7 +169,7 @@ def _next_in_python(
     if result.at_budget is not None:
         advice = budget_lines.advice_to_keep(result)
     if advice is not None:
-        how_to_train.insert(0, spelled(result, advice))
+        how_to_train.insert(0, with_options_as_called(result, advice))
     return [("NEXT", tuple(how_to_train))]
 
 

@@ -24,7 +24,7 @@ from bstune.report.figure import curve_figure
 from bstune.report.lines.unreached import unreached_advice
 from bstune.report.notebook import answer_html
 from bstune.report.page import write_page
-from bstune.report.spelling import spelled
+from bstune.report.spelling import with_options_as_called
 from bstune.report.study_folder import read_study
 from bstune.result import Best, CriticalInterval, Gain, GainAtBudget, StudyResult
 from bstune.study.folder_config import options_of_folder
@@ -123,7 +123,7 @@ class Result:
         merits = SOUGHT[self.summary.objective].merits or ("time",)
         best = self.summary.best_by(merits[0])
         if best is None:
-            raise StudyError(spelled(self.summary, unreached_advice(self.summary)))
+            raise StudyError(with_options_as_called(self.summary, unreached_advice(self.summary)))
         return best
 
     @property
@@ -146,7 +146,7 @@ class Result:
         if found.note is None:
             return found
         # In a study of Python objects the note names arguments, not options of the command line.
-        return found.model_copy(update={"note": spelled(self.summary, found.note)})
+        return found.model_copy(update={"note": with_options_as_called(self.summary, found.note)})
 
     @cached_property
     def curve(self) -> "pandas.DataFrame":

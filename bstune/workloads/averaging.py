@@ -95,20 +95,20 @@ class _DeviceAverage(WeightAveraging):
         """Update the average by the module's weights; ``decay`` is the average's own share."""
         if not self._whole_numbers.tensors and not self._averages.tensors:
             self._pair(pl_module)
-        counts = self._whole_numbers.tensors
+        kept_counts = self._whole_numbers.tensors
         averages = self._averages.tensors
-        counted = self._whole_numbers.values()
-        values = self._averages.values()
+        present_counts = self._whole_numbers.values()
+        present_values = self._averages.values()
         # All tensors are averaged at once: most have a few numbers, and each would be an operator
         # of its own on an accelerator. The first average is the weights themselves. Counts, as of
         # batches, are never averaged.
         if not self._updates:
-            torch._foreach_copy_([*counts, *averages], [*counted, *values])
+            torch._foreach_copy_([*kept_counts, *averages], [*present_counts, *present_values])
         else:
-            if counts:
-                torch._foreach_copy_(counts, counted)
+            if kept_counts:
+                torch._foreach_copy_(kept_counts, present_counts)
             weights = list[Tensor]()
-            for average, value in zip(averages, values, strict=True):
+            for average, value in zip(averages, present_values, strict=True):
                 weights.append(value.to(average.dtype))
             torch._foreach_lerp_(averages, weights, 1.0 - decay)
         self._updates += 1
@@ -186,6 +186,7 @@ class RunningWeightAverage(_DeviceAverage):
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         """Tell whether the next snapshot is due; never at the end of an epoch."""
         last = self._latest_update_step
+        # About SNAPSHOTS updates fall into the average's window, which grows with the steps.
         due = max(last + 1, math.ceil(last * (1.0 + self.fraction / SNAPSHOTS)))
         return step_idx is not None and step_idx + 1 >= due
 
@@ -320,7 +321,10 @@ class Lookahead(Callback):
 
     @torch.no_grad()
     def _update(self, pl_module: LightningModule, decay: float) -> None:
-        """Set both to ``decay`` times the slow weights + (1 - ``decay``) times the fast ones."""
+        """Set slow and fast weights, those of the module, to one mixture of both.
+
+        It is ``decay`` x slow + (1 - ``decay``) x fast.
+        """
         fast = _floating(pl_module)
         torch._foreach_lerp_(self._slow, fast, 1.0 - decay)
         torch._foreach_copy_(fast, self._slow)

@@ -105,7 +105,7 @@ class Classifier(LightningModule):
         return self.loss(self(images), labels)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Add up errors and losses on the device."""
+        """Add up errors and losses on the device, of ``test_time``'s logits where it is given."""
         images, labels = batch
         logits = self(images) if self.test_time is None else self.test_time(self, images)
         self.add_up(logits, labels)

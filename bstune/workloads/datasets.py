@@ -420,16 +420,18 @@ def _refuse_http(response: Any, **_: Any) -> None:
 def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str, bytes]:
     """Download missing files into a source's folder, and give their verified bytes, by name."""
     # The missing files that a remote file holds, by its name.
-    remote: dict[str, Sequence[str]] = {name + source.suffix: [name] for name in missing}
+    names_by_remote_file: dict[str, Sequence[str]] = {
+        name + source.suffix: [name] for name in missing
+    }
     if source.archive:
-        remote = {source.archive: missing}
+        names_by_remote_file = {source.archive: missing}
     files: dict[str, bytes] = {}
     try:
         # Downloads go to a folder that exists, on the same file system. The data's own folder is
         # made for verified data only.
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         with TemporaryDirectory(prefix=".download-", dir=existing) as staging:
-            for remote_name, names in remote.items():
+            for remote_name, names in names_by_remote_file.items():
                 fetched = _fetch(source, folder, remote_name, names, Path(staging, "download"))
                 folder.mkdir(parents=True, exist_ok=True)
                 for name, data in fetched.items():
@@ -471,6 +473,8 @@ def _fetch(
         logger.info("downloading %s", url)
         try:
             with path.open("wb") as file:
+                # A file that is larger than the published one is not read to its end. The last
+                # argument is a pooch registry, which this downloader does not use.
                 download(url, _Limited(file, size + WRAPPING_BYTES), None)
             if source.archive is not None:
                 return _unpacked(path, source, names)

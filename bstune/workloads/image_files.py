@@ -297,6 +297,10 @@ class _Decoded(Dataset[tuple[Tensor, Tensor]]):
     """Image files as a data set of normalised crops (3, size, size) and targets."""
 
     def __init__(self, files: ImageFiles, size: int, classes: int, at_random: bool) -> None:
+        """Keep the files, a crop's pixels a side, the model's classes, and how crops are placed.
+
+        They are at random, or else in the middle.
+        """
         self._files = files
         self._size = size
         self._classes = classes

@@ -97,6 +97,7 @@ class ImageData(LightningDataModule):
         self._alternating_flip = alternating_flip
         self._mean = mean
         self._std = std
+        # The part of bf16-mixed or bf16-true before the dash names the type.
         self._dtype = HALF_PRECISIONS.get((precision or "").partition("-")[0], torch.float32)
         self._memory_format = torch.channels_last if channels_last else torch.preserve_format
         # None before it is read.
@@ -141,7 +142,8 @@ class ImageData(LightningDataModule):
         """Begin a trial's endless stream of batches, in an order that ``seed`` sets."""
         data = self._resident()
         images = data.train[0]
-        # A CPU launches operators at once: each batch is made alone there, within the caches.
+        # Batches of so many examples are made together, by as many operators as a single one. A CPU
+        # launches operators at once: 1 makes each batch alone there, within the caches.
         examples_at_once = 1
         if images.device.type != "cpu":
             examples_at_once = AT_ONCE_BYTES // images[0].numel()
@@ -300,8 +302,10 @@ def split_images(
     # Images are drawn without replacement, whatever their labels. numpy never changes RandomState's
     # streams (NEP 19).
     order = np.random.RandomState(seed).permutation(n)
-    places = np.split(order, [validation_count, validation_count + test_count])
-    validation_images, test_images, train = (dataset.train.take(index) for index in places)
+    indices_of_parts = np.split(order, [validation_count, validation_count + test_count])
+    validation_images, test_images, train = (
+        dataset.train.take(index) for index in indices_of_parts
+    )
     if dataset.test is not None:
         test_images = dataset.test
     # Then the test images serve for the target, and no images are left to test.
@@ -433,6 +437,7 @@ def random_crop_flip(
         return torch.randint(high, shape, generator=generator, device=device)
 
     def draw_batch(size: int) -> list[Tensor]:
+        # First rows and columns of the crops, whether to mirror, and those of the squares.
         drawn = [*draw(2 * padding + 1, 2, size)]
         if mirror is None:
             drawn.append(draw(2, size))
@@ -452,7 +457,8 @@ def random_crop_flip(
     images = crop_flip(images, top, left, mirror, padding)
     if mean is None or not cutout:
         return images
-    return cut_out(images, others[0], others[1], cutout, mean)
+    square_top, square_left = others
+    return cut_out(images, square_top, square_left, cutout, mean)
 
 
 def cut_out(images: Tensor, top: Tensor, left: Tensor, size: int, mean: Tensor) -> Tensor:

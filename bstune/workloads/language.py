@@ -81,9 +81,9 @@ def load_text(path: str | Path) -> Text:
         raise DataError(
             f"{path} is not text in UTF-8, from byte {error.start} on: export it as UTF-8"
         ) from error
-    points = np.array([ord(character) for character in text], np.int32)
-    alphabet = np.unique(points[: _train_length(len(points))])
-    foreign = np.flatnonzero(~np.isin(points, alphabet))
+    code_points = np.array([ord(character) for character in text], np.int32)
+    alphabet = np.unique(code_points[: _train_length(len(code_points))])
+    foreign = np.flatnonzero(~np.isin(code_points, alphabet))
     if foreign.size:
         line = text.count("\n", 0, foreign[0]) + 1
         raise DataError(
@@ -91,7 +91,7 @@ def load_text(path: str | Path) -> Text:
             f"{len(alphabet)} characters of the first nine tenths, which are trained on: remove "
             "it, or put it into them too"
         )
-    return _split(str(path), np.searchsorted(alphabet, points).astype(np.int32), len(alphabet))
+    return _split(str(path), np.searchsorted(alphabet, code_points).astype(np.int32), len(alphabet))
 
 
 def _train_length(characters: int) -> int:
@@ -101,14 +101,14 @@ def _train_length(characters: int) -> int:
 
 def _split(source: str, tokens: NDArray[np.integer], vocabulary: int) -> Text:
     """Cut a text into the parts to train on, for the target, and to test."""
-    first = _train_length(len(tokens))
-    second = first + (len(tokens) - first) // 2
+    validation_start = _train_length(len(tokens))
+    test_start = validation_start + (len(tokens) - validation_start) // 2
     return Text(
         source=source,
         vocabulary=vocabulary,
-        train=tokens[:first],
-        validation=tokens[first:second],
-        test=tokens[second:],
+        train=tokens[:validation_start],
+        validation=tokens[validation_start:test_start],
+        test=tokens[test_start:],
     )
 
 
@@ -224,6 +224,7 @@ class TextData(LightningDataModule):
         """
         sequences = np.empty((0, self._context + 1), np.int64)
         if tokens is not None:
+            # The last token is a target alone.
             every = (len(tokens) - 1) // self._validation
             sequences = sliding_window_view(tokens, self._context + 1)[::every][: self._validation]
         return TokenEvalBatches(self._on_device(sequences).long(), self._eval_batch_size)
@@ -312,7 +313,7 @@ class TokenBatches:
         self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
         self._split = splitter(batch_size, micro_batch_size)
-        # A view, (sequences, context + 1).
+        # A view, (sequences, context + 1): targets are the tokens one further on.
         self._sequences: Tensor | NDArray[np.integer]
         device = torch.device("cpu")
         if isinstance(tokens, Tensor):
@@ -454,10 +455,11 @@ class _Block(nn.Module):
         self.hidden_residual = nn.Linear(4 * width, width)
 
     def forward(self, stream: Tensor) -> Tensor:
+        """Map the residual stream (N, T, width), a vector for each token, to the next one."""
         examples, length, width = stream.shape
         attention: Tensor = self.attention(self.attention_norm(stream))
         parts = attention.view(examples, length, 3, self._heads, -1)
-        # Each (N, heads, T, width/heads).
+        # Queries, keys and values, each (N, heads, T, width/heads).
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         mixed = _attend(query, key, value).transpose(1, 2).reshape(examples, length, width)
         stream = stream + self.attention_residual(mixed)

@@ -62,14 +62,14 @@ class BatchNorm(nn.BatchNorm2d):
                 f"the frozen scale of batch normalisation must be positive, but got {scale}"
             )
         # Half precision may be the default type while a network is built.
-        kind = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        super().__init__(channels, eps=eps, momentum=momentum, dtype=kind)
+        parameter_type = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        super().__init__(channels, eps=eps, momentum=momentum, dtype=parameter_type)
         self.ghost_size = ghost_size
         self.scale = scale
         # A frozen scale is no parameter: no optimizer trains it.
         if scale is not None:
             del self.weight
-            self.register_buffer("weight", torch.full((channels,), scale, dtype=kind))
+            self.register_buffer("weight", torch.full((channels,), scale, dtype=parameter_type))
 
     def check_batch(self, batch_size: int, micro_batch_size: int | None) -> None:
         """Refuse batches and micro-batches that are smaller than a group."""

@@ -39,6 +39,7 @@ class _Freezing(LambdaLR):
         # DDP waits for the gradient of each parameter that it began with.
         if distributed.place() is not None:
             return
+        # A scheduler's last_epoch is the number of its steps.
         for group in self.optimizer.param_groups:
             if self.last_epoch >= group.get("steps", math.inf):
                 for parameter in group["params"]:
@@ -108,16 +109,16 @@ def one_cycle(
     # torch's OneCycleLR gives every parameter group one rate, moves the momentum, and raises on one
     # step more.
     _check_ranges(total_steps, peak, start=start, end=end)
-    top = max(0.0, peak * total_steps - 1.0)
+    peak_step = max(0.0, peak * total_steps - 1.0)
     last_step = total_steps - 1.0
 
     def factor(step: int) -> float:
-        if step < top:
-            return _cosine(start, 1.0, step / top)
-        if last_step > top:
-            return _cosine(1.0, end, min(1.0, (step - top) / (last_step - top)))
+        if step < peak_step:
+            return _cosine(start, 1.0, step / peak_step)
+        if last_step > peak_step:
+            return _cosine(1.0, end, min(1.0, (step - peak_step) / (last_step - peak_step)))
         # The cycle has no time to fall.
-        if step <= top:
+        if step <= peak_step:
             return 1.0
         return end
 

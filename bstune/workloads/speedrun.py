@@ -143,6 +143,7 @@ class SeldomNormalisingMuon(Muon):
         if "step" not in state:
             state["step"] = torch.zeros((), device=device)
         state["step"] += 1.0
+        # Steps past the planned ones do as the last one.
         number = state["step"].long().clamp(max=len(self.due) - 1).view(1)
         due = self.due.index_select(0, number)
         factors = list[Tensor]()

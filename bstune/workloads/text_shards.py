@@ -119,8 +119,8 @@ def _name_of_tokens(shards: Mapping[str, Sequence[Path]], vocabulary: int) -> st
         for path in paths:
             status = path.stat()
             files.append([part, str(path), status.st_size, status.st_mtime_ns])
-    made_of = json.dumps([files, vocabulary, LONGEST_LINE])
-    return hashlib.sha256(made_of.encode()).hexdigest()[:16]
+    dependencies = json.dumps([files, vocabulary, LONGEST_LINE])
+    return hashlib.sha256(dependencies.encode()).hexdigest()[:16]
 
 
 def _matching(root: Path, part: str, pattern: str) -> list[Path]:
@@ -148,31 +148,31 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
     """
     sentencepiece = _sentencepiece()
     # It is a list, as SentencePiece would wrap an iterator's errors in its own.
-    learnt = list(islice(lines_of(shards["train"][0]), LEARNT_LINES))
-    made = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    lines_to_learn_from = list(islice(lines_of(shards["train"][0]), LEARNT_LINES))
+    new_folder = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        model = made / "vocabulary.model"
-        _learn_vocabulary(learnt, vocabulary, model, source=shards["train"][0])
+        model = new_folder / "vocabulary.model"
+        _learn_vocabulary(lines_to_learn_from, vocabulary, model, source=shards["train"][0])
         pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
         size = int(pieces.vocab_size())
-        kind = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
+        token_type = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
         counts = dict[str, int]()
         for part, paths in shards.items():
-            with (made / part).open("wb") as file:
+            with (new_folder / part).open("wb") as file:
                 for path in paths:
                     lines = lines_of(path)
                     while some_lines := list(islice(lines, LINES_AT_ONCE)):
                         encoded = pieces.encode(some_lines, add_eos=True)
-                        np.fromiter(chain.from_iterable(encoded), kind).tofile(file)
-                counts[part] = file.tell() // kind.itemsize
-        description = {"vocabulary": size, "type": kind.name, "counts": counts}
-        (made / "tokens.json").write_text(json.dumps(description))
-        for path in made.iterdir():
+                        np.fromiter(chain.from_iterable(encoded), token_type).tofile(file)
+                counts[part] = file.tell() // token_type.itemsize
+        description = {"vocabulary": size, "type": token_type.name, "counts": counts}
+        (new_folder / "tokens.json").write_text(json.dumps(description))
+        for path in new_folder.iterdir():
             with path.open("rb+") as file:
                 sync_file(file)
-        put_in_place(made, folder)
+        put_in_place(new_folder, folder)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(new_folder, ignore_errors=True)
 
 
 def _sentencepiece() -> ModuleType:
@@ -201,6 +201,7 @@ def _learn_vocabulary(lines: Iterable[str], vocabulary: int, path: Path, source:
                 max_sentence_length=LONGEST_LINE,
                 # A short text has fewer.
                 hard_vocab_limit=False,
+                # A character without a token becomes the tokens of its bytes.
                 byte_fallback=True,
                 unk_id=0,
                 eos_id=END_OF_LINE,
@@ -254,18 +255,18 @@ def _map_tokens(folder: Path, source: str, shards: Mapping[str, Sequence[Path]])
     ``source`` is the name of the text in messages.
     """
     description = json.loads((folder / "tokens.json").read_text())
-    kind = np.dtype(description["type"])
+    token_type = np.dtype(description["type"])
     arrays = dict[str, NDArray[np.integer]]()
     for part in shards:
         path = folder / part
-        expected = description["counts"][part] * kind.itemsize
+        expected = description["counts"][part] * token_type.itemsize
         size = path.stat().st_size if path.exists() else 0
         if size != expected:
             raise DataError(
                 f"{path} has {size} bytes of {expected}: delete {folder}, and the shards are "
                 "tokenised again"
             )
-        arrays[part] = np.memmap(path, kind, "r")
+        arrays[part] = np.memmap(path, token_type, "r")
     return Text(
         source=source,
         vocabulary=description["vocabulary"],

@@ -3,7 +3,7 @@
 from bstune.report.budget_rows import BudgetRows, Dot, budget_rows
 from bstune.report.charts.traces import Trace, area_trace
 from bstune.report.html import axis, chart
-from bstune.report.rows import YOURS, last_parts
+from bstune.report.rows import YOURS, last_part_of_each
 from bstune.report.study_folder import StudyFolder
 from bstune.system.console import format_count, format_number, plural
 
@@ -13,7 +13,7 @@ def metric_at_budget(study: StudyFolder) -> str:
 
     Empty before a trial has run to its budget's end.
     """
-    rows = budget_rows(last_parts(study.files.trials), study.result)
+    rows = budget_rows(last_part_of_each(study.files.trials), study.result)
     if rows is None:
         return ""
     # Plotly draws later traces over earlier ones: the winner and the baseline lie on top.

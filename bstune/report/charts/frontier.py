@@ -136,7 +136,7 @@ def _frontier_text(shown: Panel, result: StudyResult, title: str) -> str:
 
 
 def _curve_traces(shown: Panel, result: StudyResult) -> list[Trace]:
-    """Give the curve S*(B), or S*(B) tau(B), with its band.
+    """Give the curve S*(B), the fewest steps, or S*(B) tau(B), the seconds, with its band.
 
     A chart of steps gets the line of perfect scaling, too. Empty where the curve is not known.
     """
@@ -202,7 +202,7 @@ def _critical_marks(critical: CriticalBatchSize, start: float, end: float) -> La
 
 
 def _star_trace(star: Star, shown: Panel) -> Trace:
-    """Give a winner with its interval over fresh seeds. The one to use is filled and named."""
+    """Give a winner as a star, with its interval over fresh seeds."""
     winner = star.winner
     words = [f"{star.heading}: {winner_text(winner)}", expected_text(winner)]
     trace: Trace = {

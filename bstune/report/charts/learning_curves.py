@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bstune.core.records import TrialResult
 from bstune.report.charts.traces import WORD_DIGITS, Layout, Trace, log_range, trial_lines
 from bstune.report.html import axis, chart, label
-from bstune.report.rows import last_parts
+from bstune.report.rows import last_part_of_each
 from bstune.report.study_folder import StudyFolder
 from bstune.system.console import format_count, format_number, plural
 
@@ -73,7 +73,7 @@ def learning_curves(study: StudyFolder) -> str:
     Of a trial in several parts the last one is drawn, which has the whole history.
     """
     shown = list[TrialResult]()
-    for trial in last_parts(study.files.trials):
+    for trial in last_part_of_each(study.files.trials):
         # The axis of steps is logarithmic: step 0 has no place on it.
         if any(step > 0 for step, _ in trial.history):
             shown.append(trial)

@@ -13,7 +13,7 @@ from bstune.report.charts.traces import (
     log_range,
 )
 from bstune.report.html import axis, chart, label
-from bstune.report.rows import LAW, USE, YOURS, last_parts, rate_lines
+from bstune.report.rows import LAW, USE, YOURS, last_part_of_each, rate_lines
 from bstune.report.study_folder import StudyFolder
 from bstune.report.words import winner_text
 from bstune.result import StudyResult
@@ -31,7 +31,7 @@ def learning_rates(study: StudyFolder) -> str:
     Beside them stand the best learning rate, the scaling rules, and the trials' own law.
     """
     result = study.result
-    trials = last_parts(study.files.trials)
+    trials = last_part_of_each(study.files.trials)
     if not trials:
         return ""
     traces = _best_rate_traces(result)
@@ -113,23 +113,28 @@ def _rates_to_compare(result: StudyResult) -> list[Trace]:
     use = result.winner
     if use is not None:
         marker: Trace = {"symbol": "star", "size": 17, "color": "--vermilion"}
-        shown = {"x": [use.batch_size], "y": [use.lr], "name": USE, "marker": marker}
+        place_and_look = {"x": [use.batch_size], "y": [use.lr], "name": USE, "marker": marker}
         words = label(f"{USE}: {winner_text(use)}")
-        traces.append({**common, **shown, "hovertext": words})
+        traces.append({**common, **place_and_look, "hovertext": words})
     baseline = result.baseline
     if baseline is not None:
         marker = baseline_marker(baseline.status == "reached")
-        shown = {"x": [baseline.batch_size], "y": [baseline.lr], "name": YOURS, "marker": marker}
+        place_and_look = {
+            "x": [baseline.batch_size],
+            "y": [baseline.lr],
+            "name": YOURS,
+            "marker": marker,
+        }
         size = format_count(baseline.batch_size)
         words = f"{YOURS}: B = {size}, lr = {format_number(baseline.lr)}"
-        traces.append({**common, **shown, "hovertext": words})
+        traces.append({**common, **place_and_look, "hovertext": words})
     return traces
 
 
 def _rates_text(study: StudyFolder) -> str:
     """Say what the chart of learning rates shows, for those who do not see it."""
     result = study.result
-    trials = last_parts(study.files.trials)
+    trials = last_part_of_each(study.files.trials)
     rates = [trial.lr for trial in trials]
     span = f"{format_number(min(rates))} to {format_number(max(rates))}"
     sentences = [f"Learning rate over batch size: {plural(len(trials), 'trial')} at {span}."]

@@ -32,6 +32,7 @@ def memory_chart(hardware: HardwareFile) -> str:
     # Probes are dots without a line: the line is the model's.
     dots = line_trace(sizes, taken, "probes", hover)
     traces = [dots | {"mode": "markers", "marker": {"size": 9, "color": "--blue"}}]
+    # The smallest and the largest batch size that were asked for.
     span = [ceiling.smallest, hardware.high]
     model = ceiling.model
     if model is not None:

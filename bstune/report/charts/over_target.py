@@ -15,6 +15,7 @@ def over_target(result: StudyResult) -> str:
 
     Empty where nothing is known of it.
     """
+    # A study of the best metric within a budget has no target.
     if result.target_value is None:
         return ""
     if not result.over_target:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bstune.report.lines.gain import is_alone
+from bstune.report.lines.gain import has_single_configuration
 from bstune.report.words import beyond_text
 from bstune.result import StudyResult
 from bstune.system.console import format_count, format_number
@@ -17,7 +17,7 @@ def as_good(result: StudyResult) -> Iterator[str]:
     if nearly_best.merit == "time":
         least = "least time"
     within = f"within {nearly_best.within:.0%} of the {least}"
-    if is_alone(result):
+    if has_single_configuration(result):
         yield "not known: no other batch size was tried"
         return
     # Both ends are USE's own size, as sizes near it are told as USE.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from bstune.report.lines.cautions import gain_of_single_run, not_on_fresh_seeds
-from bstune.report.lines.gain import is_alone
+from bstune.report.lines.gain import has_single_configuration
 from bstune.report.lines.next_steps import advice_to_compare, on_limits
 from bstune.report.lines.unreached import failures_text
 from bstune.report.lines.use import overridden_text
@@ -97,7 +97,7 @@ def gain(result: StudyResult) -> Iterator[str]:
     size = format_count(baseline.batch_size)
     yours = f"your batch size {size}, learning rate {format_number(baseline.lr)}"
     difference = at_budget.gain
-    if difference is None and is_alone(result):
+    if difference is None and has_single_configuration(result):
         yield f"not known: nothing was compared with {yours}"
         return
     if difference is None:
@@ -247,6 +247,7 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
         yield f"{broken} of USE diverged, or ended before the budget did"
     if at_budget.winner.fresh is None:
         yield from not_on_fresh_seeds(result)
+    # Without a gain USE is the baseline itself.
     compared = at_budget.baseline if at_budget.gain is not None else None
     if compared is not None and compared.fresh is None:
         yield from gain_of_single_run(result)
@@ -318,7 +319,7 @@ def advice_to_keep(result: StudyResult) -> str | None:
     if at_budget is None or at_budget.baseline is None:
         return None
     # Without a gain USE is the baseline itself.
-    if at_budget.gain is None and is_alone(result):
+    if at_budget.gain is None and has_single_configuration(result):
         return advice_to_compare(result.search)
     if at_budget.gain is None:
         return "keep your configuration; to train with it:"

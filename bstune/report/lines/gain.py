@@ -126,7 +126,7 @@ def _no_gain_text(result: StudyResult, baseline: BaselineResult, yours: str) -> 
         return f"not known: {none_to_use(result)}, nor did {yours} in {after}"
     if not is_of_baseline(use, baseline):
         return f"not known: {yours} {baseline.status} after {after}"
-    if is_alone(result):
+    if has_single_configuration(result):
         return f"not known: nothing was compared with {yours}"
     return f"none: {yours} is the best that was found"
 
@@ -136,6 +136,6 @@ def is_of_baseline(winner: WinnerResult, baseline: BaselineResult) -> bool:
     return winner.batch_size == baseline.batch_size and winner.lr == baseline.lr
 
 
-def is_alone(result: StudyResult) -> bool:
+def has_single_configuration(result: StudyResult) -> bool:
     """Whether a single configuration was tried, so that there is nothing to choose from."""
     return result.configurations == 1

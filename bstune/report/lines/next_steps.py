@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bstune.report.lines.gain import is_alone, is_of_baseline, is_shown
+from bstune.report.lines.gain import has_single_configuration, is_of_baseline, is_shown
 from bstune.report.lines.unreached import ADVISED_TIMES, cause_of, more_of_limit
 from bstune.result import CriticalBatchSize, SearchPlan, StudyResult
 from bstune.system.console import format_count
@@ -52,7 +52,7 @@ def advice_to_keep(result: StudyResult) -> str | None:
     baseline = result.baseline
     if winner is None or baseline is None:
         return None
-    if is_of_baseline(winner, baseline) and is_alone(result):
+    if is_of_baseline(winner, baseline) and has_single_configuration(result):
         return advice_to_compare(result.search)
     if is_of_baseline(winner, baseline):
         return "keep your configuration; to train with it:"

@@ -14,7 +14,8 @@ def fewest(result: StudyResult) -> Iterator[str]:
     Its steps are left out where they are not known.
     """
     winner = result.other_winner
-    if winner is None or result.use == "best_by_steps" or not _is_less(result, "steps"):
+    use_is_by_steps = result.use == "best_by_steps"
+    if winner is None or use_is_by_steps or not _is_less(result, "steps"):
         return
     value: str | None = None
     if winner.steps is not None:
@@ -28,7 +29,8 @@ def fastest(result: StudyResult) -> Iterator[str]:
     Its seconds are left out where steps were not timed.
     """
     winner = result.other_winner
-    if winner is None or result.use != "best_by_steps" or not _is_less(result, "time"):
+    use_is_by_steps = result.use == "best_by_steps"
+    if winner is None or not use_is_by_steps or not _is_less(result, "time"):
         return
     value: str | None = None
     if winner.time_to_target is not None:

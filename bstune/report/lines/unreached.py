@@ -18,6 +18,7 @@ ADVISED_TIMES = 4
 def closest_texts(result: StudyResult) -> Iterator[str]:
     """Say that the target was not reached, and predict the closest point's steps and time to it."""
     yield f"nothing yet: {unreached_text(result)}"
+    # The trial that came closest; None where none was evaluated.
     so_far = result.so_far
     if so_far is None:
         return

@@ -14,7 +14,7 @@ from bstune.core.curve import CurveFit, FrontierPoint, frontier_points, log_slop
 from bstune.core.noise_scale import MIN_BLOCKS
 from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.records import STATUSES, Budget, Merit, Target, TrialResult
-from bstune.report.rows import curve_point, last_parts
+from bstune.report.rows import curve_point, last_part_of_each
 from bstune.result import (
     DIMINISHING_RETURNS,
     MAXIMAL_DATA_PARALLELISM,
@@ -163,7 +163,7 @@ def summarize(
     # What was cut short with its process is asked again, and counts then.
     ran = [trial for trial in trials if not trial.was_cut_short]
     # A trial that was stopped and continued is one configuration: its last part has all of it.
-    whole_trials = last_parts(ran)
+    whole_trials = last_part_of_each(ran)
     fit, fit_note = _fit_and_note(analysis.fit)
     tested = {name: dict(metrics) for name, metrics in (test or {}).items()}
     study_arguments: tuple[str, ...] | None = None

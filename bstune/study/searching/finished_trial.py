@@ -6,7 +6,7 @@ from dataclasses import replace
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.step_timings import with_step_time
-from bstune.report.spelling import spelled
+from bstune.report.spelling import with_options_as_called
 from bstune.result import StudyResult
 from bstune.study.at_budget import held_to_end
 from bstune.study.prepared import PreparedStudy
@@ -137,4 +137,4 @@ def check_any_trial(result: StudyResult) -> None:
     ``result``: of the study, which has been shown.
     """
     if result.trials == 0:
-        raise StudyError(spelled(result, f"no trial has run: {result.stop_reason}"))
+        raise StudyError(with_options_as_called(result, f"no trial has run: {result.stop_reason}"))
