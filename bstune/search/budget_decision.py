@@ -80,10 +80,12 @@ def suggest_within_budget(
         policy: how to spend.
         rng: the source of chance.
     """
+    # No trial has run to its budget's end yet, by whose curve others could be compared.
     if posterior.ruler is None:
         return _suggest_before_ruler(posterior, pending, domain, policy, rng)
+    # Now and then the best trial runs again, so that one lucky seed is not the answer. Where
+    # several processes search, only one of them does that.
     repeated = fresh_seed_due(posterior, policy)
-    # Where several processes search, only one of them runs the best trial again.
     if repeated is not None and not _is_running(repeated, pending):
         return Suggestion(
             x=repeated.x,
@@ -94,7 +96,8 @@ def suggest_within_budget(
             repeats=repeated.number,
         )
     options = _budget_candidates(posterior, pending, domain, resumable, policy, rng)
-    # A random decision moves one of the new points anywhere, and chooses it.
+    # In case the model is wrong everywhere, a random decision moves one of the new points, which
+    # stand behind the waiting trials, anywhere, and chooses it.
     if rng.random() < policy.random_fraction:
         chosen = len(options.waiting) + RANDOM_PLACE
         x, z = random_point(posterior.theta, posterior.prior, domain, posterior.too_large, rng)
@@ -104,7 +107,8 @@ def suggest_within_budget(
         chosen = _choose_candidate(posterior, options, pending, policy, rng)
     last_step = last_whole_step(posterior.budget(float(np.exp2(options.x[chosen]))))
     max_steps = last_step
-    # A trial that waited goes on to the end, and so does a new one that could not be continued.
+    # A new trial that can be continued stops at a first share of its budget, if that may tell
+    # anything. One that has stopped there before goes on to the end.
     if options.done[chosen] == 0.0 and resumable is not None:
         first_stop = first_share_steps(last_step, posterior.ruler, policy)
         if _is_first_share_useful(posterior, options, chosen, first_stop / last_step, policy):
@@ -186,8 +190,9 @@ def _suggest_before_ruler(
 ) -> Suggestion:
     """Suggest a trial that runs to its budget's end, before any trial has reached that end.
 
-    The first one is in the middle of the batch sizes. Later ones are the best candidates in a draw
-    of the posterior, which trials that diverged have moved.
+    The curve of the best such trial becomes the ruler, by which others are compared before their
+    end. The first trial is in the middle of the batch sizes. Later ones are the best candidates in
+    a draw of the posterior, which trials that diverged have moved.
     """
     if posterior.runs or pending:
         options = _budget_candidates(
@@ -263,10 +268,11 @@ def _choose_candidate(
     """Choose the candidate to run next, and give its place.
 
     While little is spent it is the one of the largest expected improvement for its cost, after that
-    the best one in a draw of the posterior. A full trial has to be there: it is the ruler.
+    the best one in a draw of the posterior. What is compared is how many log steps each lags the
+    best trial that has run to its budget's end: there has to be one.
     """
     near_penalty = _penalty_near_pending(options, pending)
-    # In full trials.
+    # The share of its budget that each still has to run: 1 is the cost of a full trial.
     cost_to_go = 1.0 - options.done
     if posterior.spent < policy.loss_early:
         behind = _log_behind(posterior, options, posterior.theta) + near_penalty

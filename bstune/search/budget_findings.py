@@ -163,7 +163,7 @@ class BudgetFindings:
 
 
 def findings_of(posteriors: Mapping[float, BudgetPosterior]) -> BudgetFindings | None:
-    """Collect the findings of a fixed budget; None before a trial is full.
+    """Collect the findings of a fixed budget; None before a trial has run to its end, the ruler.
 
     ``posteriors`` holds the posterior of the whole budget at the key 1.0, and those of shares of
     the budget at these shares.
@@ -259,7 +259,8 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
 def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:
     """Summarise draws of log2 of the best batch size by their median and 90% interval.
 
-    ``searched`` are log2 of the batch sizes that were searched, in ascending order.
+    ``share`` is of the budget for which it is the best. ``searched`` are log2 of the batch sizes
+    that were searched, in ascending order.
     """
     low, middle, high = np.quantile(log2_sizes, LOW_MEDIAN_HIGH).tolist()
     return BestSize(
@@ -302,6 +303,7 @@ def _log_size_grid(posterior: BudgetPosterior, per_octave: int) -> Array:
     Those that do not fit into memory are left out.
     """
     prior = posterior.prior
+    # ``too_large`` is log2 of the smallest batch size that ran out of memory.
     log_high = max(prior.log_low, min(prior.log_high, posterior.too_large - MEMORY_ROOM))
     count = 1 + math.ceil(per_octave * (log_high - prior.log_low))
     return np.linspace(prior.log_low, log_high, count)
@@ -395,13 +397,17 @@ def _sizes_as_good(x: Array, drawn: Array) -> AsGoodSizes:
 
 
 def _gain_over(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> GainLeft:
-    """Predict what further points may gain over a fresh seed of the best run."""
+    """Predict by how much further points may better the metric of a fresh seed of the best run.
+
+    The ``ruler`` is the best full trial's curve, off which metrics are read.
+    """
     x = _log_size_grid(posterior, SIZES_PER_OCTAVE)
     drawn = _behind_at(posterior, np.array([best.x]), np.array([best.z]), np.array([best.other]))
     best_behind = drawn[:, 0]
     # The standard deviation of log S from seed to seed, in each draw.
     seed_deviation = np.exp(posterior.theta[:, NOISE])
-    # If the law were known, the best batch size of each draw could be run.
+    # No point can gain more than this: if the law were known, the best batch size of each draw
+    # could be run.
     best_of_draw = _best_behind(posterior, x).min(axis=1)
     return GainLeft(
         next_point=_gain_of_next(posterior, ruler, x, best_behind),
@@ -446,9 +452,10 @@ def _behind_at(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> 
 def _mean_gain(
     posterior: BudgetPosterior, ruler: Ruler, best_behind: Array, behind: Array
 ) -> float:
-    """Average over m draws how much better a point's metric is than another's; worse counts as 0.
+    """Average over m draws how much better a point's metric is than the best one's.
 
-    ``best_behind`` and ``behind`` are how far the other and the point are behind the ruler, (m,).
+    A draw in which it is worse counts as 0. ``behind`` is how far the point lags the best full
+    trial, the ruler, in log steps, and ``best_behind`` how far the best point does, (m,) each.
     """
     best_metric = _metric_at_end(posterior, ruler, best_behind)
     metric = _metric_at_end(posterior, ruler, np.minimum(behind, best_behind))
