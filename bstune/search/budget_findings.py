@@ -174,7 +174,7 @@ def findings_of(posteriors: Mapping[float, BudgetPosterior]) -> BudgetFindings |
         return None
     expected = rank_full_trials(whole)
     x = _log_size_grid(whole, SIZES_PER_OCTAVE)
-    drawn = _best_behind(whole, x)
+    drawn = _behind_at_best_rates(whole, x)
     return BudgetFindings(
         ranked=tuple(_ranked_trial(whole, ruler, fresh) for fresh in expected),
         curve=_best_over_sizes(whole, ruler, x, drawn),
@@ -239,7 +239,7 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     best_sizes = list[BestSize]()
     for share in shares:
         x = _log_size_grid(posteriors[share], OPTIMA_PER_OCTAVE)
-        best = x[_best_behind(posteriors[share], x).argmin(axis=1)]
+        best = x[_behind_at_best_rates(posteriors[share], x).argmin(axis=1)]
         optima.append(best)
         best_sizes.append(_best_size(share, best, x))
     # A line through the i-th draw of each posterior is one draw of the exponent. At the share 1 its
@@ -309,7 +309,7 @@ def _log_size_grid(posterior: BudgetPosterior, per_octave: int) -> Array:
     return np.linspace(prior.log_low, log_high, count)
 
 
-def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
+def _behind_at_best_rates(posterior: BudgetPosterior, x: Array) -> Array:
     """Compute how far n batch sizes at their best rates are behind the best full trial: (m, n).
 
     It is the log of the steps that they need for that trial's best metric, over their budget, by m
@@ -402,13 +402,15 @@ def _gain_over(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> Gai
     The ``ruler`` is the best full trial's curve, off which metrics are read.
     """
     x = _log_size_grid(posterior, SIZES_PER_OCTAVE)
-    drawn = _behind_at(posterior, np.array([best.x]), np.array([best.z]), np.array([best.other]))
+    drawn = _behind_at_points(
+        posterior, np.array([best.x]), np.array([best.z]), np.array([best.other])
+    )
     best_behind = drawn[:, 0]
     # The standard deviation of log S from seed to seed, in each draw.
     seed_deviation = np.exp(posterior.theta[:, NOISE])
     # No point can gain more than this: if the law were known, the best batch size of each draw
     # could be run.
-    best_of_draw = _best_behind(posterior, x).min(axis=1)
+    best_of_draw = _behind_at_best_rates(posterior, x).min(axis=1)
     return GainLeft(
         next_point=_gain_of_next(posterior, ruler, x, best_behind),
         at_most=_mean_gain(posterior, ruler, best_behind, best_of_draw),
@@ -433,11 +435,11 @@ def _gain_of_next(posterior: BudgetPosterior, ruler: Ruler, x: Array, best_behin
         # ``optimum`` has the other hyper-parameters in the middle: away from it the best rate
         # moves.
         z = z + np.median(theta[:, places.rate_shift]) * (other[:, j] - 0.5)
-    behind = _behind_at(posterior, x, z, other)
+    behind = _behind_at_points(posterior, x, z, other)
     return max(_mean_gain(posterior, ruler, best_behind, behind[:, i]) for i in range(x.size))
 
 
-def _behind_at(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> Array:
+def _behind_at_points(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> Array:
     """Compute how far n points are behind the best full trial by the law: (m, n).
 
     It is the log of the steps that they need for that trial's best metric, over their budget, by m

@@ -261,6 +261,7 @@ def least_cost(
     repeated = np.exp(log_horizons - log_ndtr(log_horizons / spread)) / (1.0 - OUTLIERS)
     cost = np.exp(log_steps_met) + repeated - np.exp(log_horizons)
     best = int(np.where(log_steps_met <= log_latest, cost, np.inf).argmin())
+    # No horizon meets the target in time: the one that ends at the latest step is given.
     if log_steps_met[best] > log_latest:
         return min(log_latest, log_longest), math.inf
     return float(log_horizons[best]), float(cost[best])

@@ -208,7 +208,8 @@ class Prior:
     @property
     def others(self) -> int:
         """How many other hyper-parameters there are."""
-        # Of the p parameters, those are theirs that belong to neither the law, horizons nor knots.
+        # The p parameters are those of the law, then three for each other hyper-parameter, then
+        # those of horizons and of the knots.
         of_horizons = len(HORIZON_NORMAL) * self.horizon
         of_others = self.mean.size - OTHER - of_horizons - self.knots.size
         return of_others // len(OTHER_NORMAL)
@@ -498,9 +499,10 @@ def off_optimum(theta: Array, points: Points, prior: Prior) -> Array:
 
 
 def _steepness(theta: Array, points: Points, prior: Prior) -> Array:
-    """Compute the factor by which the tilt stretches an octave off the optimum: (m, n).
+    """Compute how much more an octave off the best rate counts at n points than at B_mid: (m, n).
 
-    It is 1 at B_mid.
+    The tilt, a parameter, is the log of this factor for each octave of batch size above B_mid, the
+    middle one. Many points are interpolated between nodes, a few batch sizes.
     """
     if points.nodes is not None:
         return points.nodes.between(_steepness(theta, points.nodes.points, prior))
@@ -561,7 +563,8 @@ def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     variance_beside = variance_seen(theta, data, prior)[..., exact]
     log_density = _log_density(data, y, expected, variance_beside, noise)
     # Where schedules end with the trial, log S follows from what was measured, a metric or a step,
-    # by a law that differs from draw to draw: the density has to be one of the measured value.
+    # by a law that differs from draw to draw: the density has to be one of the measured value. To
+    # that comes the chance that a trial which met the target at its end had not met it before.
     if data.ends is not None:
         law = theta[:, prior.horizon_law]
         of_measured = log_jacobian(law, data.ends) + log_chance_at_end(law, data.ends)
@@ -698,6 +701,7 @@ def sample_posterior(
     else:
         # Each of the particles is taken as often as any other, or once more.
         theta = start.theta[np.arange(count) * len(start.theta) // count]
+        # Only a study of many trials has a start: their likelihood is made cheap.
         data = data.rearranged(prior)
     return _temper(theta, _Path(start, data, prior), rng, moves)
 
@@ -882,6 +886,7 @@ def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstim
         # A single step scatters too much to say anything.
         if not trial.reached or len(trial.noise_scale) < 2:
             continue
+        # Each measurement is (step, |G|^2, tr Sigma).
         _, gradient, trace = np.mean(trial.noise_scale, axis=0).tolist()
         if trace > 0.0:
             gradients.append(gradient / trace)
@@ -892,9 +897,9 @@ def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstim
 
 
 def noise_scale_prior(trials: Iterable[TrialResult]) -> tuple[float | None, float]:
-    """Estimate the noise scale, and its deviation in log: half the width of its interval.
+    """Estimate the noise scale, in examples, and its deviation in log: half its interval's width.
 
-    None and 0 while an end of the interval is not known.
+    None and 0 before a trial has measured it, and while an end of the interval is not known.
     """
     measured = measured_noise_scale(trials)
     if measured is None:
