@@ -403,7 +403,8 @@ def _timings_table(survey: Survey) -> Table:
     """Give the table of timings, a row for each batch size.
 
     Spread is the distance of the quartiles over the median; drift is the largest visit over the
-    smallest, less 1.
+    smallest, less 1. Roof and peak are how near the step came to the roofline's least seconds and
+    to the device's FLOP/s.
     """
     table = Table(
         title="seconds per step", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False

@@ -367,12 +367,13 @@ def _trace(
 ) -> list[_Traced]:
     """Run one training step, and give the FLOPs and bytes of its layers.
 
-    They are in the order of their first call; ``OUTSIDE`` is the last. ``width`` is the bytes of a
-    floating-point number.
+    They are in the order of their first call. The last one, ``OUTSIDE``, has what runs between the
+    layers. ``width`` is the bytes of a floating-point number.
     """
     tracer = _Tracer(width)
     with ExitStack() as hooks:
         for name, layer in module.named_modules():
+            # A module with children is counted by these.
             if not list(layer.children()):
                 after = functools.partial(tracer.after, name)
                 before_hook = layer.register_forward_pre_hook(tracer.before, with_kwargs=True)

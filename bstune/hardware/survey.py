@@ -336,6 +336,7 @@ def _few_steps(
     """
     alone = replace(protocol, devices=1)
     # The preflight raises ConfigError for what cannot be tuned: that ends a study, but no survey.
+    # Nothing is continued here, and the survey itself finds the smallest batch size that trains.
     try:
         return preflight(workload, alone, space, trial=None, continues=False, survey=True)
     except ConfigError:

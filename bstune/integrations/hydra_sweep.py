@@ -170,7 +170,8 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     params = read_params(every_line, settings.batch_size, settings.lr, context.config_loader)
     study = _study(settings, params, config)
     _check_jobs(sweeper, settings, params, study)
-    # A job returns what it did at its end: its trial is reported in hindsight.
+    # A job returns what it did at its end: its trial is reported in hindsight. Only a job that
+    # takes ``max_steps`` can be stopped before the end of its budget.
     limits = LoopLimits(
         stops=settings.max_steps is not None,
         lr_range=(params.rates.low, params.rates.high),
@@ -180,6 +181,7 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     folder = Path(config.hydra.sweep.dir)
     folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, folder / "multirun.yaml")
+    # A line says that jobs which take no seed are never run again on a fresh one.
     assumptions = () if settings.seed is not None else (SAME_SEED,)
     has_told_of_time = False
     for batch in batches_of(study.options, assumptions, limits):
@@ -265,16 +267,17 @@ def _has_key(config: DictConfig, key: str) -> bool:
 
 def _study(settings: Settings, params: Params, config: DictConfig) -> Study:
     """Make the study of a sweep from the settings, the parameters and the application's config."""
-    reference = _reference(settings, params, config)
+    reference_size, reference_rate = _reference(settings, params, config)
     options = list[str]()
+    # Batch sizes given as a list: the multiples of their greatest common divisor are searched.
     if params.multiple is not None:
         options.append(f"search.batch_size.multiple={params.multiple}")
     options += _seed_options(settings)
-    options += _sampler_options(settings, params, reference[1])
+    options += _sampler_options(settings, params, reference_rate)
     study = Study(
         target=_target(str(settings.target), settings.mode),
         batch_sizes=(int(params.batch_sizes.low), int(params.batch_sizes.high)),
-        reference=reference,
+        reference=(reference_size, reference_rate),
         budget=Budget(**(settings.budget or {})),
         tunable=params.tunable,
         name=settings.study_name or str(config.hydra.job.name),
@@ -350,7 +353,8 @@ def _sampler_options(settings: Settings, params: Params, lr: float) -> list[str]
     if settings.has_own_sampler:
         return []
     rates = params.rates
-    # The search is as wide on both sides: the farther end of the range decides.
+    # The search is as wide on both sides of the reference's rate, SIGMAS sigmas: the farther end of
+    # the range decides. Without scaling that rate is the centre at each batch size.
     octaves = max(math.log2(rates.high / lr), math.log2(lr / rates.low), LEAST_OCTAVES)
     sigma = octaves / SIGMAS
     options = ["scaling=none", f"scaling.lr_octaves_sigma={sigma!r}"]
