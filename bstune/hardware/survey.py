@@ -279,7 +279,7 @@ def measure_with(
         "surveying the hardware: probes of memory in processes of their own, then steps, "
         f"at most {hardware.seconds:g} s"
     )
-    largest, unused = usable_sizes(space.high, protocol.budget)
+    largest, notes_on_range = usable_sizes(space.high, protocol.budget)
     # A captured graph holds memory of its own: a probe goes past the steps before its capture.
     steps = max(hardware.memory.steps, eager_steps(protocol.fast, device) + 1)
     ceiling = measure_ceiling(
@@ -319,7 +319,7 @@ def measure_with(
         limits=timed.limits,
         cost=timed.cost,
         seconds=time.perf_counter() - start,
-        notes=(*unused, *ceiling.notes, *timed.notes),
+        notes=(*notes_on_range, *ceiling.notes, *timed.notes),
         misaligned=timed.misaligned,
         threads=timed.threads,
         seconds_of=how.seconds_of,

@@ -251,6 +251,7 @@ def threads_of_fit(
         return most
     with_warmup = replace(protocol, warmup_steps=step_time.warmup_steps)
 
+    # The fit's module, which has the trial's other hyper-parameters.
     def build_module(spec: TrialSpec) -> LightningModule:
         return workload.build_module(replace(spec, hyperparameters=trial.hyperparameters))
 
@@ -322,10 +323,10 @@ def _roofline(
         )
         if module is not None:
             loss = partial(_loss, trainer.precision_plugin)
-            draw = partial(_batch, workload, module.to(device).train(), space, device)
+            make_batch = partial(_batch, workload, module.to(device).train(), space, device)
             with waiting_for(f"the survey's trace of {type(module).__name__}", steps=True):
                 cost = roofline.step_cost(
-                    module, draw, loss, arithmetic, ceilings.traced_batch_sizes
+                    module, make_batch, loss, arithmetic, ceilings.traced_batch_sizes
                 )
     # One note is enough: where the module fails, measuring the ceilings may fail, too.
     return limits, cost, tuple(notes[:1])

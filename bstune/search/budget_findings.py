@@ -249,6 +249,7 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     exponents, log2_now = np.polyfit(np.log2(shares), log2_sizes, 1)
     low, middle, high = np.quantile(exponents, LOW_MEDIAN_HIGH).tolist()
     searched = _log_size_grid(posteriors[shares[0]], OPTIMA_PER_OCTAVE)
+    # The line goes on to a budget ``LONGER`` times as large.
     log2_later = log2_now + exponents * math.log2(LONGER)
     longer = _best_size(LONGER, log2_later, searched)
     return SizeGrowth(

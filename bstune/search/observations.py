@@ -220,6 +220,7 @@ def infer(
         if trial.seconds_per_step is not None:
             recorded.append((trial.batch_size, trial.seconds_per_step))
     if isinstance(step_time, StepTimeLaw):
+        # Fitted to the survey's timings and, where these are few, to the trials' own steps.
         step_time = step_time.joined_with(own_steps(trials))
         # Each record has the seconds of the law as it was when the trial ended. They say nothing
         # that the law does not.
@@ -345,6 +346,7 @@ def weight_of_histories(trials: Sequence[TrialResult]) -> Array:
             continue
         runs = runs_by_first.setdefault(history[0], [])
         for run in runs:
+            # The first trial of a run has its longest history.
             longest = trials[run[0]].history
             if longest[: len(history)] == history:
                 run.append(place)
@@ -497,7 +499,8 @@ def _observation(
         trial: the last one of its chain.
         other: its other hyper-parameters, each in [0, 1].
         continued_steps: the steps of the trial that it continues; 0: it continues none.
-        histories: towards the target, by the trial's number.
+        histories: (log step, log excess) of each trial's evaluations, by its number; the log excess
+            falls to 0 at the target.
         reached: trials that reached the target, which show how histories go on.
         slowdown: by how much histories fall more slowly over the rest of a trial.
     """
