@@ -280,6 +280,7 @@ class _StepClock(TrialClock):
         super().__init__(now, synchronize)
         # What warns the user of a step that never ends: it is told of each that has.
         self._wait = wait
+        # Gives a mark, a moment of the device's work: two of them tell seconds.
         self._mark = mark
         # For each step, the marks at the beginning and the end of its stretches of training.
         self.steps: list[list[tuple[object, object]]] = []

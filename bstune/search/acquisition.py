@@ -317,8 +317,8 @@ def _horizon_of(
     """Choose the steps after which the schedule of the candidate at place ``chosen`` is to end.
 
     ``draw`` is the draw of the posterior's parameters, (p,), in which it was chosen. The incumbent
-    of the ``situation`` is the least objective, seconds or steps, of a trial that reached the
-    target.
+    of the ``situation`` is the objective to beat, in seconds or steps; None before a trial has
+    reached the target.
     """
     batch_size = float(np.exp2(candidates.x[chosen]))
     longest = situation.budget(batch_size)
@@ -343,7 +343,7 @@ def _last_step_of(
     """Choose the step up to which the candidate at place ``chosen`` is trained.
 
     ``predicted`` are its steps to the target. The incumbent of the ``situation`` is the objective
-    to beat: the least, in seconds or steps, that is predicted of a trial that reached the target.
+    to beat, in seconds or steps; None before a trial has reached the target.
     """
     policy = situation.policy
     steps_done = float(candidates.done[chosen])
@@ -392,8 +392,9 @@ def _suggest_for_curve(
         if too_early or rng.random() >= policy.curve_share:
             return None
     candidates = _candidates(posterior, situation, rng, for_curve=True)
-    # The most that trials in a regime where nothing has reached the target may cost: a share of
-    # what was spent, without a multiple of the incumbent's cost that is for the objective itself.
+    # The most that trials far below or far above B_crit, where nothing has reached the target, may
+    # cost: a share of what was spent, without a multiple of the incumbent's cost that is for the
+    # objective itself.
     allowed = LOOK_SHARE * (posterior.spent - LOOK_AFTER * incumbent_cost)
     suggestion = _most_telling_suggestion(posterior, situation, candidates, allowed)
     if always or rng.random() < _chance_for_curve(posterior, suggestion, candidates, policy):
@@ -406,8 +407,8 @@ def _most_telling_suggestion(
 ) -> Suggestion:
     """Suggest the candidate that tells most of B_crit for its cost, and up to which step it runs.
 
-    ``allowed`` is the most that trials in a regime where nothing has reached the target may cost,
-    in units of the posterior's ``tau``, the cost of a step.
+    ``allowed`` is the most that trials far below or far above B_crit, where nothing has reached the
+    target, may cost, in units of the posterior's ``tau``, the cost of a step.
     """
     policy = situation.policy
     longest = _longest_horizon(posterior, situation.budget)

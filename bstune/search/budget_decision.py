@@ -157,10 +157,11 @@ def _is_first_share_useful(
 
 
 def fresh_seed_due(posterior: BudgetPosterior, policy: Policy) -> BudgetRun | None:
-    """Find the full trial that is to run again on a fresh seed now; None where none is due.
+    """Find the trial that is to run again on a fresh seed now; None where none is due.
 
-    It is the one predicted to be best, unless that has run more than once already. One is due each
-    time ``loss_fresh_after`` full trials' cost has been spent.
+    It is the full trial, one that has run to its budget's end, which is predicted to be best,
+    unless that has run more than once already. One is due each time ``loss_fresh_after`` full
+    trials' cost has been spent.
     """
     expected = rank_full_trials(posterior)
     points = [run.point for run in posterior.runs if run.full or run.diverged]

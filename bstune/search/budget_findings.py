@@ -229,7 +229,8 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     """Fit how the best batch size B* grows with the budget: B* ~ budget^exponent.
 
     The exponent is the slope of a line through log B* at several shares of the budget.
-    ``posteriors`` are by their share. None where fewer than two of them have a full trial.
+    ``posteriors`` are by their share. None where fewer than two of them have a full trial, one that
+    has run to the end.
     """
     shares = [share for share in posteriors if posteriors[share].ruler is not None]
     shares = sorted(shares, reverse=True)
@@ -276,8 +277,8 @@ def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:
 def _no_difference(posterior: BudgetPosterior) -> NoDifference | None:
     """Find the metric that all full trials end with, and the smallest share at which they differed.
 
-    The share is of the budget. None where their metrics differ at the budget's end, or where fewer
-    than two trials are full.
+    Full trials have run to the budget's end; the share is of the budget. None where their metrics
+    differ at the budget's end, or where fewer than two trials are full.
     """
     curves = [run.curve for run in posterior.full if run.curve is not None]
     final_metrics = posterior.scale.metric(np.array([curve.best for curve in curves]))

@@ -162,15 +162,16 @@ class Posterior:
         return [trial for trial in self.observations if trial.status == "stopped"]
 
     def drawn_weight(self, row: int) -> StepWeight:
-        """Give the seconds of a step over log2 batch sizes (n,) by one draw of tau.
+        """Give the seconds of a step over log2 batch sizes (n,) by one draw of their law, tau.
 
-        ``row`` is the draw's place. Where tau has no error, there is only tau itself.
+        ``row`` is the draw's place. Where tau has no error, it is tau itself.
         """
         tau = self.tau
         draws = self.tau_draws
         if draws is None:
             return lambda x: tau(np.exp2(x))
         drawn = replace(draws, log_seconds=draws.log_seconds[[row]])
+        # The draw's seconds over those of tau are a factor, one for each batch size.
         return lambda x: tau(np.exp2(x)) * drawn.over_law(np.exp2(x))[0]
 
 

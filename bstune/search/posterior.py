@@ -553,15 +553,15 @@ def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
 
 def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Compute the log likelihood as :func:`log_likelihood` does, for all draws at once: (m,)."""
-    d = off_optimum(theta, data.points, prior)
-    expected = _log_steps_off(theta, d, data.points, prior)
-    y = log_steps_seen(theta, data, prior)
+    octaves_off = off_optimum(theta, data.points, prior)
+    expected = _log_steps_off(theta, octaves_off, data.points, prior)
+    log_s_seen = log_steps_seen(theta, data, prior)
     exact, bound, diverged = data.columns
     noise = np.exp(theta[:, NOISE, None])
 
     # Trials that tell their own log S: the density there.
     variance_beside = variance_seen(theta, data, prior)[..., exact]
-    log_density = _log_density(data, y, expected, variance_beside, noise)
+    log_density = _log_density(data, log_s_seen, expected, variance_beside, noise)
     # Where schedules end with the trial, log S follows from what was measured, a metric or a step,
     # by a law that differs from draw to draw: the density has to be one of the measured value. To
     # that comes the chance that a trial which met the target at its end had not met it before.
@@ -572,14 +572,15 @@ def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     total = _weighed_sum(log_density, data, exact)
 
     # Trials that give a bound: the chance that log S lies above it.
-    over = expected[:, bound] - y[..., bound]
+    over = expected[:, bound] - log_s_seen[..., bound]
     chance_above = ndtr(over / np.hypot(noise, data.spread[bound]))
     total = total + _weighed_sum(np.log(chance_above + LEAST_CHANCE), data, bound)
 
-    # Trials that diverged: the chance of that. Only too high a learning rate makes a trial diverge.
-    too_high = np.maximum(d[:, diverged], 0.0)
-    excess = penalty(theta, too_high) - DIVERGED_PENALTY
-    chance_to_diverge = ndtr(excess / DIVERGED_SPREAD)
+    # Trials that diverged: the chance of that. Only too high a learning rate makes a trial diverge:
+    # one that adds more than about ``DIVERGED_PENALTY`` to log S.
+    too_high = np.maximum(octaves_off[:, diverged], 0.0)
+    over_limit = penalty(theta, too_high) - DIVERGED_PENALTY
+    chance_to_diverge = ndtr(over_limit / DIVERGED_SPREAD)
     log_chance = np.log(chance_to_diverge + LEAST_CHANCE)
     return np.asarray(total + _weighed_sum(log_chance, data, diverged))
 
@@ -773,11 +774,12 @@ def _temperature_step(rise: Array, temperature: float) -> float:
     """
     low = 0.0
     high = 1.0 - temperature
-    excess = rise - rise.max()
+    # Relative to the largest one, so that the exponential does not overflow.
+    from_largest = rise - rise.max()
 
     def effective_share(temperature_step: float) -> float:
         """Compute the share of the particles that still count after the temperature has gone up."""
-        weight = np.exp(temperature_step * excess)
+        weight = np.exp(temperature_step * from_largest)
         return float(weight.sum() ** 2 / (weight @ weight) / weight.size)
 
     if effective_share(high) >= KEPT_WEIGHT:
