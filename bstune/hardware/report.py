@@ -87,6 +87,7 @@ def main(arguments: list[str]) -> None:
     def report(line: str) -> None:
         console.print(line, soft_wrap=True)
 
+    # A folder that has another study's results is refused, and left as it is.
     with owned(output, Identity.of(options.study, options.storage)):
         survey, cached = survey_of(options, composed.trained, report)
         write_survey(survey, output, missing_figures)

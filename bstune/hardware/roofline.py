@@ -423,6 +423,7 @@ class _Tracer:
             # A layer's nodes lie between its output and these.
             if tensor.grad_fn is not None:
                 self._nodes.add(tensor.grad_fn)
+            # By these an output is known that is an input seen otherwise, and moves no bytes.
             self._storages[tensor.untyped_storage().data_ptr()] = (tensor, tensor._version)
             self._needs.append(tensor.requires_grad)
         # What was counted between the layers is none of this layer's.

@@ -554,9 +554,9 @@ def _report_history(trial: LoopTrial, history: object) -> int:
     for step, value in pairs:
         # What lies before the checkpoint of a continued trial is known already. The trial itself
         # refuses steps that are no whole numbers, and a step 0 of a fresh trial.
-        steps = as_int(step)
+        whole_step = as_int(step)
         is_continued = trial.first_step > 0
-        if is_continued and steps is not None and steps <= trial.first_step:
+        if is_continued and whole_step is not None and whole_step <= trial.first_step:
             continue
         # StopAtTarget and JSON have None for a value that is not finite.
         goes_on = trial.report(step, math.nan if value is None else value)
@@ -611,7 +611,8 @@ def _write_results(result: Result, params: Params, folder: Path) -> None:
     at_budget = result.summary.at_budget
     other_values = params.values(best.hyperparameters)
     named = {**other_values, params.batch_size: best.batch_size, params.lr: best.lr}
-    # The value is what the objective minimizes or maximizes.
+    # The value is what the objective minimizes or maximizes: steps, their seconds, or for ``loss``
+    # the metric at the budget's end.
     best_value: float | None = best.steps
     if at_budget is not None:
         best_value = at_budget.winner.value

@@ -268,6 +268,7 @@ def _best_in_draw(
     Gives its place, and its steps to the target in that draw. ``row`` is the draw's place in
     ``posterior.theta``.
     """
+    # The seconds of a step in this draw. The objective ``steps`` counts each step as 1.
     weight = posterior.drawn_weight(row)
     cost_power = 1.0
     if objective == "steps":

@@ -63,7 +63,7 @@ def choose_for_curve(
         candidates: to choose from.
         pending: the trials that run now.
         allowed: the most that trials in such a regime may cost, in units of the posterior's
-            ``tau``.
+            ``tau``, the cost of a step.
         longest: the longest horizon at a batch size, where schedules end with the trial. A
             candidate that is expected to take more steps would spend all of it and miss the target:
             only one run in ``MISSES_EVERY`` may.

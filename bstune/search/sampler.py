@@ -561,7 +561,8 @@ class FrontierSampler(BaseSampler):
     def recommended(self, study: optuna.Study) -> int | None:
         """Name the trial whose fresh seed is predicted to be best, by time for ``both``.
 
-        It is one that reached the target, or for ``loss`` a full one; None before there is any.
+        It is one that reached the target, or for ``loss`` one that ran to its budget's end; None
+        before there is any.
         """
         if self.objective == LOSS:
             at_budget = self.budget_posterior(study)
