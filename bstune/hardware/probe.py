@@ -306,6 +306,7 @@ def _run(
             # A process group of one makes the trial use DDP, whose buffers count, too.
             join(rank=0, count=1)
         workload, protocol = load_workload(options, probe.recipe)
+        # Memory does not depend on the rate: the user's own, from which the study scales, will do.
         spec = TrialSpec(
             number=0, trial_index=0, batch_size=share, lr=options.scaling.lr, delta=None, seed=0
         )

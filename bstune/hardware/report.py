@@ -87,6 +87,7 @@ def main(arguments: list[str]) -> None:
     def report(line: str) -> None:
         console.print(line, soft_wrap=True)
 
+    # A folder that has another study's results is refused, and left as it is.
     with owned(output, Identity.of(options.study, options.storage)):
         survey, cached = survey_of(options, composed.trained_recipe, report)
         write_survey(survey, output, missing_figures)
@@ -403,7 +404,8 @@ def _timings_table(survey: Survey) -> Table:
     """Give the table of timings, a row for each batch size.
 
     Spread is the distance of the quartiles over the median; drift is the largest visit over the
-    smallest, less 1.
+    smallest, less 1. Roof and peak are how near the step came to the roofline's least seconds and
+    to the device's FLOP/s.
     """
     table = Table(
         title="seconds per step", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False

@@ -367,12 +367,13 @@ def _trace(
 ) -> list[_Traced]:
     """Run one training step, and give the FLOPs and bytes of its layers.
 
-    They are in the order of their first call; ``OUTSIDE`` is the last. ``width`` is the bytes of a
-    floating-point number.
+    They are in the order of their first call. The last one, ``OUTSIDE``, has what runs between the
+    layers. ``width`` is the bytes of a floating-point number.
     """
     tracer = _Tracer(width)
     with ExitStack() as hooks:
         for name, layer in module.named_modules():
+            # A module with children is counted by these.
             if not list(layer.children()):
                 after = functools.partial(tracer.after, name)
                 before_hook = layer.register_forward_pre_hook(tracer.before, with_kwargs=True)
@@ -422,6 +423,7 @@ class _Tracer:
             # A layer's nodes lie between its output and these.
             if tensor.grad_fn is not None:
                 self._nodes.add(tensor.grad_fn)
+            # By these an output is known that is an input seen otherwise, and moves no bytes.
             self._storages[tensor.untyped_storage().data_ptr()] = (tensor, tensor._version)
             self._needs.append(tensor.requires_grad)
         # What was counted between the layers is none of this layer's.

@@ -60,9 +60,10 @@ def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> It
     """
     devices = options.devices
     opens = partial(open_short_trials, options, recipe, warmup_steps)
-    seconds = options.protocol.trial_seconds or STEP_SECONDS * (warmup_steps + SHARED_STEPS)
+    # A trial that takes longer is ended.
+    limit = options.protocol.trial_seconds or STEP_SECONDS * (warmup_steps + SHARED_STEPS)
     # One trial at a time, on all devices.
-    with Workers(opens, 1, seconds, devices) as workers:
+    with Workers(opens, 1, limit, devices) as workers:
 
         def time_trial(batch_size: int, lr: float, steps: int) -> tuple[float, ...]:
             spec = TrialSpec(
@@ -82,6 +83,7 @@ def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> It
             # The trial has no target: where all goes well its last step stops it.
             if result.status != "stopped" or result.seconds_per_step is None:
                 message = result.message or "its module stopped it"
+                # With the frames of the user's code in which an error was raised, if one was.
                 reason = f"{message} (status {result.status}, step {result.steps})"
                 raise HardwareError(
                     f"batch size {batch_size} cannot be trained on {devices} devices: {reason}\n"

@@ -279,7 +279,7 @@ def measure_with(
         "surveying the hardware: probes of memory in processes of their own, then steps, "
         f"at most {format_seconds(hardware.seconds)}"
     )
-    largest, unused = usable_sizes(space.high, protocol.budget)
+    largest, notes_on_range = usable_sizes(space.high, protocol.budget)
     # A captured graph holds memory of its own: a probe goes past the steps before its capture.
     steps = max(hardware.memory.steps, eager_steps(protocol.fast, device) + 1)
     ceiling = measure_ceiling(
@@ -319,7 +319,7 @@ def measure_with(
         limits=timed.limits,
         cost=timed.cost,
         seconds=time.perf_counter() - start,
-        notes=(*unused, *ceiling.notes, *timed.notes),
+        notes=(*notes_on_range, *ceiling.notes, *timed.notes),
         misaligned=timed.misaligned,
         threads=timed.threads,
         seconds_of=how.seconds_of,
@@ -336,6 +336,7 @@ def _few_steps(
     """
     alone = replace(protocol, devices=1)
     # The preflight raises ConfigError for what cannot be tuned: that ends a study, but no survey.
+    # Nothing is continued here, and the survey itself finds the smallest batch size that trains.
     try:
         return preflight(workload, alone, space, trial=None, continues=False, survey=True)
     except ConfigError:

@@ -266,7 +266,7 @@ def cache_key(
     module_text = [repr(module)]
     for name, parameter in module.named_parameters():
         module_text.append(f"{name} {tuple(parameter.shape)}")
-    largest, _ = usable_sizes(space.high, protocol.budget)
+    largest, _notes = usable_sizes(space.high, protocol.budget)
     depends: dict[str, object] = {
         "workload": options.workload.model_dump(exclude=IRRELEVANT),
         "module": module_text,

@@ -89,7 +89,9 @@ def choose_threads(
     if len(counts) == 1:
         return ThreadChoice(counts[0])
     fewest, *more = sorted(counts)
+    # The mean seconds of each number of threads, turn by turn.
     turns = list[Mapping[int, float]]()
+    # The seconds in all turns, by number of threads and batch size.
     visits: dict[tuple[int, int], list[float]] = {}
     while more and len(turns) < VISITS:
         turn = list[ThreadTiming]()

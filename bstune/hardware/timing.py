@@ -156,6 +156,7 @@ def measure_step_times(
     both_ends = (min(sizes), max(sizes))
     # The batch size and the seconds of each visit so far.
     visits = list[tuple[float, float]]()
+    # By batch size: the seconds of single steps, a sequence for each visit.
     trials: dict[int, list[Sequence[float]]] = {}
     bares: dict[int, list[Sequence[float]]] = {}
 
@@ -277,7 +278,9 @@ class _StepClock(TrialClock):
         wait: Wait,
     ) -> None:
         super().__init__(now, synchronize)
+        # What warns the user of a step that never ends: it is told of each that has.
         self._wait = wait
+        # Gives a mark, a moment of the device's work: two of them tell seconds.
         self._mark = mark
         # For each step, the marks at the beginning and the end of its stretches of training.
         self.steps: list[list[tuple[object, object]]] = []
@@ -289,6 +292,7 @@ class _StepClock(TrialClock):
 
         Gives the seconds of the phase that ends.
         """
+        # Tells the watch over steps that never end that this one goes on.
         self._wait.progress()
         if self._phase is Phase.TRAINING:
             self._end_stretch(self._mark())
@@ -298,7 +302,8 @@ class _StepClock(TrialClock):
         return elapsed
 
     def tick(self) -> None:
-        """Begin a step, as its first micro-batch is drawn. Outside of training it does nothing."""
+        """Begin a step, as its first micro-batch is drawn; outside of training, mark nothing."""
+        # Tells the watch over steps that never end that this one goes on.
         self._wait.progress()
         if self._phase is Phase.TRAINING:
             moment = self._mark()
@@ -510,6 +515,7 @@ def measure_limits(
 
     misaligned: float | None = None
     try:
+        # A product of n x n matrices takes 2 n^3 operations; a copy of n bytes moves 2 n.
         with products_in(tf32=arithmetic == "tf32"):
             flops = _best_rate(product, matrix_sizes, device, share, power=3)
             if has_tensor_cores:

@@ -164,7 +164,8 @@ def _choose_threads(
 ) -> ThreadChoice | None:
     """Choose torch's number of threads by timing steps at up to three batch sizes.
 
-    The steps take a share of ``seconds``. None where torch's threads are left alone.
+    More threads are not faster for every model. The steps take a share of ``seconds``. None where
+    torch's threads are left alone: ``how`` then has no numbers of threads to choose from.
     """
     counts = how.thread_counts
     if not counts:
@@ -173,16 +174,17 @@ def _choose_threads(
     low = ceiling.smallest
     high = ceiling.batch_size
     middle = round(math.sqrt(low * high) / space.multiple) * space.multiple
-    short = replace(protocol, warmup_steps=step_time.warmup_steps)
+    with_warmup = replace(protocol, warmup_steps=step_time.warmup_steps)
 
     def steps_at(batch_size: int) -> int:
         if tried is None:
             return step_time.min_steps
         return _steps_of_visit(step_time, tried.step_time(batch_size))
 
+    # At the lowest rate searched: a high one might diverge at once.
     def time_step(batch_size: int) -> float:
         rate = space.lowest_rate_spec(batch_size).lr
-        return _wall_seconds(workload, short, batch_size, rate, steps_at(batch_size))
+        return _wall_seconds(workload, with_warmup, batch_size, rate, steps_at(batch_size))
 
     sizes = list[int]()
     seconds_left = THREADS_SHARE * seconds
@@ -247,15 +249,16 @@ def threads_of_fit(
     # Timing would take too long. Steps that are so long hide what threads wait for each other.
     if steps_in_all * (step_seconds or 0.0) > SECONDS_BEFORE_FIT:
         return most
-    short = replace(protocol, warmup_steps=step_time.warmup_steps)
+    with_warmup = replace(protocol, warmup_steps=step_time.warmup_steps)
 
+    # The fit's module, which has the trial's other hyper-parameters.
     def build_module(spec: TrialSpec) -> LightningModule:
         return workload.build_module(replace(spec, hyperparameters=trial.hyperparameters))
 
     timed = replace(_with_small_evaluations(workload), build_module=build_module)
 
     def time_step(batch_size: int) -> float:
-        return _wall_seconds(timed, short, batch_size, trial.lr, steps)
+        return _wall_seconds(timed, with_warmup, batch_size, trial.lr, steps)
 
     try:
         return choose_threads(time_step, counts, (trial.batch_size,)).threads
@@ -320,10 +323,10 @@ def _roofline(
         )
         if module is not None:
             loss = partial(_loss, trainer.precision_plugin)
-            draw = partial(_batch, workload, module.to(device).train(), space, device)
+            make_batch = partial(_batch, workload, module.to(device).train(), space, device)
             with waiting_for(f"the survey's trace of {type(module).__name__}", steps=True):
                 cost = roofline.step_cost(
-                    module, draw, loss, arithmetic, ceilings.traced_batch_sizes
+                    module, make_batch, loss, arithmetic, ceilings.traced_batch_sizes
                 )
     # One note is enough: where the module fails, measuring the ceilings may fail, too.
     return limits, cost, tuple(notes[:1])
@@ -390,7 +393,7 @@ def _time_ladder(
     step_time = options.hardware.step_time
     # The steps before a graph is captured are not like the replays that follow, which are timed.
     warmup_steps = max(step_time.warmup_steps, eager_steps(protocol.fast, device))
-    short = replace(protocol, warmup_steps=warmup_steps)
+    with_warmup = replace(protocol, warmup_steps=warmup_steps)
     largest = _largest_to_time(step_time, warmup_steps, space, ceiling, seconds, tried)
     notes = list[str]()
     if largest < ceiling.batch_size:
@@ -408,13 +411,14 @@ def _time_ladder(
     start = time.perf_counter()
     waited_before = waited()
     is_shared = protocol.devices > 1
+    # Opens what times a trial's steps: this process or, below, one process for each device.
     timers: AbstractContextManager[TimeTrial] = nullcontext(
-        partial(timing.time_trial, workload, short)
+        partial(timing.time_trial, workload, with_warmup)
     )
     overhead_notes = list[str]()
 
     def time_bare(batch_size: int, lr: float, steps: int) -> tuple[float, ...]:
-        return timing.time_bare(workload, short, batch_size, lr, steps, device)
+        return timing.time_bare(workload, with_warmup, batch_size, lr, steps, device)
 
     if is_shared:
         timers = shared_steps(options, recipe, warmup_steps)
@@ -468,6 +472,8 @@ def _can_be_timed(
     if batch_size < space.low:
         # If the range's smallest size fails, a smaller one will fail as well.
         return ceiling.smallest == space.low
+    # A larger one was not probed: it must not have been shown to be too large, and take less than
+    # half of the memory by prediction.
     if ceiling.above is not None or not ceiling.is_far_below_limit(batch_size):
         return False
     if workload.train_examples and batch_size > workload.train_examples:
@@ -545,27 +551,30 @@ class _Visits:
     def visit(self, batch_size: int) -> tuple[Sequence[float], Sequence[float]]:
         """Give the seconds of single steps of a trial, and those of a bare loop.
 
-        The latter are empty where no bare loop was timed.
+        A bare loop is plain PyTorch: what a trial's step takes more is the framework's overhead.
+        Its seconds are empty where it was not timed.
         """
+        # The lowest rate searched: a high one might diverge at once, which ends the trial.
         lr = self.space.lowest_rate_spec(batch_size).lr
         steps = _steps_of_visit(self.step_time, self._expected_seconds(batch_size))
-        trial = self.time_trial(batch_size, lr, steps)
-        self.timed.append((float(batch_size), statistics.mean(trial)))
+        trial_step_seconds = self.time_trial(batch_size, lr, steps)
+        mean_seconds = statistics.mean(trial_step_seconds)
+        self.timed.append((float(batch_size), mean_seconds))
         # A note says that this module cannot be trained in a bare loop: that is not tried again.
         if self.overhead_notes:
-            return trial, ()
+            return trial_step_seconds, ()
         # Steps are long where a visit takes the fewest of them. One comparison is enough then, as
         # overhead is a small share of each.
         if batch_size in self.compared and steps <= self.step_time.min_steps:
-            return trial, ()
+            return trial_step_seconds, ()
         self.compared.add(batch_size)
         # Bare steps take about as long as a trial's: more than their share of time is not spent.
-        if (self.warmup_steps + steps) * statistics.mean(trial) > self.bare_seconds:
-            return trial, ()
-        bare: Sequence[float] = ()
+        if (self.warmup_steps + steps) * mean_seconds > self.bare_seconds:
+            return trial_step_seconds, ()
+        bare_step_seconds: Sequence[float] = ()
         with optional("no share of overhead", self.overhead_notes):
-            bare = self.time_bare(batch_size, lr, steps)
-        return trial, bare
+            bare_step_seconds = self.time_bare(batch_size, lr, steps)
+        return trial_step_seconds, bare_step_seconds
 
     def _expected_seconds(self, batch_size: int) -> float:
         """Predict the seconds of a step by the visits so far, else by the steps tried before.

@@ -144,7 +144,8 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         # Of a trial that goes on, this step was reported before the trial was stopped.
         if 0 < state.global_step <= trial.first_step:
             return
-        if trial.report(state.global_step, metrics[trial.metric]):
+        goes_on = trial.report(state.global_step, metrics[trial.metric])
+        if goes_on:
             return
         control.should_training_stop = True
         # A checkpoint elsewhere is not found by the trial that continues this one.

@@ -200,7 +200,8 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     save_place = f"the path in {settings.save_to}"
     if settings.checkpoint is not None:
         save_place = f"{settings.checkpoint} in the job's output folder"
-    # A job returns what it did at its end: its trial is reported in hindsight.
+    # A job returns what it did at its end: its trial is reported in hindsight. Only a job that
+    # takes ``max_steps`` can be stopped before the end of its budget.
     limits = LoopLimits(
         stops=settings.max_steps is not None,
         lr_range=(params.rates.low, params.rates.high),
@@ -213,6 +214,7 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     folder = Path(config.hydra.sweep.dir)
     folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, folder / "multirun.yaml")
+    # A line says that jobs which take no seed are never run again on a fresh one.
     assumptions = () if settings.seed is not None else (SAME_SEED,)
     run_jobs = partial(_run_jobs, launcher, settings, params)
     told = _told_so_far(study.options) if settings.goal_is_open else None
@@ -349,16 +351,17 @@ def _has_key(config: DictConfig, key: str) -> bool:
 
 def _study(settings: Settings, params: Params, config: DictConfig) -> Study:
     """Make the study of a sweep from the settings, the parameters and the application's config."""
-    reference = _reference(settings, params, config)
+    reference_size, reference_rate = _reference(settings, params, config)
     options = list[str]()
+    # Batch sizes given as a list: the multiples of their greatest common divisor are searched.
     if params.multiple is not None:
         options.append(f"search.batch_size.multiple={params.multiple}")
     options += _seed_options(settings)
-    options += _sampler_options(settings, params, reference[1])
+    options += _sampler_options(settings, params, reference_rate)
     study = Study(
         target=_target(str(settings.target), settings.mode),
         batch_sizes=(int(params.batch_sizes.low), int(params.batch_sizes.high)),
-        reference=reference,
+        reference=(reference_size, reference_rate),
         budget=Budget(**(settings.budget or {})),
         tunable=params.tunable,
         name=settings.study_name or str(config.hydra.job.name),
@@ -434,7 +437,8 @@ def _sampler_options(settings: Settings, params: Params, lr: float) -> list[str]
     if settings.has_own_sampler:
         return []
     rates = params.rates
-    # The search is as wide on both sides: the farther end of the range decides.
+    # The search is as wide on both sides of the reference's rate, SIGMAS sigmas: the farther end of
+    # the range decides. Without scaling that rate is the centre at each batch size.
     octaves = max(math.log2(rates.high / lr), math.log2(lr / rates.low), LEAST_OCTAVES)
     sigma = octaves / SIGMAS
     options = ["scaling=none", f"scaling.lr_octaves_sigma={sigma!r}"]
@@ -642,9 +646,9 @@ def _report_history(trial: LoopTrial, history: object) -> int:
     for step, value in pairs:
         # What lies before the checkpoint of a continued trial is known already. The trial itself
         # refuses steps that are no whole numbers, and a step 0 of a fresh trial.
-        steps = as_int(step)
+        whole_step = as_int(step)
         is_continued = trial.first_step > 0
-        if is_continued and steps is not None and steps <= trial.first_step:
+        if is_continued and whole_step is not None and whole_step <= trial.first_step:
             continue
         # StopAtTarget and JSON have None for a value that is not finite.
         goes_on = trial.report(step, math.nan if value is None else value)
@@ -699,7 +703,8 @@ def _write_results(result: Result, params: Params, folder: Path) -> None:
     at_budget = result.summary.at_budget
     other_values = params.values(best.hyperparameters)
     named = {**other_values, params.batch_size: best.batch_size, params.lr: best.lr}
-    # The value is what the objective minimizes or maximizes.
+    # The value is what the objective minimizes or maximizes: steps, their seconds, or for ``loss``
+    # the metric at the budget's end.
     best_value: float | None = best.steps
     if at_budget is not None:
         best_value = at_budget.winner.value

@@ -223,23 +223,24 @@ def suggest(
         suggestion = _suggest_for_curve(posterior, situation, objective, fastest, rng)
         if suggestion is not None:
             return suggestion
-    options = _candidates(posterior, situation, rng)
+    candidates = _candidates(posterior, situation, rng)
+    # One draw of the posterior decides (Thompson sampling), so that uncertain points are tried.
     row = int(rng.integers(len(posterior.theta)))
-    # A random decision moves one of the new points anywhere, and chooses it. Nothing is predicted
-    # of it.
+    # In case the model is wrong everywhere, a random decision moves one of the new points, which
+    # stand behind the stopped trials, anywhere, and chooses it. Nothing is predicted of it.
     if posterior.observations and rng.random() < policy.random_fraction:
-        chosen = len(options.stopped) + RANDOM_PLACE
+        chosen = len(candidates.stopped) + RANDOM_PLACE
         predicted = math.inf
         x, z = random_point(posterior.theta, posterior.prior, domain, posterior.too_large, rng)
-        options.x[chosen] = x
-        options.z[chosen] = z
+        candidates.x[chosen] = x
+        candidates.z[chosen] = z
     else:
-        chosen, predicted = _best_in_draw(posterior, situation, options, objective, row)
+        chosen, predicted = _best_in_draw(posterior, situation, candidates, objective, row)
     if posterior.prior.horizon:
-        max_steps = _horizon_of(posterior, situation, options, chosen, posterior.theta[row])
+        max_steps = _horizon_of(posterior, situation, candidates, chosen, posterior.theta[row])
     else:
-        max_steps = _limit_of(posterior, situation, options, chosen, predicted)
-    return options.suggestion(chosen, max_steps)
+        max_steps = _last_step_of(posterior, situation, candidates, chosen, predicted)
+    return candidates.suggestion(chosen, max_steps)
 
 
 def _incumbent(
@@ -260,13 +261,14 @@ def _incumbent(
 
 
 def _best_in_draw(
-    posterior: Posterior, situation: Situation, options: Candidates, objective: str, row: int
+    posterior: Posterior, situation: Situation, candidates: Candidates, objective: str, row: int
 ) -> tuple[int, float]:
     """Choose the candidate that is best in one draw of the posterior.
 
     Gives its place, and its steps to the target in that draw. ``row`` is the draw's place in
     ``posterior.theta``.
     """
+    # The seconds of a step in this draw. The objective ``steps`` counts each step as 1.
     weight = posterior.drawn_weight(row)
     cost_power = 1.0
     if objective == "steps":
@@ -278,7 +280,7 @@ def _best_in_draw(
             cost_power = situation.policy.steps_cost_power
     return thompson_sample(
         posterior,
-        options,
+        candidates,
         posterior.theta[row],
         weight=weight,
         cost_power=cost_power,
@@ -311,13 +313,15 @@ def _most_before_target(
 
 
 def _horizon_of(
-    posterior: Posterior, situation: Situation, options: Candidates, chosen: int, draw: Array
+    posterior: Posterior, situation: Situation, candidates: Candidates, chosen: int, draw: Array
 ) -> float:
     """Choose the steps after which the schedule of the candidate at place ``chosen`` is to end.
 
-    ``draw`` is the draw of the posterior's parameters, (p,), in which it was chosen.
+    ``draw`` is the draw of the posterior's parameters, (p,), in which it was chosen. The incumbent
+    of the ``situation`` is the objective to beat, in seconds or steps; None before a trial has
+    reached the target.
     """
-    batch_size = float(np.exp2(options.x[chosen]))
+    batch_size = float(np.exp2(candidates.x[chosen]))
     longest = situation.budget(batch_size)
     latest = math.inf
     # Before anything has reached the target, a trial may cost only a multiple of what was spent.
@@ -326,24 +330,25 @@ def _horizon_of(
         longest = min(_most_before_target(posterior, situation, batch_size, growth), longest)
     else:
         # A candidate that takes more steps than these to the target is worse than the incumbent.
-        latest = situation.incumbent / float(situation.weight(options.x[chosen]))
-    return choose_horizon(posterior, options, chosen, draw, longest=longest, latest=latest)
+        latest = situation.incumbent / float(situation.weight(candidates.x[chosen]))
+    return choose_horizon(posterior, candidates, chosen, draw, longest=longest, latest=latest)
 
 
-def _limit_of(
+def _last_step_of(
     posterior: Posterior,
     situation: Situation,
-    options: Candidates,
+    candidates: Candidates,
     chosen: int,
     predicted: float,
 ) -> float:
     """Choose the step up to which the candidate at place ``chosen`` is trained.
 
-    ``predicted`` are its steps to the target.
+    ``predicted`` are its steps to the target. The incumbent of the ``situation`` is the objective
+    to beat, in seconds or steps; None before a trial has reached the target.
     """
     policy = situation.policy
-    steps_done = float(options.done[chosen])
-    batch_size = float(np.exp2(options.x[chosen]))
+    steps_done = float(candidates.done[chosen])
+    batch_size = float(np.exp2(candidates.x[chosen]))
     last_step = situation.budget(batch_size)
     # Before anything has reached the target, a trial may cost only a multiple of what was spent.
     if situation.incumbent is None:
@@ -351,9 +356,10 @@ def _limit_of(
         most = _most_before_target(posterior, situation, batch_size, growth)
         # A trial that is continued gets a share of its own steps at least: few more show nothing.
         return min(steps_done + max(most, LEAST_CONTINUED * steps_done), last_step)
-    weight = float(situation.weight(options.x[chosen]))
+    weight = float(situation.weight(candidates.x[chosen]))
     # The step at which the trial costs so much more than the incumbent that it ends for good.
     given_up_at = policy.stop_factor * situation.incumbent / weight
+    # A bad trial is to be known by few steps, before it has cost as much as that.
     probe = min(policy.probe_fraction * given_up_at, policy.max_predicted_fraction * predicted)
     limit = given_up_at
     # A trial that can be continued first runs to a probe, a part of its steps. The probe's length
@@ -361,6 +367,7 @@ def _limit_of(
     # cannot be continued gets all of its steps at once.
     if situation.resumable is not None and steps_done < PROBED * probe:
         limit = probe
+    # Setting up a trial, or a continuation, costs time: a few steps more would not be worth it.
     return min(max(limit, LEAST_GROWTH * steps_done, MIN_STEPS), last_step)
 
 
@@ -375,7 +382,7 @@ def _suggest_for_curve(
 
     None where this decision is to serve the objective itself. Another objective than ``curve``
     gives no decision to B_crit while little is spent, and later a few, by chance. ``fastest`` is
-    the incumbent's trial.
+    the incumbent: the reached trial that is predicted to be best.
     """
     policy = situation.policy
     always = objective == "curve"
@@ -385,45 +392,46 @@ def _suggest_for_curve(
         too_early = posterior.spent <= policy.curve_after * incumbent_cost
         if too_early or rng.random() >= policy.curve_share:
             return None
-    options = _candidates(posterior, situation, rng, for_curve=True)
-    # The most that trials in a regime where nothing has reached the target may cost: a share of
-    # what was spent, without a multiple of the incumbent's cost that is for the objective itself.
+    candidates = _candidates(posterior, situation, rng, for_curve=True)
+    # The most that trials far below or far above B_crit, where nothing has reached the target, may
+    # cost: a share of what was spent, without a multiple of the incumbent's cost that is for the
+    # objective itself.
     allowed = LOOK_SHARE * (posterior.spent - LOOK_AFTER * incumbent_cost)
-    suggestion = _most_telling_suggestion(posterior, situation, options, allowed)
-    if always or rng.random() < _chance_for_curve(posterior, suggestion, options, policy):
+    suggestion = _most_telling_suggestion(posterior, situation, candidates, allowed)
+    if always or rng.random() < _chance_for_curve(posterior, suggestion, candidates, policy):
         return suggestion
     return None
 
 
 def _most_telling_suggestion(
-    posterior: Posterior, situation: Situation, options: Candidates, allowed: float
+    posterior: Posterior, situation: Situation, candidates: Candidates, allowed: float
 ) -> Suggestion:
     """Suggest the candidate that tells most of B_crit for its cost, and up to which step it runs.
 
-    ``allowed`` is the most that trials in a regime where nothing has reached the target may cost,
-    in units of the posterior's ``tau``, the cost of a step.
+    ``allowed`` is the most that trials far below or far above B_crit, where nothing has reached the
+    target, may cost, in units of the posterior's ``tau``, the cost of a step.
     """
     policy = situation.policy
     longest = _longest_horizon(posterior, situation.budget)
-    chosen, predicted = choose_for_curve(posterior, options, situation.pending, allowed, longest)
-    steps_done = float(options.done[chosen])
-    last_step = situation.budget(float(np.exp2(options.x[chosen])))
+    chosen, predicted = choose_for_curve(posterior, candidates, situation.pending, allowed, longest)
+    steps_done = float(candidates.done[chosen])
+    last_step = situation.budget(float(np.exp2(candidates.x[chosen])))
     if posterior.prior.horizon:
         horizon = choose_horizon(
-            posterior, options, chosen, draw=None, longest=last_step, latest=math.inf
+            posterior, candidates, chosen, draw=None, longest=last_step, latest=math.inf
         )
-        return options.suggestion(chosen, horizon)
+        return candidates.suggestion(chosen, horizon)
     max_steps = policy.probe_fraction * predicted
     # A trial first runs to a probe, a part of its predicted steps. If it is chosen again after
     # that, it runs until it is given up.
     if steps_done >= max_steps:
         max_steps = GIVEN_UP_AT * predicted
     least = max(LEAST_GROWTH * steps_done, MIN_STEPS)
-    return options.suggestion(chosen, min(max(max_steps, least), last_step))
+    return candidates.suggestion(chosen, min(max(max_steps, least), last_step))
 
 
 def _chance_for_curve(
-    posterior: Posterior, suggestion: Suggestion, options: Candidates, policy: Policy
+    posterior: Posterior, suggestion: Suggestion, candidates: Candidates, policy: Policy
 ) -> float:
     """Compute the chance with which a suggestion for the curve is run under another objective.
 
@@ -432,7 +440,7 @@ def _chance_for_curve(
     cost less, in proportion to the variance of log B_crit.
     """
     steps_done = 0.0
-    for trial in options.stopped:
+    for trial in candidates.stopped:
         if trial.number == suggestion.resumed_from:
             steps_done = float(trial.steps)
     tau = float(posterior.tau(np.array(2.0**suggestion.x)))
@@ -488,6 +496,7 @@ def _may_go_on(posterior: Posterior, situation: Situation, for_curve: bool) -> l
     (``for_curve``), one that would take many times its steps, a flat one, is left out as well; for
     any other objective, one that has cost too much to beat the incumbent.
     """
+    # No trial can be continued at all.
     if situation.resumable is None:
         return []
     running = {resumed_from for _, _, resumed_from in situation.pending}
@@ -538,7 +547,8 @@ def thompson_sample(
     """
     log_s = candidate_log_steps(posterior, candidates, draw[None])[0]
     log_s = np.minimum(log_s, MOST_LOG_STEPS)
-    # The score is the log of the objective, and more for what counts against a candidate.
+    # The least score is chosen: the log of the objective, and more for what counts against a
+    # candidate.
     log_score = log_s + np.log(weight(candidates.x))
     cost = np.exp(log_s) * posterior.tau(np.exp2(candidates.x)) ** cost_power
     to_go = cost * np.maximum(1.0 - candidates.done / np.exp(log_s), 0.0)
@@ -586,8 +596,9 @@ def choose_horizon(
         log_s = float(log_steps(draw[None], point, prior)[0, 0])
     spread = math.sqrt(float(drawn_log_s.var()) + noise_variance(posterior.theta))
     log_met_over_s = log_met(posterior.theta[:, prior.horizon_law])
-    log_above, _ = least_cost(
+    log_horizon_over_s, _expected_cost = least_cost(
         log_met_over_s, spread, math.log(longest) - log_s, math.log(latest) - log_s
     )
-    horizon = math.exp(min(log_s + log_above, MOST_LOG_STEPS))
+    # The exponential of a far larger log S would overflow.
+    horizon = math.exp(min(log_s + log_horizon_over_s, MOST_LOG_STEPS))
     return min(max(horizon, MIN_STEPS), longest)

@@ -80,10 +80,12 @@ def suggest_within_budget(
         policy: how to spend.
         rng: the source of chance.
     """
+    # No trial has run to its budget's end yet, by whose curve others could be compared.
     if posterior.ruler is None:
         return _suggest_before_ruler(posterior, pending, domain, policy, rng)
+    # Now and then the best trial runs again, so that one lucky seed is not the answer. Where
+    # several processes search, only one of them does that.
     repeated = fresh_seed_due(posterior, policy)
-    # Where several processes search, only one of them runs the best trial again.
     if repeated is not None and not _is_running(repeated, pending):
         return Suggestion(
             x=repeated.x,
@@ -93,29 +95,31 @@ def suggest_within_budget(
             resumed_from=None,
             repeats=repeated.number,
         )
-    options = _budget_candidates(posterior, pending, domain, resumable, policy, rng)
-    # A random decision moves one of the new points anywhere, and chooses it.
+    candidates = _budget_candidates(posterior, pending, domain, resumable, policy, rng)
+    # In case the model is wrong everywhere, a random decision moves one of the new points, which
+    # stand behind the waiting trials, anywhere, and chooses it.
     if rng.random() < policy.random_fraction:
-        chosen = len(options.waiting) + RANDOM_PLACE
+        chosen = len(candidates.waiting) + RANDOM_PLACE
         x, z = random_point(posterior.theta, posterior.prior, domain, posterior.too_large, rng)
-        options.x[chosen] = x
-        options.z[chosen] = z
+        candidates.x[chosen] = x
+        candidates.z[chosen] = z
     else:
-        chosen = _choose_candidate(posterior, options, pending, policy, rng)
-    last_step = last_whole_step(posterior.budget(float(np.exp2(options.x[chosen]))))
+        chosen = _choose_candidate(posterior, candidates, pending, policy, rng)
+    last_step = last_whole_step(posterior.budget(float(np.exp2(candidates.x[chosen]))))
     max_steps = last_step
-    # A trial that waited goes on to the end, and so does a new one that could not be continued.
-    if options.done[chosen] == 0.0 and resumable is not None:
+    # A new trial that can be continued stops at a first share of its budget, if that may tell
+    # anything. One that has stopped there before goes on to the end.
+    if candidates.done[chosen] == 0.0 and resumable is not None:
         first_stop = first_share_steps(last_step, posterior.ruler, policy)
-        if _is_first_share_useful(posterior, options, chosen, first_stop / last_step, policy):
+        if _is_first_share_useful(posterior, candidates, chosen, first_stop / last_step, policy):
             max_steps = first_stop
     resumed_from: int | None = None
-    if chosen < len(options.waiting):
-        resumed_from = posterior.runs[options.waiting[chosen]].number
+    if chosen < len(candidates.waiting):
+        resumed_from = posterior.runs[candidates.waiting[chosen]].number
     return Suggestion(
-        x=float(options.x[chosen]),
-        z=float(options.z[chosen]),
-        other=tuple(options.other[chosen].tolist()),
+        x=float(candidates.x[chosen]),
+        z=float(candidates.z[chosen]),
+        other=tuple(candidates.other[chosen].tolist()),
         max_steps=max_steps,
         resumed_from=resumed_from,
     )
@@ -134,7 +138,11 @@ def first_share_steps(last_step: int, ruler: Ruler, policy: Policy) -> int:
 
 
 def _is_first_share_useful(
-    posterior: BudgetPosterior, options: BudgetCandidates, chosen: int, share: float, policy: Policy
+    posterior: BudgetPosterior,
+    candidates: BudgetCandidates,
+    chosen: int,
+    share: float,
+    policy: Policy,
 ) -> bool:
     """Whether a new trial that stops at ``share`` of its budget may change what is expected of it.
 
@@ -144,15 +152,16 @@ def _is_first_share_useful(
     """
     if posterior.spent < policy.loss_early:
         return True
-    drawn = _log_behind(posterior, options, posterior.theta)[:, chosen]
+    drawn = _behind_of_candidates(posterior, candidates, posterior.theta)[:, chosen]
     return float(drawn.std()) > policy.loss_sure * stopped_spread(-math.log(share), policy)
 
 
 def fresh_seed_due(posterior: BudgetPosterior, policy: Policy) -> BudgetRun | None:
-    """Find the full trial that is to run again on a fresh seed now; None where none is due.
+    """Find the trial that is to run again on a fresh seed now; None where none is due.
 
-    It is the one predicted to be best, unless that has run more than once already. One is due each
-    time ``loss_fresh_after`` full trials' cost has been spent.
+    It is the full trial, one that has run to its budget's end, which is predicted to be best,
+    unless that has run more than once already. One is due each time ``loss_fresh_after`` full
+    trials' cost has been spent.
     """
     expected = rank_full_trials(posterior)
     points = [run.point for run in posterior.runs if run.full or run.diverged]
@@ -186,19 +195,21 @@ def _suggest_before_ruler(
 ) -> Suggestion:
     """Suggest a trial that runs to its budget's end, before any trial has reached that end.
 
-    The first one is in the middle of the batch sizes. Later ones are the best candidates in a draw
-    of the posterior, which trials that diverged have moved.
+    The curve of the best such trial becomes the ruler, by which others are compared before their
+    end. The first trial is in the middle of the batch sizes. Later ones are the best candidates in
+    a draw of the posterior, which trials that diverged have moved.
     """
     if posterior.runs or pending:
-        options = _budget_candidates(
+        candidates = _budget_candidates(
             posterior, pending, domain, resumable=None, policy=policy, rng=rng
         )
         row = int(rng.integers(len(posterior.theta)))
-        behind = _log_behind(posterior, options, posterior.theta[[row]])
-        chosen = int((behind[0] + _penalty_near_pending(options, pending)).argmin())
-        x = float(options.x[chosen])
-        z = float(options.z[chosen])
-        other = tuple(options.other[chosen].tolist())
+        # How many log steps late each would have the best metric; without a ruler, ranks alone.
+        behind = _behind_of_candidates(posterior, candidates, posterior.theta[[row]])
+        chosen = int((behind[0] + _penalty_near_pending(candidates, pending)).argmin())
+        x = float(candidates.x[chosen])
+        z = float(candidates.z[chosen])
+        other = tuple(candidates.other[chosen].tolist())
     else:
         # The very first trial: the geometric middle of the batch sizes, at the rule's rate.
         low, high = log_size_range(domain, posterior.too_large)
@@ -255,7 +266,7 @@ def _budget_candidates(
 
 def _choose_candidate(
     posterior: BudgetPosterior,
-    options: BudgetCandidates,
+    candidates: BudgetCandidates,
     pending: Pending,
     policy: Policy,
     rng: np.random.Generator,
@@ -263,13 +274,14 @@ def _choose_candidate(
     """Choose the candidate to run next, and give its place.
 
     While little is spent it is the one of the largest expected improvement for its cost, after that
-    the best one in a draw of the posterior. A full trial has to be there: it is the ruler.
+    the best one in a draw of the posterior. What is compared is how many log steps each lags the
+    best trial that has run to its budget's end: there has to be one.
     """
-    near_penalty = _penalty_near_pending(options, pending)
-    # In full trials.
-    cost_to_go = 1.0 - options.done
+    near_penalty = _penalty_near_pending(candidates, pending)
+    # The share of its budget that each still has to run: 1 is the cost of a full trial.
+    cost_to_go = 1.0 - candidates.done
     if posterior.spent < policy.loss_early:
-        behind = _log_behind(posterior, options, posterior.theta) + near_penalty
+        behind = _behind_of_candidates(posterior, candidates, posterior.theta) + near_penalty
         best = rank_full_trials(posterior)[0].behind
         gain = np.maximum(best - behind, 0.0).mean(axis=0)
         # If no candidate is better in any draw, all gains are 0 and choose nothing: the draw below
@@ -280,31 +292,33 @@ def _choose_candidate(
             cost = cost_to_go + policy.loss_cost_weight
             return int((gain / cost).argmax())
     row = int(rng.integers(len(posterior.theta)))
-    drawn = _log_behind(posterior, options, posterior.theta[[row]])[0]
+    drawn = _behind_of_candidates(posterior, candidates, posterior.theta[[row]])[0]
     cost_in_log_steps = policy.loss_cost_weight * cost_to_go
     return int((drawn + near_penalty + cost_in_log_steps).argmin())
 
 
-def _log_behind(posterior: BudgetPosterior, options: BudgetCandidates, theta: Array) -> Array:
+def _behind_of_candidates(
+    posterior: BudgetPosterior, candidates: BudgetCandidates, theta: Array
+) -> Array:
     """Compute how far n candidates are behind the best full trial, the ruler, in m draws: (m, n).
 
     It is the log of (the steps that they need for the ruler's best metric / their budget's steps).
     Before there is a ruler no metric is fixed: the numbers then only rank the candidates.
     """
-    points = posterior.prior.points_at(options.x, options.z, options.other)
+    points = posterior.prior.points_at(candidates.x, candidates.z, candidates.other)
     log_s_by_law = log_steps(theta, points, posterior.prior)
     # A stopped trial's seed is drawn: its own history counts beside the law.
-    log_s = joined_with_histories(log_s_by_law, theta, posterior.data, options.waiting)
-    return np.asarray(log_s - posterior.log_budget(options.x))
+    log_s = joined_with_histories(log_s_by_law, theta, posterior.data, candidates.waiting)
+    return np.asarray(log_s - posterior.log_budget(candidates.x))
 
 
-def _penalty_near_pending(options: BudgetCandidates, pending: Pending) -> Array:
+def _penalty_near_pending(candidates: BudgetCandidates, pending: Pending) -> Array:
     """Compute by how much n candidates are to count as farther behind, in log steps: (n,).
 
     A candidate near a running trial would repeat it; for all others it is 0.
     """
-    worse = np.zeros(len(options.x))
+    worse = np.zeros(len(candidates.x))
     for log_size, log_rate, _ in pending:
-        is_near = are_near(options.x, options.z, log_size, log_rate, NEAR_PENDING)
+        is_near = are_near(candidates.x, candidates.z, log_size, log_rate, NEAR_PENDING)
         worse[is_near] += NEAR_PENDING_PENALTY
     return worse

@@ -163,7 +163,7 @@ class BudgetFindings:
 
 
 def findings_of(posteriors: Mapping[float, BudgetPosterior]) -> BudgetFindings | None:
-    """Collect the findings of a fixed budget; None before a trial is full.
+    """Collect the findings of a fixed budget; None before a trial has run to its end, the ruler.
 
     ``posteriors`` holds the posterior of the whole budget at the key 1.0, and those of shares of
     the budget at these shares.
@@ -174,7 +174,7 @@ def findings_of(posteriors: Mapping[float, BudgetPosterior]) -> BudgetFindings |
         return None
     expected = rank_full_trials(whole)
     x = _log_size_grid(whole, SIZES_PER_OCTAVE)
-    drawn = _best_behind(whole, x)
+    drawn = _behind_at_best_rates(whole, x)
     return BudgetFindings(
         ranked=tuple(_ranked_trial(whole, ruler, fresh) for fresh in expected),
         curve=_best_over_sizes(whole, ruler, x, drawn),
@@ -229,7 +229,8 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     """Fit how the best batch size B* grows with the budget: B* ~ budget^exponent.
 
     The exponent is the slope of a line through log B* at several shares of the budget.
-    ``posteriors`` are by their share. None where fewer than two of them have a full trial.
+    ``posteriors`` are by their share. None where fewer than two of them have a full trial, one that
+    has run to the end.
     """
     shares = [share for share in posteriors if posteriors[share].ruler is not None]
     shares = sorted(shares, reverse=True)
@@ -239,7 +240,7 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     best_sizes = list[BestSize]()
     for share in shares:
         x = _log_size_grid(posteriors[share], OPTIMA_PER_OCTAVE)
-        best = x[_best_behind(posteriors[share], x).argmin(axis=1)]
+        best = x[_behind_at_best_rates(posteriors[share], x).argmin(axis=1)]
         optima.append(best)
         best_sizes.append(_best_size(share, best, x))
     # A line through the i-th draw of each posterior is one draw of the exponent. At the share 1 its
@@ -249,6 +250,7 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     exponents, log2_now = np.polyfit(np.log2(shares), log2_sizes, 1)
     low, middle, high = np.quantile(exponents, LOW_MEDIAN_HIGH).tolist()
     searched = _log_size_grid(posteriors[shares[0]], OPTIMA_PER_OCTAVE)
+    # The line goes on to a budget ``LONGER`` times as large.
     log2_later = log2_now + exponents * math.log2(LONGER)
     longer = _best_size(LONGER, log2_later, searched)
     return SizeGrowth(
@@ -259,7 +261,8 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
 def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:
     """Summarise draws of log2 of the best batch size by their median and 90% interval.
 
-    ``searched`` are log2 of the batch sizes that were searched, in ascending order.
+    ``share`` is of the budget for which it is the best. ``searched`` are log2 of the batch sizes
+    that were searched, in ascending order.
     """
     low, middle, high = np.quantile(log2_sizes, LOW_MEDIAN_HIGH).tolist()
     return BestSize(
@@ -274,8 +277,8 @@ def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:
 def _no_difference(posterior: BudgetPosterior) -> NoDifference | None:
     """Find the metric that all full trials end with, and the smallest share at which they differed.
 
-    The share is of the budget. None where their metrics differ at the budget's end, or where fewer
-    than two trials are full.
+    Full trials have run to the budget's end; the share is of the budget. None where their metrics
+    differ at the budget's end, or where fewer than two trials are full.
     """
     curves = [run.curve for run in posterior.full if run.curve is not None]
     final_metrics = posterior.scale.metric(np.array([curve.best for curve in curves]))
@@ -302,12 +305,13 @@ def _log_size_grid(posterior: BudgetPosterior, per_octave: int) -> Array:
     Those that do not fit into memory are left out.
     """
     prior = posterior.prior
+    # ``too_large`` is log2 of the smallest batch size that ran out of memory.
     log_high = max(prior.log_low, min(prior.log_high, posterior.too_large - MEMORY_ROOM))
     count = 1 + math.ceil(per_octave * (log_high - prior.log_low))
     return np.linspace(prior.log_low, log_high, count)
 
 
-def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
+def _behind_at_best_rates(posterior: BudgetPosterior, x: Array) -> Array:
     """Compute how far n batch sizes at their best rates are behind the best full trial: (m, n).
 
     It is the log of the steps that they need for that trial's best metric, over their budget, by m
@@ -395,14 +399,20 @@ def _sizes_as_good(x: Array, drawn: Array) -> AsGoodSizes:
 
 
 def _gain_over(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> GainLeft:
-    """Predict what further points may gain over a fresh seed of the best run."""
+    """Predict by how much further points may better the metric of a fresh seed of the best run.
+
+    The ``ruler`` is the best full trial's curve, off which metrics are read.
+    """
     x = _log_size_grid(posterior, SIZES_PER_OCTAVE)
-    drawn = _behind_at(posterior, np.array([best.x]), np.array([best.z]), np.array([best.other]))
+    drawn = _behind_at_points(
+        posterior, np.array([best.x]), np.array([best.z]), np.array([best.other])
+    )
     best_behind = drawn[:, 0]
     # The standard deviation of log S from seed to seed, in each draw.
     seed_deviation = np.exp(posterior.theta[:, NOISE])
-    # If the law were known, the best batch size of each draw could be run.
-    best_of_draw = _best_behind(posterior, x).min(axis=1)
+    # No point can gain more than this: if the law were known, the best batch size of each draw
+    # could be run.
+    best_of_draw = _behind_at_best_rates(posterior, x).min(axis=1)
     return GainLeft(
         next_point=_gain_of_next(posterior, ruler, x, best_behind),
         at_most=_mean_gain(posterior, ruler, best_behind, best_of_draw),
@@ -427,11 +437,11 @@ def _gain_of_next(posterior: BudgetPosterior, ruler: Ruler, x: Array, best_behin
         # ``optimum`` has the other hyper-parameters in the middle: away from it the best rate
         # moves.
         z = z + np.median(theta[:, places.rate_shift]) * (other[:, j] - 0.5)
-    behind = _behind_at(posterior, x, z, other)
+    behind = _behind_at_points(posterior, x, z, other)
     return max(_mean_gain(posterior, ruler, best_behind, behind[:, i]) for i in range(x.size))
 
 
-def _behind_at(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> Array:
+def _behind_at_points(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> Array:
     """Compute how far n points are behind the best full trial by the law: (m, n).
 
     It is the log of the steps that they need for that trial's best metric, over their budget, by m
@@ -446,9 +456,10 @@ def _behind_at(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> 
 def _mean_gain(
     posterior: BudgetPosterior, ruler: Ruler, best_behind: Array, behind: Array
 ) -> float:
-    """Average over m draws how much better a point's metric is than another's; worse counts as 0.
+    """Average over m draws how much better a point's metric is than the best one's.
 
-    ``best_behind`` and ``behind`` are how far the other and the point are behind the ruler, (m,).
+    A draw in which it is worse counts as 0. ``behind`` is how far the point lags the best full
+    trial, the ruler, in log steps, and ``best_behind`` how far the best point does, (m,) each.
     """
     best_metric = _metric_at_end(posterior, ruler, best_behind)
     metric = _metric_at_end(posterior, ruler, np.minimum(behind, best_behind))

@@ -176,10 +176,10 @@ def most_promising(
             stopped.append(trial)
     if not stopped:
         return None
-    options = stopped_candidates(stopped, posterior.prior)
-    steps = _predicted_steps(posterior, options)
-    to_go = cost_to_go(posterior, options, steps)
-    last_steps = np.array([budget(float(size)) for size in np.exp2(options.x)])
+    candidates = stopped_candidates(stopped, posterior.prior)
+    steps = _predicted_steps(posterior, candidates)
+    to_go = cost_to_go(posterior, candidates, steps)
+    last_steps = np.array([budget(float(size)) for size in np.exp2(candidates.x)])
     # The last key counts first: trials within their budget, then the cheapest.
     order = np.lexsort((to_go, steps > last_steps))
     chosen = int(order[0])

@@ -63,7 +63,7 @@ def choose_for_curve(
         candidates: to choose from.
         pending: the trials that run now.
         allowed: the most that trials in such a regime may cost, in units of the posterior's
-            ``tau``.
+            ``tau``, the cost of a step.
         longest: the longest horizon at a batch size, where schedules end with the trial. A
             candidate that is expected to take more steps would spend all of it and miss the target:
             only one run in ``MISSES_EVERY`` may.
@@ -91,6 +91,7 @@ def _one_more_may_miss(posterior: Posterior, longest: Callable[[float], float]) 
 
     One in ``MISSES_EVERY`` runs may. ``longest`` gives the steps of the budget at a batch size.
     """
+    # Stopped trials have not met the target. Those that ran nearly all of their budget missed it.
     missed = 0
     for trial in posterior.stopped:
         if trial.steps >= WHOLE_BUDGET * longest(2.0**trial.x):
@@ -298,6 +299,7 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
     chosen = list[int]()
     while len(chosen) < count:
         reduction = _variance_reduction(centred, log_b_crits, joint.noise)
+        # Beside its steps each trial costs a set-up, so that few trials are named, not many.
         gain = reduction / (cost + SETUP * cost.min())
         # Sizes too near one that is chosen already are out.
         gain[(np.abs(x[:, None] - x[chosen]) < APART).any(axis=1)] = 0.0

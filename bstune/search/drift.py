@@ -27,7 +27,7 @@ DRIFT_MISREAD = 0.3
 
 @dataclass(frozen=True)
 class Drift:
-    """How far ``behind`` will have moved at the budget's end, by where a trial lies.
+    """How far a trial's lag on the best one, ``behind``, moves on until its budget's end.
 
     Larger batches and lower rates begin slowly and flatten out late. For each octave by which a
     trial's batch size, and its rate, lie above the ruler's, ``behind`` moves by a coefficient times
@@ -56,9 +56,9 @@ class Drift:
 def stopped_spread(log_left: float, policy: Policy) -> float:
     """Compute the deviation of ``behind`` at the budget's end, for a trial that stopped before it.
 
-    ``behind`` is how far a trial lags the ruler, in log time (:mod:`bstune.search.ruler`). On the
-    way to the end it wanders like a random walk over log time, of which ``log_left`` = log(1/s) is
-    left, with s the share of the budget that the trial has run.
+    ``behind`` is by how many log steps a trial has its metric later than the best full trial, the
+    ruler, had it. On the way to the end it wanders like a random walk over log steps, of which
+    ``log_left`` = log(1/s) is left, with s the share of the budget that the trial has run.
     """
     return math.hypot(policy.loss_spread, policy.loss_drift * math.sqrt(log_left))
 

@@ -123,7 +123,8 @@ def infer_at_budget(
 
     The curve of the best full trial is the ruler by which all others are read. By how much a trial
     moves against it until its budget's end, the drift, is learned from the full trials. Before any
-    trial is full there is neither: a trial that has not diverged then gives a lower bound of S.
+    trial is full, having run to its budget's end, there is neither: a trial that has not diverged
+    then gives a lower bound of S.
 
     Args:
         trials: the records so far; those that failed are left out.
@@ -186,11 +187,13 @@ def shortened(
 
 
 def rank_full_trials(posterior: BudgetPosterior) -> list[Expected]:
-    """Rank the full trials by what a fresh seed of them is predicted to be, the best first.
+    """Rank the full trials by how good a fresh seed of them is predicted to be, the best first.
 
-    The prediction lies between the posterior's mean, which all trials inform, and the runs at the
-    very place. These count the more, the smaller their noise from seed to seed is compared with
-    what the law misses at one place. A run at the place that diverged counts as far behind.
+    A full trial has run to its budget's end. The prediction is by how many log steps a fresh seed
+    lags the best one's metric at the end, ``behind``. It lies between the posterior's mean, which
+    all trials inform, and the runs at the very place. These count the more, the smaller their noise
+    from seed to seed is compared with what the law misses at one place. A run at the place that
+    diverged counts as far behind.
     """
     data = posterior.data
     theta = posterior.theta
@@ -201,6 +204,7 @@ def rank_full_trials(posterior: BudgetPosterior) -> list[Expected]:
     for row, run in enumerate(posterior.runs):
         if run.full or run.diverged:
             runs_at.setdefault(run.point, []).append(row)
+    # How far each run is above the law, in log S.
     log_gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - log_s_by_law)
     expected = list[Expected]()
     for rows in runs_at.values():
@@ -220,12 +224,13 @@ def _data_at_budget(
     budget: Callable[[float], float],
     policy: Policy,
 ) -> LikelihoodData:
-    """Give the runs as the likelihood takes them: log S = log budget + behind.
+    """Give n runs as the likelihood takes them: log S = log budget + behind.
 
-    ``behind`` is how far a run will be behind the best full trial at its budget's end, in log
-    steps: how far it is now, and how far it is expected to move. A run of which that is not known
-    gives a lower bound of S, the steps that it has run. ``drift`` predicts how runs move; it is
-    None before any trial is full.
+    S is the steps in which a run reaches the metric with which the best full trial (one that ran to
+    its budget's end) ended. ``behind`` is how far the run will lag that trial at its budget's end,
+    in log steps: how far it does now, and how far it is expected to move. A run of which that is
+    not known gives a lower bound of S, the steps that it has run. ``drift`` predicts how runs move;
+    it is None before any trial is full.
     """
     count = len(runs)
     y = np.zeros(count)
@@ -249,6 +254,7 @@ def _data_at_budget(
         points=prior.points_at(x, z, other),
         y=y,
         spread=spread,
+        # A run may be ahead of the best one: S need not exceed the steps that it has run.
         log_steps_missed=np.full(count, -np.inf),
         bound=bound,
         diverged=np.array([run.diverged for run in runs], dtype=np.bool_),

@@ -176,7 +176,8 @@ def read_history(
 def recent_line(curve: LogCurve) -> RecentLine | None:
     """Fit a line to the curve's last evaluations, those within a factor ``RECENT_FACTOR`` of steps.
 
-    None for fewer than three of them, or where all of them are of one step.
+    The line is of log excess over log steps: its fall is the rate, its end the level. None for
+    fewer than three evaluations, or where all of them are of one step.
     """
     if not curve:
         return None
@@ -191,6 +192,7 @@ def recent_line(curve: LogCurve) -> RecentLine | None:
     square = float(centred @ centred)
     slope = float(centred @ log_excesses) / square
     residual = log_excesses - log_excesses.mean() - slope * centred
+    # Two degrees of freedom go to the line.
     unexplained = math.sqrt(float(residual @ residual) / (len(log_excesses) - 2))
     scatter = math.hypot(EVALUATION_SCATTER, unexplained)
     level = max(float(log_excesses.mean() + slope * centred[-1]), LEAST_LOG_EXCESS)
@@ -267,10 +269,12 @@ def _log_slowdowns(curve: LogCurve, log_steps: float) -> tuple[float, ...]:
 
 
 def fit_slowdown(reached: Sequence[tuple[LogCurve, float]]) -> Slowdown:
-    """Fit the slowdown of a workload to its trials that reached the target.
+    """Fit how much a workload's metric falls more slowly over the rest of a trial than recently.
 
-    ``reached`` are their curves and the logs of their steps to the target. The slowdown is shrunk
-    towards ``USUAL_SLOWDOWN``, as if ``USUAL_TRIALS`` more trials had shown that.
+    This slowdown is the mean and deviation of log(rate over the rest / recent rate), of trials that
+    reached the target, had they been stopped on the way. ``reached`` are their curves and the logs
+    of their steps to the target. The slowdown is shrunk towards ``USUAL_SLOWDOWN``, as if
+    ``USUAL_TRIALS`` more trials had shown that.
     """
     log_slowdowns = list[Array]()
     for curve, log_steps in reached:
@@ -298,7 +302,7 @@ def extrapolate_history(
         steps: the steps that it has run.
         reached: the curves of trials that reached the target, and the logs of their steps to it,
             the most similar trial first.
-        slowdown: the workload's.
+        slowdown: by how much the workload's curves fall more slowly over the rest than recently.
     """
     others = tuple((_hashed(other), log_steps) for other, log_steps in reached)
     return _extrapolated(_hashed(curve), steps, others, slowdown)
@@ -315,9 +319,10 @@ def _extrapolated(
 ) -> LogFactor:
     """Extrapolate a trial, as :func:`extrapolate_history` does.
 
-    The log excess falls along a line in log steps: at a rate r, what is left of it takes level / r
-    more log steps. The rate is the trial's own recent one, slowed down as trials of this workload
-    slow down, combined with the rates of others from the same excess on.
+    The excess is the metric's distance from its best value over the target's distance from that.
+    Its log falls along a line in log steps, to 0 at the target: from a level, at a rate r, it takes
+    level / r more log steps. The rate is the trial's own recent one, slowed down as trials of this
+    workload slow down, combined with the rates of others from the same excess on.
     """
     recent = recent_line(curve)
     if recent is None:
@@ -348,8 +353,10 @@ def _extrapolated(
 def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> tuple[float, float]:
     """Estimate the log rate of a trial from others that reached the target: mean and deviation.
 
-    The mean of their log rates is shrunk towards the usual rate, as by a normal prior of deviation
-    ``RATE_SPREAD``: the less, the more trials there are.
+    The rate is the fall of the log excess (the metric's distance from its best value over the
+    target's distance from that) for each log step. The mean of the others' log rates is shrunk
+    towards the usual rate, as by a normal prior of deviation ``RATE_SPREAD``: the less, the more
+    trials there are.
 
     Args:
         reached: history and log steps to the target of each trial, the most similar first.
@@ -367,20 +374,24 @@ def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> t
     # The most similar one counts most; the fourth counts half as much.
     weight = 1.0 / (1.0 + np.arange(len(logs)) / 3.0)
     mean = float(weight @ logs / weight.sum())
-    within = float(weight @ (logs - mean) ** 2 / weight.sum())
-    count = min(len(logs), MOST_ALIKE)
-    # The posterior variance of the workload's log rate after that many trials, each of which
-    # differs from it by SIMILARITY, and the weight that is left to the prior.
-    variance = 1.0 / (1.0 / RATE_SPREAD**2 + count / SIMILARITY**2)
+    between_trials = float(weight @ (logs - mean) ** 2 / weight.sum())
+    # The posterior variance of the workload's log rate, from which each trial's differs by
+    # SIMILARITY, and the weight that is left to the prior. The least similar trials, past
+    # MOST_ALIKE, are in the mean with a smaller weight, but make it no surer.
+    sure_trials = min(len(logs), MOST_ALIKE)
+    variance = 1.0 / (1.0 / RATE_SPREAD**2 + sure_trials / SIMILARITY**2)
     prior_weight = variance / RATE_SPREAD**2
     log_rate = prior_weight * log_usual_rate + (1.0 - prior_weight) * mean
-    return log_rate, math.sqrt(variance + within + SIMILARITY**2)
+    return log_rate, math.sqrt(variance + between_trials + SIMILARITY**2)
 
 
 def _updated_rate(
     log_rate: float, spread: float, *, own_rate: float, error: float, relative_error: float
 ) -> tuple[float, float]:
-    """Update a normal prior of the log rate by the trial's own rate: posterior mean and deviation.
+    """Update a normal prior of a log rate by the trial's own rate: posterior mean and deviation.
+
+    The rate is the fall of the log excess (the metric's distance from its best value) for each log
+    step.
 
     Args:
         log_rate: the prior's mean.
@@ -389,7 +400,8 @@ def _updated_rate(
         error: the measurement's standard deviation.
         relative_error: a further standard deviation, as a share of the true rate.
     """
-    # Its error depends on the rate, so that the posterior has no closed form.
+    # The measurement's error depends on the rate, so that the posterior has no closed form: it is
+    # summed over a grid.
     grid = np.linspace(math.log(SLOWEST_RATE), math.log(FASTEST_RATE), 60)
     rate = np.exp(grid)
     sigma = np.hypot(error, relative_error * rate)

@@ -123,10 +123,12 @@ def _log_over_met(law: Array, early: Array) -> Array:
 def log_jacobian(law: Array, ends: Ends) -> Array:
     """Compute the log of |d log S/d datum| of n trials, by m draws ``law`` of the law: (m, n).
 
-    The datum is what was measured: the log excess at the horizon's end, or the log of the step s
-    that met the target before it. With this factor a density of log S, which follows from the datum
-    by :func:`log_shortest`, becomes one of the datum. The log is 0 for a trial without a datum,
-    which diverged or ended its horizon without a metric. No excess is known finer than to
+    A horizon h is the length of a schedule that ends with its trial, S the shortest that meets the
+    target. The law has the logs of scale, power, share and waste, (m, 4). The datum is what was
+    measured: the log excess at the horizon's end, or the log of the step s that met the target
+    before it. With this factor a density of log S, which follows from the datum by
+    :func:`log_shortest`, becomes one of the datum. The log is 0 for a trial without a datum, which
+    diverged or ended its horizon without a metric. No excess is known finer than to
     ``EXCESS_RESOLUTION``: at the target itself the derivative would be infinite, or 0.
     """
     log_scale, log_power, log_share, log_waste = law.T[:, :, None]
@@ -147,8 +149,8 @@ def log_chance_at_end(law: Array, ends: Ends) -> Array:
 
     ``law`` is m draws of the law, (m, 4). For trials that met the target before their end, or
     missed it, the log is 0: a chance of 1. A trial that met the target at its end, the horizon h,
-    shows by its excess how far h lies above S: log(h/S) = a. By the law it then met the target
-    already at a step s, where early = log(h/s) solves
+    shows by its excess how far h lies above S, the shortest horizon that meets it: log(h/S) = a. By
+    the law it then met the target already at a step s, where early = log(h/s) solves
     ``a = (1 + share) early - waste tanh(early/waste)``. As 0 <= tanh(x) <= min(x, 1), early is at
     most a/share and (a + waste)/(1 + share), and near the smaller of the two. But the last
     evaluation before the end missed the target: the chance is that s comes after it.
@@ -261,6 +263,7 @@ def least_cost(
     repeated = np.exp(log_horizons - log_ndtr(log_horizons / spread)) / (1.0 - OUTLIERS)
     cost = np.exp(log_steps_met) + repeated - np.exp(log_horizons)
     best = int(np.where(log_steps_met <= log_latest, cost, np.inf).argmin())
+    # No horizon meets the target in time: the one that ends at the latest step is given.
     if log_steps_met[best] > log_latest:
         return min(log_latest, log_longest), math.inf
     return float(log_horizons[best]), float(cost[best])

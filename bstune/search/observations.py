@@ -162,15 +162,16 @@ class Posterior:
         return [trial for trial in self.observations if trial.status == "stopped"]
 
     def drawn_weight(self, row: int) -> StepWeight:
-        """Give the seconds of a step over log2 batch sizes (n,) by one draw of tau.
+        """Give the seconds of a step over log2 batch sizes (n,) by one draw of their law, tau.
 
-        ``row`` is the draw's place. Where tau has no error, there is only tau itself.
+        ``row`` is the draw's place. Where tau has no error, it is tau itself.
         """
         tau = self.tau
         draws = self.tau_draws
         if draws is None:
             return lambda x: tau(np.exp2(x))
         drawn = replace(draws, log_seconds=draws.log_seconds[[row]])
+        # The draw's seconds over those of tau are a factor, one for each batch size.
         return lambda x: tau(np.exp2(x)) * drawn.over_law(np.exp2(x))[0]
 
 
@@ -192,6 +193,8 @@ def infer(
 ) -> Posterior:
     """Sample the posterior of the frontier's parameters, given the trials so far.
 
+    The frontier is the steps to the target at the best learning rate, over batch size.
+
     Args:
         trials: the records so far.
         others: the other hyper-parameters by the trial's number, each in [0, 1].
@@ -204,18 +207,21 @@ def infer(
         particles: how many draws to take.
         moves: Metropolis steps at each temperature.
         rng: the source of chance.
-        budget: gives the longest horizon at a batch size; None: any.
+        budget: gives the longest horizon (length of a schedule that ends with its trial) at a batch
+            size; None: any.
         independent: False where trials may repeat a recorded run: those of one history then count
             as one.
         start: a posterior of fewer of these trials, from which this one is sampled, see
             :func:`start_from_fewer`; None: it is sampled from the prior.
     """
+    # Trials that continue each other are a chain, whose last one counts.
     chain_ends, observations = read_observations(trials, others, prior, target, ideal)
     recorded = list[tuple[int, float]]()
     for trial in chain_ends:
         if trial.seconds_per_step is not None:
             recorded.append((trial.batch_size, trial.seconds_per_step))
     if isinstance(step_time, StepTimeLaw):
+        # Fitted to the survey's timings and, where these are few, to the trials' own steps.
         step_time = step_time.joined_with(own_steps(trials))
         # Each record has the seconds of the law as it was when the trial ended. They say nothing
         # that the law does not.
@@ -341,6 +347,7 @@ def weight_of_histories(trials: Sequence[TrialResult]) -> Array:
             continue
         runs = runs_by_first.setdefault(history[0], [])
         for run in runs:
+            # The first trial of a run has its longest history.
             longest = trials[run[0]].history
             if longest[: len(history)] == history:
                 run.append(place)
@@ -409,7 +416,8 @@ def start_from_fewer(
     sizes = start_sizes(len(trials))
     if not sizes:
         return None
-    first = sorted(trials, key=lambda trial: trial.number)[: sizes[-1]]
+    largest = sizes[-1]
+    first = sorted(trials, key=lambda trial: trial.number)[:largest]
     prior = prior_of(first)
     facts = [_start_facts(trial, others.get(trial.number)) for trial in first]
     key = (*facts, prior.fingerprint, target, ideal, particles, moves, independent)
@@ -492,7 +500,8 @@ def _observation(
         trial: the last one of its chain.
         other: its other hyper-parameters, each in [0, 1].
         continued_steps: the steps of the trial that it continues; 0: it continues none.
-        histories: towards the target, by the trial's number.
+        histories: (log step, log excess) of each trial's evaluations, by its number; the log excess
+            falls to 0 at the target.
         reached: trials that reached the target, which show how histories go on.
         slowdown: by how much histories fall more slowly over the rest of a trial.
     """
@@ -517,6 +526,7 @@ def _observation(
         other=other,
         log_factor=log_factor,
         log_factor_spread=log_factor_spread,
+        # It was continued, and got no further.
         stuck=trial.resumed_from is not None and trial.steps <= continued_steps,
         flat=flat,
     )
@@ -561,8 +571,9 @@ class SeenLogSteps(NamedTuple):
 def likelihood_data(observations: Sequence[Observation], prior: Prior) -> LikelihoodData:
     """Give the observations as the likelihood takes them.
 
-    A stopped trial counts as an estimate of S where its history allows one, else as a bound of S.
-    Where schedules end with the trial, what each says of S follows from how it ended its horizon.
+    S is the steps to the target. A stopped trial counts as an estimate of S where its history
+    allows one, else as a bound of S. Where schedules end with the trial (the prior has a
+    ``horizon``), what each says of S follows from how far from the target its schedule ended.
     """
     ends: Ends | None = None
     rows = list[tuple[float, ...]]()
@@ -633,11 +644,12 @@ def _seen_by_history(observation: Observation) -> SeenLogSteps:
 
 
 def _read_ends(observations: Sequence[Observation]) -> Ends:
-    """Read how trials ended their horizons.
+    """Read how n trials ended their horizons, the lengths of schedules that end with the trial.
 
-    The log excess of a trial that missed the target is at least ``LEAST_MISS``, and that of one
-    that met it at most -``LEAST_MISS``. A metric next to the target would else come out at 0, or on
-    its other side.
+    The excess is the metric's distance from its best value over the target's distance from that, so
+    that its log is 0 at the target. The log excess of a trial that missed the target is at least
+    ``LEAST_MISS``, and that of one that met it at most -``LEAST_MISS``. A metric next to the target
+    would else come out at 0, or on its other side.
     """
     # At the horizon's end: above 0 the target was missed. 0 without a metric there.
     log_excess = np.zeros(len(observations))
@@ -673,10 +685,11 @@ def objective_so_far(observation: Observation, weight: StepWeight) -> float:
 def fresh_steps(posterior: Posterior) -> dict[int, float]:
     """Predict the steps that a fresh seed takes at each reached observation's point, by its number.
 
-    The prediction lies between the posterior mean of log S, which all trials inform, and the runs
-    at the very point. These count the more, the smaller their noise from seed to seed is compared
-    with what the model misses at one point. A stopped run counts as its estimate or bound, one
-    that diverged as far slower than expected.
+    A point is a batch size, a learning rate and other hyper-parameters. The prediction lies between
+    the posterior mean of log S, which all trials inform, and the runs at the very point. These
+    count the more, the smaller their noise from seed to seed is compared with what the model misses
+    at one point. A stopped run counts as its estimate or bound, one that diverged as far slower
+    than expected.
 
     Where schedules end with the trial, the steps are those of all runs at :func:`fresh_horizons`
     until one reaches the target, those that miss it included.
@@ -690,12 +703,13 @@ def fresh_steps(posterior: Posterior) -> dict[int, float]:
 
 
 def fresh_horizons(posterior: Posterior) -> dict[int, int]:
-    """Choose the horizon, in steps, at which each reached observation's point costs least.
+    """Choose the horizon, in steps, with which each reached observation would cost least.
 
-    They are by the observation's number; empty where schedules do not end with the trial. The
-    trial's own horizon was chosen before its S was seen: a longer one may miss the target less
-    often, a shorter one may cost less. Only those with which nine of ten runs are predicted to
-    reach the target are considered: what needs several seeds is no answer to a search.
+    A horizon is the length of a schedule that ends with its trial. The result is by the
+    observation's number; empty where schedules do not end with the trial. The trial's own horizon
+    was chosen before its S was seen: a longer one may miss the target less often, a shorter one may
+    cost less. Only those with which nine of ten runs are predicted to reach the target are
+    considered: what needs several seeds is no answer to a search.
     """
     if not posterior.prior.horizon:
         return {}
@@ -738,6 +752,8 @@ def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
         log_longest = math.inf
         if posterior.budget is not None:
             log_longest = math.log(posterior.budget(2.0**trial.x)) - log_s
+        # A horizon so far above S (in deviations) that nine of ten runs reach the target: an answer
+        # is not to need several seeds.
         log_horizon, cost = least_cost(log_met_over_s, deviation, log_longest, shortest=RELIABLE)
         costs[trial.number] = LeastCost(
             steps=cost * math.exp(log_s), horizon=math.exp(log_s + log_horizon)
@@ -748,17 +764,19 @@ def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
 def _fresh_at_horizons(posterior: Posterior) -> dict[int, tuple[float, float]]:
     """Predict a fresh seed's log S where schedules end with the trial: mean and deviation.
 
-    The pairs are by the place of each reached observation among all. The prediction by the model is
-    moved towards the runs at the same point, in each draw of the posterior by itself: what a run
-    says of S depends on the law of the metric over horizons, which differs from draw to draw. A run
-    counts the less, the larger its noise from seed to seed and the error of that law are. One that
-    met the target early in a long horizon says little of how short the horizon could have been.
+    S is the shortest horizon (length of the schedule) that meets the target. Each reached
+    observation has a pair, by its place among all. The prediction by the model is moved towards the
+    runs at the same point, the same hyper-parameters, in each draw of the posterior by itself: what
+    a run says of S depends on the law of the metric over horizons, which differs from draw to draw.
+    A run counts the less, the larger its noise from seed to seed and the error of that law are. One
+    that met the target early in a long horizon says little of how short the horizon could be.
     """
     data = posterior.data
     theta = posterior.theta
     expected_log_s = log_steps(theta, data.points, posterior.prior)
     log_s_seen = log_steps_seen(theta, data, posterior.prior)
     variance_of_law = variance_seen(theta, data, posterior.prior)
+    # How far each run is above the model. A run that diverged has no S, and counts as far above.
     log_gap = np.where(data.diverged, math.log(FAILURE_FACTOR), log_s_seen - expected_log_s)
     noise = np.exp(2.0 * theta[:, NOISE, None])
     fresh = dict[int, tuple[float, float]]()
@@ -780,10 +798,12 @@ def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
     """Predict a fresh seed's log S where no schedule ends with the trial.
 
     Gives a prediction for each observation that reached the target, by its place among all. The
-    model's mean is moved towards the runs at the observation's point (:func:`fresh_steps`).
+    model's mean is moved towards the runs at the observation's point, which are those with the same
+    hyper-parameters (:func:`fresh_steps`).
     """
     data = posterior.data
     expected_log_s = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
+    # How far each run is above the model. A run that diverged has no S, and counts as far above.
     log_gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - expected_log_s)
     noise = noise_variance(posterior.theta)
     fresh = dict[int, float]()

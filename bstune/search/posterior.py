@@ -208,7 +208,8 @@ class Prior:
     @property
     def others(self) -> int:
         """How many other hyper-parameters there are."""
-        # Of the p parameters, those are theirs that belong to neither the law, horizons nor knots.
+        # The p parameters are those of the law, then three for each other hyper-parameter, then
+        # those of horizons and of the knots.
         of_horizons = len(HORIZON_NORMAL) * self.horizon
         of_others = self.mean.size - OTHER - of_horizons - self.knots.size
         return of_others // len(OTHER_NORMAL)
@@ -498,9 +499,10 @@ def off_optimum(theta: Array, points: Points, prior: Prior) -> Array:
 
 
 def _steepness(theta: Array, points: Points, prior: Prior) -> Array:
-    """Compute the factor by which the tilt stretches an octave off the optimum: (m, n).
+    """Compute how much more an octave off the best rate counts at n points than at B_mid: (m, n).
 
-    It is 1 at B_mid.
+    The tilt, a parameter, is the log of this factor for each octave of batch size above B_mid, the
+    middle one. Many points are interpolated between nodes, a few batch sizes.
     """
     if points.nodes is not None:
         return points.nodes.between(_steepness(theta, points.nodes.points, prior))
@@ -551,17 +553,18 @@ def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
 
 def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Compute the log likelihood as :func:`log_likelihood` does, for all draws at once: (m,)."""
-    d = off_optimum(theta, data.points, prior)
-    expected = _log_steps_off(theta, d, data.points, prior)
-    y = log_steps_seen(theta, data, prior)
+    octaves_off = off_optimum(theta, data.points, prior)
+    expected = _log_steps_off(theta, octaves_off, data.points, prior)
+    log_s_seen = log_steps_seen(theta, data, prior)
     exact, bound, diverged = data.columns
     noise = np.exp(theta[:, NOISE, None])
 
     # Trials that tell their own log S: the density there.
     variance_beside = variance_seen(theta, data, prior)[..., exact]
-    log_density = _log_density(data, y, expected, variance_beside, noise)
+    log_density = _log_density(data, log_s_seen, expected, variance_beside, noise)
     # Where schedules end with the trial, log S follows from what was measured, a metric or a step,
-    # by a law that differs from draw to draw: the density has to be one of the measured value.
+    # by a law that differs from draw to draw: the density has to be one of the measured value. To
+    # that comes the chance that a trial which met the target at its end had not met it before.
     if data.ends is not None:
         law = theta[:, prior.horizon_law]
         of_measured = log_jacobian(law, data.ends) + log_chance_at_end(law, data.ends)
@@ -569,14 +572,15 @@ def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     total = _weighed_sum(log_density, data, exact)
 
     # Trials that give a bound: the chance that log S lies above it.
-    over = expected[:, bound] - y[..., bound]
+    over = expected[:, bound] - log_s_seen[..., bound]
     chance_above = ndtr(over / np.hypot(noise, data.spread[bound]))
     total = total + _weighed_sum(np.log(chance_above + LEAST_CHANCE), data, bound)
 
-    # Trials that diverged: the chance of that. Only too high a learning rate makes a trial diverge.
-    too_high = np.maximum(d[:, diverged], 0.0)
-    excess = penalty(theta, too_high) - DIVERGED_PENALTY
-    chance_to_diverge = ndtr(excess / DIVERGED_SPREAD)
+    # Trials that diverged: the chance of that. Only too high a learning rate makes a trial diverge:
+    # one that adds more than about ``DIVERGED_PENALTY`` to log S.
+    too_high = np.maximum(octaves_off[:, diverged], 0.0)
+    over_limit = penalty(theta, too_high) - DIVERGED_PENALTY
+    chance_to_diverge = ndtr(over_limit / DIVERGED_SPREAD)
     log_chance = np.log(chance_to_diverge + LEAST_CHANCE)
     return np.asarray(total + _weighed_sum(log_chance, data, diverged))
 
@@ -698,6 +702,7 @@ def sample_posterior(
     else:
         # Each of the particles is taken as often as any other, or once more.
         theta = start.theta[np.arange(count) * len(start.theta) // count]
+        # Only a study of many trials has a start: their likelihood is made cheap.
         data = data.rearranged(prior)
     return _temper(theta, _Path(start, data, prior), rng, moves)
 
@@ -769,11 +774,12 @@ def _temperature_step(rise: Array, temperature: float) -> float:
     """
     low = 0.0
     high = 1.0 - temperature
-    excess = rise - rise.max()
+    # Relative to the largest one, so that the exponential does not overflow.
+    from_largest = rise - rise.max()
 
     def effective_share(temperature_step: float) -> float:
         """Compute the share of the particles that still count after the temperature has gone up."""
-        weight = np.exp(temperature_step * excess)
+        weight = np.exp(temperature_step * from_largest)
         return float(weight.sum() ** 2 / (weight @ weight) / weight.size)
 
     if effective_share(high) >= KEPT_WEIGHT:
@@ -882,6 +888,7 @@ def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstim
         # A single step scatters too much to say anything.
         if not trial.reached or len(trial.noise_scale) < 2:
             continue
+        # Each measurement is (step, |G|^2, tr Sigma).
         _, gradient, trace = np.mean(trial.noise_scale, axis=0).tolist()
         if trace > 0.0:
             gradients.append(gradient / trace)
@@ -892,9 +899,9 @@ def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstim
 
 
 def noise_scale_prior(trials: Iterable[TrialResult]) -> tuple[float | None, float]:
-    """Estimate the noise scale, and its deviation in log: half the width of its interval.
+    """Estimate the noise scale, in examples, and its deviation in log: half its interval's width.
 
-    None and 0 while an end of the interval is not known.
+    None and 0 before a trial has measured it, and while an end of the interval is not known.
     """
     measured = measured_noise_scale(trials)
     if measured is None:

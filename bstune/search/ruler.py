@@ -118,7 +118,7 @@ def _finite_evaluations(history: Evaluations) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True)
 class RunningBest:
-    """A trial's best height so far at each of its evaluations, in order: arrays of shape (n,)."""
+    """A trial's least height, the metric on a scale that falls, by each evaluation: (n,) each."""
 
     log_shares: Array
     """Log of the share of the budget at each evaluation, at most 0."""
@@ -153,6 +153,7 @@ class RunningBest:
 def running_best(history: Evaluations, last_step: int, scale: Scale) -> RunningBest | None:
     """Read the running best of a history up to ``last_step``, where the budget ends.
 
+    The best is the least height: the metric on the ``scale``, on which it falls as it gets better.
     None without a finite evaluation until then.
     """
     finite = _finite_evaluations(history)
@@ -166,7 +167,7 @@ def running_best(history: Evaluations, last_step: int, scale: Scale) -> RunningB
 
 @dataclass(frozen=True)
 class Ruler:
-    """The best full trial's curve by its first hits, and its slopes beyond both ends.
+    """The best full trial's curve: when it first had each height, the metric on a falling scale.
 
     Args:
         log_shares: log of the share of the budget at which each height was first had, ascending.
@@ -204,7 +205,8 @@ class Ruler:
 def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
     """Make the ruler, the best curve, from the curves of full trials, the best first.
 
-    The slope at its end is that of several curves, see :func:`_end_slope`.
+    A curve has the least height so far, the metric on a scale that falls, over the log of the share
+    of the budget. The slope at the ruler's end is that of several curves, see :func:`_end_slope`.
     """
     # The evaluations at which the best metric so far improved.
     improved = np.append(True, np.diff(curves[0].heights) < 0.0)
@@ -225,7 +227,8 @@ def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
 def _end_slope(curves: Sequence[RunningBest], least_slope: float) -> float:
     """Estimate -dh/dlog s at the budget's end from the best curves, as one curve's end is noisy.
 
-    It is the median of their slopes from ``LATE_SHARE`` of the budget on, and at least
+    The height h is the metric on a scale that falls, s the share of the budget. The estimate is the
+    median of the curves' slopes from ``LATE_SHARE`` of the budget on, and at least
     ``least_slope`` times that over the last tenfold of the steps: where a curve happens to be flat
     at its end, any better metric would seem to take for ever.
     """

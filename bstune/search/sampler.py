@@ -298,11 +298,11 @@ class FrontierSampler(BaseSampler):
         coordinates = Coordinates(search_space, self._rule, self._snap, self._lr_range)
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         pending = _pending(trials, coordinates)
+        # Both note the trial's last step, too.
         if self.objective == LOSS:
-            suggestion = self._suggest_at_budget(study, trials, pending, coordinates)
-            self._max_steps[trial.number] = suggestion.max_steps
+            suggestion = self._suggest_at_budget(study, trials, pending, coordinates, trial.number)
         else:
-            suggestion = self._suggest(trials, pending, coordinates, trial.number)
+            suggestion = self._suggest_to_target(trials, pending, coordinates, trial.number)
         same_as: int | None = None
         if suggestion.repeats is not None:
             self._repeats[trial.number] = suggestion.repeats
@@ -316,14 +316,14 @@ class FrontierSampler(BaseSampler):
         same = next(t for t in trials if t.number == same_as)
         return {name: same.params[name] for name in search_space}
 
-    def _suggest(
+    def _suggest_to_target(
         self,
         trials: Sequence[FrozenTrial],
         pending: Pending,
         coordinates: Coordinates,
         number: int,
     ) -> Suggestion:
-        """Choose the next trial for a target, and note the limit of its steps, if any."""
+        """Choose trial ``number`` for a target, and note the limit of its steps, if any."""
         results, others = self._finished_records(trials, coordinates)
         posterior = self._infer(results, others, coordinates, self._rng)
         objective: str = self.objective
@@ -353,14 +353,15 @@ class FrontierSampler(BaseSampler):
         trials: Sequence[FrozenTrial],
         pending: Pending,
         coordinates: Coordinates,
+        number: int,
     ) -> Suggestion:
-        """Choose the next trial for the best metric at the budget's end."""
+        """Choose trial ``number`` for the best metric at a budget's end, and note its last step."""
         results, others = self._finished_records(trials, coordinates)
         mode = self._mode(study)
         posterior = self._infer_at_budget(results, others, coordinates, mode, self._rng)
         # A schedule that ends with the budget cannot be stopped on the way and compared there.
         resumable = None if self.horizon else self._resumable
-        return suggest_within_budget(
+        suggestion = suggest_within_budget(
             posterior,
             pending,
             domain=coordinates.domain(),
@@ -368,6 +369,8 @@ class FrontierSampler(BaseSampler):
             policy=self._policy,
             rng=self._rng,
         )
+        self._max_steps[number] = suggestion.max_steps
+        return suggestion
 
     def sample_independent(
         self,
@@ -558,7 +561,8 @@ class FrontierSampler(BaseSampler):
     def recommended(self, study: optuna.Study) -> int | None:
         """Name the trial whose fresh seed is predicted to be best, by time for ``both``.
 
-        It is one that reached the target, or for ``loss`` a full one; None before there is any.
+        It is one that reached the target, or for ``loss`` one that ran to its budget's end; None
+        before there is any.
         """
         if self.objective == LOSS:
             at_budget = self.budget_posterior(study)
@@ -672,6 +676,7 @@ class FrontierSampler(BaseSampler):
 
         B_crit is guessed to be the given noise scale, else the one that the trials measured.
         """
+        # The steps to the target are guessed to be a share of the budget.
         budget = USUAL_BUDGET
         if self._budget is not None:
             budget = self._budget(math.sqrt(coordinates.low * coordinates.high))
