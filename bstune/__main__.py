@@ -335,8 +335,13 @@ def check_paths(verb: str, arguments: Sequence[str]) -> None:
     if verb not in OF_STUDIES:
         return
     for path in paths:
-        if not os.path.lexists(path):
-            raise StudyError(f"there is no {one_line(path)}: {OF_STUDIES[verb]}")
+        try:
+            os.lstat(path)
+        except FileNotFoundError as error:
+            raise StudyError(f"there is no {one_line(path)}: {OF_STUDIES[verb]}") from error
+        # The verb tells why it cannot read what is there.
+        except OSError:
+            continue
 
 
 def check_words(arguments: Sequence[str]) -> None:

@@ -121,6 +121,8 @@ def test_the_verb_reads_what_branch_printed_and_writes_a_card(run, tmp_path):
 def test_bad_files_end_in_a_line(text, arguments, message, run, tmp_path):
     if text is not None:
         (tmp_path / "b.json").write_text(text)
+    for folder in arguments:
+        (tmp_path / folder).mkdir()
     status, _, err = run(
         *arguments, "--at", "examples=1e6", "--branches", "b.json", "--card", "c.yaml"
     )

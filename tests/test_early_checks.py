@@ -5,6 +5,7 @@ from pathlib import Path
 import optuna
 import pytest
 import torch
+import yaml
 
 from bstune import __main__
 from bstune.config import compose
@@ -205,7 +206,18 @@ def test_mirrors_fail_within_twenty_seconds():
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
-def test_a_config_file_begins_by_saying_that_it_loads_the_libraries(monkeypatch, capfd, is_loaded):
+def test_a_config_file_begins_by_saying_that_it_loads_the_libraries(
+    tmp_path, monkeypatch, capfd, is_loaded
+):
+    # It lacks nothing that could be refused before.
+    file = {
+        "model": {"class_path": "mine.Net", "init_args": {"lr": 0.1}},
+        "data": {"class_path": "mine.Data"},
+        "trainer": {"max_steps": 3},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(file))
+    monkeypatch.chdir(tmp_path)
+
     def load():
         raise ConfigError("it would load them now")
 

@@ -8,6 +8,7 @@ from lightning.pytorch import Callback
 from made_parts import make_state, make_trainer
 from toolbox import make_spec
 
+from bstune.core.records import Target
 from bstune.trial.parts import trial_callback
 from bstune.trial.parts.assemble import Parts
 from bstune.trial.parts.trial_callback import TrialCallback
@@ -52,6 +53,7 @@ def callback_of(calls, micro_batches=1, **answers):
     """A call-back whose parts are all stand-ins but for the state."""
     parts = {one.name: Noted(one.name, calls, answers) for one in fields(Parts)}
     parts |= {"spec": make_spec(), "state": make_state(), "micro_batch_sizes": (4,) * micro_batches}
+    parts["protocol"] = SimpleNamespace(target=Target("val_loss", 0.1, "min"))
     parts["snapshot"].writer = None
     parts["epoch_ends"].epochs_end = True
     return TrialCallback(Parts(**parts))
