@@ -835,9 +835,12 @@ def _unknown_line(name: str, names: Mapping[str, object], options: type[StudyOpt
             "has both"
         )
     section, _, below = name.partition(".")
-    if section == "workload" and below.partition(".")[0] in OPTION_NAMES:
+    first = below.partition(".")[0]
+    # A section that a workload has as well, such as its budget, is no option of the study's alone.
+    is_of_workload = first in options_of_section(options, f"workload.{first}")
+    if section == "workload" and first in OPTION_NAMES and not is_of_workload:
         return (
-            f"{name}: {below} is an option of the study, not of its workload. Give it on the "
+            f"{name}: {first} is an option of the study, not of its workload. Give it on the "
             "command line, or beside workload: in a file that begins with '# @package _global_', "
             "as conf/workload/airfoil.yaml"
         )

@@ -35,7 +35,6 @@ from bstune.result import (
     SearchPlan,
     SizeGrowthOverBudget,
 )
-from bstune.study import prepare
 from bstune.study.analysis.at_budget import _mean_and_half_width, error_of_count
 from bstune.study.at_budget import (
     best_full,
@@ -45,6 +44,7 @@ from bstune.study.at_budget import (
     known_best,
     runs_to_come,
 )
+from bstune.study.planning import trial_budget
 from bstune.study.planning.baseline import BaselineRuns
 from bstune.study.planning.plan import FIRST_REPLICATE
 from bstune.study.storage.attributes import BUDGET_TIMES
@@ -652,7 +652,7 @@ def test_a_single_trial_counts_seconds_by_those_of_its_study(bstune, tmp_path, m
     assert (status, "study=digits has measured" in err) == (2, True)
     assert not (tmp_path / "outputs").exists()
     times = ((32, 0.01), (128, 0.04))
-    monkeypatch.setattr(prepare, "stored_budget_times", lambda name, url: times)
+    monkeypatch.setattr(trial_budget, "stored_budget_times", lambda name, url: times)
     # Between them tau grows as B: 0.02 s at 64.
     status, _, err = bstune(*trained, "budget.seconds=1")
     assert (status, err) == (0, "")

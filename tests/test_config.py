@@ -364,6 +364,10 @@ def test_a_target_is_a_number_or_auto(value):
             "+workload.max_steps=3",
             "unknown option workload.max_steps; workload has name, precision, ",
         ),
+        (
+            "+workload.budget.step=3",
+            "unknown option workload.budget.step: did you mean workload.bu",
+        ),
         # An option of the study in a workload's file.
         ("+workload.device=cpu", "workload.device: device is an option of the study, not of its"),
         ("+workload.search.trials=3", "workload.search: search is an option of the study, not of"),

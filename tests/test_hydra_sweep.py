@@ -157,7 +157,7 @@ def test_jobs_go_on_where_a_key_says_from_what(keys, continues, place, sweep, mo
 
     def no_trials(options, assumptions, limits):
         seen.append(limits)
-        return []
+        yield from ()
 
     monkeypatch.setattr("bstune.integrations.hydra_sweep.batches_of", no_trials)
     # A sweep without trials has no result.

@@ -13,7 +13,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.metric_names import parse_target
 from bstune.hydra_recipe import HydraRecipe
 from bstune.recipe import TrialValues
-from bstune.trial.own_project import lightning_cli
+from bstune.trial.own_project import cli_file, lightning_cli
 from bstune.trial.own_project.cli_file import Chosen, read_file
 from bstune.trial.own_project.lightning_cli import with_value, workload_of
 
@@ -432,3 +432,21 @@ def test_the_command_writes_nothing_for_bad_input(arguments, line, bstune, tmp_p
     assert (status, entries(tmp_path)) == (2, [])
     assert line in err
     assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("trainer", "has_length"),
+    [
+        ({"max_epochs": 3}, True),
+        ({"max_steps": "300"}, True),
+        # jsonargparse reads the number in a text: -1 means without end.
+        ({"max_epochs": "-1"}, False),
+        ({"max_epochs": -1, "max_steps": None}, False),
+        ({"max_steps": [1]}, False),
+        ({"max_steps": "many"}, False),
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_a_files_length_is_a_number_over_zero(trainer, has_length):
+    assert cli_file._has_length(trainer) == has_length

@@ -28,6 +28,10 @@ YOURS = make_result(
 )
 MISSED = replace(YOURS, status="stopped")
 OTHER = replace(MISSED, number=1, trial_index=1, batch_size=128)
+AGAIN = [
+    replace(YOURS, number=10 + number, trial_index=10 + number, replicate_of=number % 2)
+    for number in range(6)
+]
 
 
 def prepared_for(objective):
@@ -58,6 +62,9 @@ def prepared_for(objective):
         ("loss", [YOURS], 30.0, RESCUE_SHARE * LIMIT),
         ("loss", [YOURS], 14.0, 6.0),
         ("loss", [YOURS, OTHER], 14.0, RESCUE_SHARE * LIMIT),
+        # Runs that have ended are kept for no more: one of six is left, and none.
+        ("loss", [YOURS, OTHER, *AGAIN[:5]], 14.0, 4.0),
+        ("loss", [YOURS, OTHER, *AGAIN], 14.0, 0.0),
     ],
 )
 def test_a_second_configuration_goes_before_fresh_seeds_of_the_first(objective, trials, left, kept):

@@ -20,6 +20,7 @@ from toolbox import made_table, make_result, statuses, trials_of
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import CUT_SHORT, TrialSpec
 from bstune.study.planning.plan import count_points
+from bstune.study.planning.wall import WallTime
 from bstune.study.prepare import compose_joined, prepare
 from bstune.study.run import run_study, run_worker
 from bstune.study.searching.finished_trial import (
@@ -127,9 +128,14 @@ def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsy
     )
 
 
-def test_the_search_has_the_time_that_fresh_seeds_leave(study):
+def test_the_search_has_the_time_that_fresh_seeds_leave(study, monkeypatch):
     """Fresh seeds take 2 s of the 10 s that are kept for each: three further points have time."""
     clock = SimpleNamespace(now=20.0)
+    walls = []
+    monkeypatch.setattr(
+        "bstune.study.run.WallTime",
+        lambda *given, **more: walls.append(WallTime(*given, **more)) or walls[-1],
+    )
 
     class Timed(Answers):
         def run(self, spec, folder, resumed_from):
@@ -141,6 +147,8 @@ def test_the_search_has_the_time_that_fresh_seeds_leave(study):
     done = run(study(Timed(), *options, elapsed=lambda: clock.now))
     of_search = [trial.replicate_of is None for trial in done]
     assert of_search[:9] == [True] * 3 + [False] * 3 + [True] * 3
+    # The fake clock stands still between trials: the seeds' seconds are no decision's.
+    assert walls[0].decision_seconds == 0.0
     # Another candidate's fresh seeds have the rest.
     assert not any(of_search[9:])
 

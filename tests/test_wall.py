@@ -25,7 +25,11 @@ STOPPED = make_result(number=0, status="stopped", steps=50, wall_seconds=2.0)
 REACHED = make_result(number=1, resumed_from=0, steps=100, wall_seconds=3.0)
 AGAIN = make_result(number=5, replicate_of=1, steps=100, wall_seconds=3.0)
 THIRD = make_result(number=2, steps=400, wall_seconds=5.5)
+CONTINUED_AGAIN = replace(AGAIN, number=6, resumed_from=5)
+SAME_POINT = replace(REACHED, number=4, resumed_from=None, steps=150)
 BASELINE = make_result(number=3, steps=200, wall_seconds=5.5)
+# At another batch size than the winner.
+ELSEWHERE = replace(BASELINE, batch_size=2 * BASELINE.batch_size)
 
 BUDGET = SearchBudget("time", 20, None, 100.0, 0.5, 0, replicates=3)
 
@@ -59,6 +63,14 @@ def spec(resumed_from=None):
         # Runs that have ended are not kept for again.
         ([STOPPED, REACHED, THIRD, AGAIN], {}, None, 2 * 3.0),
         ([STOPPED, REACHED, THIRD, AGAIN, AGAIN, AGAIN, AGAIN], {}, None, 0.0),
+        # One that failed is none, one in two parts is one, and those of a trial at the same point
+        # are the winner's.
+        ([STOPPED, REACHED, THIRD, replace(AGAIN, status="failed")], {}, None, 3 * 3.0),
+        ([STOPPED, REACHED, THIRD, AGAIN, CONTINUED_AGAIN], {}, None, 2 * 3.0),
+        ([STOPPED, REACHED, SAME_POINT, replace(AGAIN, replicate_of=4)], {}, None, 2 * 3.0),
+        # The baseline's first seed has run: two of 5 s are left, which a tenth of the limit bounds.
+        ([REACHED, ELSEWHERE, replace(AGAIN, replicate_of=3)], {}, ELSEWHERE, 3 * 3.0 + 10.0),
+        ([REACHED, ELSEWHERE, replace(AGAIN, replicate_of=3)], {"limit": 40.0}, ELSEWHERE, 13.0),
         ([STOPPED, REACHED, THIRD], {"replicates": 0}, None, 0.0),
         ([STOPPED, REACHED], {"objective": "both"}, None, 3 * 6.0),
         # A run of the baseline's 200 steps costs 5 s, and two more are a tenth of the limit.

@@ -264,7 +264,7 @@ class Search:
         """Search, then run the winners on fresh seeds; go on with the search in time that is left.
 
         For the fresh seeds of each winner the longest is kept that they may take, so that some of
-        it is left in the end.
+        it is left in the end. Where several trials run at once, this only searches.
         """
         while True:
             self._search_has_ended = False
@@ -282,6 +282,8 @@ class Search:
             if limit_reached(self._prepared, self._wall, self._stops_trials, done) is not None:
                 return end
             self._no_time = None
+            # The seconds of the fresh seeds are not the time of a decision on the next trial.
+            self._wall.pause()
 
     def _store_finished(self, runner: Runner) -> None:
         """Store the other trials that had finished when an error ended the study."""

@@ -51,8 +51,9 @@ OWNED = {
     "reload_dataloaders_every_n_epochs": "the training data are read once",
     **dict.fromkeys(("barebones", "enable_model_summary", "enable_progress_bar"), _QUIET),
 }
-# Those of the project's own training that no option of a study replaces. They change how a training
-# is watched, not what it comes to, so that bstune.tune leaves them out, as bstune lightning does.
+# Those of the project's own training that no option of a study replaces. They say how long a
+# training lasts and how it is watched, which a study decides by itself. No step computes anything
+# else for them, so that bstune.tune leaves them out, as bstune lightning does.
 LEFT_OUT = frozenset(
     {
         "min_epochs",

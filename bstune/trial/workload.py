@@ -689,16 +689,15 @@ class LightningBackend(TrialBackend):
             largest = min(largest, workload.train_examples)
         self.versions = versions()
         # The module's schedules are stepped to their end, to see whether they depend on the trial's
-        # length.
-        # At the largest batch size these are the fewest steps. The longest trials show what comes
-        # after a warm-up of a fixed length.
-        smallest = options.trial.batch_size or options.search.batch_size.low
+        # length. At the largest batch size these are the fewest steps. At the user's own one, a
+        # training goes on beyond a warm-up of a fixed length.
+        own_size = options.trial.batch_size or round(options.scaling.batch_size)
         # They are of no search: they have no number in it, and no place beside the scaling rule.
         samples = [
             TrialSpec(
                 number=0, trial_index=0, batch_size=size, lr=options.scaling.lr, delta=None, seed=0
             )
-            for size in dict.fromkeys((largest, smallest))
+            for size in dict.fromkeys((largest, min(own_size, largest)))
         ]
         # Whether schedules end with their trial. Such a trial has a horizon, the length of its
         # schedule, and is not stopped before its end.

@@ -118,9 +118,9 @@ def analyse(
     # Batch sizes cannot be compared by time where the seconds of a step are not known.
     good: AsGood | None = None
     if curve is not None and winner is not None and (use == "steps" or curve.seconds_per_step):
-        drawn = merit_draws(posterior, curve, use, law)
         reached = [trial for trial in done if trial.reached]
         known = known_rates(curve.batch_size, curve.lr, reached, space)
+        drawn = merit_draws(posterior, curve, known.rates, use, law)
         good = sizes_as_good(curve.batch_size, known, drawn, winner.trial, use)
     return Analysis(
         fit=_fit(done),
@@ -240,18 +240,22 @@ def curve_of(
 
 
 def merit_draws(
-    posterior: Posterior, curve: Curve, merit: Merit, law: StepTimeLaw | None
+    posterior: Posterior,
+    curve: Curve,
+    rates: Sequence[float],
+    merit: Merit,
+    law: StepTimeLaw | None,
 ) -> NDArray[np.float64]:
     """Draw the log of the steps, or seconds, to the target at each batch size of a curve.
 
-    The learning rates are the curve's, which a user would take, and not the best ones of each draw.
+    The learning ``rates`` are those that a user would take, and not the best ones of each draw.
     Steps are drawn from the posterior, and the error of tau(B) from ``law``, if that is given. The
     shape is (draws, batch sizes).
     """
     sizes = np.array(curve.batch_size)
     # What the other hyper-parameters cost, in the middle of their ranges, is the same at each batch
     # size.
-    points = posterior.prior.points_at(np.log2(sizes), np.log2(curve.lr))
+    points = posterior.prior.points_at(np.log2(sizes), np.log2(rates))
     log_steps_drawn = log_steps(posterior.theta, points, posterior.prior)
     if merit == "steps" or curve.seconds_per_step is None:
         return log_steps_drawn

@@ -76,8 +76,8 @@ def sizes_as_good(
 
     A batch size belongs to them if the chance of that is at least ``AS_GOOD_CHANCE``, and if its
     best rate is near those that have reached the target. They have no gap among the curve's batch
-    sizes. The winner, which fresh seeds have chosen, is always in their
-    range, which is stretched to it where it lies outside. At its batch size the rate is its own.
+    sizes. The winner, which fresh seeds have chosen, is always in their range, which is stretched
+    to it where it lies outside. At its batch size the rate is its own.
 
     Args:
         batch_sizes: those of the curve, rising.

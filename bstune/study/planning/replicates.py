@@ -167,7 +167,7 @@ def find_best(
         max_candidates: points that may run again for a merit of the objective. Once so many have
             begun to after the search's last trial, only points that ran again can be the best.
     """
-    runs = _replicates(trials)
+    runs = fresh_runs(trials)
     points = _points(candidates(trials, (merit,)), merit, predicted, runs)
     if merit in SOUGHT[objective].merits:
         begun = _begun_since_search(trials, points, runs)
@@ -309,7 +309,7 @@ def _points_with_runs(
     trials: Sequence[TrialResult], merit: Merit, predicted: Predicted, least_runs: int
 ) -> list[Winner]:
     """Select the points with so many runs on fresh seeds that did not mostly miss the target."""
-    runs = _replicates(trials)
+    runs = fresh_runs(trials)
     points = list[Winner]()
     for trial in candidates(trials, (merit,)):
         fresh = runs.get(trial.number, ())
@@ -323,7 +323,7 @@ def confirmed_points(trials: Sequence[TrialResult], replicates: int) -> list[Win
     """Select the points that have all their runs on fresh seeds, but for the baseline."""
     by_number = {trial.number: trial for trial in trials}
     points = list[Winner]()
-    for number, fresh in _replicates(trials).items():
+    for number, fresh in fresh_runs(trials).items():
         trial = by_number.get(number)
         is_of_baseline = is_baseline_replicate(fresh[0].trial_index)
         if trial is not None and len(fresh) >= replicates and not is_of_baseline:
@@ -374,7 +374,7 @@ def candidates(
     trials: Sequence[TrialResult], merits: Sequence[Merit] = ("time", "steps")
 ) -> list[TrialResult]:
     """Select the trials that may win: the best by each merit, and those that ran again."""
-    runs = _replicates(trials)
+    runs = fresh_runs(trials)
     by_number: dict[int, TrialResult] = {}
     for merit in merits:
         for place, trial in enumerate(ranked(trials, merit)):
@@ -498,7 +498,7 @@ def same_point(a: TrialResult, b: TrialResult) -> bool:
     return octaves < SAME_POINT and a.hyperparameters == b.hyperparameters
 
 
-def _replicates(trials: Sequence[TrialResult]) -> FreshRuns:
+def fresh_runs(trials: Sequence[TrialResult]) -> FreshRuns:
     """Collect the runs on fresh seeds that did not fail, by the number of the trial they repeat.
 
     A run that was continued counts once: its last part has the steps of the earlier ones.
@@ -525,7 +525,7 @@ def shared_seed(trials: Sequence[TrialResult], number: int) -> TrialResult | Non
         trials: all that ended.
         number: of the point's trial in the search.
     """
-    by_point = _replicates(trials)
+    by_point = fresh_runs(trials)
     taken = {run.seed for run in by_point.get(number, ())}
     runs = [run for fresh in by_point.values() for run in fresh if run.seed not in taken]
     return min(runs, key=lambda run: run.number, default=None)

@@ -32,7 +32,7 @@ from bstune.study.planning.plan import (
     compares,
     trials_of_search,
 )
-from bstune.study.planning.replicates import ranked
+from bstune.study.planning.replicates import fresh_runs, ranked, same_point
 
 # Attribute of the study: when it would have begun if its commands had run without a break.
 BEGAN = "bstune:began"
@@ -339,18 +339,23 @@ class WallTime:
         def run_seconds(trial: TrialResult) -> float:
             return self.replicate_seconds(trial.steps, trial.batch_size, cost)
 
+        runs = fresh_runs(trials)
         of_winners = 0.0
         of_others = 0.0
         for winner in winners:
-            ran = sum(trial.replicate_of == winner.number for trial in trials)
-            of_winners += max(count - ran, 0) * run_seconds(winner)
+            of_point = [
+                len(runs.get(trial.number, ())) for trial in trials if same_point(trial, winner)
+            ]
+            of_winners += max(count - max(of_point), 0) * run_seconds(winner)
             of_others += (self._budget.candidates - 1) * count * run_seconds(winner)
         of_first = 0.0
         if baseline is not None and baseline not in winners:
-            of_baseline = count * run_seconds(baseline)
+            left = max(count - len(runs.get(baseline.number, ())), 0)
             # Without a fresh seed of it the gain would stand on its single search trial.
-            of_first = of_baseline / max(count, 1)
-            of_others += of_baseline - of_first
+            if left == count and count > 0:
+                of_first = run_seconds(baseline)
+                left -= 1
+            of_others += left * run_seconds(baseline)
         return of_winners + of_first + min(of_others, OTHERS_SHARE * self.limit)
 
     def replicate_seconds(self, steps: float, batch_size: float, cost: TrialCost) -> float:

@@ -27,6 +27,7 @@ from bstune.study.planning.plan import (
     count_points,
     trials_of_search,
 )
+from bstune.study.planning.replicates import fresh_runs
 from bstune.study.planning.survey_time import survey_seconds
 from bstune.study.planning.wall import OTHERS_SHARE, TrialCost, WallTime, fit_cost
 from bstune.study.prepared import PreparedStudy
@@ -77,7 +78,7 @@ def reserved_seconds(
         # Without a full trial there is no winner to run again.
         if not any(is_full(trial, prepared.last_step) for trial in trials):
             return 0.0
-        reserve = _reserved_at_budget(prepared, wall, cost)
+        reserve = _reserved_at_budget(prepared, wall, trials, cost)
         return wall.reserve_beside_second(trials, cost, reserve)
     # Until a trial has reached the target, seconds are kept only to continue a stopped one.
     has_reached = any(trial.reached for trial in trials)
@@ -96,16 +97,19 @@ def reserved_seconds(
     return wall.reserve_beside_second(trials, cost, reserve)
 
 
-def _reserved_at_budget(prepared: PreparedStudy, wall: WallTime, cost: TrialCost) -> float:
-    """Give the wall seconds to keep for fresh seeds of winner and baseline.
+def _reserved_at_budget(
+    prepared: PreparedStudy, wall: WallTime, trials: Sequence[TrialResult], cost: TrialCost
+) -> float:
+    """Give the wall seconds to keep for the fresh seeds of winner and baseline that are to come.
 
     They are at most ``RESCUE_SHARE`` of the study's limit.
     """
     # Which point wins is open until the search ends: all runs count as at the reference.
     reference = prepared.options.scaling.batch_size
     points = 1 if prepared.baseline is None else 2
-    runs = prepared.budget.replicates * points
-    seconds = runs * full_run_seconds(prepared, wall, reference, cost)
+    ended = sum(len(runs) for runs in fresh_runs(trials).values())
+    runs_left = max(prepared.budget.replicates * points - ended, 0)
+    seconds = runs_left * full_run_seconds(prepared, wall, reference, cost)
     return min(seconds, RESCUE_SHARE * wall.limit)
 
 
@@ -150,7 +154,7 @@ def advised_limit(
         if ended:
             return reserved_seconds(prepared, wall.within(limit), stops, trials, cost)
         if is_for_loss(prepared):
-            return _reserved_at_budget(prepared, wall.within(limit), cost)
+            return _reserved_at_budget(prepared, wall.within(limit), ended, cost)
         # If the first trial reaches the target within its share, its fresh seeds take about as much
         # as would be kept to continue it.
         if stops:

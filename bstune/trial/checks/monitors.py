@@ -42,8 +42,8 @@ class Monitors:
             )
         elif self.stopping:
             parts.append(
-                f"{_names(self.stopping)} ends no trial: bstune does, at the target or once the "
-                "trial cannot matter"
+                f"{_names(self.stopping)} ends no trial: bstune does, at the target or at the "
+                "trial's last step"
             )
         if self.saving:
             parts.append(f"the files of {_names(self.saving)} go with their trial")

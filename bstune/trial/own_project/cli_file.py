@@ -179,12 +179,21 @@ def _with_class(name: str, section: Node | str, given: str | None, missing: _Mis
 def _has_length(trainer: object) -> bool:
     """Whether a file's section ``trainer`` says how long the training is; -1 and null do not.
 
-    A text counts, as jsonargparse may read a number in it.
+    A text counts by the number in it, which jsonargparse reads there.
     """
     if not isinstance(trainer, dict):
         return False
-    lengths = [trainer.get(name) for name in LENGTHS]
-    return any(isinstance(length, str) or (length or -1) > 0 for length in lengths)
+    return any(_is_positive(trainer.get(name)) for name in LENGTHS)
+
+
+def _is_positive(value: object) -> bool:
+    """Whether a value is a number over 0, or a text that has one."""
+    if not isinstance(value, int | float | str):
+        return False
+    try:
+        return float(value) > 0
+    except ValueError:
+        return False
 
 
 def _look_for_rate(file: CliFile, missing: _Missing) -> None:
