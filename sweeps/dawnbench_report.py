@@ -57,7 +57,7 @@ class RungRow(TypedDict):
 
     ``n`` trials got to their end, and means and deviations are over them. ``difference`` is in
     accuracy, from the rung before, with its interval and a p that is corrected for the number of
-    rungs.
+    rungs. ``at_level`` is the share of all seeds whose accuracy is at least the sweep's ``level``.
     """
 
     rung: str
@@ -91,12 +91,12 @@ class RungGain(NamedTuple):
     significant: bool
 
     @property
-    def points(self) -> str:
-        """Mean and interval, as text."""
+    def text(self) -> str:
+        """Mean and interval in points of accuracy, such as ``+0.42 (+0.10 to +0.74)``."""
         return f"{self.mean:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
 
     @property
-    def named_points(self) -> str:
+    def text_with_rung(self) -> str:
         """The rung with its mean and interval, as text."""
         return f"{self.rung} ({self.mean:+.2f}, {self.low:+.2f} to {self.high:+.2f})"
 
@@ -178,9 +178,9 @@ def _effects_in_words(gains: Sequence[RungGain]) -> str:
     undecided = 0
     for gain in gains:
         if gain.significant and gain.mean > 0:
-            helps.append(gain.named_points)
+            helps.append(gain.text_with_rung)
         elif gain.significant and gain.mean < 0:
-            hurts.append(gain.named_points)
+            hurts.append(gain.text_with_rung)
         elif not gain.significant and (gain.low > 0 or gain.high < 0):
             only_uncorrected.append(gain.rung)
         elif not gain.significant:
@@ -211,12 +211,14 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def printed_row(row: RungRow) -> dict[str, object]:
-    """Make the printed table's row, which has all numbers of the rung under ``measured``.
+    """Make a rung's row of the printed table, with all its numbers under ``measured``.
 
-    The source is the publication whose ladder of settings the rungs are.
+    ``at_level`` is the share of all seeds that came up to the sweep's level of accuracy. ``gain``
+    is in accuracy over the rung before. ``source`` has the seconds and the accuracy of the
+    publication that trained this rung first.
     """
     measured = dict[str, object](row)
-    # Both stand beside it.
+    # The printed row has these two under keys of their own.
     del measured["rung"], measured["trials"]
     source = list[str]()
     if row["source_seconds"] is not None:
@@ -224,9 +226,9 @@ def printed_row(row: RungRow) -> dict[str, object]:
     if row["source_accuracy"] is not None:
         source.append(f"{100.0 * row['source_accuracy']:.4g}%")
     gain = rung_gain(row)
-    points: str | None = None
+    gain_text: str | None = None
     if gain is not None:
-        points = gain.points
+        gain_text = gain.text
     return {
         "rung": row["rung"],
         "epochs": round(row["epochs"], 2),
@@ -235,7 +237,7 @@ def printed_row(row: RungRow) -> dict[str, object]:
         "seconds_(SD)": _with_deviation(row["seconds"], row["seconds_sd"], format_number),
         "accuracy_(SD)": _with_deviation(row["accuracy"], row["accuracy_sd"], "{:.2%}".format),
         "at_level": f"{row['at_level']:.0%}",
-        "gain": points,
+        "gain": gain_text,
         "source": ", ".join(source) or None,
         "measured": measured,
         "trials": row["trials"],
@@ -282,8 +284,8 @@ def _draw_accuracies(
 ) -> None:
     """Draw each rung's accuracies in percent: of each seed, their mean, and the source's.
 
-    The source is the publication whose ladder of settings the rungs are. The mean has an interval.
-    A line stands at ``goal_accuracy``.
+    The source is the publication that trained the rung first. The mean has an interval. A line
+    stands at ``goal_accuracy``.
     """
     for place, row in enumerate(rows):
         # One entry in the legend is enough for all rungs.

@@ -21,7 +21,7 @@ from bstune.sweeps.baselines import FRONTIER, Entry, searches
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark_report import Standing, make_finding, standing
 from bstune.sweeps.search_problem import (
-    MULTIPLES,
+    MULTIPLES_OF_UNIT,
     Benchmark,
     SearchObjective,
     SearchRun,
@@ -59,8 +59,10 @@ class Case:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         problem = self.benchmark.problem
         search = self.entry.make(problem, self.seed)
+        # Each objective has its own unit of spending: the best cell's cost or, for ``curve``, the
+        # frontier's, which is larger. Searches are compared at multiples of it that suit it.
         return run_search(
-            search, self.benchmark, MULTIPLES[problem.objective], self.entry.max_trials
+            search, self.benchmark, MULTIPLES_OF_UNIT[problem.objective], self.entry.max_trials
         )
 
 
@@ -104,9 +106,9 @@ def run(
         raise ConfigError(
             f"sweep.experiment.seeds and .workers must be at least 1, but got {n} and {workers}"
         )
-    if objective not in MULTIPLES:
+    if objective not in MULTIPLES_OF_UNIT:
         raise ConfigError(
-            f"sweep.experiment.objective must be one of {', '.join(MULTIPLES)}, but got "
+            f"sweep.experiment.objective must be one of {', '.join(MULTIPLES_OF_UNIT)}, but got "
             f"{objective!r}"
         )
     entries = choose(searches, quick)
@@ -247,15 +249,18 @@ def _usable(benchmark: Benchmark, entry: Entry) -> bool:
 def choose(names: Sequence[str], quick: bool) -> list[Entry]:
     """Choose the searches that are named; without names all, or with ``quick`` QUICK_SEARCHES.
 
-    A search has the key NAME/AXIS/FORM: its name, the coordinate that it has for the learning rate,
-    and the way in which a stopped trial is told to it.
+    A search has the key NAME/AXIS/FORM, such as ``tpe/sqrt/pruned``: its name; its axis, which is
+    the coordinate that it has for the learning rate; and its form, the way in which a stopped trial
+    is told to it. A name is such a key, its beginning, ``tpe/sqrt`` or ``tpe``, or MODULE:FUNCTION,
+    such as ``my_package.searches:make``, which makes a search of one's own.
     """
     entries = searches()
     if not names:
         return [entry for entry in entries if not quick or entry.group in QUICK_SEARCHES]
     chosen: dict[str, Entry] = {}
-    # A group, NAME/AXIS, chooses all of its forms, and a bare NAME all of its axes. Only a NAME
-    # that is a group itself, as bstune's with its usual rule, chooses no more than that group.
+    # A group, ``tpe/sqrt``, chooses all of its forms, and a bare name, ``tpe``, all of its axes.
+    # Only a name that is a group itself, as bstune's with its usual rule, chooses no more than that
+    # group.
     for name in names:
         matching = [entry for entry in entries if name in (entry.group, entry.key)]
         matching = matching or [entry for entry in entries if name == entry.name]
@@ -273,7 +278,10 @@ def choose(names: Sequence[str], quick: bool) -> list[Entry]:
 
 
 def _imported(name: str) -> Entry:
-    """Import a search that is given as ``MODULE:FUNCTION``; ConfigError if that fails."""
+    """Import a search given as MODULE:FUNCTION, such as ``my_package.searches:make``.
+
+    ConfigError if that fails.
+    """
     module, _, function = name.partition(":")
     try:
         make = getattr(importlib.import_module(module), function)

@@ -14,7 +14,7 @@ from bstune.sweeps.baselines import FRONTIER, MAX_GP_TRIALS, SAMPLERS, Entry
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_problem import (
     BUDGET_FACTOR,
-    MULTIPLES,
+    MULTIPLES_OF_UNIT,
     STOP_FACTOR,
     WITHIN,
     Benchmark,
@@ -169,7 +169,7 @@ def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> S
     """
     objective = benchmark.problem.objective
     marks = list[MeritMark]()
-    for index, multiple in enumerate(MULTIPLES[objective]):
+    for index, multiple in enumerate(MULTIPLES_OF_UNIT[objective]):
         values = list[float]()
         for run in runs:
             if objective == "curve":
@@ -204,10 +204,11 @@ def best_by(standings: Iterable[Standing], name: Callable[[Standing], str]) -> l
     return list(best.values())
 
 
-def _by_group(standings: Iterable[Standing]) -> list[Standing]:
-    """Give each search and axis in its better form, by how it records a stopped trial.
+def _in_better_form(standings: Iterable[Standing]) -> list[Standing]:
+    """Keep the better form of each search and axis, the best of all first.
 
-    The best of all comes first.
+    A search such as ``tpe/sqrt``, name and axis, has run in two forms: a stopped trial was told to
+    it as pruned, or as complete.
     """
     return best_by(standings, lambda standing: standing.entry.group)
 
@@ -221,7 +222,7 @@ def make_finding(
 ) -> Finding:
     """Make the finding of a comparison: a row for the better form of each search, and the figure.
 
-    A form is a way to record a stopped trial.
+    A form is a way to record a stopped trial; the better one is picked on each table by itself.
 
     ``result.json`` has the tables, too, with ``origins``, a mapping for each, and the numbers of
     every form. An infinite number (no trial has reached the target, no estimate) is null there.
@@ -230,7 +231,7 @@ def make_finding(
     shown_standings = list[Standing]()
     tables = list[dict[str, object]]()
     for benchmark, origin in zip(benchmarks, origins, strict=True):
-        shown_standings += _by_group(_of_table(benchmark, standings))
+        shown_standings += _in_better_form(_of_table(benchmark, standings))
         tables.append({**_table_result(benchmark), **origin})
     # Two forms may have equal numbers: identity tells which of them is in the table.
     are_shown = set(map(id, shown_standings))
@@ -258,14 +259,17 @@ def _notes(
 ) -> list[str]:
     """Give the lines below the table: the tables, and the rules of the comparison.
 
-    ``shown``: the standings that are rows of the table. A search without a row still has its rule
-    here, because the finding's sentence and its figure are of all searches.
+    Args:
+        benchmarks: one for each table, all of one objective.
+        standings: of all searches on all tables.
+        shown: those of them that are rows of the table.
     """
     notes = list(map(title, benchmarks))
+    # A row has a star at its number of trials if the cap ended the search on some seed.
     if any(standing.cut_short for standing in shown):
         notes.append("* ended by the cap on trials")
-    # All benchmarks have one objective.
     notes += RULES_OF_COMPARISON[benchmarks[0].problem.objective]
+    # Two searches have a rule of their own, which is told wherever they ran.
     names = {standing.entry.name for standing in standings}
     if FRONTIER in names:
         notes.append(FRONTIER_RULE)
@@ -306,7 +310,7 @@ def row(standing: Standing, objective: SearchObjective) -> dict[str, str]:
     if objective != "curve":
         median, _p90 = standing.within
         # Time and steps have the same multiples.
-        spending = f"> {MULTIPLES['time'][-1]:g}"
+        spending = f"> {MULTIPLES_OF_UNIT['time'][-1]:g}"
         if math.isfinite(median):
             spending = f"{median:.1f}"
         cells[f"to_{WITHIN:g}"] = spending
@@ -365,7 +369,7 @@ def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> 
     parts = list[str]()
     for benchmark in benchmarks:
         # The better form of each search on this table, the best search first.
-        ordered = _by_group(_contenders(benchmark, standings))
+        ordered = _in_better_form(_contenders(benchmark, standings))
         if is_curve:
             best = ordered[0]
             text = f"{best.entry.group} by {_ratio_text(best.marks[-1].median)}"
@@ -374,7 +378,7 @@ def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> 
         parts.append(f"{benchmark.name}: {text}")
     tables_text = "; ".join(parts)
     if is_curve:
-        last_multiple = MULTIPLES["curve"][-1]
+        last_multiple = MULTIPLES_OF_UNIT["curve"][-1]
         return (
             f"After {last_multiple:g} times the frontier's cost B_crit is off least (median "
             f"factor) with {tables_text}."
@@ -397,7 +401,7 @@ def _leaders(ordered: Sequence[Standing]) -> str:
     if math.isfinite(other_spends):
         # A search that never came near the best has spent the largest multiple at least, so that
         # the ratio is a lower bound. Time and steps have the same multiples.
-        most = MULTIPLES["time"][-1]
+        most = MULTIPLES_OF_UNIT["time"][-1]
         ratio = min(optuna_spends, most) / other_spends
         text += f", {ratio:.1f} times as much"
         if math.isinf(optuna_spends):
@@ -422,7 +426,7 @@ def _spending_of(standing: Standing) -> str:
     median, _ = standing.within
     if math.isfinite(median):
         return f"{standing.entry.group} after {median:.1f}"
-    return f"{standing.entry.group} not after {MULTIPLES['time'][-1]:g}"
+    return f"{standing.entry.group} not after {MULTIPLES_OF_UNIT['time'][-1]:g}"
 
 
 def _contenders(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Standing]:
@@ -445,6 +449,10 @@ def _contenders(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Sta
 
 def paint(benchmarks: Sequence[Benchmark], standings: Sequence[Standing], figure: "Figure") -> None:
     """Draw a panel for each table, with a line for the best axis and form of up to eight searches.
+
+    A search's key, such as ``tpe/sqrt/pruned``, has its name, its axis (the coordinate that it has
+    for the learning rate) and its form (how a stopped trial is told to it). The best ones of a name
+    are picked in each panel by itself.
 
     For ``time`` and ``steps`` a band shows 10 to 90% of the seeds of two lines, bstune's (or the
     best that is not Optuna's) and the best of Optuna's: eight bands would hide each other. For
@@ -498,7 +506,7 @@ def _place_in_legend(standing: Standing) -> tuple[bool, int, str]:
 def _draw_line(axes: "Axes", standing: Standing, colour: str, with_band: bool) -> None:
     """Draw the median ratio over spending, with gaps where it is infinite, and a band if wanted."""
     # The objective steps, which is drawn like this, too, has the multiples of time.
-    spending = np.geomspace(1.0, MULTIPLES["time"][-1], 400)
+    spending = np.geomspace(1.0, MULTIPLES_OF_UNIT["time"][-1], 400)
     ratios = list[list[float]]()
     for spent in spending.tolist():
         ratios.append([ratio_after(run.path, spent) for run in standing.runs])
@@ -573,7 +581,7 @@ def _finish(axes: "Axes", benchmark: Benchmark) -> None:
     axes.set_yscale("log")
     # The axis begins a little below 1, so that a line at the best itself is seen.
     axes.set_ylim(0.97, MAX_RATIO)
-    marks = MULTIPLES[objective]
+    marks = MULTIPLES_OF_UNIT[objective]
     # Single marks need room at both ends. A path begins at the axis.
     if objective == "curve":
         axes.set_xlim(marks[0] / 1.3, marks[-1] * 1.3)

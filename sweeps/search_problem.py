@@ -25,9 +25,9 @@ SearchObjective = Literal["time", "steps", "curve"]
 # Batch size, learning rate and cost.
 BestCell = tuple[int, float, float]
 # Spendings at which searches are compared, in Benchmark.unit. For the first two objectives that is
-# the best trial's cost.
+# the best cell's cost, for ``curve`` the cost of the whole frontier, which is larger.
 OF_BEST = (5.0, 10.0, 20.0, 40.0, 60.0)
-MULTIPLES: dict[SearchObjective, tuple[float, ...]] = {
+MULTIPLES_OF_UNIT: dict[SearchObjective, tuple[float, ...]] = {
     "time": OF_BEST,
     "steps": OF_BEST,
     "curve": (1.0, 3.0, 10.0),
@@ -458,10 +458,10 @@ def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialRes
 
     A trial ends once it has taken ``STOP_FACTOR`` times what the best of ``finished`` took to the
     target: in seconds for ``time``, in steps for ``steps``. For ``curve`` that would cut off
-    trials at the smallest and the largest batch sizes. There a trial is compared with the least
-    that one of the others would take at its batch size: the same steps as at a smaller one, the
-    same examples as at a larger one. No trial runs past its budget, the only limit until one has
-    reached the target.
+    trials at the smallest and the largest batch sizes. There a trial is compared with the fewest
+    steps that its own batch size needs, as the others bound them: no more than the steps of a trial
+    at a smaller one, and no more examples than those of a trial at a larger one. No trial runs past
+    its budget, the only limit until one has reached the target.
     """
     budget = problem.budget.last_step(batch_size)
     reached = [trial for trial in finished if trial.reached]
@@ -473,15 +473,16 @@ def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialRes
     elif problem.objective == "steps":
         steps = float(best.steps)
     else:
-        steps = min(_least_frontier_steps(trial, batch_size) for trial in reached)
+        steps = min(_bound_on_fewest_steps(trial, batch_size) for trial in reached)
     return max(1, min(budget, math.floor(STOP_FACTOR * steps * FOR_ROUNDING)))
 
 
-def _least_frontier_steps(trial: TrialResult, batch_size: int) -> float:
-    """Give at most how many steps to the target a trial would take at another batch size.
+def _bound_on_fewest_steps(trial: TrialResult, batch_size: int) -> float:
+    """Give an upper bound on the fewest steps to the target at another batch size.
 
-    ``trial`` reached the target. They are its steps if it ran at a smaller batch size, else those
-    of its examples: as the batch size rises, the fewest steps fall and the fewest examples rise.
+    ``trial`` reached the target. The bound is its own steps if its batch was smaller, else its
+    examples divided by the batch size: as the batch size rises, the fewest steps fall and the
+    fewest examples rise.
     """
     if trial.batch_size <= batch_size:
         return trial.steps

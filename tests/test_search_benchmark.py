@@ -39,7 +39,13 @@ from bstune.sweeps.search_benchmark_report import (
     standing,
     title,
 )
-from bstune.sweeps.search_problem import MULTIPLES, SearchRun, least, run_search, stopping_step
+from bstune.sweeps.search_problem import (
+    MULTIPLES_OF_UNIT,
+    SearchRun,
+    least,
+    run_search,
+    stopping_step,
+)
 from bstune.sweeps.unit_log import UnfinishedError
 from bstune.trial.recorded_run import Run
 from bstune.trial.replay import Table, find_table
@@ -502,7 +508,7 @@ def test_all_tables_by_default_and_anyones_search(folder, tmp_path, monkeypatch)
     assert merits["after"][0] == {"spending": 5.0, "median": 1.0, "p90": 1.0}
     # Its first trial, with the noise of one run.
     assert 0.7 < merits["within"]["median"] < 1.4
-    monkeypatch.setitem(search_problem.MULTIPLES, "time", (1.0, 2.0))
+    monkeypatch.setitem(search_problem.MULTIPLES_OF_UNIT, "time", (1.0, 2.0))
     # A shipped table may be named by its path.
     finding = go(quick=True, tables=[str(folder / "easy.jsonl")])
     assert {row["search"] for row in finding.rows} == set(search_benchmark.QUICK_SEARCHES)
@@ -655,4 +661,4 @@ def test_an_interruption_names_the_file_of_kept_runs(folder, monkeypatch):
 
 
 def test_every_objective_has_its_rules_in_the_report():
-    assert RULES_OF_COMPARISON.keys() == MULTIPLES.keys()
+    assert RULES_OF_COMPARISON.keys() == MULTIPLES_OF_UNIT.keys()

@@ -359,16 +359,19 @@ def _spread_at(bracket: _Bracket, batch_size: int) -> float | None:
     return max(peaks) / min(peaks) - 1.0
 
 
-def _model_error(bracket: _Bracket, fit: ProbeResult) -> float | None:
-    """Give the relative error of a line through the smaller batch sizes at the ceiling's probe.
+def _model_error(bracket: _Bracket, largest: ProbeResult) -> float | None:
+    """Give the relative error with which smaller batch sizes predict the memory of the largest one.
 
-    None where there are too few of them for a line.
+    They predict it by a line of training's bytes over the batch size. None where fewer than two of
+    them fit, and where no bytes were measured at the largest one.
+
+    ``largest``: a probe of the largest batch size that fits.
     """
-    smaller = [result for result in bracket.fitting if result.batch_size < fit.batch_size]
+    smaller = [result for result in bracket.fitting if result.batch_size < largest.batch_size]
     model = fit_memory(smaller)
-    if model is None or not fit.training_bytes:
+    if model is None or not largest.training_bytes:
         return None
-    return abs(model(fit.batch_size) / fit.training_bytes - 1.0)
+    return abs(model(largest.batch_size) / largest.training_bytes - 1.0)
 
 
 def _largest_below(bracket: _Bracket, batch_size: int) -> ProbeResult:

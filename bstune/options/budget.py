@@ -19,6 +19,16 @@ class BudgetOptions(Section):
         """The budget as trials have it."""
         return Budget(self.steps, self.examples)
 
+    @property
+    def counts_examples(self) -> bool:
+        """Whether examples were given, and not steps alone.
+
+        A budget lasts until both its steps and its examples are spent. A single example is spent by
+        the first step, so that it never decides: it stands for none, as each of the two options is
+        a positive number.
+        """
+        return self.examples > 1
+
 
 class WorkloadBudgetOptions(BudgetOptions):
     """A trial gives up once both its steps and its examples are spent."""

@@ -23,7 +23,7 @@ from bstune.report.charts.learning_curves import learning_curves
 from bstune.report.charts.learning_rates import learning_rates
 from bstune.report.charts.over_target import over_target
 from bstune.report.charts.progress import progress
-from bstune.report.charts.traces import part_text
+from bstune.report.charts.traces import trial_with_origin
 from bstune.report.html import Cell, Section, json_script, page, paragraph, resource, table, text
 from bstune.report.study_folder import StudyFolder
 from bstune.report.trust import Trust, trust
@@ -264,7 +264,7 @@ def _outcome_cells(trial: TrialResult) -> list[Cell | str]:
         if value is not None:
             last = value
     # What follows the trial's number, which has a column of its own: such as "continues 7".
-    _, _, relation = part_text(trial).partition(", ")
+    _, _, relation = trial_with_origin(trial).partition(", ")
     remarks = [remark for remark in (relation, trial.message) if remark]
     return [
         _count(trial.steps),

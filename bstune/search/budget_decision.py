@@ -232,8 +232,15 @@ def _budget_candidates(
 ) -> BudgetCandidates:
     """List what there is to choose from: the stopped trials that may go on, then new points.
 
-    New points lie along the posterior's optima and around the best full trials. The arguments are
-    those of :func:`suggest_within_budget`.
+    New points lie along the posterior's optima and around the best full trials.
+
+    Args:
+        posterior: of the trials so far.
+        pending: the trials that run now.
+        domain: where the search may go.
+        resumable: whether a stopped trial can be continued, by number; None: none can.
+        policy: how many new points there are.
+        rng: the source of chance.
     """
     # The numbers of the stopped trials that are going on now.
     running = {resumed_from for _, _, resumed_from in pending}
@@ -300,14 +307,17 @@ def _choose_candidate(
 def _behind_of_candidates(
     posterior: BudgetPosterior, candidates: BudgetCandidates, theta: Array
 ) -> Array:
-    """Compute how far n candidates are behind the best full trial, the ruler, in m draws: (m, n).
+    """Compute how far n candidates are behind the best full trial in m draws ``theta``: (m, n).
 
-    It is the log of (the steps that they need for the ruler's best metric / their budget's steps).
-    Before there is a ruler no metric is fixed: the numbers then only rank the candidates.
+    It is log(S / steps of their budget). S is the steps that they need for the best metric of that
+    trial, whose curve is called the ruler. Before any trial has run to its budget's end no metric
+    is fixed: the numbers then only rank the candidates.
     """
+    # The law gives log S at log2 of batch sizes and rates and at the other hyper-parameters, for a
+    # seed like any other. A stopped trial has a seed of its own already: its history, which shows
+    # how that one does, counts beside the law.
     points = posterior.prior.points_at(candidates.x, candidates.z, candidates.other)
     log_s_by_law = log_steps(theta, points, posterior.prior)
-    # A stopped trial's seed is drawn: its own history counts beside the law.
     log_s = joined_with_histories(log_s_by_law, theta, posterior.data, candidates.waiting)
     return np.asarray(log_s - posterior.log_budget(candidates.x))
 

@@ -169,6 +169,7 @@ def findings_of(posteriors: Mapping[float, BudgetPosterior]) -> BudgetFindings |
     the budget at these shares.
     """
     whole = posteriors[1.0]
+    # The best full trial's curve, from which metrics are read.
     ruler = whole.ruler
     if ruler is None:
         return None
@@ -230,8 +231,9 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
 
     The exponent is the slope of a line through log B* at several shares of the budget.
     ``posteriors`` are by their share. None where fewer than two of them have a full trial, one that
-    has run to the end.
+    has run to the end of that share.
     """
+    # The ruler is the best full trial's curve, by which others are compared: None without one.
     shares = [share for share in posteriors if posteriors[share].ruler is not None]
     shares = sorted(shares, reverse=True)
     if len(shares) < 2:
@@ -240,6 +242,8 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     best_sizes = list[BestSize]()
     for share in shares:
         x = _log_size_grid(posteriors[share], OPTIMA_PER_OCTAVE)
+        # In each draw the best batch size is the one that is least behind the best full trial, each
+        # batch size taken at its best learning rate.
         best = x[_behind_at_best_rates(posteriors[share], x).argmin(axis=1)]
         optima.append(best)
         best_sizes.append(_best_size(share, best, x))
@@ -312,10 +316,10 @@ def _log_size_grid(posterior: BudgetPosterior, per_octave: int) -> Array:
 
 
 def _behind_at_best_rates(posterior: BudgetPosterior, x: Array) -> Array:
-    """Compute how far n batch sizes at their best rates are behind the best full trial: (m, n).
+    """Compute how far n batch sizes, each at its best rate, are behind the best full trial: (m, n).
 
-    It is the log of the steps that they need for that trial's best metric, over their budget, by m
-    draws of the posterior. ``x`` are log2 of the batch sizes.
+    It is log(steps that they need for that trial's best metric / steps of their budget), by m draws
+    of the posterior. ``x`` are log2 of the batch sizes.
     """
     log_s = frontier(posterior.theta, posterior.prior.points_at(x), posterior.prior)
     return np.asarray(log_s - posterior.log_budget(x))

@@ -217,6 +217,8 @@ def _predicted_steps(posterior: Posterior, candidates: Candidates) -> Array:
 
 def expected_steps(drawn_log_steps: Array) -> Array:
     """Take the median over m draws of n candidates' steps, (n,), from their log S, (m, n)."""
+    # A median over MOST_LOG_STEPS counts as that: e^50 steps are more than any trial takes, and
+    # they are finite, where the exponential of a far larger log would not be.
     return np.exp(np.minimum(np.median(drawn_log_steps, axis=0), MOST_LOG_STEPS))
 
 
@@ -227,6 +229,7 @@ def cost_to_go(posterior: Posterior, candidates: Candidates, expected: Array) ->
     least a share ``LEAST_LEFT`` of their whole cost, as the expected steps are not known better.
     """
     steps_to_go = np.maximum(expected - candidates.done, LEAST_LEFT * expected)
+    # ``tau`` is a function of the batch size, ``x`` the log2 of that.
     return np.asarray(steps_to_go * posterior.tau(np.exp2(candidates.x)))
 
 

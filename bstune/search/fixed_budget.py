@@ -254,7 +254,8 @@ def _data_at_budget(
         points=prior.points_at(x, z, other),
         y=y,
         spread=spread,
-        # A run may be ahead of the best one: S need not exceed the steps that it has run.
+        # A run that is ahead of the best full trial has that one's final metric already: S need not
+        # exceed the steps that it has run, and -inf stands for no such bound.
         log_steps_missed=np.full(count, -np.inf),
         bound=bound,
         diverged=np.array([run.diverged for run in runs], dtype=np.bool_),

@@ -351,12 +351,12 @@ def _extrapolated(
 
 
 def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> tuple[float, float]:
-    """Estimate the log rate of a trial from others that reached the target: mean and deviation.
+    """Estimate how fast a trial nears the target from others that reached it.
 
-    The rate is the fall of the log excess (the metric's distance from its best value over the
-    target's distance from that) for each log step. The mean of the others' log rates is shrunk
-    towards the usual rate, as by a normal prior of deviation ``RATE_SPREAD``: the less, the more
-    trials there are.
+    It gives the mean and the deviation of the log of the trial's rate. The rate is the fall of the
+    log excess (the metric's distance from its best value over the target's distance from that) for
+    each log step. The mean of the others' log rates is shrunk towards the usual rate, as by a
+    normal prior of deviation ``RATE_SPREAD``: the less, the more trials there are.
 
     Args:
         reached: history and log steps to the target of each trial, the most similar first.
@@ -370,6 +370,8 @@ def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> t
     log_usual_rate = math.log(USUAL_RATE)
     if not rates:
         return log_usual_rate, RATE_SPREAD
+    # A rate beyond these bounds counts as the bound: where evaluations are few, one may come out
+    # far too high or too low.
     logs = np.log(np.clip(rates, SLOWEST_RATE, FASTEST_RATE))
     # The most similar one counts most; the fourth counts half as much.
     weight = 1.0 / (1.0 + np.arange(len(logs)) / 3.0)

@@ -114,8 +114,13 @@ def _log_over_met(law: Array, early: Array) -> Array:
     log(h/s). But the last steps of a schedule train little: S, at whose end they lie, is larger by
     up to ``waste``, in log.
 
-    ``early`` is log(h/s), (n,); ``law`` is as for :func:`log_shortest`.
+    S is the shortest horizon that meets the target.
+
+    Args:
+        law: m draws of the logs of the law's parameters, scale, power, share and waste, (m, 4).
+        early: log(h/s), (n,).
     """
+    # The last two columns; (m, 1) each, to stand beside the n runs.
     share, waste = np.exp(law.T[2:])[:, :, None]
     return np.asarray(waste * np.tanh(early / waste) - share * early)
 
@@ -147,13 +152,13 @@ def log_jacobian(law: Array, ends: Ends) -> Array:
 def log_chance_at_end(law: Array, ends: Ends) -> Array:
     """Compute the log of the chance that n trials met the target no earlier than they did: (m, n).
 
-    ``law`` is m draws of the law, (m, 4). For trials that met the target before their end, or
-    missed it, the log is 0: a chance of 1. A trial that met the target at its end, the horizon h,
-    shows by its excess how far h lies above S, the shortest horizon that meets it: log(h/S) = a. By
-    the law it then met the target already at a step s, where early = log(h/s) solves
-    ``a = (1 + share) early - waste tanh(early/waste)``. As 0 <= tanh(x) <= min(x, 1), early is at
-    most a/share and (a + waste)/(1 + share), and near the smaller of the two. But the last
-    evaluation before the end missed the target: the chance is that s comes after it.
+    ``law`` is m draws of the logs of scale, power, share and waste, (m, 4). For trials that met the
+    target before their end, or missed it, the log is 0: a chance of 1. A trial that met the target
+    at its end, the horizon h, shows by its excess how far h lies above S, the shortest horizon that
+    meets it: log(h/S) = a. By the law it then met the target already at a step s, where early =
+    log(h/s) solves ``a = (1 + share) early - waste tanh(early/waste)``. As 0 <= tanh(x) <= min(x,
+    1), early is at most a/share and (a + waste)/(1 + share), and near the smaller of the two. But
+    the last evaluation before the end missed the target: the chance is that s comes after it.
     """
     chances = np.zeros((len(law), ends.log_excess.size))
     if ends.log_over_last_miss is None:
@@ -174,7 +179,8 @@ def log_chance_at_end(law: Array, ends: Ends) -> Array:
 def misfit(ends: Ends) -> Array:
     """Compute the standard deviation of log S around the law for n trials: (n,).
 
-    It grows with the distance from a trial's horizon to S, over which the law has to reach.
+    S is the shortest horizon with which a trial would have met the target. The deviation grows with
+    the distance from a trial's horizon to S, over which the law has to reach.
     """
     # The law is taken at its prior means, so that the deviation is the same in all draws. Trials
     # that met the target early are taken as met at their end: :func:`early_variance` is theirs.
@@ -188,14 +194,19 @@ def misfit(ends: Ends) -> Array:
 def early_variance(law: Array, ends: Ends) -> Array:
     """Compute the variance of log S that is added for trials that met the target early: (m, n).
 
-    It comes on top of the square of :func:`misfit`. Both terms of log(S/s),
-    ``waste tanh(early/waste)`` and ``share early``, have an error of their own, with a deviation of
-    ``EARLY_MISFIT`` times the term. It is 0 for trials that ran to their horizon's end.
+    It comes on top of the square of :func:`misfit`. S is the shortest horizon that meets the
+    target, s the step at which a trial met it before its own horizon h. By the law log(S/s) =
+    waste tanh(early/waste) - share early, with early = log(h/s). Both terms have an error of their
+    own, with a deviation of ``EARLY_MISFIT`` times the term. It is 0 for trials that ran to their
+    horizon's end.
 
-    ``law`` is m draws of the law, (m, 4).
+    Args:
+        law: m draws of the logs of the law's parameters, scale, power, share and waste, (m, 4).
+        ends: of the n trials.
     """
+    # The last two columns; (m, 1) each, to stand beside the n trials.
     share, waste = np.exp(law.T[2:])[:, :, None]
-    # Log(horizon/step).
+    # log(h/s).
     early = -ends.log_share_run
     of_waste = waste * np.tanh(early / waste)
     return np.asarray(EARLY_MISFIT**2 * (of_waste**2 + (share * early) ** 2))
@@ -205,7 +216,7 @@ def log_met(law: Array) -> Array:
     """Compute log(s/S) of the step s at which a run of each of several horizons meets the target.
 
     The horizons h are those of ``LOG_HORIZONS``, which gives log(h/S). The result, of its shape, is
-    the median over m draws of the law, (m, 4).
+    the median over m draws of the law, the logs of its scale, power, share and waste, (m, 4).
     """
     # A few of the draws are enough for a median.
     law = law[:: max(1, len(law) // LAW_DRAWS)]

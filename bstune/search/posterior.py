@@ -650,8 +650,14 @@ def variance_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
 def _chance_above(data: LikelihoodData, y: Array, expected: Array, noise: Array) -> Array:
     """Compute the chance that S exceeds the steps that a trial has run, given its estimate.
 
-    One column for each trial that has an estimate: (m, k). ``y``, ``expected`` and ``noise`` are as
-    for :func:`_log_density`.
+    S is the steps to the target. The result has a row for each of m draws of the parameters, and a
+    column for each of the k trials whose log S is an estimate: (m, k).
+
+    Args:
+        data: all n trials.
+        y: log S as the trials have it, (1, n) or (m, n).
+        expected: log S by the model, (m, n).
+        noise: standard deviation of log S from seed to seed, (m, 1).
     """
     places = data.estimated
     # Log S given the model and the estimate is normal, its precision the sum of theirs.

@@ -289,16 +289,19 @@ class FrontierSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Choose the next trial's parameters; :meth:`max_steps` and others then tell the rest.
+        """Choose the next trial's parameters.
 
-        Empty before the study has a batch size.
+        What Optuna has no place for is noted by the trial's number: its last step, and the trial
+        that it continues or repeats. :meth:`max_steps`, :meth:`resumed_from` and :meth:`repeats`
+        tell it to the study. Empty where the trials so far share no batch size, as before the first
+        one has finished.
         """
         if BATCH_SIZE not in search_space:
             return {}
         coordinates = Coordinates(search_space, self._rule, self._snap, self._lr_range)
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         pending = _pending(trials, coordinates)
-        # Both note the trial's last step, too.
+        # Both methods note the trial's last step, too.
         if self.objective == LOSS:
             suggestion = self._suggest_at_budget(study, trials, pending, coordinates, trial.number)
         else:
@@ -312,7 +315,8 @@ class FrontierSampler(BaseSampler):
             same_as = suggestion.resumed_from
         if same_as is None:
             return coordinates.parameters(suggestion)
-        # What goes on or runs again has its trial's own values: coordinates would round them.
+        # What goes on or runs again has its trial's own values: on the way to the logs in which
+        # points are suggested, and back, they would be rounded.
         same = next(t for t in trials if t.number == same_as)
         return {name: same.params[name] for name in search_space}
 
@@ -452,7 +456,8 @@ class FrontierSampler(BaseSampler):
         """Sample the posterior of the objective ``loss``; None before the study has parameters.
 
         Args:
-            trials: a study, or records of its trials, as for :meth:`posterior`.
+            trials: a study, or records of its trials, whose ``hyperparameters`` are the further
+                parameters; records need ``search_space``.
             mode: whether the metric falls or rises; None for the target's, else the study's
                 direction.
             share: of the budget, at which the trials are cut: what a shorter budget would have

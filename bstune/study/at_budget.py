@@ -239,7 +239,7 @@ def spending_text(options: StudyOptions) -> str:
     budget = options.budget
     if budget.seconds is not None:
         return f"{format_seconds(budget.seconds)} of training"
-    if budget.examples > 1:
+    if budget.counts_examples:
         return plural(budget.examples, "example")
     return plural(budget.steps, "step")
 

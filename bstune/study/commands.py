@@ -86,7 +86,8 @@ def _trial_arguments(winner: Winner, prepared: PreparedStudy) -> list[str]:
 def _limited_to(steps: int) -> list[str]:
     """Give the options of a budget in steps alone.
 
-    A trial ends once both limits are met, and the one of one example is met at once.
+    A trial ends once both its steps and its examples are spent. The first step spends a single
+    example, so that the steps alone decide.
     """
     return [f"budget.steps={steps}", "budget.examples=1"]
 
@@ -104,6 +105,8 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
         # Hydra's + and ~ before an option add and delete it.
         if not argument.lstrip("+~").startswith(OF_A_STUDY):
             of_study.append(argument)
+    # A target that the study took from its first trial is not in its arguments, and the command
+    # has no such trial to take it from.
     of_study = _with_known_target(of_study, prepared)
     if is_for_loss:
         # The budget is given in steps below, even where the study's is in seconds or examples.
@@ -114,9 +117,11 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
     if is_for_loss:
         of_trial.append("search.objective=loss")
         of_trial += _limited_to(prepared.last_step(trial.batch_size))
-    # A schedule that ends with its trial has the winner's length.
+    # Trials cannot be stopped early where their schedule ends with them. It gets the length of the
+    # winner's; any other trial just stops once it meets the target.
     elif not prepared.backend.stops and horizon is not None:
         of_trial += _limited_to(horizon)
+    # A single trial makes no survey, which chose the study's number of threads.
     of_trial += _threads_option(prepared, of_study)
     tunables = {tunable.name: tunable for tunable in space.tunables}
     values = dict[str, float]()

@@ -288,7 +288,7 @@ def _check_budget(prepared: PreparedStudy) -> None:
         # They are rounded up, so that they are enough.
         seconds = 1.01 * FEWEST_STEPS * prepared.backend.step_time(smallest)
         least = f"budget.seconds={seconds:.3g}"
-    elif budget.examples > 1:
+    elif budget.counts_examples:
         least = f"budget.examples={FEWEST_STEPS * smallest}"
     else:
         least = f"budget.steps={FEWEST_STEPS}"

@@ -254,6 +254,8 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
             limit_value=values.get(end.limit),
             least_limit=end.least_limit,
         )
+    # The objective loss asks for the best metric at the budget's end, which takes words of its own.
+    # The others ask for the target.
     question: str | None = None
     if budget.objective == "loss":
         question = question_of(options)
@@ -271,13 +273,13 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
             rule=options.scaling.rule["_target_"].rpartition(".")[2],
         ),
         question=question,
-        size=_size_of(prepared.backend),
+        size=_size_of_workload(prepared.backend),
         overrides_lr=options.scaling.override_lr,
         in_python=isinstance(options, GivenOptions),
     )
 
 
-def _size_of(backend: TrialBackend) -> WorkloadSize | None:
+def _size_of_workload(backend: TrialBackend) -> WorkloadSize | None:
     """Give the size of data and module; None for recorded runs, which have neither."""
     if not backend.train_examples or not backend.parameters:
         return None

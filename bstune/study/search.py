@@ -586,11 +586,17 @@ class Search:
         return done
 
     def _seconds_to_go(self, done: Sequence[TrialResult]) -> float | None:
-        """Predict the wall seconds until the study's end; None before a point has ended here."""
+        """Predict the wall seconds until the study's end.
+
+        None before this command has tried a point, a batch size with its learning rate, to its end:
+        how fast points end is not known then.
+        """
         pace = self._point_ends.pace(count_points(done), self._prepared.elapsed())
         if pace is None:
             return None
-        return study_seconds_to_go(self._prepared, self._wall, done, pace, self._search_has_ended)
+        return study_seconds_to_go(
+            self._prepared, self._wall, done, pace, search_has_ended=self._search_has_ended
+        )
 
     def _search_end(self, done: Sequence[TrialResult]) -> SearchEnd | None:
         """Say what ends the search: seconds that are spent, or an answer that is good enough.

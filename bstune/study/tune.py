@@ -111,7 +111,8 @@ def survey(
         stated = {"data": data, "metric": metric, "batch_sizes": batch_sizes}
         missing = [name for name, value in stated.items() if value is None]
         raise ConfigError(f"survey of a module needs {' and '.join(missing)} besides")
-    # No trial is run: target, learning rate and budget are any that a study could have.
+    # No trial is run: target, learning rate and budget, here one of steps alone, are any that a
+    # study could have.
     given = GivenObjects(
         target=Target(metric, UNMET, "min"),
         batch_sizes=batch_sizes,

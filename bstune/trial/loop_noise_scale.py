@@ -183,7 +183,7 @@ class LoopNoiseScale:
         else:
             self.passed_over += 1
 
-    def _norms(self, step: _Step, scale: float) -> GradientNorms:
+    def _norms(self, step: _Step, loss_scale: float) -> GradientNorms:
         """Give a step's mean squared gradient norms, of its micro-batches and of its whole batch.
 
         With weights w_i of micro-batches of n_i examples, the batch sizes that the two belong to
@@ -192,7 +192,8 @@ class LoopNoiseScale:
 
         Args:
             step: the gradients that were read in it.
-            scale: the factor by which a gradient scaler has multiplied its losses.
+            loss_scale: the factor by which a gradient scaler, for low precision, has multiplied the
+                losses and with them the gradients.
         """
         examples = step.examples
         batch_size = sum(examples)
@@ -209,9 +210,10 @@ class LoopNoiseScale:
         small = sum(square / weight for square, weight, _ in parts)
         inverse_small = sum(weight / count for _, weight, count in parts)
         inverse_big = sum(weight**2 / count for _, weight, count in parts)
+        # Squared norms grow with the square of the loss's scale, which is taken out again.
         return GradientNorms(
-            small=small / scale**2,
+            small=small / loss_scale**2,
             small_size=1.0 / inverse_small,
-            big=big / scale**2,
+            big=big / loss_scale**2,
             big_size=1.0 / inverse_big,
         )

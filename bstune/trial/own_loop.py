@@ -536,8 +536,8 @@ class LoopLimits:
             can end it.
         continues: whether the loop can train a stopped trial on from what it saved of that.
         save_place: where the loop is to save a trial, in its own terms.
-        objective_is_open: whether trials of an objective of time may end without their seconds, as
-            it is not known yet whether the loop tells them.
+        objective_is_open: whether the objective, time, may yet have to become steps: trials may end
+            without their seconds, as it is not known yet whether the loop tells them.
     """
 
     stops: bool = True
@@ -619,7 +619,11 @@ class LoopBackend(TrialBackend):
 
     @property
     def objective_is_open(self) -> bool:  # type: ignore[override]
-        """Whether no trial has told its seconds yet, and the loop may tell none at all."""
+        """Whether the study's objective, time, may yet have to become steps.
+
+        It may as long as no trial has told its seconds, where it is not known whether the loop
+        tells any.
+        """
         return self._may_lack_seconds and not self._timed
 
     def step_time(self, batch_size: float) -> float:
@@ -662,8 +666,7 @@ class LoopBackend(TrialBackend):
         """
         if not self._is_for_loss:
             return self._protocol.last_step(batch_size)
-        # A budget of one example stands for no limit in examples: the steps alone count then.
-        if self._budget.examples > 1:
+        if self._budget.counts_examples:
             return math.ceil(self._budget.examples / batch_size)
         return self._budget.steps
 
@@ -897,7 +900,12 @@ class LoopRunner:
         self._trials.append(self._backend.hand_over(spec, output, resumed_from))
 
     def wait(self) -> Finished:
-        """Take the first trial back. It has failed if the loop has not ended it."""
+        """Take the first trial back. It has failed if the loop has not ended it.
+
+        The study pauses before it calls this, and the loop trains in that pause, in the same
+        thread. A wait would therefore never end: a trial that is not over now was left by its loop,
+        and no one trains it any more.
+        """
         return self._take_back(self._trials[0])
 
     def poll(self) -> Iterator[Finished]:

@@ -427,8 +427,9 @@ def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str,
         names_by_remote_file = {source.archive: missing}
     files: dict[str, bytes] = {}
     try:
-        # Downloads go to a folder that exists, on the same file system. The data's own folder is
-        # made for verified data only.
+        # Downloads are kept beside the data, on its file system, which has to have room for them:
+        # that of temporary files may be small, or in memory. The data's own folder is made for
+        # verified data only, so that they lie in the nearest folder that exists.
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         with TemporaryDirectory(prefix=".download-", dir=existing) as staging:
             for remote_name, names in names_by_remote_file.items():

@@ -99,7 +99,7 @@ def trial_lines(trial: TrialResult) -> list[str]:
     steps = f"{trial.status}, after {format_count(trial.steps)} steps"
     if trial.reached:
         steps = f"{format_count(trial.steps)} steps (missed at {format_count(trial.steps_low)})"
-    lines = [part_text(trial), ", ".join(configuration), steps]
+    lines = [trial_with_origin(trial), ", ".join(configuration), steps]
     if trial.time_to_target is not None:
         lines.append(f"{format_seconds(trial.time_to_target)} to target")
     if trial.seconds_per_step is not None:
@@ -107,7 +107,7 @@ def trial_lines(trial: TrialResult) -> list[str]:
     return lines
 
 
-def part_text(trial: TrialResult) -> str:
+def trial_with_origin(trial: TrialResult) -> str:
     """Name a trial by its number, and the one that it runs again or continues."""
     words = f"trial {trial.number}"
     if trial.replicate_of is not None:

@@ -85,12 +85,11 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
     size_growth: SizeGrowthOverBudget | None = None
     if findings.growth is not None:
         size_growth = _growth(findings.growth)
-    # The budget is in seconds if those are set, else in examples, else in steps. A study without a
-    # budget in examples has examples=1.
+    # The budget is in seconds if those are set, else in examples, else in steps.
     examples: int | None = None
     steps: int | None = None
     if budget.seconds is None:
-        if budget.examples > 1:
+        if budget.counts_examples:
             examples = budget.examples
         else:
             steps = budget.steps

@@ -48,7 +48,8 @@ ROOM = 2.0
 # Least Bayes factor against what lies beyond an end of the interval; the prior's own end has 1.
 END_ODDS = 2.0
 CRITICAL_PRIOR_DRAWS = 2000
-# Least Bayes factor, and least posterior probability, of a small-batch term that is reported.
+# Least Bayes factor, and least posterior probability, of a small-batch term that is reported: the
+# term (B_opt/B)^2 of the law, by which batch sizes below B_opt take more examples.
 TERM_ODDS = 10.0
 TERM_SHARE = 0.9
 # A share of draws is known to about this: it keeps odds of none of them finite.
@@ -387,19 +388,23 @@ def _speak_against(is_within: NDArray[np.bool_], is_beyond: NDArray[np.bool_]) -
 def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
     """Give the lower end of B_opt's interval, its median and the upper end, in examples.
 
-    It is None unless the trials say that B_opt lies above ``smallest``, the smallest batch size
-    that reached the target.
+    B_opt is the batch size that takes the fewest examples to the target: smaller ones take more. It
+    is None unless the trials show that there are smaller ones, that is, that B_opt lies above
+    ``smallest``, the smallest batch size that reached the target. For that its probability must be
+    at least ``TERM_SHARE``, and the odds at least ``TERM_ODDS`` times those of the prior: else the
+    prior alone might say it.
     """
     prior = posterior.prior
     # Column ``B_OPT`` of theta has the log of B_opt over the middle batch size, 2^log_mid.
     log_edge = math.log(smallest / 2.0**prior.log_mid)
     chance_above = float(np.mean(posterior.theta[:, B_OPT] > log_edge))
     prior_chance = float(ndtr((prior.mean[B_OPT] - log_edge) / prior.spread[B_OPT]))
-    # The Bayes factor for B_opt above the edge against below it. DRAW_ACCURACY, to which a share of
-    # draws is known, keeps the odds finite where no draw lies on one side.
+    # The posterior's odds of above the edge to below it. DRAW_ACCURACY, to which a share of draws
+    # is known, keeps them finite where no draw lies on one side.
     odds = (chance_above + DRAW_ACCURACY) / (1.0 - chance_above + DRAW_ACCURACY)
-    odds = odds * (1.0 - prior_chance + DRAW_ACCURACY) / (prior_chance + DRAW_ACCURACY)
-    if chance_above < TERM_SHARE or odds < TERM_ODDS:
+    # These odds over the prior's are the Bayes factor.
+    bayes_factor = odds * (1.0 - prior_chance + DRAW_ACCURACY) / (prior_chance + DRAW_ACCURACY)
+    if chance_above < TERM_SHARE or bayes_factor < TERM_ODDS:
         return None
     quantiles = np.quantile(posterior.theta[:, B_OPT], QUANTILES)
     return [float(size) for size in 2.0**prior.log_mid * np.exp(quantiles)]

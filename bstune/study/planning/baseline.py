@@ -81,6 +81,8 @@ def baseline_of(options: StudyOptions, space: Space, limits: SizeLimits) -> Base
 
 def has_baseline(options: StudyOptions) -> bool:
     """Whether a study runs its user's own configuration, if that can be run."""
+    # A sampler that goes through the batch sizes does so by the trial's index, with as many trials
+    # at each: a baseline, which takes index 0, would leave the first batch size one short.
     return options.search.baseline and not chooses_batch_sizes(options)
 
 

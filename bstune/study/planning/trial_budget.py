@@ -43,8 +43,7 @@ def steps_at_budget(
         # The margin keeps a whole number of steps whole where the division falls just below it.
         steps = budget.seconds / seconds_per_step(batch_size)
         return max(1, math.floor(steps * (1.0 + 1e-9)))
-    # One example is the default: the user has counted the budget in steps.
-    if budget.examples > 1:
+    if budget.counts_examples:
         return math.ceil(budget.examples / batch_size)
     return budget.steps
 
@@ -107,7 +106,8 @@ def with_single_budget(options: StudyOptions, recipe: Recipe | None) -> StudyOpt
         options, trial.batch_size, lambda size: _single_step_seconds(options, recipe)
     )
     options = with_option(options, "budget.seconds", None)
-    # A limit of one example is no limit.
+    # A budget lasts until both its steps and its examples are spent. The first step spends a single
+    # example, so that the steps alone decide; the option takes no number below that, nor null.
     options = with_option(options, "budget.examples", 1)
     return with_option(options, "budget.steps", steps)
 

@@ -235,7 +235,7 @@ def _draft(
     delta = space.delta(batch_size, lr)
     # From the axes that the sampler searches to the values that the trial gets.
     values = space.searched(trial.params)
-    dense_steps = None
+    dense_steps: tuple[int, int] | None = None
     # A continuation is evaluated as often as the trial that it continues.
     if resumed_from is None:
         dense_steps = dense_search_steps(turn.trials, batch_size)
@@ -365,7 +365,10 @@ def ask_replicate(
     turn = turn_at(study, trial_index, worker)
     stored = turn.trials[original.number]
     spec = spec_of(stored)
-    dense_steps = None
+    # The first and the last of the steps that are evaluated densely, as the run is expected to meet
+    # the target between them. Where ``last_step`` is given nothing tells when: the objective loss
+    # has no target to meet, and a baseline whose first run missed it has no steps to it.
+    dense_steps: tuple[int, int] | None = None
     if last_step is not None:
         max_steps: int | None = last_step
     else:
@@ -449,9 +452,18 @@ def _ask_again(
 ) -> AskedTrial | None:
     """Store a trial with the parameters of an earlier one, and ``spec`` as what it is asked to do.
 
-    It is None if another process has begun one at its index before.
+    Args:
+        study: in its storage.
+        turn: the trial's index, its place in the study's plan, and the trials so far.
+        space: that is searched.
+        earlier: the trial whose parameters it gets.
+        spec: what it is asked to do.
+
+    Returns:
+        The trial that was stored; None if another process has begun one at the index before.
     """
-    # The sampler draws nothing, as all values are fixed.
+    # A trial gets its parameters from a sampler alone, in a draft that is not stored yet. Here the
+    # sampler draws nothing, as all values are fixed.
     draft, _ = _suggested(study, turn, space, RandomSampler(seed=0), dict(earlier.params))
     return _begin(study, turn, _template(draft, turn, spec), spec)
 

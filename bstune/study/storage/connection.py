@@ -292,7 +292,7 @@ def _check_file(engine: Engine, path: Path) -> None:
 
 
 @contextmanager
-def answering(url: str) -> Iterator[None]:
+def storage_errors_as_study_errors(url: str) -> Iterator[None]:
     """Turn an error of the storage at ``url`` in the body into a StudyError that names it.
 
     The storage may not answer, or its content may be unreadable.

@@ -36,11 +36,11 @@ from bstune.study.storage.attributes import (
 )
 from bstune.study.storage.connection import (
     RACE_SECONDS,
-    answering,
     check_storage,
     connect,
     database_file,
     has_studies,
+    storage_errors_as_study_errors,
 )
 from bstune.study.storage.patience import patient
 from bstune.study.storage.trials import is_asked, read_trials, record_of, spec_of
@@ -87,11 +87,12 @@ def open_study(
         # This is stored last: once it is there the study is complete.
         FROZEN_SETTINGS: dump_json(frozen_settings),
     }
-    with answering(url):
+    with storage_errors_as_study_errors(url):
         study, is_new = _create_or_load(connect(url), name, objective, made, maximizes)
         if not is_new:
             _check_continued(study, frozen_settings)
-            _decide_threads(study, frozen_settings, device)
+            # A study that began without anybody's choice of torch's threads gets this process's.
+            _freeze_open_threads(study, frozen_settings, device)
             check_same_output(study, output)
             # The folder was moved.
             if study.user_attrs[OUTPUT] != str(output):
@@ -158,7 +159,7 @@ def find_study(name: str, url: str) -> optuna.Study:
     check_storage(url)
     path = database_file(url)
     names: list[str] = []
-    with answering(url):
+    with storage_errors_as_study_errors(url):
         # Connecting would make a database's file that is not there. Without one there are no
         # names, which is refused below.
         if path is None or path.exists():
@@ -187,7 +188,7 @@ def begun_study(name: str, url: str) -> optuna.Study | None:
     # Connecting would make the file, and the tables.
     if not has_studies(url):
         return None
-    with answering(url):
+    with storage_errors_as_study_errors(url):
         storage = connect(url)
         if name not in patient(optuna.get_all_study_names)(storage):
             return None
@@ -345,7 +346,7 @@ def _without_threads(settings: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in settings.items() if key not in OF_THREADS}
 
 
-def _decide_threads(
+def _freeze_open_threads(
     study: optuna.Study, frozen_settings: Mapping[str, object], device: str
 ) -> None:
     """Freeze torch's number of threads where a study began without anybody's choice of it.

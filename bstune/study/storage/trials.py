@@ -89,7 +89,8 @@ def _parsed_spec(text: str, number: int) -> tuple[TrialSpec, str]:
 
 def spec_of(trial: FrozenTrial) -> TrialSpec:
     """Read what a trial was asked to do."""
-    return _parsed_spec(trial.user_attrs[SPEC], trial.number)[0]
+    spec, _worker = _parsed_spec(trial.user_attrs[SPEC], trial.number)
+    return spec
 
 
 def trial_index_of(trial: FrozenTrial) -> int | None:
@@ -106,7 +107,8 @@ def worker_of(trial: FrozenTrial) -> str:
     """Read the id of the lease of the process that was asked to run a trial; empty if none was."""
     if SPEC not in trial.user_attrs:
         return ""
-    return _parsed_spec(trial.user_attrs[SPEC], trial.number)[1]
+    _spec, worker = _parsed_spec(trial.user_attrs[SPEC], trial.number)
+    return worker
 
 
 def text_of(spec: TrialSpec, worker: str) -> str:

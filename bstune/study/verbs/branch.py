@@ -388,8 +388,11 @@ def _largest_text(branches: Branches) -> str:
     size = format_count(largest.batch_size)
     tolerance = format_number(branches.tolerance)
     no_loss = f"loses at most {tolerance} of {branches.metric} against {branches.batch_size}"
+    # No seed lost more than the tolerance at any batch size.
     if largest.unbounded == seeds:
         return f"every batch size up to {size} {no_loss}: look at larger ones, --batch-sizes"
+    # A seed's loss jumps from little to far more than the tolerance between two neighbours of the
+    # batch sizes that ran. Where in between it passes the tolerance is not known.
     if largest.between is not None:
         smaller, larger = largest.between
         below = format_count(smaller)
@@ -398,6 +401,7 @@ def _largest_text(branches: Branches) -> str:
             f"batch size {below} {no_loss}, {above} far more: the largest one lies between {below} "
             f"and {above}, look there, --batch-sizes"
         )
+    # There are too few seeds for an interval.
     if largest.low is None:
         return (
             f"batch size {size} {no_loss}, on {plural(seeds, 'seed')}: give {LEAST_SEEDS} --seeds "

@@ -49,7 +49,8 @@ class LeanLoop:
         trainer: which has not begun to train.
         mode: ``auto`` for this loop, ``graph`` to capture its steps on CUDA too, ``off`` for
             Lightning's loop.
-        around: makes a context within which steps are captured.
+        around: makes a context within which steps are captured, such as one that stops the
+            training's clock.
         start: is called each time before the loop takes some steps in a row.
     """
 
@@ -63,7 +64,7 @@ class LeanLoop:
         self._trainer = trainer
         self._epoch_loop = trainer.fit_loop.epoch_loop
         self._mode = mode
-        self._around = around
+        self._capture_context = around
         self._start = start
         self._advance_as_lightning = self._epoch_loop.advance
         # None before the first step, and where Lightning's loop takes the steps.
@@ -109,8 +110,10 @@ class LeanLoop:
         self._reason = why_not(self._trainer, module, fetcher)
         if self._reason is None:
             self._steps = LeanSteps(self._trainer, module, fetcher, self._advance_as_lightning)
+            # In mode ``graph`` on CUDA a step is captured, as a CUDA graph, and the steps after it
+            # replay that. The capture itself is no training: it has a context of its own.
             if captures(self._mode, self._trainer.strategy.root_device):
-                self._steps.capture(self._around)
+                self._steps.capture(self._capture_context)
             loop.advance = self._advance
             leave_out_profiler(loop, fetcher)
         loop.advance(fetcher)
@@ -221,7 +224,10 @@ class LeanSteps:
         self._take: Callable[[Any, int], dict[str, Any]] = self._take_step
 
     def capture(self, around: Callable[[], AbstractContextManager[object]]) -> None:
-        """From here on capture steps where they can be, within contexts that ``around`` makes."""
+        """From here on capture steps as CUDA graphs and replay them, where that is possible.
+
+        ``around`` makes a context for each capture, such as one that stops the training's clock.
+        """
         optimizer = self._strategy.optimizers[0]
         self.captured = CapturedSteps(self._module, optimizer, self._take_step, around)
         self._take = self.captured
