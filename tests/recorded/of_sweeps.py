@@ -124,29 +124,35 @@ def regimes_figure(sentence: str) -> Figure:
     return figure("three regimes", sentence, regimes, *panel_records(), tolerance=SAMPLED)
 
 
-WORKLOADS = f"{RECORDED}/workloads"
+def swept_figure(sentence: str, study: str, *arguments: str) -> Figure:
+    """Make the figure of one study of the sweep ``shallue_workloads``, from its trials."""
+    derive = partial(b_crit_of, (*arguments, CURVE))
+    record = f"{RECORDED}/workloads/{study}.jsonl"
+    return figure("three regimes", sentence, derive, record, tolerance=SAMPLED)
+
+
 REGIMES = [
     regimes_figure("{workloads} recorded workloads lie on one curve"),
     regimes_figure(
-        "within {distance:.0%} (root mean square), though B_crit runs from {least} to {most}."
+        "within {distance:.0%} (root mean square); B_crit runs from {least} to {most}."
     ),
     regimes_figure("shows on {perfect} of them."),
     regimes_figure("shows on {flat}; the others"),
     regimes_figure("largest batch sizes were {nearest:.1f} to {farthest:.1f} times B_crit."),
-    figure(
-        "three regimes",
-        "`mnist_mlp` has {b_crit} (",
-        partial(b_crit_of, ("workload=mnist_mlp", CURVE, "search.batch_size.high=8192")),
-        f"{WORKLOADS}/mnist_mlp.jsonl",
-        tolerance=SAMPLED,
+    swept_figure("B_crit is {b_crit} for `mnist_mlp`", "mnist_mlp", "workload=mnist_mlp"),
+    swept_figure(
+        "{b_crit} for `mnist_cnn`",
+        "mnist_cnn",
+        "workload=mnist_simple_cnn",
+        "workload.target.value=0.02",
     ),
-    figure(
-        "three regimes",
-        "`fashion_cnn` of 16 channels {b_crit} (",
-        partial(b_crit_of, ("workload=fashion_cnn", CURVE)),
-        f"{WORKLOADS}/fashion_cnn.jsonl",
-        tolerance=SAMPLED,
+    swept_figure(
+        "{b_crit} for `fashion_cnn`",
+        "fashion_cnn",
+        "workload=fashion_cnn",
+        "workload.target.value=0.12",
     ),
+    swept_figure("{b_crit} for `cifar_mlp`", "cifar_mlp", "workload=cifar_mlp"),
 ]
 
 # B_crit over the target, from tables.
