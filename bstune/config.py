@@ -60,6 +60,8 @@ from bstune.system.shipped import CONFIG_MODULE, read_shipped, workload_names
 from bstune.system.terminal import ArgumentParser
 
 CONFIG_NAME = "config"
+# How the line of an option begins that there is none of.
+UNKNOWN = "unknown option"
 # In front of a key that a config does not have yet, as on Hydra's command line.
 ADDS = "+"
 GROUPS = ("workload", "scaling", "sampler", "schedule", "algorithm")
@@ -659,10 +661,11 @@ def _options_and_mistakes(
             # A missing value, or one that cannot be read, has its line from ``_resolve``.
             mistakes.setdefault(name, line)
     lines = list[str]()
-    for name, line in mistakes.items():
+    # A misspelled name comes first, as what refers to the right one is missing for it.
+    for name in sorted(mistakes, key=lambda name: not mistakes[name].startswith(UNKNOWN)):
         # An option that is a copy of another one, ${name}, has the other's mistake.
         if mistakes.keys().isdisjoint(_originals(name, written)):
-            lines.append(line)
+            lines.append(mistakes[name])
     # If options are copies of each other, none has a line yet: then all have one.
     return options, lines or list(mistakes.values())
 
@@ -851,7 +854,7 @@ def _unknown_line(name: str, names: Mapping[str, object], options: type[StudyOpt
     others += [f"{own_section}.{option}" for option in beside]
     meant = " or ".join(nearest(name, dict.fromkeys(others)))
     if meant:
-        return f"unknown option {name}: did you mean {meant}?"
+        return f"{UNKNOWN} {name}: did you mean {meant}?"
     if beside:
-        return f"unknown option {name}; {own_section} has {', '.join(beside)}"
-    return f"unknown option {name}; bstune --cfg job +workload=NAME lists the options"
+        return f"{UNKNOWN} {name}; {own_section} has {', '.join(beside)}"
+    return f"{UNKNOWN} {name}; bstune --cfg job +workload=NAME lists the options"

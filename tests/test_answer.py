@@ -654,6 +654,16 @@ def test_a_gain_says_on_which_runs_it_stands(changes, basis, is_cautioned):
     assert all("a larger search.wall_seconds" in text for text in found)
 
 
+@pytest.mark.parametrize(("horizon", "is_bound"), [(None, True), (860, False)])
+def test_a_schedule_that_ended_before_the_target_is_no_bound(horizon, is_bound):
+    """Under a longer schedule the target may be met earlier."""
+    bound = make_gain(**SINGLE, at_least=True)
+    whole = changed(WHOLE, baseline=make_baseline(horizon=horizon), gain=bound, search=OF_TIME)
+    text = texts(whole, "GAIN")[0]
+    assert text.startswith("at least") == is_bound
+    assert text.startswith("not known") != is_bound
+
+
 @pytest.mark.parametrize(
     ("changes", "basis"),
     [

@@ -461,14 +461,14 @@ def test_every_number_has_a_range():
     assert endless == ["workload.target.bounds"]
 
 
-# In the order in which they are found, each in a line of its own.
+# Unknown names first, then in the order in which they are found, each in a line of its own.
 def test_all_mistakes_are_named_at_once():
     bad = ("search.trails=3", "budget.steps=0", "+nope=1", "output=${no}")
     assert mistakes("workload=digits", *bad) == [
         "unknown option search.trails: did you mean search.trials?",
+        "unknown option nope; bstune --cfg job +workload=NAME lists the options",
         "output: Interpolation key 'no' not found",
         "budget.steps must be at least 1, but got 0",
-        "unknown option nope; bstune --cfg job +workload=NAME lists the options",
     ]
 
 

@@ -480,9 +480,7 @@ def with_callbacks(*callbacks):
 
 STOPPING = EarlyStopping("val_loss", patience=1)
 SAVING = ModelCheckpoint(monitor="val_loss")
-ENDS_NONE = (
-    "EarlyStopping ends no trial: bstune does, at the target or once the trial cannot matter"
-)
+ENDS_NONE = "EarlyStopping ends no trial: bstune does, at the target or at the trial's last step"
 ENDS = (
     "EarlyStopping ends trials that no target ends, and counts the ends of epochs there, not those of "
     "val_check_interval"

@@ -653,6 +653,17 @@ def test_no_trial_reached_the_target(tune):
     assert trainer.global_step == 2
 
 
+def test_a_loaded_result_trains_with_the_studys_arguments_of_the_trainer(tune):
+    stored = {"gradient_clip_val": 2.5, "logger": False}
+    result = tune(trials=1, budget=bstune.Budget(steps=2), trainer=stored)
+    loaded = bstune.load(result.folder)
+    _, trainer = loaded.train(module=Net, data=loaders(), **QUIET)
+    assert trainer.gradient_clip_val == 2.5
+    # Those of the call come before the study's.
+    _, trainer = loaded.train(module=Net, data=loaders(), **QUIET, gradient_clip_val=0.5)
+    assert trainer.gradient_clip_val == 0.5
+
+
 @pytest.mark.slow
 def test_no_trial_has_a_value_of_the_metric(tune):
     result = tune(trials=1, budget=bstune.Budget(steps=2))

@@ -12,7 +12,7 @@ from bstune.config import read_yaml
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target
 from bstune.core.search_space import MODULE, Tunable
-from bstune.options import Node, StudyOptions
+from bstune.options import Node, StudyOptions, option_at
 from bstune.trial.backend import LEFT_OUT, OWNED, owned_in_words
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule, Trainer
 from bstune.trial.own_project.python_recipe import PythonRecipe, Trial, data_of, module_builder
@@ -21,6 +21,8 @@ Module = Callable[[Trial], LightningModule] | type[LightningModule]
 Data = LightningDataModule | Sequence[Any] | Mapping[str, Any] | Callable[[int], Any]
 # Keys of a hyper-parameter's range.
 TUNABLE = {"low", "high", "log", "integer", "complement"}
+# Arguments of the Trainer that are objects, of which a study's options hold the classes' names.
+OBJECTS_OF_TRAINER = {"callbacks", "logger", "plugins", "profiler", "strategy"}
 # The name of the module and of the data where the user's own loop trains.
 NO_MODULE = "a loop of yours"
 PAIR_NEEDED = "a study needs module and data, or neither of them"
@@ -133,20 +135,39 @@ def checked_reference(reference: object) -> tuple[Any, Any]:
 
 
 def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe:
-    """Make the recipe that trains one configuration of a study with this module and these data."""
+    """Make the recipe that trains one configuration of a study with this module and these data.
+
+    The study's options hold the arguments of its Trainer, but the objects among these as the names
+    of their classes alone: such arguments are left out, and what trains has to be given them anew.
+    """
     reference = options.workload.reference
     searched = options.workload.tunable
     # A tunable that a trial gives no value takes the middle of its range.
     own_values = dict[str, float]()
     for name in options.search.tune:
         own_values[name] = Tunable(name, **searched[name].model_dump()).middle
-    # No arguments of the Trainer: what trains with the recipe takes its own.
     return PythonRecipe(
         module_builder(module, list(own_values), overrides_lr=options.scaling.override_lr),
         data_of(data, int(reference.batch_size)),
-        {},
+        _stored_trainer_arguments(options),
         own_values=own_values,
     )
+
+
+def _stored_trainer_arguments(options: StudyOptions) -> dict[str, object]:
+    """Collect the arguments of the Trainer that a study's options hold as plain values."""
+    stored = dict[str, object]()
+    sections = ("trainer", "workload.trainer", "workload.given_trainer")
+    for section in sections:
+        arguments = option_at(options, section)
+        # A study has some of these sections alone.
+        if not isinstance(arguments, Mapping):
+            continue
+        for name, value in arguments.items():
+            is_object = name in OBJECTS_OF_TRAINER or isinstance(value, Mapping)
+            if not is_object:
+                stored[name] = value
+    return stored
 
 
 def middles_of(tunable: Mapping[str, Any] | None) -> dict[str, float]:

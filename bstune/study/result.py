@@ -230,7 +230,9 @@ class Result:
         the study, or one where a few steps in this process are faster with it.
 
         Args:
-            module: as :class:`bstune.Study` takes it, for a result that was read of a folder.
+            module: as :class:`bstune.Study` takes it, for a result that was read of a folder. The
+                study's arguments of the Trainer are read there, too, but for call-backs, loggers
+                and other objects.
             data: likewise.
             fast: whether the lean loop takes the steps where it can: the same steps, in less time.
             trainer: further arguments of the Trainer.

@@ -359,7 +359,9 @@ def _with_own_target(
     came_to = "the target is what your own configuration came to"
     if prepared.goal is not None:
         came_to += f" {prepared.goal.after}"
-    print_line(console, f"{came_to}: {prepared.protocol.target}")
+    # It is no harder than a second run of that would reach.
+    easier = "made easier by what chance is worth"
+    print_line(console, f"{came_to}, {easier}: {prepared.protocol.target}")
     return prepared
 
 

@@ -133,9 +133,7 @@ def swept_figure(sentence: str, study: str, *arguments: str) -> Figure:
 
 REGIMES = [
     regimes_figure("{workloads} recorded workloads lie on one curve"),
-    regimes_figure(
-        "within {distance:.0%} (root mean square); B_crit runs from {least} to {most}."
-    ),
+    regimes_figure("within {distance:.0%} (root mean square); B_crit runs from {least} to {most}."),
     regimes_figure("shows on {perfect} of them."),
     regimes_figure("shows on {flat}; the others"),
     regimes_figure("largest batch sizes were {nearest:.1f} to {farthest:.1f} times B_crit."),

@@ -31,8 +31,15 @@ def gain(result: StudyResult) -> Iterator[str]:
         better = "as fast as"
     ratio = _ratio_text(compared.ratio)
     basis = _basis_text(compared, baseline, result.search.replicates)
+    is_bound = compared.at_least or compared.low is None
+    # A schedule that ended before the target bounds nothing: under a longer one, the target may be
+    # met earlier.
+    if is_bound and baseline.horizon is not None:
+        spent = "the time" if compared.merit == "time" else "the steps"
+        yield f"not known: {yours}, missed the target in {ratio} times {spent} of USE{basis}"
+        return
     # A baseline that was stopped takes longer than it ran: so the ratio is a bound.
-    if compared.at_least or compared.low is None:
+    if is_bound:
         yield f"at least {ratio} times {better} {yours}, stopped before the target{basis}"
         return
     interval = (

@@ -215,10 +215,14 @@ def _place(trial: TrialResult) -> str:
 def _metric_text(trial: TrialResult, target: Target) -> str:
     """Write the metric's last finite value, such as `` at val_loss 0.3``; empty without one.
 
+    Of a trial that reached the target it is the value with which it did.
+
     A target that has no value yet is open. Then the best value is written as well if it is another
     one: `` at val_loss 0.3, best 0.2,``. The comma at the end closes the insertion.
     """
-    values = [value for _, value in trial.history if value is not None]
+    # The run that has set the target went on beyond the step at which it counts as reached.
+    until = trial.steps if trial.reached else math.inf
+    values = [value for step, value in trial.history if value is not None and step <= until]
     if not values:
         return ""
     last = values[-1]
