@@ -598,9 +598,9 @@ def _fit_law(observed: Observed, terms: int, level: float, contradiction: str | 
 
 
 def _widened(two: _ChosenLaw, three: _ChosenLaw) -> _ChosenLaw:
-    """Widen the interval of two terms to hold that of three, as the points do not decide.
+    """Widen the interval of a law of two terms to hold that of three, as the points do not decide.
 
-    An end (log B_crit/B_ref) is None, open, where either law leaves it open.
+    The third term, (B_opt/B)^2, is of examples that small batches waste. An end (log B_crit/B_ref) is None, open, where either law leaves it open.
     """
     low = None
     high = None
@@ -609,8 +609,8 @@ def _widened(two: _ChosenLaw, three: _ChosenLaw) -> _ChosenLaw:
     if two.high is not None and three.high is not None:
         high = max(two.high, three.high)
     doubt = (
-        "small batches may waste examples, so the interval of B_crit holds that law's too: run "
-        "them again"
+        "small batches may waste examples, so the interval of B_crit holds that of a law in which "
+        "they do, too: run them again"
     )
     return replace(two, low=low, high=high, doubt=doubt)
 

@@ -260,10 +260,10 @@ def _log_shape(log_odds: Array, log_small: Array, log_batch: Array) -> Array:
 
 
 def _deviance(errors: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Array:
-    """Compute the deviance, -2 log likelihood, up to a constant: (m, k).
+    """Compute -2 log of the likelihood times the prior of the scatter, up to a constant.
 
-    A point is good, with normal scatter in log S, or with a small probability an outlier, whose
-    scatter is wider.
+    Its shape is (m, k): m curves, each with k values of the scatter of n points. A point is good,
+    with normal scatter in log S, or with a small probability an outlier, whose scatter is wider.
 
     Args:
         errors: log S of the points less that of the curve, (m, k, n).

@@ -201,6 +201,7 @@ def _collapse_chart(comparison: Comparison) -> str:
     axes = {"xaxis": axis("B / B_crit"), "yaxis": axis("S / S_min")}
     law = "If S(B) = S_min (1 + B_crit/B) holds, then the curves of all studies are one."
     caption = "Dots are single runs: above the lines where their learning rate was not the best."
+    # Written out, the collapse says at what share of the batch sizes the intervals hold the law.
     against = f"Well below {comparison.collapse.level:.0%}, the trials speak against the law."
     alt = f"S/S_min over B/B_crit. {comparison.collapse}."
     return paragraph(f"{law} {comparison.collapse}. {against}") + chart(

@@ -56,7 +56,9 @@ def options_of_folder(
             rule = scaling.get("rule")
         _check_rule(_node(rule, "scaling.rule", file), file)
         sampler = _node(known.get("sampler"), "sampler", file)
+        # A report asks which sampler it was, and builds none: its settings may name code.
         known["sampler"] = {"_target_": _own_sampler(sampler, file)}
+    # The checks look other options up, in these plain values in place of a composed config.
     try:
         return kind_of_options(workload).model_validate(known, context=PlainLookup(known))
     except ValidationError as error:

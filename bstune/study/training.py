@@ -247,7 +247,11 @@ class TrainingService:
         say: Say,
         end: End | None = None,
     ) -> "TimedSteps":
-        """Time steps at batch sizes up to the memory ceiling, for about ``seconds`` in all."""
+        """Time steps at batch sizes up to the memory ceiling, for about ``seconds`` in all.
+
+        ``say`` is told what is waited for. A single step that takes longer than a whole trial may
+        is given up: ``end`` ends this process then.
+        """
         # torch takes seconds to import: the process that trains needs it.
         from bstune.hardware.workload_steps import time_workload
 
