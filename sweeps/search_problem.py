@@ -377,7 +377,8 @@ def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
     """Give the frontier of the table's cells, each at the median steps to target of its seeds.
 
     A cell has the runs of one batch size and learning rate, one for each seed. If half of them miss
-    the target, it counts as stopped at the last step that all of them ran.
+    the target, it counts as diverged where a run diverged, else as stopped at the last step that
+    all of them ran.
     """
     medians = list[TrialResult]()
     for number, ((batch_size, lr), runs) in enumerate(table.cells.items()):
@@ -396,6 +397,7 @@ def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
         spec = TrialSpec(
             number=number, trial_index=number, batch_size=batch_size, lr=lr, delta=None, seed=0
         )
+        # A replayed run gives all other fields of a result, such as the seconds of a step.
         result = replay(table, spec, target, steps)
         medians.append(replace(result, status=status, steps=steps, steps_low=steps_low))
     return frontier_points(medians)

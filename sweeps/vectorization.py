@@ -127,7 +127,7 @@ def whole(a: Tensor, b: Tensor, c: Tensor) -> None:
 
 
 def ways(block: int) -> dict[str, Way]:
-    """Give the four ways by name, from the smallest pieces to the largest."""
+    """Give the four ways to multiply two matrices by name, the smallest pieces first."""
     return {
         "element by element": element_by_element,
         "column by column": column_by_column,

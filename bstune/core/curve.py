@@ -600,7 +600,8 @@ def _fit_law(observed: Observed, terms: int, level: float, contradiction: str | 
 def _widened(two: _ChosenLaw, three: _ChosenLaw) -> _ChosenLaw:
     """Widen the interval of a law of two terms to hold that of three, as the points do not decide.
 
-    The third term, (B_opt/B)^2, is of examples that small batches waste. An end (log B_crit/B_ref) is None, open, where either law leaves it open.
+    The third term, (B_opt/B)^2, is of examples that small batches waste. An end, of log
+    B_crit/B_ref, is None, open, where either law leaves it open.
     """
     low = None
     high = None

@@ -129,7 +129,8 @@ class Muon(Optimizer):
         if group["nesterov"]:
             updates = torch._foreach_add(gradients, buffers, alpha=group["momentum"])
         if group["normalise_weights"]:
-            # The factor is sqrt(rows) over the norm of each weight tensor.
+            # Each weight tensor is brought to the norm sqrt(rows), in place of weight decay, which
+            # holds norms down as well: the factor is sqrt(rows) over its norm.
             factors = torch._foreach_norm(trained)
             torch._foreach_clamp_min_(factors, EPS)
             torch._foreach_reciprocal_(factors)

@@ -184,7 +184,8 @@ class Recorder(Callback):
     ) -> None:
         """Keep weights where they are compared, and end a trial that is long enough."""
         self._batches += 1
-        # The wait from here on is for the next step, whose batch is drawn now.
+        # A watch that reports a step which hangs is told that the next one, whose batch is drawn
+        # now, is waited for.
         self._tell_awaited_step(trainer)
         steps, further_micro_batches = divmod(self._batches, trainer.accumulate_grad_batches)
         # A step is taken with its last micro-batch.

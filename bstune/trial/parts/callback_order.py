@@ -21,10 +21,11 @@ def order_callbacks(
         module: that it trains.
         first: writes a trial's state before others prepare an evaluation, as by averaging the
             weights; None: no state is written.
-        last: counts a step after the others, whose work after a step is still training.
-        stops_early: whether EarlyStopping may end the trial. Else it is left out: its patience
-            counts evaluations, or epochs, of which a large batch size has few steps each, and a
-            trial that it ended could not go on.
+        last: counts a step after the others, whose work after a step is still training. The
+            Trainer has it already, unlike ``first``.
+        stops_early: whether EarlyStopping may end the trial. Else it is left out. Its patience
+            counts evaluations or epochs: at a large batch size these have few steps, so that it
+            would run out too soon. And a trial that it ended could not go on.
 
     Raises:
         ConfigError: for a call-back that makes steps of several batches, or sets a value that
