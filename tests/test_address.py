@@ -54,9 +54,11 @@ def test_the_databases_are_mlflows():
         ({**ALWAYS, "of_a_later_version": ("id",)}, "sqlite:///mlflow.db", False),
         # Whose it is only the keys of all of MLflow's tables tell.
         ({"tags": ("key",)}, "sqlite:///mlflow.db", True),
-        ({**ALWAYS, "runs": ("id",)}, "sqlite:///mlflow.db", True),
+        pytest.param(
+            {**ALWAYS, "runs": ("id",)}, "sqlite:///mlflow.db", True, marks=pytest.mark.slow
+        ),
         (None, "http://localhost:5000", False),
-        (None, "file:///x", True),
+        pytest.param(None, "file:///x", True, marks=pytest.mark.slow),
     ],
 )
 def test_an_address_is_checked_without_mlflow(tables, uri, imports_mlflow, tmp_path):

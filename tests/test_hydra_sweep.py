@@ -536,10 +536,10 @@ NUMBERS = ["returns=steps", "hydra.sweeper.returns=steps"]
     ("arguments", "sought"),
     [
         ([], "time"),
-        ([STEPS], "steps"),
+        pytest.param([STEPS], "steps", marks=pytest.mark.slow),
         (NUMBERS, "steps"),
         # The whole first batch is kept.
-        ([*NUMBERS, "hydra.sweeper.n_jobs=2"], "steps"),
+        pytest.param([*NUMBERS, "hydra.sweeper.n_jobs=2"], "steps", marks=pytest.mark.slow),
     ],
 )
 def test_jobs_that_return_seconds_are_compared_by_time(arguments, sought, sweep, launched, capsys):
@@ -572,6 +572,7 @@ def test_a_sweep_that_was_ended_before_its_objective_was_stored_goes_on(sweep, m
     assert objective() == "steps"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "sought"), [([], "time"), (NUMBERS, "steps")])
 def test_mlflow_shows_the_objective_that_was_settled(arguments, sought, sweep):
     sweep("hydra.sweeper.n_trials=1", *arguments, "hydra.sweeper.options=[]")
