@@ -23,10 +23,11 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
 
     ``done``: the trials that an earlier run of the study has finished.
     """
+    wall_seconds_left = max(seconds_left_of(prepared.options, prepared.elapsed)(), 0.0)
     lines = [
         _question_line(prepared),
         f"  {_space_text(prepared)}",
-        f"  {_means_text(prepared)}{_ends_text(prepared)}",
+        f"  {_means_text(prepared, wall_seconds_left)}{_ends_text(prepared)}",
     ]
     ranges = list[str]()
     for tunable in prepared.space.tunables:
@@ -37,7 +38,7 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     retimed = retimed_text(prepared, done)
     if retimed is not None:
         lines.append(f"  {retimed}")
-    duration = _duration_text(prepared, done)
+    duration = _duration_text(prepared, done, wall_seconds_left)
     if duration is not None:
         lines.append(f"  {duration}")
     lines += [f"  {note}" for note in prepared.notes]
@@ -73,7 +74,7 @@ def _space_text(prepared: PreparedStudy) -> str:
     return text
 
 
-def _means_text(prepared: PreparedStudy) -> str:
+def _means_text(prepared: PreparedStudy, wall_seconds_left: float) -> str:
     """Say what the search may spend, and what of its wall time is left."""
     budget = prepared.budget
     means = [plural(budget.trials, "configuration")]
@@ -81,17 +82,11 @@ def _means_text(prepared: PreparedStudy) -> str:
         means.append(f"{format_seconds(budget.seconds)} of training")
     if budget.wall_seconds is not None:
         wall_time = f"{format_seconds(budget.wall_seconds)} of wall time"
-        left = max(_wall_seconds_left(prepared), 0.0)
         # The start of this command, and what earlier ones took.
-        if left < (1.0 - TOLD_SHARE) * budget.wall_seconds:
-            wall_time += f" ({format_seconds(left)} of it left)"
+        if wall_seconds_left < (1.0 - TOLD_SHARE) * budget.wall_seconds:
+            wall_time += f" ({format_seconds(wall_seconds_left)} of it left)"
         means.append(wall_time)
     return ", ".join(means)
-
-
-def _wall_seconds_left(prepared: PreparedStudy) -> float:
-    """Give what is left of ``search.wall_seconds``; without that limit, infinity."""
-    return seconds_left_of(prepared.options, prepared.elapsed)()
 
 
 def _ends_text(prepared: PreparedStudy) -> str:
@@ -171,7 +166,9 @@ def retimed_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str | 
     return None
 
 
-def _duration_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str | None:
+def _duration_text(
+    prepared: PreparedStudy, done: Sequence[TrialResult], wall_seconds_left: float
+) -> str | None:
     """Say how long the study takes.
 
     None where that is not known, or where the study's limit of time, another line, says it.
@@ -182,7 +179,7 @@ def _duration_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str 
     remaining = remaining_seconds(budget, done)
     if remaining is not None:
         seconds_to_go = remaining / max(1, options.search.workers)
-        seconds = format_seconds(min(seconds_to_go, max(_wall_seconds_left(prepared), 0.0)))
+        seconds = format_seconds(min(seconds_to_go, wall_seconds_left))
         tried = plural(count_points(done), "configuration")
         return f"continues after {tried}; about {seconds} to go"
     if prepared.backend.knows_step_time:
