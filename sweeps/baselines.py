@@ -276,7 +276,8 @@ class OptunaSearch(Search):
         )
         # ``delta``: the octaves from a scaling rule's learning rate to ``lr``; None without a rule.
         lr, delta = self._axis.rate_at(batch_size, self._axis.suggest(trial))
-        last_step, resumed_from = self.ending(trial, batch_size, finished)
+        # ``resumed_from``: the number of the stopped trial that this one continues, if any.
+        last_step, resumed_from = self.last_step_and_start(trial, batch_size, finished)
         self._asked = trial, last_step
         spec = TrialSpec(
             number=number,
@@ -301,12 +302,12 @@ class OptunaSearch(Search):
             seed=stopped.seed,
         )
 
-    def ending(
+    def last_step_and_start(
         self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]
     ) -> tuple[int, int | None]:
-        """Give a trial's last step, and the number of the trial that it continues.
+        """Give a trial's last step, and the number of the stopped trial that it continues.
 
-        None: it begins afresh, as here; subclasses decide both.
+        None: it begins at step 0, as each does here. A subclass may decide both otherwise.
         """
         return stopping_step(self._problem, batch_size, finished), None
 
@@ -510,7 +511,7 @@ class FrontierSearch(OptunaSearch):
         # The sampler has the rule itself, and reads how a trial ended from the trial's record.
         super().__init__(problem, seed, self.sampler, rule=None, form="pruned")
 
-    def ending(
+    def last_step_and_start(
         self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]
     ) -> tuple[int, int | None]:
         """Give the last step and the continued trial that the sampler decided."""
@@ -520,7 +521,7 @@ class FrontierSearch(OptunaSearch):
             trial.set_user_attr(RESUMED_FROM, resumed_from)
         # Where the sampler states no step, the stopping rule of the other searches holds.
         if max_steps is None:
-            max_steps, _continued = super().ending(trial, batch_size, finished)
+            max_steps, _continued = super().last_step_and_start(trial, batch_size, finished)
         return max_steps, resumed_from
 
     def tell(self, trial: optuna.Trial, last_step: int, result: TrialResult) -> None:

@@ -67,20 +67,20 @@ class Target:
     mode: Mode = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.mode not in ("min", "max"):
+        given: object = self.mode
+        if given is None:
             # A frozen dataclass refuses a plain assignment, here too.
-            object.__setattr__(self, "mode", self._mode_of_name(self.mode))
+            object.__setattr__(self, "mode", self._mode_of_name())
+        elif given not in ("min", "max"):
+            raise ConfigError(f"target.mode must be min or max, but got {given!r}")
         if not math.isfinite(self.value):
             raise ConfigError(f"target.value must be a finite number, but got {self.value}")
 
-    def _mode_of_name(self, given: object) -> Mode:
+    def _mode_of_name(self) -> Mode:
         """Give the mode that the metric's name tells, such as ``min`` for a loss.
 
-        ConfigError if a mode is given: it is then none of the two. ConfigError, too, if the name
-        does not tell the mode.
+        ConfigError if the name does not tell it.
         """
-        if given is not None:
-            raise ConfigError(f"target.mode must be min or max, but got {given!r}")
         mode = mode_of(str(self.metric))
         if mode is None:
             raise ConfigError(

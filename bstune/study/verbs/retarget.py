@@ -518,7 +518,8 @@ def _surveyed(content: StudyFiles, workers: int) -> TrialBackend:
     elif len(hardware.measured.timings) > 1:
         of_trainer = hardware.seconds_of == "trainer"
         law = fit_step_time_law(hardware.measured.timings, hardware.measured.waited, of_trainer)
-        # Trials side by side slow each other down: their own steps would falsify the law.
+        # The law may later be joined with the seconds that the trials' own steps took. Trials side
+        # by side slow each other down: their steps would falsify it.
         if workers > 1:
             law = law.without_trials()
         threads: int | None = None

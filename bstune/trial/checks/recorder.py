@@ -125,10 +125,11 @@ class Recorder(Callback):
         )
 
     def attach(self, module: LightningModule) -> LightningModule:
-        """Make this one of the module's own call-backs, and record the module as it is built.
+        """Make this one of the module's own call-backs, and record the module that was just built.
 
         A trial makes its Trainer itself, so that only its module can bring a call-back.
         """
+        # Its class and place; its layers may be made only as the training starts.
         self._module = _seen_at_build(module)
         self._waits.module_name = self._module.name
         configure = module.configure_callbacks
@@ -140,6 +141,8 @@ class Recorder(Callback):
             return [*callbacks, self]
 
         module.configure_callbacks = configured  # type: ignore[method-assign]
+        # The states of the random generators, after the build and after each of the module's hooks:
+        # they tell whether a trial draws the same numbers again.
         self._generators.record(BUILT)
         self._generators.record_after_hooks(module)
         return module

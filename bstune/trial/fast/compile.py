@@ -89,7 +89,9 @@ class Compiling:
         # trained.
         self._compiled_cases: set[tuple[str, tuple[torch.Size, ...], tuple[bool, ...]]] = set()
         self._compiled_stages: set[str] = set()
-        # Graphs that torch compiled before this trial, and off its clock since.
+        # The process's count of compiled graphs less this number is that of the graphs that torch
+        # compiled while the clock ran: these are the ones from before the trial, and later those
+        # of each compilation ahead of a step too.
         self._graphs_off_clock = compiled_graphs()
 
     def before_training_step(
@@ -318,7 +320,7 @@ class CompiledCode:
 
     def compile_step(self, module: LightningModule) -> None:
         """Compile a training step as a whole."""
-        self._replace(module, STEP, module.training_step)
+        self._replace_by_compiled(module, STEP, module.training_step)
 
     def restore_step(self, module: LightningModule) -> None:
         """Make a training step eager again."""
@@ -332,9 +334,11 @@ class CompiledCode:
         def call(*args: object, **kwargs: object) -> object:
             return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-        self._replace(part, CALL, call)
+        self._replace_by_compiled(part, CALL, call)
 
-    def _replace(self, owner: nn.Module, name: str, function: Callable[..., Any]) -> None:
+    def _replace_by_compiled(
+        self, owner: nn.Module, name: str, function: Callable[..., Any]
+    ) -> None:
         """Put a compiled ``function`` in the place of an attribute, unless that is compiled."""
         if (owner, name) not in self._replaced:
             self._replaced[owner, name] = getattr(owner, name)
