@@ -162,15 +162,15 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     refuse_rate_and_batch_size_finders((stated.trainer or {}).get("callbacks"))
     # A function of the batch size is called with the user's own one. Where that is not stated, any
     # batch size makes data that show the rest, such as the number of examples.
-    given_batch_size: int | None = None
+    made_for_batch_size: int | None = None
     if is_function(data):
-        given_batch_size = ANY_BATCH_SIZE
+        made_for_batch_size = ANY_BATCH_SIZE
         if stated.reference is not None:
-            given_batch_size = int(stated.reference[0])
+            made_for_batch_size = int(stated.reference[0])
     project = _Project(
         module=module,
-        data=data_module(data, given_batch_size or ANY_BATCH_SIZE),
-        given_batch_size=given_batch_size,
+        data=data_module(data, made_for_batch_size or ANY_BATCH_SIZE),
+        made_for_batch_size=made_for_batch_size,
         trainer=dict(stated.trainer or {}),
     )
     _check_batches(project, stated)
@@ -389,14 +389,15 @@ class _Project:
 
     module: Module
     data: Any
-    # The batch size for which a function has made the data; None: they are no function of it.
-    given_batch_size: int | None
+    # The batch size for which the user's function has made the data. None where the user gave the
+    # data themselves, which have a batch size of their own.
+    made_for_batch_size: int | None
     trainer: dict[str, Any]
 
     @property
     def has_own_batch_size(self) -> bool:
-        """Whether the data have a batch size of their own, as they are no function of it."""
-        return self.given_batch_size is None
+        """Whether the data have a batch size of their own: no function made them for one."""
+        return self.made_for_batch_size is None
 
     @property
     def data_name(self) -> str:
@@ -406,7 +407,7 @@ class _Project:
     @cached_property
     def batches(self) -> OwnBatches:
         """The batches on which the project trains. The data are set up to see them."""
-        return own_batches(self.data, self.data_name, self.given_batch_size)
+        return own_batches(self.data, self.data_name, self.made_for_batch_size)
 
     @property
     def examples(self) -> int:
@@ -495,18 +496,23 @@ def _target(target: Target | str | None) -> Target | None:
 def _rate_run_today(module: Module, stated: Stated, batch_size: int) -> float:
     """Find the learning rate that the user runs today.
 
-    It is the default of the module's class. A function of a trial is called once to see the class.
-    With ``override_lr`` it is that of the optimizers, for which a module is built.
+    It is the default of the module's class. Of a function that builds modules, the class is that of
+    a module which it builds here. With ``override_lr`` it is the rate that the optimizers of such a
+    module have.
 
     Raises:
         ConfigError: where there is no default. It offers those of other names, as base_lr, beside
             the project's own ``batch_size``.
     """
     module_class: Any = module
-    rate = None if stated.overrides_lr else own_rate(module)
-    function = module.func if isinstance(module, partial) else module
-    if rate is None and (stated.overrides_lr or not isinstance(function, type)):
-        # The rate that is read here depends on the class or its optimizers, not on the trial's own.
+    rate: float | None = None
+    if not stated.overrides_lr:
+        rate = own_rate(module)
+    callable_of_module = module.func if isinstance(module, partial) else module
+    is_class = isinstance(callable_of_module, type)
+    if rate is None and (stated.overrides_lr or not is_class):
+        # Any trial will do: the default of a class, and the rate that optimizers set themselves, do
+        # not depend on the trial's rate.
         trial = _any_trial(ANY_BATCH_SIZE, lr=1e-3, total_steps=1, tunable=stated.tunable)
         built = module_builder(module, overrides_lr=stated.overrides_lr)(trial)
         module_class = type(built)

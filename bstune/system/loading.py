@@ -16,12 +16,13 @@ LOADING = "bstune: loading PyTorch and Lightning, 5 to 30 s"
 
 @contextmanager
 def loading(*, training: bool) -> Iterator[None]:
-    """Print that the body loads PyTorch and Lightning, and every ten seconds that it still does.
+    """Print that libraries load, where the body takes long to load them.
 
-    The first line is left out where this process has loaded PyTorch before, and without
-    ``training``: the body then does not load them.
+    ``training``: whether the body loads PyTorch and Lightning. One line then says so at once, unless
+    this process has loaded PyTorch before.
     """
     if training and "torch" not in sys.modules:
         write_out(LOADING)
+    # After each ten seconds of silence a line says that the libraries are waited for.
     with watching(write_out, seconds=None), waiting_for("the libraries"):
         yield

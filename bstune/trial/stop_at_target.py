@@ -139,7 +139,11 @@ class StopAtTarget(Callback):
         self._is_fitting = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock, which does not run during evaluations."""
+        """Start the clock, which does not run during evaluations.
+
+        The gradient scaler's scale and the count of optimizer steps are noted: by them
+        :meth:`on_train_batch_end` tells which batches ended a step.
+        """
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._scale = None if self._scaler is None else self._scaler.get_scale()
         self._optimizer_steps = trainer.global_step

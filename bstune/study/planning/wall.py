@@ -343,10 +343,12 @@ class WallTime:
         of_winners = 0.0
         of_others = 0.0
         for winner in winners:
+            # The fresh seeds of a point stand at one of its trials, whichever was the winner then.
             of_point = [
                 len(runs.get(trial.number, ())) for trial in trials if same_point(trial, winner)
             ]
             of_winners += max(count - max(of_point), 0) * run_seconds(winner)
+            # Beside each winner further points may run on all seeds, about as long as it.
             of_others += (self._budget.candidates - 1) * count * run_seconds(winner)
         of_first = 0.0
         if baseline is not None and baseline not in winners:

@@ -72,7 +72,7 @@ def choose_rescue(
     chosen = most_promising(
         posterior,
         lambda batch_size: float(prepared.protocol.last_step(round(batch_size))),
-        lambda number: number not in ended_below_limit and _can_go_on(prepared, number),
+        lambda number: number not in ended_below_limit and _can_train_further(prepared, number),
     )
     if chosen is None:
         return None
@@ -84,10 +84,13 @@ def choose_rescue(
     return Rescue(stopped, max_steps)
 
 
-def _can_go_on(prepared: PreparedStudy, number: int) -> bool:
-    """Whether a stopped trial can go on: its state is there, or trials start afresh without one."""
+def _can_train_further(prepared: PreparedStudy, number: int) -> bool:
+    """Whether a stopped trial can be given further steps."""
     backend = prepared.backend
-    return not backend.continues or backend.resumable(number, prepared.files)
+    # Such trials start afresh and train for longer: they need no state of the stopped one.
+    if not backend.continues:
+        return True
+    return backend.resumable(number, prepared.files)
 
 
 def _rescue_steps(

@@ -232,9 +232,12 @@ def _draft(
         continued = record_of(turn.trials[resumed_from].user_attrs[RECORD])
         lr = continued.lr
         seed = continued.seed
+    # ``delta``: the octaves from the scaling rule's learning rate to ``lr``, which was rounded or is
+    # the continued trial's.
     delta = space.delta(batch_size, lr)
     # From the axes that the sampler searches to the values that the trial gets.
     values = space.searched(trial.params)
+    # The steps between which the trial is evaluated more often, as it may meet the target there.
     dense_steps: tuple[int, int] | None = None
     # A continuation is evaluated as often as the trial that it continues.
     if resumed_from is None:
@@ -368,6 +371,7 @@ def ask_replicate(
     # The first and the last of the steps that are evaluated densely, as the run is expected to meet
     # the target between them. Where ``last_step`` is given nothing tells when: the objective loss
     # has no target to meet, and a baseline whose first run missed it has no steps to it.
+    # The steps between which the trial is evaluated more often, as it may meet the target there.
     dense_steps: tuple[int, int] | None = None
     if last_step is not None:
         max_steps: int | None = last_step

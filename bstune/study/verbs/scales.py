@@ -69,8 +69,8 @@ class CommonScale:
     """As in ``--at``."""
     meaning: str
     """What is counted, in words."""
-    set_by: tuple[str, ...]
-    """Options that begin so set the scale: the studies may differ in them."""
+    option_prefixes: tuple[str, ...]
+    """Options whose names begin with one of these set the scale: the studies may differ in them."""
     rows: tuple[tuple[ScaleRow, ...], ...]
     """For each study, in their order, a row for each scale that it tells of."""
     grows_within: bool = False
@@ -115,14 +115,17 @@ def _given_scale(
             f"{one_line(listing(sorted(values)))}"
         )
     # The options that may differ between the studies, by the name that the user gives the scale.
-    set_by: tuple[str, ...] = (*OF_DATA, *OF_MODULE, *OF_A_TABLE)
+    option_prefixes: tuple[str, ...] = (*OF_DATA, *OF_MODULE, *OF_A_TABLE)
     if name in ("examples", "tokens"):
-        set_by = (*OF_DATA, *OF_A_TABLE)
+        option_prefixes = (*OF_DATA, *OF_A_TABLE)
     if name == "parameters":
-        set_by = (*OF_MODULE, *OF_A_TABLE)
+        option_prefixes = (*OF_MODULE, *OF_A_TABLE)
     scales = [values[study] for study in names]
     return CommonScale(
-        name=name, meaning=f"{name} as given", set_by=set_by, rows=_rows_at(studies, scales)
+        name=name,
+        meaning=f"{name} as given",
+        option_prefixes=option_prefixes,
+        rows=_rows_at(studies, scales),
     )
 
 
@@ -148,7 +151,7 @@ def _example_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
             values.append(size.examples * _tokens_of(study, name))
         rows = _rows_at(studies, values)
         return CommonScale(
-            name=name, meaning=f"{name} of the training data", set_by=OF_DATA, rows=rows
+            name=name, meaning=f"{name} of the training data", option_prefixes=OF_DATA, rows=rows
         )
     if is_of_loss:
         _all_are_of_budget(studies, "examples")
@@ -158,14 +161,17 @@ def _example_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
             whole = (_at_budget(study).examples or math.nan) * _tokens_of(study, name)
             budgets.append(_over_budgets(study, whole))
         return CommonScale(
-            name=name, meaning=f"{name} of the budget", set_by=("budget.",), rows=tuple(budgets)
+            name=name,
+            meaning=f"{name} of the budget",
+            option_prefixes=("budget.",),
+            rows=tuple(budgets),
         )
     by_target = tuple(_over_targets(study, name) for study in studies)
     meaning = f"{name} that a training took to its target"
     return CommonScale(
         name=name,
         meaning=meaning,
-        set_by=("workload.target.value",),
+        option_prefixes=("workload.target.value",),
         rows=by_target,
         grows_within=True,
     )
@@ -192,7 +198,10 @@ def _parameter_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
     sizes = _sizes_of(studies, "their parameters")
     values = [float(size.parameters) for size in sizes]
     return CommonScale(
-        name=name, meaning="trained parameters", set_by=OF_MODULE, rows=_rows_at(studies, values)
+        name=name,
+        meaning="trained parameters",
+        option_prefixes=OF_MODULE,
+        rows=_rows_at(studies, values),
     )
 
 
@@ -201,11 +210,11 @@ def _seconds_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
     _all_are_of_budget(studies, "seconds")
     rows = list[tuple[ScaleRow, ...]]()
     for study in studies:
-        # The check above leaves no study without seconds.
+        # The check above leaves no study without seconds: NaN is there for the type alone.
         whole = _at_budget(study).seconds or math.nan
         rows.append(_over_budgets(study, whole))
     return CommonScale(
-        name=name, meaning="seconds of the budget", set_by=("budget.",), rows=tuple(rows)
+        name=name, meaning="seconds of the budget", option_prefixes=("budget.",), rows=tuple(rows)
     )
 
 
@@ -231,7 +240,9 @@ def _option_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
                 "the scale of each study, --values STUDY=N,STUDY=N,STUDY=N"
             )
         values.append(float(value))
-    return CommonScale(name=name, meaning=key, set_by=(key,), rows=_rows_at(studies, values))
+    return CommonScale(
+        name=name, meaning=key, option_prefixes=(key,), rows=_rows_at(studies, values)
+    )
 
 
 def _all_keys(settings: Sequence[Mapping[str, object]]) -> list[str]:
@@ -539,7 +550,7 @@ def check_alike(scale: CommonScale, studies: Sequence[StudyFolder]) -> list[str]
     metrics = {(study.result.metric, study.result.mode) for study in studies}
     if len(metrics) > 1 and "workload.target.metric" not in differ:
         differ.append("workload.target.metric")
-    others = [one_line(key) for key in differ if not key.startswith(scale.set_by)]
+    others = [one_line(key) for key in differ if not key.startswith(scale.option_prefixes)]
     if others:
         shown = ", ".join(others[:SHOWN_OPTIONS])
         more = ""

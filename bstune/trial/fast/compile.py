@@ -206,14 +206,14 @@ class Compiling:
             trainer: of the trial.
             module: that is compiled.
             forward: runs the step's forward pass.
-            step: runs the whole step; its argument is by how many batches the batch's number is
-                raised.
+            step: runs the whole step; its argument is added to the number of the batch
+                (``batch_idx``), so that what varies with the number is compiled for it.
         """
         before = compiled_graphs()
         called: list[nn.Module] = []
         # Code for any number of examples is tried first where it is allowed, then code for each
-        # number. An error calls the fallback, after which the next way is tried; without one, the
-        # loop ends.
+        # number. :func:`failing` turns an error into a call of the fallback, after which the next
+        # way is tried; without an error, a break ends the loop.
         fallbacks = [self._fail]
         if self._code.any_length:
             fallbacks = [self._fix_lengths, self._fail]
@@ -248,7 +248,7 @@ class Compiling:
 
         Where torch compiles it anew for each batch number, the step is made eager again.
 
-        ``step`` runs the step; its argument is by how many batches the batch's number is raised.
+        ``step`` runs the step; its argument is added to the number of the batch.
         """
         if self._may_be_whole:
             self._code.compile_step(module)
@@ -265,7 +265,7 @@ class Compiling:
         Gives the number of graphs that torch compiled after the first pass. It is 0 for a step that
         does not depend on the number of its batch.
 
-        ``step`` runs the step; its argument is by how many batches the batch's number is raised.
+        ``step`` runs the step; its argument is added to the number of the batch.
         """
         after_first = 0
         for batches_later in range(PASSES):
