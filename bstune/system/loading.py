@@ -18,8 +18,8 @@ LOADING = "bstune: loading PyTorch and Lightning, 5 to 30 s"
 def loading(*, training: bool) -> Iterator[None]:
     """Print that libraries load, where the body takes long to load them.
 
-    ``training``: whether the body loads PyTorch and Lightning. One line then says so at once, unless
-    this process has loaded PyTorch before.
+    ``training``: whether the body loads PyTorch and Lightning. One line then says so at once,
+    unless this process has loaded PyTorch before.
     """
     if training and "torch" not in sys.modules:
         write_out(LOADING)

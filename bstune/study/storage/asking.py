@@ -232,8 +232,8 @@ def _draft(
         continued = record_of(turn.trials[resumed_from].user_attrs[RECORD])
         lr = continued.lr
         seed = continued.seed
-    # ``delta``: the octaves from the scaling rule's learning rate to ``lr``, which was rounded or is
-    # the continued trial's.
+    # ``delta``: the octaves from the scaling rule's learning rate to ``lr``, which was rounded or
+    # is the continued trial's.
     delta = space.delta(batch_size, lr)
     # From the axes that the sampler searches to the values that the trial gets.
     values = space.searched(trial.params)
