@@ -13,7 +13,7 @@ from bstune.config import Composed, compose
 from bstune.core.clock import stopwatch
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol, TrialSpec
-from bstune.core.search_space import SizeLimits
+from bstune.core.search_space import SizeLimits, Space
 from bstune.options import StudyOptions, flat_settings, with_option
 from bstune.recipe import Recipe
 from bstune.study.early_checks import check_output
@@ -100,12 +100,13 @@ def prepare(
     Raises:
         BstuneError: one of its subclasses, for what a user can mend and would fail later.
     """
-    now = elapsed or stopwatch()
+    elapsed = elapsed or stopwatch()
+    # By ``seconds=None`` a training step has its usual time limit.
     with (
         watching(log, seconds=None, silence=OWN_SILENCE) as say,
         waiting_for("the study's preparation"),
     ):
-        return _prepare(options, recipe, say, backend, now)
+        return _prepare(options, recipe, say, backend, elapsed)
 
 
 def _prepare(
@@ -123,27 +124,27 @@ def _prepare(
     if options.quick and options.search.wall_seconds is None:
         options = with_option(options, "search.wall_seconds", QUICK_SECONDS)
     threads_given = options.threads
-    asked = _resolved(options, recipe, backend)
-    options = asked.options
-    protocol = asked.protocol
+    resolved = _resolved(options, recipe, backend)
+    options = resolved.options
+    protocol = resolved.protocol
     budget = search_budget(options)
     # Training takes any learning rate; recorded runs have only those of their table.
     lr_range = TrialBackend.lr_range
-    if asked.backend is not None:
-        lr_range = asked.backend.lr_range
+    if resolved.backend is not None:
+        lr_range = resolved.backend.lr_range
     space = make_space(options, lr_range)
     files = Output(Path(options.output).absolute())
     trial = single_trial(options)
     _check_places(options, budget, trial)
     options, notes = _checked_tracking(options, trial)
-    if asked.backend is None:
-        assert asked.recipe is not None  # noqa: S101 (else the backend replays)
+    if resolved.backend is None:
+        assert resolved.recipe is not None  # noqa: S101 (else the backend replays)
         seconds_left = seconds_left_of(options, elapsed)
         runs = prepare_training(
-            options, asked.recipe, protocol, space, trial, budget, files, seconds_left, say
+            options, resolved.recipe, protocol, space, trial, budget, files, seconds_left, say
         )
     else:
-        runs = PreparedRuns(asked.backend, space)
+        runs = PreparedRuns(resolved.backend, space)
     backend = runs.backend
     notes += runs.notes
     # A workload that its first steps refuse does not wait for mlflow.
@@ -160,29 +161,23 @@ def _prepare(
     baseline: Baseline | None = None
     if trial is None:
         limits = _size_limits(backend, runs.survey)
-        baseline = baseline_of(options, runs.space, limits)
-        too_large = text_on_excess(options, limits)
-        if too_large is not None:
-            notes.append(too_large)
-    if baseline is not None:
-        asked_sizes = options.search.batch_size
-        outside = text_on_outside(baseline, asked_sizes.low, asked_sizes.high)
-        if outside is not None:
-            notes.append(outside)
+        baseline, notes_on_baseline = _choose_baseline(options, runs.space, limits)
+        notes += notes_on_baseline
     is_for_target = options.search.objective != "loss"
+    # An open target is taken from a run of the user's own configuration, the baseline.
     if is_for_target and protocol.target.is_open and baseline is None:
         raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial)))
     prepared_study = PreparedStudy(
         # The options keep what the user asked for, not the number of threads from the storage.
         options=with_option(options, "threads", threads_given),
-        recipe=asked.recipe,
+        recipe=resolved.recipe,
         budget=budget,
         space=runs.space,
         protocol=protocol,
         backend=backend,
         files=files,
         trial=trial,
-        frozen_settings=_frozen_settings(options, runs, asked.threads_are_open),
+        frozen_settings=_frozen_settings(options, runs, resolved.threads_are_open),
         survey=runs.survey,
         open_processes=runs.open_runner,
         training=runs.training,
@@ -227,6 +222,7 @@ def _resolved(
             options=options,
             recipe=recipe,
             protocol=checked_protocol(options, recipe),
+            # It is made once the training's first steps have been tried.
             backend=None,
             threads_are_open=threads_are_open,
         )
@@ -267,7 +263,8 @@ def _check_budget(prepared: PreparedStudy) -> None:
     wall_seconds = prepared.budget.wall_seconds
     if budget.seconds is not None:
         if wall_seconds is not None and FEWEST_RUNS * budget.seconds > wall_seconds:
-            # The next command's start may take longer than this one's.
+            # The next command's start may take longer than this one's. The advice has time for
+            # twice the fewest trials.
             start = START_SLACK * prepared.elapsed()
             advised = math.ceil(start + 2 * FEWEST_RUNS * budget.seconds)
             raise ConfigError(
@@ -298,6 +295,26 @@ def _check_budget(prepared: PreparedStudy) -> None:
     )
 
 
+def _choose_baseline(
+    options: StudyOptions, space: Space, limits: SizeLimits
+) -> tuple[Baseline | None, list[str]]:
+    """Give the study's baseline, the user's own configuration, and the plan's notes on its size.
+
+    It is None where its batch size is over the limits, and where the study leaves it out.
+    """
+    baseline = baseline_of(options, space, limits)
+    notes = list[str]()
+    too_large = text_on_excess(options, limits)
+    if too_large is not None:
+        notes.append(too_large)
+    if baseline is not None:
+        searched = options.search.batch_size
+        outside = text_on_outside(baseline, searched.low, searched.high)
+        if outside is not None:
+            notes.append(outside)
+    return baseline, notes
+
+
 def _why_no_own_run(options: StudyOptions, trial: TrialSpec | None) -> str:
     """Say why a study leaves out its user's own configuration, which could be run.
 
@@ -313,8 +330,7 @@ def _why_no_own_run(options: StudyOptions, trial: TrialSpec | None) -> str:
 def _with_stored_threads(options: StudyOptions) -> tuple[StudyOptions, bool]:
     """Set ``threads`` to the number that the stored study has, where the options leave it open.
 
-    Give the options, and whether neither the user nor a survey has chosen the number so far: then
-    a survey of this run chooses it.
+    Give the options, and whether the number is open: neither the user nor a survey has chosen it.
     """
     # torch takes seconds to import.
     from bstune.hardware.threads import OMP_THREADS
@@ -327,6 +343,7 @@ def _with_stored_threads(options: StudyOptions) -> tuple[StudyOptions, bool]:
     if not isinstance(threads, int):
         # OMP_NUM_THREADS in the environment is the user's choice, too.
         return options, OMP_THREADS not in os.environ
+    # The stored number may be one that nobody has chosen: then a survey of this run chooses one.
     are_open = stored.get(THREADS_ARE_OPEN) is True
     if are_open and is_surveyed(options, trial=None):
         return options, True
@@ -342,9 +359,11 @@ def _frozen_settings(
     """
     of_backend = runs.backend.frozen_settings
     settings = {**flat_settings(options), **of_backend}
-    are_chosen = runs.survey is not None and runs.survey.threads is not None
-    # None: training is not on a CPU, or several processes share its threads.
-    if threads_are_open and not are_chosen and of_backend.get("threads") is not None:
+    survey_has_chosen = runs.survey is not None and runs.survey.threads is not None
+    # There is no number where training is not on a CPU, or several processes share its threads.
+    has_number = of_backend.get("threads") is not None
+    if threads_are_open and not survey_has_chosen and has_number:
+        # A survey of a later run may still choose another number.
         settings[THREADS_ARE_OPEN] = True
     settings_without_secrets: Mapping[str, Any] = redact_values(settings)
     return settings_without_secrets
@@ -353,9 +372,12 @@ def _frozen_settings(
 def _checked_tracking(
     options: StudyOptions, trial: TrialSpec | None
 ) -> tuple[StudyOptions, list[str]]:
-    """Check the address of MLflow, which takes its import only for an address of a rare kind.
+    """Check the address of MLflow, and give the options and the plan's notes.
 
-    Arguments and values are those of :func:`_with_imported_tracking`.
+    Only an address of a rare kind takes MLflow's import for that. Where the import fails the
+    options turn MLflow off, and a note says so.
+
+    ``trial``: the one trial that the command runs, which is not logged; None: it runs a study.
     """
     if not options.mlflow.enabled or trial is not None:
         return options, []

@@ -13,7 +13,7 @@ from bstune.recipe import Recipe
 from bstune.study.planning.duration import advice_on_time
 from bstune.study.planning.plan import SearchBudget, max_seconds
 from bstune.study.planning.survey_time import LEAST_LEFT, is_surveyed, needs_survey, survey_limit
-from bstune.study.training import Training, TrainingHere, TrainingProcess, TriedBackend
+from bstune.study.training import Training, TrainingHere, TrainingProcess, Tried, TriedBackend
 from bstune.system.console import plural
 from bstune.system.files import Output
 from bstune.system.watchdog import waiting_for, watching
@@ -98,15 +98,8 @@ def _try_and_survey(
 ) -> PreparedRuns:
     """Take a few steps, then survey the hardware if there is time and need for it.
 
-    A survey limits the space to the batch sizes that fit, and gives the seconds of a step.
-
     ``seconds_left``: gives what is left of ``search.wall_seconds``.
     """
-    # torch takes seconds to import.
-    from bstune.hardware.report import headline
-    from bstune.hardware.survey import measure_with
-    from bstune.hardware.survey_cache import cached, kept
-
     continues = trial is None and stops_trials(options)
     surveyed = is_surveyed(options, trial)
     tried = training.try_steps(trial, continues=continues, surveyed=surveyed, say=say)
@@ -116,11 +109,52 @@ def _try_and_survey(
         if advice is not None:
             say(advice)
             backend.notes += (advice,)
+    survey, was_cached = _survey_in_time(
+        options, recipe, protocol, space, training, tried, seconds_left, say
+    )
+    if survey is None:
+        return PreparedRuns(backend, space, training)
+    # torch takes seconds to import.
+    from bstune.hardware.report import headline
+
+    _take_survey(backend, training, survey, options.search.workers)
+    # The space is limited to the batch sizes that fit.
+    high = min(space.high, survey.ceiling.batch_size)
+    space = replace(space, low=survey.ceiling.smallest, high=high)
+    return PreparedRuns(
+        backend=backend,
+        space=space,
+        training=training,
+        survey=survey,
+        notes=tuple(headline(survey, was_cached)),
+        survey_seconds=0.0 if was_cached else survey.seconds,
+    )
+
+
+def _survey_in_time(
+    options: StudyOptions,
+    recipe: Recipe,
+    protocol: TrialProtocol,
+    space: Space,
+    training: Training,
+    tried: Tried,
+    seconds_left: Callable[[], float],
+    say: Callable[[str], None],
+) -> tuple["Survey | None", bool]:
+    """Survey the hardware, or take a survey from the cache; say whether it was there.
+
+    None where the workload is not to be surveyed, and where too little time is left for a survey
+    and the cache has none.
+    """
+    # torch takes seconds to import.
+    from bstune.hardware.survey import measure_with
+    from bstune.hardware.survey_cache import cached, kept
+
     # A workload that is not to be surveyed has neither.
     key = tried.survey_key
     how = tried.how_timed
     if key is None or how is None:
-        return PreparedRuns(backend, space, training)
+        return None, False
     left = seconds_left()
     limited_options = with_option(options, "hardware.seconds", survey_limit(options, left))
 
@@ -137,38 +171,31 @@ def _try_and_survey(
             say,
         )
 
-    if left >= LEAST_LEFT or needs_survey(options):
-        with waiting_for("the survey of the hardware"):
-            survey, was_cached = cached(limited_options, key, how, measured, say)
-    else:
-        # Too little time is left for a survey: one of an earlier command is used, if there is one.
+    if left < LEAST_LEFT and not needs_survey(options):
         known = kept(limited_options, key, how)
-        if known is None:
-            return PreparedRuns(backend, space, training)
-        survey, was_cached = known, True
-    high = min(space.high, survey.ceiling.batch_size)
-    space = replace(space, low=survey.ceiling.smallest, high=high)
-    # Seconds of the first steps stand in where the survey could not time enough batch sizes.
-    backend.step_time = survey.step_time or tried.findings.step_time
-    if survey.step_time is not None:
-        # Trials side by side slow each other down: their own steps would falsify the law.
-        if options.search.workers > 1:
-            backend.step_time = survey.step_time.without_trials()
-        threads: int | None = None
-        if survey.threads is not None:
-            threads = survey.threads.threads
-        backend.timed = Timed(survey.seconds_of, survey.measured.waited, threads)
-    # The device's name says with how many threads it trains.
+        return known, known is not None
+    with waiting_for("the survey of the hardware"):
+        return cached(limited_options, key, how, measured, say)
+
+
+def _take_survey(backend: TriedBackend, training: Training, survey: "Survey", workers: int) -> None:
+    """Give the backend the survey's seconds of a step and, on a CPU, its number of threads.
+
+    ``workers``: how many trials are trained at once.
+    """
+    threads: int | None = None
     if survey.threads is not None:
-        backend.rename(training.use_threads(survey.threads.threads))
-    return PreparedRuns(
-        backend=backend,
-        space=space,
-        training=training,
-        survey=survey,
-        notes=tuple(headline(survey, was_cached)),
-        survey_seconds=0.0 if was_cached else survey.seconds,
-    )
+        threads = survey.threads.threads
+        # The device's name says with how many threads it trains.
+        backend.rename(training.use_threads(threads))
+    law = survey.step_time
+    # Where the survey could not time enough batch sizes the backend keeps the first steps' seconds.
+    if law is None:
+        return
+    backend.timed = Timed(survey.seconds_of, survey.measured.waited, threads)
+    # The law is later fitted to the trials' own steps as well. Those of trials side by side would
+    # falsify it, as such trials slow each other down.
+    backend.step_time = law if workers <= 1 else law.without_trials()
 
 
 def _advice_on_length(
@@ -188,9 +215,9 @@ def _advice_on_length(
 def _time_several_devices(
     options: StudyOptions, recipe: Recipe, runs: PreparedRuns, trial: TrialSpec | None
 ) -> list[str]:
-    """Time the steps that several devices share, and give the plan's note on them.
+    """Time the steps that several devices share, and give the plan's note on the devices.
 
-    A survey has timed them already, and a single trial needs no timing.
+    Nothing is timed after a survey, which has timed the steps, or for a single trial.
     """
     # torch takes seconds to import.
     from bstune.hardware.several_devices import shared_step_time
@@ -214,12 +241,12 @@ def _process_starter(
     # torch takes seconds to import.
     import torch
 
-    count = options.search.workers
-    if count <= 1:
+    workers = options.search.workers
+    if workers <= 1:
         return processes.runner, []
     if survey is None or survey.step_time is None:
         raise ConfigError(
-            f"search.workers={count} needs steps that are timed at two batch sizes or more, with "
+            f"search.workers={workers} needs steps that are timed at two batch sizes or more, with "
             "nothing beside them: widen search.batch_size, or use search.workers=1"
         )
     bytes_each = survey.ceiling.at.limit
@@ -229,11 +256,12 @@ def _process_starter(
         memory_limit = bytes_each
     else:
         # Together they have the machine's cores, and each no more threads than are fastest.
-        threads = max(1, torch.get_num_threads() // count)
+        threads = max(1, torch.get_num_threads() // workers)
         if survey.threads is not None:
             threads = min(threads, survey.threads.threads)
 
     def open_runner(count: int) -> Workers:
+        # A trial that runs alone, such as a winner that runs again, has the whole machine.
         if count == 1:
             return processes.runner(1)
         return processes.runner(count, threads, memory_limit)
@@ -264,6 +292,7 @@ def _note_on_processes(options: StudyOptions, threads: int | None, bytes_each: i
             "; they take turns on the device, as NVIDIA's MPS does not run "
             "(nvidia-cuda-mps-control -d starts it)"
         )
+    # The seconds per step, of which the note tells first, were measured with the config's values.
     if options.search.tune:
         note += (
             f"; they are those of the config's own {', '.join(options.search.tune)}, whatever a "
