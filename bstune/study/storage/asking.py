@@ -75,7 +75,8 @@ def _begin(
     """
     if any(_has_begun(trial, turn.trial_index) for trial in turn.trials):
         return None
-    storage, study_id = study._storage, study._study_id
+    storage = study._storage
+    study_id = study._study_id
     expected = len(turn.trials)
     # Optuna's ask() cannot store parameters and attributes in the transaction that makes the trial.
     trial_id = patient(storage.create_new_trial)(study_id, template)
@@ -83,6 +84,7 @@ def _begin(
     if id_at_number(study_id, expected) == trial_id:
         # No trial was begun since the index was found free.
         return trial_id, replace(spec, number=expected)
+    # Others were begun meanwhile. One of them may be at this index.
     trials = read_trials(study)
     number = next(trial.number for trial in trials if trial._trial_id == trial_id)
     for earlier in trials:
@@ -180,10 +182,10 @@ def ask(
         trial at the index meanwhile.
     """
     draft, spec = _draft(study, turn, budget, space, sampler, stops, baseline, ranking)
-    within = limited(spec)
-    if within is None:
+    limited_spec = limited(spec)
+    if limited_spec is None:
         return None
-    return _begin(study, turn, _template(draft, turn, within), within)
+    return _begin(study, turn, _template(draft, turn, limited_spec), limited_spec)
 
 
 def _draft(
@@ -225,6 +227,7 @@ def _draft(
     batch_size = space.snap(trial.params["batch_size"])
     lr = space.lr(batch_size, trial.params["delta"])
     seed = budget.trial_seed(trial_index)
+    # A sampler may limit the trial's steps, and have it continue a stopped trial.
     max_steps, resumed_from = _limit_and_parent(sampler, trial.number, stops)
     if resumed_from is not None:
         # A continuation has the rate and seed of the trial that it continues, even where that lies
@@ -235,7 +238,7 @@ def _draft(
     # ``delta``: the octaves from the scaling rule's learning rate to ``lr``, which was rounded or
     # is the continued trial's.
     delta = space.delta(batch_size, lr)
-    # From the axes that the sampler searches to the values that the trial gets.
+    # The sampler searches some hyper-parameters as their complement: these are their own values.
     values = space.searched(trial.params)
     # The steps between which the trial is evaluated more often, as it may meet the target there.
     dense_steps: tuple[int, int] | None = None
@@ -316,10 +319,11 @@ def _draft_baseline(
     """
     # By how many octaves the user's learning rate lies above the scaling rule's.
     delta = space.delta(baseline.batch_size, baseline.lr)
+    # Hyper-parameters as the sampler searches them: some as their complement.
     searched = space.searched(baseline.hyperparameters)
-    place = {"batch_size": baseline.batch_size, "delta": delta, **searched}
+    parameters = {"batch_size": baseline.batch_size, "delta": delta, **searched}
     fixed = {
-        name: nearest_value(place[name], distribution)
+        name: nearest_value(parameters[name], distribution)
         for name, distribution in distributions(space).items()
     }
     # The sampler draws nothing, as all values are fixed.
@@ -368,17 +372,18 @@ def ask_replicate(
     turn = turn_at(study, trial_index, worker)
     stored = turn.trials[original.number]
     spec = spec_of(stored)
-    # The first and the last of the steps that are evaluated densely, as the run is expected to meet
-    # the target between them. Where ``last_step`` is given nothing tells when: the objective loss
-    # has no target to meet, and a baseline whose first run missed it has no steps to it.
-    # The steps between which the trial is evaluated more often, as it may meet the target there.
+    # The steps between which the run is evaluated more often, as it may meet the target there.
     dense_steps: tuple[int, int] | None = None
     if last_step is not None:
+        # Nothing tells when this run may meet the target: the objective loss has none, and a
+        # baseline whose first run missed it has no steps to it.
         max_steps: int | None = last_step
     else:
         max_steps = _replicate_steps(winner, spec.max_steps, stops, horizon)
         dense_steps = dense_steps_of(original, winner.steps)
-    seed = budget.trial_seed(trial_index) if seed_of is None else seed_of.seed
+    seed = budget.trial_seed(trial_index)
+    if seed_of is not None:
+        seed = seed_of.seed
     spec = replace(
         spec,
         trial_index=trial_index,
@@ -482,16 +487,27 @@ def _suggested(
 ) -> tuple[Draft, optuna.Trial]:
     """Let the sampler suggest the parameters of a trial that is not stored.
 
-    It gives the draft that keeps them, and the trial in it.
+    It gives the draft that keeps them, and the trial in it. Calls that may reach the storage are
+    made again until it answers (``patient``).
 
-    ``fixed``: values of parameters that the sampler does not choose.
+    Args:
+        study: in its storage.
+        turn: has the study's earlier trials.
+        space: that is searched.
+        sampler: suggests the parameters.
+        fixed: values of parameters that the sampler does not choose.
+        ranking: shows stopped trials to a sampler that ranks them; None for another sampler.
     """
-    seen = turn.trials if ranking is None else ranking.seen(turn.trials)
-    draft = Draft(study, seen)
+    earlier = turn.trials
+    if ranking is not None:
+        earlier = ranking.seen(turn.trials)
+    draft = Draft(study, earlier)
+    # Optuna warns that PartialFixedSampler is experimental.
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-        chosen = PartialFixedSampler(dict(fixed), sampler) if fixed else sampler
-        # This asks the storage, too: a sampler may store what it has to remember of the study.
-        trial = patient(optuna.Trial)(draft.study(chosen), draft.trial_id)
+        if fixed:
+            sampler = PartialFixedSampler(dict(fixed), sampler)
+        # A sampler may store here what it has to remember of the study.
+        trial = patient(optuna.Trial)(draft.study(sampler), draft.trial_id)
         for name, values in distributions(space).items():
             if isinstance(values, IntDistribution):
                 patient(trial.suggest_int)(name, values.low, values.high, log=values.log)

@@ -289,7 +289,8 @@ class Leases:
             raise StudyError(f"the storage does not answer: {reason_of(error)}") from error
         finally:
             stop.set()
-            is_gone = is_gone or not self._end(thread)
+            if not is_gone:
+                is_gone = not self._end(thread)
             if is_gone:
                 logger.warning(
                     "the storage is gone: the lease of %s runs out by itself", self.own.name

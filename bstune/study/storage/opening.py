@@ -124,7 +124,7 @@ def _create_or_load(
         if not _is_left_incomplete(study):
             # It is this process's own if the storage made it without answering and was asked again.
             return study, study.user_attrs.get(STUDY_ID) == made[STUDY_ID]
-    # Where a process was killed while it made the study, this one stores the rest.
+        # The process that made it was killed meanwhile: this one stores the rest.
     # Optuna warns that names of values are experimental.
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         study.set_metric_names(names)
@@ -271,7 +271,7 @@ def _check_attributes(study: optuna.Study) -> None:
                 "begin another one with study=NAME"
             )
         _check_attribute(study, "", key, study.user_attrs, kind)
-    # The settings are JSON, which anybody may have written.
+    # Settings, specs and records are JSON, which anybody may have written: reading refuses others.
     settings_of(study)
     for trial in read_trials(study):
         place = f"trial {trial.number} of "
@@ -318,6 +318,7 @@ def _check_format(study: optuna.Study) -> None:
             f"the storage has a study {name!r} that is not bstune's: "
             "choose another name with study=NAME"
         )
+    # The first format has no attribute for its version.
     version = attributes.get(FORMAT, 1)
     if version != FORMAT_VERSION:
         raise StudyError(
@@ -359,11 +360,14 @@ def _freeze_open_threads(
         device: the kind of its device.
     """
     began = settings_of(study)
-    if not began.get(THREADS_ARE_OPEN) or frozen_settings.get(THREADS_ARE_OPEN):
+    was_open = bool(began.get(THREADS_ARE_OPEN))
+    is_still_open = bool(frozen_settings.get(THREADS_ARE_OPEN))
+    if not was_open or is_still_open:
         return
     chosen = {key: frozen_settings[key] for key in OF_THREADS if key in frozen_settings}
     settings = {**_without_threads(began), **chosen}
-    # The kind of device comes first: once the settings are frozen, nothing is left to decide.
+    # The kind of device is stored first: a process that is killed between the two leaves the number
+    # open, and the next one comes here again.
     patient(study.set_user_attr)(DEVICE_KIND, device)
     patient(study.set_user_attr)(FROZEN_SETTINGS, dump_json(settings))
 

@@ -171,15 +171,17 @@ def _tell(
     objective: Objective,
     is_full: bool = False,
 ) -> None:
-    """End a trial in Optuna, without storing its record.
+    """End a trial in Optuna, whose record is stored already.
 
     ``is_full``: whether it ran to its budget's end, by which the objective loss has a value.
     """
+    # Another process may have ended the trial before.
     with suppress(UpdateFinishedTrialError):
         patient(study._storage.set_trial_user_attr)(trial_id, OUTCOME, outcome(result))
     if result.status == "failed":
         end_trial(study, trial_id, TrialState.FAIL)
         return
+    # The values that the objective has, such as steps and seconds, by name.
     sought = SOUGHT[objective].values
     mode: Mode = "max" if study.directions[0] == StudyDirection.MAXIMIZE else "min"
     values = list[float]()
@@ -188,8 +190,9 @@ def _tell(
         # Seconds of another device than the study's do not count.
         if value is not None:
             values.append(value)
-    if (result.reached or is_full) and len(values) == len(sought):
+    # The metric at which a trial was stopped is no value of the objective.
+    has_value = result.reached or is_full
+    if has_value and len(values) == len(sought):
         end_trial(study, trial_id, TrialState.COMPLETE, values)
     else:
-        # The metric at which a trial was stopped is no value of the objective.
         end_trial(study, trial_id, TrialState.PRUNED)
