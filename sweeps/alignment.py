@@ -105,6 +105,7 @@ def run(
     device_text = device_name(protocol.trainer, protocol.devices)
     log.begin(device_text, ())
 
+    # A dimension's name is LAYER/DIMENSION.
     def time_layer(name: str) -> list[tuple[float, float]]:
         row = misaligned.dimensions[name]
         layer = misaligned.module.get_submodule(row.name)

@@ -212,6 +212,7 @@ def make_benchmark(
             "with it: use sweep.experiment.objective=time, or a table with larger and smaller "
             "batch sizes"
         )
+    # The least time of each batch size; the frontier costs their sum.
     cheapest = dict[int, float]()
     for (batch_size, _), time in times.items():
         cheapest[batch_size] = min(time, cheapest.get(batch_size, math.inf))
@@ -420,10 +421,10 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
         return None
     reached = [(point.batch_size, point.steps) for point in points if not point.stopped]
     sizes, steps = np.array(reached).T
-    # The table need not follow the law. Its distance from the law is carried over to the batch
-    # sizes at which the slope is sought.
     # A fit without a small-batch term has no b_opt.
     law = 1.0 + b_crit / sizes + ((fit.b_opt or 0.0) / sizes) ** 2
+    # The table need not follow the law. Its distance from the law is carried over to the batch
+    # sizes at which the slope is sought.
     log_distance = np.log(steps) - np.log(law)
     log_low = math.log(sizes[0]) - SOUGHT_BEYOND
     log_high = math.log(sizes[-1]) + SOUGHT_BEYOND
@@ -504,14 +505,14 @@ def run_search(
     estimates = list[float | None]()
     spent = 0.0
     while True:
-        # Past the cap on trials there is none: by an infinite spending, all multiples that are left
+        # Where the search has had all of its trials no other one ends: all multiples that are left
         # get the present estimate.
         trial: TrialResult | None = None
         spent_after = math.inf
         if len(finished) < max_trials:
             trial = _answer(search.propose(finished), benchmark, finished)
             spent_after = spent + trial.train_seconds
-        # The estimate at a multiple is from the trials that ended before it.
+        # The multiples that this trial's cost passes get the estimate from the trials before it.
         for multiple in multiples[len(estimates) :]:
             # Costs that meet a multiple exactly may come out a little above it.
             if spent_after <= multiple * benchmark.unit * FOR_ROUNDING:

@@ -201,11 +201,13 @@ class StudyResult(Part, frozen=True):
 
         None where it is the same trial, or there is none.
         """
-        use = self.winner
-        if use is None:
+        winner = self.winner
+        if winner is None:
             return None
-        other = self.best_by_steps if self.use == "best_by_time" else self.best_by_time
-        if other is None or other.number == use.number:
+        other = self.best_by_time
+        if self.use == "best_by_time":
+            other = self.best_by_steps
+        if other is None or other.number == winner.number:
             return None
         return other
 

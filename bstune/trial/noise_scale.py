@@ -623,6 +623,7 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
         if not tensor.requires_grad and not tensor.is_inference():
             clones.append((tensor, tensor.clone()))
     trainer.loggers = [DummyLogger() for _ in loggers]
+    # These are attributes of the object, which go when its attributes are put back.
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
     try:

@@ -66,25 +66,22 @@ class HorizonTable:
         A cell is a recorded batch size and learning rate. ``share``, in [0, 1], chooses one of its
         seeds: 0 the first, 1 the last.
         """
-        # For each cell around the trial's batch size and learning rate, at most four, the runs of
-        # the chosen seed by rising horizon, the length of their schedules.
-        runs_of_cells = list[RunsOfSeed]()
-        weights = list[float]()
-        for size, size_weight in weights_around(self.batch_sizes, batch_size):
-            for rate, rate_weight in weights_around(self._lrs_of[size], lr):
-                runs_of_cells.append(at_share(self._runs_of_seeds[size, rate], share))
-                weights.append(size_weight * rate_weight)
-        nearest = _nearest(runs_of_cells[weights.index(max(weights))], horizon)
+        cells = self._weighted_cells(batch_size, lr, share)
+        # The first of the cells with the largest weight.
+        runs_of_nearest_cell, _ = max(cells, key=lambda cell: cell[1])
+        nearest = _nearest(runs_of_nearest_cell, horizon)
         if nearest.diverged:
             return _outcome_of_diverged_run(nearest, horizon, target)
         usable = list[tuple[RunsOfSeed, float]]()
-        for runs, weight in zip(runs_of_cells, weights, strict=True):
+        for runs, weight in cells:
             if not _nearest(runs, horizon).diverged:
                 usable.append((runs, weight))
         # Without the diverged cells the weights add up to less than 1.
         total_weight = sum(weight for _, weight in usable)
+        # The trial is evaluated at these shares of its horizon.
         log_shares = _evaluated_log_shares(nearest, horizon)
-        # A mean of logarithms is taken, by the weights of the cells.
+        # Means of logarithms, by the weights of the cells: of the best metric so far at each of the
+        # shares, and of the seconds of a step.
         log_best = np.zeros(len(log_shares))
         log_seconds_per_step = 0.0
         for runs, weight in usable:
@@ -94,6 +91,21 @@ class HorizonTable:
         # beyond the recorded values.
         log_best = np.clip(log_best, *self._log_metric_range)
         return _outcome(target, horizon, log_shares, log_best, math.exp(log_seconds_per_step))
+
+    def _weighted_cells(
+        self, batch_size: float, lr: float, share: float
+    ) -> list[tuple[RunsOfSeed, float]]:
+        """Give the cells around a trial's batch size and learning rate, with their weights.
+
+        There are at most four, and their weights add up to 1. Of each cell there are the runs of
+        one seed, which ``share`` chooses as in :meth:`read`.
+        """
+        cells = list[tuple[RunsOfSeed, float]]()
+        for size, size_weight in weights_around(self.batch_sizes, batch_size):
+            for rate, rate_weight in weights_around(self._lrs_of[size], lr):
+                runs = at_share(self._runs_of_seeds[size, rate], share)
+                cells.append((runs, size_weight * rate_weight))
+        return cells
 
     @cached_property
     def _runs_of_seeds(self) -> Mapping[tuple[int, float], tuple[RunsOfSeed, ...]]:

@@ -183,7 +183,10 @@ class StopAtTarget(Callback):
         met = value is not None and self.target.reached(value)
         # Once the target is met on one device, the fit ends on all.
         self.reached = trainer.strategy.reduce_boolean_decision(met, all=False)
-        if not self.reached:
+        if self.reached:
+            trainer.should_stop = True
+            self._clock.enter(Phase.CLOSING)
+        else:
+            # The steps to target are more than these.
             self.steps_low = self.steps
-        trainer.should_stop = trainer.should_stop or self.reached
-        self._clock.enter(Phase.CLOSING if self.reached else Phase.TRAINING)
+            self._clock.enter(Phase.TRAINING)

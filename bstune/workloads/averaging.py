@@ -49,7 +49,8 @@ class _DeviceAverage(WeightAveraging):
         super().__init__()
         # The module's own weights, while the average stands in their place; else none.
         self._own_weights: list[Tensor] = []
-        # How many updates there were: torch's AveragedModel shares the memory, see setup().
+        # How many updates there were. It is an array, as torch's AveragedModel reads the count in
+        # the same memory.
         self._updates = np.zeros((), np.int64)
         # The averages of whole numbers, and those of all others.
         self._whole_numbers = _Averaged()
@@ -93,18 +94,20 @@ class _DeviceAverage(WeightAveraging):
     @torch.no_grad()
     def _update(self, pl_module: LightningModule, decay: float) -> None:
         """Update the average by the module's weights; ``decay`` is the average's own share."""
-        if not self._whole_numbers.tensors and not self._averages.tensors:
+        # At a fit's first update each average is paired with the value that it averages.
+        is_paired = bool(self._whole_numbers.tensors or self._averages.tensors)
+        if not is_paired:
             self._pair(pl_module)
         kept_counts = self._whole_numbers.tensors
         averages = self._averages.tensors
         present_counts = self._whole_numbers.values()
         present_values = self._averages.values()
         # All tensors are averaged at once: most have a few numbers, and each would be an operator
-        # of its own on an accelerator. The first average is the weights themselves. Counts, as of
-        # batches, are never averaged.
+        # of its own on an accelerator. The first average is the weights themselves.
         if not self._updates:
             torch._foreach_copy_([*kept_counts, *averages], [*present_counts, *present_values])
         else:
+            # Counts, as of batches, are never averaged.
             if kept_counts:
                 torch._foreach_copy_(kept_counts, present_counts)
             weights = list[Tensor]()

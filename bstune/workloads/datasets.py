@@ -232,6 +232,7 @@ def load_cifar10(root: str | Path) -> ImageDataset:
         records = np.frombuffer(data, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
         return Images(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64))
 
+    # The five files data_batch_1.bin to data_batch_5.bin, and test_batch.bin.
     *train, test = sorted(CIFAR10.sha256)
     return ImageDataset(name=CIFAR10.name, white=255, train=part(*train), test=part(test))
 

@@ -308,8 +308,9 @@ def split_images(
     )
     if dataset.test is not None:
         test_images = dataset.test
-    # Then the test images serve for the target, and no images are left to test.
     if validates_on_test:
+        # The test images serve for the target, and none are left to test. That empty part is
+        # ``validation_images``, as no images were held out for the target.
         return train, test_images, validation_images
     return train, validation_images, test_images
 
@@ -449,9 +450,11 @@ def random_crop_flip(
     sizes = [n]
     if batch_size is not None:
         sizes = [batch_size] * (n // batch_size)
-    # Each kind of draw, joined over the batches: the crop's places, then what else was drawn.
-    batches = zip(*map(draw_batch, sizes), strict=True)
-    top, left, *others = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in batches)
+    # Each of the draws, joined over the batches.
+    joined = list[Tensor]()
+    for parts in zip(*map(draw_batch, sizes), strict=True):
+        joined.append(parts[0] if len(parts) == 1 else torch.cat(parts))
+    top, left, *others = joined
     if mirror is None:
         mirror = others.pop(0).bool()
     images = crop_flip(images, top, left, mirror, padding)

@@ -150,8 +150,11 @@ class BatchNorm(nn.BatchNorm2d):
         )
         if groups > 1:
             output = output.view(images.shape)
+            # Images in channels last were copied to be grouped: their format is restored. Those of
+            # one channel, for instance, are contiguous in both formats, and were not copied.
             is_channels_last = images.is_contiguous(memory_format=torch.channels_last)
-            if is_channels_last and not images.is_contiguous():
+            was_copied = not images.is_contiguous()
+            if is_channels_last and was_copied:
                 output = output.contiguous(memory_format=torch.channels_last)
         return output, statistics.view(2, groups, channels).mean(dim=1)
 

@@ -143,14 +143,15 @@ class SeldomNormalisingMuon(Muon):
         if "step" not in state:
             state["step"] = torch.zeros((), device=device)
         state["step"] += 1.0
-        # Steps past the planned ones do as the last one.
+        # Whether this step, whose number counts from 1, normalises: a tensor, as all of it stays on
+        # the device. Steps past the planned ones do as the last one.
         number = state["step"].long().clamp(max=len(self.due) - 1).view(1)
-        due = self.due.index_select(0, number)
+        is_due = self.due.index_select(0, number)
         factors = list[Tensor]()
         for weight, norm in zip(trained, _norms(trained), strict=True):
             factors.append(math.sqrt(len(weight)) / norm)
         # The factor is 1 where no normalisation is due: every step launches the same kernels.
-        factors_if_due = torch.where(due, torch.stack(factors), 1.0)
+        factors_if_due = torch.where(is_due, torch.stack(factors), 1.0)
         torch._foreach_mul_(trained, list(factors_if_due.unbind()))
         # The weights decay after the step here, where Muon's decay before it.
         super()._step_orthogonal(group | {"weight_decay": 0.0}, trained, gradients)

@@ -137,6 +137,7 @@ def _begin(
     """
     # Ctrl-C reaches every process of the terminal. The process that started this one ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Processes of the user's code are in the group, and are ended with this one.
     _lead_group()
     # In a process of the fork server multiprocessing sets "forkserver". With that each of a
     # DataLoader's workers would import torch and the project anew.

@@ -72,18 +72,10 @@ class Team:
             too_long: says that the trial took too long; None: it did not.
         """
         died = self._take_answers(seconds=0)
-        start = time.monotonic()
         # Once one has answered, the others are waited for: they end at the same step, and see alike
-        # that a loss diverges. After a failure the wait is short: the others fail within moments,
-        # or hang. It ends where one has died: the others fail when they lose it.
-        while self._answers and self._unanswered and not died and too_long is None:
-            patience = END_SECONDS if self._failed else APART_SECONDS
-            if time.monotonic() - start > patience:
-                too_long = (
-                    f"did not end with the others, {APART_SECONDS} s before: one stops where "
-                    "another trains on"
-                )
-            died = self._take_answers(LOOK_SECONDS)
+        # that a loss diverges.
+        if self._answers and not died and too_long is None:
+            died, too_long = self._wait_for_others()
         if not self._unanswered:
             self.has_failed = any(rank.has_failed for rank in self._ranks)
             # Where they disagree, one that failed says why.
@@ -100,6 +92,27 @@ class Team:
         self.has_failed = True
         self.kill()
         return answer
+
+    def _wait_for_others(self) -> tuple[list[Process], str | None]:
+        """Wait until all have answered, or one has died: the others fail when they lose it.
+
+        After a failure the wait is short: the others fail within moments, or hang.
+
+        Returns:
+            The processes that have died, and a text that some did not answer in time (None: none).
+        """
+        start = time.monotonic()
+        died = list[Process]()
+        too_long: str | None = None
+        while self._unanswered and not died and too_long is None:
+            patience = END_SECONDS if self._failed else APART_SECONDS
+            if time.monotonic() - start > patience:
+                too_long = (
+                    f"did not end with the others, {APART_SECONDS} s before: one stops where "
+                    "another trains on"
+                )
+            died = self._take_answers(LOOK_SECONDS)
+        return died, too_long
 
     @property
     def _unanswered(self) -> list[Process]:
