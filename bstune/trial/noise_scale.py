@@ -192,7 +192,9 @@ class NoiseScale(Callback):
     ) -> None:
         """Measure the step on parts of its batch, or get ready to read its micro-batches."""
         micro_batches = trainer.accumulate_grad_batches
-        if batch_idx % micro_batches == 0:
+        begins_step = batch_idx % micro_batches == 0
+        if begins_step:
+            # The step before may have ended early, or had no gradient to read.
             self._pass_over_unread()
             # A single micro-batch has nothing to be compared with, so it is split.
             is_split = micro_batches * trainer.world_size == 1
@@ -214,6 +216,7 @@ class NoiseScale(Callback):
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take in the measurement of a step after its last micro-batch."""
+        # Each backward pass of the measured step has read the gradients of its micro-batch so far.
         reading = self._reading
         if reading is None or len(reading.examples) < trainer.accumulate_grad_batches:
             return

@@ -485,10 +485,7 @@ def _fetch(
         # requests' exceptions are OSErrors. A captive portal's page or a cut archive raises any of
         # the others.
         except (OSError, EOFError, zlib.error, tarfile.TarError, DataError) as error:
-            # requests wraps a cause, such as a failed name resolution, twice.
-            cause = getattr(error.args[0], "reason", None) if error.args else None
-            reason = str(cause or error) or type(error).__name__
-            failures.append(f"  {url}: {reason}")
+            failures.append(f"  {url}: {_why_failed(error)}")
     missing = [name for name in source.sha256 if _local_path(folder, name) is None]
     raise DataError(
         "\n".join(
@@ -500,3 +497,12 @@ def _fetch(
             ]
         )
     )
+
+
+def _why_failed(error: Exception) -> str:
+    """Say in words why a download failed."""
+    # requests wraps a cause, such as a failed name resolution, twice.
+    cause = None
+    if error.args:
+        cause = getattr(error.args[0], "reason", None)
+    return str(cause or error) or type(error).__name__

@@ -489,10 +489,12 @@ def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirror: Tensor, padding
     n, channels, height, width = images.shape
     device = images.device
     rows = _crop_indices(height, padding, device).index_select(0, top)
-    columns = _crop_indices(width, padding, device)
-    # The second half of the rows is for mirrored images.
-    columns = torch.cat([columns, columns.flip(1)])
-    columns = columns.index_select(0, torch.add(left, mirror, alpha=2 * padding + 1))
+    # A list of columns for each place of the crop, then the same lists reversed for mirrored
+    # images.
+    lists_of_columns = _crop_indices(width, padding, device)
+    lists_of_columns = torch.cat([lists_of_columns, lists_of_columns.flip(1)])
+    choices = torch.add(left, mirror, alpha=2 * padding + 1)
+    columns = lists_of_columns.index_select(0, choices)
     # Rows are taken first, then columns. That is several times faster on a CPU than four index
     # tensors, and needs no index per pixel. A plane is a channel of an image: here stands the
     # number of its first row among all rows.

@@ -271,16 +271,17 @@ def muon_and_adam(
         for parameter in group["params"]:
             if parameter.ndim >= 2:
                 matrices.append(parameter)
+    # Tensors are told apart by identity: their == compares values.
+    ids_for_muon = {id(parameter) for parameter in matrices}
     for place in adam_matrices:
         if not -len(matrices) <= place < len(matrices):
             raise ConfigError(
                 f"adam_matrices names the place {place}, but the network has {len(matrices)} "
                 "matrices"
             )
-    # Tensors are told apart by identity: their == compares values.
-    ids_for_muon = {id(parameter) for parameter in matrices}
-    for place in adam_matrices:
         ids_for_muon.discard(id(matrices[place]))
+    options_of_adam = {"betas": tuple(betas), "eps": eps, "orthogonalise": False}
+    # Each given group becomes up to two, one for Muon and one for AdamW.
     groups = list[Group]()
     for group in given_groups:
         muon_parameters = list[Parameter]()
@@ -292,13 +293,8 @@ def muon_and_adam(
         if muon_parameters:
             groups.append({**group, "params": muon_parameters, "orthogonalise": True})
         if adam_parameters:
-            options_of_adam = {
-                "lr": group.get("lr", lr) * adam_rate,
-                "betas": tuple(betas),
-                "eps": eps,
-                "orthogonalise": False,
-            }
-            groups.append({**group, "params": adam_parameters, **options_of_adam})
+            adam_lr = group.get("lr", lr) * adam_rate
+            groups.append({**group, "params": adam_parameters, "lr": adam_lr, **options_of_adam})
     return Muon(groups, lr, normalise_weights=False, **options)
 
 

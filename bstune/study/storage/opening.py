@@ -78,7 +78,7 @@ def open_study(
     Raises:
         StudyError: where it has other settings or another folder, or is not bstune's.
     """
-    made = {
+    attributes = {
         FORMAT: FORMAT_VERSION,
         STUDY_ID: uuid.uuid4().hex,
         OUTPUT: str(output),
@@ -88,7 +88,7 @@ def open_study(
         FROZEN_SETTINGS: dump_json(frozen_settings),
     }
     with storage_errors_as_study_errors(url):
-        study, is_new = _create_or_load(connect(url), name, objective, made, maximizes)
+        study, is_new = _create_or_load(connect(url), name, objective, attributes, maximizes)
         if not is_new:
             _check_continued(study, frozen_settings)
             # A study that began without anybody's choice of torch's threads gets this process's.
@@ -105,10 +105,10 @@ def _create_or_load(
     storage: BaseStorage,
     name: str,
     objective: Objective,
-    made: Mapping[str, object],
+    attributes: Mapping[str, object],
     maximizes: bool,
 ) -> tuple[optuna.Study, bool]:
-    """Create a study with the attributes ``made``, or load it; say whether this process created it.
+    """Create a study with ``attributes``, or load it; say whether this process created it.
 
     ``maximizes``: whether a larger value of a trial is better.
     """
@@ -123,12 +123,12 @@ def _create_or_load(
         study = optuna.load_study(study_name=name, storage=storage)
         if not _is_left_incomplete(study):
             # It is this process's own if the storage made it without answering and was asked again.
-            return study, study.user_attrs.get(STUDY_ID) == made[STUDY_ID]
+            return study, study.user_attrs.get(STUDY_ID) == attributes[STUDY_ID]
         # The process that made it was killed meanwhile: this one stores the rest.
     # Optuna warns that names of values are experimental.
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         study.set_metric_names(names)
-    for key, value in made.items():
+    for key, value in attributes.items():
         study.set_user_attr(key, value)
     return study, True
 

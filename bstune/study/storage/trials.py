@@ -71,7 +71,9 @@ def record_of(text: str) -> TrialResult:
 
 @lru_cache(maxsize=PARSED_TRIALS)
 def _parsed_spec(text: str, number: int) -> tuple[TrialSpec, str]:
-    """Parse a stored spec, and give it with the id of the lease of the worker that was asked.
+    """Parse a stored spec, and give it with the lease's id of the worker that runs the trial.
+
+    The worker is none of the spec's fields; it is empty where it was not stored.
 
     ``number``: of the trial, which is not stored in the text.
     """

@@ -118,7 +118,8 @@ class InProcess:
                 return Finished(spec, self._train(spec, output, resumed_from))
         except BstuneError:
             raise
-        # Whatever the user's code raises ends a trial, not the study.
+        # Whatever the user's code raises ends a trial, not the study. The error itself can be kept,
+        # as it need not be pickled, for an error of the study that it causes.
         except Exception as error:  # noqa: BLE001
             return replace(failed(spec, error, time.monotonic() - start), cause=error)
 
