@@ -518,6 +518,7 @@ def run_search(
             if spent_after <= multiple * benchmark.unit * FOR_ROUNDING:
                 break
             estimates.append(_estimate(search, benchmark, finished))
+        # A trial whose cost passes the last multiple does not count any more.
         if trial is None or len(estimates) == len(multiples):
             break
         finished.append(trial)

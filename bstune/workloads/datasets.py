@@ -279,6 +279,7 @@ def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
                     files[name] = _verified(file, source, name)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error}") from error
+        # The error is "damaged" or "not the published file", with a reason.
         except DataError as error:
             raise DataError(f"{path} is {error}. Delete it, and it is downloaded again") from error
     missing = [name for name in source.sha256 if name not in files]

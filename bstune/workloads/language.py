@@ -312,6 +312,7 @@ class TokenBatches:
         check_positive_integer("batch size", batch_size)
         self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
+        # Splits a batch into micro-batches of these sizes.
         self._split = splitter(batch_size, micro_batch_size)
         # A view, (sequences, context + 1): targets are the tokens one further on.
         self._sequences: Tensor | NDArray[np.integer]
@@ -321,8 +322,8 @@ class TokenBatches:
             device = tokens.device
         else:
             self._sequences = sliding_window_view(tokens, context + 1)[::stride]
-        (order,) = seeded_generators(seed, device, count=1)
-        self.stream = IndexStream(len(self._sequences), batch_size, order)
+        (generator,) = seeded_generators(seed, device, count=1)
+        self.stream = IndexStream(len(self._sequences), batch_size, generator)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for index in self.stream:

@@ -131,8 +131,8 @@ class BatchNorm(nn.BatchNorm2d):
 
         To torch's function the channels of each group are channels of their own, so that one call
         serves all groups. Contiguous images are viewed in that shape. Others, such as channels
-        last, are copied there and back, which takes a third of the operators and half of the memory
-        traffic of normalising them where they are.
+        last, are copied into it and back. This takes a third of the operators, and half of the
+        memory traffic, of normalising them where they are.
         """
         channels = images.shape[1]
         statistics = torch.zeros(2, groups * channels, dtype=self.bias.dtype, device=images.device)

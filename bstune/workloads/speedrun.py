@@ -126,8 +126,8 @@ class SeldomNormalisingMuon(Muon):
                 f"muon that normalises at intervals needs at least one step, but got {total_steps}"
             )
         super().__init__(params, lr, normalise_weights=False, **options)
-        self.defaults["capturable"] = True
         # With this option torch loads the count of steps onto the parameter's device.
+        self.defaults["capturable"] = True
         for group in self.param_groups:
             group["capturable"] = True
         self.due = torch.tensor(_normalising(total_steps))

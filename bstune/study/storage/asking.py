@@ -222,11 +222,24 @@ def _draft(
         return draft, replace(spec_of(earlier), number=trial.number)
     if trial_index == 0 and baseline is not None and not failed:
         return _draft_baseline(study, turn, space, budget, *baseline)
-    fixed = _fixed_batch_size(sampler, budget, trial_index, space)
+    return _draft_suggestion(study, turn, budget, space, sampler, stops, ranking)
+
+
+def _draft_suggestion(
+    study: optuna.Study,
+    turn: Turn,
+    budget: SearchBudget,
+    space: Space,
+    sampler: BaseSampler,
+    stops: bool,
+    ranking: Ranking | None,
+) -> tuple[Draft, TrialSpec]:
+    """Draft the trial that the sampler suggests; the arguments are those of :func:`_draft`."""
+    fixed = _fixed_batch_size(sampler, budget, turn.trial_index, space)
     draft, trial = _suggested(study, turn, space, sampler, fixed, ranking)
     batch_size = space.snap(trial.params["batch_size"])
     lr = space.lr(batch_size, trial.params["delta"])
-    seed = budget.trial_seed(trial_index)
+    seed = budget.trial_seed(turn.trial_index)
     # A sampler may limit the trial's steps, and have it continue a stopped trial.
     max_steps, resumed_from = _limit_and_parent(sampler, trial.number, stops)
     if resumed_from is not None:
@@ -235,8 +248,8 @@ def _draft(
         continued = record_of(turn.trials[resumed_from].user_attrs[RECORD])
         lr = continued.lr
         seed = continued.seed
-    # ``delta``: the octaves from the scaling rule's learning rate to ``lr``, which was rounded or
-    # is the continued trial's.
+    # The octaves from the scaling rule's learning rate to ``lr``. They may be others than the
+    # sampler's, as the rate is clipped to its range, or the continued trial's.
     delta = space.delta(batch_size, lr)
     # The sampler searches some hyper-parameters as their complement: these are their own values.
     values = space.searched(trial.params)
@@ -247,7 +260,7 @@ def _draft(
         dense_steps = dense_search_steps(turn.trials, batch_size)
     return draft, TrialSpec(
         number=trial.number,
-        trial_index=trial_index,
+        trial_index=turn.trial_index,
         batch_size=batch_size,
         lr=lr,
         delta=delta,
@@ -365,10 +378,12 @@ def ask_replicate(
         last_step: to which it runs in any case; None: it is limited as above.
     """
     original = winner.trial
+    index_of_point = original.trial_index
     # The baseline's runs count as replicates of index 0, even where its first run went on at
     # another index.
-    place = 0 if is_baseline else original.trial_index
-    trial_index = budget.replicate_index(place, replicate)
+    if is_baseline:
+        index_of_point = 0
+    trial_index = budget.replicate_index(index_of_point, replicate)
     turn = turn_at(study, trial_index, worker)
     stored = turn.trials[original.number]
     spec = spec_of(stored)

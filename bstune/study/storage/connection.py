@@ -247,7 +247,8 @@ def _open_database(url: str) -> BaseStorage:
         # The tables are of another version of Optuna.
         raise StudyError(f"storage={url} cannot be read: {error}") from error
     path = database_file(url)
-    # A server may go away later, and a file may be removed: each later call waits, or fails.
+    # A server may go away later: then each call waits for it. A file may be removed: then each call
+    # fails.
     if make_url(url).get_backend_name() != "sqlite":
         _wait_for_server(storage.engine)
     # SQLite may be given a URI of its own, which is no path.
