@@ -312,7 +312,7 @@ class TokenBatches:
         check_positive_integer("batch size", batch_size)
         self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
-        # Splits a batch into micro-batches of these sizes.
+        # Cuts a batch into its micro-batches; of several devices each process takes its own.
         self._split = splitter(batch_size, micro_batch_size)
         # A view, (sequences, context + 1): targets are the tokens one further on.
         self._sequences: Tensor | NDArray[np.integer]

@@ -68,7 +68,7 @@ class TrialsLog:
             if kind not in self._kinds and len(self._kinds) < MAX_KINDS:
                 self._kinds.add(kind)
                 _show(line, say)
-            # The first line that is not shown: the file is named once.
+            # At the first line that is not shown the user is told of the file, once.
             elif is_written and not self._is_file_named:
                 self._is_file_named = True
                 _show(f"what trials print besides is in {self._path}", say)
