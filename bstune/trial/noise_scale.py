@@ -613,6 +613,7 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
     for value in values:
         if isinstance(value, dict | list | set):
             containers.append((value, value.copy()))
+    # From here on the values that lie in a container count, too.
     for _, contents in containers:
         values += contents.values() if isinstance(contents, dict) else contents
     generators = list[tuple[torch.Generator, Tensor]]()

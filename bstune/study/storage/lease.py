@@ -272,14 +272,7 @@ class Leases:
         is_gone = False
         try:
             if self.own.role == "owner":
-                # Two that came in the same moment see each other: the one with the smaller id
-                # stays.
-                rivals = [lease for lease in self._other_owners() if lease.id < self.own.id]
-                if rivals:
-                    raise StudyError(
-                        f"the study {self._study.study_name!r} was begun by {rivals[0].name} as "
-                        "well: wait"
-                    )
+                self._give_way()
             thread.start()
             yield
         except StorageGoneError:
@@ -295,6 +288,17 @@ class Leases:
                 logger.warning(
                     "the storage is gone: the lease of %s runs out by itself", self.own.name
                 )
+
+    def _give_way(self) -> None:
+        """Raise a StudyError where another owner came in the same moment and has a smaller id.
+
+        Both have stored their leases by now, so that they see each other, and one stays.
+        """
+        rivals = [lease for lease in self._other_owners() if lease.id < self.own.id]
+        if rivals:
+            raise StudyError(
+                f"the study {self._study.study_name!r} was begun by {rivals[0].name} as well: wait"
+            )
 
     def _end(self, thread: threading.Thread) -> bool:
         """Store the lease as ended, once ``thread`` renews it no more; False if that fails."""
