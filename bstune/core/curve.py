@@ -559,6 +559,7 @@ def _choose_law(observed: Observed, law: str, level: float) -> _ChosenLaw:
             "three terms need at least 4 points that reached the target, at 3 batch sizes, but got "
             f"{got}"
         )
+    # A note, which goes with either fit, if no such law can have these points.
     contradiction = _contradiction(observed, may_have_third_term=testable and law != "two-terms")
     two = _fit_law(observed, 2, level, contradiction)
     if not testable:

@@ -37,7 +37,7 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -197,12 +197,24 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     params = read_params(every_line, settings.batch_size, settings.lr, context.config_loader)
     study = _study(settings, params, config)
     _check_jobs(sweeper, settings, params, study)
+    folder = Path(config.hydra.sweep.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config, folder / "multirun.yaml")
+    # A line says that jobs which take no seed are never run again on a fresh one.
+    assumptions = () if settings.seed is not None else (SAME_SEED,)
+    run_jobs = partial(_run_jobs, launcher, settings, params)
+    _run_for_objective(run_jobs, study.options, _limits(settings, params), assumptions)
+    _write_results(study.result, params, folder)
+
+
+def _limits(settings: Settings, params: Params) -> LoopLimits:
+    """Say what the jobs of a sweep can do, and the range of learning rates that it searches."""
     save_place = f"the path in {settings.save_to}"
     if settings.checkpoint is not None:
         save_place = f"{settings.checkpoint} in the job's output folder"
     # A job returns what it did at its end: its trial is reported in hindsight. Only a job that
     # takes ``max_steps`` can be stopped before the end of its budget.
-    limits = LoopLimits(
+    return LoopLimits(
         stops=settings.max_steps is not None,
         lr_range=(params.rates.low, params.rates.high),
         jobs=settings.n_jobs,
@@ -211,22 +223,34 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
         save_place=save_place,
         objective_is_open=settings.goal_is_open,
     )
-    folder = Path(config.hydra.sweep.dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(config, folder / "multirun.yaml")
-    # A line says that jobs which take no seed are never run again on a fresh one.
-    assumptions = () if settings.seed is not None else (SAME_SEED,)
-    run_jobs = partial(_run_jobs, launcher, settings, params)
-    told = _told_so_far(study.options) if settings.goal_is_open else None
+
+
+def _run_for_objective(
+    run_jobs: Callable[[StudyOptions, LoopLimits, tuple[str, ...]], bool],
+    options: StudyOptions,
+    limits: LoopLimits,
+    assumptions: tuple[str, ...],
+) -> None:
+    """Run the jobs of a study whose objective may be open: whether they return seconds settles it.
+
+    Args:
+        run_jobs: runs them with these options, limits and assumptions, as :func:`_run_jobs` does.
+        options: of the study.
+        limits: of its jobs; they say whether the objective is open.
+        assumptions: lines on what the study takes for granted of the jobs.
+    """
+    settled = _told_so_far(options) if limits.objective_is_open else None
     settled_limits = replace(limits, objective_is_open=False)
-    if told == "steps":
-        run_jobs(_seeking_steps(study.options), settled_limits, assumptions)
-    elif told == "time":
-        run_jobs(study.options, settled_limits, assumptions)
-    elif run_jobs(study.options, limits, assumptions):
+    if settled == "steps":
+        run_jobs(_seeking_steps(options), settled_limits, assumptions)
+        return
+    if settled == "time":
+        run_jobs(options, settled_limits, assumptions)
+        return
+    seeks_steps = run_jobs(options, limits, assumptions)
+    if seeks_steps:
         print_line(plain_console(), NO_SECONDS)
-        run_jobs(_seeking_steps(study.options), settled_limits, assumptions=())
-    _write_results(study.result, params, folder)
+        run_jobs(_seeking_steps(options), settled_limits, ())
 
 
 def _run_jobs(

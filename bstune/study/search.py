@@ -150,6 +150,7 @@ class Search:
         self._others_train = False
         # The numbers of trials that began with no other trial beside them.
         self._began_alone: set[int] = set()
+        # When points ended here, from which the seconds to the study's end are predicted.
         self._point_ends = PointEnds()
         # How many trials there were when it was last decided whether they suffice.
         self._trials_looked_at = 0
@@ -214,26 +215,26 @@ class Search:
             cut_short(self._study, self._budget.objective, self._worker),
             self._prepared.open_runner(1) as runner,
         ):
-            while not trials_of_search(self._write(self._read())):
+            while not trials_of_search(self._finished_trials()):
                 asked = self._ask([], self._study)
-                if asked is None and self._no_time is not None:
-                    because = self._no_time.sentence
-                    if isinstance(self._prepared.options, GivenOptions):
-                        because = in_python(because)
-                    raise StudyError(
-                        f"the target is to be what your own configuration comes to: {because}"
-                    )
                 if asked is None:
-                    raise StudyError(
-                        "another process has begun the study's first trial, which sets its target: "
-                        "the same command goes on once it has ended"
-                    )
+                    raise self._error_without_baseline()
                 self._start(runner, asked)
-                with self._wall.trial():
-                    finished = yield from _wait_for_trial(runner)
-                self._store(finished, revise)
+                yield from self._store_next(runner, revise)
         # What follows until the search's first trial is not the time of a decision on one.
         self._wall.pause()
+
+    def _error_without_baseline(self) -> StudyError:
+        """Say why trial 0, which was to set the target, did not begin."""
+        if self._no_time is None:
+            return StudyError(
+                "another process has begun the study's first trial, which sets its target: "
+                "the same command goes on once it has ended"
+            )
+        because = self._no_time.sentence
+        if isinstance(self._prepared.options, GivenOptions):
+            because = in_python(because)
+        return StudyError(f"the target is to be what your own configuration comes to: {because}")
 
     def _leave(self) -> None:
         """Store the wall time that the study took, and write its trials, for the next command."""
@@ -275,10 +276,11 @@ class Search:
                 return end
             ran_before = self.ran
             yield from self._run_again(runner)
-            # Without a fresh seed since the search ended, no more time is left than then.
+            # The search goes on where the wall time ended it, as fresh seeds may take less than was
+            # kept for them. Where none ran, no more time is left than then.
             if end.limit != "search.wall_seconds" or self.ran == ran_before:
                 return end
-            done = self._write(self._read())
+            done = self._finished_trials()
             if limit_reached(self._prepared, self._wall, self._stops_trials, done) is not None:
                 return end
             self._no_time = None
@@ -302,24 +304,18 @@ class Search:
         end: SearchEnd | None = None
         while True:
             trials = self._read()
-            latest: Trials = trials
             # The records of those that have ended.
             done = self._write(trials)
+            # Each trial of the plan has an index, which is free until a process takes it.
             has_free_index = bool(free_indices(trials, self._budget.trials))
             if has_free_index and end is None:
                 end = self._search_end(done)
-            while has_free_index and end is None and runner.free:
-                asked = self._ask(done, latest)
-                self._start(runner, asked)
-                # What was read before does not have the trial that has just begun.
-                latest = self._study
-                has_free_index = asked is not None
-                # The end that _ask() has noted if too little time is left; else None.
+            if has_free_index and end is None:
+                has_free_index = self._start_trials(runner, done, trials)
+                # The end that is noted if too little time is left for the next trial; else None.
                 end = self._no_time
             if runner.running:
-                with self._wall.trial():
-                    finished = yield from _wait_for_trial(runner)
-                self._store(finished)
+                yield from self._store_next(runner)
             # Another process trains a trial, whose end may change what comes next.
             elif busy_workers(self._study) - {self._worker}:
                 time.sleep(OTHERS_SECONDS)
@@ -329,13 +325,42 @@ class Search:
                     plan = self._budget.trials
                     return end or SearchEnd(f"the plan is done: search.trials={plan}")
                 self._start(runner, rescue)
-                with self._wall.trial():
-                    finished = yield from _wait_for_trial(runner)
-                self._store(finished)
+                yield from self._store_next(runner)
                 # If it has reached the target, the seconds that were kept for it are free, and the
                 # search may go on.
                 end = None
                 self._no_time = None
+
+    def _start_trials(
+        self, runner: Runner, done: Sequence[TrialResult], trials: Sequence[FrozenTrial]
+    ) -> bool:
+        """Begin trials of the search until the runner is full, or there is none to begin.
+
+        Args:
+            runner: trains them.
+            done: the records of the trials that have ended.
+            trials: all trials, as they were just read.
+
+        Returns:
+            Whether there was one to begin at each free place of the runner.
+        """
+        latest: Trials = trials
+        while runner.free:
+            asked = self._ask(done, latest)
+            if asked is None:
+                return False
+            self._start(runner, asked)
+            # What was read before does not have the trial that has just begun.
+            latest = self._study
+        return True
+
+    def _store_next(
+        self, runner: Runner, revise: Callable[[TrialResult], TrialResult] | None = None
+    ) -> Paused[None]:
+        """Wait until a trial has ended, and store its record, or what ``revise`` makes of it."""
+        with self._wall.trial():
+            finished = yield from _wait_for_trial(runner)
+        self._store(finished, revise)
 
     def _ask_rescue(self, done: Sequence[TrialResult]) -> AskedTrial | None:
         """Ask the most promising stopped trial to go on, where none has reached the target.
@@ -347,10 +372,12 @@ class Search:
         # the owner alone decides which trial goes on.
         if not self._stops_trials or not self._is_owner or not needs_rescue(prepared, done):
             return None
-        finished = ended_below_limit(read_trials(self._study))
-        rescue = choose_rescue(prepared, self._wall, done, finished)
+        # Numbers of the stopped trials that can go no further.
+        exhausted = ended_below_limit(read_trials(self._study))
+        rescue = choose_rescue(prepared, self._wall, done, exhausted)
         if rescue is None:
             return None
+        # Where nothing can be continued, the trial is run again from its first step.
         return ask_continuation(
             self._study,
             rescue.stopped,
@@ -374,7 +401,7 @@ class Search:
         chosen by all that have ended, until none is due.
         """
         while self._is_owner:
-            done = with_common_step_time(self._prepared, self._write(self._read()))
+            done = with_common_step_time(self._prepared, self._finished_trials())
             if not self._budget.replicates or not any(trial.reached for trial in done):
                 return
             # This takes as many draws as the report, and so tells how long the report will take.
@@ -404,7 +431,7 @@ class Search:
         """
         prepared = self._prepared
         while self._is_owner:
-            done = with_common_step_time(prepared, self._write(self._read()))
+            done = with_common_step_time(prepared, self._finished_trials())
             # The share 1 is the whole budget.
             with self._wall.fine_look():
                 posterior = budget_posteriors(prepared, done, REPORT_PARTICLES, (1.0,))[1.0]
@@ -509,13 +536,13 @@ class Search:
             turn = free_turn(trials, budget.trials, self._worker, others)
             if turn is None:
                 return None
-            # Numbers of the stopped trials that go no further.
-            finished = ended_below_limit(turn.trials) if self._stops_trials else ()
+            # Numbers of the stopped trials that can go no further.
+            exhausted = ended_below_limit(turn.trials) if self._stops_trials else ()
             sampler = build_sampler(
                 prepared.options,
                 budget,
                 turn.trial_index,
-                context=sampler_context(prepared, finished),
+                context=sampler_context(prepared, exhausted),
                 attempt=points_given_up(turn),
                 factory=self._sampler_factory,
             )
@@ -548,6 +575,10 @@ class Search:
             self._no_time = limited
             return None
         return limited
+
+    def _finished_trials(self) -> list[TrialResult]:
+        """Read the trials, and give the records of the finished ones, written and shown."""
+        return self._write(self._read())
 
     def _read(self) -> Sequence[FrozenTrial]:
         """Read the study's trials.
@@ -606,6 +637,7 @@ class Search:
         spent = limit_reached(self._prepared, self._wall, self._stops_trials, done)
         if spent is not None or not has_goal(self._prepared):
             return spent
+        # It is decided each time that some further trials are done, as many at each time.
         first = first_trials(trials_of_search(done))
         # A look at the same trials again would say the same.
         if len(first) <= self._trials_looked_at:
