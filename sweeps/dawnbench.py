@@ -505,13 +505,7 @@ def _build(
     key = _data_key(options)
     if key not in data:
         data[key] = load_data(options, recipe)
-    batch_size = rung.batch_size
-    lr = rung.lr
-    if reduced.enabled:
-        # The rung's rate was tuned for another batch size.
-        by_linear_rule = rung.lr * reduced.batch_size / rung.batch_size
-        batch_size = reduced.batch_size
-        lr = reduced.lr.get(rung.name, by_linear_rule)
+    batch_size, lr = _size_and_rate(rung, reduced)
     examples = train_examples(data[key])
     if batch_size > examples:
         raise ConfigError(
@@ -543,6 +537,15 @@ def _build(
     return BuiltRung(
         rung=rung, workload=workload, protocol=protocol, steps=steps, batch_size=batch_size, lr=lr
     )
+
+
+def _size_and_rate(rung: Rung, reduced: Reduced) -> tuple[int, float]:
+    """Give a rung's batch size and learning rate, in the reduced setting if it is enabled."""
+    if not reduced.enabled:
+        return rung.batch_size, rung.lr
+    # The rung's rate was tuned for another batch size.
+    by_linear_rule = rung.lr * reduced.batch_size / rung.batch_size
+    return reduced.batch_size, reduced.lr.get(rung.name, by_linear_rule)
 
 
 def _data_key(options: StudyOptions) -> str:

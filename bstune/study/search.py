@@ -211,6 +211,7 @@ class Search:
         Raises:
             StudyError: where no time is left for it, or another process has begun it.
         """
+        # An error ends the trials that run here, so that the same command asks them again.
         with (
             cut_short(self._study, self._budget.objective, self._worker),
             self._prepared.open_runner(1) as runner,
@@ -244,6 +245,7 @@ class Search:
 
     def _run(self) -> Paused[SearchEnd]:
         """Search, then run the winners again on fresh seeds; give what ended the search."""
+        # An error ends the trials that run here, so that the same command asks them again.
         with cut_short(self._study, self._budget.objective, self._worker):
             with self._prepared.open_runner() as runner:
                 try:
@@ -401,7 +403,7 @@ class Search:
         chosen by all that have ended, until none is due.
         """
         while self._is_owner:
-            done = with_common_step_time(self._prepared, self._finished_trials())
+            done = self._comparable_trials()
             if not self._budget.replicates or not any(trial.reached for trial in done):
                 return
             # This takes as many draws as the report, and so tells how long the report will take.
@@ -431,7 +433,7 @@ class Search:
         """
         prepared = self._prepared
         while self._is_owner:
-            done = with_common_step_time(prepared, self._finished_trials())
+            done = self._comparable_trials()
             # The share 1 is the whole budget.
             with self._wall.fine_look():
                 posterior = budget_posteriors(prepared, done, REPORT_PARTICLES, (1.0,))[1.0]
@@ -458,11 +460,9 @@ class Search:
             last_step=due.last_step,
         )
 
-    def _start(self, runner: Runner, asked: AskedTrial | None) -> None:
-        """Begin a trial; do nothing where there is none, as other processes took what was left."""
-        if asked is None:
-            return
-        spec = asked[1]
+    def _start(self, runner: Runner, asked: AskedTrial) -> None:
+        """Begin a trial that was asked, with the limits and the goal that it has now."""
+        _, spec = asked
         self._asked[spec.number] = asked
         resumed_from = None
         if spec.resumed_from is not None:
@@ -474,6 +474,7 @@ class Search:
         is_limited = is_baseline and not is_for_loss(self._prepared)
         limit = self._wall.trial_limit(is_limited)
         max_seconds = limit if math.isfinite(limit) else None
+        # Where the study's first trial sets the target, the protocol does not have its value.
         goal = self._prepared.goal
         goal_value = None if goal is None else goal.value
         spec = replace(spec, max_seconds=max_seconds, goal=goal_value)
@@ -507,6 +508,7 @@ class Search:
         if is_out_of_time(spec, result):
             shorten(self._study, asked, result.steps, self._worker)
         try:
+            # At the objective loss a trial that has run to its budget's end has a value to tell.
             full = is_for_loss(self._prepared) and is_full(result, self._prepared.last_step)
             tell(self._study, asked, result, self._budget.objective, is_full=full)
         except StudyError as error:
@@ -533,11 +535,13 @@ class Search:
         # How many processes work beside this one; free_turn() counts those that run trials itself.
         others = 0
         while self._no_time is None:
+            # A free index of the search, for which this process is to ask a trial.
             turn = free_turn(trials, budget.trials, self._worker, others)
             if turn is None:
                 return None
             # Numbers of the stopped trials that can go no further.
             exhausted = ended_below_limit(turn.trials) if self._stops_trials else ()
+            # Its random numbers depend on the index, and on the points that failed there before.
             sampler = build_sampler(
                 prepared.options,
                 budget,
@@ -580,6 +584,10 @@ class Search:
         """Read the trials, and give the records of the finished ones, written and shown."""
         return self._write(self._read())
 
+    def _comparable_trials(self) -> list[TrialResult]:
+        """Give the records of the finished trials, with seconds of a step by one law for all."""
+        return with_common_step_time(self._prepared, self._finished_trials())
+
     def _read(self) -> Sequence[FrozenTrial]:
         """Read the study's trials.
 
@@ -598,7 +606,7 @@ class Search:
     def _write(self, trials: Sequence[FrozenTrial]) -> list[TrialResult]:
         """Write, log and show the finished trials; give their records."""
         done = results(trials)
-        # Where the survey timed each batch size a few times only, the trials' own steps correct the
+        # A survey has timed the steps. Where its timings are few, the trials' own steps correct the
         # seconds of a step. All records get the corrected ones.
         if self._prepared.backend.timed is not None:
             done = with_common_step_time(self._prepared, done)

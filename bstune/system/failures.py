@@ -82,7 +82,7 @@ def in_users_code(error: BaseException) -> bool:
 
     The latter holds what they type in a notebook.
     """
-    # In another process it was, see note_users_code.
+    # An error from another process has lost its frames, and is marked (note_users_code).
     if getattr(error, "__bstune_users_code__", False):
         return True
     for frame, _ in traceback.walk_tb(error.__traceback__):
