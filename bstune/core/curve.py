@@ -210,6 +210,7 @@ def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
 
     def rank(trial: TrialResult) -> tuple[bool, int, int, int]:
         """Order trials of a half octave: the one to choose comes first."""
+        # Of trials that reached the target the fewest steps are best, of stopped ones the most.
         steps = trial.steps if trial.reached else -trial.steps_low
         return not trial.reached, trial.batch_size * steps, trial.batch_size, trial.number
 

@@ -645,7 +645,8 @@ class Search:
         spent = limit_reached(self._prepared, self._wall, self._stops_trials, done)
         if spent is not None or not has_goal(self._prepared):
             return spent
-        # It is decided each time that some further trials are done, as many at each time.
+        # The first trials, as many as a multiple of a fixed number: the end must not depend on when
+        # one looks.
         first = first_trials(trials_of_search(done))
         # A look at the same trials again would say the same.
         if len(first) <= self._trials_looked_at:
