@@ -142,6 +142,7 @@ def survey(
 
 def _survey_in_silence(options: "StudyOptions", recipe: "Recipe") -> "Survey":
     """Measure a workload, or take its survey from the cache; print no lines of progress."""
+    # torch and lightning take 4 s to import.
     from bstune.hardware.survey_cache import survey_of
 
     found, _is_cached = survey_of(options, recipe, lambda line: None)
