@@ -254,6 +254,7 @@ class OptunaSearch(Search):
         self._problem = problem
         self._seed = seed
         self._axis = LearningRateAxis(problem, rule)
+        # How a trial that missed the target is told, ``pruned`` or at its ``bound``.
         self._form = form
         # Trials end by the stopping rule of all searches, so Optuna's pruner is not asked.
         self.study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.NopPruner())

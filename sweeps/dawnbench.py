@@ -187,14 +187,7 @@ def run(
     device = device_name(built_rungs[0].protocol.trainer)
     log.begin(device, NOT_OF_A_TRIAL)
     results = _train(built_rungs, planned, only, log, trainer)
-    batches_plan = UnitPlan(
-        names=[BATCHES_UNIT],
-        only=only,
-        noun="measurement",
-        read=READ_BATCHES.validate_python,
-        choices=unit_names,
-    )
-    batches = log.measure(batches_plan, lambda name: asdict(time_batches(built_rungs[0])))
+    batches = _measure_batches(built_rungs[0], only, unit_names, log)
     log.check_finished(unit_names, {*results, *batches})
     trials: list[dict[int, TrialResult]] = [{} for _ in built_rungs]
     for name, result in results.items():
@@ -306,6 +299,24 @@ def _trial_text(result: TrialResult) -> str:
     if training_seconds is not None:
         text += f", {training_seconds:.2f} s of training"
     return text
+
+
+def _measure_batches(
+    built: BuiltRung, only: Sequence[str], unit_names: Sequence[str], log: UnitLog
+) -> dict[str, BatchSeconds]:
+    """Time a rung's batches, unless the log has their seconds; give these by the unit's name.
+
+    ``only``: the units to run now, of those of ``unit_names``; empty: all. It is an empty mapping
+    where the batches are not among them, and were not timed before.
+    """
+    plan = UnitPlan(
+        names=[BATCHES_UNIT],
+        only=only,
+        noun="measurement",
+        read=READ_BATCHES.validate_python,
+        choices=unit_names,
+    )
+    return log.measure(plan, lambda name: asdict(time_batches(built)))
 
 
 def time_batches(built: BuiltRung, now: Callable[[], float] = time.perf_counter) -> BatchSeconds:
@@ -494,13 +505,7 @@ def _build(
     key = _data_key(options)
     if key not in data:
         data[key] = load_data(options, recipe)
-    batch_size = rung.batch_size
-    lr = rung.lr
-    if reduced.enabled:
-        # The rung's rate was tuned for another batch size.
-        by_linear_rule = rung.lr * reduced.batch_size / rung.batch_size
-        batch_size = reduced.batch_size
-        lr = reduced.lr.get(rung.name, by_linear_rule)
+    batch_size, lr = _size_and_rate(rung, reduced)
     examples = train_examples(data[key])
     if batch_size > examples:
         raise ConfigError(
@@ -532,6 +537,15 @@ def _build(
     return BuiltRung(
         rung=rung, workload=workload, protocol=protocol, steps=steps, batch_size=batch_size, lr=lr
     )
+
+
+def _size_and_rate(rung: Rung, reduced: Reduced) -> tuple[int, float]:
+    """Give a rung's batch size and learning rate, in the reduced setting if it is enabled."""
+    if not reduced.enabled:
+        return rung.batch_size, rung.lr
+    # The rung's rate was tuned for another batch size.
+    by_linear_rule = rung.lr * reduced.batch_size / rung.batch_size
+    return reduced.batch_size, reduced.lr.get(rung.name, by_linear_rule)
 
 
 def _data_key(options: StudyOptions) -> str:

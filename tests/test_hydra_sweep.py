@@ -20,7 +20,7 @@ import bstune
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.integrations import hydra_sweep
 from bstune.integrations.hydra_params import Range, read_params
-from bstune.integrations.hydra_sweep import Settings, _told
+from bstune.integrations.hydra_sweep import Settings, _settled_objective
 from bstune.study.storage.opening import stored_settings
 
 TESTS = Path(__file__).parent
@@ -503,7 +503,7 @@ def record(status, seconds_per_step):
     ],
 )
 def test_the_seconds_of_trials_settle_the_objective(records, told):
-    assert _told([record(*values) for values in records]) == told
+    assert _settled_objective([record(*values) for values in records]) == told
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,7 @@ def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
 
     def rank(trial: TrialResult) -> tuple[bool, int, int, int]:
         """Order trials of a half octave: the one to choose comes first."""
+        # Of trials that reached the target the fewest steps are best, of stopped ones the most.
         steps = trial.steps if trial.reached else -trial.steps_low
         return not trial.reached, trial.batch_size * steps, trial.batch_size, trial.number
 
@@ -559,6 +560,7 @@ def _choose_law(observed: Observed, law: str, level: float) -> _ChosenLaw:
             "three terms need at least 4 points that reached the target, at 3 batch sizes, but got "
             f"{got}"
         )
+    # A note, which goes with either fit, if no such law can have these points.
     contradiction = _contradiction(observed, may_have_third_term=testable and law != "two-terms")
     two = _fit_law(observed, 2, level, contradiction)
     if not testable:

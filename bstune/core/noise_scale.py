@@ -235,8 +235,8 @@ def _fieller(blocks: NDArray[np.float64], level: float) -> tuple[float | None, f
     low = None
     high = None
     # Where c > 0, tr Sigma differs from 0, and so does the least r. It is the root (b - root)/a,
-    # written without a difference: the only positive one, or the smaller of two. Where |G|^2 is
-    # significantly below 0 (a > 0 and x < 0) there is no end.
+    # written without a difference: the only positive one, or the smaller of two. There is none
+    # where b + root <= 0, nor an end where |G|^2 is significantly below 0 (a > 0 and x < 0).
     if c > 0.0 and b + root > 0.0 and (x > 0.0 or a <= 0.0):
         low = c / (b + root) * unit_ratio
     # Where a > 0, |G|^2 differs from 0, and there is a second root.

@@ -146,9 +146,9 @@ class ScaleLaw:
     ) -> tuple[float, float]:
         """Compute mean and variance of a weighted sum of f's values by one component.
 
-        A component is the law at one choice of its priors' widths. ``factors`` (n,) weigh the
-        values of f at ``log_scales`` (n,), which are less ``log_centre``. f is the log of the
-        quantity, less ``log_level``.
+        A component is the law at one choice of its priors' widths. f is the log of the quantity,
+        relative to ``log_level``. ``factors`` (n,) weigh its values at ``log_scales`` (n,), which
+        are relative to ``log_centre``.
         """
         # Given the points, f is a Gaussian process whose covariance with them is ``across``.
         x = np.log([point.scale for point in self.points]) - self.log_centre

@@ -75,8 +75,8 @@ class StepTimes:
         # They are taken in portions, so that the arrays of the kernel stay small.
         for start in range(0, sizes.size, PREPARED):
             sizes_at_a_time = sizes[start : start + PREPARED]
-            x, log_ratio = self._measured
-            distance = (np.log2(sizes_at_a_time)[:, None] - x) / BANDWIDTH
+            log2_measured, log_ratio = self._measured
+            distance = (np.log2(sizes_at_a_time)[:, None] - log2_measured) / BANDWIDTH
             weight = np.exp(-0.5 * distance**2)
             total = weight.sum(axis=-1) + SHRINKAGE
             # The product of the whole matrix would add up in another order, and round otherwise.
@@ -97,8 +97,8 @@ class StepTimes:
         """
         smooth = np.array([self.smooth(size) for size in np.ravel(batch_size)])
         smooth = smooth.reshape(np.shape(batch_size))
-        x, log_ratio = self._measured
-        distance = (np.log2(batch_size)[..., None] - x) / BANDWIDTH
+        log2_measured, log_ratio = self._measured
+        distance = (np.log2(batch_size)[..., None] - log2_measured) / BANDWIDTH
         weight = np.exp(-0.5 * distance**2)
         correction = weight @ log_ratio / (weight.sum(axis=-1) + SHRINKAGE)
         return np.asarray(smooth * np.exp(correction))

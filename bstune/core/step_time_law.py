@@ -173,6 +173,7 @@ class StepTimeLaw(StepTime):
             for timing in timings_of_trials(measured):
                 joined.append(replace(timing, between_loops=seconds_apart / timing.seconds))
         joined.sort(key=lambda timing: timing.batch_size)
+        # At these batch sizes the law is worked out: near a surveyed one no further one is needed.
         surveyed = [timing.batch_size for timing in self.timings]
         sizes = _with_sizes_apart(surveyed, [timing.batch_size for timing in joined])
         # A survey of so few timings has confirmed no fall of tau.
@@ -307,9 +308,9 @@ def _fit_law(
     off_line = [abs(line(size) / seconds - 1.0) for size, seconds in pairs]
     filled = _with_gaps_filled(sizes)
     middle, covariance = _fit_process(timings, smoothed_line, falls, filled)
-    # From positions among the timings to positions among the filled sizes.
-    falls = tuple(filled.index(timed_sizes[position]) for position in falls)
-    smooth = _made_rising(middle, np.diag(covariance), falls)
+    # The falls are at positions among the timings; here they are needed among the filled sizes.
+    filled_falls = tuple(filled.index(timed_sizes[position]) for position in falls)
+    smooth = _made_rising(middle, np.diag(covariance), filled_falls)
     repeats = sum(timing.visits - 1 for timing in timings)
     gaps = [math.log2(high / low) for low, high in pairwise(sizes)]
     # Across a wide gap, or where few timings were repeated, trials' own steps tell more.
@@ -323,7 +324,7 @@ def _fit_law(
         log_covariance=tuple(map(tuple, covariance.tolist())),
         errors=tuple(timing.error for timing in timings),
         factor_error=factor_error,
-        falls=falls,
+        falls=filled_falls,
         timings=tuple(timings),
         of_trainer=of_trainer,
         takes_trials=takes_trials,

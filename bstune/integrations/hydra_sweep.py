@@ -37,7 +37,7 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -197,12 +197,24 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     params = read_params(every_line, settings.batch_size, settings.lr, context.config_loader)
     study = _study(settings, params, config)
     _check_jobs(sweeper, settings, params, study)
+    folder = Path(config.hydra.sweep.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config, folder / "multirun.yaml")
+    # A line says that jobs which take no seed are never run again on a fresh one.
+    assumptions = () if settings.seed is not None else (SAME_SEED,)
+    run_jobs = partial(_run_jobs, launcher, settings, params)
+    _run_for_objective(run_jobs, study.options, _limits(settings, params), assumptions)
+    _write_results(study.result, params, folder)
+
+
+def _limits(settings: Settings, params: Params) -> LoopLimits:
+    """Say what the jobs of a sweep can do, and the range of learning rates that it searches."""
     save_place = f"the path in {settings.save_to}"
     if settings.checkpoint is not None:
         save_place = f"{settings.checkpoint} in the job's output folder"
     # A job returns what it did at its end: its trial is reported in hindsight. Only a job that
     # takes ``max_steps`` can be stopped before the end of its budget.
-    limits = LoopLimits(
+    return LoopLimits(
         stops=settings.max_steps is not None,
         lr_range=(params.rates.low, params.rates.high),
         jobs=settings.n_jobs,
@@ -211,22 +223,34 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
         save_place=save_place,
         objective_is_open=settings.goal_is_open,
     )
-    folder = Path(config.hydra.sweep.dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(config, folder / "multirun.yaml")
-    # A line says that jobs which take no seed are never run again on a fresh one.
-    assumptions = () if settings.seed is not None else (SAME_SEED,)
-    run_jobs = partial(_run_jobs, launcher, settings, params)
-    told = _told_so_far(study.options) if settings.goal_is_open else None
+
+
+def _run_for_objective(
+    run_jobs: Callable[[StudyOptions, LoopLimits, tuple[str, ...]], bool],
+    options: StudyOptions,
+    limits: LoopLimits,
+    assumptions: tuple[str, ...],
+) -> None:
+    """Run the jobs of a study whose objective may be open: whether they return seconds settles it.
+
+    Args:
+        run_jobs: runs them with these options, limits and assumptions, as :func:`_run_jobs` does.
+        options: of the study.
+        limits: of its jobs; they say whether the objective is open.
+        assumptions: lines on what the study takes for granted of the jobs.
+    """
+    settled = _objective_settled_before(options) if limits.objective_is_open else None
     settled_limits = replace(limits, objective_is_open=False)
-    if told == "steps":
-        run_jobs(_seeking_steps(study.options), settled_limits, assumptions)
-    elif told == "time":
-        run_jobs(study.options, settled_limits, assumptions)
-    elif run_jobs(study.options, limits, assumptions):
+    if settled == "steps":
+        run_jobs(_seeking_steps(options), settled_limits, assumptions)
+        return
+    if settled == "time":
+        run_jobs(options, settled_limits, assumptions)
+        return
+    seeks_steps = run_jobs(options, limits, assumptions)
+    if seeks_steps:
         print_line(plain_console(), NO_SECONDS)
-        run_jobs(_seeking_steps(study.options), settled_limits, assumptions=())
-    _write_results(study.result, params, folder)
+        run_jobs(_seeking_steps(options), settled_limits, ())
 
 
 def _run_jobs(
@@ -239,8 +263,8 @@ def _run_jobs(
 ) -> bool:
     """Run or continue the study by launching its trials' jobs, to its end.
 
-    Where the objective is open and the first jobs return no seconds, it is left at once: its
-    trials are stored by then.
+    Where the objective is open, the study begins with ``time``. If its first jobs return no
+    seconds, it is left before its end. What has been trained is stored by then.
 
     Returns:
         Whether it was left so, and is to go on with the objective ``steps``.
@@ -250,18 +274,20 @@ def _run_jobs(
         for batch in batches:
             overrides = [_overrides(trial, settings, params) for trial in batch]
             jobs = _launch(launcher, batch, overrides)
+            # While the objective is open, a return without seconds is an answer, and no mistake.
             needs_seconds = options.search.objective in ("time", "both") and not is_open
             _report_jobs(batch, jobs, settings, needs_seconds)
             if is_open:
                 ended = [trial.finished for trial in batch]
-                told = _told([finished.result() for finished in ended if finished is not None])
-                if told == "steps":
+                records = [finished.result() for finished in ended if finished is not None]
+                settled = _settled_objective(records)
+                if settled == "steps":
                     return True
-                is_open = told is None
+                is_open = settled is None
     return False
 
 
-def _told(records: Sequence[TrialResult]) -> Objective | None:
+def _settled_objective(records: Sequence[TrialResult]) -> Objective | None:
     """Give the objective that the seconds of trials, or their lack, settle.
 
     It is None where all have failed or diverged: a job that diverges may return no seconds though
@@ -273,7 +299,7 @@ def _told(records: Sequence[TrialResult]) -> Objective | None:
     return "steps" if ended else None
 
 
-def _told_so_far(options: StudyOptions) -> Objective | None:
+def _objective_settled_before(options: StudyOptions) -> Objective | None:
     """Give the objective that an earlier run of the sweep has settled; None where none has.
 
     A run that was killed just then has stored its trials alone.
@@ -283,7 +309,7 @@ def _told_so_far(options: StudyOptions) -> Objective | None:
         return None
     stored = settings_of(begun).get(OBJECTIVE)
     if stored == "time":
-        return _told(results(begun))
+        return _settled_objective(results(begun))
     # A study of any other objective is refused by its settings.
     return "steps" if stored == "steps" else None
 
@@ -592,7 +618,7 @@ def _report_job(
             f"the task returned a dict of {', '.join(map(str, returned_dict))}: {WHAT_TO_RETURN}"
         )
     first_step = trial.first_step
-    last_step = _tell(trial, returned_dict)
+    last_step = _report_return(trial, returned_dict)
     if trial.worth_saving and settings.checkpoint is not None:
         _keep_checkpoint(trial, job, settings.checkpoint)
     seconds_per_step = as_float(returned_dict.get("seconds_per_step"))
@@ -608,12 +634,12 @@ def _report_job(
     trial.finish(seconds=seconds)
 
 
-def _tell(trial: LoopTrial, returned_dict: Mapping[str, object]) -> int:
+def _report_return(trial: LoopTrial, returned_dict: Mapping[str, object]) -> int:
     """Report a dict that the task returned, and give its last step."""
     # A history says more than the steps to the target.
     if "history" in returned_dict:
         return _report_history(trial, returned_dict["history"])
-    return _tell_steps(trial, returned_dict["steps"])
+    return _report_steps(trial, returned_dict["steps"])
 
 
 def _number_as_dict(trial: LoopTrial, returned: object, settings: Settings) -> dict[str, Any]:
@@ -663,7 +689,7 @@ def _report_history(trial: LoopTrial, history: object) -> int:
     return last_step
 
 
-def _tell_steps(trial: LoopTrial, steps: object) -> int:
+def _report_steps(trial: LoopTrial, steps: object) -> int:
     """Report the steps to the target, and give the trial's last step.
 
     Infinite steps say that the target was missed, NaN that the training diverged.

@@ -21,6 +21,7 @@ def refusal(name: str, error: Mapping[str, Any]) -> str:
         message = "is too large"
     if error["type"] == "value_error":
         message = message.removeprefix("Value error, ")
+        # A check of a whole section names the option itself.
         return message if message.startswith(f"{name}.") else f"{name}: {message}"
     for key, word in (
         ("ge", "at least"),

@@ -122,7 +122,8 @@ class TunableOptions(Section):
     def _is_searchable(self) -> Self:
         """Refuse a key that no trial sets, and a range that cannot be searched on its scale."""
         ends_text = f"low={self.low:g} and high={self.high:g}"
-        # The module and the budget are made anew for each trial, so a trial may set their parts.
+        # The module and the budget are made anew for each trial, so a trial may set their parts. It
+        # also sets the optimizer's options that stand for these half-lives.
         places = (MODULE, BUDGET)
         if not self.key.startswith(places) and self.key not in HALF_LIVES:
             half_lives = " or ".join(HALF_LIVES)

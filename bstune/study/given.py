@@ -107,6 +107,7 @@ def given_study(given: GivenObjects) -> tuple[Node, PythonRecipe | None]:
         "budget": {
             "steps": given.budget.steps,
             "examples": given.budget.examples,
+            # The examples of an epoch, where the budget was not given but assumed.
             "assumed_epoch": given.assumed_epoch,
         },
         "target": {

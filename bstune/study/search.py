@@ -150,6 +150,7 @@ class Search:
         self._others_train = False
         # The numbers of trials that began with no other trial beside them.
         self._began_alone: set[int] = set()
+        # When points ended here, from which the seconds to the study's end are predicted.
         self._point_ends = PointEnds()
         # How many trials there were when it was last decided whether they suffice.
         self._trials_looked_at = 0
@@ -210,30 +211,31 @@ class Search:
         Raises:
             StudyError: where no time is left for it, or another process has begun it.
         """
+        # An error ends the trials that run here, so that the same command asks them again.
         with (
             cut_short(self._study, self._budget.objective, self._worker),
             self._prepared.open_runner(1) as runner,
         ):
-            while not trials_of_search(self._write(self._read())):
+            while not trials_of_search(self._finished_trials()):
                 asked = self._ask([], self._study)
-                if asked is None and self._no_time is not None:
-                    because = self._no_time.sentence
-                    if isinstance(self._prepared.options, GivenOptions):
-                        because = in_python(because)
-                    raise StudyError(
-                        f"the target is to be what your own configuration comes to: {because}"
-                    )
                 if asked is None:
-                    raise StudyError(
-                        "another process has begun the study's first trial, which sets its target: "
-                        "the same command goes on once it has ended"
-                    )
+                    raise self._error_without_baseline()
                 self._start(runner, asked)
-                with self._wall.trial():
-                    finished = yield from _wait_for_trial(runner)
-                self._store(finished, revise)
+                yield from self._store_next(runner, revise)
         # What follows until the search's first trial is not the time of a decision on one.
         self._wall.pause()
+
+    def _error_without_baseline(self) -> StudyError:
+        """Say why trial 0, which was to set the target, did not begin."""
+        if self._no_time is None:
+            return StudyError(
+                "another process has begun the study's first trial, which sets its target: "
+                "the same command goes on once it has ended"
+            )
+        because = self._no_time.sentence
+        if isinstance(self._prepared.options, GivenOptions):
+            because = in_python(because)
+        return StudyError(f"the target is to be what your own configuration comes to: {because}")
 
     def _leave(self) -> None:
         """Store the wall time that the study took, and write its trials, for the next command."""
@@ -243,6 +245,7 @@ class Search:
 
     def _run(self) -> Paused[SearchEnd]:
         """Search, then run the winners again on fresh seeds; give what ended the search."""
+        # An error ends the trials that run here, so that the same command asks them again.
         with cut_short(self._study, self._budget.objective, self._worker):
             with self._prepared.open_runner() as runner:
                 try:
@@ -275,10 +278,11 @@ class Search:
                 return end
             ran_before = self.ran
             yield from self._run_again(runner)
-            # Without a fresh seed since the search ended, no more time is left than then.
+            # The search goes on where the wall time ended it, as fresh seeds may take less than was
+            # kept for them. Where none ran, no more time is left than then.
             if end.limit != "search.wall_seconds" or self.ran == ran_before:
                 return end
-            done = self._write(self._read())
+            done = self._finished_trials()
             if limit_reached(self._prepared, self._wall, self._stops_trials, done) is not None:
                 return end
             self._no_time = None
@@ -302,24 +306,18 @@ class Search:
         end: SearchEnd | None = None
         while True:
             trials = self._read()
-            latest: Trials = trials
             # The records of those that have ended.
             done = self._write(trials)
+            # Each trial of the plan has an index, which is free until a process takes it.
             has_free_index = bool(free_indices(trials, self._budget.trials))
             if has_free_index and end is None:
                 end = self._search_end(done)
-            while has_free_index and end is None and runner.free:
-                asked = self._ask(done, latest)
-                self._start(runner, asked)
-                # What was read before does not have the trial that has just begun.
-                latest = self._study
-                has_free_index = asked is not None
-                # The end that _ask() has noted if too little time is left; else None.
+            if has_free_index and end is None:
+                has_free_index = self._start_trials(runner, done, trials)
+                # The end that is noted if too little time is left for the next trial; else None.
                 end = self._no_time
             if runner.running:
-                with self._wall.trial():
-                    finished = yield from _wait_for_trial(runner)
-                self._store(finished)
+                yield from self._store_next(runner)
             # Another process trains a trial, whose end may change what comes next.
             elif busy_workers(self._study) - {self._worker}:
                 time.sleep(OTHERS_SECONDS)
@@ -329,13 +327,42 @@ class Search:
                     plan = self._budget.trials
                     return end or SearchEnd(f"the plan is done: search.trials={plan}")
                 self._start(runner, rescue)
-                with self._wall.trial():
-                    finished = yield from _wait_for_trial(runner)
-                self._store(finished)
+                yield from self._store_next(runner)
                 # If it has reached the target, the seconds that were kept for it are free, and the
                 # search may go on.
                 end = None
                 self._no_time = None
+
+    def _start_trials(
+        self, runner: Runner, done: Sequence[TrialResult], trials: Sequence[FrozenTrial]
+    ) -> bool:
+        """Begin trials of the search until the runner is full, or there is none to begin.
+
+        Args:
+            runner: trains them.
+            done: the records of the trials that have ended.
+            trials: all trials, as they were just read.
+
+        Returns:
+            Whether there was one to begin at each free place of the runner.
+        """
+        latest: Trials = trials
+        while runner.free:
+            asked = self._ask(done, latest)
+            if asked is None:
+                return False
+            self._start(runner, asked)
+            # What was read before does not have the trial that has just begun.
+            latest = self._study
+        return True
+
+    def _store_next(
+        self, runner: Runner, revise: Callable[[TrialResult], TrialResult] | None = None
+    ) -> Paused[None]:
+        """Wait until a trial has ended, and store its record, or what ``revise`` makes of it."""
+        with self._wall.trial():
+            finished = yield from _wait_for_trial(runner)
+        self._store(finished, revise)
 
     def _ask_rescue(self, done: Sequence[TrialResult]) -> AskedTrial | None:
         """Ask the most promising stopped trial to go on, where none has reached the target.
@@ -347,10 +374,12 @@ class Search:
         # the owner alone decides which trial goes on.
         if not self._stops_trials or not self._is_owner or not needs_rescue(prepared, done):
             return None
-        finished = ended_below_limit(read_trials(self._study))
-        rescue = choose_rescue(prepared, self._wall, done, finished)
+        # Numbers of the stopped trials that can go no further.
+        exhausted = ended_below_limit(read_trials(self._study))
+        rescue = choose_rescue(prepared, self._wall, done, exhausted)
         if rescue is None:
             return None
+        # Where nothing can be continued, the trial is run again from its first step.
         return ask_continuation(
             self._study,
             rescue.stopped,
@@ -374,7 +403,7 @@ class Search:
         chosen by all that have ended, until none is due.
         """
         while self._is_owner:
-            done = with_common_step_time(self._prepared, self._write(self._read()))
+            done = self._comparable_trials()
             if not self._budget.replicates or not any(trial.reached for trial in done):
                 return
             # This takes as many draws as the report, and so tells how long the report will take.
@@ -404,7 +433,7 @@ class Search:
         """
         prepared = self._prepared
         while self._is_owner:
-            done = with_common_step_time(prepared, self._write(self._read()))
+            done = self._comparable_trials()
             # The share 1 is the whole budget.
             with self._wall.fine_look():
                 posterior = budget_posteriors(prepared, done, REPORT_PARTICLES, (1.0,))[1.0]
@@ -431,11 +460,9 @@ class Search:
             last_step=due.last_step,
         )
 
-    def _start(self, runner: Runner, asked: AskedTrial | None) -> None:
-        """Begin a trial; do nothing where there is none, as other processes took what was left."""
-        if asked is None:
-            return
-        spec = asked[1]
+    def _start(self, runner: Runner, asked: AskedTrial) -> None:
+        """Begin a trial that was asked, with the limits and the goal that it has now."""
+        _, spec = asked
         self._asked[spec.number] = asked
         resumed_from = None
         if spec.resumed_from is not None:
@@ -447,6 +474,7 @@ class Search:
         is_limited = is_baseline and not is_for_loss(self._prepared)
         limit = self._wall.trial_limit(is_limited)
         max_seconds = limit if math.isfinite(limit) else None
+        # Where the study's first trial sets the target, the protocol does not have its value.
         goal = self._prepared.goal
         goal_value = None if goal is None else goal.value
         spec = replace(spec, max_seconds=max_seconds, goal=goal_value)
@@ -480,6 +508,7 @@ class Search:
         if is_out_of_time(spec, result):
             shorten(self._study, asked, result.steps, self._worker)
         try:
+            # At the objective loss a trial that has run to its budget's end has a value to tell.
             full = is_for_loss(self._prepared) and is_full(result, self._prepared.last_step)
             tell(self._study, asked, result, self._budget.objective, is_full=full)
         except StudyError as error:
@@ -506,16 +535,18 @@ class Search:
         # How many processes work beside this one; free_turn() counts those that run trials itself.
         others = 0
         while self._no_time is None:
+            # A free index of the search, for which this process is to ask a trial.
             turn = free_turn(trials, budget.trials, self._worker, others)
             if turn is None:
                 return None
-            # Numbers of the stopped trials that go no further.
-            finished = ended_below_limit(turn.trials) if self._stops_trials else ()
+            # Numbers of the stopped trials that can go no further.
+            exhausted = ended_below_limit(turn.trials) if self._stops_trials else ()
+            # Its random numbers depend on the index, and on the points that failed there before.
             sampler = build_sampler(
                 prepared.options,
                 budget,
                 turn.trial_index,
-                context=sampler_context(prepared, finished),
+                context=sampler_context(prepared, exhausted),
                 attempt=points_given_up(turn),
                 factory=self._sampler_factory,
             )
@@ -549,6 +580,14 @@ class Search:
             return None
         return limited
 
+    def _finished_trials(self) -> list[TrialResult]:
+        """Read the trials, and give the records of the finished ones, written and shown."""
+        return self._write(self._read())
+
+    def _comparable_trials(self) -> list[TrialResult]:
+        """Give the records of the finished trials, with seconds of a step by one law for all."""
+        return with_common_step_time(self._prepared, self._finished_trials())
+
     def _read(self) -> Sequence[FrozenTrial]:
         """Read the study's trials.
 
@@ -567,7 +606,7 @@ class Search:
     def _write(self, trials: Sequence[FrozenTrial]) -> list[TrialResult]:
         """Write, log and show the finished trials; give their records."""
         done = results(trials)
-        # Where the survey timed each batch size a few times only, the trials' own steps correct the
+        # A survey has timed the steps. Where its timings are few, the trials' own steps correct the
         # seconds of a step. All records get the corrected ones.
         if self._prepared.backend.timed is not None:
             done = with_common_step_time(self._prepared, done)
@@ -606,6 +645,8 @@ class Search:
         spent = limit_reached(self._prepared, self._wall, self._stops_trials, done)
         if spent is not None or not has_goal(self._prepared):
             return spent
+        # The first trials, as many as a multiple of a fixed number: the end must not depend on when
+        # one looks.
         first = first_trials(trials_of_search(done))
         # A look at the same trials again would say the same.
         if len(first) <= self._trials_looked_at:

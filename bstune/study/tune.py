@@ -19,6 +19,8 @@ from bstune.trial.processes.messages import PICKLE_ERRORS
 # torch and lightning take 4 s to import, and a name's import prints no line: the calls import them.
 if TYPE_CHECKING:
     from bstune.hardware.survey import Survey
+    from bstune.options import StudyOptions
+    from bstune.recipe import Recipe
     from bstune.study.given import Data, Module
 
 # A value that no metric meets.
@@ -99,14 +101,14 @@ def survey(
         HardwareError: if no batch size fits or runs, or the device is lost.
     """
     # torch and lightning take 4 s to import.
-    from bstune.hardware.survey_cache import compose_survey, survey_of
+    from bstune.hardware.survey_cache import compose_survey
     from bstune.study.given import GivenObjects
     from bstune.trial.processes.restored import restored
 
     if module is None:
         composed = compose_survey(arguments)
         with waiting_for(SURVEY):
-            return survey_of(composed.options, composed.trained_recipe, lambda line: None)[0]
+            return _survey_in_silence(composed.options, composed.trained_recipe)
     if data is None or metric is None or batch_sizes is None:
         stated = {"data": data, "metric": metric, "batch_sizes": batch_sizes}
         missing = [name for name, value in stated.items() if value is None]
@@ -135,4 +137,13 @@ def survey(
                 f"module and data must be pickled, as memory is probed in other processes: {error}"
             ) from error
         with users_errors(), os_exit_as_users_error(), waiting_for(SURVEY):
-            return survey_of(options, recipe, lambda line: None)[0]
+            return _survey_in_silence(options, recipe)
+
+
+def _survey_in_silence(options: "StudyOptions", recipe: "Recipe") -> "Survey":
+    """Measure a workload, or take its survey from the cache; print no lines of progress."""
+    # torch and lightning take 4 s to import.
+    from bstune.hardware.survey_cache import survey_of
+
+    found, _is_cached = survey_of(options, recipe, lambda line: None)
+    return found

@@ -37,6 +37,7 @@ def own_frames(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameS
     installed: list[traceback.FrameSummary] = []
     for frame in stack:
         path = Path(frame.filename)
+        # Code without a file, such as a dataclass's __init__, has a name such as <string>.
         if path.is_relative_to(PACKAGE) or frame.filename.startswith("<"):
             continue
         if not INSTALLED.isdisjoint(path.parts):
@@ -82,7 +83,7 @@ def in_users_code(error: BaseException) -> bool:
 
     The latter holds what they type in a notebook.
     """
-    # In another process it was, see note_users_code.
+    # An error from another process has lost its frames, and is marked (note_users_code).
     if getattr(error, "__bstune_users_code__", False):
         return True
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -159,6 +160,7 @@ def _place_of_class(thing: type) -> tuple[str, int] | None:
     # theirs.
     functions = list[tuple[str, int]]()
     for value in vars(thing).values():
+        # A function from elsewhere may be in another file.
         if not getattr(value, "__qualname__", "").startswith(f"{thing.__qualname__}."):
             continue
         place = _place_of_function(value)

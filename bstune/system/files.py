@@ -536,9 +536,10 @@ def check_owner(output: Output, identity: Identity) -> Identity | None:
     """
     if not output.root.is_dir():
         return None
-    # A killed process may have left files before it could say whose the folder is: they do not
-    # count.
-    if all(final_name(path) is not None for path in output.root.iterdir()):
+    # Half-written files do not count: a killed process may have left them before it could say whose
+    # the folder is.
+    half_written = [final_name(path) is not None for path in output.root.iterdir()]
+    if all(half_written):
         return None
     owner = _identity(output)
     if owner is None:

@@ -317,34 +317,47 @@ def _secrets_in_assignments(text: str) -> Iterator[tuple[int, int]]:
     # Where the last secret ended.
     end = 0
     for pair in _KEY.finditer(text):
-        key = pair["key"]
-        sign = pair["sign"]
         # A key within the last secret is a part of it.
-        if pair.start() < end or _kind_of_secret(key) is None:
+        if pair.start() < end or _kind_of_secret(pair["key"]) is None:
             continue
         value = _VALUE.match(text, pair.end())
         if value is None:
             continue
         if value["quoted"] is not None:
-            before = text[max(0, pair.start() - 2) : pair.start()]
-            # A word and a space before the key make it prose, as in: unexpected token: "x".
-            follows_a_word = re.fullmatch(r"\w[ \t]", before) is not None
-            is_said = follows_a_word and _is_prose(key, value["quoted"])
-            if holds_secret(key, value["quoted"]) and not is_said:
-                yield value.span("quoted")
-                end = value.end()
-            continue
-        bare = value["bare"]
-        is_assigned = "=" in sign or "%3D" in sign
-        # After a colon, or with a space at the "=", a bracket is that of a call or an index, as in
-        # "token = read(path)". In "token=a1(b2" it may be the secret's own.
-        # %3D is the "=" of a URL's query within another URL.
-        is_called = _CALL.match(text, value.start()) and (" " in sign or not is_assigned)
-        # A password may be a number, yet after a colon it is more likely a result.
-        is_number = _is_result(key, bare) or (_is_number(bare) and not is_assigned)
-        if not (is_called or is_number or _is_prose(key, bare)) and holds_secret(key, bare):
-            yield value.span("bare")
+            form = "quoted"
+            is_secret = _is_quoted_secret(pair, value["quoted"])
+        else:
+            form = "bare"
+            is_secret = _is_bare_secret(pair, value["bare"])
+        if is_secret:
+            yield value.span(form)
             end = value.end()
+
+
+def _is_quoted_secret(pair: re.Match[str], quoted: str) -> bool:
+    """Whether a text in quotes is a secret; ``pair`` is the key, with its sign, before it."""
+    before = pair.string[max(0, pair.start() - 2) : pair.start()]
+    # A word and a space before the key make it prose, as in: unexpected token: "x".
+    follows_a_word = re.fullmatch(r"\w[ \t]", before) is not None
+    is_said = follows_a_word and _is_prose(pair["key"], quoted)
+    return holds_secret(pair["key"], quoted) and not is_said
+
+
+def _is_bare_secret(pair: re.Match[str], bare: str) -> bool:
+    """Whether a text without quotes is a secret; ``pair`` is the key, with its sign, before it."""
+    key = pair["key"]
+    sign = pair["sign"]
+    # %3D is the "=" of a URL's query within another URL.
+    is_assigned = "=" in sign or "%3D" in sign
+    # After a colon, or with a space at the "=", a bracket is that of a call or an index, as in
+    # "token = read(path)". In "token=a1(b2" it may be the secret's own.
+    may_be_called = " " in sign or not is_assigned
+    if may_be_called and _CALL.match(pair.string, pair.end()):
+        return False
+    # A password may be a number, yet after a colon it is more likely a result.
+    if _is_result(key, bare) or (_is_number(bare) and not is_assigned):
+        return False
+    return holds_secret(key, bare) and not _is_prose(key, bare)
 
 
 def _secret_spans(text: str) -> list[tuple[int, int]]:

@@ -192,15 +192,14 @@ def make_trainer(
             loggers.append(_copied(logger))
     plugins = [_copied(plugin) for plugin in as_list(options.get("plugins"))]
     package = package_of(module, *callbacks_given, *plugins)
+    # Trials print nothing.
     printing = tuple(of_package(package, f"callbacks.{name}") for name in PRINTING)
+    users_callbacks = [
+        callback for callback in callbacks_given if not isinstance(callback, printing)
+    ]
     checkpoint_class = of_package(package, "callbacks.Checkpoint")
-    users_callbacks = list[Any]()
     has_checkpoints = False
-    for callback in callbacks_given:
-        # Trials print nothing.
-        if isinstance(callback, printing):
-            continue
-        users_callbacks.append(callback)
+    for callback in users_callbacks:
         if isinstance(callback, checkpoint_class):
             has_checkpoints = True
             if folder is not None and getattr(callback, "dirpath", "") is None:
@@ -263,7 +262,8 @@ def length_arguments(
         if automatic and getattr(batches, "ends_by_steps", False):
             endless["max_steps"] = steps
         return endless
-    epochs = math.ceil(steps / max(1, length // parts))
+    steps_of_epoch = max(1, length // parts)
+    epochs = math.ceil(steps / steps_of_epoch)
     return {"max_epochs": epochs, "max_steps": steps if automatic else -1}
 
 
