@@ -114,7 +114,7 @@ class TrainingService:
         # None until the first steps are taken or the first trial is trained.
         self._backend: LightningBackend | None = None
         # What the first steps told; None before them.
-        self._tried: PreflightFindings | None = None
+        self._first_steps: PreflightFindings | None = None
 
     @property
     def backend(self) -> "LightningBackend":
@@ -180,14 +180,14 @@ class TrainingService:
         backend = LightningBackend(options, recipe, workload, protocol)
         # The devices of a batch have processes of their own; the first steps are taken in this one.
         alone = replace(protocol, devices=1)
+        # Only a trial that was stopped can be continued.
+        continues = continues and backend.stops
         say(f"trying a few steps of {type(module).__name__} at its smallest batch size")
-        findings = preflight(
-            workload, alone, space, trial, continues=continues and backend.stops, survey=surveyed
-        )
+        findings = preflight(workload, alone, space, trial, continues=continues, survey=surveyed)
         smallest = replace(space, low=findings.smallest)
         check_tunables(options, workload, alone, smallest, stops=backend.stops)
         self._backend = backend
-        self._tried = findings
+        self._first_steps = findings
         key: str | None = None
         how: HowTimed | None = None
         if surveyed:
@@ -266,7 +266,7 @@ class TrainingService:
                 make_space(options),
                 self._protocol,
                 self.backend.workload,
-                self._tried,
+                self._first_steps,
                 how,
                 ceiling,
                 seconds,
@@ -279,7 +279,10 @@ class TrainingService:
         return self.backend.test(spec, output)
 
     def use_threads(self, count: int, *, say: Say, end: End | None = None) -> DeviceNames:
-        """Train with ``count`` threads of torch from now on; give the device's names with these."""
+        """Train with ``count`` threads of torch from now on; give the device's names with these.
+
+        This is too quick for ``say`` and ``end``, which each call from another process brings.
+        """
         # torch takes seconds to import: only a process that trains needs it.
         import torch
 
@@ -459,6 +462,7 @@ class TrainingProcess:
         """
         options = self._options
         # The process that has loaded the data trains the first trial, where trials run one by one.
+        # Else each process loads the data itself, and this one ends.
         alone = count == 1 and options.devices == 1
         kept: list[Process] | None = None
         if alone:

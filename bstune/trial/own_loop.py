@@ -365,8 +365,8 @@ class LoopTrial:
             message=state.message,
             noise_scale=self._measurements_with(noise),
         )
-        # Trials with a budget's end are compared by their loss, and those whose max_steps lies
-        # before it are compared there. One that ended short of it has no value to compare.
+        # Trials with a budget's end are compared by their loss. One that is to stop before that end
+        # is compared at its max_steps: if it ended short of them, its value there is missing.
         is_compared_early = self._budget_end is not None and self.max_steps < self._budget_end
         self._finished = Finished(self._spec, record, is_cut=ended_short and is_compared_early)
 
@@ -577,10 +577,11 @@ class LoopBackend(TrialBackend):
         self._protocol = protocol
         self._budget = options.budget
         self._is_for_loss = options.search.objective == "loss"
-        self._needs_seconds = (
-            options.search.objective in ("time", "both") and not limits.objective_is_open
-        )
+        # A trial may end without its seconds while the objective, time, may yet become steps.
         self._may_lack_seconds = limits.objective_is_open
+        self._needs_seconds = (
+            options.search.objective in ("time", "both") and not self._may_lack_seconds
+        )
         self._say = say
         self._now = now
         # The batch size and the seconds of a step of each trial that reported its seconds.
@@ -594,6 +595,7 @@ class LoopBackend(TrialBackend):
         self.stops = limits.stops
         # Only a trial that was stopped can go on.
         self._can_continue = limits.stops and limits.continues
+        # Whether trials do go on: False once the loop turns out not to save them where they could.
         self.continues = self._can_continue
         self._save_place = limits.save_place
         self.lr_range = limits.lr_range
@@ -640,16 +642,16 @@ class LoopBackend(TrialBackend):
         """
         for record in done:
             self._take_seconds(record)
-        # A trial that failed as it went on is asked to go on once more.
+        # A trial whose continuation failed is not among these: it is to be continued once more.
         resumed = {record.resumed_from for record in done if record.status != "failed"}
-        stopped = list[TrialResult]()
+        to_be_saved = list[TrialResult]()
         for record in done:
-            if record.number not in resumed and self._may_go_on(record):
-                stopped.append(record)
-        if stopped and self._can_continue:
-            self.continues = any(self.resumable(record.number, folder) for record in stopped)
+            if record.number not in resumed and self._is_to_be_saved(record):
+                to_be_saved.append(record)
+        if to_be_saved and self._can_continue:
+            self.continues = any(self.resumable(record.number, folder) for record in to_be_saved)
 
-    def _may_go_on(self, record: TrialResult) -> bool:
+    def _is_to_be_saved(self, record: TrialResult) -> bool:
         """Whether the loop should have saved a trial: it was stopped, and could go on later.
 
         Three kinds cannot: a run of the winner on a fresh seed (``replicate_of``), a trial that the
@@ -711,7 +713,8 @@ class LoopBackend(TrialBackend):
             protocol.target,
             protocol.divergence,
             start_gap,
-            # A target that the user set is refused where untrained weights meet it.
+            # Untrained weights may meet the target that the first trial came to (``goal``). The
+            # user's own target is refused where they do.
             may_start_at_target=spec.goal is not None,
         )
         # Trials that are compared by their loss end at a given step: a later report is refused, and
@@ -739,7 +742,7 @@ class LoopBackend(TrialBackend):
         self._note_cut(trial, finished)
         record = finished.result()
         message = record.message
-        # A loop that trains each trial to its budget may end it at a step of its own.
+        # A loop that does not stop at max_steps ends each trial at a step of its own: no fault.
         if message == ENDED_SHORT and not self.stops:
             message = None
         record = replace(record, device=self.device, message=message)
@@ -793,7 +796,8 @@ class LoopBackend(TrialBackend):
             value=format_number(value),
             steps=plural(record.steps, "step"),
         )
-        # A start that was reported has missed the target.
+        # The hint is for a loop that could report its start and has not. A start that was reported
+        # has missed the target.
         if trial.start_gap is None and not self._in_hindsight:
             text += WRONG_WAY
         self._say(text)
