@@ -422,7 +422,8 @@ class TrainingProcess:
         self._options = options
         self._recipe = recipe
         self._log = log
-        # At most one: the process that has loaded the data, while it trains nothing.
+        # At most one: the process that has loaded the data, while it trains nothing. The runner
+        # takes it from this list, and puts it back.
         self._kept: list[Process] = []
         # Torch's threads in each process; None: as many as the options or the machine say.
         self.threads: int | None = None

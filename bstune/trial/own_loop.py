@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -334,17 +334,7 @@ class LoopTrial:
         train_seconds = None if seconds is None else _seconds(seconds)
         state = self._state
         own_steps = state.steps - state.first_step
-        if own_steps == 0:
-            raise ConfigError(
-                f"trial {self.number} ended without an evaluation, and a trial ends by its metric: "
-                f"call trial.report(step, value) with {self.metric} before trial.finish()"
-            )
-        # A trial that has diverged has no time to the target.
-        if train_seconds is None and self._needs_seconds and not self.has_diverged:
-            raise ConfigError(
-                "an objective of time needs the seconds of training: call "
-                "trial.finish(seconds=...), or give objective='steps'"
-            )
+        self._check_complete(own_steps, train_seconds)
         # The last report was answered that the trial trains on, but the loop ends it all the same.
         ended_short = self._trains_on
         if ended_short:
@@ -463,6 +453,25 @@ class LoopTrial:
         limit = self._spec.max_seconds
         return limit is not None and self._now() - self._began > limit
 
+    def _check_complete(self, own_steps: int, train_seconds: float | None) -> None:
+        """Raise a ConfigError where the study lacks an evaluation, or the seconds of training.
+
+        Args:
+            own_steps: those since the trial was handed over.
+            train_seconds: of the same steps; None: the loop has not told them.
+        """
+        if own_steps == 0:
+            raise ConfigError(
+                f"trial {self.number} ended without an evaluation, and a trial ends by its metric: "
+                f"call trial.report(step, value) with {self.metric} before trial.finish()"
+            )
+        # A trial that has diverged has no time to the target.
+        if train_seconds is None and self._needs_seconds and not self.has_diverged:
+            raise ConfigError(
+                "an objective of time needs the seconds of training: call "
+                "trial.finish(seconds=...), or give objective='steps'"
+            )
+
     def _check_rises(self, steps: int) -> None:
         """Raise a ConfigError for a step that does not lie after the last one, or past the end."""
         state = self._state
@@ -550,6 +559,18 @@ class LoopLimits:
 
 
 ANY_LOOP = LoopLimits()
+
+
+class _Beginning(NamedTuple):
+    """Where a trial begins: afresh, or where a stopped trial that it continues was left."""
+
+    state: TrialState
+    resume_from: Path | None = None
+    """What the loop saved of the stopped trial."""
+    start_gap: float | None = None
+    """Its distance from the target before training; None: not known."""
+    noise_scale: Measurements = ()
+    """Its measurements."""
 
 
 class LoopBackend(TrialBackend):
@@ -696,23 +717,16 @@ class LoopBackend(TrialBackend):
         protocol = self._protocol.with_goal_of(spec)
         budget_end = self._budget_end(spec.batch_size)
         last_step = spec.max_steps or budget_end
-        resume_from: Path | None = None
-        start_gap: float | None = None
-        noise_scale: Measurements = ()
-        state = TrialState(first_step=0, last_step=last_step, steps=0)
         if resumed_from is not None and self.resumable(resumed_from.number, folder):
-            former_state = folder.state(resumed_from.number)
-            resume_from = saved_beside(former_state)
-            start_gap = _read_start_gap(former_state)
-            state = state_after(resumed_from, skipped=0, last_step=last_step)
-            noise_scale = tuple(resumed_from.noise_scale)
+            beginning = _continuation(resumed_from, folder, last_step)
         else:
+            beginning = _Beginning(TrialState(first_step=0, last_step=last_step, steps=0))
             spec = replace(spec, resumed_from=None)
         verdict = Verdict(
-            state,
+            beginning.state,
             protocol.target,
             protocol.divergence,
-            start_gap,
+            beginning.start_gap,
             # Untrained weights may meet the target that the first trial came to (``goal``). The
             # user's own target is refused where they do.
             may_start_at_target=spec.goal is not None,
@@ -721,16 +735,16 @@ class LoopBackend(TrialBackend):
         # no trial goes on past the budget's end.
         return LoopTrial(
             spec,
-            state,
+            beginning.state,
             verdict,
             metric=protocol.target.metric,
             save_to=saved_beside(folder.state(spec.number)),
-            resume_from=resume_from,
+            resume_from=beginning.resume_from,
             budget_end=budget_end if self._is_for_loss else None,
             refuses_further_steps=self._is_for_loss,
             needs_seconds=self._needs_seconds,
             now=self._now,
-            noise_scale=noise_scale,
+            noise_scale=beginning.noise_scale,
         )
 
     def take_back(self, trial: LoopTrial, folder: Output) -> Finished:
@@ -844,6 +858,17 @@ def _was_saved(saved: Path) -> bool:
     if saved.is_dir():
         return any(saved.iterdir())
     return saved.exists()
+
+
+def _continuation(resumed_from: TrialResult, folder: Output, last_step: int) -> _Beginning:
+    """Begin a trial where the loop has saved the stopped one that ``resumed_from`` records."""
+    former_state = folder.state(resumed_from.number)
+    return _Beginning(
+        state=state_after(resumed_from, skipped=0, last_step=last_step),
+        resume_from=saved_beside(former_state),
+        start_gap=_read_start_gap(former_state),
+        noise_scale=tuple(resumed_from.noise_scale),
+    )
 
 
 def _read_start_gap(state: Path) -> float | None:
