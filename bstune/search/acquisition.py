@@ -157,6 +157,7 @@ class Policy:
         at_most_1 = ("steps_cost_power", "random_fraction", "curve_share", "loss_first_share")
         for name, value in vars(self).items():
             if name in least:
+                # NaN is refused, too.
                 if not value >= least[name]:
                     raise ConfigError(
                         f"sampler.policy.{name} must be at least {least[name]}, but got {value}"

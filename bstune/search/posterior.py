@@ -423,6 +423,7 @@ def optimum(theta: Array, points: Points, prior: Prior) -> Array:
     # Many points have nodes among the batch sizes: it is computed there, and interpolated between.
     if points.nodes is not None:
         return points.nodes.between(optimum(theta, points.nodes.points, prior))
+    # (m, p, 1), to stand beside the n points.
     t = theta[:, :, None]
     from_middle = points.x[None, :] - prior.log_mid
     # Log2 of B_crit/B_mid.

@@ -110,6 +110,7 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     parsed = yaml.safe_load(parser.dump(_parsed(parser, sections), skip_unset=False))
     defaults = yaml.safe_load(parser.dump(parser.get_defaults(), skip_unset=False))["trainer"]
     trainer, left_out = _sorted_arguments(parsed["trainer"], defaults)
+    # The arguments of build_module.
     built = {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
     key, lr = _learning_rate(parsed, file)
     # A trial's rate takes the place of the file's. Without a key bstune sets it in the optimizers.
@@ -147,11 +148,11 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
         "trainer": trainer,
     }
     rate = key or "the rate in configure_optimizers"
-    factors = ""
+    size = str(batch_size)
     if accumulated > 1:
-        factors = f" ({own_batch_size} x {accumulated} accumulated)"
+        size = f"{batch_size} ({own_batch_size} x {accumulated} accumulated)"
     lines = [
-        f"{rate} is the learning rate: {lr:g} at batch size {batch_size}{factors}",
+        f"{rate} is the learning rate: {lr:g} at batch size {size}",
         f"{examples} training examples",
         *assumed,
     ]
