@@ -369,12 +369,10 @@ def weight_of_histories(trials: Sequence[TrialResult]) -> Array:
         if not history:
             continue
         runs = runs_by_first.setdefault(history[0], [])
-        for run in runs:
-            # The first trial of a run has its longest history.
-            longest = trials[run[0]].history
-            if longest[: len(history)] == history:
-                run.append(place)
-                break
+        # The first trial of a run has its longest history, which this one may begin.
+        same = [run for run in runs if trials[run[0]].history[: len(history)] == history]
+        if same:
+            same[0].append(place)
         else:
             runs.append([place])
     for runs in runs_by_first.values():

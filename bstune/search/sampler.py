@@ -649,6 +649,7 @@ class FrontierSampler(BaseSampler):
             """Make the prior that these trials' noise scale sets."""
             return self._prior(trials, coordinates)
 
+        # One start serves calls with any number of particles and moves.
         start = start_from_fewer(
             results,
             others,

@@ -155,6 +155,7 @@ class TrainingService:
             What these steps told of the data, the module and the seconds of a step.
         """
         seconds = self._options.protocol.trial_seconds
+        # Lines go through the watch, which says what is waited for once there were none for long.
         with watching(say, seconds, end) as watched_say:
             return self._try_steps(trial, continues, surveyed, watched_say)
 
@@ -230,7 +231,8 @@ class TrainingService:
             examples = train_examples(data)
             if trial is None:
                 check_largest(space.high, examples)
-                # The plan says it, too, once steps have been taken.
+                # The plan says it, too, once steps have been taken. Loaders without a length have 0
+                # examples: their number is not known.
                 too_large = text_on_excess(options, SizeLimits(examples or None))
                 if too_large is not None:
                     say(too_large)
@@ -404,6 +406,7 @@ def _users_errors() -> Iterator[None]:
     except BstuneError:
         raise
     except (Exception, SystemExit) as error:
+        # Lightning makes a SystemExit of Ctrl-C, which is no error of the user's code.
         if isinstance(error, SystemExit) and is_interruption(error):
             raise
         raise untrainable(error) from error

@@ -390,6 +390,8 @@ class LoopTrial:
             self._end_by_error("failed", CUT_SHORT)
             return
         message, frames = described(error)
+        # The study's own error has this one as its cause, unless it only ends a process, as
+        # SystemExit does.
         cause = error if isinstance(error, Exception) else None
         self._end_by_error("failed", message, frames, cause)
 
