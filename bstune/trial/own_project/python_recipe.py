@@ -235,16 +235,15 @@ def module_builder(
         ConfigError: for anything else.
     """
     class_or_function = module.func if isinstance(module, partial) else module
-    is_class = isinstance(class_or_function, type)
     # A class of modules has a training_step, and so has a module that is built already.
-    is_built = hasattr(module, "training_step") and not is_class
+    is_built = hasattr(module, "training_step") and not isinstance(class_or_function, type)
     if not callable(module) or is_built:
         raise ConfigError(
             "module must be a class, or a function of a trial that returns a new module, as in "
             "module=lambda trial: LitModel(lr=trial.lr), but got an instance of "
             f"{type(module).__name__}"
         )
-    if not is_class:
+    if not isinstance(class_or_function, type):
         _check_takes_one(module, "module", "a trial")
         return module  # type: ignore[no-any-return]
     if not hasattr(class_or_function, "training_step"):
