@@ -118,7 +118,7 @@ def rung_gain(row: RungRow) -> RungGain | None:
     )
 
 
-def _standard_errors(n: int) -> float:
+def _standard_errors_to_interval(n: int) -> float:
     """Give how many standard errors Student's interval of a mean over n values has on each side."""
     return float(stats.t.ppf((1.0 + CONFIDENCE) / 2.0, n - 1))
 
@@ -177,13 +177,14 @@ def _effects_in_words(gains: Sequence[RungGain]) -> str:
     only_uncorrected = list[str]()
     undecided = 0
     for gain in gains:
-        if gain.significant and gain.mean > 0:
-            helps.append(gain.text_with_rung)
-        elif gain.significant and gain.mean < 0:
-            hurts.append(gain.text_with_rung)
-        elif not gain.significant and (gain.low > 0 or gain.high < 0):
+        if gain.significant:
+            if gain.mean > 0:
+                helps.append(gain.text_with_rung)
+            elif gain.mean < 0:
+                hurts.append(gain.text_with_rung)
+        elif gain.low > 0 or gain.high < 0:
             only_uncorrected.append(gain.rung)
-        elif not gain.significant:
+        else:
             undecided += 1
     parts = [f"{_listed(helps) or 'no rung'} help{_third_person(helps)} beyond the noise"]
     if hurts:
@@ -302,7 +303,7 @@ def _draw_accuracies(
         axes.scatter(points, below, label=seed_label, **SEED_POINTS)
         if row["accuracy"] is not None and row["accuracy_sd"] is not None:
             standard_error = row["accuracy_sd"] / math.sqrt(row["n"])
-            half_width = _standard_errors(row["n"]) * standard_error
+            half_width = _standard_errors_to_interval(row["n"]) * standard_error
             axes.errorbar(
                 100.0 * row["accuracy"],
                 place,

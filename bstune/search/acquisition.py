@@ -138,16 +138,26 @@ class Policy:
     """Least slope of the curves at the budget's end, over that of their last tenfold."""
 
     def __post_init__(self) -> None:
-        # The least values that these may have. The others are fractions and widths, which lie above
-        # 0, or above the number that stands in ``above``.
-        least = {"particles": 10, "moves": 1, "candidates": 10}
-        least |= dict.fromkeys(("cost_weight", "steps_cost_power", "random_fraction"), 0)
-        least |= dict.fromkeys(("curve_after", "curve_share"), 0)
-        least |= dict.fromkeys(("loss_sure", "loss_early", "loss_cost_weight"), 0)
+        # The least values that these may have.
+        least = {
+            "particles": 10,
+            "moves": 1,
+            "candidates": 10,
+            "cost_weight": 0,
+            "steps_cost_power": 0,
+            "random_fraction": 0,
+            "curve_after": 0,
+            "curve_share": 0,
+            "loss_sure": 0,
+            "loss_early": 0,
+            "loss_cost_weight": 0,
+        }
+        # All others lie above 0, and these above 1.
         above = {"stop_factor": 1, "curve_width": 1}
         at_most_1 = ("steps_cost_power", "random_fraction", "curve_share", "loss_first_share")
         for name, value in vars(self).items():
             if name in least:
+                # NaN is refused, too.
                 if not value >= least[name]:
                     raise ConfigError(
                         f"sampler.policy.{name} must be at least {least[name]}, but got {value}"

@@ -61,6 +61,7 @@ class Coordinates:
         self._sizes = sizes
         self.low = sizes.low
         self.high = sizes.high
+        # A study without a learning rate has delta in its place: the octaves off the rule's rate.
         self._lr_parameter = LR if LR in space else DELTA
         rates = space[self._lr_parameter]
         if not isinstance(rates, FloatDistribution):

@@ -142,19 +142,21 @@ def _unseen_sizes(
     regimes begin a factor ``SLOPE_RATIO`` from B_crit; where that is beyond the search's batch
     sizes, their end stands for it. Somewhere, a trial has to have reached the target already.
     """
-    log_smallest = posterior.prior.log_low + REGIME_EDGE
-    log_largest = min(posterior.prior.log_high, posterior.too_large - MEMORY_ROOM) - REGIME_EDGE
+    # Batch sizes next to the smallest and to the largest one that the search may run.
+    near_smallest = posterior.prior.log_low + REGIME_EDGE
+    near_largest = min(posterior.prior.log_high, posterior.too_large - MEMORY_ROOM) - REGIME_EDGE
     log_lower_edge = log2_b_crit - math.log2(SLOPE_RATIO)
     log_upper_edge = log2_b_crit + math.log2(SLOPE_RATIO)
     seen_sizes = [trial.x for trial in posterior.reached]
     seen_sizes += [log_size for log_size, _, _ in pending]
     at_most = -math.inf
     at_least = math.inf
-    # The edges of the regimes are uncertain: the trials lie a little beyond them.
-    if min(seen_sizes) > max(log_lower_edge, log_smallest):
-        at_most = max(log_lower_edge - REGIME_EDGE, log_smallest)
-    if max(seen_sizes) < min(log_upper_edge, log_largest):
-        at_least = min(log_upper_edge + REGIME_EDGE, log_largest)
+    # A regime's edge is uncertain: its trial is to lie a little beyond that, unless the search's
+    # batch sizes end before.
+    if min(seen_sizes) > max(log_lower_edge, near_smallest):
+        at_most = max(log_lower_edge - REGIME_EDGE, near_smallest)
+    if max(seen_sizes) < min(log_upper_edge, near_largest):
+        at_least = min(log_upper_edge + REGIME_EDGE, near_largest)
     return at_most, at_least
 
 

@@ -66,9 +66,9 @@ def stopped_spread(log_left: float, policy: Policy) -> float:
 def fit_drift(full: Sequence[BudgetRun], ruler: Ruler, policy: Policy) -> Drift:
     """Fit the drift's coefficients by linear regression to full trials, the best one first.
 
-    The drift is how far a trial moves, in log steps, against the best one, the ruler: the number is
-    called ``behind``. Each other full trial shows how far it has moved from the first share of its
-    budget, at which new trials stop, to the end.
+    A trial is ``behind`` by the log steps that it lags the best one, the ruler. The drift is how
+    far that number moves until the budget's end. Each other full trial shows it, from the first
+    share of its budget, at which new trials stop, to the end.
     """
     best = full[0]
     # The regression's normal equations: a precision, and that times the coefficients. They begin

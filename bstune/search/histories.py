@@ -263,6 +263,7 @@ def _log_slowdowns(curve: LogCurve, log_steps: float) -> tuple[float, ...]:
         beginning = tuple(point for point in curve if point[0] <= log_stop)
         recent = recent_line(beginning)
         if recent is not None and recent.rate > SLOWEST_RATE:
+            # The log excess has ``level`` left to fall to the target, where it is 0.
             rate_of_rest = recent.level / (log_steps - beginning[-1][0])
             logs.append(math.log(rate_of_rest / recent.rate))
     return tuple(logs)

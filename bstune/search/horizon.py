@@ -163,6 +163,7 @@ def log_chance_at_end(law: Array, ends: Ends) -> Array:
     chances = np.zeros((len(law), ends.log_excess.size))
     if ends.log_over_last_miss is None:
         return chances
+    # It is infinite for trials that did not meet the target at their end.
     at_end = ends.log_over_last_miss < np.inf
     if not at_end.any():
         return chances

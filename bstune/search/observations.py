@@ -216,21 +216,14 @@ def infer(
     """
     # Trials that continue each other are a chain, whose last one counts.
     chain_ends, observations = read_observations(trials, others, prior, target, ideal)
-    recorded = list[tuple[int, float]]()
-    for trial in chain_ends:
-        if trial.seconds_per_step is not None:
-            recorded.append((trial.batch_size, trial.seconds_per_step))
     if isinstance(step_time, StepTimeLaw):
         # Fitted to the survey's timings and, where these are few, to the trials' own steps.
         step_time = step_time.joined_with(own_steps(trials))
-        # Each record has the seconds of the law as it was when the trial ended. They say nothing
-        # that the law does not.
-        recorded = []
-    # Without any seconds, half of a step at B_mid is taken to be overhead.
-    tau = fit_step_times(recorded, 2.0**prior.log_mid, step_time)
+    # A step costs its seconds, or 1 for each of its examples and nothing besides.
     if in_examples:
-        # A step costs 1 for each of its examples, and nothing besides.
-        tau = StepTimes(StepTime(0.0, 1.0))
+        tau = StepTimes(StepTime(overhead=0.0, per_example=1.0))
+    else:
+        tau = _fit_seconds(chain_ends, 2.0**prior.log_mid, step_time)
     sizes = np.array([float(trial.batch_size) for trial in trials])
     # Worked out at once, tau costs less than one call for each batch size. Costs ask for it at the
     # recorded batch sizes, the model at powers of their log2, which differ from them by rounding.
@@ -255,6 +248,29 @@ def infer(
     )
 
 
+def _fit_seconds(
+    chain_ends: Sequence[TrialResult],
+    middle: float,
+    step_time: Callable[[float], float] | None,
+) -> StepTimes:
+    """Fit the seconds of a step over batch size to those that the trials recorded.
+
+    Args:
+        chain_ends: the last trial of each chain of trials that continue each other.
+        middle: the batch size at which half of a step is overhead, where no seconds are known.
+        step_time: gives the seconds that were measured before the first trial; None: none were.
+    """
+    # Where they follow a law, each record has the law's seconds at the time when the trial ended.
+    # These say nothing that the law does not.
+    if isinstance(step_time, StepTimeLaw):
+        return fit_step_times([], middle, step_time)
+    recorded = list[tuple[int, float]]()
+    for trial in chain_ends:
+        if trial.seconds_per_step is not None:
+            recorded.append((trial.batch_size, trial.seconds_per_step))
+    return fit_step_times(recorded, middle, step_time)
+
+
 def _cost_so_far(trials: Sequence[TrialResult], tau: StepTimes) -> float:
     """Add up what all trials have cost; the steps of a continued trial are not paid again."""
     earlier_steps = steps_before(trials)
@@ -275,7 +291,14 @@ def read_observations(
     """Read the trials as observations: one for each chain of trials that continue each other.
 
     A stopped trial's history is extrapolated to the target. Trials that failed or ran out of memory
-    are left out. The arguments are those of :func:`infer`.
+    are left out.
+
+    Args:
+        trials: the records so far.
+        others: the other hyper-parameters by the trial's number, each in [0, 1].
+        prior: of the posterior's parameters; it says whether schedules end with the trial.
+        target: the metric's goal; None: histories are not read.
+        ideal: the best value of the target's metric; None if unknown.
 
     Returns:
         The last trial of each chain, and their observations, in the same order.
@@ -346,12 +369,10 @@ def weight_of_histories(trials: Sequence[TrialResult]) -> Array:
         if not history:
             continue
         runs = runs_by_first.setdefault(history[0], [])
-        for run in runs:
-            # The first trial of a run has its longest history.
-            longest = trials[run[0]].history
-            if longest[: len(history)] == history:
-                run.append(place)
-                break
+        # The first trial of a run has its longest history, which this one may begin.
+        same = [run for run in runs if trials[run[0]].history[: len(history)] == history]
+        if same:
+            same[0].append(place)
         else:
             runs.append([place])
     for runs in runs_by_first.values():
@@ -439,6 +460,7 @@ def start_from_fewer(
         if len(_starts) >= STARTS_KEPT:
             oldest = next(iter(_starts))
             del _starts[oldest]
+        # Rearranged, the data cost the likelihood less time.
         _starts[key] = Start(theta, data.rearranged(prior), prior)
     return _starts[key]
 

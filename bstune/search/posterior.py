@@ -420,8 +420,10 @@ def optimum(theta: Array, points: Points, prior: Prior) -> Array:
     It is rule(B) + shift + exponent log2(B/B_mid) + bend s(B), where s rises with log2 B above
     B_crit and hardly below.
     """
+    # Many points have nodes among the batch sizes: it is computed there, and interpolated between.
     if points.nodes is not None:
         return points.nodes.between(optimum(theta, points.nodes.points, prior))
+    # (m, p, 1), to stand beside the n points.
     t = theta[:, :, None]
     from_middle = points.x[None, :] - prior.log_mid
     # Log2 of B_crit/B_mid.
@@ -449,6 +451,7 @@ def frontier(theta: Array, points: Points, prior: Prior) -> Array:
     S*(B) is the steps to the target at the best learning rate. Its log is
     level + log(f(B)/f(B_mid)) + discrepancy(B), with f(B) = 1 + B_crit/B + (B_opt/B)^2.
     """
+    # Many points have nodes among the batch sizes: it is computed there, and interpolated between.
     if points.nodes is not None:
         return points.nodes.between(frontier(theta, points.nodes.points, prior))
     # (m, p, 1), to stand beside the n points.

@@ -385,8 +385,8 @@ class FrontierSampler(BaseSampler):
     ) -> Any:
         """Choose a parameter that the trials do not share.
 
-        It is the middle of its range in the first trial, and any value of the range later: after a
-        first trial that fails, the next one must be another.
+        A number is the middle of its range in the first trial, and any value of the range later:
+        after a first trial that fails, the next one must be another. A category is any of them.
         """
         if isinstance(param_distribution, CategoricalDistribution):
             choices = param_distribution.choices
@@ -649,6 +649,7 @@ class FrontierSampler(BaseSampler):
             """Make the prior that these trials' noise scale sets."""
             return self._prior(trials, coordinates)
 
+        # One start serves calls with any number of particles and moves.
         start = start_from_fewer(
             results,
             others,
@@ -738,30 +739,22 @@ def trial_result(
     """
     if RECORD in trial.user_attrs:
         return _parsed_record(trial.user_attrs[RECORD])
-    complete = trial.state == TrialState.COMPLETE
-    history = sorted(trial.intermediate_values.items())
-    # A study of two values has steps and seconds. One value is what the objective counts.
-    has_both = complete and len(trial.values) == 2
-    steps = trial.user_attrs.get("steps")
-    if steps is None and history:
-        steps = history[-1][0]
-    if steps is None and complete and (objective == "steps" or has_both):
-        steps = trial.values[0]
-    if steps is None or not (math.isfinite(steps) and steps >= 1):
+    told_steps = _steps_told(trial, objective)
+    if told_steps is None or not (math.isfinite(told_steps) and told_steps >= 1):
         return None
-    steps = round(steps)
-    seconds = trial.user_attrs.get("seconds_per_step")
-    if seconds is None and complete and (objective in ("time", "curve") or has_both):
-        seconds = trial.values[-1] / steps
+    steps = round(told_steps)
+    seconds = _seconds_told(trial, objective, steps)
     if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
         return None
     spec = _spec_of(trial, coordinates)
+    # A complete trial has met the target at its last step. The last one that missed it is not told:
+    # the step before stands for it.
     status: Status = "reached"
-    # The trial does not tell the last step that missed the target: the one before it stands for it.
     steps_low = steps - 1
-    if not complete:
+    if trial.state != TrialState.COMPLETE:
         status = trial.user_attrs.get("status", "stopped")
         steps_low = steps
+    history = sorted(trial.intermediate_values.items())
     return TrialResult.unmeasured(
         spec,
         status,
@@ -773,6 +766,31 @@ def trial_result(
         history=tuple((step, _finite_or_none(value)) for step, value in history),
         horizon=trial.user_attrs.get("horizon"),
     )
+
+
+def _has_steps_and_seconds(trial: FrozenTrial) -> bool:
+    """Whether a trial is a complete one of a study of two values, which are steps and seconds."""
+    return trial.state == TrialState.COMPLETE and len(trial.values) == 2
+
+
+def _steps_told(trial: FrozenTrial, objective: str) -> float | None:
+    """Read a foreign trial's steps: its attribute, else its last report, else its value."""
+    steps: float | None = trial.user_attrs.get("steps")
+    if steps is None and trial.intermediate_values:
+        steps = max(trial.intermediate_values)
+    counts_steps = objective == "steps" and trial.state == TrialState.COMPLETE
+    if steps is None and (counts_steps or _has_steps_and_seconds(trial)):
+        steps = trial.values[0]
+    return steps
+
+
+def _seconds_told(trial: FrozenTrial, objective: str, steps: int) -> float | None:
+    """Read the seconds of a foreign trial's step: its attribute, else its value over its steps."""
+    seconds: float | None = trial.user_attrs.get("seconds_per_step")
+    counts_seconds = objective in ("time", "curve") and trial.state == TrialState.COMPLETE
+    if seconds is None and (counts_seconds or _has_steps_and_seconds(trial)):
+        seconds = trial.values[-1] / steps
+    return seconds
 
 
 def _spec_of(trial: FrozenTrial, coordinates: Coordinates) -> TrialSpec:
@@ -808,6 +826,7 @@ def result_at_budget(
     for step, value in sorted(trial.intermediate_values.items()):
         history[step] = _finite_or_none(value)
     steps = trial.user_attrs.get("steps", max(history, default=None))
+    # No trial of this objective reaches a target: one that has run to its end is stopped there.
     status = trial.user_attrs.get("status", "stopped")
     if trial.state == TrialState.COMPLETE:
         steps = last_step

@@ -145,6 +145,7 @@ class Study:
         override_lr: bool | None = None,
         options: Sequence[str] = (),
     ) -> None:
+        # All arguments by name.
         arguments = dict(locals())
         elapsed = stopwatch()
         # torch and Lightning take seconds to import, and a study that replays needs neither.
@@ -258,7 +259,9 @@ class Study:
         from bstune.study.result import Result
         from bstune.trial.processes.restored import restored
 
+        # Secrets and control characters stay out of all that is logged and raised.
         with restored(), filtered():
+            # torch asks for the user's name, which a container's user may lack.
             name_user(os.environ)
             quieten()
             with users_errors(), os_exit_as_users_error():
@@ -280,6 +283,14 @@ class Study:
         since = stopwatch(now)
         return lambda: before + since()
 
+    @property
+    def _needs_own_loop(self) -> bool:
+        """Whether the study was given no module, so that only a loop of the user's can train.
+
+        A study of recorded runs has no module, either. Its options are of another kind.
+        """
+        return self.recipe is None and isinstance(self.options, GivenOptions)
+
     def __iter__(self) -> "Iterator[LoopTrial]":
         """Search, or go on with it: the body of your loop trains each trial.
 
@@ -292,7 +303,7 @@ class Study:
             ConfigError: where the study has a module to train, and for what a loop cannot have.
             BstuneError: one of its subclasses, for what a user can mend.
         """
-        if self.recipe is not None or not isinstance(self.options, GivenOptions):
+        if not self._needs_own_loop:
             raise ConfigError(
                 f"{self!r} trains its trials by itself: study.run(); for a loop of your own leave "
                 "module and data out"
@@ -332,7 +343,7 @@ class Study:
             The study's findings. Where ``trial.batch_size`` and ``trial.lr`` ask for one trial in
             place of a study, that trial's record.
         """
-        if self.recipe is None and isinstance(self.options, GivenOptions):
+        if self._needs_own_loop:
             raise ConfigError(
                 "the study has no module to train: give module=... and data=..., or train each "
                 "trial in a loop of your own: for trial in study"

@@ -114,7 +114,7 @@ class TrainingService:
         # None until the first steps are taken or the first trial is trained.
         self._backend: LightningBackend | None = None
         # What the first steps told; None before them.
-        self._tried: PreflightFindings | None = None
+        self._first_steps: PreflightFindings | None = None
 
     @property
     def backend(self) -> "LightningBackend":
@@ -155,6 +155,7 @@ class TrainingService:
             What these steps told of the data, the module and the seconds of a step.
         """
         seconds = self._options.protocol.trial_seconds
+        # Lines go through the watch, which says what is waited for once there were none for long.
         with watching(say, seconds, end) as watched_say:
             return self._try_steps(trial, continues, surveyed, watched_say)
 
@@ -180,14 +181,14 @@ class TrainingService:
         backend = LightningBackend(options, recipe, workload, protocol)
         # The devices of a batch have processes of their own; the first steps are taken in this one.
         alone = replace(protocol, devices=1)
+        # Only a trial that was stopped can be continued.
+        continues = continues and backend.stops
         say(f"trying a few steps of {type(module).__name__} at its smallest batch size")
-        findings = preflight(
-            workload, alone, space, trial, continues=continues and backend.stops, survey=surveyed
-        )
+        findings = preflight(workload, alone, space, trial, continues=continues, survey=surveyed)
         smallest = replace(space, low=findings.smallest)
         check_tunables(options, workload, alone, smallest, stops=backend.stops)
         self._backend = backend
-        self._tried = findings
+        self._first_steps = findings
         key: str | None = None
         how: HowTimed | None = None
         if surveyed:
@@ -230,7 +231,8 @@ class TrainingService:
             examples = train_examples(data)
             if trial is None:
                 check_largest(space.high, examples)
-                # The plan says it, too, once steps have been taken.
+                # The plan says it, too, once steps have been taken. Loaders without a length have 0
+                # examples: their number is not known.
                 too_large = text_on_excess(options, SizeLimits(examples or None))
                 if too_large is not None:
                     say(too_large)
@@ -266,7 +268,7 @@ class TrainingService:
                 make_space(options),
                 self._protocol,
                 self.backend.workload,
-                self._tried,
+                self._first_steps,
                 how,
                 ceiling,
                 seconds,
@@ -279,7 +281,10 @@ class TrainingService:
         return self.backend.test(spec, output)
 
     def use_threads(self, count: int, *, say: Say, end: End | None = None) -> DeviceNames:
-        """Train with ``count`` threads of torch from now on; give the device's names with these."""
+        """Train with ``count`` threads of torch from now on; give the device's names with these.
+
+        This is too quick for ``say`` and ``end``, which each call from another process brings.
+        """
         # torch takes seconds to import: only a process that trains needs it.
         import torch
 
@@ -401,6 +406,7 @@ def _users_errors() -> Iterator[None]:
     except BstuneError:
         raise
     except (Exception, SystemExit) as error:
+        # Lightning makes a SystemExit of Ctrl-C, which is no error of the user's code.
         if isinstance(error, SystemExit) and is_interruption(error):
             raise
         raise untrainable(error) from error
@@ -419,7 +425,8 @@ class TrainingProcess:
         self._options = options
         self._recipe = recipe
         self._log = log
-        # At most one: the process that has loaded the data, while it trains nothing.
+        # At most one: the process that has loaded the data, while it trains nothing. The runner
+        # takes it from this list, and puts it back.
         self._kept: list[Process] = []
         # Torch's threads in each process; None: as many as the options or the machine say.
         self.threads: int | None = None
@@ -459,6 +466,7 @@ class TrainingProcess:
         """
         options = self._options
         # The process that has loaded the data trains the first trial, where trials run one by one.
+        # Else each process loads the data itself, and this one ends.
         alone = count == 1 and options.devices == 1
         kept: list[Process] | None = None
         if alone:

@@ -95,6 +95,7 @@ class LoopNoiseScale:
         # The number of steps that were due and not measured, as a gradient was missing or not
         # finite.
         self.passed_over = 0
+        # The number, |G|^2 and tr Sigma of each measured step.
         self._measurements: list[tuple[int, float, float]] = []
 
     @property

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -334,17 +334,7 @@ class LoopTrial:
         train_seconds = None if seconds is None else _seconds(seconds)
         state = self._state
         own_steps = state.steps - state.first_step
-        if own_steps == 0:
-            raise ConfigError(
-                f"trial {self.number} ended without an evaluation, and a trial ends by its metric: "
-                f"call trial.report(step, value) with {self.metric} before trial.finish()"
-            )
-        # A trial that has diverged has no time to the target.
-        if train_seconds is None and self._needs_seconds and not self.has_diverged:
-            raise ConfigError(
-                "an objective of time needs the seconds of training: call "
-                "trial.finish(seconds=...), or give objective='steps'"
-            )
+        self._check_complete(own_steps, train_seconds)
         # The last report was answered that the trial trains on, but the loop ends it all the same.
         ended_short = self._trains_on
         if ended_short:
@@ -365,8 +355,8 @@ class LoopTrial:
             message=state.message,
             noise_scale=self._measurements_with(noise),
         )
-        # Trials with a budget's end are compared by their loss, and those whose max_steps lies
-        # before it are compared there. One that ended short of it has no value to compare.
+        # Trials with a budget's end are compared by their loss. One that is to stop before that end
+        # is compared at its max_steps: if it ended short of them, its value there is missing.
         is_compared_early = self._budget_end is not None and self.max_steps < self._budget_end
         self._finished = Finished(self._spec, record, is_cut=ended_short and is_compared_early)
 
@@ -400,6 +390,8 @@ class LoopTrial:
             self._end_by_error("failed", CUT_SHORT)
             return
         message, frames = described(error)
+        # The study's own error has this one as its cause, unless it only ends a process, as
+        # SystemExit does.
         cause = error if isinstance(error, Exception) else None
         self._end_by_error("failed", message, frames, cause)
 
@@ -462,6 +454,25 @@ class LoopTrial:
         """Whether the trial has run for more seconds than its spec allows."""
         limit = self._spec.max_seconds
         return limit is not None and self._now() - self._began > limit
+
+    def _check_complete(self, own_steps: int, train_seconds: float | None) -> None:
+        """Raise a ConfigError where the study lacks an evaluation, or the seconds of training.
+
+        Args:
+            own_steps: those since the trial was handed over.
+            train_seconds: of the same steps; None: the loop has not told them.
+        """
+        if own_steps == 0:
+            raise ConfigError(
+                f"trial {self.number} ended without an evaluation, and a trial ends by its metric: "
+                f"call trial.report(step, value) with {self.metric} before trial.finish()"
+            )
+        # A trial that has diverged has no time to the target.
+        if train_seconds is None and self._needs_seconds and not self.has_diverged:
+            raise ConfigError(
+                "an objective of time needs the seconds of training: call "
+                "trial.finish(seconds=...), or give objective='steps'"
+            )
 
     def _check_rises(self, steps: int) -> None:
         """Raise a ConfigError for a step that does not lie after the last one, or past the end."""
@@ -552,6 +563,18 @@ class LoopLimits:
 ANY_LOOP = LoopLimits()
 
 
+class _Beginning(NamedTuple):
+    """Where a trial begins: afresh, or where a stopped trial that it continues was left."""
+
+    state: TrialState
+    resume_from: Path | None = None
+    """What the loop saved of the stopped trial."""
+    start_gap: float | None = None
+    """Its distance from the target before training; None: not known."""
+    noise_scale: Measurements = ()
+    """Its measurements."""
+
+
 class LoopBackend(TrialBackend):
     """Hands a study's trials to the user's training loop, and takes them back.
 
@@ -577,10 +600,11 @@ class LoopBackend(TrialBackend):
         self._protocol = protocol
         self._budget = options.budget
         self._is_for_loss = options.search.objective == "loss"
-        self._needs_seconds = (
-            options.search.objective in ("time", "both") and not limits.objective_is_open
-        )
+        # A trial may end without its seconds while the objective, time, may yet become steps.
         self._may_lack_seconds = limits.objective_is_open
+        self._needs_seconds = (
+            options.search.objective in ("time", "both") and not self._may_lack_seconds
+        )
         self._say = say
         self._now = now
         # The batch size and the seconds of a step of each trial that reported its seconds.
@@ -594,6 +618,7 @@ class LoopBackend(TrialBackend):
         self.stops = limits.stops
         # Only a trial that was stopped can go on.
         self._can_continue = limits.stops and limits.continues
+        # Whether trials do go on: False once the loop turns out not to save them where they could.
         self.continues = self._can_continue
         self._save_place = limits.save_place
         self.lr_range = limits.lr_range
@@ -640,16 +665,16 @@ class LoopBackend(TrialBackend):
         """
         for record in done:
             self._take_seconds(record)
-        # A trial that failed as it went on is asked to go on once more.
+        # A trial whose continuation failed is not among these: it is to be continued once more.
         resumed = {record.resumed_from for record in done if record.status != "failed"}
-        stopped = list[TrialResult]()
+        to_be_saved = list[TrialResult]()
         for record in done:
-            if record.number not in resumed and self._may_go_on(record):
-                stopped.append(record)
-        if stopped and self._can_continue:
-            self.continues = any(self.resumable(record.number, folder) for record in stopped)
+            if record.number not in resumed and self._is_to_be_saved(record):
+                to_be_saved.append(record)
+        if to_be_saved and self._can_continue:
+            self.continues = any(self.resumable(record.number, folder) for record in to_be_saved)
 
-    def _may_go_on(self, record: TrialResult) -> bool:
+    def _is_to_be_saved(self, record: TrialResult) -> bool:
         """Whether the loop should have saved a trial: it was stopped, and could go on later.
 
         Three kinds cannot: a run of the winner on a fresh seed (``replicate_of``), a trial that the
@@ -694,40 +719,34 @@ class LoopBackend(TrialBackend):
         protocol = self._protocol.with_goal_of(spec)
         budget_end = self._budget_end(spec.batch_size)
         last_step = spec.max_steps or budget_end
-        resume_from: Path | None = None
-        start_gap: float | None = None
-        noise_scale: Measurements = ()
-        state = TrialState(first_step=0, last_step=last_step, steps=0)
         if resumed_from is not None and self.resumable(resumed_from.number, folder):
-            former_state = folder.state(resumed_from.number)
-            resume_from = saved_beside(former_state)
-            start_gap = _read_start_gap(former_state)
-            state = state_after(resumed_from, skipped=0, last_step=last_step)
-            noise_scale = tuple(resumed_from.noise_scale)
+            beginning = _continuation(resumed_from, folder, last_step)
         else:
+            beginning = _Beginning(TrialState(first_step=0, last_step=last_step, steps=0))
             spec = replace(spec, resumed_from=None)
         verdict = Verdict(
-            state,
+            beginning.state,
             protocol.target,
             protocol.divergence,
-            start_gap,
-            # A target that the user set is refused where untrained weights meet it.
+            beginning.start_gap,
+            # Untrained weights may meet the target that the first trial came to (``goal``). The
+            # user's own target is refused where they do.
             may_start_at_target=spec.goal is not None,
         )
         # Trials that are compared by their loss end at a given step: a later report is refused, and
         # no trial goes on past the budget's end.
         return LoopTrial(
             spec,
-            state,
+            beginning.state,
             verdict,
             metric=protocol.target.metric,
             save_to=saved_beside(folder.state(spec.number)),
-            resume_from=resume_from,
+            resume_from=beginning.resume_from,
             budget_end=budget_end if self._is_for_loss else None,
             refuses_further_steps=self._is_for_loss,
             needs_seconds=self._needs_seconds,
             now=self._now,
-            noise_scale=noise_scale,
+            noise_scale=beginning.noise_scale,
         )
 
     def take_back(self, trial: LoopTrial, folder: Output) -> Finished:
@@ -739,7 +758,7 @@ class LoopBackend(TrialBackend):
         self._note_cut(trial, finished)
         record = finished.result()
         message = record.message
-        # A loop that trains each trial to its budget may end it at a step of its own.
+        # A loop that does not stop at max_steps ends each trial at a step of its own: no fault.
         if message == ENDED_SHORT and not self.stops:
             message = None
         record = replace(record, device=self.device, message=message)
@@ -793,7 +812,8 @@ class LoopBackend(TrialBackend):
             value=format_number(value),
             steps=plural(record.steps, "step"),
         )
-        # A start that was reported has missed the target.
+        # The hint is for a loop that could report its start and has not. A start that was reported
+        # has missed the target.
         if trial.start_gap is None and not self._in_hindsight:
             text += WRONG_WAY
         self._say(text)
@@ -840,6 +860,17 @@ def _was_saved(saved: Path) -> bool:
     if saved.is_dir():
         return any(saved.iterdir())
     return saved.exists()
+
+
+def _continuation(resumed_from: TrialResult, folder: Output, last_step: int) -> _Beginning:
+    """Begin a trial where the loop has saved the stopped one that ``resumed_from`` records."""
+    former_state = folder.state(resumed_from.number)
+    return _Beginning(
+        state=state_after(resumed_from, skipped=0, last_step=last_step),
+        resume_from=saved_beside(former_state),
+        start_gap=_read_start_gap(former_state),
+        noise_scale=tuple(resumed_from.noise_scale),
+    )
 
 
 def _read_start_gap(state: Path) -> float | None:

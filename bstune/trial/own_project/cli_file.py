@@ -138,6 +138,7 @@ def _read_sections(path: Path) -> tuple[Node, list[str]]:
     """Read the sections of a file, and list its keys of ``IGNORED``."""
     name = one_line(str(path))
     content = parse_yaml(read_text(path, "the config file"), name)
+    # In a file for several subcommands of LightningCLI, training has its sections under ``fit``.
     if isinstance(content, dict):
         content = content.get("fit", content)
     if not isinstance(content, dict):
@@ -276,10 +277,10 @@ def which_rate(file: CliFile, numbers: Mapping[str, float]) -> str:
         problem = f"{listing(named)} are named {' or '.join(RATES)}"
     else:
         problem = f"none is named {' or '.join(RATES)}"
-    if offered and not named:
-        problem = f"{problem}; {_alike_in_words(alike)}"
-    elif not offered:
+    if not offered:
         problem = f"{problem} (numbers: {', '.join(numbers) or 'none'})"
+    elif not named:
+        problem = f"{problem}; {_alike_in_words(alike)}"
     key = offered[0] if offered else "KEY"
     return (
         f"which number is the learning rate? {problem}: {file.command(lr=key)}; where it stands in "

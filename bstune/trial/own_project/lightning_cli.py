@@ -58,6 +58,7 @@ def build_module(
     Where the file has a section ``optimizer``, the module's ``configure_optimizers`` builds that
     optimizer, with the schedule of ``lr_scheduler`` if there is one.
     """
+    # Lightning has two packages, each with a LightningCLI for its own modules.
     package = _package(model)
     parser = _parser(package)
     sections = {"model": model}
@@ -72,7 +73,7 @@ def build_module(
 
         def configured(module: LightningModule) -> object:
             built = cli.instantiate_class(module.parameters(), parsed.optimizer.as_dict())
-            # Without a schedule LightningCLI gives the optimizer alone.
+            # Where this is None, LightningCLI gives the optimizer alone.
             schedule: object = lr_scheduler
             if lr_scheduler:
                 schedule = cli.instantiate_class(built, parsed.lr_scheduler.as_dict())
@@ -109,6 +110,7 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     parsed = yaml.safe_load(parser.dump(_parsed(parser, sections), skip_unset=False))
     defaults = yaml.safe_load(parser.dump(parser.get_defaults(), skip_unset=False))["trainer"]
     trainer, left_out = _sorted_arguments(parsed["trainer"], defaults)
+    # The arguments of build_module.
     built = {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
     key, lr = _learning_rate(parsed, file)
     # A trial's rate takes the place of the file's. Without a key bstune sets it in the optimizers.
@@ -121,10 +123,7 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     batch_size = own_batch_size * accumulated
     check_trained_size(batch_size, examples)
     assumed = list[str]()
-    budget = own_examples(parsed["trainer"], batch_size, examples)
-    is_assumed = budget is None
-    if budget is None:
-        budget = _assumed_budget(examples, assumed)
+    trial_budget = _budget_of_trial(parsed["trainer"], batch_size, examples, assumed)
     if chosen.target is None:
         target = _assumed_target(_own_metric(sections, parsed, data), assumed)
     else:
@@ -134,13 +133,6 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     # The range of batch sizes lies around the file's own.
     smallest = max(1, batch_size // FACTOR_BELOW)
     largest = min(examples, batch_size * FACTOR_ABOVE)
-    # A trial ends once both its steps and its examples are spent. So the largest batches, whose
-    # steps would be few, take more examples.
-    fewest_steps = max(1, budget // (FACTOR_BELOW * batch_size))
-    trial_budget = {"steps": fewest_steps, "examples": budget}
-    # A study with little time may shorten a budget that was assumed, and tells so in epochs.
-    if is_assumed:
-        trial_budget["assumed_epoch"] = examples
     # LightningCLI's parser builds the classes that are named below these nodes, Hydra must not.
     as_it_is = {"_recursive_": False}
     workload = {
@@ -156,22 +148,53 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
         "trainer": trainer,
     }
     rate = key or "the rate in configure_optimizers"
-    factors = ""
+    size = str(batch_size)
     if accumulated > 1:
-        factors = f" ({own_batch_size} x {accumulated} accumulated)"
+        size = f"{batch_size} ({own_batch_size} x {accumulated} accumulated)"
     lines = [
-        f"{rate} is the learning rate: {lr:g} at batch size {batch_size}{factors}",
+        f"{rate} is the learning rate: {lr:g} at batch size {size}",
         f"{examples} training examples",
         *assumed,
     ]
-    # -1 and null set no limit.
-    lengths = [name for name in LENGTHS if (parsed["trainer"].get(name) or -1) > 0]
+    lengths = _own_lengths(parsed["trainer"])
     if lengths:
-        lines.append(f"trainer.{' and '.join(lengths)} became budget.examples={budget}")
+        became = f"budget.examples={trial_budget['examples']}"
+        lines.append(f"trainer.{' and '.join(lengths)} became {became}")
     left_out += file.ignored
     if left_out:
         lines.append(left_to_bstune(left_out))
     return workload, lines
+
+
+def _budget_of_trial(
+    trainer: Node, batch_size: int, examples: int, assumed: list[str]
+) -> dict[str, int]:
+    """Give the config of a trial's budget, which the length of the file's own run sets.
+
+    Args:
+        trainer: the Trainer's arguments, by name.
+        batch_size: with which the file trains.
+        examples: of an epoch.
+        assumed: gets a line on the budget where the file's own run has no length.
+    """
+    budget = own_examples(trainer, batch_size, examples)
+    is_assumed = budget is None
+    if budget is None:
+        budget = _assumed_budget(examples, assumed)
+    # A trial ends once both its steps and its examples are spent. So the largest batches, whose
+    # steps would be few, take more examples.
+    fewest_steps = max(1, budget // (FACTOR_BELOW * batch_size))
+    trial_budget = {"steps": fewest_steps, "examples": budget}
+    # A study with little time may shorten a budget that was assumed, and tells so in epochs.
+    if is_assumed:
+        trial_budget["assumed_epoch"] = examples
+    return trial_budget
+
+
+def _own_lengths(trainer: Node) -> list[str]:
+    """List the arguments of a file's Trainer that limit the length of its run."""
+    # -1 and null set no limit.
+    return [name for name in LENGTHS if (trainer.get(name) or -1) > 0]
 
 
 def _assumed_budget(examples: int, assumed: list[str]) -> int:

@@ -197,10 +197,11 @@ def _defaults_of_class(module: Callable[..., object]) -> dict[str, float]:
 
     There are none for a function.
     """
-    function = module.func if isinstance(module, partial) else module
-    if not isinstance(function, type):
+    class_or_function = module.func if isinstance(module, partial) else module
+    if not isinstance(class_or_function, type):
         return {}
     defaults = dict[str, float]()
+    # The values that a partial binds by name are defaults in its signature.
     for name, argument in inspect.signature(module).parameters.items():
         value = argument.default
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -138,6 +138,7 @@ class PythonRecipe:
             module, f"returned the same {type(module).__name__} as before"
         )
         for name, weight in module.named_parameters():
+            # Trials may share frozen weights, which none of them changes.
             if weight.requires_grad:
                 problem = f"returned {name} with the weights of another trial"
                 self._refuse_of_earlier_trial(weight, problem)
@@ -233,33 +234,34 @@ def module_builder(
     Raises:
         ConfigError: for anything else.
     """
-    function = module.func if isinstance(module, partial) else module
-    is_built = hasattr(module, "training_step") and not isinstance(function, type)
+    class_or_function = module.func if isinstance(module, partial) else module
+    # A class of modules has a training_step, and so has a module that is built already.
+    is_built = hasattr(module, "training_step") and not isinstance(class_or_function, type)
     if not callable(module) or is_built:
         raise ConfigError(
             "module must be a class, or a function of a trial that returns a new module, as in "
             "module=lambda trial: LitModel(lr=trial.lr), but got an instance of "
             f"{type(module).__name__}"
         )
-    if not isinstance(function, type):
+    if not isinstance(class_or_function, type):
         _check_takes_one(module, "module", "a trial")
         return module  # type: ignore[no-any-return]
-    if not hasattr(function, "training_step"):
+    if not hasattr(class_or_function, "training_step"):
         raise ConfigError(
-            f"module must be a class of LightningModules, but got {function.__name__}"
+            f"module must be a class of LightningModules, but got {class_or_function.__name__}"
         )
-    names = _argument_names(module, function, tunables, overrides_lr)
+    names = _argument_names(module, class_or_function, tunables, overrides_lr)
     return partial(_build_by_names, module, names)
 
 
 def _argument_names(
-    module: Callable[..., object], function: type, tunables: Sequence[str], overrides_lr: bool
+    module: Callable[..., object], module_class: type, tunables: Sequence[str], overrides_lr: bool
 ) -> dict[str, str]:
     """Map the name of each argument of a module's class to that of the trial's attribute it takes.
 
     Args:
         module: the class, or a partial of it.
-        function: the class itself.
+        module_class: the class itself.
         tunables: names of the further hyper-parameters, which the class must take.
         overrides_lr: whether bstune sets the learning rate in the optimizer, so that the class
             needs no argument for it.
@@ -267,24 +269,18 @@ def _argument_names(
     Raises:
         ConfigError: says why the class cannot be built from a trial.
     """
-    class_name = function.__name__
+    class_name = module_class.__name__
     arguments = inspect.signature(module).parameters
+    # The names that a partial has given values already.
     bound = set(module.keywords) if isinstance(module, partial) else set()
-    free = [name for name in arguments if name not in bound]
+    free = {name: argument for name, argument in arguments.items() if name not in bound}
     rates = [name for name in RATES if name in free]
-    alike = list[str]()
-    for name in free:
-        # A switch is no rate, such as use_lr_schedule.
-        if looks_like_rate(name) and not isinstance(arguments[name].default, bool):
-            alike.append(f"{name}=trial.lr, ")
-    # Of several rates it is not known which one is the trial's.
-    own_rate = alike[0] if len(alike) == 1 else ""
-    instead = f"give module=lambda trial: {class_name}({own_rate}...) instead"
+    instead = f"give module=lambda trial: {class_name}({_with_rate(free)}...) instead"
     needs_no_rate = overrides_lr and not rates
     if len(rates) != 1 and not needs_no_rate:
         found = " and ".join(rates) or ", ".join(free) or "none"
         raise ConfigError(
-            f"{class_name}{place_of(function)} needs one argument lr or learning_rate, but its "
+            f"{class_name}{place_of(module_class)} needs one argument lr or learning_rate, but its "
             f"arguments are {found}: {instead}, or {OVERRIDE}, which sets the rate in its optimizer"
         )
     missing = [name for name in tunables if name not in free]
@@ -298,19 +294,32 @@ def _argument_names(
         if name in free:
             attribute_of[name] = name
     attribute_of |= dict.fromkeys(rates, "lr")
-    # An argument without a default cannot be left to the class.
-    required = list[str]()
-    for name, argument in arguments.items():
-        if name in attribute_of or name in bound or argument.default is not argument.empty:
-            continue
-        # *args and **kwargs need not be given.
-        if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD):
-            required.append(name)
+    required = [name for name in free if name not in attribute_of and _is_required(free[name])]
     if required:
         raise ConfigError(
             f"{class_name} needs {', '.join(required)} besides what a trial has: {instead}"
         )
     return attribute_of
+
+
+def _with_rate(arguments: Mapping[str, inspect.Parameter]) -> str:
+    """Write how a trial's rate is given to the argument of a class that looks like a learning rate.
+
+    Such as ``base_lr=trial.lr, ``. Empty where no argument does, or several: of these it is not
+    known which one is the trial's.
+    """
+    alike = list[str]()
+    for name, argument in arguments.items():
+        # A switch is no rate, such as use_lr_schedule.
+        if looks_like_rate(name) and not isinstance(argument.default, bool):
+            alike.append(name)
+    return f"{alike[0]}=trial.lr, " if len(alike) == 1 else ""
+
+
+def _is_required(argument: inspect.Parameter) -> bool:
+    """Whether a call has to give an argument: it has no default, and is no *args or **kwargs."""
+    is_open = argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
+    return argument.default is argument.empty and not is_open
 
 
 def _build_by_names(
