@@ -178,7 +178,8 @@ def run(
     )
     rounds = log.measure(loader_plan, time_round)
     log.check_finished(unit_names, {*results, *rounds})
-    trials: list[list[TrialResult]] = [[] for _same_protocol in runs]
+    # The trials of each of ``runs``, one for each seed.
+    trials: list[list[TrialResult]] = [[] for _ in runs]
     for name, result in results.items():
         trials[planned[name].place].append(result)
     rows = _rows_of_series(runs, trials, list(rounds.values()), level)
