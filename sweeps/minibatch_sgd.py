@@ -203,7 +203,11 @@ def _rows_of_series(
     rounds: Sequence[RoundMeans],
     level: float,
 ) -> list[SeriesRow]:
-    """Make the row of each series, with the milliseconds of a step by either source of rows."""
+    """Make the row of each series.
+
+    It has the milliseconds of a step with data that lives on the device, and with data that a
+    DataLoader takes out row by row.
+    """
     resident, one_by_one = _medians_over_rounds(rounds)
     rows = list[SeriesRow]()
     for place, series in enumerate(runs):
