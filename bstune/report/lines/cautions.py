@@ -194,8 +194,8 @@ def _too_easy(result: StudyResult) -> Iterator[str]:
         "batch sizes differ little: a harder target tells more, such as "
         f"workload.target.value={value}"
     )
-    # bstune refuses a target that untrained weights meet: its mode may be wrong. A loop of the user's
-    # need not evaluate these weights, so there the target may be such a one.
+    # bstune refuses a target that untrained weights meet, whose mode may be wrong. A loop of the
+    # user's need not evaluate these weights, so there the target may be such a one.
     if result.in_python and not result.training_loops:
         text += "; if untrained weights meet it too, it is the wrong way round"
     yield text
