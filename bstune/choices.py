@@ -13,10 +13,11 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from bstune.core.errors import ConfigError
-from bstune.core.search_space import HALF_LIVES, MODULE, OVERRIDE_LR
+from bstune.core.search_space import HALF_LIVES, OVERRIDE_LR
 from bstune.hydra_recipe import target_of
 from bstune.options import Node
 
+MODULE_KEY = "workload.module"
 # Any choice changes parts of these.
 ALWAYS_CHANGED = ("workload.tunable", "workload.reference")
 SCHEDULE_KEYS = frozenset({"rate", "average"})
@@ -54,25 +55,32 @@ def with_choices_of(
         algorithm = config.pop("algorithm", None)
         if nothing_to_choose is not None:
             _refuse_choices(config, schedule, algorithm, nothing_to_choose)
-        algorithm_keys = list[str]()
-        for argument in arguments:
-            name = argument.lstrip("+").partition("=")[0]
-            if name.startswith("algorithm."):
-                algorithm_keys.append(name.removeprefix("algorithm."))
-        places = [
+        algorithm_keys = _given_keys_of_algorithm(arguments)
+        replaced = [
             *_put_schedule(config, schedule),
             *_put_algorithm(config, algorithm, algorithm_keys),
         ]
-        if not places:
+        if not replaced:
             return config, list(unknown)
         # Any choice changes the workload's tunables and its reference, too.
-        changed = tuple(f"{place}." for place in [*places, *ALWAYS_CHANGED])
+        prefixes = tuple(f"{key}." for key in [*replaced, *ALWAYS_CHANGED])
         for argument in arguments:
-            if argument.lstrip("+").startswith(changed) and "=" in argument:
+            sets_changed_part = argument.lstrip("+").startswith(prefixes) and "=" in argument
+            if sets_changed_part:
                 override = OverridesParser.create().parse_override(argument)
                 OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
-    # The options below these places have just been set.
-    return config, [name for name in unknown if not name.startswith(changed)]
+    # Unknown options of the changed parts have just been set.
+    return config, [name for name in unknown if not name.startswith(prefixes)]
+
+
+def _given_keys_of_algorithm(arguments: Sequence[str]) -> list[str]:
+    """Give the keys below ``algorithm`` that arguments of the command line set."""
+    keys = list[str]()
+    for argument in arguments:
+        name = argument.lstrip("+").partition("=")[0]
+        if name.startswith("algorithm."):
+            keys.append(name.removeprefix("algorithm."))
+    return keys
 
 
 def _refuse_choices(config: DictConfig, schedule: object, algorithm: object, why: str) -> None:
@@ -104,32 +112,33 @@ def _put_schedule(config: DictConfig, chosen: object) -> list[str]:
         raise ConfigError(
             f"a schedule has the keys rate and average, and may have tunable, but got {chosen}"
         )
-    module = OmegaConf.select(config, "workload.module")
-    place = MODULE
+    module = OmegaConf.select(config, MODULE_KEY)
     # The checks of options refuse a workload without a module.
     if module is None:
         return []
     target = target_of(module)
-    # LightningCLI writes a module with class_path and init_args.
+    # The module's arguments stand beside its target. LightningCLI writes them below init_args.
+    node = module
+    key = MODULE_KEY
     if "class_path" in module:
         module.setdefault("init_args", {})
-        module = module.init_args
-        place = f"{MODULE}init_args."
+        node = module.init_args
+        key = f"{MODULE_KEY}.init_args"
     arguments = {"schedule": chosen.rate, "average": chosen.average}
     for name, value in arguments.items():
         if _takes(target, name):
-            module[name] = value
+            node[name] = value
         elif value is not None:
             raise ConfigError(
                 f"schedule=... sets the argument {name} of a workload's module, but that of "
                 f"{config.workload.get('name')}, {target}, takes none: let it take schedule and "
                 "average, as bstune.workloads.classifier.Classifier does, or leave out schedule=..."
             )
-    places = [f"{place}{name}" for name in arguments]
+    replaced = [f"{key}.{name}" for name in arguments]
     tunables = chosen.get("tunable")
-    # The keys of a schedule's tunables are below its rate, the first of the two arguments.
-    _put_tunables(config, added=tunables, replaced=places, place=places[0])
-    return places
+    # The keys of a schedule's tunables are below its rate.
+    _put_tunables(config, added=tunables, replaced=replaced, place=f"{key}.schedule")
+    return replaced
 
 
 def _takes(target: str, name: str) -> bool:
@@ -173,11 +182,8 @@ def _put_algorithm(config: DictConfig, chosen: object, given_keys: Sequence[str]
     optimizer = _plain(chosen.optimizer)
     reference = OmegaConf.select(config, "workload.reference.lr")
     is_same_class = target_of(former) == optimizer["_target_"]
-    # An optimizer of the same class keeps the workload's other arguments, such as a weight decay.
     if is_same_class:
-        for name, value in former_arguments.items():
-            if name not in OF_ALGORITHM and f"optimizer.{name}" not in given_keys:
-                optimizer[name] = value
+        optimizer |= _kept_arguments(former_arguments, given_keys)
     if not is_same_class or "lr" in given_keys:
         config.workload.reference.lr = chosen.lr
     elif isinstance(reference, int | float):
@@ -187,17 +193,35 @@ def _put_algorithm(config: DictConfig, chosen: object, given_keys: Sequence[str]
     # If the former node sets the learning rate, the new one must: the module then passes none.
     if "lr" in former_arguments:
         optimizer["lr"] = former_arguments["lr"]
-    prefix = place
-    # LightningCLI writes a module with class_path and init_args.
+    place_of_arguments = place
+    # LightningCLI writes an optimizer with class_path and init_args.
     if "class_path" in former:
-        prefix = f"{place}.init_args"
+        place_of_arguments = f"{place}.init_args"
         target = optimizer.pop("_target_")
         optimizer.pop("_partial_", None)
         optimizer = {"class_path": target, "init_args": optimizer}
+    # A node that is a reference would lose its other values if one below it were set.
     _copy_referenced_nodes(config, place)
     OmegaConf.update(config, place, optimizer, merge=False)
-    _put_tunables(config, chosen.tunable, [place], prefix)
+    _put_tunables(config, added=chosen.tunable, replaced=[place], place=place_of_arguments)
     return [place]
+
+
+def _kept_arguments(former: Mapping[str, object], given_keys: Sequence[str]) -> Node:
+    """Give the former optimizer's arguments that a chosen one of its class keeps.
+
+    They are those that make no algorithm, such as a weight decay, as far as the command line does
+    not give them.
+
+    Args:
+        former: its arguments.
+        given_keys: the keys below ``algorithm`` that the command line sets.
+    """
+    kept: Node = {}
+    for name, value in former.items():
+        if name not in OF_ALGORITHM and f"optimizer.{name}" not in given_keys:
+            kept[name] = value
+    return kept
 
 
 def _copy_referenced_nodes(config: DictConfig, place: str) -> None:
@@ -238,7 +262,7 @@ def _put_tunables(config: DictConfig, added: object, replaced: Sequence[str], pl
 def _optimizer_place(workload: DictConfig) -> str:
     """Give the key of the one node that builds an optimizer. ConfigError for none or several."""
     module = OmegaConf.select(workload, "module")
-    keys = list(_optimizers(module, MODULE.rstrip(".")))
+    keys = list(_optimizers(module, MODULE_KEY))
     if len(keys) == 1:
         return keys[0]
     target = target_of(module) if module else "none"

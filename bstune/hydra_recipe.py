@@ -97,6 +97,8 @@ class HydraRecipe:
 
     def module(self, values: TrialValues) -> "LightningModule":
         """Instantiate the module's node, with a trial's values where it refers to them."""
+        # One config serves all trials, as each sets the same four values in it. Hyper-parameters
+        # would stay in it for later trials, so they are set in a copy.
         config = self._config_of_trials
         if values.hyperparameters:
             config = self._config.copy()
@@ -253,7 +255,9 @@ def _not_found(error: Exception) -> str | None:
     if not isinstance(cause, ModuleNotFoundError) or cause.name is None:
         return f"importing {target} fails: {cause!r}"
     parent, _, name = cause.name.rpartition(".")
-    if not f"{target}.".startswith(f"{cause.name}."):
+    # What is missing is the target's own module or package, or one that these import.
+    is_part_of_target = target == cause.name or target.startswith(f"{cause.name}.")
+    if not is_part_of_target:
         return f"importing {target} needs the module {cause.name}, which is not installed"
     if parent:
         return f"{parent} has no {name}, for {target}"

@@ -178,7 +178,8 @@ def run(
     )
     rounds = log.measure(loader_plan, time_round)
     log.check_finished(unit_names, {*results, *rounds})
-    trials: list[list[TrialResult]] = [[] for _same_protocol in runs]
+    # The trials of each of ``runs``, one for each seed.
+    trials: list[list[TrialResult]] = [[] for _ in runs]
     for name, result in results.items():
         trials[planned[name].place].append(result)
     rows = _rows_of_series(runs, trials, list(rounds.values()), level)
@@ -202,7 +203,11 @@ def _rows_of_series(
     rounds: Sequence[RoundMeans],
     level: float,
 ) -> list[SeriesRow]:
-    """Make the row of each series, with the milliseconds of a step by either source of rows."""
+    """Make the row of each series.
+
+    It has the milliseconds of a step with data that lives on the device, and with data that a
+    DataLoader takes out row by row.
+    """
     resident, one_by_one = _medians_over_rounds(rounds)
     rows = list[SeriesRow]()
     for place, series in enumerate(runs):

@@ -102,27 +102,14 @@ def run(
         console.print(
             f"\n{factor} {name}, study {number} of {len(composed)}", soft_wrap=True, markup=False
         )
-        try:
-            run_study(study.options, study.recipe, arguments[name], console)
-        # Lightning turns a KeyboardInterrupt into a SystemExit.
-        except (KeyboardInterrupt, SystemExit) as error:
-            raise Interrupted(
-                f"interrupted: {root} keeps all finished trials; the same command goes on"
-            ) from error
-        except StudyError as error:
-            # Some errors advise to name another study, which in a sweep is not the user's to do.
-            if OWN_NAME not in str(error):
-                raise
-            raise StudyError(
-                f"{error}\nin a sweep sweep.output=DIR takes the place of {OWN_NAME}, for all of "
-                "its studies"
-            ) from error
+        _run_or_continue(study, arguments[name], root, console)
         return read_study(root / name).result.trials
 
     plan = UnitPlan(
         names=list(composed),
         only=only,
         noun="study",
+        # The log has a study's number of trials.
         read=int,
         inputs=arguments,
         # A study of another model or data set takes many times as long.
@@ -139,6 +126,25 @@ def run(
     console.print()
     write_comparison(comparison, root, console)
     return _make_finding(factor, comparison, results, arguments)
+
+
+def _run_or_continue(study: Composed, arguments: list[str], root: Path, console: Console) -> None:
+    """Run or continue a study of the sweep. Its errors are worded for the sweep in ``root``."""
+    try:
+        run_study(study.options, study.recipe, arguments, console)
+    # Lightning turns a KeyboardInterrupt into a SystemExit.
+    except (KeyboardInterrupt, SystemExit) as error:
+        raise Interrupted(
+            f"interrupted: {root} keeps all finished trials; the same command goes on"
+        ) from error
+    except StudyError as error:
+        # Some errors advise to name another study, which in a sweep is not the user's to do.
+        if OWN_NAME not in str(error):
+            raise
+        raise StudyError(
+            f"{error}\nin a sweep sweep.output=DIR takes the place of {OWN_NAME}, for all of its "
+            "studies"
+        ) from error
 
 
 def _make_finding(

@@ -120,10 +120,9 @@ def budget_steps_of(at_budget: AtBudget, trial: TrialResult) -> float:
         return float(at_budget.steps)
     if at_budget.examples is not None:
         return at_budget.examples / trial.batch_size
-    # Without the seconds of a step the winner's steps are the only ones that are known.
+    # The budget is in seconds. Without the seconds of a step, only the winner's steps are known.
     if not at_budget.times:
         return float(at_budget.winner.steps)
-    # Times are there only for a budget in seconds.
     times = [(step_time.batch_size, step_time.seconds) for step_time in at_budget.times]
     return (at_budget.seconds or 0.0) / seconds_between(times, trial.batch_size)
 

@@ -545,19 +545,20 @@ def compared_study(result: StudyResult, source: str) -> Compared:
 
 def _gain_text_of(result: StudyResult) -> str:
     """Write a study's gain. Under the objective loss it is the gain of the metric."""
-    at_budget = result.at_budget
-    if at_budget is None:
-        winner = result.winner
-        baseline = result.baseline
-        if result.gain is not None or winner is None or baseline is None:
-            return gain_text(result.gain)
-        if has_single_configuration(result):
-            return gain_text(None)
-        # Without a gain the two are the same, or cannot be compared.
-        if is_of_baseline(winner, baseline):
-            return "none"
-        return gain_text(None)
-    # Both runs have the same budget, so the gain is a difference of the metric.
+    if result.at_budget is not None:
+        return _gain_text_at_budget(result, result.at_budget)
+    winner = result.winner
+    baseline = result.baseline
+    if result.gain is not None or winner is None or baseline is None:
+        return gain_text(result.gain)
+    # Other configurations were tried, and the baseline is the best.
+    if is_of_baseline(winner, baseline) and not has_single_configuration(result):
+        return "none"
+    return gain_text(None)
+
+
+def _gain_text_at_budget(result: StudyResult, at_budget: AtBudget) -> str:
+    """Write the gain of a study of the objective loss: a difference of the metric."""
     if at_budget.gain is not None:
         return f"{result.metric} by {format_number(at_budget.gain.difference, 2)}"
     if at_budget.baseline is None or has_single_configuration(result):
@@ -571,7 +572,7 @@ def gain_text(gain: Gain | None) -> str:
     if gain is None:
         return "not known"
     text = f"{format_number(gain.ratio)} times"
-    # A baseline that was stopped had not reached the target yet: its steps are a bound.
+    # The gain over a baseline that was stopped before the target is a bound without an interval.
     if gain.at_least or gain.low is None:
         text = f"at least {text}"
     else:
@@ -615,7 +616,7 @@ def _use_of(result: StudyResult) -> Use | None:
 def _use_at_budget(metric: str, at_budget: AtBudget) -> Use:
     """Give what a study of the objective loss says to use: it has no seconds to a target."""
     point = at_budget.winner
-    # Such a study has no target to miss: all its runs count as reliable.
+    # Runs on fresh seeds have no target to miss here: all of them count as having reached it.
     runs = 0
     if point.fresh is not None:
         runs = len(point.fresh.values)
@@ -786,7 +787,7 @@ def _compared_pair(first: Compared, second: Compared, error: float) -> Pair:
     large, small = sorted((first, second), key=_known_size, reverse=True)
     if large.b_crit is None or small.b_crit is None:
         low = _least_ratio(large, small, error)
-        # Intervals that overlap leave it open whether the two differ.
+        # Only intervals that do not overlap have a least ratio: then the two differ.
         differ = None if low is None else True
         return Pair(
             larger=large.name,
@@ -798,23 +799,7 @@ def _compared_pair(first: Compared, second: Compared, error: float) -> Pair:
             unlike=_unlike(large, small),
         )
     ratio = large.b_crit / small.b_crit
-    # The ratio is least with the larger size at the low end of its interval and the smaller size at
-    # its high end. Deviations are of the logarithm.
-    deviation_below = _joint_deviation(
-        _log_deviation(large.b_crit_low, large.b_crit, large.level),
-        _log_deviation(small.b_crit, small.b_crit_high, small.level),
-    )
-    deviation_above = _joint_deviation(
-        _log_deviation(large.b_crit, large.b_crit_high, large.level),
-        _log_deviation(small.b_crit_low, small.b_crit, small.level),
-    )
-    # An open half leaves that end of the ratio open.
-    low = None
-    if deviation_below is not None:
-        low = ratio * math.exp(-_normal_quantile(error) * deviation_below)
-    high: float | None = None
-    if deviation_above is not None:
-        high = ratio * math.exp(_normal_quantile(error) * deviation_above)
+    low, high = _ratio_interval(large, small, ratio, error)
     differ = None if low is None else low > 1.0
     return Pair(
         larger=large.name,
@@ -825,6 +810,33 @@ def _compared_pair(first: Compared, second: Compared, error: float) -> Pair:
         differ=differ,
         unlike=_unlike(large, small),
     )
+
+
+def _ratio_interval(
+    large: Compared, small: Compared, ratio: float, error: float
+) -> tuple[float | None, float | None]:
+    """Give the ends of the interval of ``ratio``, that of two critical batch sizes.
+
+    None for an end that an open end of the studies' own intervals leaves open. ``error``: the
+    chance that the interval leaves out the truth.
+    """
+    # The ratio is least with the larger size at the low end of its interval and the smaller size at
+    # its high end. Deviations are of the logarithm.
+    deviation_below = _joint_deviation(
+        _log_deviation(large.b_crit_low, large.b_crit, large.level),
+        _log_deviation(small.b_crit, small.b_crit_high, small.level),
+    )
+    deviation_above = _joint_deviation(
+        _log_deviation(large.b_crit, large.b_crit_high, large.level),
+        _log_deviation(small.b_crit_low, small.b_crit, small.level),
+    )
+    low: float | None = None
+    if deviation_below is not None:
+        low = ratio * math.exp(-_normal_quantile(error) * deviation_below)
+    high: float | None = None
+    if deviation_above is not None:
+        high = ratio * math.exp(_normal_quantile(error) * deviation_above)
+    return low, high
 
 
 def _unlike(one: Compared, other: Compared) -> tuple[str, ...]:

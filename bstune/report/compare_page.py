@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bstune.report.compare import Array, Compared, Comparison, Use, points_over_law
+from bstune.report.compare import Array, Compared, Comparison, Pair, Use, points_over_law
 from bstune.report.html import Cell, Section, axis, chart, label, page, paragraph, table
 from bstune.system.console import format_count, format_number, format_seconds
 
@@ -210,7 +210,7 @@ def _collapse_chart(comparison: Comparison) -> str:
 
 
 def _critical_chart(comparison: Comparison) -> str:
-    """Draw each study's critical batch size with its interval, and list which pairs differ."""
+    """Draw each study's critical batch size with its interval, and show the pairs below."""
     known_sizes = list[float]()
     for study in comparison.studies:
         for size in (study.b_crit, study.b_crit_low, study.b_crit_high):
@@ -248,14 +248,18 @@ def _critical_chart(comparison: Comparison) -> str:
     drawn = chart(traces, rows, height=130 + 34 * len(traces), alt=alt)
     if not comparison.pairs:
         return drawn or paragraph("No study has a critical batch size.")
+    return drawn + _pairs_table(comparison.pairs) + paragraph(comparison.judged, "faint")
+
+
+def _pairs_table(compared_pairs: Sequence[Pair]) -> str:
+    """Show the ratio of the critical batch sizes of each two studies, and whether they differ."""
     heads = ("larger", "smaller", "B_crit over B_crit", "its interval", "judged", "not alike in")
     cells = list[list[Cell | str]]()
-    for pair in comparison.pairs:
+    for pair in compared_pairs:
         ratio = Cell(format_number(pair.ratio, 2), pair.ratio)
         unlike = ", ".join(pair.unlike) or "-"
         cells.append([pair.larger, pair.smaller, ratio, pair.interval, pair.verdict, unlike])
-    pairs = table(heads, cells, name="pairs of critical batch sizes", wrapped=True)
-    return drawn + pairs + paragraph(comparison.judged, "faint")
+    return table(heads, cells, name="pairs of critical batch sizes", wrapped=True)
 
 
 def _times_chart(studies: Sequence[Compared]) -> str:

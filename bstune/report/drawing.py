@@ -265,17 +265,14 @@ def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> None:
         half = np.array([extent.width, extent.height]) / 2.0 + LABEL_MARGIN * pixels_per_point
         # For each centre: the nearest point that the label names, and the edge of the label there.
         tried = _tried_places(axes, label, half, pixels_per_point)
-        centres = tried.centres
-        covered = _overlaps(centres, half, marks) + _overlaps(centres, half, label_boxes)
-        # The line from the label to what it names is not to lie on another label.
-        for points in _points_of_leader(tried.edges, tried.named):
-            covered += _overlaps(points, np.zeros(2), label_boxes)
-        guides_covered = _overlaps(centres, half, guides)
+        covered = _covered(tried, half, marks, label_boxes)
+        guides_covered = _overlaps(tried.centres, half, guides)
         cost = tried.distances + GUIDE_COST * pixels_per_point * guides_covered
         cost = cost + COVER_COST * covered
         best = int(cost.argmin())
-        label_boxes = np.vstack([label_boxes, [*centres[best], *half]])
-        text.set_position(tuple(to_axes(centres[best])))
+        centre = tried.centres[best]
+        label_boxes = np.vstack([label_boxes, [*centre, *half]])
+        text.set_position(tuple(to_axes(centre)))
         if tried.distances[best] > LEADER_FROM * pixels_per_point:
             edge = tried.edges[best]
             named = tried.named[best]
@@ -380,6 +377,22 @@ def _draw_leader(axes: "Axes", ends: Places, colour: str) -> None:
     # Labels are placed in the figure's final layout, which must not change for this line.
     leader.set_in_layout(False)
     axes.add_artist(leader)
+
+
+def _covered(
+    tried: _TriedPlaces, half: Places, marks: Places, label_boxes: Places
+) -> NDArray[np.int64]:
+    """Count the marks and the earlier labels that a label would cover at each place, (n,).
+
+    ``half``: half of its width and height.
+    """
+    covered = _overlaps(tried.centres, half, marks)
+    covered += _overlaps(tried.centres, half, label_boxes)
+    # The line from the label to what it names is not to lie on another label. Some of its points,
+    # which have no width, stand for it.
+    for points in _points_of_leader(tried.edges, tried.named):
+        covered += _overlaps(points, np.zeros(2), label_boxes)
+    return covered
 
 
 def _overlaps(centres: Places, half: Places, boxes: Places) -> NDArray[np.int64]:

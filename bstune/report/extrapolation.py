@@ -327,21 +327,32 @@ def card(extrapolation: Extrapolation, tokens: int | None) -> str:
     # The caller has checked it.
     assert extrapolation.batch_size is not None  # noqa: S101
     values = _card_values(extrapolation, extrapolation.batch_size)
+    if extrapolation.schedule:
+        values["batch_size_schedule"] = [asdict(step) for step in extrapolation.schedule]
+        tokens_per_unit = 1
+        # A schedule over a scale of tokens counts tokens already.
+        if tokens is not None and extrapolation.scale != "tokens":
+            tokens_per_unit = tokens
+        values["megatron_lm"] = megatron_flags(extrapolation.schedule, tokens_per_unit)
+    rows = list[str]()
+    for comment in _card_comments(extrapolation, counts_tokens=tokens is not None):
+        rows += wrapped(f"# {comment}", CARD_COLUMNS, "# ")
+    header = "\n".join(rows)
+    text: str = yaml.safe_dump(values, sort_keys=False, width=100, allow_unicode=True)
+    return f"{header}\n{text}"
+
+
+def _card_comments(extrapolation: Extrapolation, counts_tokens: bool) -> list[str]:
+    """Write the comments above a card's values. ``counts_tokens``: whether its schedule does."""
     comments = [
         f"Made by bstune extrapolate of {plural(len(extrapolation.rows), 'row')}, over "
         f"{extrapolation.meaning}.",
         f"Intervals hold {LAW_LEVEL:.0%}; half-lives are in examples.",
     ]
     if extrapolation.schedule:
-        values["batch_size_schedule"] = [asdict(step) for step in extrapolation.schedule]
         unit = "samples, so without --seq-length"
-        tokens_per_unit = 1
-        if tokens is not None:
+        if counts_tokens:
             unit = "tokens, with --seq-length"
-            # A schedule over a scale of tokens counts tokens already.
-            if extrapolation.scale != "tokens":
-                tokens_per_unit = tokens
-        values["megatron_lm"] = megatron_flags(extrapolation.schedule, tokens_per_unit)
         comments.append(
             f"megatron_lm: thresholds are in {unit}; each batch size must be a multiple of the "
             f"micro-batch size times the data-parallel size ({SCHEDULE_SOURCE})."
@@ -354,12 +365,7 @@ def card(extrapolation: Extrapolation, tokens: int | None) -> str:
         )
     for caution in extrapolation_cautions(extrapolation):
         comments.append(f"CAUTION: {caution}.")
-    rows = list[str]()
-    for comment in comments:
-        rows += wrapped(f"# {comment}", CARD_COLUMNS, "# ")
-    header = "\n".join(rows)
-    text: str = yaml.safe_dump(values, sort_keys=False, width=100, allow_unicode=True)
-    return f"{header}\n{text}"
+    return comments
 
 
 def _card_values(extrapolation: Extrapolation, batch_size: Estimate) -> dict[str, object]:

@@ -531,9 +531,18 @@ def _draw_rates(
         axes.plot(ends, end_rates, zorder=1.8, label=f"learning rate: {line.words}", **style)
     # The rules leave the panel, and matplotlib would make room for them.
     axes.set(xlim=x_limits, ylim=limits)
+    _draw_rates_to_compare(axes, result, limits)
+
+
+def _draw_rates_to_compare(axes: "Axes", result: StudyResult, limits: tuple[float, float]) -> None:
+    """Draw the winner and, if it lies within the panel, the baseline at their learning rates.
+
+    ``limits``: the learning rates at both ends of the panel.
+    """
     use = result.winner
     if use is not None:
-        style = {"marker": "*", "s": 150, "facecolor": VERMILION, "edgecolor": VERMILION}
+        style: dict[str, Any] = {"marker": "*", "s": 150, "facecolor": VERMILION}
+        style["edgecolor"] = VERMILION
         axes.scatter([use.batch_size], [use.lr], zorder=6, **style)
     baseline = result.baseline
     if baseline is not None and limits[0] <= baseline.lr <= limits[1]:

@@ -218,7 +218,7 @@ def _calculator(curve: Curve) -> str:
             "lr": curve.lr,
         }
     )
-    # The script shows the form: without it, it would do nothing.
+    # The script shows the form, which does nothing without it.
     form = f'<form id="calculator" hidden>{inputs}{data}</form>'
     return f'{form}<output for="calculator" aria-live="polite"></output>'
 

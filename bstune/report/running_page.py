@@ -55,6 +55,7 @@ class StudySoFar:
 def running_page(so_far: StudySoFar) -> str:
     """Give the page of a study that has not ended, as HTML."""
     study = so_far.study
+    # A study that does not run was left before its end.
     heading = f"{question(study.result)} · left"
     scripts = list[str]()
     head = ""

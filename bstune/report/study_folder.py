@@ -134,7 +134,7 @@ def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:
     for line_number, line in enumerate((text or "").splitlines(), start=1):
         try:
             trial = TrialResult.from_json(line)
-            _check_order(trial, numbers)
+            _check_number_and_origin(trial, numbers)
             trials.append(trial)
             numbers.add(trial.number)
         except RecordError as error:
@@ -148,7 +148,7 @@ def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:
     return tuple(sorted(trials, key=lambda trial: trial.number))
 
 
-def _check_order(trial: TrialResult, numbers: Collection[int]) -> None:
+def _check_number_and_origin(trial: TrialResult, numbers: Collection[int]) -> None:
     """Refuse a second record of a trial, and a trial that continues itself or a later one.
 
     ``numbers``: the numbers of the trials before it. A refusal is a RecordError.

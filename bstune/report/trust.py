@@ -93,7 +93,7 @@ def _trust_in_seeds(result: StudyResult) -> Trust | None:
     return Trust("seeds", text, is_good)
 
 
-def _so_is_use(result: StudyResult) -> str:
+def _meaning_for_use(result: StudyResult) -> str:
     """Say what an error of a step's seconds means for those of USE.
 
     It is empty where USE has no seconds.
@@ -125,7 +125,7 @@ def trust_in_timing(result: StudyResult) -> Trust | None:
         of_gain = ""
         if result.gain is not None and result.gain.merit == "time":
             of_gain = "; GAIN's counts the part that differs between its two batch sizes"
-        return Trust("noise", f"{busy}; {error}{_so_is_use(result)}{of_gain}", good=False)
+        return Trust("noise", f"{busy}; {error}{_meaning_for_use(result)}{of_gain}", good=False)
     if timing.relative_error > NOISY_ERROR or timing.not_told_apart:
         return Trust("noise", f"timings are noisy: {error}", good=False)
     return Trust("noise", f"timings: {error}", good=True)

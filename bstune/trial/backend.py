@@ -236,13 +236,7 @@ def make_protocol(options: StudyOptions, recipe: Recipe | None) -> TrialProtocol
         )
     trainer: dict[str, Any] = {}
     if recipe is not None:
-        kind, _, index = options.device.partition(":")
-        # Lightning takes the numbers of CUDA devices, but a count of processes on a CPU.
-        devices = [int(index or 0)] if kind == "cuda" else 1
-        trainer = {**trainer_arguments(options, recipe), "accelerator": kind, "devices": devices}
-        # Lightning refuses the argument ``precision`` beside a plug-in that sets the precision.
-        if not _has_precision(trainer.get("plugins")):
-            trainer["precision"] = options.precision
+        trainer = _all_trainer_arguments(options, recipe)
     # Where torch.compile captures CUDA graphs itself, bstune must not capture the steps as well.
     captured_by_torch = protocol.fast == "graph" and options.compile in CUDA_GRAPH_MODES
     target = options.workload.target.target
@@ -279,12 +273,25 @@ def _has_precision(plugins: object) -> bool:
     return "Precision" in names
 
 
+def _all_trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
+    """Give the user's arguments of the Trainer, with those of the device and the precision."""
+    kind, _, index = options.device.partition(":")
+    # Lightning takes the numbers of CUDA devices, but a count of processes on a CPU.
+    devices = [int(index or 0)] if kind == "cuda" else 1
+    trainer = {**trainer_arguments(options, recipe), "accelerator": kind, "devices": devices}
+    # Lightning refuses the argument ``precision`` beside a plug-in that sets the precision.
+    if not _has_precision(trainer.get("plugins")):
+        trainer["precision"] = options.precision
+    return trainer
+
+
 def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
     """Give the user's arguments of the Trainer, by name.
 
     Where ``trainer`` and ``workload.trainer`` set the same one, the workload's is taken. A
     ConfigError refuses an argument that would change what a trial is.
     """
+    # Arguments that bstune sets itself, each with the reason to leave it out.
     owned = dict[str, str]()
     for name in ("trainer", "workload.trainer"):
         given = option_at(options, name)
@@ -352,6 +359,7 @@ def make_space(options: StudyOptions, lr_range: tuple[float, float] = (0.0, floa
     """
     searched = options.search.batch_size
     multiple = searched.multiple
+    # Left open, it suits the device: in mixed precision a GPU is fast at some multiples only.
     if multiple is None:
         is_mixed = options.device.startswith("cuda") and options.precision != "32-true"
         multiple = MIXED_MULTIPLE if is_mixed else 1
@@ -362,17 +370,23 @@ def make_space(options: StudyOptions, lr_range: tuple[float, float] = (0.0, floa
         low=searched.low,
         high=searched.high,
         multiple=multiple,
-        # Learning rates lie within three of these of the rule, unless ``octaves`` is given.
+        # The standard deviation of learning rates around the rule's, in octaves.
         sigma=options.scaling.lr_octaves_sigma,
         # A call of the rule through Hydra takes 0.1 ms, so that its rates are remembered.
         rule=cache(instantiate(options.scaling.rule, "scaling")),
-        # How far learning rates may lie from the rule. Only bstune's own sampler, which stops
-        # trials, has this bound; None: three sigma.
+        # How far learning rates may lie from the rule's, in octaves; None: three sigma. Only
+        # bstune's own sampler, which stops trials, has a bound of its own.
         octaves=options.scaling.lr_octaves if stops_trials(options) else None,
         lr_low=lr_range[0],
         lr_high=lr_range[1],
         tunables=tuple(tunables),
     )
+    _check_rule(space)
+    return space
+
+
+def _check_rule(space: Space) -> None:
+    """Raise a ConfigError for a scaling rule without a positive rate at both ends of the space."""
     for batch_size in (space.low, space.high):
         try:
             lr = space.rule(batch_size)
@@ -386,4 +400,3 @@ def make_space(options: StudyOptions, lr_range: tuple[float, float] = (0.0, floa
                 f"scaling.rule must return a positive number, but got {lr} at batch size "
                 f"{batch_size}"
             )
-    return space

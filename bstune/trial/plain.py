@@ -4,6 +4,7 @@ It has the trial's initial weights, batches and steps, so it tells what a trial 
 """
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 from bstune.core.records import TrialProtocol, TrialSpec
@@ -38,24 +39,17 @@ def fit(
     train = workload.train_batches(spec)
     if len(micro_batch_sizes) > 1:
         weight_micro_batches(module, micro_batch_sizes, spec.batch_size)
-    lengths_of_fit = length_arguments(
-        train, len(micro_batch_sizes), steps, module.automatic_optimization
-    )
-    # Without a length the batches are one endless epoch.
-    if sized_len(train) is None:
-        lengths_of_fit = {
-            "max_steps": steps,
-            "check_val_every_n_epoch": None,
-            "val_check_interval": steps * len(micro_batch_sizes),
-        }
     options = dict(protocol.trainer)
     # Call-backs and loggers hold state, which this fit must not leave in the protocol.
     for name in ("callbacks", "logger"):
         if name in options:
             options[name] = copy.deepcopy(options[name])
-    options |= lengths_of_fit
+    options |= _length_of_fit(
+        train, len(micro_batch_sizes), steps, automatic=module.automatic_optimization
+    )
     options["accumulate_grad_batches"] = len(micro_batch_sizes)
     options |= arguments
+    # Of Lightning's two packages, a Trainer takes modules of its own alone.
     trainer: Trainer = of_package(package_of(module), "Trainer")(**options)
     if fast:
         take_steps(trainer, protocol.fast)
@@ -68,3 +62,21 @@ def fit(
         trainer.fit(module, datamodule=served)
         trainer.validate(module, datamodule=served, verbose=False)
     return module, trainer
+
+
+def _length_of_fit(
+    train: Iterable[object], parts: int, steps: int, automatic: bool
+) -> dict[str, Any]:
+    """Give the Trainer's arguments with which a fit takes ``steps`` steps.
+
+    ``parts``: micro-batches of a step. ``automatic``: whether Lightning steps the optimizers.
+    """
+    if sized_len(train) is not None:
+        return length_arguments(train, parts, steps, automatic)
+    # Without a length the batches are one endless epoch. The fit validates after its last
+    # micro-batch.
+    return {
+        "max_steps": steps,
+        "check_val_every_n_epoch": None,
+        "val_check_interval": steps * parts,
+    }

@@ -540,16 +540,21 @@ def options_from_table(workload: Mapping[str, object]) -> dict[str, object]:
         defaults["target.value"] = target.value
     stated = flatten(workload)
     if "target.value" not in stated and target is None:
-        recorded = list[float]()
-        for run in table.runs:
-            recorded += run.metric
-        raise ConfigError(
-            "workload.target.value is missing: give the value to reach, such as "
-            f"workload.target.value=0.1 (this table's values lie between {min(recorded):g} and "
-            f"{max(recorded):g})"
-        )
+        raise _no_target_value(table)
     filled = {f"workload.{key}": value for key, value in defaults.items() if key not in stated}
     return {"device": REPLAY_DEVICE, **filled}
+
+
+def _no_target_value(table: Table) -> ConfigError:
+    """Make the error that the target's value is missing, with the range of the table's values."""
+    recorded = list[float]()
+    for run in table.runs:
+        recorded += run.metric
+    return ConfigError(
+        "workload.target.value is missing: give the value to reach, such as "
+        f"workload.target.value=0.1 (this table's values lie between {min(recorded):g} and "
+        f"{max(recorded):g})"
+    )
 
 
 def _shipped_target(path: Path) -> Target | None:
@@ -595,6 +600,17 @@ def _step_time(table: Table) -> Callable[[float], float]:
     return step_time
 
 
+def _frozen_budget(options: StudyOptions, table: Table) -> dict[str, object]:
+    """Give the options of the budget, by name, if a change of it changes what a trial is.
+
+    It does where schedules end with the budget. Empty where trials can be stopped anywhere, or
+    where the sampler chooses each trial's horizon.
+    """
+    if not table.has_horizons or chooses_horizons(options):
+        return {}
+    return flatten({"budget": options.budget.model_dump()})
+
+
 class ReplayBackend(TrialBackend):
     """Answers each trial from a table of recorded runs.
 
@@ -625,14 +641,12 @@ class ReplayBackend(TrialBackend):
         # Trials at a fixed budget are compared once all have spent it, so records that ended
         # earlier are extended. Where schedules end with the trial, a record does not end earlier.
         self._fills_budget = options.search.objective == "loss" and not self.horizon
-        # A budget with which schedules end changes what a trial is. It changes nothing where trials
-        # are stopped, or where the sampler chooses each trial's horizon.
-        budget = flatten({"budget": options.budget.model_dump()})
-        if self.stops or chooses_horizons(options):
-            budget = {}
-        table = {"workload.table": f"sha256 {_digest(path)}"}
         # These must not change while a study goes on.
-        self.frozen_settings = {**table, **budget, "device": REPLAY_DEVICE}
+        self.frozen_settings = {
+            "workload.table": f"sha256 {_digest(path)}",
+            **_frozen_budget(options, self.table),
+            "device": REPLAY_DEVICE,
+        }
         how_it_ends = "a trial also ends where its record does"
         if self.horizon:
             how_it_ends = "a trial's schedule ends with it"

@@ -105,15 +105,19 @@ def learning_curves(study: StudyFolder) -> str:
     # On a logarithmic axis a target of 0 or less has no place.
     if goal is not None and (goal > 0.0 or not scale["log"]):
         layout |= _target_line(goal, scale["log"])
-    missed = len(shown) - reached
-    caption = ""
-    if goal is None:
-        caption = "Each trial ends with its budget, or waits on the way."
-    elif not reached:
-        caption = "None reached the target (dashed line)."
-    elif missed:
-        caption = f"Faint: {plural(missed, 'trial')} that did not reach the target (dashed line)."
+    caption = _curves_caption(goal is not None, reached, missed=len(shown) - reached)
     return chart(traces, layout, caption, height=460, alt=_curves_text(study, shown, classes))
+
+
+def _curves_caption(has_target: bool, reached: int, missed: int) -> str:
+    """Write the caption: which trials reached the target. Empty where all of them did."""
+    if not has_target:
+        return "Each trial ends with its budget, or waits on the way."
+    if not reached:
+        return "None reached the target (dashed line)."
+    if missed:
+        return f"Faint: {plural(missed, 'trial')} that did not reach the target (dashed line)."
+    return ""
 
 
 def _learning_curve(trial: TrialResult, is_faint: bool) -> Trace:

@@ -24,18 +24,19 @@ def as_good(result: StudyResult) -> Iterator[str]:
     if nearly_best.low == nearly_best.high:
         yield f"no batch size but about USE's is predicted {within}"
         return
-    # The middle may be one of the ends.
+    # A middle that is one of the ends is listed once.
     lr_of_size = {
         nearly_best.low: nearly_best.lr_low,
         nearly_best.middle: nearly_best.lr_middle,
         nearly_best.high: nearly_best.lr_high,
     }
+    # USE's rate has run; the others are those predicted to be best. Where USE's lies off their
+    # trend, it is marked as its own.
     values = list(lr_of_size.values())
     is_monotone = values in (sorted(values), sorted(values, reverse=True))
     rates = list[str]()
     for size, lr in lr_of_size.items():
         rate = f"{format_number(lr, 3)} at {format_count(size)}"
-        # The others are those that the trials predict to be best: USE's may lie off them.
         if size == result.winner.batch_size and not is_monotone:
             rate = f"USE's own {rate}"
         rates.append(rate)

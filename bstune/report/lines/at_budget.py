@@ -104,16 +104,8 @@ def gain(result: StudyResult) -> Iterator[str]:
         yield f"none: {yours} is the best that was found"
         return
     baseline_value = metric_words(baseline.expected, at_budget)
-    interval = ""
-    if difference.low is not None and difference.high is not None:
-        span = f"{format_number(difference.low, 2)} to {format_number(difference.high, 2)}"
-        interval = f" ({INTERVAL_TEXT}: {span}, {plural(difference.seeds, 'fresh seed')})"
-    elif difference.seeds:
-        # Of a single seed, or of recorded runs, the scatter is not known.
-        interval = f", on {plural(difference.seeds, 'fresh seed')} of both"
-    else:
-        interval = f"; {_runs_words('yours', baseline)}, {_runs_words('USE', at_budget.winner)}"
-    compared = f"{yours}, which comes to {baseline_value}{interval}"
+    basis = _basis_text(difference, baseline, at_budget.winner)
+    compared = f"{yours}, which comes to {baseline_value}{basis}"
     if not _is_better(difference):
         yield f"not shown to be better than {compared}: keep what you have"
         return
@@ -124,6 +116,18 @@ def gain(result: StudyResult) -> Iterator[str]:
     yield f"{result.metric} {amount} {better} than {compared}"
     if difference.share is not None and difference.share < 1.0:
         yield f"has that {baseline_value} after {difference.share:.0%} of the budget"
+
+
+def _basis_text(difference: GainAtBudget, baseline: PointAtBudget, winner: PointAtBudget) -> str:
+    """Write the interval of a gain, or on which runs it was measured."""
+    seeds = plural(difference.seeds, "fresh seed")
+    if difference.low is not None and difference.high is not None:
+        span = f"{format_number(difference.low, 2)} to {format_number(difference.high, 2)}"
+        return f" ({INTERVAL_TEXT}: {span}, {seeds})"
+    # Of a single seed, or of recorded runs, the scatter is not known.
+    if difference.seeds:
+        return f", on {seeds} of both"
+    return f"; {_runs_words('yours', baseline)}, {_runs_words('USE', winner)}"
 
 
 def _runs_words(name: str, point: PointAtBudget) -> str:
@@ -279,17 +283,19 @@ def _same_text(metric: str, at_budget: AtBudget, same: SameAtBudget) -> str:
     If the trials differed earlier, the text names the smallest budget at whose end they do.
     """
     value = f"{metric} is {format_number(same.value, 3)} in all trials at their budget's end"
-    if same.differs_at is None:
+    share = same.differs_at
+    if share is None:
         return (
             f"{value}, and did not differ before: it tells nothing of batch sizes, nor do these "
             "runs say which longer budget would"
         )
     if at_budget.seconds is not None:
-        budget = f"budget.seconds={format_number(same.differs_at * at_budget.seconds, 3)}"
+        budget = f"budget.seconds={format_number(share * at_budget.seconds, 3)}"
     elif at_budget.examples is not None:
-        budget = f"budget.examples={math.ceil(same.differs_at * at_budget.examples)}"
+        budget = f"budget.examples={math.ceil(share * at_budget.examples)}"
     else:
-        budget = f"budget.steps={math.ceil(same.differs_at * (at_budget.steps or 1))}"
+        # A budget without seconds and examples has steps.
+        budget = f"budget.steps={math.ceil(share * (at_budget.steps or 1))}"
     return f"{value}: {budget} is the smallest that shows a difference"
 
 

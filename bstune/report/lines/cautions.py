@@ -179,7 +179,11 @@ def _not_run_again(result: StudyResult) -> Iterator[str]:
 
 
 def _too_easy(result: StudyResult) -> Iterator[str]:
-    """Tell of a target that is too easy to tell batch sizes apart."""
+    """Tell of a target that is too easy to tell batch sizes apart.
+
+    ``telling_target`` is a harder one, which is there if the baseline met the study's target at its
+    first evaluation.
+    """
     baseline = result.baseline
     if baseline is None or baseline.telling_target is None:
         return
@@ -190,7 +194,8 @@ def _too_easy(result: StudyResult) -> Iterator[str]:
         "batch sizes differ little: a harder target tells more, such as "
         f"workload.target.value={value}"
     )
-    # bstune evaluates before training and refuses such a target, but a loop of the user's need not.
+    # bstune refuses a target that untrained weights meet, whose mode may be wrong. A loop of the
+    # user's need not evaluate these weights, so there the target may be such a one.
     if result.in_python and not result.training_loops:
         text += "; if untrained weights meet it too, it is the wrong way round"
     yield text

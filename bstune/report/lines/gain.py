@@ -31,6 +31,7 @@ def gain(result: StudyResult) -> Iterator[str]:
         better = "as fast as"
     ratio = _ratio_text(compared.ratio)
     basis = _basis_text(compared, baseline, result.search.replicates)
+    # A bound has no interval.
     is_bound = compared.at_least or compared.low is None
     # A schedule that ended before the target bounds nothing: under a longer one, the target may be
     # met earlier.
@@ -72,9 +73,11 @@ def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> st
     text = f"; {_runs_text(compared)}"
     # The gain leaves out runs of the baseline that missed the target: with them it would be larger.
     missed = baseline.runs - baseline.reached
-    # The baseline's first run is not among ``runs``, those on fresh seeds. If it missed the target
-    # it is one more, unless all of them missed it: then the gain is over that first run.
-    if baseline.status != "reached" and baseline.reached:
+    # The baseline's run in the search is not among ``runs``, those on fresh seeds. If it missed the
+    # target it is left out as well, unless all of ``runs`` missed it: the gain is then over it.
+    search_run_missed = baseline.status != "reached"
+    is_over_search_run = not baseline.reached
+    if search_run_missed and not is_over_search_run:
         missed += 1
     if missed:
         text += f"; yours was stopped before the target in {plural(missed, 'more run')}"

@@ -88,8 +88,7 @@ def how_to_narrow(critical: CriticalBatchSize, search: SearchPlan) -> str | None
     is_narrow = False
     if critical.low is not None and critical.high is not None:
         is_narrow = critical.high <= NARROW_INTERVAL * critical.low
-    is_closed = not critical.is_open
-    if is_closed and is_narrow and not critical.next_trials:
+    if is_narrow and not critical.next_trials:
         return None
     effect = "narrows the interval"
     if critical.is_open:

@@ -119,7 +119,8 @@ def cause_of(result: StudyResult) -> Cause:
         return Cause(result.stop_reason)
     if result.few_passed is not None:
         return Cause(f"the histories do not suffice for {result.target}: {result.few_passed}")
-    # Trials that were run for another target do not tell why they ended before this one.
+    # Of trials that were run for another target the number of stopped ones is not known, nor is why
+    # they did not reach this one.
     if unreached is None or unreached.stopped is None:
         return Cause()
     most = max(statuses, key=lambda status: (statuses[status], status == "failed"))

@@ -100,6 +100,7 @@ class LivePage:
         self._say = say
         self._clock = clock
         self._pace = PagePace()
+        # What was shown last, on the page or not yet.
         self._last: _Shown | None = None
         # How many trials were on the page when this run wrote it last; None: it has written none.
         self._written: int | None = None
@@ -173,6 +174,7 @@ def so_far(
         now: the time that the page states.
         is_running: whether the study runs; else it was left.
     """
+    # No curve is fitted before the study's end.
     result = summarize(done, asked_of(prepared, end=None), Analysis(fit=NO_FIT))
     files = StudyFiles(
         prepared.files.root, trials=tuple(done), hardware=None, config=None, best=None, notes=()
@@ -224,6 +226,7 @@ def _best(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         return f"{target.metric} {shown} at {_place(full)}"
     reached = [trial for trial in done if trial.reached]
     if reached:
+        # The answer will be the winner by the objective's first merit.
         in_steps = SOUGHT[objective].merits[0] == "steps"
         return _run_text(min(reached, key=lambda trial: _cost(trial, in_steps)))
     seen = list[tuple[float, TrialResult]]()

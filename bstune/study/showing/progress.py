@@ -54,7 +54,7 @@ class Progress:
         self._displayed: Any = None
         # When the last line was printed, on the monotonic clock.
         self._last_line_at = time.monotonic()
-        # Seconds since the last trial ended, as far as lines have said so.
+        # Seconds from the last trial's end to the last line that was printed since.
         self._waited = 0.0
         # Configurations that have been tried.
         self._points = 0
@@ -147,7 +147,8 @@ class Progress:
     def waiting_line(self, now: float) -> str | None:
         """Write the line to print while a trial takes long; None where none is due.
 
-        It is due after ``LINE_SECONDS`` without a line, and once a trial has ended after a minute.
+        It is due after ``LINE_SECONDS`` without a line and, once a configuration has been tried,
+        after a minute.
         A live line or a notebook's table shows progress by itself, so that it is never due there.
         ``now`` is of the monotonic clock, in seconds.
         """
@@ -271,7 +272,7 @@ def trial_line(
     # The steps of a trial whose process has died are not known.
     if trial.steps or trial.status != "failed":
         outcome += f" after {plural(trial.steps, 'step')}"
-    # The steps of a schedule that ends with the trial.
+    # The horizon: the steps of a schedule that ends with the trial.
     if trial.horizon is not None:
         outcome += f" of {trial.horizon}"
     if trial.time_to_target is not None:
