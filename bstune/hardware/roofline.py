@@ -464,7 +464,7 @@ class _Tracer:
         ``is_frozen``: whether the layer has weights, of which none is trained.
         """
         has_backward = any(tensor.requires_grad for tensor in outputs)
-        # The backward pass reads the input again, but not for frozen weights, which get no gradient.
+        # The backward pass reads the input again, but for frozen weights, which get no gradient.
         reads_input = has_backward and not is_frozen
         for tensor, needs_gradient in zip(inputs, self._needs_gradient, strict=True):
             # Read forward, read backward, its own gradient written.

@@ -467,6 +467,7 @@ def time_bare(
     mark, seconds_between = _marker(device, now)
     marks = list[object]()
 
+    # A mark is set before each step, so that their count numbers the steps.
     def loss() -> torch.Tensor:
         batch = on_device(workload, module, precision.convert_input(next(stream)), device)
         optimizer.zero_grad()

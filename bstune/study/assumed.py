@@ -139,6 +139,7 @@ def complete(stated: Stated) -> Completed:
         return _from_project(stated, stated.module, stated.data)
     if left_out and (stated.module is None) != (stated.data is None):
         raise ConfigError(PAIR_NEEDED)
+    # Without module and data there is nothing to take an argument from.
     if target is None or not stated.batch_sizes or not stated.reference or not stated.budget:
         examples = ", ".join(EXAMPLES[name] for name in left_out)
         raise ConfigError(

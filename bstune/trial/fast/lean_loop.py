@@ -122,8 +122,8 @@ class LeanLoop:
         """Take steps up to one after which Lightning may have something to do.
 
         Lightning calls this in place of its ``_TrainingEpochLoop.advance``, which takes one step.
-        Between two steps it would call ``on_advance_end``, of which only a count is needed here,
-        and look at ``done``.
+        Between two steps Lightning would look at ``done`` and call ``on_advance_end``. Of the
+        latter only the count of steps for the loggers is needed here.
         """
         loop = self._epoch_loop
         steps = self._steps
