@@ -517,6 +517,7 @@ def _rate_run_today(module: Module, stated: Stated, batch_size: int) -> float:
             the project's own ``batch_size``.
     """
     module_class: Any = module
+    rate: float | None
     if stated.overrides_lr:
         built = _any_module(module, stated)
         module_class = type(built)

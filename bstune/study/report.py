@@ -146,6 +146,7 @@ def _draw_and_track(
         The line on the tracker that has the result; None without one.
     """
     missing_before_figures = len(missing)
+    tracked: Line | None = None
     # No training step runs here: the default limit of one, None, will do.
     with watching(partial(print_line, console), seconds=None, silence=SILENCE_AFTER_ANSWER):
         with waiting_for("the figures"):
@@ -158,11 +159,13 @@ def _draw_and_track(
             write_text(prepared.files.curve, result.to_json())
         with waiting_for("the page"):
             _write_page(prepared, missing)
-        if tracking is None:
-            return None
-        with optional(f"{tracking.name} lacks the results", missing), waiting_for(tracking.name):
-            return tracking.name, _track(prepared, tracking, result)
-    return None
+        if tracking is not None:
+            with (
+                optional(f"{tracking.name} lacks the results", missing),
+                waiting_for(tracking.name),
+            ):
+                tracked = tracking.name, _track(prepared, tracking, result)
+    return tracked
 
 
 def _next_in_python(
