@@ -337,24 +337,32 @@ def quote_for_hydra(arguments: Sequence[str]) -> list[str]:
         # is left as it is.
         if "~" in value and not re.search(r"['\"\\,]|^[\[{]", value):
             argument = f"{name}='{value}'"
-        group = name.lstrip("+")
-        if group not in GROUPS:
+        if name.lstrip("+") in GROUPS:
+            hydra_arguments += _quoted_choice(argument)
+        else:
             hydra_arguments.append(argument)
-            continue
-        try:
-            choice = OverridesParser.create().parse_override(argument).value()
-        except HydraException as error:
-            raise ConfigError(plain_error(error)) from error
-        if choice is None and group in OPTIONAL:
-            continue
-        # A file may have such a name: Nan.yaml, 1.yaml, on.yaml.
-        if isinstance(choice, bool | int | float):
-            hydra_arguments.append(f"{name}='{value.strip()}'")
-            continue
-        if not isinstance(choice, Sweep) and not _are_names(choice):
-            raise ConfigError(f"{group} must be the name of a choice, but got {argument[:200]}")
-        hydra_arguments.append(argument)
     return hydra_arguments
+
+
+def _quoted_choice(argument: str) -> list[str]:
+    """Give an argument that chooses from a group as Hydra takes it; none for a choice of nothing.
+
+    ConfigError for a choice that is no name.
+    """
+    name, _, value = argument.partition("=")
+    group = name.lstrip("+")
+    try:
+        choice = OverridesParser.create().parse_override(argument).value()
+    except HydraException as error:
+        raise ConfigError(plain_error(error)) from error
+    if choice is None and group in OPTIONAL:
+        return []
+    # A file may have such a name: Nan.yaml, 1.yaml, on.yaml.
+    if isinstance(choice, bool | int | float):
+        return [f"{name}='{value.strip()}'"]
+    if not isinstance(choice, Sweep) and not _are_names(choice):
+        raise ConfigError(f"{group} must be the name of a choice, but got {argument[:200]}")
+    return [argument]
 
 
 def _are_names(choice: object) -> bool:
@@ -396,6 +404,7 @@ def config_shown(text: str) -> str:
     values = OmegaConf.to_container(config, resolve=False)
     if not secret_options(values):
         return text
+    # The secrets are left out of all that is printed later, too.
     remember(values)
     return OmegaConf.to_yaml(OmegaConf.create(redact_values(values)))
 
@@ -595,7 +604,8 @@ def with_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
             holder = OmegaConf.select(config, parent) if parent else config
             if not isinstance(holder, DictConfig):
                 raise ConfigError(f"the config has no option {key}")
-            if name not in holder and key == path:
+            is_to_be_added = path.startswith(ADDS)
+            if name not in holder and not is_to_be_added:
                 raise ConfigError(
                     f"the config has no option {key}; an argument that is not there is added by "
                     f"{ADDS}{key}"
@@ -660,14 +670,25 @@ def _options_and_mistakes(
                 line = _unknown_line(name, written, kind)
             # A missing value, or one that cannot be read, has its line from ``_resolve``.
             mistakes.setdefault(name, line)
+    return options, _lines_on(mistakes, written)
+
+
+def _lines_on(mistakes: Mapping[str, str], written: Mapping[str, object]) -> list[str]:
+    """Choose the lines that the user sees, and put them in order.
+
+    An option that is a copy of another one, ``${name}``, has the other's mistake, which is shown
+    once. A misspelled name comes first, as what refers to the right one is missing for it.
+
+    Args:
+        mistakes: the line of each mistake, by the option's dotted key.
+        written: each option's value by its dotted key, with references as they are written.
+    """
     lines = list[str]()
-    # A misspelled name comes first, as what refers to the right one is missing for it.
     for name in sorted(mistakes, key=lambda name: not mistakes[name].startswith(UNKNOWN)):
-        # An option that is a copy of another one, ${name}, has the other's mistake.
         if mistakes.keys().isdisjoint(_originals(name, written)):
             lines.append(mistakes[name])
-    # If options are copies of each other, none has a line yet: then all have one.
-    return options, lines or list(mistakes.values())
+    # Where options are copies of each other, all lines would be left out: then all are shown.
+    return lines or list(mistakes.values())
 
 
 def _originals(name: str, written: Mapping[str, object]) -> set[str]:
@@ -678,13 +699,14 @@ def _originals(name: str, written: Mapping[str, object]) -> set[str]:
     """
     originals = set[str]()
     for key, value in written.items():
-        # The text between ${ and }, if the value is a reference.
-        original = str(value)[2:-1]
-        if str(value) != f"${{{original}}}":
+        reference = re.fullmatch(r"\$\{(.*)\}", str(value), re.DOTALL)
+        if reference is None:
             continue
+        original = reference[1]
+        section = key.rpartition(".")[0]
         if key == name:
             originals.add(original)
-        elif key.rpartition(".")[0] == name:
+        elif section == name:
             originals.add(original.rpartition(".")[0])
     return originals
 
@@ -696,14 +718,7 @@ def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
     only a trial or a machine knows (``KEPT_REFERENCES``) stay as they are written: they are
     resolved there.
     """
-    # The config with the text of such a reference in the place of each of these values.
-    escaped = config.copy()
-    with open_dict(escaped):
-        for key in KEPT_REFERENCES:
-            section = key.partition(".")[0]
-            if OmegaConf.select(escaped, section, throw_on_missing=False) is not None:
-                # An escaped reference is a text, which is not resolved.
-                OmegaConf.update(escaped, key, f"\\${{{key}}}", force_add=True)
+    escaped = _with_kept_references(config)
     for key in NODES:
         if option_at(options, key) is None:
             continue
@@ -717,6 +732,21 @@ def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
                 options = with_option(options, key, values)
                 break
     return options
+
+
+def _with_kept_references(config: DictConfig) -> DictConfig:
+    """Copy a config, with a text in the place of each value that only a trial or a machine knows.
+
+    The text is the escaped reference to the value itself. Resolving what refers to the value turns
+    that into the plain reference, and no further.
+    """
+    escaped = config.copy()
+    with open_dict(escaped):
+        for key in KEPT_REFERENCES:
+            section = key.partition(".")[0]
+            if OmegaConf.select(escaped, section, throw_on_missing=False) is not None:
+                OmegaConf.update(escaped, key, f"\\${{{key}}}", force_add=True)
+    return escaped
 
 
 def _write_checked(node: DictConfig, section: Section, written: Mapping[str, Any]) -> None:
@@ -740,14 +770,14 @@ def _write_checked(node: DictConfig, section: Section, written: Mapping[str, Any
             tunables = _section_at(written, name)
             for key, tunable in value.items():
                 _write_checked(node[name][key], tunable, _section_at(tunables, key))
-        elif field.annotation != Node and not _is_written(value, written, name):
-            # An option of few workloads (field.exclude) is not added to the config of the others.
-            if name not in node and field.exclude:
-                continue
+        elif field.annotation == Node or _is_written(value, written, name):
+            continue
+        # An option of few workloads (field.exclude) is not added to the config of the others.
+        elif name in node or not field.exclude:
             # A text differs from the config's if its ~ became the home directory, or if it refers
             # to a number. It then takes the place of a reference, too.
-            changed = isinstance(value, str) and value != node[name]
-            if changed or not OmegaConf.is_interpolation(node, name):
+            is_changed_text = isinstance(value, str) and value != node[name]
+            if is_changed_text or not OmegaConf.is_interpolation(node, name):
                 node[name] = value
 
 
@@ -803,6 +833,7 @@ def _resolve_below(
             continue
         option = f"{name}{key!s}"
         try:
+            # A value that is no section or list is a reference, which may lead to one.
             if isinstance(value, dict | list):
                 values[key] = _resolve_below(node[key], value, f"{option}.", mistakes)
             else:

@@ -230,13 +230,10 @@ def triplet_effects(
             aligned.append(centre)
         name = f"{centre} ({kind_of_size(centre)})"
         tested.append(estimate_effect(name, [centre], by_centre[centre], level))
-    groups = {
-        tuple(aligned): f"multiples of {ALIGNED} together",
-        tuple(powers): "powers of two together",
-    }
-    # The groups are keyed by their members: where both are the same, the second name stands. In
-    # reverse, powers of two come first.
-    for members, name in reversed(groups.items()):
+    groups = [("powers of two together", powers)]
+    if aligned != powers:
+        groups.append((f"multiples of {ALIGNED} together", aligned))
+    for name, members in groups:
         if len(members) > 1:
             # A round gives one mean: its triplets share the disturbances of the round.
             together = np.mean(list(map(by_centre.__getitem__, members)), axis=0)

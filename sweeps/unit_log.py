@@ -161,6 +161,7 @@ class UnitLog:
         self._file = UnitFile()
         # The records of the file, and those that this command has added.
         self._records = dict[str, UnitRecord]()
+        # ``begin`` makes it anew, with the sweep's device.
         self._header = self._header_of(device=None, may_change=())
         # Whether a header stands in the file under which records may be appended.
         self._has_header = False
@@ -214,7 +215,7 @@ class UnitLog:
         return UnitHeader(**as_json(asdict(header)))
 
     def _check_same(self, header: UnitHeader) -> None:
-        """Refuse a header, below which units stand, of another sweep, settings or device."""
+        """Refuse a file with a header of another sweep, other settings or another device."""
         # It imports Optuna, which the list of the sweeps need not wait for.
         from bstune.study.storage.opening import changed_settings
 
@@ -348,7 +349,8 @@ class UnitLog:
             _print_plain(
                 self._console, f"the last line of {self._path} was cut short and is dropped"
             )
-        # Of other settings or another device the file was refused: only these are left to differ.
+        # A file of other settings or another device was refused. So a header that is not this
+        # command's is of other versions, or another commit.
         if self._file.headers and not self._has_header:
             _print_plain(
                 self._console, f"{self._path} goes on with other versions, or at another commit"
@@ -383,6 +385,7 @@ class UnitLog:
         write_text(self._path, "".join(lines))
         for name in dropped:
             del self._records[name]
+        # The text of the file is another one now.
         self._add_file(read_units(self._path))
 
     def check_finished(self, names: Collection[str], measured: Collection[str]) -> None:

@@ -238,6 +238,12 @@ class _Bracket:
         """Give how many examples apart the two ends of the bracket may stay."""
         return max(self.multiple, math.floor(self.relative * batch_size))
 
+    def is_narrow(self, largest_fit: int) -> bool:
+        """Whether the ends are within the precision, or no size to probe lies between them."""
+        if self.end - largest_fit <= self.precision(largest_fit):
+            return True
+        return self.snap(self.end - 1, above=largest_fit) >= self.end
+
     def snap(self, batch_size: float, above: int) -> int:
         """Give the largest batch size to probe at or below ``batch_size``, but over ``above``.
 
@@ -266,13 +272,14 @@ def find_ceiling(
 ) -> Ceiling:
     """Find the largest batch size that fits.
 
-    It probes ``low``, then sizes each 16 times larger until memory rises by MIN_RISE. A line of
-    memory over batch size through the largest sizes that fit then says where the limit is, and a
-    probe on either side of that confirms it. After a probe that contradicts the line a new one is
-    drawn. The bracket lies between the largest size that fits and the smallest that does not: where
-    two probes have not halved it, the next one does. So both of its ends are probed, however memory
-    grows. Where memory falls as the batch grows, sizes beyond the one that does not fit may fit
-    again.
+    It probes ``low``, then sizes each 16 times larger, until memory rises by MIN_RISE. A line of
+    memory over batch size, through the largest sizes that fit, then predicts the size at the limit,
+    and a probe on either side of that size checks the prediction. Each probe that contradicts it
+    gives a new line.
+
+    The bracket lies between the largest size that fits and the smallest that does not, and both of
+    these are probed. Where two probes have not halved it, the next one does, however memory grows.
+    Where memory falls as the batch grows, sizes beyond the bracket may fit again.
 
     Args:
         probe: trains at a batch size.
@@ -305,11 +312,7 @@ def find_ceiling(
     fit = _smallest_that_runs(bracket)
     smallest = fit.batch_size
     if smallest > low:
-        reason = next(result.message for result in bracket.done if result.batch_size == low)
-        lines.append(
-            f"batch size {low} fails for another reason than memory ({reason}): the range starts "
-            f"at {smallest}"
-        )
+        lines.append(_raised_start_note(bracket, smallest))
     if fit_at_high is not None:
         fit = fit_at_high
     else:
@@ -318,11 +321,11 @@ def find_ceiling(
         while not bracket.passes(fit.batch_size, verify):
             fit = _close_in(bracket, _largest_below(bracket, fit.batch_size))
     bad = bracket.bad
-    gap = bracket.end - fit.batch_size
+    width = bracket.end - fit.batch_size
     precision = bracket.precision(fit.batch_size)
-    # Where time ran out, the answer is no more precise than the bracket is narrow.
-    if bad is not None and is_late() and gap > precision:
-        precision = gap
+    # Time ran out before the bracket was narrow enough: the answer is no more precise.
+    if bad is not None and is_late() and width > precision:
+        precision = width
         lines.append(
             f"batch sizes between {fit.batch_size} and {bracket.end} were not probed, for lack of "
             "time (hardware.seconds): they are left out"
@@ -342,6 +345,16 @@ def find_ceiling(
         model_error=_model_error(bracket, fit),
         probes=tuple(bracket.done),
         notes=tuple(lines),
+    )
+
+
+def _raised_start_note(bracket: _Bracket, smallest: int) -> str:
+    """Say that the range starts at ``smallest``, and why its own smallest size failed."""
+    low = bracket.low
+    reason = next(result.message for result in bracket.done if result.batch_size == low)
+    return (
+        f"batch size {low} fails for another reason than memory ({reason}): the range starts at "
+        f"{smallest}"
     )
 
 
@@ -396,8 +409,9 @@ def _smallest_that_runs(bracket: _Bracket) -> ProbeResult:
     size that trains, and halving finds the smallest. HardwareError where all sizes fail, or the
     smallest does not fit.
     """
-    # These failures are of small batches: they say nothing of the bracket's upper end.
-    too_large = bracket.bad
+    # Each failed probe becomes the bracket's upper end. Small batches that fail are no such end, so
+    # the end of before is put back once the smallest size is found.
+    bad_before = bracket.bad
     first = bracket.run(bracket.low)
     result = first
     failed = bracket.low
@@ -419,7 +433,7 @@ def _smallest_that_runs(bracket: _Bracket) -> ProbeResult:
             result = middle
         else:
             failed = middle.batch_size
-    bracket.bad = too_large
+    bracket.bad = bad_before
     return result
 
 
@@ -454,26 +468,28 @@ def _close_in(bracket: _Bracket, fit: ProbeResult) -> ProbeResult:
     """
     # The bracket's width before each probe, in examples; infinite while nothing has failed.
     widths = list[float]()
-    # How often in a row a size fitted above the limit by the line, or failed below it.
+    # How often in a row a size beyond the limit fitted after all, or one a step back failed.
     fitted_beyond = 0
-    failed_before = 0
+    failed_after_step_back = 0
     while True:
         size = fit.batch_size
         end = bracket.end
-        is_bracketed = bracket.bad is not None
-        # Once a size has failed, ``end`` is the smallest failed one. The bracket also counts as
-        # narrow where no size to probe lies between the two.
-        no_size_between = bracket.snap(end - 1, above=size) >= end
-        is_narrow = end - size <= bracket.precision(size) or no_size_between
-        if size == end or (is_bracketed and is_narrow):
+        is_closed = bracket.bad is not None
+        if size == end or (is_closed and bracket.is_narrow(size)):
             return fit
         if bracket.is_late():
             return fit
-        widths.append(end - size if is_bracketed else math.inf)
-        chosen = _next_size(bracket, fit, widths, fitted_beyond, failed_before)
+        widths.append(end - size if is_closed else math.inf)
+        chosen = _next_size(bracket, fit, widths, fitted_beyond, failed_after_step_back)
         result = bracket.run(chosen.batch_size)
-        fitted_beyond = fitted_beyond + 1 if chosen.confirms and result.fits else 0
-        failed_before = failed_before + 1 if chosen.backs_off and not result.fits else 0
+        if chosen.is_beyond_limit and result.fits:
+            fitted_beyond += 1
+        else:
+            fitted_beyond = 0
+        if chosen.steps_back and not result.fits:
+            failed_after_step_back += 1
+        else:
+            failed_after_step_back = 0
         if result.fits:
             fit = result
 
@@ -482,10 +498,10 @@ class _NextSize(NamedTuple):
     """The batch size to probe next, and which of two rules has chosen it, if either."""
 
     batch_size: int
-    confirms: bool = False
-    """Whether it is just above the limit by the line, where it is to fail."""
-    backs_off: bool = False
-    """Whether it is below a failed size that fits by the line."""
+    is_beyond_limit: bool = False
+    """Whether it is just above the limit that the line predicts, and is expected to fail."""
+    steps_back: bool = False
+    """Whether it is a step below a size that failed, though the line predicted that it fits."""
 
 
 def _next_size(
@@ -493,7 +509,7 @@ def _next_size(
     fit: ProbeResult,
     widths: Sequence[float],
     fitted_beyond: int,
-    failed_before: int,
+    failed_after_step_back: int,
 ) -> _NextSize:
     """Choose the batch size to probe next, by the first of these cases that holds.
 
@@ -517,8 +533,8 @@ def _next_size(
         bracket: with the probes so far.
         fit: the probe of the largest size that fits.
         widths: the bracket's width before each probe, this one included.
-        fitted_beyond: how often in a row case 4 was wrong.
-        failed_before: how often in a row case 3 was wrong.
+        fitted_beyond: how often in a row the size of case 4 has fitted.
+        failed_after_step_back: how often in a row the size of case 3 has failed.
     """
     size = fit.batch_size
     # The smallest size that has failed, or the end of the range while none has.
@@ -526,28 +542,34 @@ def _next_size(
     is_closed = bracket.bad is not None
     precision = bracket.precision(size)
     limit_at = _limit_at(bracket.done, fit)
-    is_close = is_closed and end <= 2 * size
-    confirms = False
-    backs_off = False
+    is_within_factor_2 = is_closed and end <= 2 * size
+    is_not_halved = len(widths) > 2 and widths[-1] > widths[-3] / 2
+    is_beyond_limit = False
+    steps_back = False
+    # Case 1, in a closed bracket and in an open one.
     if limit_at is None and is_closed:
         wanted = math.sqrt(size * end)
     elif limit_at is None:
         wanted = size * PROBE_GROWTH
-    elif is_close and len(widths) > 2 and widths[-1] > widths[-3] / 2:
+    # Case 2.
+    elif is_within_factor_2 and is_not_halved:
         wanted = (size + end) / 2
+    # Case 3.
     elif is_closed and limit_at >= end:
-        backs_off = True
-        wanted = end - max(precision, (end - size) * FIRST_STEP_BACK) * 2**failed_before
+        steps_back = True
+        wanted = end - max(precision, (end - size) * FIRST_STEP_BACK) * 2**failed_after_step_back
+    # Case 4.
     elif limit_at - size <= precision:
-        confirms = True
+        is_beyond_limit = True
         wanted = size + precision * 2**fitted_beyond
+    # Case 5, for a precision of several multiples and of one.
     elif precision > bracket.multiple:
         wanted = limit_at - precision / 2
     else:
         wanted = limit_at
     if is_closed and not size < bracket.snap(wanted, above=size) < end:
         wanted = (size + end) / 2
-    return _NextSize(bracket.snap(wanted, above=size), confirms, backs_off)
+    return _NextSize(bracket.snap(wanted, above=size), is_beyond_limit, steps_back)
 
 
 def _limit_at(done: Sequence[ProbeResult], fit: ProbeResult) -> float | None:

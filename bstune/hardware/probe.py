@@ -188,7 +188,8 @@ class TrialProbe:
             arguments = (self, batch_size, sender, log.name, dict(os.environ))
             process = make_process(_run, arguments)
             messages = list[Message]()
-            # The reason for stopping it, or the bytes that were over the limit.
+            # Why the process is to be stopped: a sentence if it takes too long, or the bytes if
+            # they are over the limit.
             stopped: str | int | None = None
             end = time.monotonic() + self.seconds
             try:
@@ -242,8 +243,8 @@ def _result_of(
         batch_size: of the probe.
         limit: the bytes that it was allowed.
         messages: the phases, as they began, then a result or an error.
-        stopped: the reason for which it was stopped, or the bytes that were over the limit. None:
-            it ended by itself.
+        stopped: a sentence where the process took too long, the bytes where they were over the
+            limit, and None where it ended by itself.
         exitcode: of the process.
         errors: what the process printed.
     """
@@ -296,7 +297,9 @@ def _run(
     device = torch.device(options.device)
     if not probe.on_cpu and not torch.cuda.is_available():
         message = f"torch finds no CUDA device for device={device}"
-        sender.send(ProbeResult(batch_size, "device", probe.limit or 0, message=message))
+        sender.send(
+            ProbeResult(batch_size, outcome="device", limit=probe.limit or 0, message=message)
+        )
         return
     clock, limit = _clock(device, probe.limit, lambda phase: sender.send(PHASES[phase]))
     # The largest share of a batch that one of the devices trains, rounded up.
@@ -372,7 +375,7 @@ def _clock(
     if device.type == "cpu":
         # Writing 5 there makes the system's record of the peak, VmHWM, begin anew.
         reset = partial(_write_if_allowed, "/proc/self/clear_refs", "5")
-        # On a CPU a limit is always given.
+        # On a CPU a limit is always given; the 0 is for the type checker.
         return MemoryClock(memory.peak_resident_bytes, reset, report), limit or 0
     free_at_start, total = torch.cuda.mem_get_info(device)
     # What other processes take, and this one outside of tensors.
@@ -447,6 +450,7 @@ def measure_ceiling(
         wanted_seconds: a probe is planned to take at most so long.
         search: the other arguments of :func:`find_ceiling`.
     """
+    # Where the number is not known, it leaves out no batch size.
     train_examples = train_examples or high
     if low > train_examples:
         raise HardwareError(
@@ -460,11 +464,11 @@ def measure_ceiling(
             f"{train_examples}"
         )
     largest = min(high, train_examples)
-    high = largest
+    largest_to_probe = largest
     if tried is not None:
         # Its start and an evaluation take a part of a probe's time, too.
         step_seconds = PROBE_ROOM * min(seconds, wanted_seconds) / steps
-        high = largest_in_time(largest, low, step_seconds, tried.step_time)
+        largest_to_probe = largest_in_time(largest, low, step_seconds, tried.step_time)
     devices = options.devices
     if devices > 1:
         room = "the memory of one"
@@ -483,8 +487,8 @@ def measure_ceiling(
         seconds=seconds,
         evaluation_batches=evaluated_batches(tried),
     )
-    ceiling = find_ceiling(probe, low, high, notes=notes, **search)
+    ceiling = find_ceiling(probe, low, largest_to_probe, notes=notes, **search)
     if ceiling.above is not None:
         return ceiling
-    # All that was probed fits: sizes up to the largest one may be left, for lack of time.
+    # All that was probed fits: larger sizes may be left, which there was no time to probe.
     return ceiling.extended(largest)

@@ -352,21 +352,24 @@ def bound_text(survey: Survey) -> str | None:
     """
     if survey.cost is None or survey.limits is None:
         return None
-    neither = survey.bound_by_neither
+    # The measured batch sizes, from the smallest on, at which neither bounds the step.
+    bound_by_neither = survey.bound_by_neither
+    # From this batch size on, a step is compute-bound by its shapes; None: it never is.
     turning = survey.turning_batch_size
-    if not neither:
+    if not bound_by_neither:
         if turning is None:
             return "a step is memory-bound at any batch size"
         size = format_count(turning)
         return f"a step is memory-bound below batch size {size}, compute-bound from there on"
-    largest = neither[-1].batch_size
+    largest = bound_by_neither[-1].batch_size
     # The seconds that arithmetic and memory need, over those that the step was measured to take.
-    share = max(row.share_of_roofline for row in neither)
+    share = max(row.share_of_roofline for row in bound_by_neither)
     text = (
         "a step is bound by neither arithmetic nor memory up to batch size "
         f"{format_count(largest)}: they take {share:.1%} of it at most"
     )
-    if len(neither) == len(survey.achieved):
+    # No larger batch size was measured.
+    if len(bound_by_neither) == len(survey.achieved):
         return text
     if turning is None:
         return f"{text}; beyond it is memory-bound"

@@ -413,20 +413,20 @@ class _Tracer:
         # writing in place raises, are those before the call.
         self._storages: dict[int, tuple[Tensor, int]] = {}
         # Whether the running layer's inputs need a gradient.
-        self._needs: list[bool] = []
+        self._needs_gradient: list[bool] = []
 
     def before(self, module: nn.Module, args: object, kwargs: object) -> None:
         """Note a layer's inputs as they are before its call, which may change them in place."""
         self._storages = {}
-        self._needs = []
+        self._needs_gradient = []
         for tensor in _tensors((args, kwargs)):
-            # A layer's nodes lie between its output and these.
+            # The walk back from the layer's outputs ends at these nodes, which are not its own.
             if tensor.grad_fn is not None:
                 self._nodes.add(tensor.grad_fn)
-            # By these an output is known that is an input seen otherwise, and moves no bytes.
+            # An output in the same storage is a view of this input, and moves no bytes.
             self._storages[tensor.untyped_storage().data_ptr()] = (tensor, tensor._version)
-            self._needs.append(tensor.requires_grad)
-        # What was counted between the layers is none of this layer's.
+            self._needs_gradient.append(tensor.requires_grad)
+        # FLOPs between the last layer and this one count for neither.
         self._counted = self.counter.get_total_flops()
 
     def after(
@@ -451,19 +451,29 @@ class _Tracer:
         # A view moves nothing.
         if all(self._is_view(tensor) for tensor in outputs):
             return
-        # Nothing stays in a cache between two uses of a tensor, so each use moves it. The gradient
-        # of a weight needs the input once more, which frozen weights do not.
-        has_backward = any(tensor.requires_grad for tensor in outputs)
         is_frozen = bool(weights) and not any(weight.requires_grad for weight in weights)
+        self._charge_bytes(layer, inputs, outputs, is_frozen)
+
+    def _charge_bytes(
+        self, layer: _Traced, inputs: list[Tensor], outputs: list[Tensor], is_frozen: bool
+    ) -> None:
+        """Charge to a layer the bytes of its inputs and outputs, forward and backward.
+
+        Nothing stays in a cache between two uses of a tensor, so each use moves it.
+
+        ``is_frozen``: whether the layer has weights, of which none is trained.
+        """
+        has_backward = any(tensor.requires_grad for tensor in outputs)
+        # The backward pass reads the input again, but for frozen weights, which get no gradient.
         reads_input = has_backward and not is_frozen
-        for tensor, needs_gradient in zip(inputs, self._needs, strict=True):
+        for tensor, needs_gradient in zip(inputs, self._needs_gradient, strict=True):
             # Read forward, read backward, its own gradient written.
             uses = 1 + reads_input + (has_backward and needs_gradient)
             layer.counts["inputs"] += self._bytes(tensor) * uses
         # An output is written forward, its gradient read backward.
         for tensor in outputs:
             layer.counts["outputs"] += self._bytes(tensor) * (1 + tensor.requires_grad)
-        layer.passes_gradient |= has_backward and any(self._needs)
+        layer.passes_gradient |= has_backward and any(self._needs_gradient)
 
     def layers(self, parameters: Iterable[nn.Parameter]) -> list[_Traced]:
         """Give the layers once the step has ended, with the bytes of their weights.

@@ -117,6 +117,7 @@ def survey_key(
 
     Both depend on the module, which is built for it. ``examples`` counts the training data.
     """
+    # At delta 0 the learning rate is the scaling rule's own.
     spec = TrialSpec(
         number=0,
         trial_index=0,

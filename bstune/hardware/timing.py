@@ -156,29 +156,31 @@ def measure_step_times(
     both_ends = (min(sizes), max(sizes))
     # The batch size and the seconds of each visit so far.
     visits = list[tuple[float, float]]()
-    # By batch size: the seconds of single steps, a sequence for each visit.
-    trials: dict[int, list[Sequence[float]]] = {}
-    bares: dict[int, list[Sequence[float]]] = {}
+    # By batch size: the seconds of single steps, a sequence for each visit. They are of trials, and
+    # of loops without the framework.
+    trial_seconds: dict[int, list[Sequence[float]]] = {}
+    bare_seconds: dict[int, list[Sequence[float]]] = {}
 
     def visit(size: int) -> None:
         began = now()
         # The seconds of a visit are predicted from those so far. Where this one would end too late,
         # one to a smaller batch size may still end in time.
-        is_needed = size in both_ends and size not in trials
+        is_needed = size in both_ends and size not in trial_seconds
         if not is_needed:
             predicted = float(fit_step_times(visits, size)(np.array(float(size))))
             if began - start + predicted > max_seconds:
                 return
         trial, bare = time_steps(size)
-        trials.setdefault(size, []).append(trial)
+        trial_seconds.setdefault(size, []).append(trial)
         if bare:
-            bares.setdefault(size, []).append(bare)
+            bare_seconds.setdefault(size, []).append(bare)
         visits.append((float(size), now() - began))
 
     for size in visit_order(sizes, repeats, seed):
         visit(size)
+    # With these visits a batch size has MOST_REPEATS times as many as without.
     for _ in range((MOST_REPEATS - 1) * repeats):
-        noisy = [size for size, repeated in trials.items() if _is_noisy(repeated)]
+        noisy = [size for size, repeated in trial_seconds.items() if _is_noisy(repeated)]
         visits_before = len(visits)
         for size in noisy:
             visit(size)
@@ -186,12 +188,13 @@ def measure_step_times(
         if len(visits) == visits_before:
             break
     timings = list[StepTiming]()
-    for size in sorted(trials):
-        timings.append(summarize_visits(size, trials[size], bares.get(size, ())))
+    for size in sorted(trial_seconds):
+        bare = bare_seconds.get(size, ())
+        timings.append(summarize_visits(size, trial_seconds[size], bare))
     return Measured(
         timings=tuple(timings),
-        left_out=tuple(size for size in sizes if size not in trials),
-        cut=tuple(size for size in sizes if 0 < len(trials.get(size, ())) < repeats),
+        left_out=tuple(size for size in sizes if size not in trial_seconds),
+        cut=tuple(size for size in sizes if 0 < len(trial_seconds.get(size, ())) < repeats),
     )
 
 
@@ -278,7 +281,7 @@ class _StepClock(TrialClock):
         wait: Wait,
     ) -> None:
         super().__init__(now, synchronize)
-        # What warns the user of a step that never ends: it is told of each that has.
+        # Warns the user of a step that never ends. It is told of each step that has ended.
         self._wait = wait
         # Gives a mark, a moment of the device's work: two of them tell seconds.
         self._mark = mark
@@ -464,6 +467,7 @@ def time_bare(
     mark, seconds_between = _marker(device, now)
     marks = list[object]()
 
+    # A mark is set before each step, so that their count numbers the steps.
     def loss() -> torch.Tensor:
         batch = on_device(workload, module, precision.convert_input(next(stream)), device)
         optimizer.zero_grad()

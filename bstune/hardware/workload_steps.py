@@ -246,7 +246,7 @@ def threads_of_fit(
         steps = _steps_of_visit(step_time, step_seconds)
     counts = tuple(sorted({1, most}))
     steps_in_all = len(counts) * EXPECTED_VISITS * (steps + step_time.warmup_steps)
-    # Timing would take too long. Steps that are so long hide what threads wait for each other.
+    # Timing would take too long. In steps of such a length the waits between threads hardly count.
     if steps_in_all * (step_seconds or 0.0) > SECONDS_BEFORE_FIT:
         return most
     with_warmup = replace(protocol, warmup_steps=step_time.warmup_steps)
@@ -394,18 +394,7 @@ def _time_ladder(
     # The steps before a graph is captured are not like the replays that follow, which are timed.
     warmup_steps = max(step_time.warmup_steps, eager_steps(protocol.fast, device))
     with_warmup = replace(protocol, warmup_steps=warmup_steps)
-    largest = _largest_to_time(step_time, warmup_steps, space, ceiling, seconds, tried)
-    notes = list[str]()
-    if largest < ceiling.batch_size:
-        notes.append(_untimed_note(largest, _longest_step(step_time, warmup_steps, seconds)))
-    sizes = timing.ladder(ceiling.smallest, largest, step_time.rungs, space.multiple)
-    reference = reference_outside(options, space)
-    if reference is not None:
-        longest_step = _longest_step(step_time, warmup_steps, seconds)
-        if _can_be_timed(reference, space, workload, ceiling, longest_step, tried):
-            sizes = tuple(sorted({*sizes, reference}))
-        else:
-            notes.append(f"steps at your own batch size {reference} are not timed but predicted")
+    sizes, notes = _sizes_to_time(options, space, workload, ceiling, warmup_steps, seconds, tried)
     # Gives the seconds in which this process has waited for a processor so far.
     waited = processor_wait_of(device)
     start = time.perf_counter()
@@ -443,6 +432,35 @@ def _time_ladder(
         )
     share_waited = (waited() - waited_before) / (time.perf_counter() - start)
     return replace(measured, waited=share_waited), (*notes, *overhead_notes)
+
+
+def _sizes_to_time(
+    options: StudyOptions,
+    space: Space,
+    workload: Workload,
+    ceiling: Ceiling,
+    warmup_steps: int,
+    seconds: float,
+    tried: PreflightFindings | None,
+) -> tuple[tuple[int, ...], list[str]]:
+    """Choose the batch sizes at which steps are timed, with notes on those that are not.
+
+    The arguments are those of :func:`_time_ladder`, and the warm-up steps of a visit.
+    """
+    step_time = options.hardware.step_time
+    longest_step = _longest_step(step_time, warmup_steps, seconds)
+    largest = _largest_to_time(step_time, warmup_steps, space, ceiling, seconds, tried)
+    notes = list[str]()
+    if largest < ceiling.batch_size:
+        notes.append(_untimed_note(largest, longest_step))
+    sizes = timing.ladder(ceiling.smallest, largest, step_time.rungs, space.multiple)
+    reference = reference_outside(options, space)
+    if reference is not None:
+        if _can_be_timed(reference, space, workload, ceiling, longest_step, tried):
+            sizes = tuple(sorted({*sizes, reference}))
+        else:
+            notes.append(f"steps at your own batch size {reference} are not timed but predicted")
+    return sizes, notes
 
 
 def reference_outside(options: StudyOptions, space: Space) -> int | None:

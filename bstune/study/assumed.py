@@ -28,6 +28,7 @@ from bstune.study.planning.assumed_budget import SCHEDULE_SHARE_IN_WORDS
 from bstune.study.planning.plan import QUICK_SECONDS
 from bstune.system.console import format_count, format_seconds, listing
 from bstune.trial.backend import refuse_rate_and_batch_size_finders
+from bstune.trial.lightning.installed import LightningModule
 from bstune.trial.own_project.own_values import (
     MOST_EPOCHS,
     OF_NO_EPOCH,
@@ -138,6 +139,7 @@ def complete(stated: Stated) -> Completed:
         return _from_project(stated, stated.module, stated.data)
     if left_out and (stated.module is None) != (stated.data is None):
         raise ConfigError(PAIR_NEEDED)
+    # Without module and data there is nothing to take an argument from.
     if target is None or not stated.batch_sizes or not stated.reference or not stated.budget:
         examples = ", ".join(EXAMPLES[name] for name in left_out)
         raise ConfigError(
@@ -150,7 +152,8 @@ def complete(stated: Stated) -> Completed:
 
 def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     """Complete the arguments of a study that has module and data from these."""
-    # Those that say how the project itself trains become arguments of the study.
+    # Arguments of the Trainer that bstune sets are refused here. Those that say how the project
+    # itself trains are let through: they become arguments of the study.
     taken = list[str]()
     if stated.budget is None:
         taken += TRAINER_LENGTHS
@@ -160,19 +163,7 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     # Finding out which metric is logged runs the user's call-backs. Those that set the batch size
     # or the rate would change what is to be searched: they are refused first.
     refuse_rate_and_batch_size_finders((stated.trainer or {}).get("callbacks"))
-    # A function of the batch size is called with the user's own one. Where that is not stated, any
-    # batch size makes data that show the rest, such as the number of examples.
-    made_for_batch_size: int | None = None
-    if is_function(data):
-        made_for_batch_size = ANY_BATCH_SIZE
-        if stated.reference is not None:
-            made_for_batch_size = int(stated.reference[0])
-    project = _Project(
-        module=module,
-        data=data_module(data, made_for_batch_size or ANY_BATCH_SIZE),
-        made_for_batch_size=made_for_batch_size,
-        trainer=dict(stated.trainer or {}),
-    )
+    project = _project_of(stated, module, data)
     _check_batches(project, stated)
     lines = list[str]()
     reference = stated.reference
@@ -183,44 +174,58 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     sizes = stated.batch_sizes
     if sizes is None:
         sizes = _assume_batch_sizes(project, batch_size, lines)
-    budget = stated.budget
-    wall_seconds: float | None = None
-    budget_seconds: float | None = None
-    assumed_epoch: int | None = None
-    if budget is None:
-        assumed = _assume_budget(project, stated, batch_size, lines)
-        budget = assumed.budget
-        wall_seconds = assumed.wall_seconds
-        budget_seconds = assumed.budget_seconds
-        assumed_epoch = assumed.epoch
+    limits = _limits_of_trial(project, stated, batch_size, lines)
     target = _target(stated.target)
     if target is None:
-        trial = _any_trial(batch_size, reference[1], budget.last_step(batch_size), stated.tunable)
+        steps = limits.budget.last_step(batch_size)
+        trial = _any_trial(batch_size, reference[1], steps, stated.tunable)
         target = _assume_target(project, stated, trial, lines)
     with_own_trainer = replace(stated, trainer=project.trainer)
-    given = _given_objects(with_own_trainer, target, sizes, reference, budget)
+    given = _given_objects(with_own_trainer, target, sizes, reference, limits.budget)
     return Completed(
-        given=replace(given, assumed_epoch=assumed_epoch),
-        wall_seconds=wall_seconds,
+        given=replace(given, assumed_epoch=limits.assumed_epoch),
+        wall_seconds=limits.wall_seconds,
         lines=tuple(lines),
-        budget_seconds=budget_seconds,
+        budget_seconds=limits.budget_seconds,
+    )
+
+
+def _project_of(stated: Stated, module: Module, data: Data) -> "_Project":
+    """Join the user's module, data and Trainer's arguments; a function of the data is called.
+
+    It is called with the user's own batch size. Where that is not stated, any batch size makes data
+    that show the rest, such as the number of examples.
+    """
+    made_for_batch_size: int | None = None
+    if is_function(data):
+        made_for_batch_size = ANY_BATCH_SIZE
+        if stated.reference is not None:
+            made_for_batch_size = int(stated.reference[0])
+    return _Project(
+        module=module,
+        data=data_module(data, made_for_batch_size or ANY_BATCH_SIZE),
+        made_for_batch_size=made_for_batch_size,
+        trainer=dict(stated.trainer or {}),
     )
 
 
 def _check_batches(project: "_Project", stated: Stated) -> None:
     """Refuse data that do not tell the arguments that are left out, and name all of these at once.
 
-    Data whose batches can be read in another size, and that tell all that is left out, pass.
+    Data that have a batch size of their own must tell it, and allow to be read in another one. Data
+    that a function makes for a batch size do not tell which one the user runs today.
     """
+    # The data need to tell none of the three.
     if stated.reference and stated.batch_sizes and stated.budget:
         return
-    if project.has_own_batch_size and project.batches.problem is None:
-        return
     batches = project.batches
+    if project.has_own_batch_size and batches.problem is None:
+        return
     lacks_reference = stated.reference is None
     needed = list[str]()
     if lacks_reference:
         needed.append(_reference_in_words(project, stated))
+    # Both are taken from the examples of an epoch.
     if batches.examples is None and not (stated.batch_sizes and stated.budget):
         needed.append(OF_NO_EPOCH)
     if project.has_own_batch_size:
@@ -235,10 +240,10 @@ def _check_batches(project: "_Project", stated: Stated) -> None:
 
 
 def _check_reference(project: "_Project", stated: Stated, batch_size: int) -> None:
-    """Refuse a reference of more examples than the training data, if more is assumed from it.
+    """Refuse a reference batch size of more examples than the training data, where it is needed.
 
-    That is the goal, or a budget that the Trainer counts in steps. Where both are given, the study
-    merely has no baseline.
+    It is needed where its run sets the goal, and where it turns the Trainer's steps into a budget
+    of examples. Where both are given, the study merely has no baseline.
     """
     # What is given in full is not looked at here.
     if stated.reference and stated.batch_sizes and stated.budget:
@@ -296,26 +301,29 @@ def _assume_batch_sizes(project: "_Project", batch_size: int, lines: list[str]) 
 
 
 @dataclass(frozen=True)
-class _AssumedBudget:
-    """The budget of a trial where none is given, and the seconds that were assumed with it."""
+class _Limits:
+    """The budget of a trial, and what is assumed with it; None: it is not assumed."""
 
     budget: Budget
-    wall_seconds: float | None
-    """``search.wall_seconds``; None where the study's time is not assumed."""
-    budget_seconds: float | None
-    """``budget.seconds``; None where a trial's budget is not one of seconds."""
-    epoch: int | None
+    wall_seconds: float | None = None
+    """``search.wall_seconds``, of the study."""
+    budget_seconds: float | None = None
+    """``budget.seconds``, of a trial for the objective loss."""
+    assumed_epoch: int | None = None
     """Examples of an epoch; None where the user has stated how long a trial is."""
 
 
-def _assume_budget(
+def _limits_of_trial(
     project: "_Project", stated: Stated, batch_size: int, lines: list[str]
-) -> _AssumedBudget:
+) -> _Limits:
     """Take the budget of a trial from the Trainer's length, or from the time of a short study.
 
-    ``lines`` gets a line for each thing that is assumed.
+    A budget that is given is taken as it is. ``lines`` gets a line for each thing that is assumed.
     """
+    if stated.budget is not None:
+        return _Limits(stated.budget)
     length = project.take_length(batch_size)
+    # The options may give the seconds of a budget, for the objective loss.
     lacks_budget = not stated.has_budget
     # Neither the call nor the project's Trainer says how long a training is.
     lacks_length = lacks_budget and not length.is_own
@@ -341,11 +349,15 @@ def _assume_budget(
             f"budget=bstune.Budget(examples={length.examples}), after which a trial gives up: "
             f"{length.why}{limit}"
         )
-    return _AssumedBudget(
+    # A budget that the user has not stated may be shortened to fit into the study's time.
+    assumed_epoch: int | None = None
+    if lacks_length:
+        assumed_epoch = project.examples
+    return _Limits(
         budget=Budget(examples=length.examples),
         wall_seconds=wall_seconds,
         budget_seconds=budget_seconds,
-        epoch=project.examples if lacks_length else None,
+        assumed_epoch=assumed_epoch,
     )
 
 
@@ -361,7 +373,7 @@ def _assume_target(project: "_Project", stated: Stated, trial: Trial, lines: lis
     accelerator = "cpu" if stated.device == "cpu" else "auto"
     metric = own_metric(built, project.data, project.trainer, accelerator)
     lines.append(_line_on(metric, stated.objective))
-    # The value, which no metric meets, stands for one that the first trial will set.
+    # The first trial will set the goal. Until then it is one that no value meets, in place of 0.
     return Target(metric.name, 0.0, metric.mode).never_met
 
 
@@ -489,7 +501,7 @@ def _target(target: Target | str | None) -> Target | None:
             f"target={target!r}: the name does not say which way is better: correct it, or give "
             f"bstune.Target({target!r}, VALUE, mode='min') or mode='max'"
         )
-    # The value, which no metric meets, stands for one that the first trial will set.
+    # The first trial will set the goal. Until then it is one that no value meets, in place of 0.
     return Target(target, 0.0, mode).never_met
 
 
@@ -505,32 +517,49 @@ def _rate_run_today(module: Module, stated: Stated, batch_size: int) -> float:
             the project's own ``batch_size``.
     """
     module_class: Any = module
-    rate: float | None = None
-    if not stated.overrides_lr:
-        rate = own_rate(module)
-    callable_of_module = module.func if isinstance(module, partial) else module
-    is_class = isinstance(callable_of_module, type)
-    if rate is None and (stated.overrides_lr or not is_class):
-        # Any trial will do: the default of a class, and the rate that optimizers set themselves, do
-        # not depend on the trial's rate.
-        trial = _any_trial(ANY_BATCH_SIZE, lr=1e-3, total_steps=1, tunable=stated.tunable)
-        built = module_builder(module, overrides_lr=stated.overrides_lr)(trial)
+    rate: float | None
+    if stated.overrides_lr:
+        built = _any_module(module, stated)
         module_class = type(built)
-        rate = rate_of_optimizers(built) if stated.overrides_lr else own_rate(module_class)
+        rate = rate_of_optimizers(built)
+    else:
+        rate = own_rate(module)
+        function = module.func if isinstance(module, partial) else module
+        is_class = isinstance(function, type)
+        # Of a function the class is known only by a module that it builds.
+        if rate is None and not is_class:
+            module_class = type(_any_module(module, stated))
+            rate = own_rate(module_class)
     if rate is None:
-        others = rates_by_other_names(module_class)
-        offered = f"reference=({batch_size}, learning rate)"
-        alike = ""
-        if others:
-            offered = f"reference=({batch_size}, {next(iter(others.values())):g})"
-            named = listing([f"{name}={value:g}" for name, value in others.items()])
-            alike = f"; {named} {'looks' if len(others) == 1 else 'look'} like it"
-        raise ConfigError(
-            "which learning rate do you run today? The module's class has no default of lr or "
-            f"learning_rate{alike}: give {offered}, or {OVERRIDE} where it stands in "
-            "configure_optimizers"
-        )
+        raise _no_rate(module_class, batch_size)
     return rate
+
+
+def _any_module(module: Module, stated: Stated) -> LightningModule:
+    """Build the module of any trial.
+
+    It shows the default rate of its class, and the rate that its optimizers set themselves: neither
+    depends on the trial's.
+    """
+    trial = _any_trial(ANY_BATCH_SIZE, lr=1e-3, total_steps=1, tunable=stated.tunable)
+    return module_builder(module, overrides_lr=stated.overrides_lr)(trial)
+
+
+def _no_rate(module_class: Any, batch_size: int) -> ConfigError:
+    """Make the error that asks for the learning rate, and offers those of other names."""
+    others = rates_by_other_names(module_class)
+    offered = f"reference=({batch_size}, learning rate)"
+    alike = ""
+    if others:
+        offered = f"reference=({batch_size}, {next(iter(others.values())):g})"
+        named = listing([f"{name}={value:g}" for name, value in others.items()])
+        verb = "looks" if len(others) == 1 else "look"
+        alike = f"; {named} {verb} like it"
+    return ConfigError(
+        "which learning rate do you run today? The module's class has no default of lr or "
+        f"learning_rate{alike}: give {offered}, or {OVERRIDE} where it stands in "
+        "configure_optimizers"
+    )
 
 
 def _any_trial(

@@ -93,17 +93,17 @@ def own_result(
     slope, end = np.polyfit(log_steps, values, 1)
     residuals = values - (end + slope * log_steps)
     scatter = math.sqrt(float(residuals @ residuals) / (len(last) - 2))
-    # What the metric gains in the steps by which seeds differ. Where it gets worse at its end, more
-    # steps gain nothing.
+    # Seeds take different numbers of steps to one value: this is what the metric gains while the
+    # steps grow by a factor of e^SEED_SCATTER. Where it gets worse at its end, it gains nothing.
     gained = max(0.0, -sign * float(slope) * SEED_SCATTER)
-    # A metric that a schedule has flattened gains little, and seeds differ all the same.
+    # Where a schedule has flattened the metric, it gains little, and seeds differ all the same.
     seed_difference = 0.0
     ideal = choose_scale([history], mode, ideal).ideal
     if anneals and ideal is not None:
         seed_difference = ANNEALED_SCATTER * abs(float(end) - ideal)
     # The goal is easier than the end by the largest of three measures of chance.
     easier = float(end) + sign * max(scatter, gained, seed_difference)
-    # A noisy trial may never have come to what its line says.
+    # The line may end at a value that a noisy trial never had: the goal is no better than its best.
     goal = sign * max(sign * easier, sign * best)
     return OwnResult(value=float(end), scatter=scatter, goal=_rounded(goal, sign))
 

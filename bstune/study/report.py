@@ -122,8 +122,32 @@ def report_study(
     write_text(files.best, best_yaml(analysis.best, arguments, prepared))
     # What follows takes seconds, and a tracker's server may take longer: the answer comes first.
     show(answer(result), console, _next_in_python(prepared, result, arguments))
+    tracked = _draw_and_track(prepared, tracking, done, result, notes, missing, console)
+    # Figures, page and tracker may have failed since the result was made.
+    result = result.with_notes([*notes, *missing])
+    show_places(places(files, tracked), [*elsewhere, *missing], console)
+    return Findings(prepared, recorded, result)
+
+
+def _draw_and_track(
+    prepared: PreparedStudy,
+    tracking: "Tracking | None",
+    done: Sequence[TrialResult],
+    result: StudyResult,
+    notes: Sequence[str],
+    missing: list[str],
+    console: Console,
+) -> Line | None:
+    """Draw a study's figures, write its page and log its result.
+
+    A line says what takes long. ``missing`` gets a line for each part that fails.
+
+    Returns:
+        The line on the tracker that has the result; None without one.
+    """
     missing_before_figures = len(missing)
     tracked: Line | None = None
+    # No training step runs here: the default limit of one, None, will do.
     with watching(partial(print_line, console), seconds=None, silence=SILENCE_AFTER_ANSWER):
         with waiting_for("the figures"):
             _draw(prepared, done, result, missing)
@@ -132,7 +156,7 @@ def report_study(
         # The page is made of the folder's files: it shows a note once curve.json has it.
         if len(missing) > missing_before_figures:
             result = result.with_notes([*notes, *missing])
-            write_text(files.curve, result.to_json())
+            write_text(prepared.files.curve, result.to_json())
         with waiting_for("the page"):
             _write_page(prepared, missing)
         if tracking is not None:
@@ -141,10 +165,7 @@ def report_study(
                 waiting_for(tracking.name),
             ):
                 tracked = tracking.name, _track(prepared, tracking, result)
-    # Page and tracker may have failed since curve.json was written.
-    result = result.with_notes([*notes, *missing])
-    show_places(places(files, tracked), [*elsewhere, *missing], console)
-    return Findings(prepared, recorded, result)
+    return tracked
 
 
 def _next_in_python(
@@ -245,7 +266,8 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
     budget = prepared.budget
     search = SearchPlan(trials=budget.trials, replicates=budget.replicates, limit=None)
     if end is not None and end.limit is not None:
-        # What is still to gain is no limit of which more would help.
+        # The answer advises a larger value of these limits. There is none to advise of the third,
+        # search.least_gain: a larger one ends a search sooner.
         values = {"search.seconds": budget.seconds, "search.wall_seconds": budget.wall_seconds}
         search = SearchPlan(
             trials=budget.trials,

@@ -76,6 +76,7 @@ def checkpoints_elsewhere(
     numbers = {winner.trial.number for winner in best.values()}
     lines = list[str]()
     for number in sorted(numbers):
+        # The file is here, and this study wrote it.
         if is_own(files.checkpoint(number)):
             continue
         lease = lease_of(study, number)

@@ -265,8 +265,8 @@ def branch(
     from_checkpoint = _FromCheckpoint(path, checkpoint, protocol.target.metric, lr_factor)
     steps = max(1, round(examples / batch_size))
     protocol = replace(
-        # A budget lasts until both its steps and its examples are spent. The first step spends a
-        # single example, so that the steps alone decide.
+        # A budget lasts until both its steps and its examples are spent. Its one example is spent
+        # by the first step, so that the steps alone decide.
         protocol.for_steps_only(Budget(steps=steps, examples=1)),
         trainer=without_recording_or_stopping(protocol.trainer),
         evaluation_schedule=AT_THE_END,

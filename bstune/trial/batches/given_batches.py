@@ -191,25 +191,27 @@ def _endless(
     The loaders are read again and again. Where a second pass gives nothing, as with an iterator,
     they are opened anew. A ConfigError says that they give no batch at all.
     """
-    # Whether the loaders have given no batch since they were opened.
-    is_new = True
     while True:
-        has_any = False
-        for batch in _whole_batches(_batches_of(loaders), batch_size):
-            has_any = True
+        gave_any = False
+        for batch in _until_empty(loaders, batch_size):
+            gave_any = True
             yield batch
-        if has_any:
-            is_new = False
-            continue
-        if is_new:
-            break
-        # An iterator that has ended gives nothing any more.
+        if not gave_any:
+            raise ConfigError(
+                f"the training data give no batch at batch size {batch_size}: let the loader "
+                "that is made for it have one, or search smaller batch sizes"
+            )
         loaders = open_loaders()
-        is_new = True
-    raise ConfigError(
-        f"the training data give no batch at batch size {batch_size}: let the loader "
-        "that is made for it have one, or search smaller batch sizes"
-    )
+
+
+def _until_empty(loaders: object, batch_size: int) -> Iterator[object]:
+    """Yield the whole batches of loaders in one pass after another, until a pass has none."""
+    gave_any = True
+    while gave_any:
+        gave_any = False
+        for batch in _whole_batches(_batches_of(loaders), batch_size):
+            gave_any = True
+            yield batch
 
 
 def _whole_batches(batches: Iterable[object], batch_size: int) -> Iterator[object]:

@@ -145,7 +145,8 @@ class IndexStream:
         """
         state = self._get_random()
         first = self._first_of_group(batches)
-        # Without further generators the number of batches is enough.
+        # Without further generators the number of batches is enough. Where the next group begins
+        # at ``drawn``, the generators' state is the one before it.
         if state is not None and first != self.drawn:
             if self._remembered is None or self._remembered[0] != first:
                 raise ValueError(

@@ -89,10 +89,9 @@ class Compiling:
         # trained.
         self._compiled_cases: set[tuple[str, tuple[torch.Size, ...], tuple[bool, ...]]] = set()
         self._compiled_stages: set[str] = set()
-        # The process's count of compiled graphs less this number is that of the graphs that torch
-        # compiled while the clock ran: these are the ones from before the trial, and later those
-        # of each compilation ahead of a step too.
-        self._graphs_off_clock = compiled_graphs()
+        # The graphs that torch compiled in this process before the trial, and since then ahead of
+        # its steps, outside the clock. Any graph beyond this number was compiled within it.
+        self._expected_graphs = compiled_graphs()
 
     def before_training_step(
         self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int
@@ -158,7 +157,7 @@ class Compiling:
         """Make the module eager again; warn if torch compiled while the clock may have run."""
         if self._mode is None:
             return
-        unexpected = compiled_graphs() - self._graphs_off_clock
+        unexpected = compiled_graphs() - self._expected_graphs
         if unexpected and self.failed is None:
             plural = "s" * (unexpected > 1)
             times = f"{unexpected} more time{plural}"
@@ -211,31 +210,33 @@ class Compiling:
         """
         before = compiled_graphs()
         called: list[nn.Module] = []
-        # Code for any number of examples is tried first where it is allowed, then code for each
-        # number. :func:`failing` turns an error into a call of the fallback, after which the next
-        # way is tried; without an error, a break ends the loop.
-        fallbacks = [self._fail]
-        if self._code.any_length:
-            fallbacks = [self._fix_lengths, self._fail]
-        for fall_back in fallbacks:
-            with failing(fall_back):
-                uses: list[str] = []
-                with self.eagerly(), untouched(trainer, module), watching_uses(module, uses):
-                    called = called_modules(module, forward)
-                if not called:
-                    break
-                # A step that uses values of the Trainer, which vary from step to step, is compiled
-                # module by module and not as a whole. With accumulation each step varies: its loss
-                # is weighted by the number of the micro-batch.
-                varies = bool(uses) or trainer.accumulate_grad_batches > 1
-                if stage == "training" and not varies and self._compile_step(trainer, module, step):
-                    break
-                for part in called:
-                    self._code.compile_call(part)
-                self._run_passes(trainer, module, step)
-                break
+
+        def compile_and_run() -> None:
+            nonlocal called
+            uses: list[str] = []
+            with self.eagerly(), untouched(trainer, module), watching_uses(module, uses):
+                called = called_modules(module, forward)
+            if not called:
+                return
+            # A step that uses values of the Trainer, which vary from step to step, is compiled
+            # module by module and not as a whole. With accumulation each step varies: its loss is
+            # weighted by the number of the micro-batch.
+            varies = bool(uses) or trainer.accumulate_grad_batches > 1
+            if stage == "training" and not varies and self._compile_step(trainer, module, step):
+                return
+            for part in called:
+                self._code.compile_call(part)
+            self._run_passes(trainer, module, step)
+
+        error = error_of(compile_and_run)
+        # Where code for any number of examples fails, code for each number is tried.
+        if error is not None and self._code.any_length:
+            self._fix_lengths()
+            error = error_of(compile_and_run)
+        if error is not None:
+            self._fail(error)
         made = compiled_graphs() - before
-        self._graphs_off_clock += made
+        self._expected_graphs += made
         if made:
             self._compiled_stages.add(stage)
         elif called and self.failed is None and stage not in self._compiled_stages:
@@ -280,10 +281,10 @@ class Compiling:
                 after_first = compiled_graphs()
         return compiled_graphs() - after_first
 
-    def _fix_lengths(self, reason: str) -> None:
+    def _fix_lengths(self) -> None:
         """Begin anew with code for fixed numbers of examples, as code for any number has failed.
 
-        The user is not told the ``reason``, as the trial still compiles.
+        The user is not told of the failure, as the trial still compiles.
         """
         self._code.undo()
         self._code.any_length = False
@@ -375,31 +376,32 @@ def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) ->
     code = CompiledCode(mode)
     parts = called_modules(module, loss)
 
-    def fail(reason: str) -> None:
-        warn_once(f"compile={mode} fails in the bare loop that trials are compared with: {reason}")
-        code.undo()
+    def compile_and_run() -> None:
+        for part in parts:
+            code.compile_call(part)
+        # torch compiles in the first passes, which must not fall into the context's body.
+        for _ in range(PASSES):
+            loss().backward()  # type: ignore[no-untyped-call]
 
     try:
-        with failing(fail):
-            for part in parts:
-                code.compile_call(part)
-            # torch compiles in the first passes, which must not fall into the context's body.
-            for _ in range(PASSES):
-                loss().backward()  # type: ignore[no-untyped-call]
+        error = error_of(compile_and_run)
+        if error is not None:
+            warn_once(
+                f"compile={mode} fails in the bare loop that trials are compared with: {error}"
+            )
+            code.undo()
         yield
     finally:
         code.undo()
 
 
-@contextmanager
-def failing(fail: Callable[[str], None]) -> Iterator[None]:
-    """Within the context, an error of the module or the compiler becomes a call of ``fail``.
+def error_of(run: Callable[[], object]) -> str | None:
+    """Run code that compiles; give the error of the module or the compiler in a line, or None.
 
-    ``fail`` gets the reason in a line. An error of memory that has run out is raised: it ends the
-    trial.
+    An error of memory that has run out is raised: it ends the trial.
     """
     try:
-        yield
+        run()
     except USER_CODE_ERRORS as error:
         # torch wraps the compiler's error in its own.
         innermost: BaseException = error
@@ -409,7 +411,8 @@ def failing(fail: Callable[[str], None]) -> Iterator[None]:
             inner = getattr(innermost, "inner_exception", None)
         if is_out_of_memory(innermost):
             raise innermost from None
-        fail(f"{type(innermost).__name__}: {first_line(innermost)}")
+        return f"{type(innermost).__name__}: {first_line(innermost)}"
+    return None
 
 
 def _compiled(

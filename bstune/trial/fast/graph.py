@@ -325,8 +325,8 @@ class CapturedSteps:
             output: of the eager step.
         """
         taken_loss = _loss(output)
-        # There is no loss before the step, so the tolerance of the loss goes by its size: 0 stands
-        # for the loss before.
+        # The tolerance of a tensor goes by how much the step changed it. There is no loss before
+        # the step: 0 stands for it, so that the tolerance goes by the size of the loss.
         different = first_difference(
             [*state.names, "the loss"],
             [*state.tensors, _loss(self._output)],

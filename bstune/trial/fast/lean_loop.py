@@ -13,7 +13,7 @@ Methods here do the work of functions of Lightning, which their docstrings name.
 versions alone that they were compared with (:mod:`bstune.trial.lightning.internals`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -122,8 +122,8 @@ class LeanLoop:
         """Take steps up to one after which Lightning may have something to do.
 
         Lightning calls this in place of its ``_TrainingEpochLoop.advance``, which takes one step.
-        Between two steps it would call ``on_advance_end``, of which only a count is needed here,
-        and look at ``done``.
+        Between two steps Lightning would look at ``done`` and call ``on_advance_end``. Of the
+        latter only the count of steps for the loggers is needed here.
         """
         loop = self._epoch_loop
         steps = self._steps
@@ -140,12 +140,12 @@ class LeanLoop:
         if steps.captured is not None:
             steps.captured.check_module_at_next_step()
         steps.train_on_batch(fetcher)
-        while not self._lightning_is_asked():
+        while not self._lightning_may_have_work():
             count_step_for_loggers(loop)
             steps.train_on_batch(fetcher)
 
-    def _lightning_is_asked(self) -> bool:
-        """Whether Lightning may validate after this batch, or end the epoch or the fit."""
+    def _lightning_may_have_work(self) -> bool:
+        """Whether Lightning may have to validate after this batch, or to end the epoch or fit."""
         trainer = self._trainer
         loop = self._epoch_loop
         progress = loop.batch_progress
@@ -153,7 +153,7 @@ class LeanLoop:
         every = trainer.val_check_batch
         applied = loop.automatic_optimization.optim_progress.optimizer.step.total.completed
         # Lightning validates by one of two counts of batches, as check_val_every_n_epoch says. Here
-        # it is asked by either count: to ask it too often changes nothing.
+        # either count hands over to it: to hand over too often changes nothing.
         return bool(
             trainer.should_stop
             or progress.is_last_batch
@@ -296,13 +296,13 @@ class LeanSteps:
         if self._precision is not None:
             batch = self._precision.convert_input(batch)
         kind = type(batch)
-        if kind is tuple or kind is list:
-            for part in batch:
-                if type(part) is not Tensor or part.device != self._device:
-                    break
-            else:
-                return kind(batch)
+        if (kind is tuple or kind is list) and self._are_on_device(batch):
+            return kind(batch)
         return transferred_by_hooks(self._strategy, self._module, batch)
+
+    def _are_on_device(self, parts: Iterable[object]) -> bool:
+        """Whether all parts of a batch are plain tensors on the device."""
+        return all(type(part) is Tensor and part.device == self._device for part in parts)
 
     def _take_step(self, batch: object, index: int) -> dict[str, Any]:
         """Take the optimizer's step on a batch, as Lightning's ``_AutomaticOptimization.run`` does.

@@ -60,8 +60,8 @@ def _without_label(optimizer: Optimizer) -> Callable[..., Any] | None:
     if of_object is not None:
         # A schedule of torch puts a function that notes the call into the optimizer object. Any
         # other function there may do anything.
-        is_schedules = hasattr(of_object, "_wrapped_by_lr_sched")
-        if not is_schedules or getattr(of_object, "__wrapped__", None) is not of_class:
+        is_of_schedule = hasattr(of_object, "_wrapped_by_lr_sched")
+        if not is_of_schedule or getattr(of_object, "__wrapped__", None) is not of_class:
             return None
         # The class's step goes past that function, so what it notes is set here, once for all.
         optimizer._opt_called = True  # type: ignore[attr-defined]

@@ -90,7 +90,7 @@ def _reasons_of_optimizers(trainer: Any, module: LightningModule, package: str) 
 
 
 def _reasons_of_hooks(trainer: Any, module: LightningModule) -> Iterator[str]:
-    """Yield, as reasons against the lean loop, the hooks at a step in which something is done.
+    """Yield, as reasons against the lean loop, the hooks of a step that somebody has overridden.
 
     They are the module's, the data module's and the call-backs'.
     """
@@ -98,7 +98,7 @@ def _reasons_of_hooks(trainer: Any, module: LightningModule) -> Iterator[str]:
     if trainer.datamodule is not None:
         yield from _overridden(trainer.datamodule, BATCH_HOOKS)
     for callback in trainer.callbacks:
-        # The lean loop calls some hooks of bstune's own call-backs.
+        # The lean loop itself calls some hooks of bstune's own call-backs: those are no reason.
         is_bstunes = type(callback).__module__.startswith("bstune.")
         hooks: Iterable[str] = CALLBACK_HOOKS
         if is_bstunes:
