@@ -138,9 +138,10 @@ def run(
     """
     _check_choices(repeats, steps, level, lr, against_each_other)
     batch_sizes = [*batch_sizes, *against_each_other]
-    # Batch sizes that cannot be chosen are refused before any probe, by a ceiling above all of
-    # them; 3 is the least that there may be.
-    choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))
+    # The ceiling is not known yet. With one above all batch sizes (3 is the least that there may
+    # be) those that cannot be chosen whatever it is are refused before any probe.
+    ceiling_above_all = max([*batch_sizes, *centres, 3])
+    choose_batch_sizes(batch_sizes, centres, ceiling_above_all)
     options, recipe = resolve(composed.options, composed.trained_recipe)
     workload, protocol = load_workload(options, recipe)
     if ceiling is not None and ceiling > workload.train_examples:
@@ -155,14 +156,15 @@ def run(
     # More rounds, or another level, keep the rounds that the log already has.
     log.begin(device, ("repeats", "level"))
     if ceiling is None:
-        find = functools.partial(find_ceiling, options, recipe)
-        limit = _limit_of(options, probe)
-        ceiling = _ceiling_of_log(
-            log,
-            functools.partial(
-                _measure_ceiling, find, workload.train_examples, probe, limit, console
-            ),
+        measure_now = functools.partial(
+            _measure_ceiling,
+            functools.partial(find_ceiling, options, recipe),
+            workload.train_examples,
+            probe,
+            _limit_of(options, probe),
+            console,
         )
+        ceiling = _ceiling_of_log(log, measure_now)
     choice = choose_batch_sizes(batch_sizes, centres, ceiling)
     if choice.left_out:
         console.print(
