@@ -110,6 +110,7 @@ class Result:
 
         ConfigError where there is neither.
         """
+        # It imports torch and Lightning.
         from bstune.study.given import recipe_of
 
         if module is not None and data is not None:

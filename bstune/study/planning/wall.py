@@ -148,8 +148,8 @@ class WallTime:
         # When the last trial ended.
         self._last_end: float | None = None
         # Gives the seconds that the study has taken. The owner adds up those of its commands, and
-        # stores by what moment of the wall clock they would have begun in one piece, without the
-        # pauses between commands. The other processes count from that moment.
+        # stores when, by the wall clock, the first would have begun, had there been no pauses
+        # between them. The other processes count from that moment.
         self._taken: Callable[[], float] = elapsed
         if math.isfinite(self.limit):
             earlier = study.user_attrs.get(TAKEN, 0.0)
