@@ -674,6 +674,7 @@ def lightning(arguments: list[str]) -> str | None:
 
 def _workload_text(workload: Mapping[str, object], config_file: Path) -> str:
     """Write a workload as YAML; ConfigError where ``config_file`` has put a secret into it."""
+    # It is imported by now, to read the config file.
     from yaml import safe_dump
 
     secrets = secret_options(workload)

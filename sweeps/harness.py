@@ -24,7 +24,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 from rich import box
 from rich.console import Console
@@ -250,7 +250,7 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
 
 def _keys_of_sweep(
     config: DictConfig,
-) -> tuple[DictConfig, functools.partial[Finding], str | None]:
+) -> tuple[DictConfig | ListConfig, functools.partial[Finding], str | None]:
     """Check the key ``sweep``: give the keys below it, the experiment, and the output as stated."""
     if not isinstance(config.get("sweep"), DictConfig):
         raise ConfigError(

@@ -93,8 +93,8 @@ def _remove_partials(path: Path) -> None:
 
     The caller must hold the database's lock.
     """
-    # A partial file's name has in it the name of the database that it was to become, or the end of a
-    # long one. This database's name is cut in the same way.
+    # A partial file's name has in it the name of the database that it was to become, or the end of
+    # a long one. This database's name is cut in the same way.
     name_in_partials = final_name(partial_of(path))
     for file in path.parent.iterdir():
         # SQLite's journals have the name of their file, and a suffix.
