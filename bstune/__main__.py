@@ -16,8 +16,14 @@ import sys
 import tempfile
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+    suppress,
+)
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -237,6 +243,7 @@ def main() -> int:
         if not isinstance(error, Exception):
             raise
         debug = any(argument.lower() in ("debug=true", "debug=1") for argument in arguments)
+        # A full disk, or a name that no file can have, gets an error in plain words.
         return explain(full_disk(error) or unusable_name(error) or error, debug)
     return 0
 
@@ -392,22 +399,23 @@ def tune(arguments: list[str]) -> str | None:
     from bstune.config import expand_shorthands, parse, quote_for_hydra
 
     check_words(arguments)
-    if not names & HYDRAS_OWN and not any(name.startswith("hydra.") for name in names):
-        write_out(f"bstune: reading {_workload_named(arguments)}")
-        # compose_checked of bstune.study does the same, but it would import optuna and scipy. They
-        # take seconds, which a refusal need not wait for.
-        from bstune.config import compose
-        from bstune.trial.replay import options_from_table
+    if names & HYDRAS_OWN or any(name.startswith("hydra.") for name in names):
+        _run_hydra(names, quote_for_hydra(expand_shorthands(arguments)))
+        return None
+    write_out(f"bstune: reading {_workload_named(arguments)}")
+    # compose_checked of bstune.study does the same, but it would import optuna and scipy. They take
+    # seconds, which a refusal need not wait for.
+    from bstune.config import compose
+    from bstune.trial.replay import options_from_table
 
-        composed = compose(arguments, from_table=options_from_table)
-        parsed = parse(arguments)
-        config_dir = list[str]()
-        # A process that composes them again may have another working directory.
-        if parsed.config_dir:
-            config_dir += ["--config-dir", str(Path(parsed.config_dir).absolute())]
-        return run(composed, [*config_dir, *parsed.overrides])
-    _run_hydra(names, quote_for_hydra(expand_shorthands(arguments)))
-    return None
+    composed = compose(arguments, from_table=options_from_table)
+    # The study's other processes compose the config again, by the same arguments. Their working
+    # directory may be another one.
+    parsed = parse(arguments)
+    same_arguments = list(parsed.overrides)
+    if parsed.config_dir:
+        same_arguments = ["--config-dir", str(Path(parsed.config_dir).absolute()), *same_arguments]
+    return run(composed, same_arguments)
 
 
 def _run_hydra(names: set[str], arguments: Sequence[str]) -> None:
@@ -436,9 +444,12 @@ def _run_hydra(names: set[str], arguments: Sequence[str]) -> None:
     )
     # What Hydra prints of a config may hold passwords; what its jobs print is shown as it comes.
     printed = io.StringIO()
-    # With all other flags of its own, such as --cfg, Hydra only prints.
-    runs_jobs = bool(names & {"--multirun", "-m"}) or not names & HYDRAS_OWN
-    output = nullcontext() if runs_jobs else redirect_stdout(printed)
+    output: AbstractContextManager[object] = redirect_stdout(printed)
+    is_multirun = bool(names & {"--multirun", "-m"})
+    # Options alone, such as hydra.run.dir, run one job. With its other flags, such as --cfg, Hydra
+    # only prints.
+    if is_multirun or not names & HYDRAS_OWN:
+        output = nullcontext()
     try:
         with output:
             hydra_main(_job)()
@@ -467,7 +478,7 @@ def _job(config: "DictConfig") -> None:
 
     A launcher may run it in a process of its own, so errors end here.
     """
-    # It knows Hydra, which is imported by now.
+    # Hydra, which it imports, runs this job, and so is imported by now.
     from bstune.config import groups_in, parse, validate
     from bstune.trial.replay import options_from_table
 
@@ -491,7 +502,7 @@ def _job(config: "DictConfig") -> None:
 
 def _job_arguments() -> list[str]:
     """Give the arguments that compose the running Hydra job's config again, from any folder."""
-    # It knows Hydra, which is imported by now.
+    # Hydra runs this job, and so is imported by now.
     from hydra.core.hydra_config import HydraConfig
 
     from bstune.config import CONFIG_NAME
@@ -499,6 +510,7 @@ def _job_arguments() -> list[str]:
     hydra_config = HydraConfig.get()
     arguments = []
     for source in hydra_config.runtime.config_sources:
+        # Hydra calls the folder of --config-dir so.
         if source.provider == "command-line":
             arguments += ["--config-dir", str(Path(source.path).absolute())]
     if hydra_config.job.config_name != CONFIG_NAME:
@@ -524,7 +536,8 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
             # It imports multiprocessing, which the help need not wait for.
             from bstune.trial.processes.fork_server import start_server
 
-            # It imports what trains, 3 s, while this process does.
+            # The server imports torch and Lightning for the trials' processes, which takes 3 s,
+            # while this process imports them for itself.
             start_server()
         quieten(training=is_trained)
         # Optuna, Rich and, to train, Lightning take 4 s and more: help and mistakes do not wait.
@@ -634,23 +647,12 @@ def lightning(arguments: list[str]) -> str | None:
     with loading(training=True):
         quieten()
         # Lightning takes 4 s to import.
-        from yaml import safe_dump
-
         from bstune.study.prepare import compose_checked
         from bstune.system.files import write_text
         from bstune.trial.own_project.lightning_cli import workload_of
 
     workload, lines = workload_of(file)
-    secrets = secret_options(workload)
-    if secrets:
-        raise ConfigError(
-            f"{options.config}: {', '.join(secrets)} holds a password or token, which would be "
-            "written to the workload: put it into an environment variable, and refer to it in that "
-            "file, ${oc.env:NAME}"
-        )
-    # A secret of the environment may be part of any other text.
-    without_secrets = redact_values(workload)
-    text = safe_dump(without_secrets, sort_keys=False, default_flow_style=None, width=110)
+    text = _workload_text(workload, options.config)
     written = Path("bstune_conf", "workload", f"{workload['name']}.yaml")
     if os.path.lexists(written) and not read_text(written, "the workload").startswith(MADE):
         raise ConfigError(
@@ -668,6 +670,23 @@ def lightning(arguments: list[str]) -> str | None:
     indented = [f"  {line}" for line in lines]
     write_out("\n".join([f"{written}, made of {options.config}:", *indented]))
     return tune(["--config-dir", str(written.parent.parent), *composed])
+
+
+def _workload_text(workload: Mapping[str, object], config_file: Path) -> str:
+    """Write a workload as YAML; ConfigError where ``config_file`` has put a secret into it."""
+    # It is imported by now, to read the config file.
+    from yaml import safe_dump
+
+    secrets = secret_options(workload)
+    if secrets:
+        raise ConfigError(
+            f"{config_file}: {', '.join(secrets)} holds a password or token, which would be "
+            "written to the workload: put it into an environment variable, and refer to it in that "
+            "file, ${oc.env:NAME}"
+        )
+    # A secret of the environment may be part of any other text.
+    without_secrets = redact_values(workload)
+    return str(safe_dump(without_secrets, sort_keys=False, default_flow_style=None, width=110))
 
 
 def _target_among(overrides: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -24,7 +24,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 from rich import box
 from rich.console import Console
@@ -223,6 +223,35 @@ def compose_sweep(name: str, options: Sequence[str]) -> DictConfig:
 
 def check_sweep(name: str, config: DictConfig) -> Sweep:
     """Check a composed sweep and its output folder, and give the sweep; nothing is written."""
+    keys, experiment, stated_output = _keys_of_sweep(config)
+    typed_parameters, plain_parameters = _typed_and_plain_parameters(experiment)
+    # What remains is bstune's own, which knows no key named sweep.
+    rest = config.copy()
+    with open_dict(rest):
+        del rest["sweep"]
+    composed = _checked(name, rest)
+    experiment_trains = "composed" in inspect.signature(experiment.func).parameters
+    if experiment_trains and composed is None:
+        raise ConfigError(f"the sweep {name} trains: its file needs config among its defaults")
+    sweep = Sweep(
+        name=name,
+        source=keys.source,
+        output=Path(keys.output),
+        composed=composed,
+        experiment=experiment,
+        parameters=typed_parameters,
+        plain_parameters=plain_parameters,
+    )
+    # An error names the option as it was stated, before ~ was replaced.
+    check_writable(sweep.result, f"sweep.output={stated_output}")
+    _check_own_files(sweep)
+    return sweep
+
+
+def _keys_of_sweep(
+    config: DictConfig,
+) -> tuple[DictConfig | ListConfig, functools.partial[Finding], str | None]:
+    """Check the key ``sweep``: give the keys below it, the experiment, and the output as stated."""
     if not isinstance(config.get("sweep"), DictConfig):
         raise ConfigError(
             "sweep must have the keys source, output and experiment, but got "
@@ -230,7 +259,7 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
         )
     try:
         root = config.sweep.get("output")
-        # The folder is expanded before other keys refer to it.
+        # The home directory is filled in before other keys refer to the folder.
         if isinstance(root, str):
             config.sweep.output = _expanded(root)
         # The experiment may refer to keys beside it.
@@ -247,26 +276,7 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
         raise ConfigError(
             "sweep.experiment must have _partial_: true: it is called once everything is checked"
         )
-    parameters, plain_parameters = _typed(experiment)
-    # What remains is bstune's own, which knows no key named sweep.
-    rest = config.copy()
-    with open_dict(rest):
-        del rest["sweep"]
-    composed = _checked(name, rest)
-    if composed is None and "composed" in inspect.signature(experiment.func).parameters:
-        raise ConfigError(f"the sweep {name} trains: its file needs config among its defaults")
-    sweep = Sweep(
-        name=name,
-        source=keys.source,
-        output=Path(keys.output),
-        composed=composed,
-        experiment=experiment,
-        parameters=parameters,
-        plain_parameters=plain_parameters,
-    )
-    check_writable(sweep.result, f"sweep.output={root}")
-    _check_own_files(sweep)
-    return sweep
+    return keys, experiment, root
 
 
 def _expanded(root: str) -> str:
@@ -339,11 +349,14 @@ def _refuse_nested_lists(parameters: object) -> None:
             raise ConfigError(f"sweep.experiment.{name} must be a flat list, but got {value!r:.80}")
 
 
-def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _typed_and_plain_parameters(
+    experiment: functools.partial[Finding],
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Give an experiment's parameters, in the types of its annotations, and as plain values."""
     yaml_parameters = list[tuple[str, type]]()
     for parameter in inspect.signature(experiment.func).parameters.values():
-        # The YAML has all parameters without a default. Others, such as a clock, are for tests.
+        # The YAML has all keyword arguments without a default. Those with one, such as a clock, are
+        # for tests, and the harness gives the positional ones, such as the log.
         required = parameter.default is parameter.empty
         if required and parameter.kind is parameter.KEYWORD_ONLY:
             yaml_parameters.append((parameter.name, parameter.annotation))

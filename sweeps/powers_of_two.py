@@ -138,9 +138,10 @@ def run(
     """
     _check_choices(repeats, steps, level, lr, against_each_other)
     batch_sizes = [*batch_sizes, *against_each_other]
-    # Batch sizes that cannot be chosen are refused before any probe, by a ceiling above all of
-    # them; 3 is the least that there may be.
-    choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))
+    # The ceiling is not known yet. Choosing under one above all batch sizes (3 is the least that
+    # there may be) refuses, before any probe, those that no ceiling would allow.
+    ceiling_above_all = max([*batch_sizes, *centres, 3])
+    choose_batch_sizes(batch_sizes, centres, ceiling_above_all)
     options, recipe = resolve(composed.options, composed.trained_recipe)
     workload, protocol = load_workload(options, recipe)
     if ceiling is not None and ceiling > workload.train_examples:
@@ -155,14 +156,15 @@ def run(
     # More rounds, or another level, keep the rounds that the log already has.
     log.begin(device, ("repeats", "level"))
     if ceiling is None:
-        find = functools.partial(find_ceiling, options, recipe)
-        limit = _limit_of(options, probe)
-        ceiling = _ceiling_of_log(
-            log,
-            functools.partial(
-                _measure_ceiling, find, workload.train_examples, probe, limit, console
-            ),
+        measure_now = functools.partial(
+            _measure_ceiling,
+            functools.partial(find_ceiling, options, recipe),
+            workload.train_examples,
+            probe,
+            _limit_of(options, probe),
+            console,
         )
+        ceiling = _ceiling_of_log(log, measure_now)
     choice = choose_batch_sizes(batch_sizes, centres, ceiling)
     if choice.left_out:
         console.print(
@@ -186,16 +188,7 @@ def run(
     measured_rounds = log.measure_as_they_end(
         rounds_plan, functools.partial(timed_steps.time_rounds, visits_of_round)
     )
-    busy_units = dict[str, dict[int, float]]()
-    if BUSY_UNIT in unit_names:
-        busy_plan = UnitPlan(
-            names=[BUSY_UNIT],
-            only=only,
-            noun="measurement",
-            read=_read_busy,
-            choices=unit_names,
-        )
-        busy_units = log.measure(busy_plan, lambda name: timed_steps.time_busy())
+    busy_units = _measure_busy(log, timed_steps, unit_names, only)
     log.check_finished(unit_names, {CEILING_UNIT, *measured_rounds, *busy_units})
     title = f"{options.workload.name} in {options.precision}, {device}; n = {repeats} rounds"
     return _make_finding(
@@ -216,6 +209,22 @@ def _ceiling_of_log(log: UnitLog, measure: Callable[[], int]) -> int:
     # It is measured whatever units are chosen: the other batch sizes follow from it.
     plan = UnitPlan(names=[CEILING_UNIT], only=(), noun="ceiling", read=int)
     return log.measure(plan, lambda name: measure())[CEILING_UNIT]
+
+
+def _measure_busy(
+    log: UnitLog, timed_steps: "_TimedSteps", unit_names: Sequence[str], only: Sequence[str]
+) -> dict[str, dict[int, float]]:
+    """Give the seconds of a step in which the device is at work, by batch size, as one unit.
+
+    They are those that the log has kept, or measured now. It is empty where the sweep has no such
+    unit, and where that is not kept and ``only``, the units to measure now, leaves it out.
+    """
+    if BUSY_UNIT not in unit_names:
+        return {}
+    plan = UnitPlan(
+        names=[BUSY_UNIT], only=only, noun="measurement", read=_read_busy, choices=unit_names
+    )
+    return log.measure(plan, lambda name: timed_steps.time_busy())
 
 
 def _rounds_by_size(

@@ -258,12 +258,13 @@ def choose(names: Sequence[str], quick: bool) -> list[Entry]:
     if not names:
         return [entry for entry in entries if not quick or entry.group in QUICK_SEARCHES]
     chosen: dict[str, Entry] = {}
-    # A group, ``tpe/sqrt``, chooses all of its forms, and a bare name, ``tpe``, all of its axes.
-    # Only a name that is a group itself, as bstune's with its usual rule, chooses no more than that
-    # group.
     for name in names:
+        # An entry's group is NAME/AXIS, such as ``tpe/sqrt``: it chooses all of its forms. bstune's
+        # search with its usual rule has no axis, so that its name is a group.
         matching = [entry for entry in entries if name in (entry.group, entry.key)]
-        matching = matching or [entry for entry in entries if name == entry.name]
+        # A bare name, such as ``tpe``, chooses all of its axes.
+        if not matching:
+            matching = [entry for entry in entries if name == entry.name]
         if not matching and ":" in name:
             matching = [_imported(name)]
         if not matching:
@@ -304,6 +305,11 @@ def find_sources(
     sources: dict[str, tuple[Path, TableSource | None]] = {}
     if not names:
         sources = {name: (source.path, source) for name, source in index.items()}
+        if not sources:
+            raise TableError(
+                "bstune ships no tables here: name a file with sweep.experiment.tables=[FILE], and "
+                "a target"
+            )
     for name in names:
         path = Path(name)
         if name not in index and not path.exists():
@@ -313,6 +319,7 @@ def find_sources(
             raise TableError(
                 f"there is no table {name}: give the path of a file of JSON lines{others}"
             )
+        # A path may lead to the file of a table that ships.
         shipped = index.get(name) or _shipped_at(path, index)
         if shipped is not None:
             path = shipped.path
@@ -321,11 +328,6 @@ def find_sources(
         if path.stem in sources:
             known_as = str(path)
         sources[known_as] = path, shipped
-    if not sources:
-        raise TableError(
-            "bstune ships no tables here: name a file with sweep.experiment.tables=[FILE], and a "
-            "target"
-        )
     return sources
 
 

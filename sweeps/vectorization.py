@@ -221,16 +221,17 @@ def run(
     timing = RepeatTiming(repeats, segment_seconds, limit_seconds)
 
     def measured(
-        names: Sequence[str], named: Sequence[str], make_calls: Callable[[], Calls]
+        repeat_names: Sequence[str], way_names: Sequence[str], make_calls: Callable[[], Calls]
     ) -> dict[str, RepeatSeconds]:
+        """Time the ways in each repeat that is not kept: seconds of one call, by repeat and way."""
         plan = UnitPlan(
-            names=names,
+            names=repeat_names,
             only=only,
             noun="repeat",
             read=READ_REPEAT.validate_python,
             choices=unit_names,
         )
-        return measure(log, plan, named, make_calls, timing, rng, clock)
+        return measure(log, plan, way_names, make_calls, timing, rng, clock)
 
     product_repeats = measured(product_names, list(ways_of_product), make_products)
     sizes_kib = sorted(set(working_sets))
@@ -242,12 +243,12 @@ def run(
     log.check_finished(unit_names, {*product_repeats, *reading_repeats, *order_repeats})
     levels = cache_levels(place)
     # A product has n^3 multiplications and as many additions.
-    rows = _product_rows(by_way(product_repeats, ways_of_product), 2.0 * size**3)
+    product_rows = _product_rows(by_way(product_repeats, ways_of_product), 2.0 * size**3)
     read_seconds = by_way(reading_repeats, named_sizes)
     read_rows = [_read_row(kib, read_seconds[str(kib)], levels) for kib in sizes_kib]
     order_rows = _order_rows(by_way(order_repeats, ORDER_NAMES), gathered_kib * KIB)
     title = f"A = B C of {size} x {size} matrices in {dtype}, {device_text}"
-    return _make_finding(rows, read_rows, order_rows, levels, title, device_text)
+    return _make_finding(product_rows, read_rows, order_rows, levels, title, device_text)
 
 
 def _products(
@@ -286,10 +287,10 @@ def _make_finding(
     """
     # A slow way has fewer repeats than were asked for.
     n = min(row["repeats"] for row in [*rows, *read_rows, *order_rows])
+    sentences = (sentence(rows, n), read_sentence(read_rows), order_sentence(order_rows))
     return Finding(
-        sentence=" ".join(
-            filter(None, (sentence(rows, n), read_sentence(read_rows), order_sentence(order_rows)))
-        ),
+        # The sentence on readings is empty where there are fewer than two.
+        sentence=" ".join(filter(None, sentences)),
         rows=[*rows, *read_rows, *order_rows],
         n=n,
         device=device,
@@ -492,7 +493,7 @@ def _repeat_names(group: str, repeats: int) -> list[str]:
 def measure(
     log: UnitLog,
     plan: UnitPlan[RepeatSeconds],
-    named: Sequence[str],
+    way_names: Sequence[str],
     make_calls: Callable[[], Calls],
     timing: RepeatTiming,
     rng: np.random.Generator,
@@ -505,21 +506,21 @@ def measure(
     Args:
         log: keeps the repeats.
         plan: of the repeats.
-        named: the ways' names.
+        way_names: the ways' names.
         make_calls: makes the call of each way; only where a repeat is to be measured.
         timing: how calls are timed.
         rng: shuffles the ways of each repeat.
         clock: in seconds.
     """
     # The orders of all repeats are drawn, so that each has the same one whichever are kept.
-    ways_in_order = {name: rng.permutation(list(named)).tolist() for name in plan.names}
+    ways_in_order = {name: rng.permutation(list(way_names)).tolist() for name in plan.names}
     kept_repeats = log.recorded(plan)
 
     def time_repeats(names: Sequence[str]) -> Iterator[tuple[str, RepeatSeconds]]:
         timers = _timers(make_calls(), clock)
         # A repeat times a segment of so many calls of each way, and keeps the seconds of one call.
-        call_count = {name: _calls_of_segment(timers[name], timing) for name in named}
-        seconds_so_far = by_way(kept_repeats, named)
+        call_count = {name: _calls_of_segment(timers[name], timing) for name in way_names}
+        seconds_so_far = by_way(kept_repeats, way_names)
         for repeat in names:
             seconds = RepeatSeconds()
             for way in ways_in_order[repeat]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from bstune.core.records import Merit
+from bstune.core.records import Merit, TrialResult
+from bstune.core.search_space import Space
 from bstune.options import overrides
 from bstune.result import WINNERS
 from bstune.study.analysis.summary import winner_result
@@ -73,8 +74,8 @@ def _trial_arguments(winner: Winner, prepared: PreparedStudy) -> list[str]:
         f"trial.lr={trial.lr!r}",
         f"trial.seed={trial.seed}",
     ]
-    # Where trials stop early, the limit decides when they were evaluated. Elsewhere it is where
-    # their schedule ends.
+    # A trial whose schedule ends with it is limited to that schedule. Where trials stop early, the
+    # steps that this one took are the limit: when a trial is evaluated depends on its limit.
     limit = winner.advised_horizon
     if prepared.backend.stops:
         limit = trial.steps
@@ -100,17 +101,7 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
     trial = winner.trial
     space = prepared.space
     is_for_loss = prepared.budget.objective == "loss"
-    of_study = list[str]()
-    for argument in study_arguments(arguments):
-        # Hydra's + and ~ before an option add and delete it.
-        if not argument.lstrip("+~").startswith(OF_A_STUDY):
-            of_study.append(argument)
-    # A target that the study took from its first trial is not in its arguments, and the command
-    # has no such trial to take it from.
-    of_study = _with_known_target(of_study, prepared)
-    if is_for_loss:
-        # The budget is given in steps below, even where the study's is in seconds or examples.
-        of_study = [argument for argument in of_study if not argument.startswith("budget.")]
+    of_study = _arguments_without_search(arguments, prepared)
     lr = rounded_within(trial.lr, space.lr_low, space.lr_high)
     of_trial = [f"trial.batch_size={trial.batch_size}", f"trial.lr={lr!r}"]
     horizon = winner.advised_horizon
@@ -123,14 +114,35 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
         of_trial += _limited_to(horizon)
     # A single trial makes no survey, which chose the study's number of threads.
     of_trial += _threads_option(prepared, of_study)
+    of_trial += overrides(prepared.options, _rounded_hyperparameters(trial, space))
+    return shlex.join(["bstune", *of_study, *of_trial])
+
+
+def _arguments_without_search(arguments: Sequence[str], prepared: PreparedStudy) -> list[str]:
+    """Give those of a study's arguments that its winner is trained with, and the known target."""
+    kept = list[str]()
+    for argument in study_arguments(arguments):
+        # Hydra's + and ~ before an option add and delete it.
+        if not argument.lstrip("+~").startswith(OF_A_STUDY):
+            kept.append(argument)
+    # A target that the study took from its first trial is not in its arguments, and the command
+    # has no such trial to take it from.
+    kept = _with_known_target(kept, prepared)
+    if prepared.budget.objective == "loss":
+        # The command gives the budget in steps, even where the study's is in seconds or examples.
+        kept = [argument for argument in kept if not argument.startswith("budget.")]
+    return kept
+
+
+def _rounded_hyperparameters(trial: TrialResult, space: Space) -> dict[str, float]:
+    """Give a trial's further hyper-parameters, with those that were searched rounded to be read."""
     tunables = {tunable.name: tunable for tunable in space.tunables}
     values = dict[str, float]()
     for name, value in trial.hyperparameters.items():
         values[name] = value
         if name in tunables:
             values[name] = rounded_within(value, tunables[name].low, tunables[name].high)
-    of_trial += overrides(prepared.options, values)
-    return shlex.join(["bstune", *of_study, *of_trial])
+    return values
 
 
 def _threads_option(prepared: PreparedStudy, arguments: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from bstune.system.watchdog import waiting_for, watching
 
 # Its loaders' files are known without reading them.
 DATASETS = "bstune.workloads.datasets"
-# A node's root that is the study's.
+# How a node of options refers to the study's own folder of data.
 ROOT = "${data.root}"
 # The sections whose options a study must not change: one that is left out has changed, too.
 OPTION_SECTIONS = ("workload.", "scaling.", "prior.", "protocol.", "trainer.", "search.")
@@ -31,7 +31,7 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
     Raises:
         ConfigError: for a CUDA device where torch was built without CUDA.
         StudyError: for an output folder that cannot be written, or is another study's; for options
-            with which the study did not begin.
+            that must not change and differ from those with which the study began.
         DataError: for data that are missing and cannot be downloaded.
     """
     device = options.device
@@ -47,6 +47,7 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
     for loader, root in known_loaders(options.workload.data):
         fetch = importlib.import_module(DATASETS).fetch
         folder = options.data.root if root == ROOT else root
+        # A download is no training step: it has no limit, and only lines say that it goes on.
         with watching(say, seconds=None), waiting_for("the download"):
             fetch(loader, folder, say)
 
@@ -89,6 +90,7 @@ def check_unchanged(options: StudyOptions) -> None:
         return
     began = settings_of(study)
     now = {**flat_settings(options), **_stated_machine(options, began)}
+    # Settings that are known only later, such as the digest of the code, are in neither group.
     compared: dict[str, object] = {}
     for key, value in began.items():
         if key in now or key.startswith(OPTION_SECTIONS):
@@ -98,9 +100,10 @@ def check_unchanged(options: StudyOptions) -> None:
 
 
 def _stated_machine(options: StudyOptions, began: Mapping[str, object]) -> dict[str, object]:
-    """Give the options of the machine that state a value, among the settings that a study has.
+    """Give compile, precision and threads, where the options state what the study recorded.
 
-    What they leave to this machine is not known yet.
+    ``began`` are the settings with which the study began. With ``auto`` an option leaves its value
+    to this machine: it is not known yet, and is left out.
     """
     # It imports Optuna.
     from bstune.study.storage.attributes import THREADS_ARE_OPEN
@@ -110,9 +113,10 @@ def _stated_machine(options: StudyOptions, began: Mapping[str, object]) -> dict[
         stated["compile"] = options.compile
     if "precision" in began and options.precision != "auto":
         stated["precision"] = options.precision
-    # None: the study trains on CUDA, or on several devices.
-    are_chosen = began.get("threads") is not None and not began.get(THREADS_ARE_OPEN)
-    if are_chosen and options.threads != "auto":
+    # A study on CUDA, or on several devices, has no threads to compare, and a study may still have
+    # to choose them.
+    study_has_threads = began.get("threads") is not None and not began.get(THREADS_ARE_OPEN)
+    if study_has_threads and options.threads != "auto":
         stated["threads"] = options.threads
     return stated
 

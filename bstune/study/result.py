@@ -105,6 +105,23 @@ class Result:
         options = self._known_options()
         return find_study(options.study, options.storage)
 
+    def _recipe_to_train(self, module: "Module | None", data: "Data | None") -> Recipe:
+        """Give the recipe of a module and data that are given, or else the study's own.
+
+        ConfigError where there is neither.
+        """
+        # It imports torch and Lightning.
+        from bstune.study.given import recipe_of
+
+        if module is not None and data is not None:
+            return recipe_of(module, data, self._known_options())
+        if self.recipe is None:
+            raise ConfigError(
+                "a study's folder holds no code: give result.train(module=..., data=...), as "
+                "bstune.Study takes them"
+            )
+        return self.recipe
+
     def _known_options(self) -> StudyOptions:
         """Give the study's options; StudyError where its folder did not tell them."""
         if self.options is None:
@@ -159,7 +176,9 @@ class Result:
 
         names = ("batch_size", "steps", "low", "high")
         curve = self.summary.curve
-        columns = {name: [] if curve is None else list(getattr(curve, name)) for name in names}
+        columns: dict[str, list[float]] = {name: [] for name in names}
+        if curve is not None:
+            columns = {name: list(getattr(curve, name)) for name in names}
         return pandas.DataFrame(columns)
 
     @property
@@ -185,14 +204,16 @@ class Result:
         if columns not in ("needed", "all"):
             raise ConfigError(f"columns is 'needed' or 'all', but got {columns!r}")
         rows = [_row(trial) for trial in self.records]
-        names = [field.name for field in fields(TrialResult) if field.name not in NOT_COLUMNS]
-        searched = list(
-            dict.fromkeys(name for trial in self.records for name in trial.hyperparameters)
-        )
-        names += [*searched, "time_to_target", "value"]
+        searched = dict[str, float]()
+        for trial in self.records:
+            searched |= trial.hyperparameters
         if columns == "needed":
             # Searched hyper-parameters follow the number, batch size and learning rate.
             names = [*TRIAL_COLUMNS[:3], *searched, *TRIAL_COLUMNS[3:]]
+        else:
+            names = [field.name for field in fields(TrialResult) if field.name not in NOT_COLUMNS]
+            names += [*searched, "time_to_target", "value"]
+        # One column of a name, even where a hyper-parameter is called as another one.
         table = pandas.DataFrame(rows, columns=list(dict.fromkeys(names)))
         # These types take an empty value and keep whole numbers whole.
         return table.astype({name: kind for name, kind in KINDS.items() if name in names})
@@ -249,32 +270,26 @@ class Result:
         import torch
 
         from bstune.hardware.workload_steps import threads_of_fit
-        from bstune.study.given import recipe_of
         from bstune.trial.plain import fit
         from bstune.trial.processes.restored import restored
         from bstune.trial.workload import load_workload
 
         best = self.best
         options = self._known_options()
-        recipe = self.recipe
-        if module is not None and data is not None:
-            recipe = recipe_of(module, data, options)
-        if recipe is None:
-            raise ConfigError(
-                "a study's folder holds no code: give result.train(module=..., data=...), as "
-                "bstune.Study takes them"
-            )
+        recipe = self._recipe_to_train(module, data)
         trial = next(trial for trial in self.records if trial.number == best.number)
         spec = trial.again(max_steps=best.horizon)
+        # torch's settings and random states are the caller's again afterwards.
         with restored():
             workload, protocol = load_workload(options, recipe)
             timing = self.summary.timing
             threads_of_study = None if timing is None else timing.threads
-            # What the steps that are timed log, set and draw stays out of the fit.
+            # The number of threads is chosen by timing steps of the loop that the fit will use.
+            timed_protocol = protocol if fast else replace(protocol, fast="off")
+            # What these steps log, set and draw stays out of the fit.
             with restored():
                 quieten()
-                timed = protocol if fast else replace(protocol, fast="off")
-                threads = threads_of_fit(options, workload, timed, trial, threads_of_study)
+                threads = threads_of_fit(options, workload, timed_protocol, trial, threads_of_study)
             if threads is not None:
                 torch.set_num_threads(threads)
             steps = best.horizon or trial.steps

@@ -50,8 +50,8 @@ def tracking_uri(settings: MlflowOptions) -> str:
 def check_uri(uri: str) -> None:
     """Check that MLflow can log to a URI, without connecting to a server.
 
-    mlflow is imported for a URI of a kind that is used rarely alone, and for a database that may be
-    another program's.
+    mlflow, which takes seconds to import, is imported only for a database that may be another
+    program's, and for a URI that names neither a server nor a database.
 
     Raises:
         ConfigError: where MLflow has no store for this kind of URI, or where it is the URI of
@@ -70,7 +70,7 @@ def check_uri(uri: str) -> None:
         raise ConfigError(f"{what} is no address: {one_line(str(error))}") from error
     except ImportError as error:
         raise ConfigError(f"{what} needs a driver that is not installed: {error}") from error
-    # mlflow takes seconds to import.
+    # Only mlflow knows which other kinds it has a store for.
     from mlflow import MlflowClient
     from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
 

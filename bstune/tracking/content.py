@@ -142,7 +142,8 @@ def study_values(result: StudyResult) -> list[Value]:
         named |= _metrics_at_budget(result.at_budget)
     values = list[Value]()
     for name, number in named.items():
-        # Numbers have six digits, as MLflow's columns show all digits.
+        # Numbers have six digits, as MLflow's columns show all digits. Each is at step 0: only the
+        # curves have steps.
         if number is not None:
             values.append((name, 0, float(f"{number:.6g}")))
     return [*values, *_curves(result)]
@@ -214,13 +215,13 @@ def study_note(
     # A fence of Markdown must be longer than any row of backticks in it, and has three at least.
     longest = max((len(backticks) for backticks in re.findall("`+", answer)), default=0)
     fence = "`" * max(3, 1 + longest)
+    # The answer takes the place of {} once it is known how much room the rest leaves.
     parts = [f"{fence}text\n{{}}\n{fence}"]
     if figure is not None:
         query = urlencode({"path": figure, "run_uuid": run_id})
         parts.append(f"![steps and seconds to target over batch size](get-artifact?{query})")
     parts.append(f"[the study's trials]({trials_page}) · [all studies]({studies_page})")
     text = "\n\n".join(parts)
-    # The answer gets the room that the links leave.
     return text.format(shortened(answer, TAG_LENGTH - len(text)))
 
 

@@ -93,14 +93,16 @@ def _remove_partials(path: Path) -> None:
 
     The caller must hold the database's lock.
     """
+    # A partial file's name has in it the name of the database that it was to become, or the end of
+    # a long one. This database's name is cut in the same way.
+    name_in_partials = final_name(partial_of(path))
     for file in path.parent.iterdir():
+        # SQLite's journals have the name of their file, and a suffix.
         name = file.name
         for suffix in _JOURNALS:
             name = name.removesuffix(suffix)
-        # A partial file's name has in it the name of the database that it was to become, or the end
-        # of a long one. So this database's name is put through the same cut before both are
-        # compared. For a file that is not partial, final_name gives None.
-        is_of_this = final_name(file.with_name(name)) == final_name(partial_of(path))
+        # For a file that is not partial, final_name gives None.
+        is_of_this = final_name(file.with_name(name)) == name_in_partials
         if is_of_this and file.is_file() and not file.is_symlink():
             file.unlink(missing_ok=True)
 

@@ -40,6 +40,26 @@ _log = logging.getLogger(__name__)
 logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.threadName != THREAD)
 
 
+def _thread_of(work: Callable[[], None]) -> tuple[threading.Thread, "Future[None]"]:
+    """Make a thread that does some work without logging, and the future that gets its outcome.
+
+    The thread is not started.
+    """
+    outcome: Future[None] = Future()
+
+    def run_quietly() -> None:
+        with suppress_logs_in_thread():
+            try:
+                work()
+                outcome.set_result(None)
+            # All errors are caught: an uncaught one would be printed with the passwords in it.
+            except Exception as error:  # noqa: BLE001
+                outcome.set_exception(error)
+
+    # It is a daemon: a thread that hangs must not keep the process from ending.
+    return threading.Thread(target=run_quietly, name=THREAD, daemon=True), outcome
+
+
 class Exchanges:
     """A study's exchanges with MLflow, one after the other.
 
@@ -71,19 +91,7 @@ class Exchanges:
         Where it fails or takes longer, log one line and set ``failed``. ``what`` completes that
         line: "could not ``what``".
         """
-        outcome: Future[None] = Future()
-
-        def run_quietly() -> None:
-            with suppress_logs_in_thread():
-                try:
-                    work()
-                    outcome.set_result(None)
-                # All errors are caught: an uncaught one would be printed with the passwords in it.
-                except Exception as error:  # noqa: BLE001
-                    outcome.set_exception(error)
-
-        # It is a daemon: a thread that hangs must not keep the process from ending.
-        thread = threading.Thread(target=run_quietly, name=THREAD, daemon=True)
+        thread, outcome = _thread_of(work)
         # All exchanges of a study have mlflow.study_seconds together.
         allowed = min(seconds, self._seconds_left)
         start = self._clock()
@@ -98,13 +106,14 @@ class Exchanges:
         trace = ""
         if allowed <= 0 or thread.is_alive():
             reason = f"no answer within {max(0.0, allowed):.3g} s, {limit}"
-        elif (error := outcome.exception()) is not None:
+        else:
+            error = outcome.exception()
+            if error is None:
+                return
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             # Any other error is a mistake in bstune, which the traceback helps to find.
             if not isinstance(error, FAILURES):
                 trace = "\n" + "".join(traceback.format_exception(error))
-        else:
-            return
         self.failed = True
         _log.warning("MLflow: could not %s (%s). %s%s", what, reason, self._advice(), trace)
 

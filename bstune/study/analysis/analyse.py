@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
 from bstune.core.objectives import SOUGHT
 from bstune.core.records import Merit, Target, TrialResult
+from bstune.core.search_space import Space
 from bstune.core.step_time_law import StepTimeLaw
 from bstune.result import (
     AsGood,
@@ -115,13 +116,9 @@ def analyse(
     curve: Curve | None = None
     if critical is not None:
         curve = curve_of(posterior, _band(posterior, critical), tau, law)
-    # Batch sizes cannot be compared by time where the seconds of a step are not known.
-    good: AsGood | None = None
-    if curve is not None and winner is not None and (use == "steps" or curve.seconds_per_step):
-        reached = [trial for trial in done if trial.reached]
-        known = known_rates(curve.batch_size, curve.lr, reached, space)
-        drawn = merit_draws(posterior, curve, known.rates, use, law)
-        good = sizes_as_good(curve.batch_size, known, drawn, winner.trial, use)
+    as_good: AsGood | None = None
+    if curve is not None and winner is not None:
+        as_good = _as_good(done, posterior, curve, winner.trial, use, space, law)
     return Analysis(
         fit=_fit(done),
         critical=critical,
@@ -134,7 +131,7 @@ def analyse(
         so_far=best_so_far(done, target, baseline_run, posterior),
         gain=gain_of(runs, winner, use, scatter.scatter, timing_error, luck),
         gain_in_seconds=gain_in_seconds,
-        as_good=good,
+        as_good=as_good,
         timing=timing_of(prepared, law, winner, points_with_fresh_seeds),
         not_run_again=ranked.not_run_again,
         scale_out=plans,
@@ -148,6 +145,36 @@ class _Ranked:
     best: dict[Merit, Winner]
     not_run_again: NotRunAgain | None
     """None where no such point is predicted to be better than the winner to use."""
+
+
+def _as_good(
+    done: Sequence[TrialResult],
+    posterior: Posterior,
+    curve: Curve,
+    winner: TrialResult,
+    use: Merit,
+    space: Space,
+    law: StepTimeLaw | None,
+) -> AsGood | None:
+    """Find the batch sizes that are not shown to be worse than the winner's.
+
+    None where seconds are compared and those of a step are not known.
+
+    Args:
+        done: the study's trials.
+        posterior: of these trials.
+        curve: has the batch sizes.
+        winner: the trial of the winner to use.
+        use: whether time or steps to the target are compared.
+        space: has the scaling rule.
+        law: tau(B) with its error; None where that is not known.
+    """
+    if use == "time" and not curve.seconds_per_step:
+        return None
+    reached = [trial for trial in done if trial.reached]
+    known = known_rates(curve.batch_size, curve.lr, reached, space)
+    drawn = merit_draws(posterior, curve, known.rates, use, law)
+    return sizes_as_good(curve.batch_size, known, drawn, winner, use)
 
 
 def _rank(

@@ -94,10 +94,12 @@ def sizes_as_good(
     is_near = known.is_near.copy()
     is_near[nearest_to_winner] = True
     best = int(np.where(is_near, medians, np.inf).argmin())
+    # How likely each takes at most so much more than the best.
     log_over_best = log_merits - log_merits[:, [best]]
     chance = (log_over_best <= math.log1p(AS_GOOD_WITHIN)).mean(axis=0)
     first, last = _neighbours((chance >= AS_GOOD_CHANCE) & is_near, best)
-    # The winner's own pair is one that ran; elsewhere the rate is the law's.
+    # The winner's own pair is one that ran; elsewhere the rate is the law's. It stands for an end
+    # that it lies beyond, or that is about the same batch size.
     of_winner = (winner.batch_size, winner.lr)
     low, lr_low = (round(batch_sizes[first]), rates[first])
     if low > winner.batch_size or _is_near(low, winner.batch_size):
@@ -108,11 +110,12 @@ def sizes_as_good(
     # The middle is the winner or, if that is an end, the size half way. Where no size lies between
     # the ends, it is the lower one.
     half_way = (first + last) // 2
-    middle, lr_middle = of_winner
-    if not low < middle < high:
-        middle, lr_middle = round(batch_sizes[half_way]), rates[half_way]
-    if not low < middle < high:
-        middle, lr_middle = low, lr_low
+    of_half_way = (round(batch_sizes[half_way]), rates[half_way])
+    middle, lr_middle = (low, lr_low)
+    if low < winner.batch_size < high:
+        middle, lr_middle = of_winner
+    elif low < of_half_way[0] < high:
+        middle, lr_middle = of_half_way
     return AsGood(
         merit=merit,
         within=AS_GOOD_WITHIN,

@@ -75,13 +75,9 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
     gain: GainAtBudget | None = None
     if runs is not None and baseline is not None and not same_point(runs.first, best):
         gain = _gain(prepared, done, best, runs, winner, baseline, posteriors[1.0])
-    # In a budget of seconds the error of the timing changes how many steps each batch size gets.
     count_error: float | None = None
-    if budget.seconds is not None and runs is not None:
-        law = law_of(prepared, done)
-        if law is not None:
-            sizes = (best.batch_size, runs.first.batch_size)
-            count_error = error_of_count(prepared.seconds_per_step, law, *sizes)
+    if runs is not None:
+        count_error = _count_error(prepared, done, best, runs.first)
     size_growth: SizeGrowthOverBudget | None = None
     if findings.growth is not None:
         size_growth = _growth(findings.growth)
@@ -144,6 +140,25 @@ def _times(prepared: PreparedStudy) -> tuple[SizeSeconds, ...]:
     # The times that the study stored decided its trials' steps.
     times = prepared.budget_times or prepared.measured_budget_times()
     return tuple(SizeSeconds(batch_size=size, seconds=seconds) for size, seconds in times)
+
+
+def _count_error(
+    prepared: PreparedStudy,
+    done: Sequence[TrialResult],
+    best: TrialResult,
+    baseline: TrialResult,
+) -> float | None:
+    """Give the error of the ratio of the best trial's number of steps to the baseline's.
+
+    In a budget of seconds the error of the timing changes how many steps each batch size gets. None
+    for another budget, and where the seconds of a step are not known.
+    """
+    if prepared.options.budget.seconds is None:
+        return None
+    law = law_of(prepared, done)
+    if law is None:
+        return None
+    return error_of_count(prepared.seconds_per_step, law, best.batch_size, baseline.batch_size)
 
 
 def _point(

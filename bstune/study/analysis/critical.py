@@ -110,21 +110,32 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
     smallest = min(reached)
     largest = max(reached)
     interval = _claimed_interval(posterior, smallest, largest)
-    term = _b_opt(posterior, smallest)
-    s_min, e_min = _least_steps_and_examples(posterior, has_term=term is not None)
+    b_opt_quantiles = _b_opt(posterior, smallest)
+    s_min, e_min = _least_steps_and_examples(posterior, has_term=b_opt_quantiles is not None)
+    # S_min belongs to batch sizes far above B_crit: it is claimed only with B_crit's upper end.
+    if interval.high is None:
+        s_min = None
+    # E_min belongs to small ones: it is claimed only with the lower end.
+    if interval.low is None:
+        e_min = None
     b_opt_low: float | None = None
     b_opt: float | None = None
     b_opt_high: float | None = None
-    if term is not None:
-        b_opt_low, b_opt, b_opt_high = (_claimed(size, smallest, largest) for size in term)
+    # The regimes take the posterior's B_opt, even where that itself is not claimed.
+    b_opt_of_regimes = 0.0
+    if b_opt_quantiles is not None:
+        b_opt_of_regimes = b_opt_quantiles[1]
+        b_opt_low, b_opt, b_opt_high = (
+            _claimed(size, smallest, largest) for size in b_opt_quantiles
+        )
     perfect_scaling_below: float | None = None
     maximal_data_parallelism_above: float | None = None
     if interval.b_crit is not None:
-        # The regimes take the posterior's B_opt, even where that itself is not claimed.
-        small_batch = 0.0 if term is None else term[1]
-        perfect_scaling_below = batch_size_at_slope(interval.b_crit, small_batch, 1.0 / SLOPE_RATIO)
+        perfect_scaling_below = batch_size_at_slope(
+            interval.b_crit, b_opt_of_regimes, 1.0 / SLOPE_RATIO
+        )
         maximal_data_parallelism_above = batch_size_at_slope(
-            interval.b_crit, small_batch, SLOPE_RATIO
+            interval.b_crit, b_opt_of_regimes, SLOPE_RATIO
         )
     next_trials: tuple[NextTrial, ...] = ()
     if interval.is_wide:
@@ -134,10 +145,8 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
         low=interval.low,
         high=interval.high,
         level=INTERVAL_LEVEL,
-        # Fewer steps than at the largest batch size, and fewer examples than at the smallest, are
-        # known only with the end of the interval there.
-        s_min=None if interval.high is None else s_min,
-        e_min=None if interval.low is None else e_min,
+        s_min=s_min,
+        e_min=e_min,
         b_opt=b_opt,
         b_opt_low=b_opt_low,
         b_opt_high=b_opt_high,
@@ -221,10 +230,10 @@ def _least_steps_and_examples(
     b_crit = np.exp(theta[:, B_CRIT])
     b_opt = np.exp(theta[:, B_OPT])
     s_min = np.exp(theta[:, LEVEL]) / (1.0 + b_crit + b_opt**2)
-    wasted: float | NDArray[np.float64] = 0.0
+    middle_size = 2.0**posterior.prior.log_mid
+    e_min = s_min * middle_size * b_crit
     if has_term:
-        wasted = 2.0 * b_opt
-    e_min = s_min * 2.0**posterior.prior.log_mid * (b_crit + wasted)
+        e_min = s_min * middle_size * (b_crit + 2.0 * b_opt)
     return finite(float(np.median(s_min))), finite(float(np.median(e_min)))
 
 
@@ -564,8 +573,10 @@ def growth_over_target(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth
         return None
     distance = {target: abs(target - ideal) for target in intervals}
     log_distance = np.log(list(distance.values()))
-    log_intervals = np.log(np.ascontiguousarray(np.transpose(list(intervals.values()))))
-    log_low, log_b_crit, log_high = log_intervals
+    lows, b_crits, highs = zip(*intervals.values(), strict=True)
+    log_low = np.log(lows)
+    log_b_crit = np.log(b_crits)
+    log_high = np.log(highs)
     z = INTERVAL_QUANTILE
     # A weight is 1/variance of log B_crit, whose standard deviation is (log high - log low)/(2 z).
     # An interval of no width would have an infinite one.
@@ -585,6 +596,7 @@ def growth_over_target(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth
         high=slope + half_width,
         level=INTERVAL_LEVEL,
         ideal=ideal,
+        # From the easiest target to the hardest.
         start=max(distance, key=distance.__getitem__),
         end=min(distance, key=distance.__getitem__),
     )

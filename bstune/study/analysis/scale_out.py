@@ -71,14 +71,14 @@ def scale_out(
         tau: gives the seconds of a step on one device; None: nothing was timed.
         largest: batch size up to which the curve is claimed; no plan has a larger one.
     """
+    # Without seconds there is no time to compare.
+    if tau is None:
+        return DevicePlans()
     settings = prepared.options.hardware.scale_out
     space = prepared.space
     backend = prepared.backend
     all_sizes = size_ladder(space.high, space.multiple, settings.candidate_ratio)
     sizes = [size for size in all_sizes if size >= space.low]
-    # Without seconds there is no time to compare.
-    if tau is None:
-        return DevicePlans()
     reduce = settings.all_reduce
     planned = partial(
         plan,
@@ -180,9 +180,10 @@ def plan(
         seconds_per_step[i] = [iteration_seconds(seconds, wait, overlap) for seconds in tau]
     most_examples = math.inf if max_examples is None else max_examples
     fits = batches <= most_examples
-    best = np.where(fits, steps * seconds_per_step, math.inf).argmin(axis=1)
+    # The column of the fastest batch size, in each row.
+    fastest = np.where(fits, steps * seconds_per_step, math.inf).argmin(axis=1)
     rows = list[DevicePlan]()
-    for i, (count, k) in enumerate(zip(counts, best.tolist(), strict=True)):
+    for i, (count, k) in enumerate(zip(counts, fastest.tolist(), strict=True)):
         # The data do not suffice for so many devices, nor for more.
         if not fits[i, k]:
             break
@@ -332,10 +333,10 @@ def _paint(
         half = half_efficient(rows)
         if half is not None:
             half_labels.append(_half_label(half, colour))
-    shown = list[float]()
+    times_shown = list[float]()
     for row in all_rows:
-        shown += [row.seconds / scale, row.seconds_low / scale, row.seconds_high / scale]
-    log_axis(times, "y", log_limits(shown, pads=(0.15, 0.08)))
+        times_shown += [row.seconds / scale, row.seconds_low / scale, row.seconds_high / scale]
+    log_axis(times, "y", log_limits(times_shown, pads=(0.15, 0.08)))
     efficiencies.set(ylim=(0.0, 108.0))
     times.set_title(f"time to target, {unit}; band: of the curve", loc="left", fontsize=9.0)
     efficiencies.set_title("speed-up over devices, %", loc="left", fontsize=9.0)

@@ -536,6 +536,7 @@ def _small_end(points: Sequence[FrontierPoint]) -> SmallEnd | None:
     reached = [point for point in points if not point.stopped and point.steps > 0]
     if len(reached) < 2:
         return None
+    # The points rise in batch size.
     largest = SMALL_END_SPAN * reached[0].batch_size
     near = [point for point in reached if point.batch_size <= largest]
     # A line through two points would have no error: a third one is taken in, if there is one.

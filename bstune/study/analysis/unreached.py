@@ -73,33 +73,24 @@ def unreached_because(
         )
     if not ran_for_target:
         return Unreached(closest=closest)
-    stopped = 0
-    improving = 0
-    improving_at_budget = 0
-    untold = 0
-    untold_at_budget = 0
-    cut_schedules = 0
-    cut_examples = 0
-    for trial in last_parts:
-        if trial.status != "stopped":
-            continue
-        stopped += 1
-        # One that a call-back ended has a message.
-        is_before_end = trial.horizon is not None and trial.steps < trial.horizon
-        if is_before_end and trial.message is None:
-            cut_schedules += 1
-            # The longest of these trials is advised as budget, unless it is too short for a trial.
-            if trial.steps >= MIN_STEPS:
-                cut_examples = max(cut_examples, trial.steps * trial.batch_size)
-        is_at_budget = trial.steps >= budget.last_step(trial.batch_size)
+    stopped = [trial for trial in last_parts if trial.status == "stopped"]
+    improving = list[TrialResult]()
+    # Those with too few evaluations to tell whether they still improved.
+    untold = list[TrialResult]()
+    for trial in stopped:
         still_improves = _improves(trial, target)
         if still_improves is None:
-            untold += 1
-            untold_at_budget += is_at_budget
+            untold.append(trial)
         elif still_improves:
-            improving += 1
-            improving_at_budget += is_at_budget
+            improving.append(trial)
+    cut_schedules = [trial for trial in stopped if _is_cut_before_horizon(trial)]
+    # The longest of these trials is advised as budget, unless it is too short for a trial.
+    cut_examples = 0
+    for trial in cut_schedules:
+        if trial.steps >= MIN_STEPS:
+            cut_examples = max(cut_examples, trial.steps * trial.batch_size)
     diverged = [trial.lr for trial in trials if trial.status == "diverged"]
+    # The last message of all trials.
     message: str | None = None
     for trial in trials:
         if trial.message:
@@ -107,18 +98,29 @@ def unreached_because(
     return Unreached(
         closest=closest,
         easier=finite(easier),
-        stopped=stopped,
-        improving=improving,
-        improving_at_budget=improving_at_budget,
-        untold=untold,
-        untold_at_budget=untold_at_budget,
-        cut_schedules=cut_schedules,
+        stopped=len(stopped),
+        improving=len(improving),
+        improving_at_budget=_number_at_budget(improving, budget),
+        untold=len(untold),
+        untold_at_budget=_number_at_budget(untold, budget),
+        cut_schedules=len(cut_schedules),
         cut_examples=cut_examples,
         budget_steps=budget.steps,
         budget_examples=budget.examples,
         smallest_diverged_lr=min(diverged, default=None),
         message=message,
     )
+
+
+def _is_cut_before_horizon(trial: TrialResult) -> bool:
+    """Whether a trial ended before its schedule did, and no call-back ended it."""
+    # One that a call-back ended has a message.
+    return trial.horizon is not None and trial.steps < trial.horizon and trial.message is None
+
+
+def _number_at_budget(trials: Sequence[TrialResult], budget: Budget) -> int:
+    """Count the trials that had spent their budget."""
+    return sum(trial.steps >= budget.last_step(trial.batch_size) for trial in trials)
 
 
 def failures_of(last_parts: Sequence[TrialResult]) -> Failures | None:

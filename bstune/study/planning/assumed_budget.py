@@ -50,8 +50,9 @@ def budget_in_time(
     """Shorten an assumed budget to whole epochs that take ``SCHEDULE_SHARE`` of the seconds left.
 
     It is one epoch at least where there is time for one. Otherwise it is what the share allows, but
-    no less than an epoch or ``LEAST_SECONDS`` of training, whichever is shorter: the study then
-    takes longer, or ends without an answer. Steps and examples are shortened in proportion.
+    no less than an epoch or ``LEAST_SECONDS`` of training, whichever is shorter, nor than
+    ``MIN_STEPS``: the study then takes longer, or ends without an answer. Steps and examples are
+    shortened in proportion.
 
     Args:
         assumed: is given back where it ends in time.
@@ -61,11 +62,11 @@ def budget_in_time(
         left: the study's seconds.
     """
     examples_per_second = batch_size / seconds_per_step
-    in_time = left.trained * examples_per_second
-    examples = SCHEDULE_SHARE * in_time
+    examples_in_time = left.trained * examples_per_second
+    examples = SCHEDULE_SHARE * examples_in_time
     if examples >= assumed.examples:
         return assumed
-    if in_time >= epoch:
+    if examples_in_time >= epoch:
         examples = epoch * max(1, math.floor(examples / epoch))
     # A shorter trial is not worth its start.
     least = max(MIN_STEPS * batch_size, min(epoch, LEAST_SECONDS * examples_per_second))

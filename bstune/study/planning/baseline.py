@@ -449,7 +449,8 @@ def _log_merit(run: TrialResult, merit: Merit) -> float | None:
     """
     log_steps = math.log(max(run.steps, 1))
     if run.reached:
-        # Before its first evaluation a run has no step that is known to have missed the target.
+        # A run that met the target at its first evaluation has no step that is known to have missed
+        # it: a share of its steps stands for that one.
         last_miss = max(run.steps_low, MISSED_SHARE * run.steps)
         log_steps -= 0.5 * math.log(run.steps / last_miss)
     if merit == "steps":
@@ -538,7 +539,8 @@ def _untold(runs: Sequence[TrialResult]) -> tuple[float, float]:
             earlier.append(0.0)
             later.append(0.0)
             continue
-        # The gain takes the log of this step as that at which the run met the target.
+        # The gain takes the log of this step as that at which the run met the target. It may have
+        # done so at any step from the first, whose log is 0, to its last.
         assumed = _log_merit(run, "steps") or 0.0
         earlier.append(max(assumed, 0.0))
         later.append(math.log(max(run.steps, 1)) - assumed)

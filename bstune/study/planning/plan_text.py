@@ -98,11 +98,13 @@ def _ends_text(prepared: PreparedStudy) -> str:
             return "; each ends at its budget, and waits on the way while another is better"
         return "; each ends at its budget"
     at_most = budget_text(prepared.protocol.budget)
+    # A sampler that has no ``max_steps`` stops no trials, whether or not the backend could.
     if not stops_trials(prepared.options):
         spread = _turns_text(prepared)
         if spread is None:
             spread = f"{budget.stratified:.0%} of them spread evenly over log B"
         return f", {spread}; each ends at the target or after {at_most}"
+    # Any other stops them, where no schedule ends with its trial.
     if backend.stops:
         text = "; each ends at the target or once it cannot matter"
         if backend.continues:

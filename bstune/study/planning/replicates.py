@@ -170,9 +170,10 @@ def find_best(
     runs = fresh_runs(trials)
     points = _points(candidates(trials, (merit,)), merit, predicted, runs)
     if merit in SOUGHT[objective].merits:
-        begun = _begun_since_search(trials, points, runs)
-        for_merit = sum(_merit_run_again_for(trial, trials, objective) == merit for trial in begun)
-        if for_merit >= max_candidates:
+        begun = 0
+        for trial in _begun_since_search(trials, points, runs):
+            begun += _merit_run_again_for(trial, trials, objective) == merit
+        if begun >= max_candidates:
             points = [trial for trial in points if trial.number in runs]
 
     def rank(trial: TrialResult) -> tuple[bool, float]:
@@ -180,6 +181,8 @@ def find_best(
         fresh = runs.get(trial.number, ())
         if len(fresh) < max(replicates, 1):
             expected = _predicted_merit(trial, merit, predicted)
+            # Where two of the search's trials have reached the target at this point, and took less
+            # than is predicted, their mean counts: the point is to run again.
             return False, math.log(min(expected, _seen_merit(trial, trials, merit)))
         return _most_missed(fresh), _mean_log_merit(trial, fresh, merit)
 
@@ -288,21 +291,24 @@ def stand_in_for(
     # A winner that has not run again gives way only to a point with all its runs.
     least_runs = len(winner.runs) or replicates
     best: Winner | None = None
+    # What the best of the points took, as a logarithm, like all that is compared here.
     least = math.inf
     for other in _points_with_runs(trials, merit, predicted, least_runs):
         if other.trial.number == winner.trial.number:
             continue
         took = _mean_log_merit(other.trial, other.runs, merit)
         has_all = len(other.runs) >= replicates
-        is_good = has_all and took <= expected + math.log1p(WORTH_A_CHANGE)
-        is_seen_better = measured is not None and took < measured
-        if (is_good or is_seen_better) and took < least:
+        is_as_good = has_all and took <= expected + math.log1p(WORTH_A_CHANGE)
+        was_faster = measured is not None and took < measured
+        if (is_as_good or was_faster) and took < least:
             best = other
             least = took
     if best is None:
         return None
-    may_be_better = not winner.runs or expected < least
-    return StandIn(best, winner if may_be_better else None)
+    passed_over: Winner | None = None
+    if not winner.runs or expected < least:
+        passed_over = winner
+    return StandIn(best, passed_over)
 
 
 def _points_with_runs(
@@ -415,6 +421,7 @@ def summary_of_runs(
         steps_median=steps.middle,
         steps_low=steps.low,
         steps_high=steps.high,
+        # These met the target at their first evaluation, or at an unknown step before.
         untold=sum(run.reached and run.steps_low == 0 for run in runs),
     )
 
@@ -611,7 +618,8 @@ def _median_of_runs(
         error: standard deviation of the log of each value, which widens the interval.
     """
     met_at = list[float]()
-    missed_until = list[float]()
+    # What each run had taken right after its last evaluation that missed the target.
+    after_last_miss = list[float]()
     for run, value in zip(runs, values, strict=True):
         # A run that missed the target comes after any that met it.
         if not run.reached:
@@ -619,13 +627,13 @@ def _median_of_runs(
             continue
         met_at.append(value)
         per_step = value / run.steps if run.steps else 0.0
-        missed_until.append((run.steps_low + 1.0) * per_step)
-    if not missed_until:
+        after_last_miss.append((run.steps_low + 1.0) * per_step)
+    if not after_last_miss:
         return _MedianOfRuns(middle=None, low=None, high=None)
     # Half the widths of the logs' intervals: that of each value, and that of the median.
     half_of_value = INTERVAL_QUANTILE * error
     half_of_median = INTERVAL_QUANTILE * MEDIAN_ERROR * scatter / math.sqrt(len(runs))
-    earliest = min(missed_until)
+    earliest = min(after_last_miss)
     middle = finite(median(met_at))
     if middle is None:
         low = earliest * math.exp(-half_of_value)

@@ -63,10 +63,14 @@ def with_budget_in_time(
     """
     stated = options.workload.budget
     epoch = stated.assumed_epoch
-    is_for_target = options.search.objective != "loss"
-    if epoch is None or options.budget.budget != stated.budget or not is_for_target:
+    # The user has stated the workload's budget, or another one with the options budget.*.
+    if epoch is None or options.budget.budget != stated.budget:
         return options, None
-    if trial is not None or not backend.horizon or not chooses_horizons(options):
+    # A single trial runs as it is stated, and the objective loss compares at the budget's end.
+    if trial is not None or options.search.objective == "loss":
+        return options, None
+    # ``horizon``: whether schedules end with their trials.
+    if not backend.horizon or not chooses_horizons(options):
         return options, None
     batch_size = round(options.scaling.batch_size)
     wall_left: float | None = None

@@ -147,9 +147,9 @@ class WallTime:
         self._looks: list[float] = []
         # When the last trial ended.
         self._last_end: float | None = None
-        # Gives the seconds that the study has taken. The owner counts those of its commands. The
-        # other processes count from the moment that it stores: when the study would have begun
-        # without pauses between commands.
+        # Gives the seconds that the study has taken. The owner adds up those of its commands, and
+        # stores when, by the wall clock, the first would have begun, had there been no pauses
+        # between them. The other processes count from that moment.
         self._taken: Callable[[], float] = elapsed
         if math.isfinite(self.limit):
             earlier = study.user_attrs.get(TAKEN, 0.0)
@@ -334,7 +334,7 @@ class WallTime:
         winners = leaders(trials, self._budget)
         if not winners:
             return RESCUE_SHARE * self.limit
-        count = self._budget.replicates
+        replicates = self._budget.replicates
 
         def run_seconds(trial: TrialResult) -> float:
             return self.replicate_seconds(trial.steps, trial.batch_size, cost)
@@ -343,21 +343,23 @@ class WallTime:
         of_winners = 0.0
         of_others = 0.0
         for winner in winners:
-            # The fresh seeds of a point stand at one of its trials, whichever was the winner then.
-            of_point = [
-                len(runs.get(trial.number, ())) for trial in trials if same_point(trial, winner)
-            ]
-            of_winners += max(count - max(of_point), 0) * run_seconds(winner)
+            # Several trials may be at the winner's point. Its runs on fresh seeds repeat one of
+            # them, which need not be today's winner.
+            runs_of_point = 0
+            for trial in trials:
+                if same_point(trial, winner):
+                    runs_of_point = max(runs_of_point, len(runs.get(trial.number, ())))
+            of_winners += max(replicates - runs_of_point, 0) * run_seconds(winner)
             # Beside each winner further points may run on all seeds, about as long as it.
-            of_others += (self._budget.candidates - 1) * count * run_seconds(winner)
+            of_others += (self._budget.candidates - 1) * replicates * run_seconds(winner)
         of_first = 0.0
         if baseline is not None and baseline not in winners:
-            left = max(count - len(runs.get(baseline.number, ())), 0)
+            runs_left = max(replicates - len(runs.get(baseline.number, ())), 0)
             # Without a fresh seed of it the gain would stand on its single search trial.
-            if left == count and count > 0:
+            if runs_left == replicates and replicates > 0:
                 of_first = run_seconds(baseline)
-                left -= 1
-            of_others += left * run_seconds(baseline)
+                runs_left -= 1
+            of_others += runs_left * run_seconds(baseline)
         return of_winners + of_first + min(of_others, OTHERS_SHARE * self.limit)
 
     def replicate_seconds(self, steps: float, batch_size: float, cost: TrialCost) -> float:
