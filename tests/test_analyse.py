@@ -4,7 +4,7 @@ import pytest
 from toolbox import make_result
 
 from bstune.result import NotRunAgain
-from bstune.study.analysis.analyse import point_not_run_again
+from bstune.study.analysis.analyse import as_it_ran, point_not_run_again
 from bstune.study.planning.replicates import Winner
 
 BEYOND_LIMIT = Winner(make_result(number=3, batch_size=32, lr=0.1), steps=80.0)
@@ -25,3 +25,19 @@ def test_a_point_without_fresh_seeds_is_named_with_what_kept_them(
     beyond_limit, passed_over, expected
 ):
     assert point_not_run_again(beyond_limit, passed_over, max_candidates=2) == expected
+
+
+@pytest.mark.parametrize(
+    ("horizon", "expected"),
+    [
+        # The schedule that the trial had, and its steps, for those that are predicted to cost less.
+        (688, (688, 342.0)),
+        # Schedules do not end with the trial.
+        (None, (None, 350.0)),
+    ],
+)
+def test_the_users_own_configuration_is_told_as_it_ran(horizon, expected):
+    trial = make_result(steps=342, horizon=horizon)
+    predicted = Winner(trial, steps=350.0, predicted_horizon=horizon and 476)
+    told = as_it_ran(predicted)
+    assert (told.advised_horizon, told.steps) == expected

@@ -696,9 +696,13 @@ def test_a_configuration_that_was_compared_with_nothing_is_not_the_best_one(sear
     advice, command = texts(alone, "NEXT")
     assert f"search.{option}" in advice
     assert command == "bstune +workload=mine"
-    several = changed(alone, configurations=2)
-    assert texts(several, "GAIN")[0].endswith("is the best that was found")
-    assert texts(several, "NEXT")[0].startswith("keep your configuration")
+    few = changed(alone, configurations=3)
+    assert "only 2 other configurations were tried" in texts(few, "GAIN")[0]
+    assert f"search.{option}" in texts(few, "NEXT")[0]
+    asked_for = changed(few, search=changed(search, trials=3))
+    for enough in (changed(alone, configurations=6), asked_for):
+        assert texts(enough, "GAIN")[0].startswith("none: ")
+        assert texts(enough, "NEXT")[0].startswith("keep your configuration")
 
 
 def test_a_budget_with_one_configuration_advises_to_try_others():
@@ -708,7 +712,7 @@ def test_a_budget_with_one_configuration_advises_to_try_others():
     )
     assert "nothing was compared" in texts(alone, "GAIN")[0]
     assert "search.wall_seconds=120" in texts(alone, "NEXT")[0]
-    assert texts(changed(alone, configurations=2), "NEXT")[0].startswith("keep your configuration")
+    assert texts(changed(alone, configurations=6), "NEXT")[0].startswith("keep your configuration")
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_the_best_value_counts(mode, best):
 
 
 def told(found, **changes):
-    trials = [run(0, batch_size=64), run(1, batch_size=128)]
+    trials = [run(number, batch_size=64 + 32 * number) for number in range(6)]
     return result_of(trials, objective="loss", at_budget=found, **changes)
 
 

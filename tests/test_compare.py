@@ -303,7 +303,7 @@ def test_the_gain_has_a_column_with_its_interval():
     own = summary("d")
     best = own.best_by_time
     baseline = make_baseline(batch_size=best.batch_size, lr=best.lr)
-    own = changed(own, baseline=baseline, configurations=4)
+    own = changed(own, baseline=baseline, configurations=6)
     made = (summary("a", gain=gain()), summary("b", gain=least), summary("c"), own)
     found = compare(studies(*made))
     ratios = [study.gain for study in found.studies]

@@ -53,8 +53,7 @@ RUNS = [fresh(10 + place, FAST, place) for place in range(3)]
 BESIDE = fresh(20, YOURS, 0, seed=10)
 
 
-def due(trials, left, predicted, budget=BUDGET):
-    """The number of the trial that runs next, and the seed that it shares; None where there is none."""
+def found_due(trials, left, predicted, budget=BUDGET, horizons=()):
     elapsed = budget.wall_seconds - REPORT_SECONDS - left
     study = optuna.create_study()
     wall = WallTime(study, budget, lambda: elapsed, owner=True, now=lambda: 0.0)
@@ -62,7 +61,12 @@ def due(trials, left, predicted, budget=BUDGET):
     prepared = SimpleNamespace(
         budget=budget, backend=backend, baseline=OWN, last_step=lambda batch_size: 1000
     )
-    found = due_to_target(prepared, wall, trials, predicted, {})
+    return due_to_target(prepared, wall, trials, predicted, dict(horizons))
+
+
+def due(trials, left, predicted, budget=BUDGET):
+    """The number of the trial that runs next, and the seed that it shares; None where there is none."""
+    found = found_due(trials, left, predicted, budget)
     if found is None:
         return None
     return found.winner.trial.number, found.seed_of and found.seed_of.seed
@@ -80,8 +84,7 @@ BETTER = {2: 30.0}
         # The winner's first run goes before all else.
         ([], 0.6, WORSE, (1, None)),
         ([], 0.4, WORSE, None),
-        # Its second one leaves time for the baseline's first, on the first's seed.
-        (RUNS[:1], 4.6, WORSE, (1, None)),
+        # The baseline's first, on the same seed, goes before its second one.
         (RUNS[:1], 4.4, WORSE, (0, 10)),
         # The baseline has no time in any case.
         (RUNS[:1], 3.9, WORSE, (1, None)),
@@ -89,9 +92,8 @@ BETTER = {2: 30.0}
         ([*RUNS[:1], BESIDE], 4.4, WORSE, (1, None)),
         (RUNS, 4.1, WORSE, (0, 10)),
         ([*RUNS, BESIDE], 4.1, WORSE, (0, 11)),
-        # A point that is a little better runs only if all its runs have time, and the baseline.
-        (RUNS, 5.6, CLOSE, (2, 10)),
-        (RUNS, 5.4, CLOSE, (0, 10)),
+        # A point that is a little better runs only if all its runs have time.
+        (RUNS, 5.6, CLOSE, (0, 10)),
         ([*RUNS, BESIDE], 1.6, CLOSE, (2, 10)),
         ([*RUNS, BESIDE], 1.4, CLOSE, None),
         # With one of its runs it is no answer yet: both others have to fit.
@@ -100,14 +102,22 @@ BETTER = {2: 30.0}
         # One that is much better is the answer: a single run is better than none.
         (RUNS, 0.6, BETTER, (2, 10)),
         (RUNS, 0.4, BETTER, None),
-        # Without a limit everything runs.
-        (RUNS, math.inf, CLOSE, (2, 10)),
+        (RUNS, math.inf, CLOSE, (0, 10)),
     ],
 )
 def test_the_winner_and_the_baseline_have_a_fresh_seed_each_before_further_ones(
     runs, left, predicted, expected
 ):
     assert due([*SEARCHED, *runs], left, predicted) == expected
+
+
+def test_the_users_own_configuration_keeps_its_schedule_on_fresh_seeds():
+    horizons = {0: 200, 1: 40}
+    # The other trial reached the target as well, so the baseline is compared with something.
+    slower = trial(1, 256, 0.3, 900)
+    for trials, expected in (([YOURS, FAST], (1, 40)), ([YOURS, slower], (0, None))):
+        found = found_due(trials, 100.0, {}, horizons=horizons)
+        assert (found.winner.trial.number, found.horizon) == expected
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from test_storage import BUDGET, SPACE
 from toolbox import made_table, make_result, statuses, trials_of
 
 from bstune.core.errors import StudyError, UserCodeError
-from bstune.core.records import CUT_SHORT, TrialSpec
+from bstune.core.records import CUT_SHORT, OUT_OF_TIME, TrialSpec
 from bstune.study.planning.plan import count_points
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepare import compose_joined, prepare
@@ -103,6 +103,9 @@ def failing(numbers, error=BAD_LUCK):
     return does
 
 
+AMPLE = ("search.trials=20", "search.wall_seconds=100", "search.replicates=3")
+
+
 def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsys):
     """Imports take 20 s and a trial 10 s: three replicates fit after three trials, and another winner's do not."""
     clock = SimpleNamespace(now=20.0)
@@ -112,7 +115,7 @@ def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsy
             clock.now += 10.0
             return replace(super().run(spec, folder, resumed_from), wall_seconds=10.0)
 
-    options = ("search.trials=20", "search.wall_seconds=100", "search.replicates=3")
+    options = (*AMPLE, "search.baseline=false")
     done = run(study(Timed(), *options, elapsed=lambda: clock.now))
     replicates = [one.replicate_of for one in done]
     assert replicates[:3] == [None] * 3
@@ -143,7 +146,7 @@ def test_the_search_has_the_time_that_fresh_seeds_leave(study, monkeypatch):
             clock.now += seconds
             return replace(super().run(spec, folder, resumed_from), wall_seconds=seconds)
 
-    options = ("search.trials=20", "search.wall_seconds=100", "search.replicates=3")
+    options = (*AMPLE, "search.baseline=false")
     done = run(study(Timed(), *options, elapsed=lambda: clock.now))
     of_search = [trial.replicate_of is None for trial in done]
     assert of_search[:9] == [True] * 3 + [False] * 3 + [True] * 3
@@ -547,6 +550,38 @@ def test_a_trial_that_ran_out_of_time_can_go_on(changes, is_out):
     assert is_out_of_time(spec, result) == is_out
     # Without a limit no trial runs out of time.
     assert not is_out_of_time(replace(spec, max_seconds=None), result)
+
+
+def test_a_fresh_seed_without_time_to_reach_the_target_has_not_missed_it(study):
+    """A step of the third fresh seed takes far longer: the wall time ends it."""
+    clock = SimpleNamespace(now=0.0)
+
+    class Slowing(Answers):
+        is_slow = True
+
+        def run(self, spec, folder, resumed_from):
+            result = super().run(spec, folder, resumed_from)
+            seconds = 10.0
+            if self.is_slow and spec.replicate_of is not None and spec.max_seconds < 35.0:
+                seconds = spec.max_seconds + 1.0
+                result = replace(result, status="stopped", message=None)
+            clock.now += seconds
+            return replace(result, wall_seconds=seconds)
+
+    options = (*AMPLE, "search.baseline=false")
+    backend = Slowing()
+    done = run(study(backend, *options, elapsed=lambda: clock.now))
+    cut = [trial for trial in done if trial.was_cut_short]
+    assert [trial.message for trial in cut] == [OUT_OF_TIME]
+    assert cut[0].replicate_of is not None
+    # It is asked again, on the same seed, by a command that has time for it.
+    clock.now = 0.0
+    backend.is_slow = False
+    longer = (*options, "search.trials=5", "search.wall_seconds=300")
+    again = run(study(backend, *longer, elapsed=lambda: clock.now))
+    of_same_index = [trial for trial in again if trial.trial_index == cut[0].trial_index]
+    assert statuses(of_same_index) == ["failed", "reached"]
+    assert len({trial.seed for trial in of_same_index}) == 1
 
 
 # Where no trial can be continued

@@ -27,9 +27,8 @@ AGAIN = make_result(number=5, replicate_of=1, steps=100, wall_seconds=3.0)
 THIRD = make_result(number=2, steps=400, wall_seconds=5.5)
 CONTINUED_AGAIN = replace(AGAIN, number=6, resumed_from=5)
 SAME_POINT = replace(REACHED, number=4, resumed_from=None, steps=150)
-BASELINE = make_result(number=3, steps=200, wall_seconds=5.5)
 # At another batch size than the winner.
-ELSEWHERE = replace(BASELINE, batch_size=2 * BASELINE.batch_size)
+BASELINE = make_result(number=3, batch_size=2 * REACHED.batch_size, steps=200, wall_seconds=5.5)
 
 BUDGET = SearchBudget("time", 20, None, 100.0, 0.5, 0, replicates=3)
 
@@ -69,14 +68,17 @@ def spec(resumed_from=None):
         ([STOPPED, REACHED, THIRD, AGAIN, CONTINUED_AGAIN], {}, None, 2 * 3.0),
         ([STOPPED, REACHED, SAME_POINT, replace(AGAIN, replicate_of=4)], {}, None, 2 * 3.0),
         # The baseline's first seed has run: two of 5 s are left, which a tenth of the limit bounds.
-        ([REACHED, ELSEWHERE, replace(AGAIN, replicate_of=3)], {}, ELSEWHERE, 3 * 3.0 + 10.0),
-        ([REACHED, ELSEWHERE, replace(AGAIN, replicate_of=3)], {"limit": 40.0}, ELSEWHERE, 13.0),
+        ([REACHED, BASELINE, replace(AGAIN, replicate_of=3)], {}, BASELINE, 3 * 3.0 + 10.0),
+        ([REACHED, BASELINE, replace(AGAIN, replicate_of=3)], {"limit": 40.0}, BASELINE, 13.0),
         ([STOPPED, REACHED, THIRD], {"replicates": 0}, None, 0.0),
         ([STOPPED, REACHED], {"objective": "both"}, None, 3 * 6.0),
         # A run of the baseline's 200 steps costs 5 s, and two more are a tenth of the limit.
         ([STOPPED, REACHED, BASELINE], {}, BASELINE, 3 * 3.0 + 5.0 + 10.0),
         ([STOPPED, REACHED, BASELINE], {"limit": 40.0}, BASELINE, 3 * 3.0 + 5.0 + 4.0),
         ([STOPPED, REACHED, BASELINE], {"replicates": 0}, BASELINE, 0.0),
+        # While the baseline itself is the best: a run of it, and one of a winner to come.
+        ([STOPPED, BASELINE, THIRD], {}, BASELINE, 2 * 5.0),
+        ([STOPPED, BASELINE, THIRD], {"replicates": 0}, BASELINE, 0.0),
         ([STOPPED, REACHED], {"limit": None}, None, 0.0),
     ],
 )

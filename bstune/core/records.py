@@ -21,6 +21,8 @@ STATUSES: tuple[str, ...] = get_args(Status)
 # The message of a failed trial that an interruption of its study has ended: nothing is wrong with
 # it.
 CUT_SHORT = "the process ended before the trial did; it is asked again"
+# The same of a run on a fresh seed that the study's wall time has ended: it is no miss.
+OUT_OF_TIME = "the wall time ended before the run did; it is asked again"
 # The name of a training loop that is Lightning's own, not bstune's, begins so.
 LIGHTNINGS_LOOP = "Lightning's: "
 # The direction in which a metric is to go.
@@ -274,8 +276,8 @@ class TrialResult:
 
     @property
     def was_cut_short(self) -> bool:
-        """Whether an interruption of its study ended it, so that it is no failure of its own."""
-        return self.status == "failed" and self.message == CUT_SHORT
+        """Whether its study's interruption or wall time ended it: it is no failure of its own."""
+        return self.status == "failed" and self.message in (CUT_SHORT, OUT_OF_TIME)
 
     @property
     def outcome(self) -> str:

@@ -31,7 +31,7 @@ from bstune.core.errors import StudyError
 from bstune.report.lines import at_budget
 from bstune.report.lines.at_budget import budget_words
 from bstune.report.lines.cautions import warnings
-from bstune.report.lines.gain import has_single_configuration, is_of_baseline
+from bstune.report.lines.gain import has_few_configurations, is_of_baseline
 from bstune.report.schema import read_result
 from bstune.report.spelling import with_options_as_called
 from bstune.report.study_folder import StudyFolder, each_study, read_study
@@ -551,8 +551,8 @@ def _gain_text_of(result: StudyResult) -> str:
     baseline = result.baseline
     if result.gain is not None or winner is None or baseline is None:
         return gain_text(result.gain)
-    # Other configurations were tried, and the baseline is the best.
-    if is_of_baseline(winner, baseline) and not has_single_configuration(result):
+    # Enough other configurations were tried, and the baseline is the best.
+    if is_of_baseline(winner, baseline) and not has_few_configurations(result):
         return "none"
     return gain_text(None)
 
@@ -561,7 +561,7 @@ def _gain_text_at_budget(result: StudyResult, at_budget: AtBudget) -> str:
     """Write the gain of a study of the objective loss: a difference of the metric."""
     if at_budget.gain is not None:
         return f"{result.metric} by {format_number(at_budget.gain.difference, 2)}"
-    if at_budget.baseline is None or has_single_configuration(result):
+    if at_budget.baseline is None or has_few_configurations(result):
         return "not known"
     # The baseline itself is the best that was found.
     return "none"

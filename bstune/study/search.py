@@ -421,8 +421,7 @@ class Search:
                 self._start(runner, asked)
                 self._store((yield from _wait_for_trial(runner)))
             elif due.is_baseline:
-                # Another process has begun this run. The baseline's are the last to become due, so
-                # nothing is left to begin here.
+                # Another process has begun this run, and goes on with those that follow it.
                 return
 
     def _run_again_at_budget(self, runner: Runner) -> Paused[None]:

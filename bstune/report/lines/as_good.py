@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from bstune.report.lines.gain import has_single_configuration
 from bstune.report.words import beyond_text
 from bstune.result import StudyResult
 from bstune.system.console import format_count, format_number
@@ -17,8 +16,13 @@ def as_good(result: StudyResult) -> Iterator[str]:
     if nearly_best.merit == "time":
         least = "least time"
     within = f"within {nearly_best.within:.0%} of the {least}"
-    if has_single_configuration(result):
+    if result.configurations == 1:
         yield "not known: no other batch size was tried"
+        return
+    critical = result.critical_batch_size
+    if critical is not None and critical.is_of_one_size:
+        size = format_count(result.winner.batch_size)
+        yield f"not known, as batch size {size} alone reached the target"
         return
     # Both ends are USE's own size, as sizes near it are told as USE.
     if nearly_best.low == nearly_best.high:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from bstune.report.lines.cautions import gain_of_single_run, not_on_fresh_seeds
-from bstune.report.lines.gain import has_single_configuration
+from bstune.report.lines.gain import has_few_configurations, too_few_text
 from bstune.report.lines.next_steps import advice_to_compare, on_limits
 from bstune.report.lines.unreached import failures_text
 from bstune.report.lines.use import overridden_text
@@ -97,11 +97,11 @@ def gain(result: StudyResult) -> Iterator[str]:
     size = format_count(baseline.batch_size)
     yours = f"your batch size {size}, learning rate {format_number(baseline.lr)}"
     difference = at_budget.gain
-    if difference is None and has_single_configuration(result):
-        yield f"not known: nothing was compared with {yours}"
+    if difference is None and has_few_configurations(result):
+        yield too_few_text(result, yours)
         return
     if difference is None:
-        yield f"none: {yours} is the best that was found"
+        yield f"none: {yours} is the best of {plural(result.configurations, 'configuration')}"
         return
     baseline_value = metric_words(baseline.expected, at_budget)
     basis = _basis_text(difference, baseline, at_budget.winner)
@@ -325,7 +325,7 @@ def advice_to_keep(result: StudyResult) -> str | None:
     if at_budget is None or at_budget.baseline is None:
         return None
     # Without a gain USE is the baseline itself.
-    if at_budget.gain is None and has_single_configuration(result):
+    if at_budget.gain is None and has_few_configurations(result):
         return advice_to_compare(result.search)
     if at_budget.gain is None:
         return "keep your configuration; to train with it:"

@@ -7,6 +7,9 @@ from bstune.report.words import baseline_text
 from bstune.result import AtEqualSeconds, BaselineResult, Gain, StudyResult, WinnerResult
 from bstune.system.console import format_number, format_seconds, plural
 
+# Of so many configurations the best one is worth its name: the first ones of a search look around.
+ENOUGH_CONFIGURATIONS = 5
+
 
 def gain(result: StudyResult) -> Iterator[str]:
     """Tell how much faster the winner is than the user's own configuration.
@@ -136,9 +139,9 @@ def _no_gain_text(result: StudyResult, baseline: BaselineResult, yours: str) -> 
         return f"not known: {none_to_use(result)}, nor did {yours} in {after}"
     if not is_of_baseline(use, baseline):
         return f"not known: {yours} {baseline.status} after {after}"
-    if has_single_configuration(result):
-        return f"not known: nothing was compared with {yours}"
-    return f"none: {yours} is the best that was found"
+    if has_few_configurations(result):
+        return too_few_text(result, yours)
+    return f"none: {yours} is the best of {plural(result.configurations, 'configuration')}"
 
 
 def is_of_baseline(winner: WinnerResult, baseline: BaselineResult) -> bool:
@@ -146,6 +149,19 @@ def is_of_baseline(winner: WinnerResult, baseline: BaselineResult) -> bool:
     return winner.batch_size == baseline.batch_size and winner.lr == baseline.lr
 
 
-def has_single_configuration(result: StudyResult) -> bool:
-    """Whether a single configuration was tried, so that there is nothing to choose from."""
-    return result.configurations == 1
+def has_few_configurations(result: StudyResult) -> bool:
+    """Whether so few configurations were tried that the best of them says little.
+
+    A search that was asked for as few has done what it was to do, unless it was asked for one.
+    """
+    enough = min(ENOUGH_CONFIGURATIONS, max(2, result.search.trials))
+    return result.configurations < enough
+
+
+def too_few_text(result: StudyResult, yours: str) -> str:
+    """Say that too few configurations were tried for a gain over the user's own one, ``yours``."""
+    others = result.configurations - 1
+    if others == 0:
+        return f"not known: nothing was compared with {yours}"
+    was = "was" if others == 1 else "were"
+    return f"not known: only {plural(others, 'other configuration')} {was} tried beside {yours}"

@@ -189,6 +189,7 @@ def _rank(
     max_candidates = prepared.budget.candidates
     predicted = fresh_steps(posterior)
     horizons = fresh_horizons(posterior)
+    own = baseline_runs(done, prepared.baseline)
     best = dict[Merit, Winner]()
     passed_over: Winner | None = None
     for merit, first in winners(done, predicted, objective, replicates, max_candidates).items():
@@ -202,11 +203,24 @@ def _rank(
         # the target.
         number = winner.trial.number
         winner = replace(winner, predicted_horizon=horizons.get(number))
+        if own is not None and number == own.first.number and not winner.runs:
+            winner = as_it_ran(winner)
         if number in horizons:
             winner = replace(winner, reaching=reaching_of(posterior, winner))
         best[merit] = winner
     beyond_limit = next_beyond_limit(done, predicted, objective, replicates, max_candidates)
     return _Ranked(best, point_not_run_again(beyond_limit, passed_over, max_candidates))
+
+
+def as_it_ran(winner: Winner) -> Winner:
+    """Tell a winner by its own trial: the schedule that ended with it, if any, and its steps.
+
+    It is for the user's own configuration. A schedule that is predicted to cost less would make it
+    another one, which has not run.
+    """
+    if winner.trial.horizon is None:
+        return winner
+    return replace(winner, predicted_horizon=winner.trial.horizon, steps=float(winner.trial.steps))
 
 
 def reaching_of(posterior: Posterior, winner: Winner) -> Reaching | None:

@@ -322,7 +322,8 @@ class WallTime:
         Before a trial has reached the target, that is a share of the limit, to continue the most
         promising trial. After that it is the time of the runs on fresh seeds that are still to
         come: all those of the winners, and the baseline's first. The baseline's other runs and
-        those of further candidates get at most ``OTHERS_SHARE`` of the limit.
+        those of further candidates get at most ``OTHERS_SHARE`` of the limit. While the baseline
+        itself is the best, one run of it is kept, and one of a winner that may still be found.
 
         Args:
             trials: that have ended.
@@ -339,6 +340,11 @@ class WallTime:
         def run_seconds(trial: TrialResult) -> float:
             return self.replicate_seconds(trial.steps, trial.batch_size, cost)
 
+        # Fresh seeds of the user's own configuration alone would be compared with nothing: the
+        # search needs their time more. What it may still find takes no longer than the baseline.
+        if baseline is not None and all(same_point(winner, baseline) for winner in winners):
+            runs_kept = 2 if replicates else 0
+            return runs_kept * run_seconds(baseline)
         runs = fresh_runs(trials)
         of_winners = 0.0
         of_others = 0.0

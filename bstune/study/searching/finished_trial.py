@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bstune.core.errors import StudyError, UserCodeError
-from bstune.core.records import TrialResult, TrialSpec
+from bstune.core.records import OUT_OF_TIME, TrialResult, TrialSpec
 from bstune.core.step_timings import with_step_time
 from bstune.report.spelling import with_options_as_called
 from bstune.result import StudyResult
@@ -47,6 +47,9 @@ def record_to_store(
         result = revise(result)
     if is_for_loss(prepared) and _ended_by_itself(finished, result):
         result = held_to_end(result, prepared.last_step(result.batch_size))
+    # A fresh seed that had no time to reach the target has not missed it.
+    if finished.spec.replicate_of is not None and is_out_of_time(finished.spec, result):
+        result = replace(result, status="failed", message=OUT_OF_TIME)
     return result
 
 

@@ -73,6 +73,11 @@ def due_to_target(
     budget = prepared.budget
     if not compares(budget, trials):
         return None
+    # A machine that becomes slower takes what is kept for later: so this run is not kept for later.
+    if budget.wall_seconds is not None and _lacks_run_beside(prepared, trials, predicted):
+        beside = _due_baseline_to_target(prepared, wall, trials, predicted)
+        if beside is not None:
+            return beside
     due = next_replicate(trials, predicted, budget.objective, budget.replicates, budget.candidates)
     if due is not None:
         winner, replicate = due
@@ -80,17 +85,31 @@ def due_to_target(
             number = winner.trial.number
             runs = baseline_runs(trials, prepared.baseline)
             is_baseline = runs is not None and number == runs.first.number
-            # The baseline's runs, as a winner or beside one, are counted together.
+            horizon = horizons.get(number)
+            # The baseline's runs, as a winner or beside one, are counted together: all of them have
+            # the user's own schedule.
             if runs is not None and is_baseline:
                 replicate = len(runs.again)
+                horizon = None
             return DueReplicate(
                 winner,
                 replicate,
-                horizon=horizons.get(number),
+                horizon=horizon,
                 seed_of=shared_seed(trials, number),
                 is_baseline=is_baseline,
             )
     return _due_baseline_to_target(prepared, wall, trials, predicted)
+
+
+def _lacks_run_beside(
+    prepared: PreparedStudy, trials: Sequence[TrialResult], predicted: Mapping[int, float]
+) -> bool:
+    """Whether the winner has a run on a fresh seed, and the baseline has run on none of its seeds."""
+    runs = baseline_runs(trials, prepared.baseline)
+    winner = _named_winner(prepared, trials, predicted)
+    if runs is None or winner is None or not winner.runs:
+        return False
+    return not has_run_beside(runs, winner.runs)
 
 
 def _has_time_for(
@@ -106,21 +125,16 @@ def _has_time_for(
     ``replicate``: how many runs on fresh seeds the winner has had.
     """
     runs_to_fit = 1
-    # The baseline's first run beside the winner comes before the winner's second one.
-    seconds_kept = _baseline_seconds_kept(prepared, wall, trials, predicted)
     if _has_stand_in(prepared, trials, predicted, winner):
         # The other point stays the answer unless the winner gets all of its runs.
         runs_to_fit = prepared.budget.replicates - replicate
-    elif replicate == 0:
-        # The winner's first run comes before the baseline's.
-        seconds_kept = 0.0
     seconds = wall.replicate_seconds(
         # A fresh seed may take as long as the point's own trial did, though less is predicted.
         max(winner.steps, winner.trial.steps),
         winner.trial.batch_size,
         trial_cost(prepared, trials),
     )
-    return wall.seconds_left > runs_to_fit * seconds + seconds_kept
+    return wall.seconds_left > runs_to_fit * seconds
 
 
 def _has_stand_in(
@@ -142,26 +156,6 @@ def _has_stand_in(
         if stand_in is not None and len(stand_in.winner.runs) >= budget.replicates:
             return True
     return False
-
-
-def _baseline_seconds_kept(
-    prepared: PreparedStudy,
-    wall: WallTime,
-    trials: Sequence[TrialResult],
-    predicted: Mapping[int, float],
-) -> float:
-    """Give the wall seconds to keep for the baseline's first run on a seed of the winner.
-
-    They are 0 where none is to come, or where there is no time for it in any case.
-    """
-    runs = baseline_runs(trials, prepared.baseline)
-    winner = _named_winner(prepared, trials, predicted)
-    if runs is None or winner is None or has_run_beside(runs, winner.runs):
-        return 0.0
-    if _due_seed(prepared, runs, winner) is None:
-        return 0.0
-    seconds = _wall_seconds_of_baseline(prepared, wall, trials, runs)
-    return seconds if seconds <= wall.seconds_left else 0.0
 
 
 def _wall_seconds_of_baseline(
