@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from builders import options_of
 from fits import (
     BATCH_SIZE,
     HELD_OUT,
@@ -38,7 +39,7 @@ from bstune.hardware.timing import time_bare
 from bstune.trial.checks.start import depends_on_length
 from bstune.trial.loop import Workload
 from bstune.trial.parts.checkpoint import Stopped
-from bstune.trial.workload import evaluate
+from bstune.trial.workload import evaluate, sizes_that_show_schedules
 
 
 class OneCycle(Regression):
@@ -288,6 +289,30 @@ def test_what_follows_a_warm_up_is_seen_in_the_longest_trials(batch_sizes, expec
     protocol = replace(protocol_of(), budget=Budget(steps=5, examples=400))
     specs = [make_spec(size) for size in batch_sizes]
     assert depends_on_length(workload, specs, protocol) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "low", "high", "alone", "expected"),
+    [
+        (50, 10, 400, None, [400, 50]),
+        # Of 8 and of 16 steps: the smallest size has 200.
+        (500, 20, 400, None, [400, 20]),
+        (250, 20, 400, None, [400, 250, 20]),
+        # No batch is larger than the data.
+        (5000, 500, 2000, None, [1000, 500]),
+        (50, 10, 400, 64, [64]),
+    ],
+)
+def test_schedules_are_looked_at_where_trials_have_steps_enough(own, low, high, alone, expected):
+    options = options_of(
+        "workload=digits",
+        f"scaling.batch_size={own}",
+        f"search.batch_size.low={low}",
+        f"search.batch_size.high={high}",
+        *([] if alone is None else [f"trial.batch_size={alone}", "trial.lr=0.1"]),
+    )
+    found = sizes_that_show_schedules(options, 1000, lambda batch_size: 4000 // batch_size)
+    assert found == expected
 
 
 class Skips(Regression):

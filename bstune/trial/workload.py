@@ -91,6 +91,9 @@ from bstune.trial.parts.checkpoint import PlainFiles, Stopped
 OpenBatches = Callable[[TrialSpec], Iterable[Any]]
 # Builds the user's data module for a batch size.
 OpenData = Callable[[int], LightningDataModule]
+# A trial of fewer steps may end within a schedule's warm-up, or so soon after it that hardly any
+# rate differs.
+TELLING_STEPS = 50
 logger = logging.getLogger(__name__)
 
 
@@ -668,6 +671,31 @@ def evaluate(
     return trainer
 
 
+def sizes_that_show_schedules(
+    options: StudyOptions, train_examples: int | None, last_step: Callable[[int], int]
+) -> list[int]:
+    """Choose the batch sizes of the trials that show whether schedules depend on their length.
+
+    The largest one has the fewest steps. The user's own one shows what comes after a warm-up of a
+    fixed length. Where that has few steps, as a batch size beside the data's number of examples
+    has, the smallest one shows more.
+
+    Args:
+        options: of the study.
+        train_examples: how many there are; None or 0: that is not known.
+        last_step: gives the step at which a trial's budget is spent, by batch size.
+    """
+    if options.trial.batch_size is not None:
+        return [options.trial.batch_size]
+    sizes = options.search.batch_size
+    largest = min(sizes.high, train_examples or sizes.high)
+    own = min(round(options.scaling.batch_size), largest)
+    chosen = [largest, own]
+    if last_step(own) < TELLING_STEPS:
+        chosen.append(min(sizes.low, largest))
+    return list(dict.fromkeys(chosen))
+
+
 class LightningBackend(TrialBackend):
     """Trains each trial with a Lightning Trainer.
 
@@ -684,20 +712,16 @@ class LightningBackend(TrialBackend):
         self.workload = workload
         self.protocol = protocol
         self._options = options
-        largest = options.trial.batch_size or options.search.batch_size.high
-        if options.trial.batch_size is None and workload.train_examples:
-            largest = min(largest, workload.train_examples)
         self.versions = versions()
         # The module's schedules are stepped to their end, to see whether they depend on the trial's
-        # length. At the largest batch size these are the fewest steps. At the user's own one, a
-        # training goes on beyond a warm-up of a fixed length.
-        own_size = options.trial.batch_size or round(options.scaling.batch_size)
+        # length.
+        sizes = sizes_that_show_schedules(options, workload.train_examples, protocol.last_step)
         # They are of no search: they have no number in it, and no place beside the scaling rule.
         samples = [
             TrialSpec(
                 number=0, trial_index=0, batch_size=size, lr=options.scaling.lr, delta=None, seed=0
             )
-            for size in dict.fromkeys((largest, min(own_size, largest)))
+            for size in sizes
         ]
         # Whether schedules end with their trial. Such a trial has a horizon, the length of its
         # schedule, and is not stopped before its end.
