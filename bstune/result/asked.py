@@ -26,7 +26,10 @@ class SearchPlan(Part, frozen=True):
     limit_value: Positive | None = None
     """The value of that option. None without one, and where it is no number of seconds."""
     least_limit: Positive | None = None
-    """The least value of it with which two configurations can be tried. None where two were."""
+    """The least value of it with which two configurations, or another one, can be tried.
+
+    None where the search has had time for such.
+    """
 
 
 class Reference(Part, frozen=True):

@@ -36,8 +36,9 @@ class SearchEnd:
     Args:
         sentence: what ended it, in words for the user.
         limit: the option that ended it before all its trials had run; None for another end.
-        least_limit: the least value of that option with which two configurations can be tried; None
-            where two were, or where it is not known.
+        least_limit: the least value of that option with which two configurations can be tried, or
+            another one where two were tried and the last command had no time for any; None where
+            the search has had time for such, or where it is not known.
     """
 
     sentence: str

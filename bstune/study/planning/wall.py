@@ -30,6 +30,7 @@ from bstune.study.planning.plan import (
     SearchBudget,
     SearchEnd,
     compares,
+    count_points,
     trials_of_search,
 )
 from bstune.study.planning.replicates import fresh_runs, ranked, same_point
@@ -185,6 +186,11 @@ class WallTime:
             self._study.set_user_attr(TAKEN, self._taken())
 
     @property
+    def has_begun_trial(self) -> bool:
+        """Whether this command has begun a trial."""
+        return self._start is not None
+
+    @property
     def start_seconds(self) -> float:
         """Seconds of this command before its first trial; up to now where it has begun none."""
         return self._elapsed() if self._start is None else self._start
@@ -291,7 +297,8 @@ class WallTime:
         Args:
             trials: that have ended.
             reserve: seconds that are kept.
-            advised: the ``search.wall_seconds`` with which two trials have time; None: two ended.
+            advised: the ``search.wall_seconds`` with which two trials have time, or another one
+                where two have ended; None: the search has had time for such.
         """
         purpose = "for fresh seeds"
         if self._budget.objective != "loss" and not leaders(trials, self._budget):
@@ -300,8 +307,11 @@ class WallTime:
         kept = f", {seconds_kept:.1f} s kept {purpose}" if seconds_kept > 0.0 else ""
         advice = ""
         if advised is not None:
+            what = "two trials take"
+            if count_points(trials) >= 2:
+                what = "another trial takes"
             advice = (
-                f"; with another start and what follows, two trials take {advised} s here: "
+                f"; with another start and what follows, {what} {advised} s here: "
                 f"search.wall_seconds={advised}, and a multiple of it for a search"
             )
         return SearchEnd(

@@ -122,7 +122,8 @@ def advised_limit(
 ) -> int | None:
     """Advise a ``search.wall_seconds`` that lets the next command finish two points of the search.
 
-    None where two have ended already: these can be compared.
+    Where these have ended and this command had no time for any trial, it lets the next one finish
+    another point. None where two have ended and this command has begun a trial.
 
     Args:
         prepared: the study.
@@ -133,8 +134,11 @@ def advised_limit(
     """
     ended = trials_of_search(trials)
     points = count_points(ended)
+    trials_to_come = 2 - points
     if points >= 2:
-        return None
+        if wall.has_begun_trial:
+            return None
+        trials_to_come = 1
     options = prepared.options
     reference = options.scaling.batch_size
     longest = max((trial.wall_seconds for trial in ended), default=0.0)
@@ -166,7 +170,7 @@ def advised_limit(
         charged=charged,
         start=wall.start_seconds - prepared.survey_seconds,
         survey=partial(survey_seconds, options),
-        trials=2 - points,
+        trials=trials_to_come,
         decision=wall.decision_seconds,
         trial=trial_seconds,
         kept=kept_seconds,
