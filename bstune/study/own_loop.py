@@ -129,6 +129,7 @@ def batches_of(
 
 def _check(options: StudyOptions, limits: LoopLimits) -> None:
     """Refuse options that a loop of the user's has no place for."""
+    # A loop trains one trial at a time unless its limits say that it trains several side by side.
     if options.search.workers > limits.jobs:
         raise ConfigError(
             f"search.workers={options.search.workers}: a loop of yours trains one trial at a time: "
