@@ -426,8 +426,9 @@ def _batches_of_loaders(
         notes.append(note_on_given_batches(training))
         return _batches_as_given(recipe.data_at, options.seed)
     # Refuses a loader that cannot be read in other batches, before the first trial. It is tried in
-    # the smallest batch that has an example for each process of a trial.
-    rebatch(training, batch_size=count(), micro_batch_size=None, seed=0)
+    # the smallest batch, which has an example for each process of a trial.
+    processes = count()
+    rebatch(training, batch_size=processes, micro_batch_size=None, seed=0)
     # Plain loaders that a function of the batch size makes are made anew for each trial. A data
     # module's loader serves all of them.
     data_at = recipe.data_at if is_plain else None
@@ -478,6 +479,28 @@ def _batches_as_given(data_at: OpenData, seed: int) -> OpenBatches:
         return GivenBatches(GivenStream(open_at, spec.batch_size, spec.seed))
 
     return open_batches
+
+
+def _trials_of_two_lengths(options: StudyOptions, train_examples: int) -> list[TrialSpec]:
+    """Describe the trials in which schedules are looked at, to see if they depend on the length.
+
+    One trial is at the largest batch size, at which it has the fewest steps. The other is at the
+    user's own batch size, at which it goes on beyond a warm-up of a fixed length.
+
+    ``train_examples``: examples in the training data; 0: unknown.
+    """
+    largest = options.trial.batch_size or options.search.batch_size.high
+    if options.trial.batch_size is None and train_examples:
+        largest = min(largest, train_examples)
+    own_size = options.trial.batch_size or round(options.scaling.batch_size)
+    specs = list[TrialSpec]()
+    for size in dict.fromkeys((largest, min(own_size, largest))):
+        # It is of no search: it has no number in it, and no place beside the scaling rule.
+        spec = TrialSpec(
+            number=0, trial_index=0, batch_size=size, lr=options.scaling.lr, delta=None, seed=0
+        )
+        specs.append(spec)
+    return specs
 
 
 def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> LightningModule:
@@ -684,21 +707,8 @@ class LightningBackend(TrialBackend):
         self.workload = workload
         self.protocol = protocol
         self._options = options
-        largest = options.trial.batch_size or options.search.batch_size.high
-        if options.trial.batch_size is None and workload.train_examples:
-            largest = min(largest, workload.train_examples)
         self.versions = versions()
-        # The module's schedules are stepped to their end, to see whether they depend on the trial's
-        # length. At the largest batch size these are the fewest steps. At the user's own one, a
-        # training goes on beyond a warm-up of a fixed length.
-        own_size = options.trial.batch_size or round(options.scaling.batch_size)
-        # They are of no search: they have no number in it, and no place beside the scaling rule.
-        samples = [
-            TrialSpec(
-                number=0, trial_index=0, batch_size=size, lr=options.scaling.lr, delta=None, seed=0
-            )
-            for size in dict.fromkeys((largest, min(own_size, largest)))
-        ]
+        samples = _trials_of_two_lengths(options, workload.train_examples)
         # Whether schedules end with their trial. Such a trial has a horizon, the length of its
         # schedule, and is not stopped before its end.
         ends_with_trial = recipe.takes("total_steps")

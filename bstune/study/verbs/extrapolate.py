@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> str:
         studies = [study for _, study in each_study(options.studies, left_out)]
         extrapolation = extrapolate(studies, name, wanted, values, left_out)
         tokens = studies[0].result.tokens
-    # A card or a figure for which the studies tell too little is refused before anything is printed.
+    # A card or figure for which the studies tell too little is refused before anything is printed.
     _check_told(extrapolation, options.card, options.figure)
     console = plain_console()
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)

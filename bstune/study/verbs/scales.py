@@ -142,8 +142,8 @@ def _rows_at(
 def _example_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
     """Make the scale ``examples`` or ``tokens``.
 
-    They are those of the training data where the studies differ in these. Else they are those of the
-    budget, for studies of the objective loss, or those that a training took to its target.
+    They are those of the training data where the studies differ in these. Else they are those of
+    the budget, for studies of the objective loss, or those that a training took to its target.
     """
     if name == "tokens" and any(study.result.tokens is None for study in studies):
         raise StudyError(f"examples of {_names(studies)} have no tokens: give --at examples=N")
@@ -528,8 +528,8 @@ def defining_settings(study: StudyFolder) -> dict[str, object]:
             f"{study.files.path} does not tell its study's options: {'; '.join(study.files.notes)}"
         )
     settings = dict[str, object]()
-    # Studies of the objective loss compare metrics at the end of their budget. So the budget defines
-    # such a study, and a value of the target does not.
+    # Studies of the objective loss compare metrics at the end of their budget. So the budget
+    # defines such a study, and a value of the target does not.
     is_loss = study.result.objective == "loss"
     # A folder gets the defaults of options that came after it was written, so that it does not
     # differ in them from a later one.
