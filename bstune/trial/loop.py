@@ -187,10 +187,10 @@ def _note_out_of_memory_or_diverged(error: Exception, callback: TrialCallback) -
         state.status = "out of memory"
         state.message = first_line(error)
         return True
-    lost = what_is_not_finite(state, callback.module)
-    if lost is None:
+    not_finite = what_is_not_finite(state, callback.module)
+    if not_finite is None:
         return False
-    state.diverge(f"{first_line(error)} at step {state.steps}: {lost}")
+    state.diverge(f"{first_line(error)} at step {state.steps}: {not_finite}")
     return True
 
 
