@@ -146,7 +146,7 @@ def advised_limit(
     reference = prepared.options.scaling.batch_size
     # A trial that may be stopped early is worth its time from so many steps on. Any other one takes
     # all of them.
-    fewest_steps = prepared.last_step(reference)
+    fewest_steps: float = prepared.last_step(reference)
     if stops and not is_for_loss(prepared):
         fewest_steps = MIN_STEPS
     shortest = cost.seconds(fewest_steps, reference)
