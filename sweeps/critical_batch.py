@@ -276,16 +276,17 @@ def too_coarse(table: Table, target: Target) -> str | None:
 
     None where most were evaluated often enough.
     """
-    # If a run was not evaluated shortly before its first hit, that may be far past the target.
-    shares = list[float]()
+    ratios = list[float]()
     for run in table.runs:
-        share = _last_miss_over_hit(run, target)
-        if share is not None:
-            shares.append(share)
-    coarse = sum(share < FINE for share in shares)
-    if coarse <= MAX_COARSE * len(shares):
+        ratio = _last_miss_over_hit(run, target)
+        if ratio is not None:
+            ratios.append(ratio)
+    # A run passes the target somewhere between its last miss and its first hit. If the last miss
+    # came much earlier than the hit, it is not known where.
+    coarse = sum(ratio < FINE for ratio in ratios)
+    if coarse <= MAX_COARSE * len(ratios):
         return None
-    return f"{coarse} of {len(shares)} runs that passed it were not evaluated closely there"
+    return f"{coarse} of {len(ratios)} runs that passed it were not evaluated closely there"
 
 
 def _last_miss_over_hit(run: Run, target: Target) -> float | None:

@@ -123,9 +123,7 @@ def run(
     protocol = replace(protocol.for_steps_only(budget_of_runs), noise_scale_every=None)
     choosing_seed, *reported_seeds = seeds
     # All runs that there may be: only the best rates of the first seed are trained on others.
-    grid = dict[str, SeedRun]()
-    for seed_run in product(batch_sizes, lrs, seeds):
-        grid[_run_name(seed_run)] = seed_run
+    grid = {_run_name(seed_run): seed_run for seed_run in product(batch_sizes, lrs, seeds)}
     check_only(only, list(grid))
     device = device_name(protocol.trainer)
     # A run is kept by its batch size, rate and seed: more of them, or another level, keep it.
@@ -145,12 +143,7 @@ def run(
 
     choosing_runs = list(product(batch_sizes, lrs, [choosing_seed]))
     runs = trained(choosing_runs)
-    budgets = (
-        TrainingBudget(f"{format_count(examples)} examples", examples=examples),
-        TrainingBudget(f"{format_count(steps)} steps", steps=steps),
-        # Without a limit of its own it is a whole run.
-        TrainingBudget("both"),
-    )
+    budgets = _compared_budgets(steps, examples)
     chosen = _choose_rates(runs, budgets, batch_sizes, lrs, choosing_seed, target.sign)
     runs_on_other_seeds = list[SeedRun]()
     for _budget, size, lr in chosen:
@@ -188,6 +181,16 @@ class ErrorRun:
 
 
 READ_RUN = TypeAdapter(ErrorRun)
+
+
+def _compared_budgets(steps: int, examples: int) -> tuple[TrainingBudget, ...]:
+    """Name the budgets within which the values of a run are compared."""
+    return (
+        TrainingBudget(f"{format_count(examples)} examples", examples=examples),
+        TrainingBudget(f"{format_count(steps)} steps", steps=steps),
+        # Without a limit of its own it is a whole run.
+        TrainingBudget("both"),
+    )
 
 
 def _plan_runs(

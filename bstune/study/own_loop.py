@@ -70,7 +70,7 @@ OWN_WORK = {
     "trainer": "has no Trainer that bstune makes",
 }
 # Options of these sections that a study without a module uses all the same.
-USED = ("hardware.enabled", "hardware.scale_out")
+USED_WITHOUT_MODULE = ("hardware.enabled", "hardware.scale_out")
 # No noise scale is measured anyway.
 HARMLESS = {"protocol.noise_scale_every": None}
 
@@ -129,6 +129,7 @@ def batches_of(
 
 def _check(options: StudyOptions, limits: LoopLimits) -> None:
     """Refuse options that a loop of the user's has no place for."""
+    # A loop trains one trial at a time unless its limits say that it trains several side by side.
     if options.search.workers > limits.jobs:
         raise ConfigError(
             f"search.workers={options.search.workers}: a loop of yours trains one trial at a time: "
@@ -165,7 +166,7 @@ def _check_training(options: StudyOptions) -> None:
             # Defaults ask the loop for nothing, and a few other options do not concern it.
             is_usual = key in defaults and defaults[key] == value
             is_harmless = key in HARMLESS and HARMLESS[key] == value
-            if is_usual or is_harmless or key.startswith(USED):
+            if is_usual or is_harmless or key.startswith(USED_WITHOUT_MODULE):
                 continue
             text = "null" if value is None else value
             raise ConfigError(f"{key}={text}: a loop of yours {work}: leave it out")

@@ -127,8 +127,8 @@ def run(
         The study's findings, or the record of the one trial.
     """
     interruption.enter_stage(Stage.PREPARATION)
-    # Changed options are refused when the study is opened. Training takes long until then, and so
-    # they are refused here.
+    # Opening the study refuses changed options. Where a module is trained, that comes after minutes
+    # of short trials and measurements, so that options are compared here first.
     if recipe is not None:
         check_unchanged(options)
     # A dumb terminal shows no live line, and gets plain ones.
@@ -192,21 +192,12 @@ def paused_study(
     ``arguments``: the command line that composed the options; None for a study of Python objects.
     """
     options = prepared.options
-    objective = prepared.budget.objective
     files = prepared.files
     workers_arguments = arguments_to_join(options, arguments or ())
     say = _in_users_language(options, partial(print_line, console))
+    # Where a storage, a disk or MLflow is slow to answer, a line says so.
     with watching(say, seconds=None), waiting_for("the storage"):
-        study = open_study(
-            options.study,
-            options.storage,
-            objective,
-            prepared.frozen_settings,
-            files.root,
-            prepared.backend.device_kind,
-            workers_arguments,
-            maximizes=objective == "loss" and prepared.protocol.target.mode == "max",
-        )
+        study = _opened_study(prepared, workers_arguments)
     identity = Identity.of(options.study, options.storage, study.user_attrs[STUDY_ID])
     leases = Leases(study, "owner", options.search.lease_seconds)
     missing = list[str]()
@@ -214,13 +205,7 @@ def paused_study(
         with watching(say, seconds=None) as watched_say, waiting_for("the study's files"):
             _take_over(prepared, study, leases, workers_arguments)
             watched_say(plan_text(prepared, results(study)))
-            make_inside(files.checkpoints)
-            write_text(files.config, text_of_options(options))
-            if prepared.survey is not None:
-                # torch takes seconds to import: replays have no survey.
-                from bstune.hardware.report import write_survey
-
-                write_survey(prepared.survey, files, missing)
+            _write_first_files(prepared, missing)
             prepared = _with_budget_times(prepared, study)
         page = LivePage(files.report, prepared.elapsed, say)
         wall = WallTime(study, prepared.budget, prepared.elapsed, owner=True)
@@ -230,7 +215,7 @@ def paused_study(
         with watching(say, seconds=None), waiting_for("MLflow"):
             tracking = _opened_tracking(prepared, study, missing)
         progress = _progress_of(prepared, console)
-        # An interruption is told by the stage that is entered here.
+        # From here on an interruption is told as one of a search.
         interruption.enter_stage(Stage.SEARCH)
         with left_unless_ended(page):
             show = make_show(progress, page, prepared)
@@ -244,6 +229,38 @@ def paused_study(
     check_baseline(findings.result, search.failed_baseline)
     check_any_trial(findings.result)
     return findings
+
+
+def _opened_study(prepared: PreparedStudy, workers_arguments: list[str]) -> optuna.Study:
+    """Open the study in its storage, or create it there.
+
+    ``workers_arguments``: from which a worker that joins composes the study.
+    """
+    objective = prepared.budget.objective
+    return open_study(
+        prepared.options.study,
+        prepared.options.storage,
+        objective,
+        prepared.frozen_settings,
+        prepared.files.root,
+        prepared.backend.device_kind,
+        workers_arguments,
+        maximizes=objective == "loss" and prepared.protocol.target.mode == "max",
+    )
+
+
+def _write_first_files(prepared: PreparedStudy, missing: list[str]) -> None:
+    """Write the files that a study has before its first trial: its config and its survey.
+
+    ``missing`` gets a line on what of the survey could not be written.
+    """
+    make_inside(prepared.files.checkpoints)
+    write_text(prepared.files.config, text_of_options(prepared.options))
+    if prepared.survey is not None:
+        # torch takes seconds to import: replays have no survey.
+        from bstune.hardware.report import write_survey
+
+        write_survey(prepared.survey, prepared.files, missing)
 
 
 def arguments_to_join(options: StudyOptions, arguments: Sequence[str]) -> list[str]:
@@ -263,7 +280,9 @@ def arguments_to_join(options: StudyOptions, arguments: Sequence[str]) -> list[s
             of_study.append(argument)
     stated = options.workload.budget
     budget = options.budget.budget
-    if of_study and stated.assumed_epoch is not None and budget != stated.budget:
+    # Only a budget that bstune has assumed is ever shortened, never one that the user has stated.
+    may_be_shortened = stated.assumed_epoch is not None
+    if of_study and may_be_shortened and budget != stated.budget:
         of_study += [f"budget.steps={budget.steps}", f"budget.examples={budget.examples}"]
     return of_study
 

@@ -135,22 +135,7 @@ def run_trial(
     )
     callback = TrialCallback(parts)
     forget_failed_allocations(device)
-    try:
-        _train(workload, callback, horizon, checkpoint, state, resume)
-    except BstuneError:
-        raise
-    except Exception as error:
-        # The record of the failed trial has the steps that are noted with its error.
-        if not _note_out_of_memory_or_diverged(error, callback):
-            note_steps(error, parts.state.steps)
-            raise
-    except SystemExit as error:
-        if is_interruption(error):
-            raise
-        note_steps(error, parts.state.steps)
-        raise sys_exit_error(error) from error
-    finally:
-        parts.compiling.end()
+    _train_or_note_error(workload, callback, horizon, checkpoint, state, resume)
     clock.enter(Phase.CLOSING)
     # A Trainer and its module refer to each other: the device's memory would wait for Python's
     # collector.
@@ -158,6 +143,38 @@ def run_trial(
     if is_out or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         garbage_collection_cuda()
     return _record(callback)
+
+
+def _train_or_note_error(
+    workload: Workload,
+    callback: TrialCallback,
+    horizon: int | None,
+    checkpoint: Path | None,
+    state: Path | None,
+    resume: Stopped | None,
+) -> None:
+    """Train until a trial ends, by an error of memory or divergence as well.
+
+    Such an error is noted in the trial's state. Any other one is raised, with the steps before it
+    noted for the record of the failed trial. The arguments are those of :func:`_train`.
+    """
+    parts = callback.parts
+    try:
+        _train(workload, callback, horizon, checkpoint, state, resume)
+    except BstuneError:
+        raise
+    except Exception as error:
+        if not _note_out_of_memory_or_diverged(error, callback):
+            note_steps(error, parts.state.steps)
+            raise
+    # The user's code called sys.exit(): that fails this trial, and is not to end the study.
+    except SystemExit as error:
+        if is_interruption(error):
+            raise
+        note_steps(error, parts.state.steps)
+        raise sys_exit_error(error) from error
+    finally:
+        parts.compiling.end()
 
 
 def _note_out_of_memory_or_diverged(error: Exception, callback: TrialCallback) -> bool:
@@ -170,10 +187,10 @@ def _note_out_of_memory_or_diverged(error: Exception, callback: TrialCallback) -
         state.status = "out of memory"
         state.message = first_line(error)
         return True
-    lost = what_is_not_finite(state, callback.module)
-    if lost is None:
+    not_finite = what_is_not_finite(state, callback.module)
+    if not_finite is None:
         return False
-    state.diverge(f"{first_line(error)} at step {state.steps}: {lost}")
+    state.diverge(f"{first_line(error)} at step {state.steps}: {not_finite}")
     return True
 
 
@@ -227,7 +244,6 @@ def _train(
     """
     parts = callback.parts
     spec = parts.spec
-    protocol = parts.protocol
     micro_batch_sizes = parts.micro_batch_sizes
     seed_everything(spec.seed, workers=False, verbose=False)
     module = _built_module(workload, spec, micro_batch_sizes)
@@ -241,33 +257,53 @@ def _train(
     if state is not None:
         parts.snapshot.writer = StateWriter(state, stream_of(train), parts.clock)
     writer = parts.snapshot.writer
-    steps = steps_of_trainer(parts.state, spec, protocol, horizon)
-    arguments = length_arguments(
-        train, len(micro_batch_sizes), steps, module.automatic_optimization
-    )
     with temporary_folder() as folder, _discarding(writer):
-        trainer = make_trainer(
-            protocol.trainer,
-            module,
-            [callback],
-            folder,
-            accumulate_grad_batches=len(micro_batch_sizes),
-            **arguments,
-        )
-        # The capture of a CUDA graph counts as start-up, not as training.
-        as_startup = functools.partial(parts.clock.interrupt_segment, Phase.STARTUP)
-        callback.step_taker = take_steps(
-            trainer, protocol.fast, around=as_startup, start=parts.clock.train
-        )
-        # A trial's own checkpoints hold plain data alone.
-        trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
-        _log_hyperparameters(trainer, spec)
+        trainer = _trainer_of(callback, module, train, horizon, folder)
         fit(trainer, workload, module, train, micro_batch_sizes[0], **options)
         explain_end(parts.state, trainer)
         if parts.state.status == "reached" and checkpoint is not None:
             _save_weights(trainer, checkpoint)
         if parts.state.status == "stopped" and writer is not None:
             writer.keep()
+
+
+def _trainer_of(
+    callback: TrialCallback,
+    module: LightningModule,
+    train: Iterable[object],
+    horizon: int | None,
+    folder: str,
+) -> Trainer:
+    """Make the Trainer of a trial, with the loop that takes its steps.
+
+    Args:
+        callback: has the parts of the trial, and gets the loop as its ``step_taker``.
+        module: to train.
+        train: the training batches.
+        horizon: the Trainer's max_steps; None: the budget's last step.
+        folder: for the files that the user's call-backs and loggers write.
+    """
+    parts = callback.parts
+    protocol = parts.protocol
+    micro_batches = len(parts.micro_batch_sizes)
+    steps = steps_of_trainer(parts.state, parts.spec, protocol, horizon)
+    trainer = make_trainer(
+        protocol.trainer,
+        module,
+        [callback],
+        folder,
+        accumulate_grad_batches=micro_batches,
+        **length_arguments(train, micro_batches, steps, module.automatic_optimization),
+    )
+    # The capture of a CUDA graph counts as start-up, not as training.
+    as_startup = functools.partial(parts.clock.interrupt_segment, Phase.STARTUP)
+    callback.step_taker = take_steps(
+        trainer, protocol.fast, around=as_startup, start=parts.clock.train
+    )
+    # A trial's own checkpoints hold plain data alone.
+    trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
+    _log_hyperparameters(trainer, parts.spec)
+    return trainer
 
 
 def _built_module(

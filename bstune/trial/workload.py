@@ -429,8 +429,9 @@ def _batches_of_loaders(
         notes.append(note_on_given_batches(training))
         return _batches_as_given(recipe.data_at, options.seed)
     # Refuses a loader that cannot be read in other batches, before the first trial. It is tried in
-    # the smallest batch that has an example for each process of a trial.
-    rebatch(training, batch_size=count(), micro_batch_size=None, seed=0)
+    # the smallest batch, which has an example for each process of a trial.
+    processes = count()
+    rebatch(training, batch_size=processes, micro_batch_size=None, seed=0)
     # Plain loaders that a function of the batch size makes are made anew for each trial. A data
     # module's loader serves all of them.
     data_at = recipe.data_at if is_plain else None

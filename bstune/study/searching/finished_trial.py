@@ -45,6 +45,7 @@ def record_to_store(
         result = with_step_time(result, survey.step_time)
     if revise is not None and result.status != "failed":
         result = revise(result)
+    # The objective loss compares trials at their budgets' ends, which this one did not get to.
     if is_for_loss(prepared) and _ended_by_itself(finished, result):
         result = held_to_end(result, prepared.last_step(result.batch_size))
     # A fresh seed that had no time to reach the target has not missed it.

@@ -71,6 +71,7 @@ def due_to_target(
             chooses them.
     """
     budget = prepared.budget
+    # Fresh seeds of a single configuration would be compared with nothing.
     if not compares(budget, trials):
         return None
     # A machine that becomes slower takes what is kept for later: so this run is not kept for later.
@@ -79,26 +80,25 @@ def due_to_target(
         if beside is not None:
             return beside
     due = next_replicate(trials, predicted, budget.objective, budget.replicates, budget.candidates)
-    if due is not None:
-        winner, replicate = due
-        if _has_time_for(prepared, wall, trials, predicted, winner, replicate):
-            number = winner.trial.number
-            runs = baseline_runs(trials, prepared.baseline)
-            is_baseline = runs is not None and number == runs.first.number
-            horizon = horizons.get(number)
-            # The baseline's runs, as a winner or beside one, are counted together: all of them have
-            # the user's own schedule.
-            if runs is not None and is_baseline:
-                replicate = len(runs.again)
-                horizon = None
-            return DueReplicate(
-                winner,
-                replicate,
-                horizon=horizon,
-                seed_of=shared_seed(trials, number),
-                is_baseline=is_baseline,
-            )
-    return _due_baseline_to_target(prepared, wall, trials, predicted)
+    if due is None or not _has_time_for(prepared, wall, trials, predicted, *due):
+        return _due_baseline_to_target(prepared, wall, trials, predicted)
+    winner, replicate = due
+    number = winner.trial.number
+    runs = baseline_runs(trials, prepared.baseline)
+    is_baseline = runs is not None and number == runs.first.number
+    horizon = horizons.get(number)
+    # The baseline may run as a winner and beside another one: all these runs are counted together,
+    # and have the user's own schedule.
+    if runs is not None and is_baseline:
+        replicate = len(runs.again)
+        horizon = None
+    return DueReplicate(
+        winner,
+        replicate,
+        horizon=horizon,
+        seed_of=shared_seed(trials, number),
+        is_baseline=is_baseline,
+    )
 
 
 def _lacks_run_beside(
@@ -125,8 +125,9 @@ def _has_time_for(
     ``replicate``: how many runs on fresh seeds the winner has had.
     """
     runs_to_fit = 1
+    # Another point is the answer unless the winner gets all of its runs: a part of them would be of
+    # no use.
     if _has_stand_in(prepared, trials, predicted, winner):
-        # The other point stays the answer unless the winner gets all of its runs.
         runs_to_fit = prepared.budget.replicates - replicate
     seconds = wall.replicate_seconds(
         # A fresh seed may take as long as the point's own trial did, though less is predicted.
@@ -143,7 +144,10 @@ def _has_stand_in(
     predicted: Mapping[int, float],
     winner: Winner,
 ) -> bool:
-    """Whether the answer would now name another point, with all its fresh seeds, for the winner."""
+    """Whether the answer would now name another point in the winner's place.
+
+    Such a point has run on all of its fresh seeds, and the winner has not.
+    """
     budget = prepared.budget
     for merit in SOUGHT[budget.objective].merits:
         best = find_best(
@@ -198,45 +202,50 @@ def _due_baseline_to_target(
         predicted: steps that a fresh seed is predicted to take, by a trial's number.
     """
     runs = baseline_runs(trials, prepared.baseline)
-    winner = _named_winner(prepared, trials, predicted)
-    seed_of = _due_seed(prepared, runs, winner)
-    if seed_of is None or runs is None:
+    if runs is None:
+        return None
+    seed_of = _due_seed(prepared, runs, _named_winner(prepared, trials, predicted))
+    if seed_of is None:
         return None
     if _wall_seconds_of_baseline(prepared, wall, trials, runs) > wall.seconds_left:
         return None
     first = runs.first
-    # It may have run on an earlier winner's seeds, whose indices are taken.
-    replicate = len(runs.again)
     last_step: int | None = None
     # A first run that missed the target does not tell how many steps it takes: this run gets as
     # many as that one had.
     if not first.reached and prepared.backend.stops:
         last_step = first.steps
+    # Any point that runs again is passed as a Winner.
     point = Winner(trial=first, steps=float(first.steps))
-    return DueReplicate(point, replicate, seed_of=seed_of, is_baseline=True, last_step=last_step)
+    return DueReplicate(
+        point,
+        # The baseline may have runs beside an earlier winner: the new one is numbered after them.
+        replicate=len(runs.again),
+        seed_of=seed_of,
+        is_baseline=True,
+        last_step=last_step,
+    )
 
 
 def _due_seed(
-    prepared: PreparedStudy, runs: BaselineRuns | None, winner: Winner | None
+    prepared: PreparedStudy, runs: BaselineRuns, winner: Winner | None
 ) -> TrialResult | None:
     """Find the winner's run on whose fresh seed the baseline is to run next.
 
     None if no such run is due.
     """
-    if runs is None:
-        return None
     last_step = prepared.last_step(runs.first.batch_size)
     return due_seed(runs, winner, last_step, _baseline_seconds(prepared, runs))
 
 
-def _baseline_seconds(prepared: PreparedStudy, runs: BaselineRuns | None) -> float:
+def _baseline_seconds(prepared: PreparedStudy, runs: BaselineRuns) -> float:
     """Give the seconds that the baseline's runs on fresh seeds may still take.
 
     Together they may take ``MEANS_SHARE`` of the study's shortest limit; inf without a limit.
     """
     budget = prepared.budget
     limits = [limit for limit in (budget.seconds, budget.wall_seconds) if limit is not None]
-    if runs is None or not limits:
+    if not limits:
         return math.inf
     spent = sum(run.wall_seconds for run in runs.again)
     return MEANS_SHARE * min(limits) - spent
@@ -254,18 +263,51 @@ def due_at_budget(
     none is due, there is no time for it, or nothing is there to compare it with.
     """
     expected = rank_full_trials(posterior)
+    # Fresh seeds of a single configuration would be compared with nothing.
     if not expected or not compares(prepared.budget, trials):
         return None
-    budget = prepared.budget
     by_number = {trial.number: trial for trial in trials}
     ranked = [by_number[full_trial.run.number] for full_trial in expected]
     runs = baseline_runs(trials, prepared.baseline)
+    due = _due_run_in_time(prepared, wall, trials, ranked, runs)
+    if due is None:
+        return None
+    last_step = prepared.last_step(due.trial.batch_size)
+    number = due.trial.number
+    is_baseline = runs is not None and number == runs.first.number
+    return DueReplicate(
+        # Any point that runs again is passed as a Winner.
+        Winner(trial=due.trial, steps=float(last_step)),
+        due.replicate,
+        seed_of=due.seed_of or shared_seed(trials, number),
+        is_baseline=is_baseline,
+        last_step=last_step,
+    )
+
+
+def _due_run_in_time(
+    prepared: PreparedStudy,
+    wall: WallTime,
+    trials: Sequence[TrialResult],
+    ranked: Sequence[TrialResult],
+    runs: BaselineRuns | None,
+) -> FreshRun | None:
+    """Choose the run on a fresh seed that comes next; None if none is due, or no time is left.
+
+    Args:
+        prepared: the study.
+        wall: what is left of its wall time.
+        trials: that have ended.
+        ranked: those that ran to their budgets' ends, the best prediction for a fresh seed first.
+        runs: the baseline's; None without them.
+    """
+    budget = prepared.budget
     due = due_run(trials, ranked[0], runs, budget.replicates, budget.candidates)
     # Where the point predicted to be best has no run due, the baseline may lack one beside the
     # point that the answer names: that may be another one, which has all its fresh seeds.
-    best = known_best(trials, ranked, budget.replicates)
+    named = known_best(trials, ranked, budget.replicates)
     if due is None:
-        due = due_run(trials, best, runs, budget.replicates, budget.candidates)
+        due = due_run(trials, named, runs, budget.replicates, budget.candidates)
     if due is None:
         return None
     cost = trial_cost(prepared, trials)
@@ -273,21 +315,8 @@ def due_at_budget(
     def seconds(run: FreshRun) -> float:
         return full_run_seconds(prepared, wall, run.trial.batch_size, cost)
 
-    beside = first_beside(trials, best, runs)
+    beside = first_beside(trials, named, runs)
     # Where time is left for one of them, the baseline's first run tells more.
     if beside is not None and wall.seconds_left <= seconds(due) + seconds(beside):
         due = beside
-    if wall.seconds_left <= seconds(due):
-        return None
-    batch_size = due.trial.batch_size
-    last_step = prepared.last_step(batch_size)
-    winner = Winner(trial=due.trial, steps=float(last_step))
-    number = due.trial.number
-    is_baseline = runs is not None and number == runs.first.number
-    return DueReplicate(
-        winner,
-        due.replicate,
-        seed_of=due.seed_of or shared_seed(trials, number),
-        is_baseline=is_baseline,
-        last_step=last_step,
-    )
+    return due if seconds(due) < wall.seconds_left else None

@@ -68,7 +68,7 @@ def reserved_seconds(
     Args:
         prepared: the study.
         wall: what is left of its wall time.
-        stops: whether its trials can be stopped early and continued.
+        stops: whether the search stops trials early, and goes on with promising ones later.
         trials: that have ended.
         cost: of a trial.
     """
@@ -79,22 +79,29 @@ def reserved_seconds(
         if not any(is_full(trial, prepared.last_step) for trial in trials):
             return 0.0
         reserve = _reserved_at_budget(prepared, wall, trials, cost)
+        # A second configuration comes before the fresh seeds of the only one so far.
         return wall.reserve_beside_second(trials, cost, reserve)
     # Until a trial has reached the target, seconds are kept only to continue a stopped one.
     has_reached = any(trial.reached for trial in trials)
     if not stops and not has_reached:
         return 0.0
-    runs = baseline_runs(trials, prepared.baseline)
-    repeated: TrialResult | None = None
-    if runs is not None:
-        last_step = prepared.last_step(runs.first.batch_size)
-        planned = count_fresh_seeds(runs, last_step, prepared.budget.replicates)
-        if planned > len(runs.again):
-            repeated = runs.first
-    reserve = wall.reserve(trials, cost, repeated)
+    reserve = wall.reserve(trials, cost, _baseline_to_repeat(prepared, trials))
     if not has_reached:
         return reserve
+    # From here on seconds are kept for fresh seeds. A second configuration comes before them.
     return wall.reserve_beside_second(trials, cost, reserve)
+
+
+def _baseline_to_repeat(
+    prepared: PreparedStudy, trials: Sequence[TrialResult]
+) -> TrialResult | None:
+    """Give the baseline's first run, if runs of it on fresh seeds are still to come; else None."""
+    runs = baseline_runs(trials, prepared.baseline)
+    if runs is None:
+        return None
+    last_step = prepared.last_step(runs.first.batch_size)
+    planned = count_fresh_seeds(runs, last_step, prepared.budget.replicates)
+    return runs.first if planned > len(runs.again) else None
 
 
 def _reserved_at_budget(
@@ -123,12 +130,14 @@ def advised_limit(
     """Advise a ``search.wall_seconds`` that lets the next command finish two points of the search.
 
     Where these have ended and this command had no time for any trial, it lets the next one finish
-    another point. None where two have ended and this command has begun a trial.
+    another point. None where two have ended and this command has begun a trial. What a trial takes
+    and what is kept both depend on the limit, so that the next command is planned as a function of
+    it.
 
     Args:
         prepared: the study.
         wall: what is left of its wall time.
-        stops: whether trials are stopped early and continued.
+        stops: whether the search stops trials early, and goes on with promising ones later.
         trials: that have ended.
         cost: the wall seconds of a trial.
     """
@@ -139,44 +148,59 @@ def advised_limit(
         if wall.has_begun_trial:
             return None
         trials_to_come = 1
-    options = prepared.options
-    reference = options.scaling.batch_size
+    reference = prepared.options.scaling.batch_size
+    # A trial that may be stopped early is worth its time from so many steps on. Any other one takes
+    # all of them.
+    fewest_steps: float = prepared.last_step(reference)
+    if stops and not is_for_loss(prepared):
+        fewest_steps = MIN_STEPS
+    shortest = cost.seconds(fewest_steps, reference)
     longest = max((trial.wall_seconds for trial in ended), default=0.0)
-    whole_run = cost.seconds(prepared.last_step(reference), reference)
-    shortest = cost.seconds(MIN_STEPS, reference)
-    is_limited = stops and not is_for_loss(prepared)
 
     def trial_seconds(limit: float) -> float:
-        """Give the wall seconds of a trial: those of the longest one, else the baseline's share."""
-        least = shortest if is_limited else whole_run
-        # Before a trial has ended it is not known what it takes besides its steps.
+        """Give the wall seconds that a trial may take in a command with this limit."""
+        # Before a trial has ended it is not known what it takes besides its steps: the baseline's
+        # whole share is planned for it.
         share = 0.0 if ended else MEANS_SHARE * limit
-        return max(longest, least, share)
-
-    def kept_seconds(limit: float) -> float:
-        """Give what is kept once a first trial has ended."""
-        if ended:
-            return reserved_seconds(prepared, wall.within(limit), stops, trials, cost)
-        if is_for_loss(prepared):
-            return _reserved_at_budget(prepared, wall.within(limit), ended, cost)
-        # If the first trial reaches the target within its share, its fresh seeds take about as much
-        # as would be kept to continue it.
-        if stops:
-            return RESCUE_SHARE * limit
-        return prepared.budget.replicates * whole_run + OTHERS_SHARE * limit
+        return max(longest, shortest, share)
 
     charged = wall.charged(reserved_seconds(prepared, wall, stops, trials, cost))
     following = NextCommand(
         charged=charged,
         start=wall.start_seconds - prepared.survey_seconds,
-        survey=partial(survey_seconds, options),
+        survey=partial(survey_seconds, prepared.options),
         trials=trials_to_come,
         decision=wall.decision_seconds,
         trial=trial_seconds,
-        kept=kept_seconds,
+        kept=partial(_kept_after_first_trial, prepared, wall, stops, trials, cost),
         report=wall.report_seconds,
     )
     return following.least_limit(wall.limit)
+
+
+def _kept_after_first_trial(
+    prepared: PreparedStudy,
+    wall: WallTime,
+    stops: bool,
+    trials: Sequence[TrialResult],
+    cost: TrialCost,
+    limit: float,
+) -> float:
+    """Predict the seconds that a command with this limit keeps once a first trial has ended.
+
+    The other arguments are those of :func:`reserved_seconds`.
+    """
+    if trials_of_search(trials):
+        return reserved_seconds(prepared, wall.within(limit), stops, trials, cost)
+    if is_for_loss(prepared):
+        return _reserved_at_budget(prepared, wall.within(limit), (), cost)
+    # If the first trial reaches the target within its share, its fresh seeds take about as much
+    # as would be kept to continue it.
+    if stops:
+        return RESCUE_SHARE * limit
+    reference = prepared.options.scaling.batch_size
+    whole_run = cost.seconds(prepared.last_step(reference), reference)
+    return prepared.budget.replicates * whole_run + OTHERS_SHARE * limit
 
 
 def limit_reached(
@@ -187,7 +211,7 @@ def limit_reached(
     Args:
         prepared: the study.
         wall: what is left of its wall time.
-        stops: whether its trials can be stopped early and continued.
+        stops: whether the search stops trials early, and goes on with promising ones later.
         trials: that have ended.
     """
     # A share is kept to continue a trial to its target; the objective loss has no target.
@@ -215,7 +239,7 @@ def within_time(
     Args:
         prepared: the study.
         wall: what is left of its wall time.
-        stops: whether its trials can be stopped early and continued.
+        stops: whether the search stops trials early, and goes on with promising ones later.
         trials: that have ended.
         spec: the trial as it was suggested.
 
@@ -228,9 +252,9 @@ def within_time(
     # Where trials are not stopped early, each runs to the end that its schedule or its budget has.
     if not stops:
         return spec
-    backend = prepared.backend
-    if not backend.continues:
-        # A sampler may not heed that nothing can be continued.
+    # Not every workload can restore the state of a stopped trial. A sampler may ask for it all the
+    # same: the trial then starts afresh.
+    if not prepared.backend.continues:
         spec = replace(spec, resumed_from=None)
     cost = trial_cost(prepared, trials)
     reserve = reserved_seconds(prepared, wall, stops, trials, cost)
@@ -247,7 +271,7 @@ def limited_baseline(prepared: PreparedStudy, stops: bool) -> tuple[Baseline, in
     It is None where the search itself chooses trial 0. The step is None where the trial's budget
     alone ends it.
 
-    ``stops``: whether trials are stopped early and continued.
+    ``stops``: whether the search stops trials early, and goes on with promising ones later.
     """
     baseline = prepared.baseline
     if baseline is None:

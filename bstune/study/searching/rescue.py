@@ -39,6 +39,7 @@ def needs_rescue(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> bool
     A limit of time ends the tries by itself. Without one there are tries until ``MAX_RESCUED``
     trials have spent their budgets.
     """
+    # The objective loss has no target that a trial could miss.
     if is_for_loss(prepared) or any(trial.reached for trial in trials):
         return False
     budget = prepared.budget
@@ -112,7 +113,7 @@ def _rescue_steps(
     given_up_at = steps_before + GIVEN_UP_AT * (predicted - steps_before)
     wanted = max(given_up_at, LEAST_GROWTH * steps_before, MIN_STEPS)
     limits = [float(prepared.protocol.last_step(stopped.batch_size)), wanted]
-    # A trial that starts afresh takes all of its steps once more, else only the further ones.
+    # A trial whose state cannot be restored starts afresh: it takes all of its steps once more.
     resumed_from = stopped.number if backend.continues else None
     spec = TrialSpec(
         number=stopped.number,
@@ -125,14 +126,16 @@ def _rescue_steps(
     )
     cost = trial_cost(prepared, trials)
     # The share that was kept for this trial may be spent whole, so that none is reserved.
-    within = wall.max_steps(trials, spec, cost, reserve=0.0)
-    if within is None:
+    within_wall_time = wall.max_steps(trials, spec, cost, reserve=0.0)
+    if within_wall_time is None:
         return None
-    limits.append(float(within))
+    limits.append(float(within_wall_time))
     if prepared.budget.seconds is not None:
-        paid = steps_before if backend.continues else 0
-        seconds = prepared.budget.seconds - sum(trial.train_seconds for trial in trials)
-        limits.append(paid + seconds / cost.tau(stopped.batch_size))
+        seconds_left = prepared.budget.seconds - sum(trial.train_seconds for trial in trials)
+        steps_to_pay = seconds_left / cost.tau(stopped.batch_size)
+        # The steps before the stop are paid for, unless they are taken once more.
+        steps_paid = steps_before if backend.continues else 0
+        limits.append(steps_paid + steps_to_pay)
     max_steps = math.floor(min(limits))
     if max_steps <= steps_before:
         return None

@@ -31,6 +31,7 @@ class PointEnds:
         if self._points_before is None:
             self._points_before = points
             self._ends.append(elapsed)
+        # The first of these seconds is that of the first look, at which no point ended.
         noted = self._points_before + len(self._ends) - 1
         # Points that ended since the last call are taken to end now.
         self._ends += [elapsed] * (points - noted)
@@ -79,16 +80,17 @@ def _fresh_runs_to_come(
 
     again = [trial for trial in trials if trial.replicate_of is not None]
     of_baseline = sum(is_baseline_replicate(trial.trial_index) for trial in again)
-    planned = replicates_to_come(len(again) - of_baseline, budget.replicates, len(winners))
-    # All of them count as runs of the winner that takes longest.
+    of_winners = len(again) - of_baseline
+    left_of_winners = replicates_to_come(of_winners, budget.replicates, len(winners))
+    # The runs left count as runs of the winner that takes longest.
     longest = max(seconds(winner) for winner in winners)
-    to_come = [Runs(planned, longest)]
+    to_come = [Runs(left_of_winners, longest)]
     runs = baseline_runs(trials, prepared.baseline)
     if runs is not None and runs.first not in winners:
         last_step = prepared.last_step(runs.first.batch_size)
-        planned_of_baseline = count_fresh_seeds(runs, last_step, budget.replicates)
-        left = max(0, planned_of_baseline - of_baseline)
-        to_come.append(Runs(left, seconds(runs.first)))
+        planned = count_fresh_seeds(runs, last_step, budget.replicates)
+        left_of_baseline = max(0, planned - of_baseline)
+        to_come.append(Runs(left_of_baseline, seconds(runs.first)))
     return tuple(to_come)
 
 

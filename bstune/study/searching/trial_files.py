@@ -99,6 +99,23 @@ def worth_continuing(trials: Sequence[TrialResult], objective: Objective) -> set
     """
     # A continuation that was cut short is asked again, from the same state.
     resumed = {trial.resumed_from for trial in trials if trial.status != "failed"}
+    stopped = list[TrialResult]()
+    for trial in trials_of_search(trials):
+        if trial.status == "stopped" and trial.number not in resumed:
+            stopped.append(trial)
+    can_still_win = _winning_test(trials, objective)
+    # The last ones are kept: numbers rise with time, and False sorts before True.
+    in_order = sorted(stopped, key=lambda trial: (can_still_win(trial), trial.number))
+    return {trial.number for trial in in_order[-MAX_STATES:]}
+
+
+def _winning_test(
+    trials: Sequence[TrialResult], objective: Objective
+) -> Callable[[TrialResult], bool]:
+    """Make the function that says whether a stopped trial can still become the best one.
+
+    It can if it has not taken ``ABANDON_FACTOR`` times as much as the best one to the target.
+    """
     fastest = math.inf
     fewest = math.inf
     for trial in trials:
@@ -109,7 +126,6 @@ def worth_continuing(trials: Sequence[TrialResult], objective: Objective) -> set
             fastest = min(fastest, trial.time_to_target)
 
     def can_still_win(trial: TrialResult) -> bool:
-        """Whether a trial has taken no more than the best one, with ``ABANDON_FACTOR`` of room."""
         # These objectives have no best time or fewest steps that a trial could exceed.
         if objective in ("curve", "loss"):
             return True
@@ -120,9 +136,4 @@ def worth_continuing(trials: Sequence[TrialResult], objective: Objective) -> set
         }
         return any(by_merit[merit] for merit in SOUGHT[objective].merits)
 
-    stopped = list[TrialResult]()
-    for trial in trials_of_search(trials):
-        if trial.status == "stopped" and trial.number not in resumed:
-            stopped.append(trial)
-    in_order = sorted(stopped, key=lambda trial: (can_still_win(trial), trial.number))
-    return {trial.number for trial in in_order[-MAX_STATES:]}
+    return can_still_win

@@ -181,15 +181,7 @@ def run_branches(
     branches = list[Branch]()
     start: float | None = None
     for seed in seeds:
-        # The rate only builds the module: its optimizers then take the checkpoint's state.
-        own_spec = TrialSpec(
-            number=0,
-            trial_index=0,
-            batch_size=batch_size,
-            lr=options.scaling.lr,
-            delta=None,
-            seed=seed,
-        )
+        own_spec = _spec_of_run(options, batch_size, seed)
         for size in sizes:
             # Each branch measures the checkpoint's metric anew. The last one's is given.
             record, start = branch(
@@ -266,6 +258,21 @@ def _branch_line(branch: Branch, target: Target) -> str:
     shown = branch.message or f"{target.metric} {metric}"
     steps = plural(branch.steps, "step")
     return f"seed {branch.seed}  B {branch.batch_size}  {steps}  {shown}"
+
+
+def _spec_of_run(options: StudyOptions, batch_size: int, seed: int) -> TrialSpec:
+    """Describe the run until its checkpoint as a trial, which no search has numbered.
+
+    Its rate only builds the module: the optimizers then take the checkpoint's state.
+    """
+    return TrialSpec(
+        number=0,
+        trial_index=0,
+        batch_size=batch_size,
+        lr=options.scaling.lr,
+        delta=None,
+        seed=seed,
+    )
 
 
 def _sizes(

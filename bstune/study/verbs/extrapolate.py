@@ -47,6 +47,7 @@ from bstune.study.verbs.branch_scales import extrapolate_branches, read_branches
 from bstune.study.verbs.scales import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
+    CommonScale,
     check_alike,
     common_scale,
     defining_settings,
@@ -87,7 +88,7 @@ def main(arguments: list[str]) -> str:
         studies = [study for _, study in each_study(options.studies, left_out)]
         extrapolation = extrapolate(studies, name, wanted, values, left_out)
         tokens = studies[0].result.tokens
-    # This comes before anything is printed or written.
+    # A card or figure for which the studies tell too little is refused before anything is printed.
     _check_told(extrapolation, options.card, options.figure)
     console = plain_console()
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
@@ -210,14 +211,7 @@ def extrapolate(
     for key, rows_of_study in zip(by_key, scale.rows, strict=True):
         rows += rows_of_study
         keys += [key] * len(rows_of_study)
-    distinct_scales = sorted({row.scale for row in rows})
-    if len(distinct_scales) < FEWEST_SCALES:
-        shown = listing([format_number(value) for value in distinct_scales]) or "none"
-        reason = (
-            f"a law takes at least {FEWEST_SCALES} different {scale.name}, but the studies tell "
-            f"{len(distinct_scales)}: {shown} ({scale.meaning})"
-        )
-        raise StudyError("\n".join([reason, *left_out]))
+    _check_scales(scale, rows, left_out)
     if _is_on_several_devices(studies):
         rows = [_without_best_size(row) for row in rows]
         notes.append("the studies ran on different devices: their best batch sizes are left out")
@@ -240,6 +234,21 @@ def extrapolate(
         schedule=schedule,
         notes=tuple(notes),
     )
+
+
+def _check_scales(scale: CommonScale, rows: Sequence[ScaleRow], left_out: Sequence[str]) -> None:
+    """Refuse studies that tell too few different scales for a law.
+
+    ``left_out``: lines on folders that were no study, which the error repeats.
+    """
+    distinct = sorted({row.scale for row in rows})
+    if len(distinct) < FEWEST_SCALES:
+        shown = listing([format_number(value) for value in distinct]) or "none"
+        reason = (
+            f"a law takes at least {FEWEST_SCALES} different {scale.name}, but the studies tell "
+            f"{len(distinct)}: {shown} ({scale.meaning})"
+        )
+        raise StudyError("\n".join([reason, *left_out]))
 
 
 def _is_on_several_devices(studies: Sequence[StudyFolder]) -> bool:

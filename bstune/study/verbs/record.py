@@ -175,6 +175,7 @@ def _prepared_for_grid(points: Sequence[GridPoint], overrides: Sequence[str]) ->
     options = with_option(options, "search.workers", 0)
     try:
         prepared = prepare(options, composed.recipe)
+    # The user gave --batch-sizes, from which the option above was set.
     except ConfigError as error:
         raise ConfigError(str(error).replace("search.batch_size.high", "--batch-sizes")) from error
     if not prepared.backend.stops:

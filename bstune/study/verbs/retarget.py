@@ -347,22 +347,9 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
         return _at_budget(_with_own_times(prepared, earlier), content, earlier)
     target = prepared.protocol.target
     is_own = target == own_target
-    if not is_own and prepared.backend.horizon:
-        raise StudyError(
-            f"{files.root}: its schedules end with the trial, so that what they did before "
-            f"{own_target} tells nothing of {target}: run that, "
-            f"workload.target.value={target.value:g}"
-        )
     recorded = list(content.trials)
-    # What a trial did after it met an easier target is no part of that target's study.
     if not is_own:
-        recorded = ended_at(content.trials, target)
-        if all_met_at_first(recorded):
-            raise StudyError(
-                f"{files.root}: every trial met {target} at its first evaluation, so that none "
-                "tells how many steps it takes: ask for a harder target; the study's own is "
-                f"{own_target}"
-            )
+        recorded = _ended_at_other(prepared, content.trials, own_target)
     trials = with_common_step_time(prepared, recorded)
     posterior = study_posterior(prepared, trials, REPORT_PARTICLES)
     notes = list[str]()
@@ -395,6 +382,40 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
         notes=[*prepared.caveats, *notes],
     )
     return StudyFolder(result, replace(content, trials=tuple(recorded), best=best))
+
+
+def _ended_at_other(
+    prepared: PreparedStudy, trials: Sequence[TrialResult], own_target: Target
+) -> list[TrialResult]:
+    """Give a study's records as if its trials had ended at another target than its own.
+
+    What a trial did after it met an easier target is no part of that target's study.
+
+    Args:
+        prepared: the study, at the other target.
+        trials: as they are recorded.
+        own_target: at which they ended.
+
+    Raises:
+        StudyError: where schedules end with the trial, or every trial met the other target at its
+            first evaluation.
+    """
+    target = prepared.protocol.target
+    folder = prepared.files.root
+    if prepared.backend.horizon:
+        raise StudyError(
+            f"{folder}: its schedules end with the trial, so that what they did before "
+            f"{own_target} tells nothing of {target}: run that, "
+            f"workload.target.value={target.value:g}"
+        )
+    ended = ended_at(trials, target)
+    if all_met_at_first(ended):
+        raise StudyError(
+            f"{folder}: every trial met {target} at its first evaluation, so that none "
+            "tells how many steps it takes: ask for a harder target; the study's own is "
+            f"{own_target}"
+        )
+    return ended
 
 
 def _asked(prepared: PreparedStudy, earlier: StudyResult | None) -> Asked:
@@ -587,6 +608,7 @@ def _extrapolated(
     in_seconds = is_timed and prepared.budget.objective != "steps"
     cost = band.steps
     if in_seconds:
+        # tau: the seconds of a step at a batch size.
         cost = band.steps * posterior.tau(band.batch_size)
     cheapest = int(cost.argmin())
     steps = f"{format_number(float(band.steps[cheapest]), 2)} steps"

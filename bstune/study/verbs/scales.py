@@ -140,40 +140,52 @@ def _rows_at(
 
 
 def _example_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
-    """Make the scale ``examples`` or ``tokens``: of the data, the budget, or to the target."""
+    """Make the scale ``examples`` or ``tokens``.
+
+    They are those of the training data where the studies differ in these. Else they are those of
+    the budget, for studies of the objective loss, or those that a training took to its target.
+    """
     if name == "tokens" and any(study.result.tokens is None for study in studies):
         raise StudyError(f"examples of {_names(studies)} have no tokens: give --at examples=N")
     is_of_loss = all(study.result.at_budget is not None for study in studies)
     if _is_of_data(studies, is_of_loss):
-        sizes = _sizes_of(studies, f"the {name} of their data")
-        values = list[float]()
-        for size, study in zip(sizes, studies, strict=True):
-            values.append(size.examples * _tokens_of(study, name))
-        rows = _rows_at(studies, values)
-        return CommonScale(
-            name=name, meaning=f"{name} of the training data", option_prefixes=OF_DATA, rows=rows
-        )
+        return _data_scale(name, studies)
     if is_of_loss:
-        _all_are_of_budget(studies, "examples")
-        budgets = list[tuple[ScaleRow, ...]]()
-        for study in studies:
-            # The check above leaves no study without examples.
-            whole = (_at_budget(study).examples or math.nan) * _tokens_of(study, name)
-            budgets.append(_over_budgets(study, whole))
-        return CommonScale(
-            name=name,
-            meaning=f"{name} of the budget",
-            option_prefixes=("budget.",),
-            rows=tuple(budgets),
-        )
-    by_target = tuple(_over_targets(study, name) for study in studies)
-    meaning = f"{name} that a training took to its target"
+        return _example_budget_scale(name, studies)
     return CommonScale(
         name=name,
-        meaning=meaning,
+        meaning=f"{name} that a training took to its target",
         option_prefixes=("workload.target.value",),
-        rows=by_target,
+        rows=tuple(_over_targets(study, name) for study in studies),
         grows_within=True,
+    )
+
+
+def _data_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
+    """Make the scale of the examples, or their tokens, in the studies' training data."""
+    sizes = _sizes_of(studies, f"the {name} of their data")
+    values = list[float]()
+    for size, study in zip(sizes, studies, strict=True):
+        values.append(size.examples * _tokens_of(study, name))
+    rows = _rows_at(studies, values)
+    return CommonScale(
+        name=name, meaning=f"{name} of the training data", option_prefixes=OF_DATA, rows=rows
+    )
+
+
+def _example_budget_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
+    """Make the scale of the examples, or their tokens, in the budgets of studies for the loss."""
+    _all_are_of_budget(studies, "examples")
+    rows = list[tuple[ScaleRow, ...]]()
+    for study in studies:
+        # The check above leaves no study without examples; nan is for its type alone.
+        whole = (_at_budget(study).examples or math.nan) * _tokens_of(study, name)
+        rows.append(_over_budgets(study, whole))
+    return CommonScale(
+        name=name,
+        meaning=f"{name} of the budget",
+        option_prefixes=("budget.",),
+        rows=tuple(rows),
     )
 
 
@@ -489,20 +501,19 @@ def log_error(reading: Reading, quantile: float) -> float | None:
 
     ``quantile``: how many standard deviations half the interval is.
     """
-    log_below: float | None = None
-    log_above: float | None = None
+    # How far the ends lie from the value, in logarithms.
+    distances = list[float]()
     if reading.low is not None:
-        log_below = math.log(reading.value / reading.low)
+        distances.append(math.log(reading.value / reading.low))
     if reading.high is not None:
-        log_above = math.log(reading.high / reading.value)
-    if log_below is None and log_above is None:
+        distances.append(math.log(reading.high / reading.value))
+    if not distances:
         return None
-    if log_below is None:
-        log_below = ONE_SIDED * (log_above or 0.0)
-    if log_above is None:
-        log_above = ONE_SIDED * log_below
-    # Half of the interval; none where the value lies beyond the one end that it has.
-    return max(log_below + log_above, 0.0) / 2.0 / quantile
+    if len(distances) == 1:
+        distances.append(ONE_SIDED * distances[0])
+    # It is 0 where the value lies beyond the one end that it has.
+    half_width = max(sum(distances), 0.0) / 2.0
+    return half_width / quantile
 
 
 def defining_settings(study: StudyFolder) -> dict[str, object]:
@@ -517,6 +528,8 @@ def defining_settings(study: StudyFolder) -> dict[str, object]:
             f"{study.files.path} does not tell its study's options: {'; '.join(study.files.notes)}"
         )
     settings = dict[str, object]()
+    # Studies of the objective loss compare metrics at the end of their budget. So the budget
+    # defines such a study, and a value of the target does not.
     is_loss = study.result.objective == "loss"
     # A folder gets the defaults of options that came after it was written, so that it does not
     # differ in them from a later one.

@@ -38,9 +38,10 @@ def note_on_given_batches(loaders: object) -> str:
 
 
 def check_batches(workload: Workload, small: int, large: int) -> None:
-    """Raise a ConfigError for batches that should be taken as they come, but ignore the batch size.
+    """Refuse a user's function of the batch size whose batches do not follow it.
 
-    They have the same shapes at the two batch sizes ``small`` and ``large``.
+    Its batches are taken as they come. A ConfigError says that they have the same shapes at the two
+    batch sizes ``small`` and ``large``.
     """
     if small == large:
         return

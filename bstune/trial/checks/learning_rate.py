@@ -68,8 +68,18 @@ def rate_problem(
     follows = slow_rates != fast_rates
     has_moved = not _are_equal(slow.weights.before, slow.weights.after)
     is_at_zero = all(rate.lr == 0.0 for rate in (*slow_rates, *fast_rates))
-    if slow_rates and (is_at_zero or (follows and not has_moved)):
+    shows_nothing = is_at_zero or (follows and not has_moved)
+    if slow_rates and shows_nothing:
         return None
+    return _no_effect_text(slow, fast, is_overridden, override)
+
+
+def _no_effect_text(slow: ShortTrial, fast: ShortTrial, is_overridden: bool, override: str) -> str:
+    """Say that two learning rates train a module alike, with what its optimizers show, and advice.
+
+    The arguments are those of :func:`rate_problem`.
+    """
+    slow_rates = slow.weights.rates
     same = (
         f"trial.lr has no effect: at {format_number(slow.spec.lr)} and at "
         f"{format_number(fast.spec.lr)} the first {slow.weights.steps} steps of "
@@ -80,7 +90,7 @@ def rate_problem(
             f"{same}, as it has no optimizer with a learning rate: return one from "
             "configure_optimizers"
         )
-    if follows:
+    if slow_rates != fast.weights.rates:
         return (
             f"{same}, though the rates of its optimizers are not: train the weights by these "
             "optimizers' steps"

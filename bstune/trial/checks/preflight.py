@@ -110,12 +110,11 @@ def preflight(
     first = _first_trial(short, space, small, large, survey=survey)
     step_time = _measured_step_time(short, space, first, large, survey=survey)
     last_step = protocol.last_step(first.spec.batch_size)
-    notes = [*manual_notes(first, protocol), *schedule_notes(first, last_step)]
-    # Short trials leave out the Trainer's own call-backs of this kind.
-    monitors = monitors_of(as_list(protocol.trainer.get("callbacks"))) + first.monitors
-    note = monitors.note(target_is_open=protocol.target.is_open, has_epochs=first.has_epochs)
-    if note is not None:
-        notes.append(note)
+    notes = [
+        *manual_notes(first, protocol),
+        *schedule_notes(first, last_step),
+        *_monitor_notes(first, protocol),
+    ]
     # Seeds need to differ only in a study, which runs its winner on fresh ones.
     if trial is None:
         other_seed = replace(first.spec, seed=first.spec.seed + 1)
@@ -229,6 +228,15 @@ def schedule_notes(trial: ShortTrial, last_step: int) -> Iterator[str]:
         yield text
 
 
+def _monitor_notes(trial: ShortTrial, protocol: TrialProtocol) -> Iterator[str]:
+    """Yield a line on call-backs that stop a training early or save it; nothing without any."""
+    # A short trial leaves out those that the Trainer was given, and has seen the module's own.
+    monitors = monitors_of(as_list(protocol.trainer.get("callbacks"))) + trial.monitors
+    note = monitors.note(target_is_open=protocol.target.is_open, has_epochs=trial.has_epochs)
+    if note is not None:
+        yield note
+
+
 @dataclass(frozen=True)
 class _Compared:
     """A trial at another learning rate than the first one's, which was compared with that."""
@@ -303,10 +311,7 @@ def _why_not_continued(
     try:
         gone_on = resumed()
     except StateError as error:
-        # Only the reason is taken: the note says the rest of the message itself.
-        message = str(error)
-        reason = message.partition("cannot be read: ")[2].removesuffix("; it starts afresh")
-        return (reason or message).splitlines()[0]
+        return _reason_of(error)
     except Exception as error:
         _, frames = described(error)
         raise ConfigError(
@@ -323,3 +328,10 @@ def _why_not_continued(
     if lost is None:
         return None
     return lost.text(stopped.module.name)
+
+
+def _reason_of(error: StateError) -> str:
+    """Give the reason in an error about a state; the preflight's note says the rest itself."""
+    message = str(error)
+    reason = message.partition("cannot be read: ")[2].removesuffix("; it starts afresh")
+    return (reason or message).splitlines()[0]

@@ -129,8 +129,9 @@ class Recorder(Callback):
 
         A trial makes its Trainer itself, so that only its module can bring a call-back.
         """
-        # Its class and place; its layers may be made only as the training starts.
-        self._module = _seen_at_build(module)
+        # Messages name the module's class, and the place of its configure_optimizers. Its layers
+        # may be made only as the training starts: they are recorded then.
+        self._module = _named_module(module)
         self._waits.module_name = self._module.name
         configure = module.configure_callbacks
 
@@ -187,8 +188,7 @@ class Recorder(Callback):
     ) -> None:
         """Keep weights where they are compared, and end a trial that is long enough."""
         self._batches += 1
-        # A watch that reports a step which hangs is told that the next one, whose batch is drawn
-        # now, is waited for.
+        # The batch of the next step is drawn now. If that hangs, the user is told of that step.
         self._tell_awaited_step(trainer)
         steps, further_micro_batches = divmod(self._batches, trainer.accumulate_grad_batches)
         # A step is taken with its last micro-batch.
@@ -298,8 +298,8 @@ class StepClock:
         return self._now() - self.began
 
 
-def _seen_at_build(module: LightningModule) -> SeenModule:
-    """Record a module that was just built: its name and place. Its layers may come later."""
+def _named_module(module: LightningModule) -> SeenModule:
+    """Begin the record of a module, with the name of its class and the place of its code."""
     return replace(
         UNBUILT,
         name=type(module).__name__,
@@ -401,7 +401,7 @@ class WeightsKeeper:
         self._kept_after: tuple[int, ...] = (SLOW_STEPS, COMPARED_STEPS)
         if steps is not None:
             self._kept_after = (steps,)
-        # The steps after which the kept weights were copied.
+        # The steps after which weights were kept last; before that, those that are planned.
         self._steps = steps or COMPARED_STEPS
         self.before: dict[str, Tensor] = {}
         self._after: dict[str, Tensor] | None = None

@@ -91,6 +91,7 @@ class ShortRuns:
             state: the file that gets the state of a stopped trial; None: it is not kept.
             resume: the stopped trial from which this one goes on; None: it starts afresh.
         """
+        # Untrained weights are evaluated in run_from_start() alone.
         limits = {"limit_val_batches": self._evaluated.few, "num_sanity_val_steps": 0}
         protocol = replace(self._protocol, trainer={**self._protocol.trainer, **limits})
         return self._run(spec, protocol, self._evaluated.batches, plan, state, resume)

@@ -7,6 +7,7 @@ rates that they will set.
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -111,41 +112,54 @@ def _step_through(
         ConfigError: for a schedule that raises an error.
     """
     settings: list[list[GroupNumbers]] = []
-    # The Trainer's counts, which a schedule of another library may read. They go with the steps.
-    epochs = trainer.fit_loop.epoch_progress.current
-    applied = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
     has_epochs = trainer.num_training_batches != float("inf")
-    steps_of_epoch = 1
-    if has_epochs:
-        batches = int(trainer.num_training_batches)
-        steps_of_epoch = max(1, batches // trainer.accumulate_grad_batches)
     for config in trainer.lr_scheduler_configs:
-        each_step = config.interval == "step"
-        if config.reduce_on_plateau or not (each_step or has_epochs):
-            continue
-        # Optimizer steps for each step of the schedule.
-        stride = 1 if each_step else steps_of_epoch
-        of_schedule = [_settings(config.scheduler.optimizer)]
-        # The settings above are those of the first optimizer step, so one fewer is left.
-        for number in range(1, min(math.ceil(until / stride), SCHEDULE_STEPS)):
-            epochs.completed = 0 if each_step else number
-            applied.total.completed = number * stride
-            if number % config.frequency == 0:
-                try:
-                    module.lr_scheduler_step(config.scheduler, None)
-                except Exception as error:
-                    # A module that steps its optimizers itself may never step it this often.
-                    if not module.automatic_optimization:
-                        break
-                    name = type(config.scheduler).__name__
-                    end = ScheduleEnd(name, step=(number - 1) * stride, error=cause(error))
-                    text = end.text(type(module).__name__, batch_size, until)
-                    raise ConfigError(text) from error
-            of_schedule.append(_settings(config.scheduler.optimizer))
-        settings.append(of_schedule)
-    epochs.completed = 0
-    applied.total.completed = 0
+        is_stepped = config.interval == "step" or has_epochs
+        if is_stepped and not config.reduce_on_plateau:
+            settings.append(_settings_ahead(trainer, module, config, batch_size, until))
+    _set_counts(trainer, epochs=0, steps=0)
     return settings
+
+
+def _settings_ahead(
+    trainer: Trainer, module: LightningModule, config: Any, batch_size: int, until: int
+) -> list[GroupNumbers]:
+    """Step one schedule ahead; give its optimizer's settings before its first step and after each.
+
+    ``config`` has the schedule, in Lightning's terms. The other arguments are those of
+    :func:`_step_through`.
+    """
+    by_epoch = config.interval != "step"
+    # Optimizer steps from one step of the schedule to the next.
+    stride = 1
+    if by_epoch:
+        batches = int(trainer.num_training_batches)
+        stride = max(1, batches // trainer.accumulate_grad_batches)
+    settings = [_settings(config.scheduler.optimizer)]
+    # The settings above are those of the first optimizer step, so one fewer is left.
+    for number in range(1, min(math.ceil(until / stride), SCHEDULE_STEPS)):
+        # A schedule of another library may read the Trainer's counts: they go with the steps.
+        _set_counts(trainer, epochs=number if by_epoch else 0, steps=number * stride)
+        if number % config.frequency == 0:
+            try:
+                module.lr_scheduler_step(config.scheduler, None)
+            except Exception as error:
+                # A module that steps its optimizers itself may never step it this often.
+                if not module.automatic_optimization:
+                    break
+                name = type(config.scheduler).__name__
+                end = ScheduleEnd(name, step=(number - 1) * stride, error=cause(error))
+                text = end.text(type(module).__name__, batch_size, until)
+                raise ConfigError(text) from error
+        settings.append(_settings(config.scheduler.optimizer))
+    return settings
+
+
+def _set_counts(trainer: Trainer, *, epochs: int, steps: int) -> None:
+    """Set the numbers of epochs and optimizer steps that a Trainer counts as done."""
+    trainer.fit_loop.epoch_progress.current.completed = epochs
+    automatic = trainer.fit_loop.epoch_loop.automatic_optimization
+    automatic.optim_progress.optimizer.step.total.completed = steps
 
 
 def _settings(optimizer: Optimizer) -> GroupNumbers:

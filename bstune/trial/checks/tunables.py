@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol
-from bstune.core.search_space import BUDGET, Space, corners
+from bstune.core.search_space import BUDGET, Space, Tunable, corners
 from bstune.options import StudyOptions, overrides
 from bstune.trial.backend import chooses_horizons
 from bstune.trial.checks.short_runs import ShortRuns
@@ -16,33 +16,23 @@ def check_tunables(
 ) -> None:
     """Train a few steps with the further hyperparameters at each combination of their ends.
 
-    That is at the smallest batch size. A ConfigError names values that the module does not take,
-    and refuses a hyperparameter that sets the budget where that would change nothing, or where the
-    search itself chooses each trial's horizon.
+    That is at the smallest batch size.
 
     Args:
         options: of the study.
         workload: what is trained.
         protocol: of the study's trials.
         space: has the hyperparameters.
-        stops: whether trials may be stopped early, as no schedule ends with them.
+        stops: whether trials may be stopped early, which they may where no schedule ends with them.
+
+    Raises:
+        ConfigError: for values that the module does not take, and for a hyperparameter that sets
+            the budget and must not.
     """
-    name = options.workload.name
-    short = ShortRuns(workload, protocol)
     for tunable in space.tunables:
-        if not tunable.key.startswith(BUDGET):
-            continue
-        if stops:
-            raise ConfigError(
-                f"workload.tunable.{tunable.name} sets {tunable.key}, but no schedule of {name} "
-                "ends with its budget: it would change nothing but when a trial gives up"
-            )
-        if chooses_horizons(options):
-            raise ConfigError(
-                f"workload.tunable.{tunable.name} sets {tunable.key}, but the search itself "
-                f"chooses how long each schedule of {name} is, within the budget: leave "
-                f"{tunable.name} out of search.tune"
-            )
+        if tunable.key.startswith(BUDGET):
+            _check_budget_tunable(options, tunable, stops=stops)
+    short = ShortRuns(workload, protocol)
     for values in corners(space.tunables):
         # At the lowest learning rate a failure comes from these values, not from the rate.
         spec = replace(space.lowest_rate_spec(space.low), hyperparameters=values)
@@ -54,3 +44,22 @@ def check_tunables(
                 f"{', '.join(overrides(options, values))} at batch size {space.low}: "
                 f"{str(error).splitlines()[0]}"
             ) from error
+
+
+def _check_budget_tunable(options: StudyOptions, tunable: Tunable, *, stops: bool) -> None:
+    """Refuse to search over a trial's budget where no schedule ends with it, or the search sets it.
+
+    ``stops``: as in :func:`check_tunables`.
+    """
+    name = options.workload.name
+    if stops:
+        raise ConfigError(
+            f"workload.tunable.{tunable.name} sets {tunable.key}, but no schedule of {name} "
+            "ends with its budget: it would change nothing but when a trial gives up"
+        )
+    if chooses_horizons(options):
+        raise ConfigError(
+            f"workload.tunable.{tunable.name} sets {tunable.key}, but the search itself "
+            f"chooses how long each schedule of {name} is, within the budget: leave "
+            f"{tunable.name} out of search.tune"
+        )

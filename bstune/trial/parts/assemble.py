@@ -83,21 +83,11 @@ def parts_of(
     """
     # Whether this process trains the trial by itself.
     alone = distributed.place() is None
+    start = _start_of(spec, protocol, resume, versions)
+    state = start.state
     cadence = Cadence(spec, protocol, validation_examples)
-    generators = Generators()
-    stopped: StoppedState | None = None
-    # How far from the target untrained weights are. A trial that begins measures it as it starts.
-    start_gap: float | None = None
-    if resume is None:
-        state = TrialState(first_step=0, last_step=last_step_of(spec, protocol, steps=0), steps=0)
-    else:
-        device = device_name(protocol.trainer, protocol.devices)
-        stopped = read_state(resume, spec, device, versions)
-        last_step = last_step_of(spec, protocol, stopped.steps)
-        state = state_after(resume.record, stopped.skipped, last_step)
-        cadence.go_on(stopped, state.history)
-        generators = Generators(stopped.generators)
-        start_gap = stopped.start_gap
+    if start.stopped is not None:
+        cadence.go_on(start.stopped, state.history)
     # A Trainer with a horizon ends there by itself; any other one is kept going by these parts.
     is_kept_going = horizon is None
     compiling = Compiling(protocol.compile, clock)
@@ -116,9 +106,9 @@ def parts_of(
         cadence=cadence,
         epoch_ends=EpochEnds(state, adds_epochs=is_kept_going),
         phases=Phases(state, clock, protocol.warmup_steps),
-        generators=generators,
+        generators=start.generators,
         snapshot=Snapshot(spec, protocol, versions),
-        resume=Resume(stopped),
+        resume=Resume(start.stopped),
         compiling=compiling,
         noise_scale=TrialNoiseScale(
             protocol.noise_scale_every, partial(aside, clock, compiling), alone
@@ -128,9 +118,42 @@ def parts_of(
             state,
             protocol.target,
             protocol.divergence,
-            start_gap,
+            start.gap,
             # ``spec.goal`` is the value that the study's first trial reached. Another seed's
             # untrained weights may already meet it, which must not be refused.
             may_start_at_target=spec.goal is not None,
         ),
+    )
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What a trial begins with: afresh, or as a stopped trial left it."""
+
+    state: TrialState
+    generators: Generators
+    # The stopped trial's state; None: the trial starts afresh.
+    stopped: StoppedState | None = None
+    # How far from the target untrained weights are; None: the trial measures it as it starts.
+    gap: float | None = None
+
+
+def _start_of(
+    spec: TrialSpec, protocol: TrialProtocol, resume: Stopped | None, versions: Mapping[str, str]
+) -> _Start:
+    """Read what a trial begins with, if it goes on from a stopped one; else make it afresh.
+
+    The arguments and errors are those of :func:`parts_of`.
+    """
+    if resume is None:
+        state = TrialState(first_step=0, last_step=last_step_of(spec, protocol, steps=0), steps=0)
+        return _Start(state, Generators())
+    device = device_name(protocol.trainer, protocol.devices)
+    stopped = read_state(resume, spec, device, versions)
+    last_step = last_step_of(spec, protocol, stopped.steps)
+    return _Start(
+        state=state_after(resume.record, stopped.skipped, last_step),
+        generators=Generators(stopped.generators),
+        stopped=stopped,
+        gap=stopped.start_gap,
     )

@@ -57,6 +57,7 @@ class Resume:
         # as done unless it is repeated.
         trainer.val_check_batch = trainer.fit_loop.batch_idx + 1
         if has_epochs:
+            # What the metrics of the epoch have accumulated; put back before the next batch.
             self._accumulated = self.stopped.epoch
             self._amid_epoch = True
 

@@ -49,7 +49,8 @@ class TrialCallback(Callback):
             pl_module,
             first=parts.snapshot.writer,
             last=self,
-            # A target, and the search for it, end trials by themselves.
+            # A target ends trials, and EarlyStopping would end some before it. An open target is
+            # none, or is not known yet: it ends no trial.
             stops_early=parts.protocol.target.is_open,
         )
         # A resumed trial may lack a single step, so that its first step is the last one.

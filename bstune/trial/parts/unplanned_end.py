@@ -21,7 +21,8 @@ def explain_end(state: TrialState, trainer: Trainer) -> None:
     if state.ended or state.status != "stopped":
         return
     has_no_step = state.steps == state.first_step
-    # Where a Trainer has one epoch, that one is endless, and only a StopIteration ends it.
+    # A Trainer that still has a single epoch has an endless one, which only a StopIteration ends: a
+    # finite one is followed by another as long as the trial lacks steps.
     if not trainer.should_stop and (has_no_step or trainer.max_epochs == 1):
         raise RuntimeError(
             f"the training ended by itself at step {state.steps}, as a StopIteration ends it"
