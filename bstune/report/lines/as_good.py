@@ -21,8 +21,8 @@ def as_good(result: StudyResult) -> Iterator[str]:
         return
     critical = result.critical_batch_size
     if critical is not None and critical.is_of_one_size:
-        size = format_count(result.winner.batch_size)
-        yield f"not known, as batch size {size} alone reached the target"
+        only_size = format_count(result.winner.batch_size)
+        yield f"not known, as batch size {only_size} alone reached the target"
         return
     # Both ends are USE's own size, as sizes near it are told as USE.
     if nearly_best.low == nearly_best.high:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from bstune.report.lines.cautions import gain_of_single_run, not_on_fresh_seeds
-from bstune.report.lines.gain import has_few_configurations, too_few_text
+from bstune.report.lines.gain import best_text, has_few_configurations, too_few_text
 from bstune.report.lines.next_steps import advice_to_compare, on_limits
 from bstune.report.lines.unreached import failures_text
 from bstune.report.lines.use import overridden_text
@@ -101,7 +101,7 @@ def gain(result: StudyResult) -> Iterator[str]:
         yield too_few_text(result, yours)
         return
     if difference is None:
-        yield f"none: {yours} is the best of {plural(result.configurations, 'configuration')}"
+        yield best_text(result, yours)
         return
     baseline_value = metric_words(baseline.expected, at_budget)
     basis = _basis_text(difference, baseline, at_budget.winner)

@@ -141,7 +141,7 @@ def _no_gain_text(result: StudyResult, baseline: BaselineResult, yours: str) -> 
         return f"not known: {yours} {baseline.status} after {after}"
     if has_few_configurations(result):
         return too_few_text(result, yours)
-    return f"none: {yours} is the best of {plural(result.configurations, 'configuration')}"
+    return best_text(result, yours)
 
 
 def is_of_baseline(winner: WinnerResult, baseline: BaselineResult) -> bool:
@@ -155,12 +155,20 @@ def has_few_configurations(result: StudyResult) -> bool:
     A search that was asked for as few has done what it was to do, unless it was asked for one.
     """
     enough = min(ENOUGH_CONFIGURATIONS, max(2, result.search.trials))
-    return result.configurations < enough
+    # An older file does not tell their number.
+    return result.configurations is not None and result.configurations < enough
+
+
+def best_text(result: StudyResult, yours: str) -> str:
+    """Say that the user's own configuration, ``yours``, is the best one."""
+    if result.configurations is None:
+        return f"none: {yours} is the best that was found"
+    return f"none: {yours} is the best of {plural(result.configurations, 'configuration')}"
 
 
 def too_few_text(result: StudyResult, yours: str) -> str:
     """Say that too few configurations were tried for a gain over the user's own one, ``yours``."""
-    others = result.configurations - 1
+    others = (result.configurations or 1) - 1
     if others == 0:
         return f"not known: nothing was compared with {yours}"
     was = "was" if others == 1 else "were"
