@@ -450,7 +450,12 @@ CASES = {
     "above 50 B_crit": (50 * 2.0 ** np.arange(6), 0, 1.0, "open below"),
     "four points": (4.0 ** np.arange(-2, 2), 0, 1.0, None),
 }
-BY_HAND = {"up to B_crit/2", "one point 3 times too high", "one point 3 times too low"}
+BY_HAND = {
+    "up to B_crit/2",
+    "below B_crit/30",
+    "one point 3 times too high",
+    "one point 3 times too low",
+}
 
 
 def coverage_cases():
