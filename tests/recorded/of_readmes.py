@@ -153,5 +153,12 @@ CONF_FIGURES = [
         "prior.level_sigma=0.7",
         "search.batch_size.high=2048",
     ),
+    of_study(
+        "studies/cifar_vgg11",
+        "workload=cifar_vgg11",
+        CURVE,
+        "prior.level_sigma=0.7",
+        "search.batch_size.high=2048",
+    ),
 ]
 FIGURES = [*TOP_FIGURES, *CONF_FIGURES]

@@ -136,8 +136,8 @@ REGIMES = [
     regimes_figure("within {distance:.0%} (root mean square); B_crit runs from {least} to {most}."),
     regimes_figure("shows on {perfect} of them."),
     regimes_figure("shows on {flat}; the others"),
-    regimes_figure("largest batch sizes were {nearest:.1f} to {farthest:.1f} times B_crit."),
-    swept_figure("B_crit is {b_crit} for `mnist_mlp`", "mnist_mlp", "workload=mnist_mlp"),
+    regimes_figure("batch sizes ended at {nearest:.1f} to {farthest:.1f} B_crit."),
+    swept_figure("the sweep finds {b_crit} for `mnist_mlp`", "mnist_mlp", "workload=mnist_mlp"),
     swept_figure(
         "{b_crit} for `mnist_cnn`",
         "mnist_cnn",

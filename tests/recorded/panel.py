@@ -31,6 +31,12 @@ STUDIES: dict[str, Arguments] = {
         "prior.level_sigma=0.7",
         "search.batch_size.high=2048",
     ),
+    "studies/cifar_vgg11": (
+        "workload=cifar_vgg11",
+        CURVE,
+        "prior.level_sigma=0.7",
+        "search.batch_size.high=2048",
+    ),
 }
 
 
