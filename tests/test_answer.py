@@ -392,6 +392,12 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
             "smaller learning rates: scaling.lr=0.03",
         ),
         (
+            # Far below the reference's rate.
+            [make_trial(0, lr=0.3, status="diverged"), make_trial(1, lr=1e-5, status="diverged")],
+            "2 of 2 trials diverged, at learning rates down to 1e-05",
+            "to mend the loss or the metric",
+        ),
+        (
             [make_trial(0, status="out of memory", history=())],
             "1 of 1 trial ran out of memory",
             "a smaller search.batch_size.high",
@@ -399,13 +405,13 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
         (
             [make_trial(0, status="failed", history=(), message="ValueError: x")],
             "1 of 1 trial failed, the last one with ValueError: x",
-            "mend what fails; the same command goes on",
+            "to mend what fails; the same command goes on",
         ),
         # As many failed as were stopped: what fails is mended first.
         (
             [make_trial(0, status="failed", history=(), message="ValueError: x"), STOPPED],
             "1 of 2 trials failed, the last one with ValueError: x",
-            "mend what fails; the same command goes on",
+            "to mend what fails; the same command goes on",
         ),
     ],
 )

@@ -13,6 +13,8 @@ WALL_SECONDS = "search.wall_seconds"
 NOTHING_REACHED = "nothing that was tried reached the target"
 # Where more trials or a larger budget are advised, they are this many times as many.
 ADVISED_TIMES = 4
+# At a rate so many times below the user's own one, a training that diverges has another cause.
+FAR_BELOW = 100.0
 
 
 def closest_texts(result: StudyResult) -> Iterator[str]:
@@ -125,13 +127,17 @@ def cause_of(result: StudyResult) -> Cause:
         return Cause()
     most = max(statuses, key=lambda status: (statuses[status], status == "failed"))
     if most == "failed":
-        return Cause(failures_text(result), "mend what fails; the same command goes on")
+        return Cause(failures_text(result), "to mend what fails; the same command goes on")
     share = f"{statuses[most]} of {plural(result.trials, 'trial')}"
     if most == "out of memory":
         return Cause(f"{share} ran out of memory", "a smaller search.batch_size.high")
     if most == "diverged" and unreached.smallest_diverged_lr is not None:
+        smallest = unreached.smallest_diverged_lr
+        if smallest <= result.reference.lr / FAR_BELOW:
+            why = f"{share} diverged, at learning rates down to {format_number(smallest, 2)}"
+            return Cause(why, "to mend the loss or the metric: so small a rate changes little")
         # Well below the smallest rate that diverged.
-        rate = format_number(unreached.smallest_diverged_lr / 10.0, 2)
+        rate = format_number(smallest / 10.0, 2)
         return Cause(f"{share} diverged", f"smaller learning rates: scaling.lr={rate}")
     return _cause_of_stops(unreached, unreached.stopped, result)
 
