@@ -31,6 +31,8 @@ TERMS = PythonTerms("val_loss", "<=", 64)
         ("such as workload.target.value=0.04", 'such as target="val_loss<=0.04"'),
         ("smaller: scaling.lr=0.01", "smaller: reference=(64, 0.01)"),
         ("a larger search.batch_size.high", "a larger batch_sizes[1]"),
+        ("the other direction: workload.target.mode", "the other direction: target"),
+        ("begin another one with study=NAME", "begin another one with name=NAME"),
         # An option without an argument of its own keeps its name.
         ("more hardware.seconds", "more hardware.seconds"),
         # Neither a path, nor a module, nor what is written for Python already.

@@ -635,7 +635,8 @@ def test_another_call_of_the_same_name_is_refused(tune):
     tune(trials=1)
     # A study keeps its name only with the same settings.
     with pytest.raises(
-        StudyError, match=r"workload.given_trainer.gradient_clip_val: was None, now 1.0"
+        StudyError,
+        match=r"workload.given_trainer.gradient_clip_val: was None, now 1.0(.|\n)*name=NAME",
     ):
         tune(trials=1, trainer={"gradient_clip_val": 1.0})
 

@@ -46,6 +46,7 @@ PART_ARGUMENTS = {
     "scaling.batch_size": "reference[0]",
     "scaling.lr": "reference[1]",
     "workload.target.value": "target",
+    "workload.target.mode": "target",
     "budget.steps": "budget",
     "budget.examples": "budget",
 }
@@ -97,7 +98,9 @@ def in_python(text: str, terms: PythonTerms | None = None) -> str:
         terms: the study's metric, sign and reference batch size, without which a target and a
             learning rate cannot be written; None: these options go into ``options``, too.
     """
-    budgets = BUDGET.sub(r"budget=bstune.Budget(steps=\1, examples=\2)", text)
+    # An option without a section.
+    named = text.replace("study=NAME", "name=NAME")
+    budgets = BUDGET.sub(r"budget=bstune.Budget(steps=\1, examples=\2)", named)
 
     def argument(match: re.Match[str]) -> str:
         """Rewrite one option, with its value if it has one."""

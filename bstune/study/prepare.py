@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from bstune.config import Composed, compose
 from bstune.core.clock import stopwatch
 from bstune.core.errors import ConfigError
-from bstune.core.records import TrialProtocol, TrialSpec
+from bstune.core.metric_names import mode_of
+from bstune.core.records import Target, TrialProtocol, TrialSpec
 from bstune.core.search_space import SizeLimits, Space
 from bstune.options import StudyOptions, flat_settings, with_option
 from bstune.recipe import Recipe
@@ -127,6 +128,9 @@ def _prepare(
     resolved = _resolved(options, recipe, backend)
     options = resolved.options
     protocol = resolved.protocol
+    doubt = doubt_of_direction(protocol.target)
+    if doubt is not None:
+        say(doubt)
     budget = search_budget(options)
     # Training takes any learning rate; recorded runs have only those of their table.
     lr_range = TrialBackend.lr_range
@@ -293,6 +297,18 @@ def _check_budget(prepared: PreparedStudy) -> None:
         f"a trial at the smallest batch size, {smallest}, ends after {plural(steps, 'step')}, "
         f"which tells nothing: give {least} at least"
     )
+
+
+def doubt_of_direction(target: Target) -> str | None:
+    """Ask to check a target whose direction contradicts its metric's name; None where it does not.
+
+    It is no refusal, as a name may mislead.
+    """
+    usual = mode_of(target.metric)
+    if usual is None or usual == target.mode:
+        return None
+    verb = "fall" if usual == "min" else "rise"
+    return f"check the direction of {target}: by its name, {target.metric} is to {verb}"
 
 
 def _choose_baseline(

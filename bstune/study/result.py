@@ -192,8 +192,9 @@ class Result:
         Args:
             columns: ``needed`` are batch size, learning rate and the further hyper-parameters; how
                 the trial ended and after how many steps; seconds and seed; which trial it continues
-                or repeats. ``all`` are those of :class:`bstune.TrialResult` but its versions. In
-                both ``value`` is the last one of the target's metric.
+                or repeats; the horizon, where schedules end with the trial. ``all`` are those of
+                :class:`bstune.TrialResult` but its versions. In both ``value`` is the last one of
+                the target's metric.
 
         Raises:
             ConfigError: of other columns.
@@ -210,6 +211,9 @@ class Result:
         if columns == "needed":
             # Searched hyper-parameters follow the number, batch size and learning rate.
             names = [*TRIAL_COLUMNS[:3], *searched, *TRIAL_COLUMNS[3:]]
+            # A schedule that ends with its trial is a part of what the trial was.
+            if any(trial.horizon is not None for trial in self.records):
+                names.append("horizon")
         else:
             names = [field.name for field in fields(TrialResult) if field.name not in NOT_COLUMNS]
             names += [*searched, "time_to_target", "value"]

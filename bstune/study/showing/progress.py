@@ -235,11 +235,19 @@ def _metric_text(trial: TrialResult, target: Target) -> str:
     return text
 
 
+def _count_evaluations(trial: TrialResult) -> int:
+    """Count the evaluations of a trial after its training began."""
+    return sum(step > 0 for step, _ in trial.history)
+
+
 def ending(trial: TrialResult, last_step: Callable[[float], int]) -> str:
-    """Say how a trial ended: its status, or that nothing stopped it before its end.
+    """Say how a trial ended: its status, and what else the status does not tell of the end.
 
     ``last_step`` gives the step at which a trial's budget is spent, by batch size.
     """
+    if trial.reached and trial.horizon is None and _count_evaluations(trial) == 1:
+        # It may have met the target at any step before.
+        return "reached by its first evaluation"
     if trial.status != "stopped":
         return trial.status
     if trial.steps >= last_step(trial.batch_size):

@@ -115,5 +115,5 @@ def refuse_met_target(target: Target, value: float) -> None:
     if target.reached(value):
         raise ConfigError(
             f"the target {target} is met before training ({target.metric} starts at {value:g}): "
-            "check workload.target.mode and workload.target.value"
+            "give a harder value, or the other direction: workload.target.mode"
         )
