@@ -94,7 +94,7 @@ def run(kind, spec=None, protocol=None, batches=batches_of, collate=None, data=N
 
 def stop_and_continue(kind, protocol, at, state):
     """Stop a trial after ``at`` steps and go on with it from its state; return the second one's record and module."""
-    stopped, _ = run(kind, make_spec(BATCH_SIZE, seed=3, max_steps=at), protocol, state=state)
+    stopped, _ = run(kind, make_spec(BATCH_SIZE, seed=3, max_steps=at), protocol, state_file=state)
     spec = make_spec(BATCH_SIZE, seed=3, number=4, resumed_from=3)
     return run(kind, spec, protocol, resume=Stopped(stopped, state))
 

@@ -147,7 +147,7 @@ def open_train(kind, micro_batch_size=None, devices=2, lowest=-1.0):
             spec,
             protocol,
             reached,
-            state=state,
+            state_file=state,
             resume=resume,
         )
 

@@ -202,13 +202,13 @@ def chain(
         )
         # What was drawn before must not matter.
         torch.rand(part)
-        files = {"state": folder / f"{part}.state", "resume": stopped}
+        files = {"state_file": folder / f"{part}.state", "resume": stopped}
         record, module = train(part_spec, protocol(), clock=clock(), **files, **options)
         records.append(record)
         # What has ended otherwise has no next part.
         if record.status != "stopped":
             break
-        stopped = Stopped(record, files["state"])
+        stopped = Stopped(record, files["state_file"])
     return records, module
 
 
@@ -380,7 +380,7 @@ def test_a_trial_out_of_time_ends_with_its_next_step_and_can_go_on(tmp_path):
     whole, reference = train(SPEC)
     state = tmp_path / "0.state"
     # No second is left, and yet a step is trained: a trial needs one.
-    stopped, _ = train(replace(SPEC, max_seconds=0.0), state=state)
+    stopped, _ = train(replace(SPEC, max_seconds=0.0), state_file=state)
     assert (stopped.status, stopped.steps, stopped.message) == ("stopped", 1, None)
     resume = Stopped(stopped, state)
     continued, module = train(replace(SPEC, number=2, resumed_from=1), resume=resume)
@@ -395,7 +395,7 @@ def test_an_evaluation_at_the_limit_can_reach_the_target_and_leaves_no_state(tmp
     # Evaluated at each step, the target is met earlier than the schedule looks.
     first = train(spec, replace(protocol, evaluation_schedule=EVERY_STEP), build)[0].steps
     assert whole.steps_low < first < whole.steps
-    files = {"state": tmp_path / "1.state", "checkpoint": tmp_path / "1.ckpt"}
+    files = {"state_file": tmp_path / "1.state", "checkpoint": tmp_path / "1.ckpt"}
     result, _ = train(replace(spec, max_steps=first), protocol, build, **files)
     assert (result.status, result.steps, result.steps_low) == ("reached", first, whole.steps_low)
     # A trial that has reached is not continued.
@@ -448,7 +448,7 @@ def test_only_a_trial_out_of_steps_leaves_a_state(how, status, tmp_path, monkeyp
     monkeypatch.setattr(Ends, "how", how)
     spec = replace(SPEC, max_steps=20)
     build = partial(learner, kind=Ends)
-    files = {"state": tmp_path / "1.state", "checkpoint": tmp_path / "1.ckpt"}
+    files = {"state_file": tmp_path / "1.state", "checkpoint": tmp_path / "1.ckpt"}
     # An interruption has no record.
     if status is None:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
@@ -463,12 +463,13 @@ def test_only_a_trial_out_of_steps_leaves_a_state(how, status, tmp_path, monkeyp
 
 
 def test_only_batches_that_know_their_place_can_be_stopped(tmp_path):
+    state_file = tmp_path / "1.state"
     for blank in (DataLoader([1, 2]), []):
         with pytest.raises(
             ConfigError,
             match=f"batches from {type(blank).__name__} cannot be stopped to go on later",
         ):
-            train(SPEC, batches=lambda spec, micro_batch_size: blank, state=tmp_path / "1.state")  # noqa: B023
+            train(SPEC, batches=lambda spec, micro_batch_size: blank, state_file=state_file)  # noqa: B023
 
 
 def test_evaluations_do_not_change_the_training():
@@ -595,7 +596,7 @@ def test_later_evaluations_do_not_depend_on_where_it_was_stopped(
 
 @pytest.fixture
 def stopped(tmp_path):
-    record, _ = train(replace(SPEC, max_steps=20), state=tmp_path / "1.state")
+    record, _ = train(replace(SPEC, max_steps=20), state_file=tmp_path / "1.state")
     return Stopped(record, tmp_path / "1.state")
 
 

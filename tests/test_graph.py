@@ -545,7 +545,7 @@ def test_a_trial_that_is_continued_is_the_one_that_was_never_stopped(optimizer, 
     build = partial(network, optimizer=optimizer)
     protocol = learners.learning_protocol(24, fast="graph")
     stopped, _ = learners.train(
-        make_spec(16, max_steps=12), protocol, build, state=tmp_path / "state"
+        make_spec(16, max_steps=12), protocol, build, state_file=tmp_path / "state"
     )
     resume = Stopped(stopped, tmp_path / "state")
     spec = make_spec(16, max_steps=24, resumed_from=stopped.number)

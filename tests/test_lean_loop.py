@@ -499,7 +499,10 @@ def test_a_trial_that_was_stopped_goes_on_under_either_loop(loops, tmp_path):
     first = protocol_of(fast=loops[0])
     second = protocol_of(fast=loops[1])
     stopped, _ = run(
-        Watching, make_spec(BATCH_SIZE, seed=3, max_steps=15), first, state=tmp_path / "3.state"
+        Watching,
+        make_spec(BATCH_SIZE, seed=3, max_steps=15),
+        first,
+        state_file=tmp_path / "3.state",
     )
     spec = make_spec(BATCH_SIZE, seed=3, number=4, resumed_from=3)
     record, module = run(Watching, spec, second, resume=Stopped(stopped, tmp_path / "3.state"))

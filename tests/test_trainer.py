@@ -418,7 +418,7 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_through_epochs(kind, micr
             resumed_from=number - 1 if number else None,
         )
         state = tmp_path / f"{number}.state"
-        record, module = run(kind, spec, protocol, state=state, resume=stopped)
+        record, module = run(kind, spec, protocol, state_file=state, resume=stopped)
         stopped = Stopped(record, state)
     assert same_weights(module, reference)
     assert (record.steps, record.status) == (whole.steps, whole.status) == (STEPS, "stopped")

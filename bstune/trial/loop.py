@@ -96,7 +96,7 @@ def run_trial(
     checkpoint: Path | None = None,
     *,
     clock: TrialClock | None = None,
-    state: Path | None = None,
+    state_file: Path | None = None,
     resume: Stopped | None = None,
     horizon: int | None = None,
 ) -> TrialResult:
@@ -109,7 +109,7 @@ def run_trial(
         checkpoint: the file that gets the weights which reached the target; None: they are not
             kept.
         clock: counts the trial's seconds; None: one that the trial makes.
-        state: the file that gets the training state of a stopped trial; None: it is not kept.
+        state_file: gets the training state of a stopped trial; None: it is not kept.
         resume: the stopped trial from which this one goes on; None: it starts afresh.
         horizon: the Trainer's max_steps, which schedules read and at which it ends. None: the
             budget's last step, even for a trial that is stopped before, so that its schedule is
@@ -135,7 +135,7 @@ def run_trial(
     )
     callback = TrialCallback(parts)
     forget_failed_allocations(device)
-    _train_or_note_error(workload, callback, horizon, checkpoint, state, resume)
+    _train_or_note_error(workload, callback, horizon, checkpoint, state_file, resume)
     clock.enter(Phase.CLOSING)
     # A Trainer and its module refer to each other: the device's memory would wait for Python's
     # collector.
@@ -150,7 +150,7 @@ def _train_or_note_error(
     callback: TrialCallback,
     horizon: int | None,
     checkpoint: Path | None,
-    state: Path | None,
+    state_file: Path | None,
     resume: Stopped | None,
 ) -> None:
     """Train until a trial ends, by an error of memory or divergence as well.
@@ -160,7 +160,7 @@ def _train_or_note_error(
     """
     parts = callback.parts
     try:
-        _train(workload, callback, horizon, checkpoint, state, resume)
+        _train(workload, callback, horizon, checkpoint, state_file, resume)
     except BstuneError:
         raise
     except Exception as error:
@@ -229,7 +229,7 @@ def _train(
     callback: TrialCallback,
     horizon: int | None,
     checkpoint: Path | None,
-    state: Path | None,
+    state_file: Path | None,
     resume: Stopped | None,
 ) -> None:
     """Train until a trial ends, and write its weights or its state where asked to.
@@ -239,7 +239,7 @@ def _train(
         callback: has the parts of the trial, which count its steps and end it.
         horizon: the Trainer's max_steps; None: the budget's last step.
         checkpoint: the file that gets the weights which reached the target; None: none does.
-        state: the file that gets the training state of a stopped trial; None: none does.
+        state_file: gets the training state of a stopped trial; None: none does.
         resume: the stopped trial from which this one goes on; None: it starts afresh.
     """
     parts = callback.parts
@@ -254,8 +254,8 @@ def _train(
     if resume is not None and parts.resume.stopped is not None:
         stream_of(train).resume(parts.resume.stopped.stream)
         options["ckpt_path"] = resume.state
-    if state is not None:
-        parts.snapshot.writer = StateWriter(state, stream_of(train), parts.clock)
+    if state_file is not None:
+        parts.snapshot.writer = StateWriter(state_file, stream_of(train), parts.clock)
     writer = parts.snapshot.writer
     with temporary_folder() as folder, _discarding(writer):
         trainer = _trainer_of(callback, module, train, horizon, folder)

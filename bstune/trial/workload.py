@@ -791,14 +791,14 @@ class LightningBackend(TrialBackend):
             stopped = Stopped(resumed_from, folder.state(resumed_from.number))
             try:
                 return run_trial(
-                    self.workload, spec, protocol, checkpoint, state=state, resume=stopped
+                    self.workload, spec, protocol, checkpoint, state_file=state, resume=stopped
                 )
             except StateError as error:
                 logger.warning("%s", error)
                 # Later trials would try to resume from the unusable state again.
                 remove_own(stopped.state)
         afresh = replace(spec, resumed_from=None)
-        return run_trial(self.workload, afresh, protocol, checkpoint, state=state)
+        return run_trial(self.workload, afresh, protocol, checkpoint, state_file=state)
 
     def protocol_of(self, spec: TrialSpec) -> TrialProtocol:
         """Give the study's protocol, with the budget that the trial's hyper-parameters may set."""

@@ -148,7 +148,7 @@ def _train(case: Case, folder: Path) -> dict[str, Any]:
         if case.resumes:
             half = replace(spec, max_steps=case.steps // 2)
             state = folder / "state"
-            stopped = Stopped(run_trial(workload, half, protocol, state=state), state)
+            stopped = Stopped(run_trial(workload, half, protocol, state_file=state), state)
             spec = replace(spec, number=1, max_steps=case.steps, resumed_from=0)
             result = run_trial(workload, spec, protocol, resume=stopped)
         else:

@@ -12,13 +12,13 @@ from bstune.study.prepared import PreparedStudy
 from bstune.study.searching.means import is_for_loss
 from bstune.system.console import format_count, format_number
 
-# Trials before the search may end by search.precision.
+# So many trials have reached the target before the search may end by search.precision.
 FEWEST_REACHED = 6
-# Trials to their budget's end before the search may end by search.least_gain.
+# So many trials have run to their budget's end before the search may end by search.least_gain.
 FEWEST_FULL = 5
 # Draws of the posterior while the search goes on, as it is sampled again and again.
 LOOK_PARTICLES = 400
-# Trials between looks at search.precision and search.least_gain.
+# The search looks at search.precision and search.least_gain after each multiple of so many trials.
 LOOK_EVERY = 4
 
 

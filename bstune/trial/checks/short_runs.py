@@ -117,5 +117,5 @@ class ShortRuns:
                 build_module=lambda trial: recorder.attach(build(trial)),
                 validation_batches=validation_batches,
             )
-            result = run_trial(workload, spec, protocol, state=state, resume=resume)
+            result = run_trial(workload, spec, protocol, state_file=state, resume=resume)
         return recorder.seen(result)
