@@ -11,11 +11,9 @@ from bstune.search import acquisition
 from bstune.search.acquisition import LEAST_GROWTH, MIN_STEPS, suggest
 from bstune.search.candidates import Candidates, Domain, Suggestion
 from bstune.search.frontier_findings import b_crit_quantiles, log_b_crit
-from bstune.search.observations import infer
-from bstune.search.posterior import (
-    log_likelihood,
-    make_prior,
-)
+from bstune.search.frontier_law import make_prior
+from bstune.search.likelihood import log_likelihood
+from bstune.search.posterior import infer
 from bstune.search.sampler import default_policy
 
 LOW = 8

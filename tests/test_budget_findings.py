@@ -16,7 +16,7 @@ from bstune.search.budget_findings import (
     size_growth,
 )
 from bstune.search.fixed_budget import rank_full_trials
-from bstune.search.posterior import B_CRIT, B_OPT, NOISE, frontier, log_steps
+from bstune.search.frontier_law import B_CRIT, B_OPT, NOISE, frontier, log_steps
 from bstune.search.ruler import RunningBest, running_best
 
 

@@ -6,7 +6,7 @@ from test_acquisition import tried
 from test_frontier_findings import around, curve, learned
 
 from bstune.search.candidates import Candidates, candidate_log_steps
-from bstune.search.posterior import NOISE, log_steps
+from bstune.search.frontier_law import NOISE, log_steps
 
 
 def test_a_stopped_trial_takes_what_its_own_history_says_as_far_as_it_says_it():

@@ -11,8 +11,9 @@ from bstune.core.step_time import StepTime, StepTimes
 from bstune.report.words import critical_text
 from bstune.result import CriticalAtTarget
 from bstune.search.curve_decision import most_telling
-from bstune.search.observations import Observation, Posterior, likelihood_data
-from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior, make_prior
+from bstune.search.frontier_law import B_CRIT, B_OPT, LEVEL, draw_prior, make_prior
+from bstune.search.observations import Observation, likelihood_data
+from bstune.search.posterior import Posterior
 from bstune.study.analysis.critical import (
     critical_batch,
     easier_targets,

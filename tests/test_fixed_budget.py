@@ -19,10 +19,7 @@ from bstune.search.budget_findings import BUDGET_SHARES, findings_of, gain_left_
 from bstune.search.budget_runs import last_whole_step
 from bstune.search.candidates import Domain
 from bstune.search.fixed_budget import infer_at_budget, rank_full_trials, shortened
-from bstune.search.posterior import (
-    LEVEL,
-    make_prior,
-)
+from bstune.search.frontier_law import LEVEL, make_prior
 from bstune.search.ruler import make_ruler, running_best
 from bstune.search.sampler import RESUMED_FROM, FrontierSampler, default_policy
 

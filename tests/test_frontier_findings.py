@@ -8,7 +8,7 @@ from toolbox import make_result
 from bstune.core.curve import half_slope
 from bstune.core.step_time import StepTime
 from bstune.search.frontier_findings import b_crit_quantiles, log_b_crit
-from bstune.search.posterior import B_CRIT, B_OPT, draw_prior
+from bstune.search.frontier_law import B_CRIT, B_OPT, draw_prior
 
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 

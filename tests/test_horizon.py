@@ -15,6 +15,7 @@ from bstune.core.records import Target
 from bstune.search.acquisition import suggest
 from bstune.search.candidates import Candidates, Domain
 from bstune.search.curve_decision import choose_for_curve
+from bstune.search.frontier_law import NOISE, draw_prior, log_steps, make_prior
 from bstune.search.horizon import (
     EXCESS_RESOLUTION,
     HORIZON_NORMAL,
@@ -30,22 +31,15 @@ from bstune.search.horizon import (
     log_shortest,
     misfit,
 )
-from bstune.search.observations import (
+from bstune.search.likelihood import log_likelihood, log_steps_seen
+from bstune.search.observations import likelihood_data
+from bstune.search.posterior import infer
+from bstune.search.predictions import (
     POINT_MISFIT,
     chance_of_reaching,
     fresh_horizons,
     fresh_steps,
-    infer,
-    likelihood_data,
     predict_objectives,
-)
-from bstune.search.posterior import (
-    NOISE,
-    draw_prior,
-    log_likelihood,
-    log_steps,
-    log_steps_seen,
-    make_prior,
 )
 from bstune.search.sampler import default_policy
 from bstune.trial.workload import build_module

@@ -6,8 +6,9 @@ from builders import prepared_study
 
 from bstune.core.step_time import StepTime, StepTimes
 from bstune.result import LearningRateLaw
-from bstune.search.observations import Observation, Posterior, likelihood_data
-from bstune.search.posterior import B_CRIT, BEND, EXPONENT, NOISE, SHIFT, make_prior
+from bstune.search.frontier_law import B_CRIT, BEND, EXPONENT, NOISE, SHIFT, make_prior
+from bstune.search.observations import Observation, likelihood_data
+from bstune.search.posterior import Posterior
 from bstune.study.analysis.model import (
     fit_lr_exponent,
     rule_exponents,

@@ -6,14 +6,10 @@ import pytest
 from toolbox import make_result
 
 from bstune.core.step_time import StepTime, StepTimes
-from bstune.search.observations import (
-    Observation,
-    Posterior,
-    fresh_steps,
-    likelihood_data,
-    weight_of_histories,
-)
-from bstune.search.posterior import LEVEL, NOISE, OTHER, make_prior
+from bstune.search.frontier_law import LEVEL, NOISE, OTHER, make_prior
+from bstune.search.observations import Observation, likelihood_data, weight_of_histories
+from bstune.search.posterior import Posterior
+from bstune.search.predictions import fresh_steps
 
 STUDY = {"log_budget": 7.0, "sigma": 1.0, "exponent_sigma": 0.3, "noise_scale": None, "others": 1}
 PRIOR = make_prior(low=8, high=4096, rule=lambda x: 0.5 * x, **STUDY)

@@ -7,8 +7,8 @@ import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
 from toolbox import make_result, make_trial, numbers
 
-from bstune.search.observations import fresh_steps
-from bstune.search.posterior import NOISE
+from bstune.search.frontier_law import NOISE
+from bstune.search.predictions import fresh_steps
 from bstune.search.sampler import FrontierSampler
 from bstune.study.planning.replicates import (
     Winner,

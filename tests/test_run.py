@@ -19,7 +19,7 @@ from builders import prepared_study
 from toolbox import end_as_lightning, table_rows, trials_of, write_rows
 
 from bstune.core.records import TrialResult
-from bstune.search.posterior import sample_posterior
+from bstune.search.monte_carlo import sample_posterior
 from bstune.study import report
 from bstune.study.analysis.model import REPORT_PARTICLES
 from bstune.study.storage.trials import spec_of
@@ -349,7 +349,7 @@ def test_what_did_not_run_again_is_said_and_the_posterior_of_a_finished_study_is
             return sample_posterior(data, prior, rng, particles, *further)
 
         with monkeypatch.context() as patch:
-            patch.setattr("bstune.search.observations.sample_posterior", count)
+            patch.setattr("bstune.search.posterior.sample_posterior", count)
             status, out, _ = bstune(*arguments, f"search.candidates={candidates}")
         # What is reported of a finished study is sampled anew, once.
         assert (status, sampled.count(REPORT_PARTICLES)) == (0, 1)

@@ -15,11 +15,11 @@ from toolbox import make_result
 from bstune.core.errors import ConfigError
 from bstune.core.objectives import OBJECTIVES
 from bstune.core.records import Target
-from bstune.search import observations
+from bstune.search import posterior
 from bstune.search import sampler as frontier
 from bstune.search.acquisition import suggest
 from bstune.search.coordinates import Coordinates
-from bstune.search.observations import FIRST_START, start_sizes
+from bstune.search.posterior import FIRST_START, start_sizes
 from bstune.search.sampler import (
     NEEDED,
     RECORD,
@@ -538,35 +538,35 @@ def test_the_sizes_at_which_posteriors_are_remembered_grow_evenly_and_leave_the_
 def test_a_posterior_of_many_trials_is_a_function_of_them_alone(monkeypatch):
     """Remembered from decision to decision or made anew in a process that goes on with the study: the same bits."""
     trials = records(170)
-    monkeypatch.setattr(observations, "_starts", {})
+    monkeypatch.setattr(posterior, "_starts", {})
     anew = drawn(trials)
     # One posterior for each size.
-    assert len(observations._starts) == len(start_sizes(170)) > 1
-    monkeypatch.setattr(observations, "_starts", {})
+    assert len(posterior._starts) == len(start_sizes(170)) > 1
+    monkeypatch.setattr(posterior, "_starts", {})
     for count in range(80, 170, 30):
         drawn(trials[:count])
-    remembered = dict(observations._starts)
+    remembered = dict(posterior._starts)
     np.testing.assert_array_equal(drawn(trials), anew)
-    assert remembered.keys() <= observations._starts.keys()
+    assert remembered.keys() <= posterior._starts.keys()
     # Not where another trial, target or weight was looked at.
     for changed, settings in (
         ([replace(trials[3], steps=trials[3].steps + 1), *trials[:3], *trials[4:]], {}),
         # Whether records are independent changes the likelihood.
         (trials, {"independent": False}),
     ):
-        before = len(observations._starts)
+        before = len(posterior._starts)
         drawn(changed, **settings)
-        assert len(observations._starts) == before + len(start_sizes(170))
+        assert len(posterior._starts) == before + len(start_sizes(170))
 
 
 def test_few_posteriors_are_remembered(monkeypatch):
-    monkeypatch.setattr(observations, "_starts", {})
-    monkeypatch.setattr(observations, "STARTS_KEPT", 2)
+    monkeypatch.setattr(posterior, "_starts", {})
+    monkeypatch.setattr(posterior, "STARTS_KEPT", 2)
     drawn(records(170))
-    assert len(observations._starts) == 2
+    assert len(posterior._starts) == 2
 
 
 def test_a_posterior_of_few_trials_remembers_nothing(monkeypatch):
-    monkeypatch.setattr(observations, "_starts", {})
+    monkeypatch.setattr(posterior, "_starts", {})
     drawn(records(FIRST_START))
-    assert observations._starts == {}
+    assert posterior._starts == {}

@@ -33,16 +33,11 @@ from bstune.search.candidates import (
 )
 from bstune.search.curve_decision import GIVEN_UP_AT, choose_for_curve
 from bstune.search.frontier_findings import log_b_crit
+from bstune.search.frontier_law import log_steps, noise_variance
 from bstune.search.horizon import least_cost, log_met
-from bstune.search.observations import (
-    Observation,
-    Posterior,
-    StepWeight,
-    objective_so_far,
-    objective_weight,
-    predict_objectives,
-)
-from bstune.search.posterior import log_steps, noise_variance
+from bstune.search.observations import Observation
+from bstune.search.posterior import Posterior, StepWeight
+from bstune.search.predictions import objective_so_far, objective_weight, predict_objectives
 
 Array = NDArray[np.float64]
 

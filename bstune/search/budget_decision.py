@@ -41,7 +41,7 @@ from bstune.search.candidates import (
 )
 from bstune.search.drift import stopped_spread
 from bstune.search.fixed_budget import BudgetPosterior, rank_full_trials
-from bstune.search.posterior import log_steps
+from bstune.search.frontier_law import log_steps
 from bstune.search.ruler import Ruler
 
 

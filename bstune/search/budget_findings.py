@@ -25,7 +25,7 @@ import numpy as np
 from bstune.search.budget_runs import BudgetRun
 from bstune.search.candidates import MEMORY_ROOM
 from bstune.search.fixed_budget import BudgetPosterior, Expected, rank_full_trials
-from bstune.search.posterior import NOISE, frontier, log_steps, optimum, other_places
+from bstune.search.frontier_law import NOISE, frontier, log_steps, optimum, other_places
 from bstune.search.ruler import Array, Ruler, RunningBest
 
 # Shares of the budget up to which the trials are read.

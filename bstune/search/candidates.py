@@ -11,16 +11,10 @@ from itertools import cycle, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.search.observations import Observation, Point, Posterior
-from bstune.search.posterior import (
-    NOISE,
-    LikelihoodData,
-    Points,
-    Prior,
-    log_steps,
-    optimum,
-    other_places,
-)
+from bstune.search.frontier_law import NOISE, Points, Prior, log_steps, optimum, other_places
+from bstune.search.likelihood import LikelihoodData
+from bstune.search.observations import Observation, Point
+from bstune.search.posterior import Posterior
 
 Array = NDArray[np.float64]
 # The trials that run now: log2 of the batch size, log2 of the learning rate, and the number of the

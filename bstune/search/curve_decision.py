@@ -20,8 +20,8 @@ from bstune.search.candidates import (
     log_over_sizes,
 )
 from bstune.search.frontier_findings import FRONTIER_SIZES_PER_OCTAVE, log_b_crit
-from bstune.search.observations import Posterior
-from bstune.search.posterior import log_steps, noise_variance, optimum
+from bstune.search.frontier_law import log_steps, noise_variance, optimum
+from bstune.search.posterior import Posterior
 
 Array = NDArray[np.float64]
 

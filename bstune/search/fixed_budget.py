@@ -9,9 +9,9 @@ budget's end is met by a trial at (B, lr) after S(B, lr) steps, and a trial that
 
     log S = log budget(B) + behind + error.
 
-That is what the posterior of the frontier takes (:mod:`bstune.search.posterior`), so that its law
-over batch sizes and learning rates holds here as for a target. The metric at the budget's end is
-best where
+That is what the posterior of the frontier takes (:mod:`bstune.search.frontier_law`), so that its
+law over batch sizes and learning rates holds here as for a target. The metric at the budget's end
+is best where
 
     log S(B, lr) - log budget(B)
 
@@ -45,14 +45,11 @@ from bstune.search.budget_runs import (
 )
 from bstune.search.candidates import log_over_sizes
 from bstune.search.drift import Drift, fit_drift, stopped_spread
-from bstune.search.observations import FAILURE_FACTOR, Point, steps_before
-from bstune.search.posterior import (
-    LikelihoodData,
-    Prior,
-    log_steps,
-    noise_variance,
-    sample_posterior,
-)
+from bstune.search.frontier_law import Prior, log_steps, noise_variance
+from bstune.search.likelihood import LikelihoodData
+from bstune.search.monte_carlo import sample_posterior
+from bstune.search.observations import Point, steps_before
+from bstune.search.predictions import FAILURE_FACTOR
 from bstune.search.ruler import Array, Ruler, Scale, choose_scale, make_ruler
 
 LOSS: Objective = "loss"

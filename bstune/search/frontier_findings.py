@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.curve import CurveBand, half_slope
-from bstune.search.observations import Posterior
-from bstune.search.posterior import Prior, frontier, log_small_batch_term, optimum
+from bstune.search.frontier_law import Prior, frontier, log_small_batch_term, optimum
+from bstune.search.posterior import Posterior
 
 Array = NDArray[np.float64]
 

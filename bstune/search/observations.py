@@ -1,25 +1,20 @@
-"""The posterior of a study's trials.
+"""What each trial of a study tells of S(B, lr), the steps to the target.
 
-Chains of trials are joined, histories extrapolated, step times fitted and parameters sampled. A
-stopped trial counts as what its history extrapolates to (:mod:`bstune.search.histories`). Where
-schedules end with the trial, the metric over horizons takes the place of that
-(:mod:`bstune.search.horizon`).
+Chains of trials are joined, and histories extrapolated. A stopped trial counts as what its history
+extrapolates to (:mod:`bstune.search.histories`). Where schedules end with the trial, the metric
+over horizons takes the place of that (:mod:`bstune.search.horizon`).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from bstune.core.records import Target, TrialResult
-from bstune.core.step_time import StepTime, StepTimes, fit_step_times
-from bstune.core.step_time_law import StepTimeDraws, StepTimeLaw
-from bstune.core.step_timings import own_steps
+from bstune.search.frontier_law import Array, Prior
 from bstune.search.histories import (
     History,
     Slowdown,
@@ -28,39 +23,11 @@ from bstune.search.histories import (
     is_flat,
     read_history,
 )
-from bstune.search.horizon import (
-    OUTLIERS,
-    RELIABLE,
-    Ends,
-    least_cost,
-    log_met,
-    misfit,
-)
-from bstune.search.posterior import (
-    NOISE,
-    LikelihoodData,
-    Prior,
-    Start,
-    log_steps,
-    log_steps_seen,
-    noise_variance,
-    sample_posterior,
-    variance_seen,
-)
+from bstune.search.horizon import Ends, misfit
+from bstune.search.likelihood import LikelihoodData
 
-Array = NDArray[np.float64]
-# The factor that turns steps into the objective, at log2 batch sizes (n,): (n,).
-StepWeight = Callable[[Array], Array]
 # Log2 of batch size and of learning rate, and the other hyper-parameters.
 Point = tuple[float, float, tuple[float, ...]]
-
-# Standard deviation, in log S, of what the model misses at one point. The trial predicted to be
-# best takes 1.075 times the best cell (three shipped tables, time and steps, 8 seeds, 40 times the
-# best trial's cost); with 0.05 to 0.3 it is 1.070 to 1.081, by the posterior mean alone 1.087, and
-# the luckiest trial takes 1.103.
-POINT_MISFIT = 0.1
-# A run that diverged where others reached the target counts as so many times the expected steps.
-FAILURE_FACTOR = 4.0
 # Where a trial reached the target at its first evaluation, the last step that missed it counts as
 # this share of its steps.
 FIRST_MISS_SHARE = 0.5
@@ -76,18 +43,6 @@ GUESSED_LOG_FACTOR = 1.6
 GUESSED_SPREAD = 0.5
 # The largest deviation of log S around such a guess's bound.
 GUESSED_BOUND_SPREAD = 0.5
-
-# The posterior of many trials is sampled from that of fewer of them, its start. Starts have the
-# same numbers of trials at every decision; this is the first number.
-FIRST_START = 80
-# The next start has so many times the trials: with 1.25 it is near, two or three temperatures away,
-# and a study of 1,000 trials has ten of them.
-START_GROWTH = 1.25
-# A start has at most this share of the trials: slow ones among the first have ended by then.
-SETTLED_SHARE = 0.9
-START_SEED = 20120711
-STARTS_KEPT = 64
-_starts: dict[tuple[object, ...], Start] = {}
 
 
 @dataclass(frozen=True)
@@ -126,159 +81,6 @@ class Observation:
     def point(self) -> Point:
         """Log2 of batch size and learning rate, and the others: what a fresh seed repeats."""
         return self.x, self.z, self.other
-
-
-@dataclass(frozen=True)
-class Posterior:
-    """All that a decision rests on: observations, draws of the parameters, step times, the cost."""
-
-    observations: tuple[Observation, ...]
-    data: LikelihoodData
-    """The observations as the likelihood takes them, in the same order."""
-    theta: Array
-    """Draws of the parameters, (m, p)."""
-    tau: StepTimes
-    """The cost of a step over batch size: seconds, or examples where they are counted instead."""
-    spent: float
-    """The cost of all trials so far, in units of ``tau``."""
-    prior: Prior
-    too_large: float
-    """Log2 of the smallest batch size that ran out of memory, infinite if none did."""
-    budget: Callable[[float], float] | None = None
-    """Gives the longest horizon at a batch size; None: any."""
-    trials: int = 0
-    """How many trials were paid for: each part of a chain counts."""
-    tau_draws: StepTimeDraws | None = None
-    """A draw of tau for each draw of the parameters; None where tau has no error."""
-
-    @property
-    def reached(self) -> list[Observation]:
-        """The observations that reached the target."""
-        return [trial for trial in self.observations if trial.status == "reached"]
-
-    @property
-    def stopped(self) -> list[Observation]:
-        """The observations that were stopped before they reached the target."""
-        return [trial for trial in self.observations if trial.status == "stopped"]
-
-    def drawn_weight(self, row: int) -> StepWeight:
-        """Give the seconds of a step over log2 batch sizes (n,) by one draw of their law, tau.
-
-        ``row`` is the draw's place. Where tau has no error, it is tau itself.
-        """
-        tau = self.tau
-        draws = self.tau_draws
-        if draws is None:
-            return lambda x: tau(np.exp2(x))
-        drawn = replace(draws, log_seconds=draws.log_seconds[[row]])
-        # The draw's seconds over those of tau are a factor, one for each batch size.
-        return lambda x: tau(np.exp2(x)) * drawn.over_law(np.exp2(x))[0]
-
-
-def infer(
-    trials: Sequence[TrialResult],
-    others: Mapping[int, tuple[float, ...]],
-    *,
-    prior: Prior,
-    target: Target | None,
-    ideal: float | None,
-    step_time: Callable[[float], float] | None,
-    in_examples: bool,
-    particles: int,
-    moves: int,
-    rng: np.random.Generator,
-    budget: Callable[[float], float] | None = None,
-    independent: bool = True,
-    start: Start | None = None,
-) -> Posterior:
-    """Sample the posterior of the frontier's parameters, given the trials so far.
-
-    The frontier is the steps to the target at the best learning rate, over batch size.
-
-    Args:
-        trials: the records so far.
-        others: the other hyper-parameters by the trial's number, each in [0, 1].
-        prior: of the parameters.
-        target: the metric's goal, by which histories are extrapolated; None: they are not read.
-        ideal: the best value of the target's metric; None if unknown.
-        step_time: gives the seconds of a step at a batch size, as they were measured before the
-            first trial; None if they were not.
-        in_examples: whether a step costs its number of examples rather than its seconds.
-        particles: how many draws to take.
-        moves: Metropolis steps at each temperature.
-        rng: the source of chance.
-        budget: gives the longest horizon (length of a schedule that ends with its trial) at a batch
-            size; None: any.
-        independent: False where trials may repeat a recorded run: those of one history then count
-            as one.
-        start: a posterior of fewer of these trials, from which this one is sampled, see
-            :func:`start_from_fewer`; None: it is sampled from the prior.
-    """
-    # Trials that continue each other are a chain, whose last one counts.
-    chain_ends, observations = read_observations(trials, others, prior, target, ideal)
-    if isinstance(step_time, StepTimeLaw):
-        # Fitted to the survey's timings and, where these are few, to the trials' own steps.
-        step_time = step_time.joined_with(own_steps(trials))
-    # A step costs its seconds, or 1 for each of its examples and nothing besides.
-    if in_examples:
-        tau = StepTimes(StepTime(overhead=0.0, per_example=1.0))
-    else:
-        tau = _fit_seconds(chain_ends, 2.0**prior.log_mid, step_time)
-    sizes = np.array([float(trial.batch_size) for trial in trials])
-    # Worked out at once, tau costs less than one call for each batch size. Costs ask for it at the
-    # recorded batch sizes, the model at powers of their log2, which differ from them by rounding.
-    tau.prepare(np.concatenate([sizes, np.exp2([trial.x for trial in observations])]))
-    data = _weighed_data(observations, chain_ends, prior, independent)
-    theta = sample_posterior(data, prior, rng, particles, moves, start)
-    tau_draws: StepTimeDraws | None = None
-    if isinstance(step_time, StepTimeLaw) and not in_examples:
-        tau_draws = step_time.draws(len(theta), rng)
-    too_large = [trial.batch_size for trial in trials if trial.status == "out of memory"]
-    return Posterior(
-        observations=observations,
-        data=data,
-        theta=theta,
-        tau=tau,
-        spent=_cost_so_far(trials, tau),
-        prior=prior,
-        too_large=math.log2(min(too_large, default=math.inf)),
-        budget=budget,
-        trials=len(trials),
-        tau_draws=tau_draws,
-    )
-
-
-def _fit_seconds(
-    chain_ends: Sequence[TrialResult],
-    middle: float,
-    step_time: Callable[[float], float] | None,
-) -> StepTimes:
-    """Fit the seconds of a step over batch size to those that the trials recorded.
-
-    Args:
-        chain_ends: the last trial of each chain of trials that continue each other.
-        middle: the batch size at which half of a step is overhead, where no seconds are known.
-        step_time: gives the seconds that were measured before the first trial; None: none were.
-    """
-    # Where they follow a law, each record has the law's seconds at the time when the trial ended.
-    # These say nothing that the law does not.
-    if isinstance(step_time, StepTimeLaw):
-        return fit_step_times([], middle, step_time)
-    recorded = list[tuple[int, float]]()
-    for trial in chain_ends:
-        if trial.seconds_per_step is not None:
-            recorded.append((trial.batch_size, trial.seconds_per_step))
-    return fit_step_times(recorded, middle, step_time)
-
-
-def _cost_so_far(trials: Sequence[TrialResult], tau: StepTimes) -> float:
-    """Add up what all trials have cost; the steps of a continued trial are not paid again."""
-    earlier_steps = steps_before(trials)
-    costs = list[float]()
-    for trial in trials:
-        own_steps = max(trial.steps - earlier_steps[trial.number], 0)
-        costs.append(float(own_steps * tau(np.array(float(trial.batch_size)))))
-    return sum(costs)
 
 
 def read_observations(
@@ -381,7 +183,7 @@ def weight_of_histories(trials: Sequence[TrialResult]) -> Array:
     return weight
 
 
-def _weighed_data(
+def weighed_data(
     observations: Sequence[Observation],
     chain_ends: Sequence[TrialResult],
     prior: Prior,
@@ -396,89 +198,6 @@ def _weighed_data(
     if independent:
         return data
     return replace(data, weight=weight_of_histories(chain_ends))
-
-
-def start_sizes(count: int) -> list[int]:
-    """List how many trials each start has on the way to the posterior of ``count`` trials.
-
-    A start is the posterior of the first trials, from which that of more of them is sampled. Each
-    start has ``START_GROWTH`` times the trials of the one before. The largest has at most
-    ``SETTLED_SHARE`` of all trials: the slow ones among these have mostly ended by then, so that
-    the start stays the same at later decisions. Empty for few trials.
-    """
-    sizes = list[int]()
-    size = FIRST_START
-    while size <= SETTLED_SHARE * count:
-        sizes.append(size)
-        size = math.ceil(START_GROWTH * size)
-    return sizes
-
-
-def start_from_fewer(
-    trials: Sequence[TrialResult],
-    others: Mapping[int, tuple[float, ...]],
-    *,
-    prior_of: Callable[[Sequence[TrialResult]], Prior],
-    target: Target | None,
-    ideal: float | None,
-    particles: int,
-    moves: int,
-    independent: bool,
-) -> Start | None:
-    """Sample the posterior of the first trials, from which that of all of them is then sampled.
-
-    None for few trials. Arguments are as of :func:`infer`; ``prior_of`` makes the prior of some of
-    the trials.
-
-    The start is itself sampled from a start of fewer trials, down to one that is sampled from the
-    prior, each with a seed of its own. So it is a function of the trials alone: a study that goes
-    on after a kill, in another process, decides as if nothing had happened. Starts are remembered.
-    """
-    sizes = start_sizes(len(trials))
-    if not sizes:
-        return None
-    largest = sizes[-1]
-    first = sorted(trials, key=lambda trial: trial.number)[:largest]
-    prior = prior_of(first)
-    facts = [_start_facts(trial, others.get(trial.number)) for trial in first]
-    key = (*facts, prior.fingerprint, target, ideal, particles, moves, independent)
-    if key not in _starts:
-        chain_ends, observations = read_observations(first, others, prior, target, ideal)
-        data = _weighed_data(observations, chain_ends, prior, independent)
-        smaller_start = start_from_fewer(
-            first,
-            others,
-            prior_of=prior_of,
-            target=target,
-            ideal=ideal,
-            particles=particles,
-            moves=moves,
-            independent=independent,
-        )
-        rng = np.random.default_rng([START_SEED, len(first)])
-        theta = sample_posterior(data, prior, rng, particles, moves, smaller_start)
-        if len(_starts) >= STARTS_KEPT:
-            oldest = next(iter(_starts))
-            del _starts[oldest]
-        # Rearranged, the data cost the likelihood less time.
-        _starts[key] = Start(theta, data.rearranged(prior), prior)
-    return _starts[key]
-
-
-def _start_facts(trial: TrialResult, other: tuple[float, ...] | None) -> tuple[object, ...]:
-    """Collect all of a trial that a start depends on: a part of the start's key."""
-    return (
-        trial.number,
-        trial.batch_size,
-        trial.lr,
-        trial.status,
-        trial.steps,
-        trial.steps_low,
-        trial.resumed_from,
-        trial.horizon,
-        trial.history,
-        other,
-    )
 
 
 @dataclass(frozen=True)
@@ -690,171 +409,3 @@ def _read_ends(observations: Sequence[Observation]) -> Ends:
         elif trial.log_excess is not None and trial.status != "diverged":
             log_excess[place] = max(trial.log_excess, LEAST_MISS)
     return Ends(log_excess, log_share_run, log_over_last_miss)
-
-
-def objective_weight(objective: str, tau: StepTimes) -> StepWeight:
-    """Choose the factor from steps to the objective: seconds per step, or 1 for ``steps``."""
-    if objective == "steps":
-        return np.ones_like
-    return lambda x: tau(np.exp2(x))
-
-
-def objective_so_far(observation: Observation, weight: StepWeight) -> float:
-    """Compute the objective of a trial as far as it has run: its steps, or their seconds."""
-    return observation.steps * float(weight(np.array(observation.x)))
-
-
-def fresh_steps(posterior: Posterior) -> dict[int, float]:
-    """Predict the steps that a fresh seed takes at each reached observation's point, by its number.
-
-    A point is a batch size, a learning rate and other hyper-parameters. The prediction lies between
-    the posterior mean of log S, which all trials inform, and the runs at the very point. These
-    count the more, the smaller their noise from seed to seed is compared with what the model misses
-    at one point. A stopped run counts as its estimate or bound, one that diverged as far slower
-    than expected.
-
-    Where schedules end with the trial, the steps are those of all runs at :func:`fresh_horizons`
-    until one reaches the target, those that miss it included.
-    """
-    if posterior.prior.horizon:
-        return {number: cost.steps for number, cost in _least_costs(posterior).items()}
-    steps = dict[int, float]()
-    for place, log_s in _fresh_log_steps(posterior).items():
-        steps[posterior.observations[place].number] = math.exp(log_s)
-    return steps
-
-
-def fresh_horizons(posterior: Posterior) -> dict[int, int]:
-    """Choose the horizon, in steps, with which each reached observation would cost least.
-
-    A horizon is the length of a schedule that ends with its trial. The result is by the
-    observation's number; empty where schedules do not end with the trial. The trial's own horizon
-    was chosen before its S was seen: a longer one may miss the target less often, a shorter one may
-    cost less. Only those with which nine of ten runs are predicted to reach the target are
-    considered: what needs several seeds is no answer to a search.
-    """
-    if not posterior.prior.horizon:
-        return {}
-    return {number: round(cost.horizon) for number, cost in _least_costs(posterior).items()}
-
-
-def chance_of_reaching(posterior: Posterior, number: int, horizon: float) -> float:
-    """Compute the chance that a fresh seed at an observation's point meets the target in a horizon.
-
-    It is ``(1 - outliers) Phi((log horizon - E[log S])/sd)``, with sd the deviation of log S over
-    the posterior and from seed to seed. ``number`` is that of an observation that reached the
-    target, ``horizon`` is in steps.
-    """
-    at_reached = _fresh_at_horizons(posterior)
-    numbers = [trial.number for trial in posterior.observations]
-    log_s, deviation = at_reached[numbers.index(number)]
-    return (1.0 - OUTLIERS) * float(ndtr((math.log(horizon) - log_s) / deviation))
-
-
-class LeastCost(NamedTuple):
-    """The horizon with which a point costs least."""
-
-    steps: float
-    """The steps that its runs take until one reaches the target."""
-    horizon: float
-    """The steps after which such a run's schedule ends."""
-
-
-def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
-    """Find the horizon of least cost at each reached observation's point, by its number.
-
-    The cost of a horizon is the steps that its runs take until one of them reaches the target.
-    """
-    # The log of (the step at which a run of each horizon meets the target / S), with S the shortest
-    # horizon that meets it. Horizons and costs are relative to S here, too.
-    log_met_over_s = log_met(posterior.theta[:, posterior.prior.horizon_law])
-    costs = dict[int, LeastCost]()
-    for place, (log_s, deviation) in _fresh_at_horizons(posterior).items():
-        trial = posterior.observations[place]
-        log_longest = math.inf
-        if posterior.budget is not None:
-            log_longest = math.log(posterior.budget(2.0**trial.x)) - log_s
-        # A horizon so far above S (in deviations) that nine of ten runs reach the target: an answer
-        # is not to need several seeds.
-        log_horizon, cost = least_cost(log_met_over_s, deviation, log_longest, shortest=RELIABLE)
-        costs[trial.number] = LeastCost(
-            steps=cost * math.exp(log_s), horizon=math.exp(log_s + log_horizon)
-        )
-    return costs
-
-
-def _fresh_at_horizons(posterior: Posterior) -> dict[int, tuple[float, float]]:
-    """Predict a fresh seed's log S where schedules end with the trial: mean and deviation.
-
-    S is the shortest horizon (length of the schedule) that meets the target. Each reached
-    observation has a pair, by its place among all. The prediction by the model is moved towards the
-    runs at the same point, the same hyper-parameters, in each draw of the posterior by itself: what
-    a run says of S depends on the law of the metric over horizons, which differs from draw to draw.
-    A run counts the less, the larger its noise from seed to seed and the error of that law are. One
-    that met the target early in a long horizon says little of how short the horizon could be.
-    """
-    data = posterior.data
-    theta = posterior.theta
-    expected_log_s = log_steps(theta, data.points, posterior.prior)
-    log_s_seen = log_steps_seen(theta, data, posterior.prior)
-    variance_of_law = variance_seen(theta, data, posterior.prior)
-    # How far each run is above the model. A run that diverged has no S, and counts as far above.
-    log_gap = np.where(data.diverged, math.log(FAILURE_FACTOR), log_s_seen - expected_log_s)
-    noise = np.exp(2.0 * theta[:, NOISE, None])
-    fresh = dict[int, tuple[float, float]]()
-    for runs in _runs_at_points(posterior.observations):
-        # What the model misses at the point is normal with the deviation POINT_MISFIT. After these
-        # runs, this is its variance, and then its mean.
-        precision = 1.0 / (noise + variance_of_law[..., runs])
-        variance_left = 1.0 / (POINT_MISFIT**-2 + precision.sum(axis=1))
-        misses = variance_left * (precision * log_gap[:, runs]).sum(axis=1)
-        for place in runs:
-            if posterior.observations[place].status == "reached":
-                log_drawn = expected_log_s[:, place] + misses
-                variance = float(log_drawn.var() + variance_left.mean() + noise.mean())
-                fresh[place] = float(log_drawn.mean()), math.sqrt(variance)
-    return fresh
-
-
-def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
-    """Predict a fresh seed's log S where no schedule ends with the trial.
-
-    Gives a prediction for each observation that reached the target, by its place among all. The
-    model's mean is moved towards the runs at the observation's point, which are those with the same
-    hyper-parameters (:func:`fresh_steps`).
-    """
-    data = posterior.data
-    expected_log_s = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
-    # How far each run is above the model. A run that diverged has no S, and counts as far above.
-    log_gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - expected_log_s)
-    noise = noise_variance(posterior.theta)
-    fresh = dict[int, float]()
-    for runs in _runs_at_points(posterior.observations):
-        # The share of the runs' mean gap that belongs to the point, and is not the seeds' luck.
-        own_variance = POINT_MISFIT**2
-        misses = float(log_gap[runs].mean()) * own_variance / (own_variance + noise / len(runs))
-        for place in runs:
-            if posterior.observations[place].status == "reached":
-                fresh[place] = float(expected_log_s[place]) + misses
-    return fresh
-
-
-def _runs_at_points(observations: Sequence[Observation]) -> list[list[int]]:
-    """Group the places of the observations by their point."""
-    places = dict[Point, list[int]]()
-    for place, trial in enumerate(observations):
-        places.setdefault(trial.point, []).append(place)
-    return list(places.values())
-
-
-def predict_objectives(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:
-    """Predict the objective of a fresh seed at each reached observation's point.
-
-    Gives pairs of the prediction, in steps or in their cost, and the observation.
-    """
-    steps = fresh_steps(posterior)
-    weight = objective_weight(objective, posterior.tau)
-    predictions = list[tuple[float, Observation]]()
-    for trial in posterior.reached:
-        predictions.append((steps[trial.number] * float(weight(np.array(trial.x))), trial))
-    return predictions

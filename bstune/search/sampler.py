@@ -74,8 +74,10 @@ from bstune.search.fixed_budget import (
     rank_full_trials,
     shortened,
 )
-from bstune.search.observations import Posterior, infer, predict_objectives, start_from_fewer
-from bstune.search.posterior import Prior, make_prior, noise_scale_prior
+from bstune.search.frontier_law import Prior, make_prior
+from bstune.search.noise_scale_prior import noise_scale_prior
+from bstune.search.posterior import Posterior, infer, start_from_fewer
+from bstune.search.predictions import predict_objectives
 
 logger = logging.getLogger(__name__)
 # User attribute of a trial: its record, as JSON.
@@ -141,7 +143,7 @@ class FrontierSampler(BaseSampler):
         exponent_sigma: how far the exponent of lr*(B) may lie from the rule's: one standard
             deviation; None for ``prior.exponent_sigma`` of ``conf/config.yaml``.
         noise_scale: in examples, a wide prior of B_crit; None for the one that trials measured, if
-            they did (see :mod:`bstune.search.posterior`).
+            they did (see :mod:`bstune.search.frontier_law`).
         budget: steps over batch size at which a trial ends in any case; None for none, and then the
             first trial has no limit. The objective ``loss`` needs it.
         target: the target of the values that are reported; None: they are not read. The objective

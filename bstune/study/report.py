@@ -22,7 +22,7 @@ from bstune.report.running_page import is_running_page
 from bstune.report.spelling import with_options_as_called
 from bstune.report.study_folder import read_study
 from bstune.result import WINNERS, AtBudget, Reference, SearchPlan, StudyResult, WorkloadSize
-from bstune.search.observations import Posterior
+from bstune.search.posterior import Posterior
 from bstune.study.analysis.analyse import analyse, easier_targets_of
 from bstune.study.analysis.at_budget import analyse_at_budget
 from bstune.study.analysis.critical import ROOM

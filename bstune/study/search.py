@@ -23,7 +23,8 @@ from bstune.core.objectives import SOUGHT
 from bstune.core.option_names import in_python
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.options import GivenOptions
-from bstune.search.observations import Posterior, fresh_horizons, fresh_steps
+from bstune.search.posterior import Posterior
+from bstune.search.predictions import fresh_horizons, fresh_steps
 from bstune.study.analysis.model import (
     REPORT_PARTICLES,
     budget_posteriors,
@@ -39,7 +40,7 @@ from bstune.study.prepared import PreparedStudy
 from bstune.study.searching.early_end import early_end, first_trials, has_goal
 from bstune.study.searching.finished_trial import check_failures, is_out_of_time, record_to_store
 from bstune.study.searching.fresh_seeds import DueReplicate, due_at_budget, due_to_target
-from bstune.study.searching.means import is_for_loss, limit_reached, limited_baseline, within_time
+from bstune.study.searching.limits import is_for_loss, limit_reached, limited_baseline, within_time
 from bstune.study.searching.rescue import choose_rescue, needs_rescue
 from bstune.study.searching.time_to_go import PointEnds, study_seconds_to_go
 from bstune.study.searching.trial_files import (

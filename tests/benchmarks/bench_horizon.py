@@ -53,7 +53,7 @@ from synthetic import START, TARGET, Law
 from torch import device
 
 from bstune.core.records import Budget, Target, TrialResult, TrialSpec
-from bstune.search.observations import fresh_horizons
+from bstune.search.predictions import fresh_horizons
 from bstune.search.sampler import RECORD, FrontierSampler
 from bstune.study.prepare import compose_checked
 from bstune.system.console import quieten

@@ -41,8 +41,8 @@ from numpy.typing import NDArray
 
 from bstune.core.records import TrialResult
 from bstune.search.frontier_findings import b_crit_quantiles
-from bstune.search.observations import Posterior
-from bstune.search.posterior import frontier
+from bstune.search.frontier_law import frontier
+from bstune.search.posterior import Posterior
 from bstune.study.analysis.critical import INTERVAL, critical_batch
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES
 

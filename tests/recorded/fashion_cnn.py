@@ -10,7 +10,8 @@ from bstune.core.records import Budget, Target, TrialResult
 from bstune.core.scaling import sqrt
 from bstune.result import Reference, SearchPlan, StudyResult
 from bstune.search.frontier_findings import steps_band
-from bstune.search.observations import Posterior, fresh_steps
+from bstune.search.posterior import Posterior
+from bstune.search.predictions import fresh_steps
 from bstune.search.sampler import FrontierSampler
 from bstune.study.analysis.analyse import curve_of
 from bstune.study.analysis.critical import INTERVAL, critical_batch

@@ -20,8 +20,8 @@ from bstune.core.records import Target, TrialResult
 from bstune.core.scaling import sqrt
 from bstune.result import CriticalBatchSize, LearningRateLaw
 from bstune.search.frontier_findings import steps_band
-from bstune.search.observations import Posterior
-from bstune.search.posterior import frontier
+from bstune.search.frontier_law import frontier
+from bstune.search.posterior import Posterior
 from bstune.search.sampler import FrontierSampler
 from bstune.study.analysis.critical import INTERVAL, critical_batch
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES, fit_lr_exponent

@@ -27,8 +27,9 @@ from bstune.result import (
     Reaching,
 )
 from bstune.search.frontier_findings import best_learning_rates, steps_band
-from bstune.search.observations import Posterior, chance_of_reaching, fresh_horizons, fresh_steps
-from bstune.search.posterior import log_steps
+from bstune.search.frontier_law import log_steps
+from bstune.search.posterior import Posterior
+from bstune.search.predictions import chance_of_reaching, fresh_horizons, fresh_steps
 from bstune.study.analysis.as_good import known_rates, sizes_as_good
 from bstune.study.analysis.critical import (
     INTERVAL,

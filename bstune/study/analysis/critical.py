@@ -34,8 +34,8 @@ from bstune.result import (
 )
 from bstune.search.curve_decision import most_telling
 from bstune.search.frontier_findings import b_crit_quantiles, log_b_crit
-from bstune.search.observations import Posterior
-from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, NOISE, Prior, draw_prior
+from bstune.search.frontier_law import B_CRIT, B_OPT, LEVEL, NOISE, Prior, draw_prior
+from bstune.search.posterior import Posterior
 from bstune.system.console import format_count, plural
 
 # Quantiles of B_crit's posterior, INTERVAL_LEVEL apart; search.precision stops by them.

@@ -19,9 +19,9 @@ from bstune.core.scaling import RULES
 from bstune.options import ReplayedWorkload
 from bstune.result import INTERVAL_LEVEL, Exponent, LearningRateLaw, SeedScatter
 from bstune.search.fixed_budget import BudgetPosterior
+from bstune.search.frontier_law import NOISE, Prior, draw_prior, optimum
 from bstune.search.histories import ideal_value
-from bstune.search.observations import Posterior
-from bstune.search.posterior import NOISE, Prior, draw_prior, optimum
+from bstune.search.posterior import Posterior
 from bstune.search.sampler import FrontierSampler
 from bstune.study.analysis.critical import INTERVAL, QUANTILES
 from bstune.study.prepared import PreparedStudy

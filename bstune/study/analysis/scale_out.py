@@ -37,7 +37,7 @@ from bstune.report.drawing import (
 )
 from bstune.result import DevicePlan, DevicePlans
 from bstune.search.frontier_findings import best_learning_rate, steps_band
-from bstune.search.observations import Posterior
+from bstune.search.posterior import Posterior
 from bstune.study.analysis.critical import INTERVAL
 from bstune.study.prepared import PreparedStudy
 from bstune.system.console import format_count, format_number, format_seconds, time_unit

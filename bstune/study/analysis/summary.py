@@ -51,7 +51,7 @@ from bstune.result import (
     WinnerResult,
     WorkloadSize,
 )
-from bstune.search.posterior import measured_noise_scale
+from bstune.search.noise_scale_prior import measured_noise_scale
 from bstune.study.analysis.unreached import failures_of, unreached_because
 from bstune.study.planning.plan import count_points
 from bstune.study.planning.replicates import Winner, summary_of_runs, time_order

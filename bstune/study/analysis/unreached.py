@@ -20,7 +20,7 @@ from bstune.result import (
 )
 from bstune.search.acquisition import MIN_STEPS
 from bstune.search.candidates import predicted_steps
-from bstune.search.observations import Posterior
+from bstune.search.posterior import Posterior
 
 # A trial still improves that gained this share of its distance to the target over the last half of
 # its steps.

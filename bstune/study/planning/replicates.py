@@ -2,7 +2,7 @@
 
 A trial is ranked by what a fresh seed is predicted to give of the merit (time or steps to target):
 the posterior of all trials says how many steps, replicates included, which are trials like any
-other (:func:`bstune.search.observations.fresh_steps`). The best point is run again on fresh seeds
+other (:func:`bstune.search.predictions.fresh_steps`). The best point is run again on fresh seeds
 until it has all its replicates, and then ranks by these alone: by the geometric mean of their
 merits. It ends when no other point is predicted to beat the best point that has them all, and none
 was seen twice to. What reached the target in less than half of its fresh runs comes last. All of it
@@ -26,7 +26,7 @@ from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.records import Merit, TrialResult
 from bstune.core.step_timings import MEDIAN_ERROR
 from bstune.result import INTERVAL_QUANTILE, Confirmed, Reaching, finite
-from bstune.search.observations import FAILURE_FACTOR
+from bstune.search.predictions import FAILURE_FACTOR
 from bstune.study.planning.plan import is_baseline_replicate
 
 FreshRuns = Mapping[int, tuple[TrialResult, ...]]

@@ -9,7 +9,7 @@ from bstune.study.analysis.model import budget_posteriors, study_posterior
 from bstune.study.at_budget import is_full
 from bstune.study.planning.plan import SearchEnd
 from bstune.study.prepared import PreparedStudy
-from bstune.study.searching.means import is_for_loss
+from bstune.study.searching.limits import is_for_loss
 from bstune.system.console import format_count, format_number
 
 # So many trials have reached the target before the search may end by search.precision.

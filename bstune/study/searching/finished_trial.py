@@ -10,7 +10,7 @@ from bstune.report.spelling import with_options_as_called
 from bstune.result import StudyResult
 from bstune.study.at_budget import held_to_end
 from bstune.study.prepared import PreparedStudy
-from bstune.study.searching.means import is_for_loss
+from bstune.study.searching.limits import is_for_loss
 from bstune.trial.processes.messages import Finished
 
 # Trials in a row that failed end the study.

@@ -26,7 +26,7 @@ from bstune.study.planning.replicates import (
 )
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepared import PreparedStudy
-from bstune.study.searching.means import full_run_seconds, trial_cost
+from bstune.study.searching.limits import full_run_seconds, trial_cost
 
 
 @dataclass(frozen=True)

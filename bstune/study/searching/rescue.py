@@ -18,7 +18,7 @@ from bstune.study.planning.plan import trials_of_search
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepared import PreparedStudy
 from bstune.study.searching.early_end import LOOK_PARTICLES
-from bstune.study.searching.means import is_for_loss, trial_cost
+from bstune.study.searching.limits import is_for_loss, trial_cost
 
 # Without a limit of time, so many trials go to the end of their budgets where none reaches the
 # target.

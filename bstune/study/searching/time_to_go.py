@@ -9,7 +9,7 @@ from bstune.study.planning.duration import Pace, Runs, pace_of, replicates_to_co
 from bstune.study.planning.plan import count_points, is_baseline_replicate
 from bstune.study.planning.wall import REPORT_SECONDS, WallTime, leaders
 from bstune.study.prepared import PreparedStudy
-from bstune.study.searching.means import full_run_seconds, is_for_loss, trial_cost
+from bstune.study.searching.limits import full_run_seconds, is_for_loss, trial_cost
 
 
 class PointEnds:

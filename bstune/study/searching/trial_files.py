@@ -10,7 +10,7 @@ from bstune.study.at_budget import is_full
 from bstune.study.planning.plan import trials_of_search
 from bstune.study.planning.replicates import candidates
 from bstune.study.prepared import PreparedStudy
-from bstune.study.searching.means import is_for_loss
+from bstune.study.searching.limits import is_for_loss
 from bstune.system.files import Output, keep_trials, write_text
 
 # A stopped trial that took more than so many times the best trial's time or steps cannot win.

@@ -24,7 +24,7 @@ from bstune.report.study_folder import StudyFiles, StudyFolder, read_curve, read
 from bstune.result import CriticalAtTarget, SoFar, StudyResult
 from bstune.search.fixed_budget import shortened
 from bstune.search.frontier_findings import best_learning_rate, steps_band
-from bstune.search.observations import Posterior
+from bstune.search.posterior import Posterior
 from bstune.study.analysis.analyse import analyse
 from bstune.study.analysis.at_budget import analyse_at_budget
 from bstune.study.analysis.critical import (

@@ -1,7 +1,7 @@
-"""What a trial of a search may take of the study's means, and what is kept for what has to follow.
+"""Limits the trials of a search to what the study has left, and keeps time for what follows it.
 
-The limits themselves are those of :mod:`bstune.study.planning.wall`. Here stands for what a study
-keeps them: it knows its objective, its baseline and whether its trials can be stopped.
+How much wall time is left is known to :mod:`bstune.study.planning.wall`. This module knows the
+study: its objective, its baseline, and whether its trials can be stopped.
 """
 
 import math

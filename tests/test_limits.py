@@ -10,7 +10,7 @@ from toolbox import make_result
 from bstune.study.planning.baseline import Baseline
 from bstune.study.planning.plan import RESCUE_SHARE, SearchBudget
 from bstune.study.planning.wall import REPORT_SECONDS, WallTime
-from bstune.study.searching.means import reserved_seconds, trial_cost
+from bstune.study.searching.limits import reserved_seconds, trial_cost
 
 # A step takes 0.01 s, and a trial as long as its steps.
 STEP_SECONDS = 0.01

@@ -8,17 +8,9 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from scipy import integrate, stats
 from toolbox import make_result
 
-from bstune.search import posterior as model
-from bstune.search.posterior import (
-    B_CRIT,
-    B_OPT,
-    LEVEL,
-    OTHER,
-    SHIFT,
-    SHIFT_FREEDOM,
-    TRIAL_OUTLIER_SHARE,
-    LikelihoodData,
-)
+from bstune.search import frontier_law, likelihood, monte_carlo, noise_scale_prior
+from bstune.search.frontier_law import B_CRIT, B_OPT, LEVEL, OTHER, SHIFT, SHIFT_FREEDOM
+from bstune.search.likelihood import TRIAL_OUTLIER_SHARE, LikelihoodData
 from bstune.search.sampler import FrontierSampler
 
 LOW = 8
@@ -41,14 +33,14 @@ def make(others=0, noise_scale=None, spread=0.0):
         "others": others,
     }
     measured = {"noise_scale": noise_scale, "noise_scale_spread": spread}
-    return model.make_prior(**study, **measured, sigma=1.0, exponent_sigma=0.3)
+    return frontier_law.make_prior(**study, **measured, sigma=1.0, exponent_sigma=0.3)
 
 
 def at(prior, **values):
     """One set of parameters, (1, p): the prior's mean but for those named."""
     theta = prior.mean.copy()
     for name, value in values.items():
-        theta[getattr(model, name.upper())] = value
+        theta[getattr(frontier_law, name.upper())] = value
     return theta[None]
 
 
@@ -77,14 +69,16 @@ def test_the_frontier_is_that_of_mccandlish_with_a_small_batch_term(b_crit, b_op
     theta = at(
         prior, level=5.0, b_crit=math.log(b_crit / 2**MIDDLE), b_opt=math.log(b_opt / 2**MIDDLE)
     )
-    steps = np.exp(model.frontier(theta, prior.points_at(x), prior)[0])
+    steps = np.exp(frontier_law.frontier(theta, prior.points_at(x), prior)[0])
     np.testing.assert_allclose(steps, math.exp(5.0) * law(2**x) / law(2**MIDDLE), rtol=1e-9)
-    term = model.log_small_batch_term(theta, prior.points_at(x), prior)[0]
+    term = frontier_law.log_small_batch_term(theta, prior.points_at(x), prior)[0]
     np.testing.assert_allclose(np.exp(term), law(2**x) / (1.0 + b_crit / 2**x), rtol=1e-9)
     # At this batch size the examples are fewest.
     if b_opt > 1.0:
         sizes = np.geomspace(10.0, 1000.0, 2000)
-        examples = sizes * np.exp(model.frontier(theta, prior.points_at(np.log2(sizes)), prior)[0])
+        examples = sizes * np.exp(
+            frontier_law.frontier(theta, prior.points_at(np.log2(sizes)), prior)[0]
+        )
         assert sizes[examples.argmin()] == pytest.approx(b_opt, rel=0.01)
 
 
@@ -96,7 +90,7 @@ def test_the_discrepancy_is_linear_between_its_knots():
     # Beyond its ends the discrepancy stays as it is there.
     x = np.array([-5.0, *prior.knots, 0.5 * (prior.knots[2] + prior.knots[3]), 40.0])
     expected = 0.2 * np.array([0.0, *np.arange(count) ** 2, 0.5 * (4 + 9), (count - 1) ** 2])
-    found = model.frontier(theta, prior.points_at(x), prior) - model.frontier(
+    found = frontier_law.frontier(theta, prior.points_at(x), prior) - frontier_law.frontier(
         at(prior), prior.points_at(x), prior
     )
     np.testing.assert_allclose(found[0], expected, atol=1e-12)
@@ -107,8 +101,8 @@ def test_the_discrepancy_is_linear_between_its_knots():
 def test_the_penalty_may_be_steeper_at_large_batch_sizes():
     prior = make()
     points = prior.points_at(np.array([MIDDLE - 2.0, MIDDLE, MIDDLE + 3.0]))
-    plain = model.off_optimum(at(prior, tilt=0.0), points, prior)[0]
-    tilted = model.off_optimum(at(prior, tilt=0.2), points, prior)[0]
+    plain = frontier_law.off_optimum(at(prior, tilt=0.0), points, prior)[0]
+    tilted = frontier_law.off_optimum(at(prior, tilt=0.2), points, prior)[0]
     np.testing.assert_allclose(tilted, plain * np.exp(0.2 * np.array([-2.0, 0.0, 3.0])))
 
 
@@ -118,7 +112,9 @@ def test_the_cost_of_being_off_the_optimum():
     # A parabola above, 1/2 at one width; below a hyperbola of width 4, here of sides 3, 4, 5, and
     # its asymptote.
     expected = [0.0, 0.5, 2.0, 0.4 * (5.0 - 4.0), 0.4 * (1e6 - 4.0)]
-    np.testing.assert_allclose(model.penalty(theta, octaves)[0], expected, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(
+        frontier_law.penalty(theta, octaves)[0], expected, rtol=1e-5, atol=1e-12
+    )
 
 
 def test_the_optimum_follows_the_rule_and_bends_at_b_crit():
@@ -126,7 +122,7 @@ def test_the_optimum_follows_the_rule_and_bends_at_b_crit():
     # B_crit is 2^8 x 2^2 = 2^10.
     theta = at(prior, shift=0.7, exponent=0.2, bend=-0.4, b_crit=math.log(2.0**2))
     x = np.array([MIDDLE, -20.0, -21.0, 40.0, 41.0])
-    best = model.optimum(theta, prior.points_at(x), prior)[0]
+    best = frontier_law.optimum(theta, prior.points_at(x), prior)[0]
     assert best[0] == pytest.approx(sqrt_rule(np.array(MIDDLE)) + 0.7)
     # This is far below B_crit.
     assert best[1] - best[2] == pytest.approx(0.5 + 0.2)
@@ -144,22 +140,22 @@ def test_other_hyper_parameters_cost_a_parabola_and_shift_the_learning_rate():
     # Of each: its best value, log curvature and shift of the rate.
     theta[0, OTHER : OTHER + 6] = [0.2, math.log(3.0), 1.5, 0.9, math.log(0.5), -2.0]
     points = prior.points_at(np.array([5.0]), np.array([-1.0]), np.array([[0.7, 0.4]]))
-    d = -1.0 - model.optimum(theta, points, prior)[0, 0] - 1.5 * 0.2 + 2.0 * -0.1
-    assert model.off_optimum(theta, points, prior)[0, 0] == pytest.approx(d)
+    d = -1.0 - frontier_law.optimum(theta, points, prior)[0, 0] - 1.5 * 0.2 + 2.0 * -0.1
+    assert frontier_law.off_optimum(theta, points, prior)[0, 0] == pytest.approx(d)
     expected = (
-        model.frontier(theta, points, prior)
-        + model.penalty(theta, np.array([[d]]))
+        frontier_law.frontier(theta, points, prior)
+        + frontier_law.penalty(theta, np.array([[d]]))
         + 3.0 * 0.5**2
         + 0.5 * 0.5**2
     )
-    assert model.log_steps(theta, points, prior)[0, 0] == pytest.approx(expected[0, 0])
+    assert frontier_law.log_steps(theta, points, prior)[0, 0] == pytest.approx(expected[0, 0])
 
 
 def test_the_prior_is_centred_on_the_budget_the_rule_and_the_noise_scale():
     plain = make()
     measured = make(noise_scale=1000.0, spread=1.5)
     assert plain.log_mid == MIDDLE
-    assert plain.mean[SHIFT] == plain.mean[model.EXPONENT] == 0.0
+    assert plain.mean[SHIFT] == plain.mean[frontier_law.EXPONENT] == 0.0
     assert 2**MIDDLE * math.exp(measured.mean[B_CRIT]) == pytest.approx(1000.0)
     assert 2**MIDDLE * math.exp(plain.mean[B_CRIT]) == pytest.approx(2**MIDDLE)
     # A measured noise scale narrows B_crit's prior to a factor of 4.
@@ -178,16 +174,18 @@ def test_the_prior_is_centred_on_the_budget_the_rule_and_the_noise_scale():
 
 def test_the_prior_density_is_normal_and_students():
     prior = make(others=1)
-    theta = model.draw_prior(prior, 50, np.random.default_rng(0))
+    theta = frontier_law.draw_prior(prior, 50, np.random.default_rng(0))
     scaled = (theta - prior.mean) / prior.spread
     expected = stats.norm.logpdf(np.delete(scaled, SHIFT, axis=1)).sum(axis=1)
     expected += stats.t.logpdf(scaled[:, SHIFT], SHIFT_FREEDOM)
-    found = model.log_prior(theta, prior)
+    found = frontier_law.log_prior(theta, prior)
     # Up to the constant of the densities.
     np.testing.assert_allclose(found - found[0], expected - expected[0], rtol=1e-9, atol=1e-9)
     # Its draws have that distribution, and they are the posterior's without observations.
-    drawn = model.sample_posterior(NOTHING, make(), np.random.default_rng(1), 4000, 3)
-    np.testing.assert_array_equal(drawn, model.draw_prior(make(), 4000, np.random.default_rng(1)))
+    drawn = monte_carlo.sample_posterior(NOTHING, make(), np.random.default_rng(1), 4000, 3)
+    np.testing.assert_array_equal(
+        drawn, frontier_law.draw_prior(make(), 4000, np.random.default_rng(1))
+    )
     scaled = (drawn - make().mean) / make().spread
     for place in range(scaled.shape[1]):
         law = stats.t(SHIFT_FREEDOM) if place == SHIFT else stats.norm()
@@ -197,7 +195,7 @@ def test_the_prior_density_is_normal_and_students():
 
 def test_the_likelihood_is_the_sum_over_trials():
     prior = make()
-    theta = model.draw_prior(prior, 6, np.random.default_rng(2))
+    theta = frontier_law.draw_prior(prior, 6, np.random.default_rng(2))
     reached = [
         (6.0, -1.0, 7.0, 0.0, "reached"),
         (9.0, 0.0, 6.0, 0.0, "reached"),
@@ -210,8 +208,8 @@ def test_the_likelihood_is_the_sum_over_trials():
     )
     expected = np.zeros(6)
     for i, row in enumerate(theta):
-        noise = math.exp(row[model.NOISE])
-        *means, bounded, _ = model.log_steps(row[None], trials.points, prior)[0]
+        noise = math.exp(row[frontier_law.NOISE])
+        *means, bounded, _ = frontier_law.log_steps(row[None], trials.points, prior)[0]
         for mean, (_, _, y, spread, _, *least) in zip(means, [*reached, estimated], strict=True):
             sigma = math.hypot(noise, spread)
             core = stats.norm.pdf(y, mean, sigma)
@@ -220,22 +218,25 @@ def test_the_likelihood_is_the_sum_over_trials():
                 density = lambda s: stats.norm.pdf(s, mean, noise) * stats.norm.pdf(y, s, spread)  # noqa: B023, E731
                 core = integrate.quad(density, least[0], 20.0, points=[mean, y], epsabs=1e-13)[0]
             # A mixture with a wide normal, so that one outlier cannot decide.
-            wide = stats.norm.pdf(y, mean, math.hypot(sigma, model.TRIAL_OUTLIER_SPREAD))
+            wide = stats.norm.pdf(y, mean, math.hypot(sigma, likelihood.TRIAL_OUTLIER_SPREAD))
             mixture = (1.0 - TRIAL_OUTLIER_SHARE) * core + TRIAL_OUTLIER_SHARE * wide
             expected[i] += math.log(mixture) + 0.5 * math.log(2.0 * math.pi)
         # A bound says that log S lies above.
         above = stats.norm.sf(8.0, bounded, math.hypot(noise, 0.05))
         expected[i] += math.log(above + TRIAL_OUTLIER_SHARE / 4.0)
         high = max(
-            1.0 - model.optimum(row[None], prior.points_at(np.array([5.0])), prior)[0, 0], 0.0
-        ) * math.exp(row[model.TILT] * (5.0 - MIDDLE))
-        over = model.penalty(row[None], np.array([[high]]))[0, 0] - model.DIVERGED_PENALTY
-        expected[i] += math.log(
-            stats.norm.cdf(over / model.DIVERGED_SPREAD) + TRIAL_OUTLIER_SHARE / 4.0
+            1.0 - frontier_law.optimum(row[None], prior.points_at(np.array([5.0])), prior)[0, 0],
+            0.0,
+        ) * math.exp(row[frontier_law.TILT] * (5.0 - MIDDLE))
+        over = (
+            frontier_law.penalty(row[None], np.array([[high]]))[0, 0] - likelihood.DIVERGED_PENALTY
         )
-    found = model.log_likelihood(theta, trials, prior)
+        expected[i] += math.log(
+            stats.norm.cdf(over / likelihood.DIVERGED_SPREAD) + TRIAL_OUTLIER_SHARE / 4.0
+        )
+    found = likelihood.log_likelihood(theta, trials, prior)
     np.testing.assert_allclose(found, expected, rtol=1e-7)
-    assert not model.log_likelihood(theta, NOTHING, prior).any()
+    assert not likelihood.log_likelihood(theta, NOTHING, prior).any()
 
 
 def test_level_and_shift_against_quadrature():
@@ -260,13 +261,13 @@ def test_level_and_shift_against_quadrature():
     theta = np.repeat(prior.mean[None], level.size, axis=0)
     theta[:, LEVEL] = level.ravel()
     theta[:, SHIFT] = shift.ravel()
-    density = model.log_likelihood(theta, seen, prior)
+    density = likelihood.log_likelihood(theta, seen, prior)
     density += stats.norm.logpdf(theta[:, LEVEL], 7.0, 1.0) + stats.t.logpdf(
         theta[:, SHIFT], SHIFT_FREEDOM
     )
     weight = np.exp(density - density.max())
     weight /= weight.sum()
-    drawn = model.sample_posterior(seen, prior, np.random.default_rng(5), 2000, 5)
+    drawn = monte_carlo.sample_posterior(seen, prior, np.random.default_rng(5), 2000, 5)
     for place in (LEVEL, SHIFT):
         mean = weight @ theta[:, place]
         deviation = math.sqrt(weight @ (theta[:, place] - mean) ** 2)
@@ -284,8 +285,8 @@ def simulated(theta, prior, rng, trials):
     other = rng.random((trials, 1))
     z = sqrt_rule(x) + rng.uniform(-2.5, 2.5, trials)
     points = prior.points_at(x, z, other)
-    mean = model.log_steps(theta[None], points, prior)[0]
-    y = mean + math.exp(theta[model.NOISE]) * rng.standard_normal(trials)
+    mean = frontier_law.log_steps(theta[None], points, prior)[0]
+    y = mean + math.exp(theta[frontier_law.NOISE]) * rng.standard_normal(trials)
     # Limits are at, or up to 20 times above, the level.
     limit = theta[LEVEL] + rng.uniform(0.0, 3.0, trials)
     least = np.full(trials, -np.inf)
@@ -301,8 +302,8 @@ def test_truths_drawn_from_the_prior_are_covered():
     inside = []
     for study in range(30):
         rng = np.random.default_rng(100 + study)
-        truth = model.draw_prior(prior, 1, rng)[0]
-        drawn = model.sample_posterior(simulated(truth, prior, rng, 12), prior, rng, 400, 12)
+        truth = frontier_law.draw_prior(prior, 1, rng)[0]
+        drawn = monte_carlo.sample_posterior(simulated(truth, prior, rng, 12), prior, rng, 400, 12)
         low, high = np.quantile(drawn, [0.1, 0.9], axis=0)
         inside.append((low < truth) & (truth < high))
     covered = np.array(inside)
@@ -322,7 +323,7 @@ def test_contradictions_and_far_away_observations_give_finite_draws():
         (8.0, 0.0, 40.0, 0.05, "bound"),
         (8.0, -30.0, 0.0, 0.0, "diverged"),
     )
-    drawn = model.sample_posterior(seen, prior, np.random.default_rng(13), 96, 2)
+    drawn = monte_carlo.sample_posterior(seen, prior, np.random.default_rng(13), 96, 2)
     assert np.isfinite(drawn).all()
 
 
@@ -361,13 +362,15 @@ def test_a_trial_is_a_block_in_units_of_its_trace():
     inverse = 1.0 / np.array(scales)
     # Student's interval of the mean of 1/B_simple.
     half = stats.t.ppf(0.95, len(scales) - 1) * inverse.std(ddof=1) / math.sqrt(len(scales))
-    estimate, steps = model.measured_noise_scale(trials(scales))
+    estimate, steps = noise_scale_prior.measured_noise_scale(trials(scales))
     expected = 1.0 / (inverse.mean() + np.array([half, 0.0, -half]))
     assert [estimate.low, estimate.noise_scale, estimate.high] == pytest.approx(expected.tolist())
     assert (estimate.measurements, steps) == (5, 20)
     # These are more than there are blocks.
     many = trials([100.0 + 7.0 * n for n in range(40)])
-    assert model.measured_noise_scale(many[::-1]) == model.measured_noise_scale(many)
+    assert noise_scale_prior.measured_noise_scale(
+        many[::-1]
+    ) == noise_scale_prior.measured_noise_scale(many)
 
 
 def test_trials_that_did_not_measure_the_whole_way_do_not_count():
@@ -381,9 +384,11 @@ def test_trials_that_did_not_measure_the_whole_way_do_not_count():
         ((32, 0.0, 0.0), (64, 0.0, 0.0)),
     ):
         others += trials([1.0, 2.0], noise_scale=measured)
-    assert model.measured_noise_scale(others) is None
-    assert model.noise_scale_prior(others) == (None, 0.0)
-    assert model.measured_noise_scale([*found, *others]) == model.measured_noise_scale(found)
+    assert noise_scale_prior.measured_noise_scale(others) is None
+    assert noise_scale_prior.noise_scale_prior(others) == (None, 0.0)
+    assert noise_scale_prior.measured_noise_scale(
+        [*found, *others]
+    ) == noise_scale_prior.measured_noise_scale(found)
 
 
 # These gradients are lost in the noise.
@@ -398,7 +403,7 @@ def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_a_given_one_co
         pytest.approx(math.log(4.0), rel=1e-2),
     )
     unsure = trials([150.0, 600.0, 250.0, 400.0, 280.0])
-    estimate = model.measured_noise_scale(unsure)[0]
+    estimate = noise_scale_prior.measured_noise_scale(unsure)[0]
     (value, spread) = b_crit(unsure)
     assert value == pytest.approx(estimate.noise_scale)
     assert spread == pytest.approx(
@@ -414,14 +419,14 @@ def many_trials(count=120, seed=3):
     """Trials that the model made, and the prior they are read with."""
     prior = make(others=1)
     rng = np.random.default_rng(seed)
-    truth = model.draw_prior(prior, 1, rng)[0]
+    truth = frontier_law.draw_prior(prior, 1, rng)[0]
     return simulated(truth, prior, rng, count), prior
 
 
 def test_many_trials_are_read_in_another_order_and_on_nodes_to_a_thousandth():
     """Of log S; the discrepancy, whose knots are nodes, is exact between them."""
     data, prior = many_trials(400)
-    theta = model.draw_prior(prior, 60, np.random.default_rng(0))
+    theta = frontier_law.draw_prior(prior, 60, np.random.default_rng(0))
     many = data.rearranged(prior)
     assert many.points.nodes is not None
     assert many.columns == (
@@ -431,8 +436,14 @@ def test_many_trials_are_read_in_another_order_and_on_nodes_to_a_thousandth():
     )
     order = np.argsort(data.bound, kind="stable")
     for whole, near in (
-        (model.frontier(theta, data.points, prior), model.frontier(theta, many.points, prior)),
-        (model.optimum(theta, data.points, prior), model.optimum(theta, many.points, prior)),
+        (
+            frontier_law.frontier(theta, data.points, prior),
+            frontier_law.frontier(theta, many.points, prior),
+        ),
+        (
+            frontier_law.optimum(theta, data.points, prior),
+            frontier_law.optimum(theta, many.points, prior),
+        ),
     ):
         # Of log S: far below the noise from seed to seed.
         assert np.abs(whole[:, order] - near).max() < 0.003
@@ -447,18 +458,18 @@ def test_many_trials_are_read_in_another_order_and_on_nodes_to_a_thousandth():
 
 def test_parameters_are_worked_out_some_at_a_time(monkeypatch):
     data, prior = many_trials(30)
-    theta = model.draw_prior(prior, 50, np.random.default_rng(0))
-    whole = model.log_likelihood(theta, data, prior)
+    theta = frontier_law.draw_prior(prior, 50, np.random.default_rng(0))
+    whole = likelihood.log_likelihood(theta, data, prior)
     # Seven trials' worth at a time, so that 50 draws need several.
-    monkeypatch.setattr(model, "CACHED_VALUES", 7 * 30)
-    np.testing.assert_array_equal(model.log_likelihood(theta, data, prior), whole)
+    monkeypatch.setattr(likelihood, "CACHED_VALUES", 7 * 30)
+    np.testing.assert_array_equal(likelihood.log_likelihood(theta, data, prior), whole)
 
 
 @cache
 def from_the_prior(count):
     """Sample the posterior of so many trials, from the prior on."""
     data, prior = many_trials(count)
-    return model.sample_posterior(data, prior, np.random.default_rng(2), 1500, 12)
+    return monte_carlo.sample_posterior(data, prior, np.random.default_rng(2), 1500, 12)
 
 
 @pytest.mark.slow
@@ -469,12 +480,12 @@ def test_a_posterior_from_that_of_fewer_trials_is_the_one_from_the_prior(fewer):
     before = data.take(np.arange(fewer))
     # Every fifth estimate was 20% higher then.
     before = replace(before, y=before.y + np.where(np.arange(fewer) % 5 == 0, 0.2, 0.0))
-    start_theta = model.sample_posterior(before, prior, np.random.default_rng(1), 600, 8)
-    start = model.Start(start_theta, before.rearranged(prior), prior)
+    start_theta = monte_carlo.sample_posterior(before, prior, np.random.default_rng(1), 600, 8)
+    start = monte_carlo.Start(start_theta, before.rearranged(prior), prior)
     scratch = from_the_prior(90)
-    found = model.sample_posterior(data, prior, np.random.default_rng(3), 800, 20, start)
+    found = monte_carlo.sample_posterior(data, prior, np.random.default_rng(3), 800, 20, start)
     assert found.shape == (800, prior.mean.size)
-    for place in (LEVEL, B_CRIT, SHIFT, model.NOISE, OTHER):
+    for place in (LEVEL, B_CRIT, SHIFT, frontier_law.NOISE, OTHER):
         mean = scratch[:, place].mean()
         deviation = scratch[:, place].std()
         assert found[:, place].mean() == pytest.approx(mean, abs=0.3 * deviation)
@@ -486,9 +497,9 @@ def test_a_start_of_the_prior_alone_and_of_another_prior_do():
     data, prior = many_trials(40)
     other = make(others=1, noise_scale=1000.0)
     nothing = data.take(np.arange(0))
-    drawn = model.draw_prior(other, 800, np.random.default_rng(0))
-    start = model.Start(drawn, nothing.rearranged(other), other)
-    found = model.sample_posterior(data, prior, np.random.default_rng(3), 800, 30, start)
+    drawn = frontier_law.draw_prior(other, 800, np.random.default_rng(0))
+    start = monte_carlo.Start(drawn, nothing.rearranged(other), other)
+    found = monte_carlo.sample_posterior(data, prior, np.random.default_rng(3), 800, 30, start)
     scratch = from_the_prior(40)
     for place in (LEVEL, B_CRIT, SHIFT):
         mean = scratch[:, place].mean()
