@@ -134,6 +134,13 @@ def test_the_baseline_is_the_reference(tmp_path, monkeypatch, options, batch_siz
     assert (None if found is None else found.batch_size) == batch_size
 
 
+def test_a_references_batch_size_is_the_next_whole_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made_table(tmp_path)
+    own_options = options_of(*OPTIONS, "scaling.batch_size=64.6")
+    assert baseline_of(own_options, SimpleNamespace(tunables=()), SizeLimits()).batch_size == 65
+
+
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [

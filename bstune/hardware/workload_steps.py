@@ -468,7 +468,7 @@ def reference_outside(options: StudyOptions, space: Space) -> int | None:
 
     None, too, where the search does not run the reference as its baseline.
     """
-    batch_size = round(options.scaling.batch_size)
+    batch_size = options.scaling.whole_batch_size
     if not options.search.baseline or space.low <= batch_size <= space.high:
         return None
     return batch_size

@@ -29,3 +29,8 @@ class ScalingOptions(Section):
     """bstune's own sampler searches so many octaves on each side of the rule."""
     rule: Node
     """The function that gives the learning rate of a batch size."""
+
+    @property
+    def whole_batch_size(self) -> int:
+        """The pair's batch size in whole examples, at which the user's own configuration runs."""
+        return round(self.batch_size)

@@ -142,7 +142,7 @@ class PreparedStudy:
         shares_of_range = np.linspace(0.0, 1.0, BUDGET_SIZES)
         sizes = {round(low * (high / low) ** share) for share in shares_of_range.tolist()}
         # At the reference the baseline's budget is not interpolated.
-        sizes.add(round(self.options.scaling.batch_size))
+        sizes.add(self.options.scaling.whole_batch_size)
         return tuple((size, self.backend.step_time(size)) for size in sorted(sizes))
 
     @property

@@ -690,7 +690,7 @@ def sizes_that_show_schedules(
         return [options.trial.batch_size]
     sizes = options.search.batch_size
     largest = min(sizes.high, train_examples or sizes.high)
-    own = min(round(options.scaling.batch_size), largest)
+    own = min(options.scaling.whole_batch_size, largest)
     chosen = [largest, own]
     if last_step(own) < TELLING_STEPS:
         chosen.append(min(sizes.low, largest))

@@ -72,7 +72,7 @@ def baseline_of(options: StudyOptions, space: Space, limits: SizeLimits) -> Base
     """
     if not has_baseline(options):
         return None
-    batch_size = int(options.scaling.batch_size)
+    batch_size = options.scaling.whole_batch_size
     if limits.excess(batch_size) is not None:
         return None
     values = {tunable.name: _own_value(options, tunable) for tunable in space.tunables}
@@ -96,7 +96,7 @@ def text_on_excess(options: StudyOptions, limits: SizeLimits) -> str | None:
     """
     if not has_baseline(options):
         return None
-    why = limits.excess(int(options.scaling.batch_size))
+    why = limits.excess(options.scaling.whole_batch_size)
     if why is None:
         return None
     if options.search.objective != "loss" and options.workload.target.target.is_open:

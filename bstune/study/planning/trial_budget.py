@@ -72,7 +72,7 @@ def with_budget_in_time(
     # ``horizon``: whether schedules end with their trials.
     if not backend.horizon or not chooses_horizons(options):
         return options, None
-    batch_size = round(options.scaling.batch_size)
+    batch_size = options.scaling.whole_batch_size
     wall_left: float | None = None
     if options.search.wall_seconds is not None:
         wall_left = options.search.wall_seconds - elapsed()
