@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial
 from bstune.core.errors import StudyError
 from bstune.core.objectives import SOUGHT
 from bstune.core.option_names import in_python
-from bstune.core.records import TrialResult, TrialSpec
+from bstune.core.records import TrialResult
 from bstune.options import GivenOptions
 from bstune.search.posterior import Posterior
 from bstune.search.predictions import fresh_horizons, fresh_steps
@@ -159,8 +159,6 @@ class Search:
         self._search_has_ended = False
         # Whether the storage was waited for in vain.
         self._storage_is_gone = False
-        # Why the last trial that was asked did not begin.
-        self._no_time: SearchEnd | None = None
         # The last run of the user's own configuration that failed here.
         self.failed_baseline: Finished | None = None
         # Trials that this process ran.
@@ -219,21 +217,24 @@ class Search:
         ):
             while not trials_of_search(self._finished_trials()):
                 asked = self._ask([], self._study)
-                if asked is None:
-                    raise self._error_without_baseline()
+                if asked is None or isinstance(asked, SearchEnd):
+                    raise self._error_without_baseline(asked)
                 self._start(runner, asked)
                 yield from self._store_next(runner, revise)
         # What follows until the search's first trial is not the time of a decision on one.
         self._wall.pause()
 
-    def _error_without_baseline(self) -> StudyError:
-        """Say why trial 0, which was to set the target, did not begin."""
-        if self._no_time is None:
+    def _error_without_baseline(self, end: SearchEnd | None) -> StudyError:
+        """Say why trial 0, which was to set the target, did not begin.
+
+        ``end``: why no time is left for it; None: another process has begun it.
+        """
+        if end is None:
             return StudyError(
                 "another process has begun the study's first trial, which sets its target: "
                 "the same command goes on once it has ended"
             )
-        because = self._no_time.sentence
+        because = end.sentence
         if isinstance(self._prepared.options, GivenOptions):
             because = in_python(because)
         return StudyError(f"the target is to be what your own configuration comes to: {because}")
@@ -286,7 +287,6 @@ class Search:
             done = self._finished_trials()
             if limit_reached(self._prepared, self._wall, self._stops_trials, done) is not None:
                 return end
-            self._no_time = None
             # The seconds of the fresh seeds are not the time of a decision on the next trial.
             self._wall.pause()
 
@@ -314,15 +314,14 @@ class Search:
             if has_free_index and end is None:
                 end = self._search_end(done)
             if has_free_index and end is None:
-                has_free_index = self._start_trials(runner, done, trials)
-                # The end that is noted if too little time is left for the next trial; else None.
-                end = self._no_time
+                end = self._start_trials(runner, done, trials)
             if runner.running:
                 yield from self._store_next(runner)
             # Another process trains a trial, whose end may change what comes next.
             elif busy_workers(self._study) - {self._worker}:
                 time.sleep(OTHERS_SECONDS)
-            elif not has_free_index or end is not None:
+            # Nothing was left to begin.
+            else:
                 rescue = self._ask_rescue(done)
                 if rescue is None:
                     plan = self._budget.trials
@@ -332,30 +331,28 @@ class Search:
                 # If it has reached the target, the seconds that were kept for it are free, and the
                 # search may go on.
                 end = None
-                self._no_time = None
 
     def _start_trials(
         self, runner: Runner, done: Sequence[TrialResult], trials: Sequence[FrozenTrial]
-    ) -> bool:
+    ) -> SearchEnd | None:
         """Begin trials of the search until the runner is full, or there is none to begin.
+
+        Give the end of the search where too little time is left for one; else None.
 
         Args:
             runner: trains them.
             done: the records of the trials that have ended.
             trials: all trials, as they were just read.
-
-        Returns:
-            Whether there was one to begin at each free place of the runner.
         """
         latest: Trials = trials
         while runner.free:
             asked = self._ask(done, latest)
-            if asked is None:
-                return False
+            if asked is None or isinstance(asked, SearchEnd):
+                return asked
             self._start(runner, asked)
             # What was read before does not have the trial that has just begun.
             latest = self._study
-        return True
+        return None
 
     def _store_next(
         self, runner: Runner, revise: Callable[[TrialResult], TrialResult] | None = None
@@ -525,16 +522,17 @@ class Search:
         """Write a record to a file, as the storage is gone. The command that goes on stores it."""
         append_text(self._prepared.files.unstored, result.to_json() + "\n")
 
-    def _ask(self, done: Sequence[TrialResult], trials: Trials) -> AskedTrial | None:
+    def _ask(self, done: Sequence[TrialResult], trials: Trials) -> AskedTrial | SearchEnd | None:
         """Ask the next trial of the search.
 
-        It is None where no index is free any more, or no time is left; ``_no_time`` then says so.
+        Where too little time is left for it, this gives the end of the search; None where no index
+        is free any more.
         """
         prepared = self._prepared
         budget = self._budget
         # How many processes work beside this one; free_turn() counts those that run trials itself.
         others = 0
-        while self._no_time is None:
+        while True:
             # A free index of the search, for which this process is to ask a trial.
             turn = free_turn(trials, budget.trials, self._worker, others)
             if turn is None:
@@ -559,7 +557,7 @@ class Search:
                 stops=prepared.backend.stops,
                 baseline=limited_baseline(prepared, self._stops_trials),
                 ranking=self._ranking,
-                limited=partial(self._limited, done),
+                limited=partial(within_time, self._prepared, self._wall, self._stops_trials, done),
             )
             if asked is not None:
                 return asked
@@ -567,18 +565,6 @@ class Search:
             # have no trial yet count as well.
             trials = self._study
             others = len(self._leases.others())
-        return None
-
-    def _limited(self, done: Sequence[TrialResult], spec: TrialSpec) -> TrialSpec | None:
-        """Limit a suggested trial so that time is left for what follows the search.
-
-        It is None where that leaves it too short; ``_no_time`` then says so.
-        """
-        limited = within_time(self._prepared, self._wall, self._stops_trials, done, spec)
-        if isinstance(limited, SearchEnd):
-            self._no_time = limited
-            return None
-        return limited
 
     def _finished_trials(self) -> list[TrialResult]:
         """Read the trials, and give the records of the finished ones, written and shown."""

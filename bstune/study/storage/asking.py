@@ -25,7 +25,7 @@ from bstune.search.acquisition import MIN_STEPS
 from bstune.search.coordinates import nearest_value
 from bstune.search.sampler import RECORD, RESUMED_FROM
 from bstune.study.planning.baseline import Baseline, baseline_spec
-from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget
+from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget, SearchEnd
 from bstune.study.planning.replicates import Winner
 from bstune.study.storage.attributes import LEARNING_RATE, LOST, SPEC
 from bstune.study.storage.dense_steps import dense_search_steps, dense_steps_of
@@ -158,8 +158,8 @@ def ask(
     stops: bool,
     baseline: tuple[Baseline, int | None] | None = None,
     ranking: Ranking | None = None,
-    limited: Callable[[TrialSpec], TrialSpec | None] = _unlimited,
-) -> AskedTrial | None:
+    limited: Callable[[TrialSpec], TrialSpec | SearchEnd] = _unlimited,
+) -> AskedTrial | SearchEnd | None:
     """Ask a trial at an index: the sampler's suggestion, or again one that was cut short.
 
     Args:
@@ -174,17 +174,17 @@ def ask(
             at its budget). None: index 0 is suggested, too.
         ranking: shows stopped trials to a sampler that ranks them by what they reported; None for
             another sampler.
-        limited: limits the suggested trial to the time that is left; gives None where that is too
-            short.
+        limited: limits the suggested trial to the time that is left, or gives the end of the search
+            where that is too short.
 
     Returns:
-        The trial that was stored. None where its time is too short, or another process has begun a
+        The trial that was stored, or the end of the search. None where another process has begun a
         trial at the index meanwhile.
     """
     draft, spec = _draft(study, turn, budget, space, sampler, stops, baseline, ranking)
     limited_spec = limited(spec)
-    if limited_spec is None:
-        return None
+    if isinstance(limited_spec, SearchEnd):
+        return limited_spec
     return _begin(study, turn, _template(draft, turn, limited_spec), limited_spec)
 
 
