@@ -89,9 +89,9 @@ def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
             assert resolved[name] == value
     tunable = resolved["workload"].pop("tunable")
     stated = raw["workload"].pop("tunable", {})
-    # Flags that the YAML leaves out are off.
+    # Flags that the YAML leaves out are off, and the user's own value is the one at the key.
     assert tunable == {
-        name: {"log": False, "integer": False, "complement": False, **one}
+        name: {"log": False, "integer": False, "complement": False, "own": None, **one}
         for name, one in stated.items()
     }
     assert resolved["workload"] == raw["workload"]

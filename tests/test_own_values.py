@@ -463,14 +463,14 @@ GIVEN_SIZE = {"reference": (97, 0.01)}
         (loader_data(DataLoader(ROWS, batch_size=97, drop_last=True)), GOAL, True),
         (Data(), {**GOAL, "trainer": {"accumulate_grad_batches": 5}}, True),
         (Data(), {**GOAL, "trainer": {"accumulate_grad_batches": 4}}, False),
-        # The goal, and a budget in steps, would be those of a batch size that is not trained.
+        # It would be compared with nothing, as it is not trained.
         (Data(), GIVEN_SIZE, True),
         (Data(), {**GIVEN_SIZE, "target": "val_loss"}, True),
         (Data(), {**GIVEN_SIZE, **GOAL, "trainer": {"max_steps": 7}}, True),
         (at_size, {**GIVEN_SIZE, **GOAL, "trainer": {"max_steps": 7}}, True),
-        # Neither is assumed: the study has no baseline.
-        (Data(), {**GIVEN_SIZE, **GOAL, "trainer": {"max_epochs": 7}}, False),
-        (Data(), {**GIVEN_SIZE, **GOAL, "budget": Budget(steps=100)}, False),
+        (Data(), {**GIVEN_SIZE, **GOAL, "trainer": {"max_epochs": 7}}, True),
+        (Data(), {**GIVEN_SIZE, **GOAL, "budget": Budget(steps=100)}, True),
+        (Data(), {"reference": (96, 0.01), **GOAL, "trainer": {"max_epochs": 7}}, False),
     ],
 )
 def test_more_examples_than_the_data_have_are_no_reference(data, arguments, is_refused):
@@ -554,3 +554,31 @@ def test_the_making_of_a_study_counts_as_wall_time_of_its_first_run():
     seconds = iter([100.0, 104.0, 200.0, 203.0])
     assert study._started(seconds.__next__)() == 34.0
     assert study._started(seconds.__next__)() == 3.0
+
+
+class Regularised(Net):
+    """Has defaults of further hyper-parameters, one of them out of the range that is searched."""
+
+    def __init__(self, lr=0.01, dropout=0.0, width=500):
+        super().__init__(lr)
+
+
+@pytest.mark.parametrize(
+    ("module", "dropout", "width"),
+    [
+        # The default out of the range is nobody's value in it: the range's middle stands for it.
+        (Regularised, 0.0, 20),
+        (partial(Regularised, lr=0.02), 0.0, 20),
+        (lambda trial: Regularised(trial.lr, trial.dropout, trial.width), 0.2, 20),
+    ],
+)
+def test_the_users_own_values_are_the_defaults_of_the_modules_class(module, dropout, width):
+    tunable = {"dropout": (0.0, 0.4), "width": (10, 30)}
+    study = bstune.Study(module, Data(), **GOAL, trainer={"max_epochs": 7}, tunable=tunable)
+    assert study.recipe.own_values == {"dropout": dropout, "width": width}
+    lines = " ".join(study.assumptions)
+    assert ("dropout=0.2" in lines) == (dropout == 0.2)
+    assert "width=20" in lines
+    stated = {**tunable, "dropout": {"low": 0.0, "high": 0.4, "own": 0.3}}
+    study = bstune.Study(module, Data(), **GOAL, trainer={"max_epochs": 7}, tunable=stated)
+    assert study.recipe.own_values["dropout"] == 0.3

@@ -21,7 +21,7 @@ from bstune.study import commands
 from bstune.study.analysis.analyse import curve_of
 from bstune.study.analysis.scale_out import step_times
 from bstune.study.analysis.step_times import not_told_apart
-from bstune.study.analysis.summary import Analysis, summarize
+from bstune.study.analysis.summary import Analysis, summarize, winner_result
 from bstune.study.commands import best_yaml, train_command
 from bstune.study.planning.replicates import Winner
 from bstune.study.report import _next_in_python, missing_in_trials
@@ -46,8 +46,12 @@ def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(
     backend = SimpleNamespace(stops=stops)
     fresh = make_result(horizon=again, steps=110, seconds_per_step=0.01)
     prepared = SimpleNamespace(backend=backend, files=Output(tmp_path), options=None, goal=None)
+    winner = Winner(make_result(horizon=horizon), 110.0, () if again is None else (fresh,))
+    # The numbers are those of the result, which knows more of their errors.
+    told = winner_result(winner, scatter=0.1)
     written = best_yaml(
-        {"time": Winner(make_result(horizon=horizon), 110.0, () if again is None else (fresh,))},
+        {"time": winner},
+        SimpleNamespace(best_by_time=told, best_by_steps=None),
         # A rate that the study itself was given makes way for the winner's.
         ["+workload=mine", "trial.lr=9", "storage=${oc.env:STUDIES}"],
         prepared,
@@ -68,6 +72,7 @@ def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(
     # What is expected of it, and beside that what its one run took.
     assert (row["steps"], row["time_to_target"]) == pytest.approx((110.0, 1.1))
     assert row["single_run"] == {"steps": 100, "time_to_target": 1.0}
+    assert row["confirmed"] == told.model_dump(mode="json")["confirmed"]
 
 
 @pytest.mark.parametrize(

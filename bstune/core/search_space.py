@@ -30,6 +30,13 @@ class Tunable:
     integer: bool
     complement: bool = False
     """Whether 1 - value is searched, as on a log scale a momentum is (Shallue et al. 2018)."""
+    own: float | None = None
+    """The value that the user trains with today; None: it is not known."""
+
+    @property
+    def usual(self) -> float:
+        """The user's own value; the middle of the range where that is not known."""
+        return self.middle if self.own is None else self.for_config(self.own)
 
     def for_config(self, value: float) -> float:
         """Convert a value to what the config takes: an integer where it is to be one."""

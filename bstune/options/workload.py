@@ -117,6 +117,8 @@ class TunableOptions(Section):
     """Search whole numbers alone."""
     complement: bool = False
     """Search 1 - value, as for a momentum."""
+    own: Finite | None = None
+    """The user's own value; null: the one at the key."""
 
     @model_validator(mode="after")
     def _is_searchable(self) -> Self:

@@ -7,7 +7,7 @@ assumed: reference=(64, 0.001): MyData's own batch size, and lr of MyModule; the
 ...
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -23,6 +23,7 @@ from bstune.study.given import (
     checked_reference,
     middles_of,
     sorted_trainer,
+    without_own_value,
 )
 from bstune.study.planning.assumed_budget import SCHEDULE_SHARE_IN_WORDS
 from bstune.study.planning.plan import QUICK_SECONDS
@@ -147,7 +148,7 @@ def complete(stated: Stated) -> Completed:
             "finds these by itself only where it is given module and data"
         )
     given = _given_objects(stated, target, stated.batch_sizes, stated.reference, stated.budget)
-    return Completed(given, wall_seconds=None, lines=())
+    return Completed(given, wall_seconds=None, lines=tuple(_lines_on_tunables(stated)))
 
 
 def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
@@ -165,7 +166,7 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     refuse_rate_and_batch_size_finders((stated.trainer or {}).get("callbacks"))
     project = _project_of(stated, module, data)
     _check_batches(project, stated)
-    lines = list[str]()
+    lines = list(_lines_on_tunables(stated))
     reference = stated.reference
     if reference is None:
         reference = _assume_reference(project, stated, lines)
@@ -188,6 +189,15 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
         lines=tuple(lines),
         budget_seconds=limits.budget_seconds,
     )
+
+
+def _lines_on_tunables(stated: Stated) -> Iterator[str]:
+    """Say of each further hyper-parameter with which value the user's own configuration runs."""
+    for name, middle in without_own_value(stated.tunable, stated.module).items():
+        yield (
+            f"{name}={middle:g} in your own configuration, the middle of its range: the module's "
+            f"class has no default of it there; tunable={{{name!r}: {{..., 'own': VALUE}}}} says it"
+        )
 
 
 def _project_of(stated: Stated, module: Module, data: Data) -> "_Project":
@@ -240,22 +250,17 @@ def _check_batches(project: "_Project", stated: Stated) -> None:
 
 
 def _check_reference(project: "_Project", stated: Stated, batch_size: int) -> None:
-    """Refuse a reference batch size of more examples than the training data, where it is needed.
+    """Refuse a reference batch size of more examples than the training data.
 
-    It is needed where its run sets the goal, and where it turns the Trainer's steps into a budget
-    of examples. Where both are given, the study merely has no baseline.
+    Nobody runs it today, and without its run there is nothing to compare with.
     """
     # What is given in full is not looked at here.
     if stated.reference and stated.batch_sizes and stated.budget:
         return
-    if stated.reference is None:
-        check_trained_size(batch_size, project.examples)
-        return
-    target = _target(stated.target)
-    has_own_goal = stated.objective != "loss" and (target is None or target.is_open)
-    has_steps = stated.budget is None and (project.trainer.get("max_steps") or -1) > 0
-    if has_own_goal or has_steps:
-        check_trained_size(batch_size, project.examples, f"reference={stated.reference}")
+    given: str | None = None
+    if stated.reference is not None:
+        given = f"reference={stated.reference}"
+    check_trained_size(batch_size, project.examples, given)
 
 
 def _reference_in_words(project: "_Project", stated: Stated) -> str:

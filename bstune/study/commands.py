@@ -11,7 +11,7 @@ import yaml
 from bstune.core.records import Merit, TrialResult
 from bstune.core.search_space import Space
 from bstune.options import overrides
-from bstune.result import WINNERS
+from bstune.result import WINNERS, StudyResult
 from bstune.study.analysis.summary import winner_result
 from bstune.study.planning.replicates import Winner
 from bstune.study.prepared import PreparedStudy
@@ -33,15 +33,21 @@ OF_A_STUDY = (
 
 
 def best_yaml(
-    best: Mapping[Merit, Winner], arguments: Sequence[str] | None, prepared: PreparedStudy
+    best: Mapping[Merit, Winner],
+    result: StudyResult,
+    arguments: Sequence[str] | None,
+    prepared: PreparedStudy,
 ) -> str:
     """Write the winners as YAML, each with its checkpoint and the command that runs it again.
+
+    Their numbers are those of ``result``, which every other file has.
 
     The checkpoint is null where the winner left none, the command where ``arguments`` are None, as
     for a study of Python objects.
     """
     of_study = _with_known_target(study_arguments(arguments or ()), prepared)
     values: dict[str, Any] = {}
+    told = {"best_by_time": result.best_by_time, "best_by_steps": result.best_by_steps}
     for name, criterion in WINNERS.items():
         if criterion.merit not in best:
             continue
@@ -54,8 +60,9 @@ def best_yaml(
         if arguments is not None:
             of_trial = _trial_arguments(winner, prepared)
             command = shlex.join([sys.executable, "-m", "bstune", *of_study, *of_trial])
+        of_result = told[name] or winner_result(winner)
         values[name] = {
-            **winner_result(winner).model_dump(mode="json"),
+            **of_result.model_dump(mode="json"),
             "checkpoint": checkpoint,
             "command": command,
         }

@@ -15,12 +15,13 @@ from bstune.core.search_space import MODULE, Tunable
 from bstune.options import Node, StudyOptions, option_at
 from bstune.trial.backend import LEFT_OUT, OWNED, owned_in_words
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule, Trainer
+from bstune.trial.own_project.own_values import own_default
 from bstune.trial.own_project.python_recipe import PythonRecipe, Trial, data_of, module_builder
 
 Module = Callable[[Trial], LightningModule] | type[LightningModule]
 Data = LightningDataModule | Sequence[Any] | Mapping[str, Any] | Callable[[int], Any]
 # Keys of a hyper-parameter's range.
-TUNABLE = {"low", "high", "log", "integer", "complement"}
+TUNABLE = {"low", "high", "log", "integer", "complement", "own"}
 # Arguments of the Trainer that are objects, of which a study's options hold the classes' names.
 OBJECTS_OF_TRAINER = {"callbacks", "logger", "plugins", "profiler", "strategy"}
 # The name of the module and of the data where the user's own loop trains.
@@ -86,7 +87,7 @@ def given_study(given: GivenObjects) -> tuple[Node, PythonRecipe | None]:
     """
     low, high = _pair("batch_sizes", given.batch_sizes, "(smallest, largest)")
     batch_size, lr = checked_reference(given.reference)
-    ranges = _ranges_of(given.tunable)
+    ranges = _ranges_of(given.tunable, given.module)
     recipe = _recipe(given, batch_size, lr, ranges)
     module_name = NO_MODULE
     data_name = NO_MODULE
@@ -143,10 +144,10 @@ def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe
     """
     reference = options.workload.reference
     searched = options.workload.tunable
-    # A tunable that a trial gives no value takes the middle of its range.
+    # A tunable that a trial gives no value takes the user's own, or the middle of its range.
     own_values = dict[str, float]()
     for name in options.search.tune:
-        own_values[name] = Tunable(name, **searched[name].model_dump()).middle
+        own_values[name] = Tunable(name, **searched[name].model_dump()).usual
     return PythonRecipe(
         module_builder(module, list(own_values), overrides_lr=options.scaling.override_lr),
         data_of(data, int(reference.batch_size)),
@@ -173,19 +174,35 @@ def _stored_trainer_arguments(options: StudyOptions) -> dict[str, object]:
 
 def middles_of(tunable: Mapping[str, Any] | None) -> dict[str, float]:
     """Give the middle of each further hyper-parameter's range, by name."""
-    return _middles_in(_ranges_of(tunable))
-
-
-def _ranges_of(tunable: Mapping[str, Any] | None) -> dict[str, Node]:
-    """Check the ranges of further hyper-parameters, and give them as a config has them."""
-    if not tunable:
-        return {}
-    return {name: _range_of(name, value) for name, value in tunable.items()}
-
-
-def _middles_in(ranges: Mapping[str, Node]) -> dict[str, float]:
-    """Give the middle of each range, by name."""
+    ranges = _ranges_of(tunable, module=None)
     return {name: Tunable(name, **node).middle for name, node in ranges.items()}
+
+
+def without_own_value(tunable: Mapping[str, Any] | None, module: Module | None) -> dict[str, float]:
+    """Give the further hyper-parameters whose own value nobody states, each with its middle.
+
+    The middle of the range then stands for it. A module's class states it as a default.
+    """
+    unknown = dict[str, float]()
+    for name, node in _ranges_of(tunable, module).items():
+        if node.get("own") is None:
+            unknown[name] = Tunable(name, **node).middle
+    return unknown
+
+
+def _ranges_of(tunable: Mapping[str, Any] | None, module: Module | None) -> dict[str, Node]:
+    """Check the ranges of further hyper-parameters, and give them as a config has them.
+
+    Each gets the user's own value: the default of the module's class, where it lies in the range.
+    """
+    ranges = dict[str, Node]()
+    for name, value in (tunable or {}).items():
+        node = _range_of(name, value)
+        default = None if module is None else own_default(module, name)
+        if default is not None and node["low"] <= default <= node["high"]:
+            node = {"own": default, **node}
+        ranges[name] = node
+    return ranges
 
 
 def _recipe(
@@ -200,7 +217,7 @@ def _recipe(
         return None
     values: dict[str, float] = {"batch_size": batch_size, "lr": lr, "seed": given.seed or 0}
     values["total_steps"] = given.budget.last_step(batch_size)
-    middles = _middles_in(ranges)
+    own_values = {name: Tunable(name, **node).usual for name, node in ranges.items()}
     trainer, left_out = sorted_trainer(given.trainer)
     recipe = PythonRecipe(
         module_builder(given.module, list(ranges), overrides_lr=given.overrides_lr),
@@ -208,16 +225,15 @@ def _recipe(
         trainer,
         left_out=left_out,
     )
-    first = Trial({**values, **middles})
+    first = Trial({**values, **own_values})
     module = recipe.module_of(first)
     # The copy keeps the recipe's record of the modules that it has built, by which a function that
-    # gives one of them again is refused. The middles stand for the user's own values, which nobody
-    # has stated.
+    # gives one of them again is refused.
     return replace(
         recipe,
         module_name=type(module).__name__,
         ends_with_trial=first.has_read("total_steps"),
-        own_values=middles,
+        own_values=own_values,
     )
 
 

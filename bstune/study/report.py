@@ -119,7 +119,7 @@ def report_study(
         notes=[*notes, *missing],
     )
     write_text(files.curve, result.to_json())
-    write_text(files.best, best_yaml(analysis.best, arguments, prepared))
+    write_text(files.best, best_yaml(analysis.best, result, arguments, prepared))
     # What follows takes seconds, and a tracker's server may take longer: the answer comes first.
     show(answer(result), console, _next_in_python(prepared, result, arguments))
     tracked = _draw_and_track(prepared, tracking, done, result, notes, missing, console)

@@ -119,14 +119,17 @@ def text_on_outside(baseline: Baseline, low: int, high: int) -> str | None:
 
 
 def _own_value(options: StudyOptions, tunable: Tunable) -> int | float:
-    """Give the value that the config itself has of a tunable.
+    """Give the value of a tunable that the user trains with today.
 
-    It is the range's middle where the config has none.
+    It is stated, or the one that the config has at the tunable's key. Without either it is the
+    range's middle.
     """
-    stated = option_at(options, tunable.key)
-    if isinstance(stated, int | float) and not isinstance(stated, bool):
-        return tunable.for_config(stated)
-    return tunable.middle
+    if tunable.own is not None:
+        return tunable.usual
+    at_key = option_at(options, tunable.key)
+    if isinstance(at_key, int | float) and not isinstance(at_key, bool):
+        return tunable.for_config(at_key)
+    return tunable.usual
 
 
 def is_baseline(trial: TrialResult, baseline: Baseline | None) -> bool:

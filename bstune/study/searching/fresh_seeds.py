@@ -241,14 +241,14 @@ def _due_seed(
 def _baseline_seconds(prepared: PreparedStudy, runs: BaselineRuns) -> float:
     """Give the seconds that the baseline's runs on fresh seeds may still take.
 
-    Together they may take ``MEANS_SHARE`` of the study's shortest limit; inf without a limit.
+    Together they may take ``MEANS_SHARE`` of ``search.seconds``; inf without that limit. The wall
+    time that is left when they are due has nothing else to go to.
     """
-    budget = prepared.budget
-    limits = [limit for limit in (budget.seconds, budget.wall_seconds) if limit is not None]
-    if not limits:
+    limit = prepared.budget.seconds
+    if limit is None:
         return math.inf
     spent = sum(run.wall_seconds for run in runs.again)
-    return MEANS_SHARE * min(limits) - spent
+    return MEANS_SHARE * limit - spent
 
 
 def due_at_budget(

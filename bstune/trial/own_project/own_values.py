@@ -192,6 +192,21 @@ def rates_by_other_names(module: Callable[..., object]) -> dict[str, float]:
     return others
 
 
+def own_default(module: Callable[..., object], name: str) -> float | None:
+    """Give the number that a module's class, or a partial of it, has as the default of an argument.
+
+    None where it has none, and for a function.
+    """
+    class_or_function = module.func if isinstance(module, partial) else module
+    if not isinstance(class_or_function, type):
+        return None
+    argument = inspect.signature(module).parameters.get(name)
+    value = None if argument is None else argument.default
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    return None
+
+
 def _defaults_of_class(module: Callable[..., object]) -> dict[str, float]:
     """Give the positive numbers that a module's class, or a partial of it, has as defaults.
 
