@@ -90,6 +90,7 @@ def run(
     check_only(only, list(composed))
     # A study whose arguments have changed is run again. It checks for itself which options may
     # change, and continues or refuses.
+    # No seconds are compared, so that another device may go on with the sweep.
     log.begin(device=None, may_change=("factor", "folder", "common", "studies", "options"))
     root.mkdir(parents=True, exist_ok=True)
     quieten(training=True)
@@ -112,7 +113,8 @@ def run(
         # The log has a study's number of trials.
         read=int,
         inputs=arguments,
-        # A study of another model or data set takes many times as long.
+        # No time to go is predicted, as a study of another model or data set may take many times as
+        # long.
         work=None,
         shown=lambda trials: plural(trials, "trial"),
     )

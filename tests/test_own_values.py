@@ -568,7 +568,6 @@ class Regularised(Net):
     [
         # The default out of the range is nobody's value in it: the range's middle stands for it.
         (Regularised, 0.0, 20),
-        (partial(Regularised, lr=0.02), 0.0, 20),
         (lambda trial: Regularised(trial.lr, trial.dropout, trial.width), 0.2, 20),
     ],
 )

@@ -130,9 +130,10 @@ def minimise_deviance(
     """Minimise the deviance at each of m values of B_crit over the curve's other parameters.
 
     The curve is S = h (1 - p + p r + v r^2), with r = B_ref/B and p = B_crit/(B_crit + B_ref). The
-    other parameters are the height h, the scatter sigma of log S and, if it is free, v. The search
-    takes the best of a grid of starts, as the deviance has several minima, and goes on from it by a
-    pattern search of shrinking steps.
+    last term is that of small batches: v is in proportion to B_opt^2, the square of the batch size
+    that takes the fewest examples. The other parameters are the height h, the scatter sigma of
+    log S and, if it is free, v. The search takes the best of a grid of starts, as the deviance has
+    several minima, and goes on from it by a pattern search of shrinking steps.
 
     Args:
         observed: the points, n of them.
@@ -164,7 +165,7 @@ def minimise_deviance(
         log_height = best.log_height[:, None] + height_step[:, None] * moves[:, 1]
         log_sigma = best.log_sigma[:, None] + step * moves[:, 2]
         log_shape = np.repeat(log_shape[rows, least][:, None], len(moves), axis=1)
-        # v goes with the square of B_opt: its logarithm takes steps of twice the width.
+        # log v takes steps of twice the width, so that log B_opt takes steps as wide as the others.
         log_small_tried = best.log_small[:, None] + 2.0 * step * moves[:, 0]
         if is_small_free:
             # Another v also moves the whole curve. The height makes up for that, so that the curve

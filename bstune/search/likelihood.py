@@ -201,10 +201,12 @@ def _log_density(
 
 
 def log_steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
-    """Compute log S as n trials themselves show it: (m, n), or (1, n) without horizons.
+    """Compute log S, of the steps to the target, as n trials show it: (m, n), or (1, n).
 
-    Where schedules end with the trial, the law of the metric over horizons leads from the step at
-    which a trial ended to S. That law differs between the m draws.
+    A trial that can go on has shown its log S, ``y``, or a bound of it. Where schedules end with
+    the trial, S is the length of the shortest schedule that meets the target. A trial under a
+    longer or a shorter one shows it by the law of the metric over schedules' lengths, of which each
+    of the m draws has its own.
     """
     if data.ends is None:
         return data.y[None]

@@ -264,13 +264,18 @@ def _check_reference(project: "_Project", stated: Stated, batch_size: int) -> No
 
 
 def _reference_in_words(project: "_Project", stated: Stated) -> str:
-    """Give the argument ``reference`` with those of its two values that the project tells."""
+    """Write the argument ``reference`` for a refusal: ``reference=(64, learning rate)``.
+
+    Of its two values those stand there that the project tells: the data's batch size, and the rate
+    that the module's class has as a default.
+    """
     batch_size: int | None = None
     if project.has_own_batch_size:
         batch_size = project.batches.batch_size
     rate: float | None = None
-    if not stated.overrides_lr:
-        rate = own_rate(stated.module) if callable(stated.module) else None
+    # A rate that bstune overrides stands in the optimizers, and not in the class.
+    if not stated.overrides_lr and callable(stated.module):
+        rate = own_rate(stated.module)
     if batch_size is None and rate is None:
         return REFERENCE
     if batch_size is not None:

@@ -153,9 +153,11 @@ def due_run(
 def first_beside(
     trials: Sequence[TrialResult], best: TrialResult, baseline: BaselineRuns | None
 ) -> FreshRun | None:
-    """Give the baseline's first run on a fresh seed of the best point.
+    """Give the run of the baseline that is to be its first one on a seed of the best point's runs.
 
-    It is None where it has had one, or none is due.
+    Both then have run on one fresh seed, which makes a gain. It is None where the baseline has run
+    on such a seed before, where the best point has run on none, and where the baseline cannot run
+    again: without a first run, or after one that diverged or ran out of memory.
     """
     original = _original(trials, best)
     runs = fresh_runs_of(trials, original.number)

@@ -104,7 +104,7 @@ def due_to_target(
 def _lacks_run_beside(
     prepared: PreparedStudy, trials: Sequence[TrialResult], predicted: Mapping[int, float]
 ) -> bool:
-    """Whether the winner has a run on a fresh seed, and the baseline has run on none of its seeds."""
+    """Whether the winner has run on fresh seeds, and the baseline on none of these."""
     runs = baseline_runs(trials, prepared.baseline)
     winner = _named_winner(prepared, trials, predicted)
     if runs is None or winner is None or not winner.runs:

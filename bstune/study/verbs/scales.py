@@ -140,10 +140,11 @@ def _rows_at(
 
 
 def _example_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
-    """Make the scale ``examples`` or ``tokens``.
+    """Make the scale ``examples`` or ``tokens``, which counts what the studies differ in.
 
-    They are those of the training data where the studies differ in these. Else they are those of
-    the budget, for studies of the objective loss, or those that a training took to its target.
+    These are the examples of the training data, if the data differ. Otherwise they are the examples
+    of the trials' budget, if all studies are of the objective loss, and the examples that a
+    training takes to its target, if not.
     """
     if name == "tokens" and any(study.result.tokens is None for study in studies):
         raise StudyError(f"examples of {_names(studies)} have no tokens: give --at examples=N")
@@ -157,6 +158,7 @@ def _example_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
         meaning=f"{name} that a training took to its target",
         option_prefixes=("workload.target.value",),
         rows=tuple(_over_targets(study, name) for study in studies),
+        # A harder target takes more examples of the same training.
         grows_within=True,
     )
 

@@ -181,8 +181,9 @@ def _budget_of_trial(
     is_assumed = budget is None
     if budget is None:
         budget = _assumed_budget(examples, assumed)
-    # A trial ends once both its steps and its examples are spent. So the largest batches, whose
-    # steps would be few, take more examples.
+    # A trial ends once both its steps and its examples are spent. These are the steps that the
+    # budget's examples come to at ``FACTOR_BELOW`` times the file's batch size: at larger sizes a
+    # trial takes as many steps, and so more examples.
     fewest_steps = max(1, budget // (FACTOR_BELOW * batch_size))
     trial_budget = {"steps": fewest_steps, "examples": budget}
     # A study with little time may shorten a budget that was assumed, and tells so in epochs.

@@ -33,7 +33,9 @@ class Resume:
 
     def __init__(self, stopped: StoppedState | None) -> None:
         self.stopped = stopped
-        # Each of these is put back once, and is then None.
+        # What the methods below take of the stopped trial's state to put it back later: weights,
+        # names of frozen parameters, and what metrics of the epoch have accumulated. Each is put
+        # back once, and is then None.
         self._weights: dict[str, Tensor] | None = None
         self._frozen: tuple[str, ...] | None = None
         self._accumulated: Mapping[str, Any] | None = None
