@@ -232,6 +232,9 @@ def told(found, **changes):
 UNPAIRED = GainAtBudget(difference=0.1, low=None, high=None, level=0.9, seeds=0, share=0.5)
 
 
+WITH_SECONDS = changed(hand_budget_point(128, 0.28), seconds=37.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "texts"),
     [
@@ -258,10 +261,14 @@ UNPAIRED = GainAtBudget(difference=0.1, low=None, high=None, level=0.9, seeds=0,
             ("yours predicted from its single search trial, USE on 3 fresh seeds",),
         ),
         ({"gain": changed(UNPAIRED, seeds=1)}, ("on 1 fresh seed of both",)),
+        (
+            {"winner": WITH_SECONDS, "baseline": changed(WITH_SECONDS, seconds=8.0)},
+            ("takes 4.6 times as long as yours",),
+        ),
     ],
 )
 def test_the_gain_is_said_where_it_is_shown(changes, texts):
-    said = " ".join(lines.gain(told(hand_at_budget(**changes))))
+    said = " ".join(filter(None, lines.gain(told(hand_at_budget(**changes)))))
     for text in texts:
         assert text in said
 

@@ -53,6 +53,8 @@ class PointAtBudget(TrialPoint, frozen=True):
     """The metric that all trials predict for a fresh seed."""
     fresh: FreshValues | None
     """Its runs on fresh seeds. None where there were none."""
+    seconds: NotNegative | None = None
+    """Training seconds of these steps. None where those of a step are not known."""
 
     @property
     def expected(self) -> float:

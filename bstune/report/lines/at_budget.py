@@ -24,6 +24,8 @@ from bstune.system.console import format_count, format_number, format_seconds, p
 INTERVAL_TEXT = f"{INTERVAL_LEVEL:.0%}"
 # The option that ends a search once little is left to gain.
 LEAST_GAIN = "search.least_gain"
+# A winner that takes so many times as long as the baseline to the budget's end is told to do so.
+MUCH_LONGER = 1.25
 # The fewest and the most significant digits of a metric.
 LEAST_DIGITS = 3
 MOST_DIGITS = 6
@@ -78,14 +80,18 @@ def use(result: StudyResult) -> Iterator[str | None]:
     how = PREDICTED
     if winner.fresh is not None:
         how = fresh_words(winner.fresh, at_budget)
+    duration = ""
+    # Trials of a budget in seconds all take these.
+    if winner.seconds is not None and at_budget.seconds is None:
+        duration = f" in {format_seconds(winner.seconds)}"
     yield (
         f"{point_words(winner)}: {result.metric} {metric_words(winner.expected, at_budget)} after "
-        f"{budget_words(at_budget)}, {plural(winner.steps, 'step')} ({how})"
+        f"{budget_words(at_budget)}, {plural(winner.steps, 'step')}{duration} ({how})"
     )
     yield overridden_text(result, winner.lr)
 
 
-def gain(result: StudyResult) -> Iterator[str]:
+def gain(result: StudyResult) -> Iterator[str | None]:
     """Tell how much better USE is than the baseline, and how much sooner it is as good."""
     at_budget = result.at_budget
     if at_budget is None:
@@ -116,6 +122,17 @@ def gain(result: StudyResult) -> Iterator[str]:
     yield f"{result.metric} {amount} {better} than {compared}"
     if difference.share is not None and difference.share < 1.0:
         yield f"has that {baseline_value} after {difference.share:.0%} of the budget"
+    yield _slower_text(at_budget.winner, baseline)
+
+
+def _slower_text(winner: PointAtBudget, baseline: PointAtBudget) -> str | None:
+    """Say how many times as long the winner takes to the budget's end, where that is much longer."""
+    if winner.seconds is None or not baseline.seconds:
+        return None
+    ratio = winner.seconds / baseline.seconds
+    if ratio < MUCH_LONGER:
+        return None
+    return f"takes {format_number(ratio, 2)} times as long as yours"
 
 
 def _basis_text(difference: GainAtBudget, baseline: PointAtBudget, winner: PointAtBudget) -> str:

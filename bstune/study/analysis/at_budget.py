@@ -187,6 +187,10 @@ def _point(
     # NaN stands for a trial without a finite evaluation.
     if value is None:
         value = math.nan
+    steps = prepared.last_step(trial.batch_size)
+    seconds: float | None = None
+    if trial.seconds_per_step is not None:
+        seconds = steps * trial.seconds_per_step
     return PointAtBudget(
         number=trial.number,
         seed=trial.seed,
@@ -194,10 +198,11 @@ def _point(
         lr=trial.lr,
         hyperparameters=dict(trial.hyperparameters),
         horizon=trial.horizon,
-        steps=prepared.last_step(trial.batch_size),
+        steps=steps,
         value=value,
         predicted=predicted,
         fresh=_fresh(prepared, again),
+        seconds=seconds,
     )
 
 
