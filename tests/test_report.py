@@ -192,6 +192,16 @@ def test_paths_are_printed_unbroken_and_as_they_are_typed(tmp_path, monkeypatch)
     ]
 
 
+def test_studies_beside_much_else_are_compared_by_their_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "other", "no study"):
+        (tmp_path / name).mkdir()
+    for name in ("mine", "other"):
+        (tmp_path / name / "curve.json").touch()
+    lines = dict(places(Output(tmp_path / "mine"), None))
+    assert lines["compare"] == ("bstune compare mine other",)
+
+
 TRAIN = [
     "+workload=mine",
     "search.trials=9",

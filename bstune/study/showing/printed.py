@@ -58,10 +58,15 @@ def places(files: Output, tracked: Line | None) -> list[Line]:
     """
     page = files.report if files.report.exists() else files.root
     lines: list[Line] = [("page", (short_path(page),))]
+    beside = files.root.parent
+    studies = sorted(path.parent for path in beside.glob("*/curve.json"))
     # With no other study beside this one there is nothing to compare.
-    studies = files.root.parent.glob("*/curve.json")
-    if any(path != files.curve for path in studies):
-        lines.append(("compare", (f"bstune compare {short_path(files.root.parent)}/*",)))
+    if any(folder != files.root for folder in studies):
+        folders = f"{short_path(beside)}/*"
+        # The working directory has much else.
+        if from_here(beside) == Path():
+            folders = " ".join(map(short_path, studies))
+        lines.append(("compare", (f"bstune compare {folders}",)))
     if tracked is not None and tracked[1]:
         lines.append(tracked)
     return lines
