@@ -27,6 +27,7 @@ from bstune.study.searching.finished_trial import (
     check_baseline,
     check_failures,
     is_out_of_time,
+    record_to_store,
 )
 from bstune.study.storage.asking import ask
 from bstune.study.storage.connection import connect
@@ -591,6 +592,16 @@ def test_a_fresh_seed_without_time_to_reach_the_target_has_not_missed_it(study):
     of_same_index = [trial for trial in again if trial.trial_index == cut[0].trial_index]
     assert statuses(of_same_index) == ["failed", "reached"]
     assert len({trial.seed for trial in of_same_index}) == 1
+
+
+@pytest.mark.parametrize(("steps", "is_cut"), [(99, True), (100, False)])
+def test_a_fresh_seed_that_ran_all_its_steps_has_missed_the_target(study, steps, is_cut):
+    spec = TrialSpec(3, 10**6, 64, 0.1, None, 1, max_steps=100, max_seconds=5.0, replicate_of=0)
+    result = make_result(status="stopped", steps=steps, wall_seconds=5.1, replicate_of=0)
+    prepared = study(Answers())
+    finished = Finished(spec, record=result)
+    stored = record_to_store(prepared, finished, counts_seconds=True, revise=None)
+    assert stored.was_cut_short == is_cut
 
 
 # Where no trial can be continued

@@ -228,15 +228,17 @@ def test_a_command_that_began_no_trial_is_not_charged():
     first = wall(60.0, study=study)
     first.keep()
     assert TAKEN not in study.user_attrs
-    assert first.charged(reserve=9.0) == 0.0
+    assert first.charged(reserve=9.0, runs_follow=False) == 0.0
+    # Fresh seeds that follow will be charged, and the start with them.
+    assert first.charged(reserve=9.0, runs_follow=True) > 9.0
     second = wall(50.0, study=study)
     second.begin_trial()
-    assert second.charged(reserve=9.0) == 50.0 + 9.0 + REPORT_SECONDS
+    assert second.charged(reserve=9.0, runs_follow=False) == 50.0 + 9.0 + REPORT_SECONDS
     second.keep()
     third = wall(30.0, study=study)
     third.keep()
     assert study.user_attrs[TAKEN] == 50.0
-    assert third.charged(reserve=9.0) == 50.0
+    assert third.charged(reserve=9.0, runs_follow=False) == 50.0
 
 
 def test_the_start_ends_with_the_first_trial():

@@ -70,7 +70,7 @@ OPTION = re.compile(
 )
 # Both ends of a trial in a row are one argument.
 BUDGET = re.compile(r"budget\.steps=(\d+) budget\.examples=(\d+)")
-WORDS = {"true": "True", "false": "False", "null": "None"}
+WORDS = {"true": "True", "True": "True", "false": "False", "False": "False", "null": "None"}
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,9 @@ def in_python(text: str, terms: PythonTerms | None = None) -> str:
         terms: the study's metric, sign and reference batch size, without which a target and a
             learning rate cannot be written; None: these options go into ``options``, too.
     """
-    # An option without a section.
+    # An option without a section, and two that are one argument.
     named = text.replace("study=NAME", "name=NAME")
+    named = named.replace("budget.steps or budget.examples", "budget")
     budgets = BUDGET.sub(r"budget=bstune.Budget(steps=\1, examples=\2)", named)
 
     def argument(match: re.Match[str]) -> str:

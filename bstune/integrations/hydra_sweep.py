@@ -507,7 +507,7 @@ def _check_jobs(sweeper: Sweeping, settings: Settings, params: Params, study: St
     lowest = {name: tunable["low"] for name, tunable in params.tunable.items()}
     reference = study.options.workload.reference
     values = params.values(lowest)
-    values[params.batch_size] = str(int(reference.batch_size))
+    values[params.batch_size] = str(round(reference.batch_size))
     values[params.lr] = repr(reference.lr)
     for key in (settings.seed, settings.max_steps):
         if key is not None:

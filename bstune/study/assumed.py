@@ -170,7 +170,7 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     reference = stated.reference
     if reference is None:
         reference = _assume_reference(project, stated, lines)
-    batch_size = int(reference[0])
+    batch_size = round(reference[0])
     _check_reference(project, stated, batch_size)
     sizes = stated.batch_sizes
     if sizes is None:
@@ -210,7 +210,7 @@ def _project_of(stated: Stated, module: Module, data: Data) -> "_Project":
     if is_function(data):
         made_for_batch_size = ANY_BATCH_SIZE
         if stated.reference is not None:
-            made_for_batch_size = int(stated.reference[0])
+            made_for_batch_size = round(stated.reference[0])
     return _Project(
         module=module,
         data=data_module(data, made_for_batch_size or ANY_BATCH_SIZE),

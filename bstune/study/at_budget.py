@@ -140,7 +140,7 @@ def due_run(
     original = _original(trials, best)
     runs = fresh_runs_of(trials, original.number)
     # The points that have runs on fresh seeds, by the number of their first trial.
-    begun = {trial.replicate_of for trial in trials if trial.replicate_of is not None}
+    begun = {run.replicate_of for run in _runs_on_fresh_seeds(trials)}
     # The baseline runs on a winner's seeds, not as a candidate.
     if baseline is not None:
         begun.discard(baseline.first.number)
@@ -187,7 +187,7 @@ def runs_to_come(
     """
     if winner is None:
         return ()
-    again = [trial for trial in trials if trial.replicate_of is not None]
+    again = _runs_on_fresh_seeds(trials)
     of_baseline = sum(is_baseline_replicate(trial.trial_index) for trial in again)
     is_winner_baseline = baseline is not None and same_point(baseline.first, winner)
     # The baseline's own runs are the winner's, where it is the winner.
@@ -221,6 +221,11 @@ def _baseline_run_beside(
     if beside is None:
         return None
     return FreshRun(trial=baseline.first, replicate=len(baseline.again), seed_of=beside)
+
+
+def _runs_on_fresh_seeds(trials: Sequence[TrialResult]) -> list[TrialResult]:
+    """Select the runs on fresh seeds. Those that failed are left out, as they are asked again."""
+    return [run for run in trials if run.replicate_of is not None and run.status != "failed"]
 
 
 def _original(trials: Sequence[TrialResult], run: TrialResult) -> TrialResult:

@@ -150,7 +150,7 @@ def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe
         own_values[name] = Tunable(name, **searched[name].model_dump()).usual
     return PythonRecipe(
         module_builder(module, list(own_values), overrides_lr=options.scaling.override_lr),
-        data_of(data, int(reference.batch_size)),
+        data_of(data, round(reference.batch_size)),
         _stored_trainer_arguments(options),
         own_values=own_values,
     )

@@ -515,7 +515,7 @@ class Search:
         if is_at_baseline(result, self._prepared.baseline):
             # It is asked again after a failure: the last run counts.
             self.failed_baseline = finished if result.status == "failed" else None
-        if result.status == "failed":
+        if result.status == "failed" and not result.was_cut_short:
             check_failures(results(self._study), finished.frames, finished.cause)
 
     def _keep(self, result: TrialResult) -> None:

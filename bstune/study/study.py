@@ -19,7 +19,7 @@ from rich.console import Console
 
 from bstune.config import Composed, compose_given
 from bstune.core.clock import stopwatch
-from bstune.core.errors import BstuneError, ConfigError, StudyError
+from bstune.core.errors import BstuneError, ConfigError, UserCodeError
 from bstune.core.option_names import ARGUMENT_OPTIONS, are_timed, in_python
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.core.search_space import OVERRIDE_LR
@@ -264,7 +264,7 @@ class Study:
             # torch asks for the user's name, which a container's user may lack.
             name_user(os.environ)
             quieten()
-            with users_errors(), os_exit_as_users_error(), self._refusals_in_python():
+            with users_errors(), os_exit_as_users_error(), refusals_in_python(self.options):
                 findings = self.run_on(plain_console(), self._started())
         if isinstance(findings, TrialResult):
             raise ConfigError(
@@ -272,19 +272,6 @@ class Study:
                 "leave them out, or use the command line"
             )
         return Result.from_findings(findings, self.recipe)
-
-    @contextmanager
-    def _refusals_in_python(self) -> "Iterator[None]":
-        """Let refusals within the context name the arguments of the call, if objects were given.
-
-        The caller has written these arguments, not the options that are made of them.
-        """
-        try:
-            yield
-        except (ConfigError, StudyError) as error:
-            if isinstance(self.options, GivenOptions):
-                error.args = (in_python(str(error)),)
-            raise
 
     def _started(self, now: Callable[[], float] = time.monotonic) -> Callable[[], float]:
         """Start the clock of a run; give a function that reads its seconds.
@@ -324,7 +311,7 @@ class Study:
         # It imports optuna and the report, which take seconds.
         from bstune.study.own_loop import trials_of
 
-        return trials_of(self.options, self.assumptions)
+        return _refused_in_python(trials_of(self.options, self.assumptions), self.options)
 
     @property
     def result(self) -> "Result":
@@ -465,6 +452,30 @@ def _fitted_to_pickling(
         options = with_option(options, "search.workers", 0)
         return with_option(options, "hardware.enabled", False)
     return options
+
+
+@contextmanager
+def refusals_in_python(options: StudyOptions) -> "Iterator[None]":
+    """Let refusals within the context name the arguments of the call, if objects were given.
+
+    The caller has written these arguments, not the options that are made of them.
+    """
+    try:
+        yield
+    except UserCodeError:
+        raise
+    except BstuneError as error:
+        if isinstance(options, GivenOptions):
+            error.args = (in_python(str(error)),)
+        raise
+
+
+def _refused_in_python(
+    trials: "Iterator[LoopTrial]", options: StudyOptions
+) -> "Iterator[LoopTrial]":
+    """Yield the trials for the user's loop; refusals name the arguments of the call."""
+    with refusals_in_python(options):
+        yield from trials
 
 
 @contextmanager

@@ -195,12 +195,14 @@ class WallTime:
         """Seconds of this command before its first trial; up to now where it has begun none."""
         return self._elapsed() if self._start is None else self._start
 
-    def charged(self, reserve: float) -> float:
+    def charged(self, reserve: float, runs_follow: bool) -> float:
         """Give the seconds that will be spent when the command that continues the study begins.
 
-        ``reserve``: seconds that are kept for what follows the search in this command.
+        Args:
+            reserve: seconds that are kept for what follows the search in this command.
+            runs_follow: whether this command will run fresh seeds, even if it has begun no trial.
         """
-        if self._start is None:
+        if self._start is None and not runs_follow:
             # A command that began no trial is not charged for its own seconds.
             return self._taken() - self._elapsed()
         return self._taken() + min(reserve, max(self.seconds_left, 0.0)) + self.report_seconds
@@ -351,8 +353,11 @@ class WallTime:
             return self.replicate_seconds(trial.steps, trial.batch_size, cost)
 
         # Fresh seeds of the user's own configuration alone would be compared with nothing: the
-        # search needs their time more. What it may still find takes no longer than the baseline.
-        if baseline is not None and all(same_point(winner, baseline) for winner in winners):
+        # search needs their time more. What is faster takes no longer than the baseline. What takes
+        # fewer steps may well do: then as much is kept as for any winner.
+        is_for_time = self._budget.objective == "time"
+        leads = baseline is not None and all(same_point(winner, baseline) for winner in winners)
+        if baseline is not None and leads and is_for_time:
             runs_kept = 2 if replicates else 0
             return runs_kept * run_seconds(baseline)
         runs = fresh_runs(trials)

@@ -48,10 +48,19 @@ def record_to_store(
     # The objective loss compares trials at their budgets' ends, which this one did not get to.
     if is_for_loss(prepared) and _ended_by_itself(finished, result):
         result = held_to_end(result, prepared.last_step(result.batch_size))
-    # A fresh seed that had no time to reach the target has not missed it.
-    if finished.spec.replicate_of is not None and is_out_of_time(finished.spec, result):
+    if _was_cut_by_time(prepared, finished.spec, result):
         result = replace(result, status="failed", message=OUT_OF_TIME)
     return result
+
+
+def _was_cut_by_time(prepared: PreparedStudy, spec: TrialSpec, result: TrialResult) -> bool:
+    """Whether a run on a fresh seed had no time for all its steps: it has missed no target."""
+    if spec.replicate_of is None or not is_out_of_time(spec, result):
+        return False
+    last_step = prepared.last_step(result.batch_size)
+    if spec.max_steps is not None:
+        last_step = min(spec.max_steps, last_step)
+    return result.steps < last_step
 
 
 def _ended_by_itself(finished: Finished, result: TrialResult) -> bool:

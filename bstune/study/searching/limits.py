@@ -164,7 +164,9 @@ def advised_limit(
         share = 0.0 if ended else MEANS_SHARE * limit
         return max(longest, shortest, share)
 
-    charged = wall.charged(reserved_seconds(prepared, wall, stops, trials, cost))
+    reserve = reserved_seconds(prepared, wall, stops, trials, cost)
+    # With two points this command goes on to their fresh seeds, if there is time for any.
+    charged = wall.charged(reserve, runs_follow=points >= 2 and reserve > 0.0)
     following = NextCommand(
         charged=charged,
         start=wall.start_seconds - prepared.survey_seconds,

@@ -78,7 +78,8 @@ def _fresh_runs_to_come(
     def seconds(trial: TrialResult) -> float:
         return wall.replicate_seconds(trial.steps, trial.batch_size, cost)
 
-    again = [trial for trial in trials if trial.replicate_of is not None]
+    # Those that failed are asked again.
+    again = [run for run in trials if run.replicate_of is not None and run.status != "failed"]
     of_baseline = sum(is_baseline_replicate(trial.trial_index) for trial in again)
     of_winners = len(again) - of_baseline
     left_of_winners = replicates_to_come(of_winners, budget.replicates, len(winners))
