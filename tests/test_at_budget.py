@@ -19,7 +19,7 @@ from toolbox import made_table, make_result, metric_values, trials_of
 
 import bstune
 from bstune.core.errors import ConfigError, StudyError
-from bstune.core.records import Target
+from bstune.core.records import OUT_OF_TIME, Target
 from bstune.core.step_time_law import law_of_trials
 from bstune.report.answer import answer
 from bstune.report.budget_rows import budget_rows
@@ -206,6 +206,9 @@ def test_no_more_points_than_candidates_run_again():
     assert due_run([BEST, *others, *begun], BEST, None, 2, candidates=4) is not None
     assert due_run([BEST, *others, *begun], BEST, None, 2, candidates=3) is None
     assert due_run([BEST], BEST, None, 0, candidates=3) is None
+    # Those that the wall time ended are asked again, and have begun nothing.
+    cut = [replace(one, status="failed", message=OUT_OF_TIME) for one in begun]
+    assert due_run([*others, *cut, BEST], BEST, None, 2, 3).trial is BEST
 
 
 def test_the_interval_of_a_mean_is_students():
