@@ -362,7 +362,7 @@ def cold(monkeypatch, tmp_path):
     counters.clear()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.usefixtures("cold")
 def test_the_next_trial_takes_the_code_from_the_disk(warned):

@@ -451,7 +451,9 @@ CASES = {
     "four points": (4.0 ** np.arange(-2, 2), 0, 1.0, None),
 }
 BY_HAND = {
+    "around B_crit",
     "up to B_crit/2",
+    "above 50 B_crit",
     "below B_crit/30",
     "one point 3 times too high",
     "one point 3 times too low",

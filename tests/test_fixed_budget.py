@@ -597,7 +597,7 @@ def drawn_workload(seed):
     return Workload(law, seconds_of(law, factor), floor=rng.uniform(0.0, 0.05))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_as_good_holds_the_best_batch_size_of_made_curves():
     held = 0
     widths = []

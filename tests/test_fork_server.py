@@ -122,7 +122,9 @@ def test_a_loaders_workers_end_with_a_process_that_is_killed_by_the_system(reade
 
 @pytest.mark.slow
 # The second one's semaphores are left behind, too.
-@pytest.mark.parametrize("context", [(), ("forkserver",)])
+@pytest.mark.parametrize(
+    "context", [pytest.param((), marks=pytest.mark.soak), pytest.param(("forkserver",))]
+)
 def test_a_loaders_workers_end_with_a_command_that_is_killed(reader, tmp_path, context):
     script = tmp_path / "script.py"
     script.write_text(KILLED)
