@@ -490,7 +490,7 @@ def test_what_stands_in_c_code_ends_with_the_process(command, tmp_path, deed):
             "training_step",
             "threading.Thread(target=os._exit, args=(0,)).start(); time.sleep(60)",
             1,
-            marks=SOAK,
+            marks=pytest.mark.slow,
         ),
         # Signals of C code end the process with their own status.
         pytest.param("training_step", "os.abort()", -signal.SIGABRT, marks=SOAK),
