@@ -58,7 +58,7 @@ class StudyOptions(Section):
         Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_THREADS)],
         BeforeValidator(auto_or_count),
     ]
-    """Threads of torch on a CPU; auto: OMP_NUM_THREADS, or one, but half or all if 15% faster."""
+    """Threads of torch on a CPU; auto: OMP_NUM_THREADS, or by a survey one, half or all."""
     seconds_of: Literal["auto", "trainer", "lean"]
     """Loop whose steps are timed: lean (bstune's own) or trainer (Lightning's); auto: trainer for
     your modules."""

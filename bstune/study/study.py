@@ -80,7 +80,8 @@ class Study:
         trainer: further arguments of the Lightning Trainer; ``max_epochs`` and ``max_steps`` in
             place of ``budget``.
         tunable: further hyper-parameters to search, by name: ``(low, high)``, or a dict of ``low``,
-            ``high``, ``log``, ``integer`` and ``complement`` (1 - value is searched).
+            ``high``, ``log``, ``integer``, ``complement`` (1 - value is searched) and ``own``, the
+            value that you train with today; left out, the default of the module's class.
         name: of the study: one of the same name is continued; None: the module's class.
         objective: ``time``, ``steps``, ``both`` or ``curve``; or ``loss``, the best metric within a
             budget, such as ``options=["budget.seconds=300"]``, without a target's value.
