@@ -23,6 +23,7 @@ STATUSES: tuple[str, ...] = get_args(Status)
 CUT_SHORT = "the process ended before the trial did; it is asked again"
 # The same of a run on a fresh seed that the study's wall time has ended: it is no miss.
 OUT_OF_TIME = "the wall time ended before the run did; it is asked again"
+ENDED_BY_STUDY = (CUT_SHORT, OUT_OF_TIME)
 # The name of a training loop that is Lightning's own, not bstune's, begins so.
 LIGHTNINGS_LOOP = "Lightning's: "
 # The direction in which a metric is to go.
@@ -277,7 +278,7 @@ class TrialResult:
     @property
     def was_cut_short(self) -> bool:
         """Whether its study's interruption or wall time ended it: it is no failure of its own."""
-        return self.status == "failed" and self.message in (CUT_SHORT, OUT_OF_TIME)
+        return self.status == "failed" and self.message in ENDED_BY_STUDY
 
     @property
     def outcome(self) -> str:

@@ -785,22 +785,16 @@ def _compared_pair(first: Compared, second: Compared, error: float) -> Pair:
     ``error`` is the chance that the interval of their ratio leaves out the truth.
     """
     large, small = sorted((first, second), key=_known_size, reverse=True)
+    ratio: float | None = None
+    high: float | None = None
     if large.b_crit is None or small.b_crit is None:
         low = _least_ratio(large, small, error)
         # Only intervals that do not overlap have a least ratio: then the two differ.
         differ = None if low is None else True
-        return Pair(
-            larger=large.name,
-            smaller=small.name,
-            ratio=None,
-            low=low,
-            high=None,
-            differ=differ,
-            unlike=_unlike(large, small),
-        )
-    ratio = large.b_crit / small.b_crit
-    low, high = _ratio_interval(large, small, ratio, error)
-    differ = None if low is None else low > 1.0
+    else:
+        ratio = large.b_crit / small.b_crit
+        low, high = _ratio_interval(large, small, ratio, error)
+        differ = None if low is None else low > 1.0
     return Pair(
         larger=large.name,
         smaller=small.name,

@@ -16,7 +16,7 @@ from bstune.options import StudyOptions
 from bstune.study.planning.baseline import BaselineRuns, has_run_beside, next_run_beside
 from bstune.study.planning.duration import Runs, replicates_to_come
 from bstune.study.planning.plan import is_baseline_replicate
-from bstune.study.planning.replicates import same_point
+from bstune.study.planning.replicates import runs_on_fresh_seeds, same_point
 from bstune.system.console import format_seconds, plural
 
 
@@ -73,9 +73,7 @@ def best_full(
 
 def fresh_runs_of(trials: Sequence[TrialResult], number: int) -> tuple[TrialResult, ...]:
     """Select the runs on fresh seeds of the trial ``number``; failed ones are left out."""
-    return tuple(
-        trial for trial in trials if trial.replicate_of == number and trial.status != "failed"
-    )
+    return tuple(run for run in runs_on_fresh_seeds(trials) if run.replicate_of == number)
 
 
 def known_best(
@@ -140,7 +138,7 @@ def due_run(
     original = _original(trials, best)
     runs = fresh_runs_of(trials, original.number)
     # The points that have runs on fresh seeds, by the number of their first trial.
-    begun = {run.replicate_of for run in _runs_on_fresh_seeds(trials)}
+    begun = {run.replicate_of for run in runs_on_fresh_seeds(trials)}
     # The baseline runs on a winner's seeds, not as a candidate.
     if baseline is not None:
         begun.discard(baseline.first.number)
@@ -187,7 +185,7 @@ def runs_to_come(
     """
     if winner is None:
         return ()
-    again = _runs_on_fresh_seeds(trials)
+    again = runs_on_fresh_seeds(trials)
     of_baseline = sum(is_baseline_replicate(trial.trial_index) for trial in again)
     is_winner_baseline = baseline is not None and same_point(baseline.first, winner)
     # The baseline's own runs are the winner's, where it is the winner.
@@ -221,11 +219,6 @@ def _baseline_run_beside(
     if beside is None:
         return None
     return FreshRun(trial=baseline.first, replicate=len(baseline.again), seed_of=beside)
-
-
-def _runs_on_fresh_seeds(trials: Sequence[TrialResult]) -> list[TrialResult]:
-    """Select the runs on fresh seeds. Those that failed are left out, as they are asked again."""
-    return [run for run in trials if run.replicate_of is not None and run.status != "failed"]
 
 
 def _original(trials: Sequence[TrialResult], run: TrialResult) -> TrialResult:

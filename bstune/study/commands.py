@@ -11,8 +11,7 @@ import yaml
 from bstune.core.records import Merit, TrialResult
 from bstune.core.search_space import Space
 from bstune.options import overrides
-from bstune.result import WINNERS, StudyResult
-from bstune.study.analysis.summary import winner_result
+from bstune.result import WINNERS, StudyResult, WinnerName, WinnerResult
 from bstune.study.planning.replicates import Winner
 from bstune.study.prepared import PreparedStudy
 from bstune.system.files import is_own
@@ -47,11 +46,14 @@ def best_yaml(
     """
     of_study = _with_known_target(study_arguments(arguments or ()), prepared)
     values: dict[str, Any] = {}
-    told = {"best_by_time": result.best_by_time, "best_by_steps": result.best_by_steps}
-    for name, criterion in WINNERS.items():
-        if criterion.merit not in best:
+    told: dict[WinnerName, WinnerResult | None] = {
+        "best_by_time": result.best_by_time,
+        "best_by_steps": result.best_by_steps,
+    }
+    for name, of_result in told.items():
+        if of_result is None:
             continue
-        winner = best[criterion.merit]
+        winner = best[WINNERS[name].merit]
         path = prepared.files.checkpoint(winner.trial.number)
         checkpoint: str | None = None
         if is_own(path):
@@ -60,7 +62,6 @@ def best_yaml(
         if arguments is not None:
             of_trial = _trial_arguments(winner, prepared)
             command = shlex.join([sys.executable, "-m", "bstune", *of_study, *of_trial])
-        of_result = told[name] or winner_result(winner)
         values[name] = {
             **of_result.model_dump(mode="json"),
             "checkpoint": checkpoint,

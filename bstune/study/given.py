@@ -15,7 +15,7 @@ from bstune.core.search_space import MODULE, Tunable
 from bstune.options import Node, StudyOptions, option_at
 from bstune.trial.backend import LEFT_OUT, OWNED, owned_in_words
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule, Trainer
-from bstune.trial.own_project.own_values import own_default
+from bstune.trial.own_project.own_values import own_defaults
 from bstune.trial.own_project.python_recipe import PythonRecipe, Trial, data_of, module_builder
 
 Module = Callable[[Trial], LightningModule] | type[LightningModule]
@@ -195,10 +195,13 @@ def _ranges_of(tunable: Mapping[str, Any] | None, module: Module | None) -> dict
 
     Each gets the user's own value: the default of the module's class, where it lies in the range.
     """
+    if not tunable:
+        return {}
     ranges = dict[str, Node]()
-    for name, value in (tunable or {}).items():
+    defaults = {} if module is None else own_defaults(module)
+    for name, value in tunable.items():
         node = _range_of(name, value)
-        default = None if module is None else own_default(module, name)
+        default = defaults.get(name)
         if default is not None and node["low"] <= default <= node["high"]:
             node = {"own": default, **node}
         ranges[name] = node

@@ -307,7 +307,11 @@ def doubt_of_direction(target: Target) -> str | None:
     usual = mode_of(target.metric)
     if usual is None or usual == target.mode:
         return None
-    verb, opposite = ("fall", "rise") if usual == "min" else ("rise", "fall")
+    verb = "fall"
+    opposite = "rise"
+    if usual == "max":
+        verb = "rise"
+        opposite = "fall"
     return (
         f"check the direction of {target.metric}: by its name it is to {verb}, and the study has "
         f"it {opposite}"

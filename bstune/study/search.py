@@ -20,9 +20,7 @@ from optuna.trial import FrozenTrial
 
 from bstune.core.errors import StudyError
 from bstune.core.objectives import SOUGHT
-from bstune.core.option_names import in_python
 from bstune.core.records import TrialResult
-from bstune.options import GivenOptions
 from bstune.search.posterior import Posterior
 from bstune.search.predictions import fresh_horizons, fresh_steps
 from bstune.study.analysis.model import (
@@ -234,10 +232,9 @@ class Search:
                 "another process has begun the study's first trial, which sets its target: "
                 "the same command goes on once it has ended"
             )
-        because = end.sentence
-        if isinstance(self._prepared.options, GivenOptions):
-            because = in_python(because)
-        return StudyError(f"the target is to be what your own configuration comes to: {because}")
+        return StudyError(
+            f"the target is to be what your own configuration comes to: {end.sentence}"
+        )
 
     def _leave(self) -> None:
         """Store the wall time that the study took, and write its trials, for the next command."""

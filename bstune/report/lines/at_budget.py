@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from bstune.report.lines.cautions import gain_of_single_run, not_on_fresh_seeds
-from bstune.report.lines.gain import best_text, has_few_configurations, too_few_text
+from bstune.report.lines.gain import has_few_configurations, text_without_better
 from bstune.report.lines.next_steps import advice_to_compare, on_limits
 from bstune.report.lines.unreached import failures_text
 from bstune.report.lines.use import overridden_text
@@ -103,11 +103,8 @@ def gain(result: StudyResult) -> Iterator[str | None]:
     size = format_count(baseline.batch_size)
     yours = f"your batch size {size}, learning rate {format_number(baseline.lr)}"
     difference = at_budget.gain
-    if difference is None and has_few_configurations(result):
-        yield too_few_text(result, yours)
-        return
     if difference is None:
-        yield best_text(result, yours)
+        yield text_without_better(result, yours)
         return
     baseline_value = metric_words(baseline.expected, at_budget)
     basis = _basis_text(difference, baseline, at_budget.winner)
@@ -126,7 +123,7 @@ def gain(result: StudyResult) -> Iterator[str | None]:
 
 
 def _slower_text(winner: PointAtBudget, baseline: PointAtBudget) -> str | None:
-    """Say how many times as long the winner takes to the budget's end, where that is much longer."""
+    """Say how many times as long as the baseline the winner takes, where that is much longer."""
     if winner.seconds is None or not baseline.seconds:
         return None
     ratio = winner.seconds / baseline.seconds

@@ -139,9 +139,7 @@ def _no_gain_text(result: StudyResult, baseline: BaselineResult, yours: str) -> 
         return f"not known: {none_to_use(result)}, nor did {yours} in {after}"
     if not is_of_baseline(use, baseline):
         return f"not known: {yours} {baseline.status} after {after}"
-    if has_few_configurations(result):
-        return too_few_text(result, yours)
-    return best_text(result, yours)
+    return text_without_better(result, yours)
 
 
 def is_of_baseline(winner: WinnerResult, baseline: BaselineResult) -> bool:
@@ -159,16 +157,16 @@ def has_few_configurations(result: StudyResult) -> bool:
     return result.configurations is not None and result.configurations < enough
 
 
-def best_text(result: StudyResult, yours: str) -> str:
-    """Say that the user's own configuration, ``yours``, is the best one."""
+def text_without_better(result: StudyResult, yours: str) -> str:
+    """Say that the user's own configuration, ``yours``, is the best one.
+
+    Where too few were tried for that, say so.
+    """
     if result.configurations is None:
         return f"none: {yours} is the best that was found"
-    return f"none: {yours} is the best of {plural(result.configurations, 'configuration')}"
-
-
-def too_few_text(result: StudyResult, yours: str) -> str:
-    """Say that too few configurations were tried for a gain over the user's own one, ``yours``."""
-    others = (result.configurations or 1) - 1
+    if not has_few_configurations(result):
+        return f"none: {yours} is the best of {plural(result.configurations, 'configuration')}"
+    others = result.configurations - 1
     if others == 0:
         return f"not known: nothing was compared with {yours}"
     was = "was" if others == 1 else "were"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bstune.core.records import CUT_SHORT, OUT_OF_TIME
+from bstune.core.records import ENDED_BY_STUDY
 from bstune.result import Failures, SearchPlan, StudyResult, Unreached
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
@@ -92,7 +92,7 @@ def known_failures(result: StudyResult) -> Failures | None:
     number = result.statuses.get("failed", 0)
     message = result.unreached.message if result.unreached is not None else None
     # A trial that an interruption of the study ended has not failed by itself.
-    if not number or message is None or message in (CUT_SHORT, OUT_OF_TIME):
+    if not number or message is None or message in ENDED_BY_STUDY:
         return None
     return Failures(trials=number, message=message)
 

@@ -45,8 +45,8 @@ def unreached_because(
 
     It counts the stopped trials; how many of them still improved over the last half of their steps,
     and how many were evaluated too seldom to tell; how many of each had spent their budget; and the
-    trials that ended before their schedule. ``easier`` is a target that the closest trial would have
-    met.
+    trials that ended before their schedule. ``easier`` is a target that the closest trial would
+    have met.
 
     Args:
         trials: all parts of all trials.

@@ -16,7 +16,7 @@ and 0.131.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -505,15 +505,17 @@ def same_point(a: TrialResult, b: TrialResult) -> bool:
     return octaves < SAME_POINT and a.hyperparameters == b.hyperparameters
 
 
+def runs_on_fresh_seeds(trials: Iterable[TrialResult]) -> list[TrialResult]:
+    """Select the runs on fresh seeds. Those that failed are left out, as they are asked again."""
+    return [run for run in trials if run.replicate_of is not None and run.status != "failed"]
+
+
 def fresh_runs(trials: Sequence[TrialResult]) -> FreshRuns:
     """Collect the runs on fresh seeds that did not fail, by the number of the trial they repeat.
 
     A run that was continued counts once: its last part has the steps of the earlier ones.
     """
-    runs = list[TrialResult]()
-    for trial in trials:
-        if trial.replicate_of is not None and trial.status != "failed":
-            runs.append(trial)
+    runs = runs_on_fresh_seeds(trials)
     continued = {trial.resumed_from for trial in runs}
     replicates: dict[int, tuple[TrialResult, ...]] = {}
     for trial in sorted(runs, key=lambda trial: trial.number):

@@ -356,8 +356,11 @@ class WallTime:
         # search needs their time more. What is faster takes no longer than the baseline. What takes
         # fewer steps may well do: then as much is kept as for any winner.
         is_for_time = self._budget.objective == "time"
-        leads = baseline is not None and all(same_point(winner, baseline) for winner in winners)
-        if baseline is not None and leads and is_for_time:
+        if (
+            baseline is not None
+            and is_for_time
+            and all(same_point(winner, baseline) for winner in winners)
+        ):
             runs_kept = 2 if replicates else 0
             return runs_kept * run_seconds(baseline)
         runs = fresh_runs(trials)

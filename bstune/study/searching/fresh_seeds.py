@@ -74,14 +74,14 @@ def due_to_target(
     # Fresh seeds of a single configuration would be compared with nothing.
     if not compares(budget, trials):
         return None
+    of_baseline = _due_baseline_to_target(prepared, wall, trials, predicted)
     # A machine that becomes slower takes what is kept for later: so this run is not kept for later.
-    if budget.wall_seconds is not None and _lacks_run_beside(prepared, trials, predicted):
-        beside = _due_baseline_to_target(prepared, wall, trials, predicted)
-        if beside is not None:
-            return beside
+    has_limit = budget.wall_seconds is not None
+    if of_baseline is not None and has_limit and _lacks_run_beside(prepared, trials, predicted):
+        return of_baseline
     due = next_replicate(trials, predicted, budget.objective, budget.replicates, budget.candidates)
     if due is None or not _has_time_for(prepared, wall, trials, predicted, *due):
-        return _due_baseline_to_target(prepared, wall, trials, predicted)
+        return of_baseline
     winner, replicate = due
     number = winner.trial.number
     runs = baseline_runs(trials, prepared.baseline)

@@ -126,6 +126,7 @@ def advised_limit(
     stops: bool,
     trials: Sequence[TrialResult],
     cost: TrialCost,
+    reserve: float,
 ) -> int | None:
     """Advise a ``search.wall_seconds`` that lets the next command finish two points of the search.
 
@@ -140,6 +141,7 @@ def advised_limit(
         stops: whether the search stops trials early, and goes on with promising ones later.
         trials: that have ended.
         cost: the wall seconds of a trial.
+        reserve: seconds that this command keeps for what follows its search.
     """
     ended = trials_of_search(trials)
     points = count_points(ended)
@@ -164,7 +166,6 @@ def advised_limit(
         share = 0.0 if ended else MEANS_SHARE * limit
         return max(longest, shortest, share)
 
-    reserve = reserved_seconds(prepared, wall, stops, trials, cost)
     # With two points this command goes on to their fresh seeds, if there is time for any.
     charged = wall.charged(reserve, runs_follow=points >= 2 and reserve > 0.0)
     following = NextCommand(
@@ -225,8 +226,7 @@ def limit_reached(
     reserve = reserved_seconds(prepared, wall, stops, trials, cost)
     if not wall.is_spent(trials, cost, reserve):
         return None
-    advised = advised_limit(prepared, wall, stops, trials, cost)
-    return wall.search_end(trials, reserve, advised)
+    return _end_by_wall_time(prepared, wall, stops, trials, cost, reserve)
 
 
 def within_time(
@@ -262,9 +262,24 @@ def within_time(
     reserve = reserved_seconds(prepared, wall, stops, trials, cost)
     max_steps = wall.max_steps(trials, spec, cost, reserve)
     if max_steps is None:
-        advised = advised_limit(prepared, wall, stops, trials, cost)
-        return wall.search_end(trials, reserve, advised)
+        return _end_by_wall_time(prepared, wall, stops, trials, cost, reserve)
     return within_steps(spec, max_steps)
+
+
+def _end_by_wall_time(
+    prepared: PreparedStudy,
+    wall: WallTime,
+    stops: bool,
+    trials: Sequence[TrialResult],
+    cost: TrialCost,
+    reserve: float,
+) -> SearchEnd:
+    """Make the end of a search without time for another point, and advise a larger limit.
+
+    ``reserve``: the seconds that are kept; for the other arguments see :func:`advised_limit`.
+    """
+    advised = advised_limit(prepared, wall, stops, trials, cost, reserve)
+    return wall.search_end(trials, reserve, advised)
 
 
 def limited_baseline(prepared: PreparedStudy, stops: bool) -> tuple[Baseline, int | None] | None:

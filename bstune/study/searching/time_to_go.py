@@ -7,6 +7,7 @@ from bstune.study.at_budget import best_full, runs_to_come
 from bstune.study.planning.baseline import baseline_runs, count_fresh_seeds
 from bstune.study.planning.duration import Pace, Runs, pace_of, replicates_to_come, seconds_to_go
 from bstune.study.planning.plan import count_points, is_baseline_replicate
+from bstune.study.planning.replicates import runs_on_fresh_seeds
 from bstune.study.planning.wall import REPORT_SECONDS, WallTime, leaders
 from bstune.study.prepared import PreparedStudy
 from bstune.study.searching.limits import full_run_seconds, is_for_loss, trial_cost
@@ -78,8 +79,7 @@ def _fresh_runs_to_come(
     def seconds(trial: TrialResult) -> float:
         return wall.replicate_seconds(trial.steps, trial.batch_size, cost)
 
-    # Those that failed are asked again.
-    again = [run for run in trials if run.replicate_of is not None and run.status != "failed"]
+    again = runs_on_fresh_seeds(trials)
     of_baseline = sum(is_baseline_replicate(trial.trial_index) for trial in again)
     of_winners = len(again) - of_baseline
     left_of_winners = replicates_to_come(of_winners, budget.replicates, len(winners))

@@ -236,14 +236,7 @@ def _draft_suggestion(
 ) -> tuple[Draft, TrialSpec]:
     """Draft the trial that the sampler suggests, which may continue a stopped one.
 
-    Args:
-        study: in its storage.
-        turn: the index, and the trials as they were when it was free.
-        budget: of the search, which has its seeds.
-        space: that is searched.
-        sampler: of this one trial.
-        stops: whether a trial can be stopped early and continued.
-        ranking: shows stopped trials to a sampler that ranks them; None for another sampler.
+    The arguments are those of :func:`_draft`.
     """
     fixed = _fixed_batch_size(sampler, budget, turn.trial_index, space)
     draft, trial = _suggested(study, turn, space, sampler, fixed, ranking)

@@ -173,7 +173,7 @@ def own_rate(module: Callable[..., object]) -> float | None:
 
     None for a function, and where there is no such rate, or several.
     """
-    defaults = _defaults_of_class(module)
+    defaults = _positive_defaults(module)
     rates = [defaults[name] for name in RATES if name in defaults]
     # Which of two rates is the optimizer's is not known.
     return rates[0] if len(rates) == 1 else None
@@ -184,7 +184,7 @@ def rates_by_other_names(module: Callable[..., object]) -> dict[str, float]:
 
     Those whose names are ``RATES`` are left out.
     """
-    defaults = _defaults_of_class(module)
+    defaults = _positive_defaults(module)
     others = dict[str, float]()
     for name, value in defaults.items():
         if looks_like_rate(name) and name not in RATES:
@@ -192,37 +192,26 @@ def rates_by_other_names(module: Callable[..., object]) -> dict[str, float]:
     return others
 
 
-def own_default(module: Callable[..., object], name: str) -> float | None:
-    """Give the number that a module's class, or a partial of it, has as the default of an argument.
-
-    None where it has none, and for a function.
-    """
-    class_or_function = module.func if isinstance(module, partial) else module
-    if not isinstance(class_or_function, type):
-        return None
-    argument = inspect.signature(module).parameters.get(name)
-    value = None if argument is None else argument.default
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value
-    return None
-
-
-def _defaults_of_class(module: Callable[..., object]) -> dict[str, float]:
-    """Give the positive numbers that a module's class, or a partial of it, has as defaults.
+def own_defaults(module: Callable[..., object]) -> dict[str, int | float]:
+    """Give the numbers that a module's class, or a partial of it, has as defaults, by name.
 
     There are none for a function.
     """
     class_or_function = module.func if isinstance(module, partial) else module
     if not isinstance(class_or_function, type):
         return {}
-    defaults = dict[str, float]()
+    defaults = dict[str, int | float]()
     # The values that a partial binds by name are defaults in its signature.
     for name, argument in inspect.signature(module).parameters.items():
         value = argument.default
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and value > 0:
-            defaults[name] = float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            defaults[name] = value
     return defaults
+
+
+def _positive_defaults(module: Callable[..., object]) -> dict[str, float]:
+    """Give those of :func:`own_defaults` that may be learning rates."""
+    return {name: float(value) for name, value in own_defaults(module).items() if value > 0}
 
 
 def rate_of_optimizers(module: LightningModule) -> float:
