@@ -54,6 +54,7 @@ from bstune.options import (
     options_of_section,
     with_option,
 )
+from bstune.options.refusal import shown
 from bstune.system.inputs import one_line
 from bstune.system.secrets import redact_values, remember, secret_options
 from bstune.system.shipped import CONFIG_MODULE, read_shipped, workload_names
@@ -668,6 +669,10 @@ def _options_and_mistakes(
             # By this type of error pydantic refuses an option that the model does not have.
             if details["type"] == "extra_forbidden":
                 line = _unknown_line(name, written, kind)
+            # By this type of error pydantic refuses a value in the place of a section.
+            below = options_of_section(kind, f"{name}.")
+            if details["type"] == "model_type" and below:
+                line = _section_line(name, details["input"], below)
             # A missing value, or one that cannot be read, has its line from ``_resolve``.
             mistakes.setdefault(name, line)
     return options, _lines_on(mistakes, written)
@@ -685,7 +690,10 @@ def _lines_on(mistakes: Mapping[str, str], written: Mapping[str, object]) -> lis
     """
     lines = list[str]()
     for name in sorted(mistakes, key=lambda name: not mistakes[name].startswith(UNKNOWN)):
-        if mistakes.keys().isdisjoint(_originals(name, written)):
+        originals = _originals(name, written)
+        # Where a section itself is mistaken, so is each copy of an option of it.
+        sections = {original.rpartition(".")[0] for original in originals}
+        if mistakes.keys().isdisjoint(originals | sections):
             lines.append(mistakes[name])
     # Where options are copies of each other, all lines would be left out: then all are shown.
     return lines or list(mistakes.values())
@@ -853,6 +861,14 @@ def _has_references(written: object) -> bool:
     # OmegaConf writes a reference as ${name}, and a missing value as ???.
     text = str(written)
     return "${" in text or "???" in text
+
+
+def _section_line(name: str, value: object, below: Sequence[str]) -> str:
+    """Write the line on a value that stands in the place of the section of the options ``below``."""
+    return (
+        f"{name} has options of its own ({', '.join(below)}): give each by itself, as "
+        f"{name}.{below[0]}=..., but got {shown(value)}"
+    )
 
 
 def _unknown_line(name: str, names: Mapping[str, object], options: type[StudyOptions]) -> str:

@@ -278,6 +278,15 @@ def test_a_target_is_a_number_or_auto(value):
             "workload.batch_size.low=9999",
             "workload.batch_size: low must be at most high, but got low=9999 and high=1200",
         ),
+        # A value in the place of a section is one mistake, though search.batch_size and scaling copy
+        # options of the section.
+        (
+            "workload.batch_size=64",
+            "workload.batch_size has options of its own (low, high): give each by itself, as "
+            "workload.batch_size.low=..., but got 64",
+        ),
+        ("workload.reference=null", "workload.reference has options of its own (batch_size, lr):"),
+        ("workload.budget=100", "workload.budget has options of its own (steps, examples, "),
         (
             "trial.batch_size=64",
             "trial: to train one trial, give both trial.batch_size and trial.lr, but got",
