@@ -528,6 +528,22 @@ def test_an_unlucky_first_run_of_the_baseline_does_not_make_the_gain(run):
     assert not found.result.gain.at_least
 
 
+def test_a_baseline_that_the_seconds_cut_short_goes_on_in_those_that_are_left(run):
+    """It takes 1,450 steps of 0.01 s to the target, and first gets an eighth of 60 s."""
+    found = run(
+        Laws(lambda size: round(200 + 40_000 / size)), "search.trials=3", "search.seconds=60"
+    )
+    first = found.trials[0]
+    assert (first.status, first.steps) == ("stopped", 750)
+    (continued,) = [trial for trial in found.trials if trial.resumed_from == 0]
+    assert (continued.status, continued.steps) == ("reached", 1450)
+    winner = found.result.best_by_time
+    truth = 1450 / (200 + 40_000 / winner.batch_size)
+    assert found.result.gain.ratio == pytest.approx(truth, rel=0.02)
+    assert not found.result.gain.at_least
+    assert sum(trial.train_seconds for trial in found.trials) <= 60.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("baseline", [True, False])
 def test_few_points_end_with_an_answer(run, baseline):

@@ -39,7 +39,7 @@ from bstune.study.searching.early_end import early_end, first_trials, has_goal
 from bstune.study.searching.finished_trial import check_failures, is_out_of_time, record_to_store
 from bstune.study.searching.fresh_seeds import DueReplicate, due_at_budget, due_to_target
 from bstune.study.searching.limits import is_for_loss, limit_reached, limited_baseline, within_time
-from bstune.study.searching.rescue import choose_rescue, needs_rescue
+from bstune.study.searching.rescue import Rescue, baseline_to_finish, choose_rescue, needs_rescue
 from bstune.study.searching.time_to_go import PointEnds, study_seconds_to_go
 from bstune.study.searching.trial_files import (
     TrialFiles,
@@ -371,9 +371,23 @@ class Search:
             return None
         # Numbers of the stopped trials that can go no further.
         exhausted = ended_below_limit(read_trials(self._study))
-        rescue = choose_rescue(prepared, self._wall, done, exhausted)
+        return self._ask_to_go_on(choose_rescue(prepared, self._wall, done, exhausted))
+
+    def _ask_baseline_to_go_on(self, done: Sequence[TrialResult]) -> AskedTrial | None:
+        """Ask the baseline's first run to go on, where the study's time had cut it short.
+
+        It is None where it had not, no time is left, or another process has taken the index.
+        """
+        if not self._stops_trials:
+            return None
+        exhausted = ended_below_limit(read_trials(self._study))
+        return self._ask_to_go_on(baseline_to_finish(self._prepared, self._wall, done, exhausted))
+
+    def _ask_to_go_on(self, rescue: Rescue | None) -> AskedTrial | None:
+        """Ask a stopped trial to go on; None without one, or if another process took the index."""
         if rescue is None:
             return None
+        prepared = self._prepared
         # Where nothing can be continued, the trial is run again from its first step.
         return ask_continuation(
             self._study,
@@ -395,7 +409,8 @@ class Search:
         """Run the winners on fresh seeds, and the baseline on the seeds of the winner to use.
 
         One run goes on at a time, so that its seconds are measured with nothing beside it. Each is
-        chosen by all that have ended, until none is due.
+        chosen by all that have ended, until none is due. In the time that is left then, a baseline
+        that was cut short goes on.
         """
         while self._is_owner:
             done = self._comparable_trials()
@@ -410,7 +425,13 @@ class Search:
                 horizons = fresh_horizons(posterior)
             due = due_to_target(self._prepared, self._wall, done, predicted, horizons)
             if due is None:
-                return
+                going_on = self._ask_baseline_to_go_on(done)
+                if going_on is None:
+                    return
+                # If it reaches the target now, its fresh seeds may be due.
+                self._start(runner, going_on)
+                self._store((yield from _wait_for_trial(runner)))
+                continue
             asked = self._ask_again(due)
             if asked is not None:
                 self._start(runner, asked)

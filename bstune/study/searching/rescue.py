@@ -1,8 +1,12 @@
-"""The last resort of a search that reached no target: its most promising stopped trial goes on.
+"""Which stopped trial goes on after a search, past the steps that the search gave it.
 
-It goes on past the steps that are predicted of it, to its budget at most and within what is left of
-the study's seconds. Where points alone are counted, so many trials are brought to the end of their
-budgets. Where no trial can be continued, it starts afresh.
+Where no trial has reached the target, the most promising one goes on: past the steps that are
+predicted of it, to its budget at most and within what is left of the study's seconds. Where points
+alone are counted, so many trials are brought to the end of their budgets. Where no trial can be
+continued, it starts afresh.
+
+Where one has reached it, the baseline goes on in the seconds that fresh seeds leave, if the study's
+time had cut its first run short: how much faster the winner is than it is not known otherwise.
 """
 
 import math
@@ -14,6 +18,7 @@ from bstune.search.acquisition import LEAST_GROWTH, MIN_STEPS
 from bstune.search.candidates import most_promising
 from bstune.search.curve_decision import GIVEN_UP_AT
 from bstune.study.analysis.model import study_posterior
+from bstune.study.planning.baseline import baseline_runs
 from bstune.study.planning.plan import trials_of_search
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepared import PreparedStudy
@@ -83,6 +88,39 @@ def choose_rescue(
     if max_steps is None:
         return None
     return Rescue(stopped, max_steps)
+
+
+def baseline_to_finish(
+    prepared: PreparedStudy,
+    wall: WallTime,
+    trials: Sequence[TrialResult],
+    ended_below_limit: Collection[int],
+) -> Rescue | None:
+    """Give the baseline's first run, if the study's time cut it short and now has room for more.
+
+    It is None if that run ended by itself, cannot go on, or would go on for few steps only. A run
+    whose schedule ended with it has nothing to go on to.
+
+    Args:
+        prepared: the study.
+        wall: what is left of its wall time.
+        trials: that have ended.
+        ended_below_limit: numbers of trials that can go no further, as their recorded run ends.
+    """
+    runs = baseline_runs(trials, prepared.baseline)
+    if runs is None:
+        return None
+    first = runs.first
+    last_step = prepared.last_step(first.batch_size)
+    was_cut_short = first.status == "stopped" and first.steps < last_step
+    if not was_cut_short or first.horizon is not None:
+        return None
+    if first.number in ended_below_limit or not _can_train_further(prepared, first.number):
+        return None
+    max_steps = _rescue_steps(prepared, wall, trials, first, predicted=float(last_step))
+    if max_steps is None or max_steps < LEAST_GROWTH * first.steps:
+        return None
+    return Rescue(first, max_steps)
 
 
 def _can_train_further(prepared: PreparedStudy, number: int) -> bool:
