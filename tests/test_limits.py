@@ -26,8 +26,10 @@ YOURS = make_result(
     wall_seconds=4.0,
     history=((400, 0.1),),
 )
-MISSED = replace(YOURS, status="stopped")
-OTHER = replace(MISSED, number=1, trial_index=1, batch_size=128)
+SPENT = replace(YOURS, status="stopped")
+MISSED = replace(SPENT, steps=300, steps_low=300)
+CONTINUED = replace(SPENT, number=1, trial_index=1, resumed_from=0)
+OTHER = replace(SPENT, number=1, trial_index=1, batch_size=128)
 AGAIN = [
     replace(YOURS, number=10 + number, trial_index=10 + number, replicate_of=number % 2)
     for number in range(6)
@@ -58,6 +60,10 @@ def prepared_for(objective):
         ("time", [YOURS, OTHER], 7.0, 8.0),
         # A share is kept for a first trial that may reach the target yet.
         ("time", [MISSED], 7.0, RESCUE_SHARE * LIMIT),
+        # Where none can go on, as its budget is spent, nothing is kept for that.
+        ("time", [SPENT], 7.0, 0.0),
+        ("time", [MISSED, CONTINUED], 7.0, 0.0),
+        ("time", [SPENT, replace(MISSED, number=1)], 7.0, RESCUE_SHARE * LIMIT),
         # Within a budget it is three runs of each point, up to that share.
         ("loss", [YOURS], 30.0, RESCUE_SHARE * LIMIT),
         ("loss", [YOURS], 14.0, 6.0),

@@ -85,11 +85,24 @@ def reserved_seconds(
     has_reached = any(trial.reached for trial in trials)
     if not stops and not has_reached:
         return 0.0
+    # A trial that has spent its budget cannot go on: the next configuration needs the time more.
+    if not has_reached and not _some_may_go_on(prepared, trials):
+        return 0.0
     reserve = wall.reserve(trials, cost, _baseline_to_repeat(prepared, trials))
     if not has_reached:
         return reserve
     # From here on seconds are kept for fresh seeds. A second configuration comes before them.
     return wall.reserve_beside_second(trials, cost, reserve)
+
+
+def _some_may_go_on(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> bool:
+    """Whether any stopped trial has steps of its budget left, and was not continued already."""
+    continued = {trial.resumed_from for trial in trials}
+    for trial in trials:
+        has_steps_left = trial.steps < prepared.last_step(trial.batch_size)
+        if trial.status == "stopped" and has_steps_left and trial.number not in continued:
+            return True
+    return False
 
 
 def _baseline_to_repeat(
@@ -218,7 +231,9 @@ def limit_reached(
         trials: that have ended.
     """
     # A share is kept to continue a trial to its target; the objective loss has no target.
-    keeps_share_to_continue = stops and not is_for_loss(prepared)
+    keeps_share_to_continue = (
+        stops and not is_for_loss(prepared) and _some_may_go_on(prepared, trials)
+    )
     spent = prepared.budget.end_if_spent(trials, continues=keeps_share_to_continue)
     if spent is not None or not math.isfinite(wall.limit):
         return spent
