@@ -12,7 +12,7 @@ from typing import Any
 
 import bstune
 from bstune.study.result import Result
-from bstune.trial.own_loop import LoopTrial
+from bstune.trial.own_loop.loop_trial import LoopTrial
 
 README = Path(bstune.__file__).parent / "README.md"
 # What stands between them in the README is made here.

@@ -31,7 +31,8 @@ from bstune.study.own_loop import OWN_WORK, trials_of
 from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial import loop_noise_scale
 from bstune.trial.backend import make_protocol
-from bstune.trial.own_loop import ANY_LOOP, ENDED_SHORT, LoopBackend, LoopLimits, LoopTrial
+from bstune.trial.own_loop.loop_backend import ANY_LOOP, LoopBackend, LoopLimits
+from bstune.trial.own_loop.loop_trial import ENDED_SHORT, LoopTrial
 from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 

@@ -42,7 +42,7 @@ from transformers.trainer_utils import get_last_checkpoint, has_length
 
 from bstune.core.errors import ConfigError
 from bstune.trial.devices.device import synchronize
-from bstune.trial.own_loop import LoopTrial
+from bstune.trial.own_loop.loop_trial import LoopTrial
 
 # Schedules that do not depend on the number of a trial's steps.
 SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")

@@ -75,7 +75,8 @@ from bstune.system.console import plain_console, print_line
 from bstune.system.exits import is_interruption, sys_exit_error
 from bstune.system.files import write_text
 from bstune.system.terminal import write_error
-from bstune.trial.own_loop import LoopLimits, LoopTrial
+from bstune.trial.own_loop.loop_backend import LoopLimits
+from bstune.trial.own_loop.loop_trial import LoopTrial
 
 OWN_SAMPLER = "frontier"
 OBJECTIVE = ARGUMENT_OPTIONS["objective"]

@@ -38,14 +38,9 @@ from bstune.system.console import print_line, quieten
 from bstune.system.terminal import filtered, safe_console
 from bstune.system.user import name_user
 from bstune.trial.backend import make_protocol
-from bstune.trial.own_loop import (
-    ANY_LOOP,
-    LoopBackend,
-    LoopLimits,
-    LoopRunner,
-    LoopTrial,
-    is_name_of_a_trial,
-)
+from bstune.trial.own_loop.loop_backend import ANY_LOOP, LoopBackend, LoopLimits
+from bstune.trial.own_loop.loop_runner import LoopRunner
+from bstune.trial.own_loop.loop_trial import LoopTrial, is_name_of_a_trial
 
 # What a loop does by itself in place of an option, by the option or its section.
 OWN_WORK = {

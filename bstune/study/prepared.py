@@ -22,7 +22,7 @@ from bstune.trial.processes.workers import InProcess, Workers
 
 if TYPE_CHECKING:
     from bstune.hardware.survey import Survey
-    from bstune.trial.own_loop import LoopRunner
+    from bstune.trial.own_loop.loop_runner import LoopRunner
 
 # Batch sizes whose seconds of a step are stored with a budget of seconds.
 BUDGET_SIZES = 33

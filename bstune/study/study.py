@@ -47,7 +47,7 @@ from bstune.trial.processes.messages import PICKLE_ERRORS
 if TYPE_CHECKING:
     from bstune.study.given import Data, GivenObjects, Module
     from bstune.study.result import Result
-    from bstune.trial.own_loop import LoopTrial
+    from bstune.trial.own_loop.loop_trial import LoopTrial
     from bstune.trial.own_project.python_recipe import PythonRecipe
 
 

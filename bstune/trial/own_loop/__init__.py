@@ -1,0 +1,1 @@
+"""Trials that a training loop of the user's own trains."""

@@ -1,0 +1,416 @@
+"""Hands trials to the user's own training loop and takes them back; what a loop can do.
+
+The loop may save a stopped trial, in a format of its own, to train on from there later. Beside that
+lies a file that ends as all states of the study do (:func:`bstune.system.files.own_mark`): by it
+the study finds the saved trial again, and removes it once nothing needs it.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import bstune
+from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
+from bstune.core.step_time import StepTime, fit_line
+from bstune.core.step_time_law import law_of_trials
+from bstune.options import StudyOptions
+from bstune.system.console import format_number, plural
+from bstune.system.files import (
+    Output,
+    is_own,
+    make_inside,
+    may_take,
+    own_mark,
+    saved_beside,
+    whole_file,
+)
+from bstune.trial.backend import TrialBackend
+from bstune.trial.devices.device import processor, resolve_device
+from bstune.trial.own_loop.loop_trial import ENDED_SHORT, LoopTrial, Measurements
+from bstune.trial.parts.state import TrialState, state_after
+from bstune.trial.parts.verdict import Verdict
+from bstune.trial.processes.messages import Finished
+
+# The time of a step before any was timed: so short that a study's time limit holds no trial back.
+UNTIMED = StepTime(overhead=1e-12, per_example=0.0)
+# The key in the file beside a saved trial.
+START_GAP = "start_gap"
+# After so many trials in a row without a report at their last step, trials are not continued.
+CUT_MEAN_NEVER = 3
+NEVER_AT_END = (
+    "{trials} trials in a row ended before trial.max_steps, the last one with a report at step "
+    "{steps} of {end}: trials that go on start afresh, from their first step, unless the loop "
+    "reports at trial.max_steps too, as by taking min(10, trial.max_steps - step) steps between "
+    "reports"
+)
+NOT_SAVED = (
+    "nothing was saved at {place} when trial {number} was stopped: trials that go on start afresh, "
+    "from their first step"
+)
+
+PAST_THE_END = (
+    "trial {number} reported step {steps}, past trial.max_steps={end}: its further steps are time "
+    "that the study has not planned; take min(10, trial.max_steps - step) steps between reports"
+)
+MET_AT_ONCE = (
+    "trial 0 met {target} at its first evaluation, {value} after {steps}: when it did is not "
+    "known, so evaluate earlier, or give a harder target"
+)
+WRONG_WAY = (
+    "; a target that untrained weights meet too is the wrong way round, which trial.report(0, "
+    "value) before the first step tells"
+)
+
+
+@dataclass(frozen=True)
+class LoopLimits:
+    """What a study may ask of a training loop.
+
+    Args:
+        stops: whether the loop stops a trial at ``max_steps``; else each runs to its budget.
+        lr_range: the smallest and the largest learning rate.
+        jobs: how many trials the loop trains side by side.
+        in_hindsight: whether the loop reports a trial only once it has ended, so that no time limit
+            can end it.
+        continues: whether the loop can train a stopped trial on from what it saved of that.
+        save_place: where the loop is to save a trial, in its own terms.
+        objective_is_open: whether the objective, time, may yet have to become steps: trials may end
+            without their seconds, as it is not known yet whether the loop tells them.
+    """
+
+    stops: bool = True
+    lr_range: tuple[float, float] = TrialBackend.lr_range
+    jobs: int = 1
+    in_hindsight: bool = False
+    continues: bool = True
+    save_place: str = "trial.save_to"
+    objective_is_open: bool = False
+
+
+ANY_LOOP = LoopLimits()
+
+
+class _Beginning(NamedTuple):
+    """Where a trial begins: afresh, or where a stopped trial that it continues was left."""
+
+    state: TrialState
+    resume_from: Path | None = None
+    """What the loop saved of the stopped trial."""
+    start_gap: float | None = None
+    """Its distance from the target before training; None: not known."""
+    noise_scale: Measurements = ()
+    """Its measurements."""
+
+
+class LoopBackend(TrialBackend):
+    """Hands a study's trials to the user's training loop, and takes them back.
+
+    Args:
+        options: of the study.
+        protocol: of all trials.
+        say: prints a line.
+        now: a monotonic clock, in seconds.
+        limits: what the loop can do.
+    """
+
+    description = "a loop of yours"
+    notes = ("seconds are the trials' own, as no step was timed before",)
+
+    def __init__(
+        self,
+        options: StudyOptions,
+        protocol: TrialProtocol,
+        say: Callable[[str], None],
+        now: Callable[[], float] = time.monotonic,
+        limits: LoopLimits = ANY_LOOP,
+    ) -> None:
+        self._protocol = protocol
+        self._budget = options.budget
+        self._is_for_loss = options.search.objective == "loss"
+        # A trial may end without its seconds while the objective, time, may yet become steps.
+        self._may_lack_seconds = limits.objective_is_open
+        self._needs_seconds = (
+            options.search.objective in ("time", "both") and not self._may_lack_seconds
+        )
+        self._say = say
+        self._now = now
+        # The batch size and the seconds of a step of each trial that reported its seconds.
+        self._timed: list[tuple[int, float]] = []
+        self._fitted_step_time: Callable[[float], float] = UNTIMED
+        # Whether a trial was told that it ran past its last step.
+        self._has_told_of_end = False
+        # The number of trials in a row that ended before their last step.
+        self._cut_in_a_row = 0
+        # Whether trials may end at a step before their budget's end.
+        self.stops = limits.stops
+        # Only a trial that was stopped can go on.
+        self._can_continue = limits.stops and limits.continues
+        # Whether trials do go on: False once the loop turns out not to save them where they could.
+        self.continues = self._can_continue
+        self._save_place = limits.save_place
+        self.lr_range = limits.lr_range
+        # Whether the loop reports a trial only once it has ended.
+        self._in_hindsight = limits.in_hindsight
+        # Otherwise another program has the values, such as an application of Hydra.
+        self.trains_in_loop = not limits.in_hindsight
+        device = resolve_device(options.device, "device")
+        if device.type == "cpu":
+            self.device = "cpu"
+            self.device_kind = f"cpu of {processor()}"
+        else:
+            self.device = torch.cuda.get_device_name(device)
+            self.device_kind = self.device
+        # These settings must not change while a study goes on.
+        self.frozen_settings = {"device": self.device}
+        self.versions = {"bstune": bstune.__version__}
+
+    @property
+    def knows_step_time(self) -> bool:  # type: ignore[override]
+        """Whether a trial has reported its seconds."""
+        return bool(self._timed)
+
+    @property
+    def objective_is_open(self) -> bool:  # type: ignore[override]
+        """Whether the study's objective, time, may yet have to become steps.
+
+        It may as long as no trial has told its seconds, where it is not known whether the loop
+        tells any.
+        """
+        return self._may_lack_seconds and not self._timed
+
+    def step_time(self, batch_size: float) -> float:
+        """Give the seconds of a step at a batch size, from the seconds that trials have reported.
+
+        Before any has, they are next to zero, so that no limit in seconds holds a trial back.
+        """
+        return self._fitted_step_time(batch_size)
+
+    def look_back(self, done: Sequence[TrialResult], folder: Output) -> None:
+        """Take in the trials of earlier runs: their seconds, and whether the loop saves trials.
+
+        If the loop should have saved some stopped trials and saved none, no trial is continued.
+        """
+        for record in done:
+            self._take_seconds(record)
+        # A trial whose continuation failed is not among these: it is to be continued once more.
+        resumed = {record.resumed_from for record in done if record.status != "failed"}
+        to_be_saved = list[TrialResult]()
+        for record in done:
+            if record.number not in resumed and self._is_to_be_saved(record):
+                to_be_saved.append(record)
+        if to_be_saved and self._can_continue:
+            self.continues = any(self.resumable(record.number, folder) for record in to_be_saved)
+
+    def _is_to_be_saved(self, record: TrialResult) -> bool:
+        """Whether the loop should have saved a trial: it was stopped, and could go on later.
+
+        Three kinds cannot: a run of the winner on a fresh seed (``replicate_of``), a trial that the
+        loop ended before its last step, and one that has spent its budget.
+        """
+        is_final = record.replicate_of is not None or record.message == ENDED_SHORT
+        is_at_budget_end = self._is_for_loss and record.steps >= self._budget_end(record.batch_size)
+        return record.status == "stopped" and not is_final and not is_at_budget_end
+
+    def _budget_end(self, batch_size: int) -> int:
+        """Give the step after which a trial's budget is spent.
+
+        Trials that are compared by their loss all have the same number of examples, or of steps.
+        """
+        if not self._is_for_loss:
+            return self._protocol.last_step(batch_size)
+        if self._budget.counts_examples:
+            return math.ceil(self._budget.examples / batch_size)
+        return self._budget.steps
+
+    def resumable(self, number: int, folder: Output) -> bool:
+        """Whether the loop has saved the stopped trial ``number``, beside a file of the study's."""
+        return is_own(folder.state(number)) and _was_saved(saved_beside(folder.state(number)))
+
+    def hand_over(
+        self, spec: TrialSpec, folder: Output, resumed_from: TrialResult | None
+    ) -> LoopTrial:
+        """Make a trial for the loop.
+
+        It goes on from the trial that ``resumed_from`` records, if the loop has saved that; else it
+        starts afresh.
+        """
+        # A loop that reports a trial only once it has ended cannot be stopped by a time limit.
+        if self._in_hindsight:
+            spec = replace(spec, max_seconds=None)
+        make_inside(folder.states)
+        # The mark is written before the loop saves anything, so that the study finds the saved
+        # trial whatever ends this process. The distance from the target before training, the start
+        # gap, is not known yet.
+        self._mark(folder.state(spec.number), start_gap=None)
+        # The target's value may be the one that the study's first trial came to.
+        protocol = self._protocol.with_goal_of(spec)
+        budget_end = self._budget_end(spec.batch_size)
+        last_step = spec.max_steps or budget_end
+        if resumed_from is not None and self.resumable(resumed_from.number, folder):
+            beginning = _continuation(resumed_from, folder, last_step)
+        else:
+            beginning = _Beginning(TrialState(first_step=0, last_step=last_step, steps=0))
+            spec = replace(spec, resumed_from=None)
+        verdict = Verdict(
+            beginning.state,
+            protocol.target,
+            protocol.divergence,
+            beginning.start_gap,
+            # Untrained weights may meet the target that the first trial came to (``goal``). The
+            # user's own target is refused where they do.
+            may_start_at_target=spec.goal is not None,
+        )
+        # Trials that are compared by their loss end at a given step: a later report is refused, and
+        # no trial goes on past the budget's end.
+        return LoopTrial(
+            spec,
+            beginning.state,
+            verdict,
+            metric=protocol.target.metric,
+            save_to=saved_beside(folder.state(spec.number)),
+            resume_from=beginning.resume_from,
+            budget_end=budget_end if self._is_for_loss else None,
+            refuses_further_steps=self._is_for_loss,
+            needs_seconds=self._needs_seconds,
+            now=self._now,
+            noise_scale=beginning.noise_scale,
+        )
+
+    def take_back(self, trial: LoopTrial, folder: Output) -> Finished:
+        """Take a trial back from its loop, and tell how it ended.
+
+        If the loop went on without ending it, it has failed.
+        """
+        finished = trial.abandon()
+        self._note_cut(trial, finished)
+        record = finished.result()
+        message = record.message
+        # A loop that does not stop at max_steps ends each trial at a step of its own: no fault.
+        if message == ENDED_SHORT and not self.stops:
+            message = None
+        record = replace(record, device=self.device, message=message)
+        self._take_seconds(record)
+        self._tell_if_past_end(trial, record)
+        self._tell_if_met_at_once(trial, record)
+        self._keep_saved(trial, record, folder)
+        return replace(finished, record=record)
+
+    def _note_cut(self, trial: LoopTrial, finished: Finished) -> None:
+        """Count trials in a row that their loop ended too early to be compared by their loss.
+
+        Such trials cannot go on. After ``CUT_MEAN_NEVER`` of them no trial is continued any more:
+        each starts afresh, and the user is told so once.
+        """
+        if self._is_for_loss and finished.is_cut:
+            self._cut_in_a_row += 1
+        else:
+            self._cut_in_a_row = 0
+        if self._cut_in_a_row == CUT_MEAN_NEVER and self.continues:
+            self.continues = False
+            steps = finished.result().steps
+            self._say(
+                NEVER_AT_END.format(trials=self._cut_in_a_row, steps=steps, end=trial.max_steps)
+            )
+
+    def _tell_if_past_end(self, trial: LoopTrial, record: TrialResult) -> None:
+        """Say once that a trial has run past its last step, where the loop could have stopped it.
+
+        A loop that is told nothing of ``max_steps``, or reports in hindsight, could not.
+        """
+        knows_end = self.stops and not self._in_hindsight
+        if self._has_told_of_end or not knows_end or record.steps <= trial.max_steps:
+            return
+        self._has_told_of_end = True
+        self._say(
+            PAST_THE_END.format(number=record.number, steps=record.steps, end=trial.max_steps)
+        )
+
+    def _tell_if_met_at_once(self, trial: LoopTrial, record: TrialResult) -> None:
+        """Say that the study's first trial met the target at its first evaluation.
+
+        All batch sizes that do so look alike. Other workloads are evaluated before training, where
+        a target that is met already is refused; a loop need not report that.
+        """
+        if record.number != 0 or not record.reached or len(record.history) != 1:
+            return
+        _, value = record.history[0]
+        text = MET_AT_ONCE.format(
+            target=self._protocol.target,
+            value=format_number(value),
+            steps=plural(record.steps, "step"),
+        )
+        # The hint is for a loop that could report its start and has not. A start that was reported
+        # has missed the target.
+        if trial.start_gap is None and not self._in_hindsight:
+            text += WRONG_WAY
+        self._say(text)
+
+    def _take_seconds(self, record: TrialResult) -> None:
+        """Fit tau(B), the seconds of a step over batch size, anew with those of a trial.
+
+        A trial that reported no seconds changes nothing.
+        """
+        if not record.seconds_per_step:
+            return
+        self._timed.append((record.batch_size, record.seconds_per_step))
+        # While all batch sizes lie within about a quarter of an octave, no law of tau(B) can be
+        # fitted, and a line is fitted instead.
+        self._fitted_step_time = law_of_trials(self._timed) or fit_line(self._timed)
+
+    def _mark(self, state: Path, start_gap: float | None) -> None:
+        """Write the file that marks a trial saved beside it as the study's.
+
+        ``start_gap`` is the trial's distance from the target before training; None: not known.
+        """
+        if may_take(state):
+            with whole_file(state) as file:
+                text = json.dumps({START_GAP: start_gap})
+                file.write(text.encode() + b"\n" + own_mark(state))
+
+    def _keep_saved(self, trial: LoopTrial, record: TrialResult, folder: Output) -> None:
+        """Mark a stopped trial that the loop has saved as the study's.
+
+        Where it should have been saved and was not, trials are no longer continued, and the user is
+        told so.
+        """
+        if record.status != "stopped":
+            return
+        if _was_saved(trial.save_to):
+            self._mark(folder.state(trial.number), trial.start_gap)
+        elif self.continues and trial.worth_saving:
+            self.continues = False
+            self._say(NOT_SAVED.format(place=self._save_place, number=trial.number))
+
+
+def _was_saved(saved: Path) -> bool:
+    """Whether there is a file at the path, or a folder with something in it."""
+    if saved.is_dir():
+        return any(saved.iterdir())
+    return saved.exists()
+
+
+def _continuation(resumed_from: TrialResult, folder: Output, last_step: int) -> _Beginning:
+    """Begin a trial where the loop has saved the stopped one that ``resumed_from`` records."""
+    former_state = folder.state(resumed_from.number)
+    return _Beginning(
+        state=state_after(resumed_from, skipped=0, last_step=last_step),
+        resume_from=saved_beside(former_state),
+        start_gap=_read_start_gap(former_state),
+        noise_scale=tuple(resumed_from.noise_scale),
+    )
+
+
+def _read_start_gap(state: Path) -> float | None:
+    """Read how far from the target a saved trial was before training; None if that is not known."""
+    first_line_of_file = state.read_bytes().partition(b"\n")[0]
+    try:
+        start_gap = json.loads(first_line_of_file)[START_GAP]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return start_gap if isinstance(start_gap, float) else None
