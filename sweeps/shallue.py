@@ -26,9 +26,11 @@ from rich.console import Console
 
 from bstune.config import Composed
 from bstune.core.errors import ConfigError, Interrupted, StudyError
-from bstune.report.compare import Compared, Comparison, Pair, compare, compared_study
+from bstune.report.compare import Comparison, compare
 from bstune.report.compare_console import write_comparison
 from bstune.report.compare_figure import looks
+from bstune.report.compared_pairs import Pair
+from bstune.report.compared_study import Compared, compared_study
 from bstune.report.drawing import log_axis, log_limits
 from bstune.report.study_folder import read_study
 from bstune.result import StudyResult

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.curve import SLOPE_RATIO
-from bstune.report.compare import Compared
 from bstune.report.compare_figure import GRID, look_of
+from bstune.report.compared_study import Compared
 from bstune.report.drawing import INK, log_axis, log_limits
 from bstune.system.console import format_number
 

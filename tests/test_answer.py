@@ -23,7 +23,7 @@ from toolbox import make_trial
 from bstune.core.records import STATUSES, Budget
 from bstune.report.answer import answer
 from bstune.report.block import SHOWN_CAUTIONS, console_rows
-from bstune.report.compare import compared_study
+from bstune.report.compared_study import compared_study
 from bstune.report.lines.cautions import warnings
 from bstune.report.lines.learning_rate import fitting_rules_text
 from bstune.report.lines.next_steps import how_to_narrow, on_limits

@@ -23,7 +23,7 @@ from bstune.core.records import OUT_OF_TIME, Target
 from bstune.core.step_time_law import law_of_trials
 from bstune.report.answer import answer
 from bstune.report.budget_rows import budget_rows
-from bstune.report.compare import compared_study
+from bstune.report.compared_study import compared_study
 from bstune.report.lines import at_budget as lines
 from bstune.report.study_folder import read_study
 from bstune.result import (

@@ -15,17 +15,13 @@ from test_page import Page
 from toolbox import column, make_trial
 
 from bstune.core.errors import StudyError
-from bstune.report.compare import (
-    collapse,
-    compare,
-    compared_pairs,
-    compared_study,
-    gain_text,
-    read_studies,
-)
+from bstune.report.compare import compare, read_studies
 from bstune.report.compare_figure import INCHES_WIDE, paint_comparison
 from bstune.report.compare_page import comparison_page
+from bstune.report.compared_pairs import compared_pairs
+from bstune.report.compared_study import compared_study, gain_text
 from bstune.report.drawing import figure_of
+from bstune.report.one_law import collapse
 from bstune.report.rows import curve_point
 from bstune.result import SCHEMA_NUMBER, Gain, Reference, Spend
 

@@ -8,7 +8,8 @@ from toolbox import make_survey, make_trial
 
 from bstune.core.errors import HardwareError
 from bstune.report.answer import Answer
-from bstune.report.compare import compare, compared_study
+from bstune.report.compare import compare
+from bstune.report.compared_study import compared_study
 from bstune.report.drawing import figure_of
 from bstune.report.notebook import answer_html, printed_html, table_html
 

@@ -14,9 +14,11 @@ from rich.text import Text
 
 from bstune.core.errors import StudyError
 from bstune.report.block import INDENT
-from bstune.report.compare import Compared, Comparison, Pair
+from bstune.report.compare import Comparison
 from bstune.report.compare_figure import draw_comparison
 from bstune.report.compare_page import comparison_page
+from bstune.report.compared_pairs import Pair
+from bstune.report.compared_study import Compared
 from bstune.system.console import WIDTH, plural
 from bstune.system.files import check_writable, write_text
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bstune.report.compare import Collapse, Compared, Comparison, points_over_law
+from bstune.report.compare import Comparison
+from bstune.report.compared_study import Compared
 from bstune.report.drawing import (
     BLUE,
     GREEN,
@@ -24,6 +25,7 @@ from bstune.report.drawing import (
     place_labels,
     save_figure,
 )
+from bstune.report.one_law import Collapse, points_over_law
 from bstune.system.console import format_count, format_number, format_seconds
 
 if TYPE_CHECKING:

@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from bstune.report.compare import Array, Compared, Comparison, Pair, Use, points_over_law
+from bstune.report.compare import Comparison
+from bstune.report.compared_pairs import Pair
+from bstune.report.compared_study import Array, Compared, Use
 from bstune.report.html import Cell, Section, axis, chart, label, page, paragraph, table
+from bstune.report.one_law import points_over_law
 from bstune.system.console import format_count, format_number, format_seconds
 
 # Seven colours and seven symbols: a study beyond the seventh has a colour again, with another

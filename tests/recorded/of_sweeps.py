@@ -18,7 +18,7 @@ from recorded.studies import Arguments, Found, asked, crossing, found, steps_at
 
 from bstune.core.curve import CurveError
 from bstune.core.records import Target, dump_json
-from bstune.report.compare import compared_pairs
+from bstune.report.compared_pairs import compared_pairs
 from bstune.sweeps.critical_batch import growth_of, too_coarse
 from bstune.sweeps.critical_batch import row as critical_row
 from bstune.sweeps.rule_cost import FAR_BATCH_SIZE, RuleCost, table_costs
