@@ -524,6 +524,59 @@ def test_without_epochs_a_patience_counts_evaluations():
     assert "counts bstune's evaluations there" in note
 
 
+class Contrastive(Lit):
+    """Each example is to be told from all others of its batch."""
+
+    def loss(self, batch):
+        features = nn.functional.normalize(self.net(batch[0]))
+        return nn.functional.cross_entropy(features @ features.T, torch.arange(len(features)))
+
+
+class Summed(Lit):
+    def loss(self, batch):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1], reduction="sum")
+
+
+class SummedAtTrainingAlone(Summed):
+    """The loss is in a mapping, and the step takes a batch alone."""
+
+    def training_step(self, batch):
+        return {"loss": self.loss(batch)}
+
+
+class Dropping(Lit):
+    """Dropout and batch statistics differ from part to part, and are no part of the loss."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.net = nn.Sequential(self.net[0], nn.Dropout(0.9), *self.net[1:])
+
+
+class OfOneSize(Contrastive):
+    def loss(self, batch):
+        assert len(batch[0]) in (8, 16, 32, 64)
+        return super().loss(batch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Lit, []),
+        (Contrastive, ["depends on the batch's size", "of 8 examples it is"]),
+        (Summed, ["is a sum over the batch"]),
+        (SummedAtTrainingAlone, ["is a sum over the batch"]),
+        (Dropping, []),
+        # No part of its batch can be told from the whole.
+        (OfOneSize, []),
+    ],
+)
+def test_a_loss_that_is_no_mean_over_examples_is_told(kind, words):
+    notes = fly(kind).notes
+    assert len(notes) == bool(words)
+    for word in words:
+        assert word in notes[0]
+
+
 def test_manual_optimization_is_trained_as_it_is():
     text = (
         "Alternating steps its optimizers itself (manual optimization): trained as it is, one "

@@ -28,6 +28,7 @@ from bstune.trial.checks.continuation import Course, lost_state
 from bstune.trial.checks.given_data import check_batches
 from bstune.trial.checks.learning_rate import check_rates
 from bstune.trial.checks.monitors import monitors_of
+from bstune.trial.checks.parts_of_batch import parts_notes
 from bstune.trial.checks.recorder import (
     COMPARED_STEPS,
     PATIENCE_SECONDS,
@@ -118,7 +119,9 @@ def preflight(
     # Seeds need to differ only in a study, which runs its winner on fresh ones.
     if trial is None:
         other_seed = replace(first.spec, seed=first.spec.seed + 1)
-        notes += seed_notes(first, short.run(other_seed, RecordingPlan(steps=1)))
+        other = short.run(other_seed, RecordingPlan(steps=1, compares_parts=True))
+        notes += seed_notes(first, other)
+        notes += parts_notes(first.module.name, other.losses)
     # The first trial has the lowest rate; this one has that of the study's scaling rule.
     other_rate = replace(first.spec, lr=space.lr(first.spec.batch_size, delta=0.0))
     if continues:

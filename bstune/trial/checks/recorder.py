@@ -22,6 +22,7 @@ from bstune.trial.checks.continuation import Course
 from bstune.trial.checks.given_data import check_epoch_schedules
 from bstune.trial.checks.logged_metric import check_metric
 from bstune.trial.checks.monitors import Monitors, monitors_of
+from bstune.trial.checks.parts_of_batch import LossesOfParts, losses_of_parts
 from bstune.trial.checks.schedule_end import copies_of_schedules
 from bstune.trial.checks.short_trial import (
     ComparedWeights,
@@ -65,11 +66,14 @@ class RecordingPlan:
             trial's. None: after ``COMPARED_STEPS``, or after the last step of a slow trial.
         followed_after: the number of its own steps after which its course is recorded; None: it is
             not recorded.
+        compares_parts: whether the loss of the last step's batch is compared with its halves'. The
+            trial's weights are of no use after that.
     """
 
     steps: int = SHORT_STEPS
     compared_steps: int | None = None
     followed_after: int | None = None
+    compares_parts: bool = False
 
 
 SHORT_PLAN = RecordingPlan()
@@ -91,6 +95,7 @@ class Recorder(Callback):
     ) -> None:
         self._spec = spec
         self._steps = plan.steps
+        self._compares_parts = plan.compares_parts
         self._waits = WaitTexts(wait, spec)
         self.clock = StepClock()
         self._module = UNBUILT
@@ -104,6 +109,7 @@ class Recorder(Callback):
         self._monitors = Monitors()
         self._has_epochs = False
         self._batches = 0
+        self._losses: LossesOfParts | None = None
         self._waits.go_on("start", has_time_limit=False)
 
     def seen(self, result: TrialResult) -> ShortTrial:
@@ -122,6 +128,7 @@ class Recorder(Callback):
             course=self._course,
             monitors=self._monitors,
             has_epochs=self._has_epochs,
+            losses=self._losses,
         )
 
     def attach(self, module: LightningModule) -> LightningModule:
@@ -201,6 +208,10 @@ class Recorder(Callback):
         # A spec with max_steps ends the trial itself.
         if self._spec.max_steps is None and self._is_long_enough(steps):
             trainer.should_stop = True
+            # The step of a micro-batch is weighted, and has no loss of its own.
+            if self._compares_parts and trainer.accumulate_grad_batches == 1:
+                batch_size = self._spec.batch_size
+                self._losses = losses_of_parts(pl_module, batch, batch_size)
 
     def _is_long_enough(self, steps: int) -> bool:
         """Whether the trial may end after so many steps: those of its plan, or fewer if slow."""
