@@ -302,11 +302,12 @@ def test_what_is_the_uninterrupted_trial_bit_for_bit_is_continued(case):
 
 
 class Noisy(Dataset):
+    # A worker is started for each epoch: each trial here ends within its first one.
     def __len__(self):
-        return len(DATA)
+        return 20 * len(DATA)
 
     def __getitem__(self, index):
-        x, y = DATA[index]
+        x, y = DATA[index % len(DATA)]
         return x + torch.rand(1), y
 
 
@@ -499,6 +500,7 @@ def test_trials_that_start_afresh_are_those_of_a_plain_trainer(bstune, tmp_path)
         assert trial.history[-1] == (trial.steps, float(str(np.float32(loss))))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_projects")
 def test_a_project_with_a_schedule_of_a_fixed_length_is_refused(bstune, tmp_path):
     arguments = arguments_of("fixed_schedule", PROJECTS / "fixed_schedule")

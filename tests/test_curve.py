@@ -451,6 +451,7 @@ CASES = {
     "four points": (4.0 ** np.arange(-2, 2), 0, 1.0, None),
 }
 BY_HAND = {
+    "four points",
     "around B_crit",
     "up to B_crit/2",
     "above 50 B_crit",

@@ -154,10 +154,10 @@ def test_its_sentences_are_short_and_its_links_say_where_they_lead():
 
 TUTORIAL = TOP / "bstune" / "README.md"
 # Means of the tutorial's studies, besides those that it gives itself.
-QUICK = {"trials": 4, "mlflow": False, "options": ["search.replicates=1"]}
+QUICK = {"trials": 3, "mlflow": False, "options": ["search.replicates=0"]}
 QUICK_TRIALS = {**QUICK, "workers": 0, "survey": False}
 QUICK_OPTIONS = (
-    *("search.trials=4", "search.replicates=0", "search.workers=0"),
+    *("search.trials=3", "search.replicates=0", "search.workers=0"),
     *("hardware.enabled=false", "mlflow.enabled=false"),
 )
 QUICK_SWEEP = (
