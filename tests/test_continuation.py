@@ -311,10 +311,9 @@ class Noisy(Dataset):
         return x + torch.rand(1), y
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*(num_workers|fork).*")
-@pytest.mark.parametrize(
-    ("kind", "continues"), [pytest.param(Lit, True, marks=pytest.mark.slow), (OwnSchedule, False)]
-)
+@pytest.mark.parametrize(("kind", "continues"), [(Lit, True), (OwnSchedule, False)])
 def test_batches_that_workers_change_at_random_do_not_count(kind, continues):
     """What they draw differs after a stop, whatever the module does; its rates show a schedule all the same."""
     train = DataLoader(Noisy(), shuffle=True, num_workers=1)

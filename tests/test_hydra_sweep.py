@@ -216,6 +216,7 @@ def launched(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_jobs_are_launched_in_batches(sweep, launched):
     records = sweep("hydra.sweeper.n_trials=5", "hydra.sweeper.n_jobs=3", SEEDED, STEPS)
     assert launched[:2] == [[0, 1, 2], [3, 4]]
@@ -397,6 +398,7 @@ def test_what_a_task_may_not_return(arguments, message, sweep, capsys):
     assert re.search(f"error: .*{message}", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_a_task_that_has_been_mended_is_asked_the_same_trial_again(sweep):
     with pytest.raises(SystemExit):
         sweep("returns=None", *SHORT)
@@ -535,8 +537,8 @@ NUMBERS = ["returns=steps", "hydra.sweeper.returns=steps"]
     ("arguments", "sought"),
     [
         ([], "time"),
-        pytest.param([STEPS], "steps", marks=pytest.mark.slow),
-        (NUMBERS, "steps"),
+        pytest.param([STEPS], "steps", marks=pytest.mark.soak),
+        pytest.param(NUMBERS, "steps", marks=pytest.mark.slow),
         # The whole first batch is kept.
         pytest.param([*NUMBERS, "hydra.sweeper.n_jobs=2"], "steps", marks=pytest.mark.slow),
     ],
@@ -571,8 +573,13 @@ def test_a_sweep_that_was_ended_before_its_objective_was_stored_goes_on(sweep, m
     assert objective() == "steps"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("arguments", "sought"), [([], "time"), (NUMBERS, "steps")])
+@pytest.mark.parametrize(
+    ("arguments", "sought"),
+    [
+        pytest.param([], "time", marks=pytest.mark.soak),
+        pytest.param(NUMBERS, "steps", marks=pytest.mark.slow),
+    ],
+)
 def test_mlflow_shows_the_objective_that_was_settled(arguments, sought, sweep):
     sweep("hydra.sweeper.n_trials=1", *arguments, "hydra.sweeper.options=[]")
     client = mlflow.MlflowClient(f"sqlite:///{Path('mlflow.db').absolute()}")
@@ -581,6 +588,7 @@ def test_mlflow_shows_the_objective_that_was_settled(arguments, sought, sweep):
     assert run.data.params["objective"] == sought
 
 
+@pytest.mark.slow
 def test_seconds_that_go_missing_later_end_a_sweep_of_time(sweep, capsys):
     sweep("hydra.sweeper.n_trials=1")
     with pytest.raises(SystemExit) as ended:

@@ -725,6 +725,7 @@ def test_errors_that_end_a_study_are_told_with_their_cause():
         assert record.message.startswith("KeyError: 'mine' (")
 
 
+@pytest.mark.slow
 def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
     asked = []
     stopped = []
@@ -947,6 +948,7 @@ def test_trials_that_cannot_go_on_need_not_be_saved(changes, reports, worth_savi
     assert (backend.continues, said == []) == (goes_on, goes_on)
 
 
+@pytest.mark.slow
 def test_a_larger_budget_continues_the_trials_of_a_smaller_one():
     continued = []
     for examples in (5_000, 10_000):
