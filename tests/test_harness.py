@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
-from toolbox import end_of_fork, start_fork
+from toolbox import end_of_fork, entries, start_fork
 from unit_logs import headers_in, of_experiment, units_in
 
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError
@@ -378,7 +378,9 @@ def test_a_sweep_that_is_killed_twice_ends_as_one_that_was_not(tmp_path, name, o
         names = units_in(path)
         # None was measured twice.
         assert len(set(names)) == len(names)
-        results.append((json.loads(path.with_name("result.json").read_text()), sorted(names)))
+        result = json.loads(path.with_name("result.json").read_text())
+        # No file was set aside and begun anew.
+        results.append((result, sorted(names), entries(path.parent)))
     assert results[0] == results[1]
 
 
