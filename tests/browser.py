@@ -1,10 +1,9 @@
 """Debian's Chromium without a window, driven by selenium, and a server of MLflow for it to look at."""
 
 import os
-import runpy
 import shutil
-import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from toolbox import end_of_fork, start_fork
 
 CHROMIUM = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")
@@ -88,37 +86,41 @@ def mlflow_server(folder: Path) -> Iterator[str]:
     # The system chooses a port that nobody has.
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    arguments = ["server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
-    arguments += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
-    log = folder / "server.log"
-
-    def serve() -> None:
-        # The server's workers are in its group.
-        os.setsid()
-        os.chdir(folder)
-        written = os.open(log, os.O_WRONLY | os.O_CREAT)
-        os.dup2(written, 1)
-        os.dup2(written, 2)
-        os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
-        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-        sys.argv = ["mlflow", *arguments]
-        runpy.run_module("mlflow", run_name="__main__")
-
-    # A fork, as this process has imported MLflow.
-    server = start_fork(serve)
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--workers",
+        "1",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
+    environment = {
+        **os.environ,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    with (folder / "server.log").open("w") as log:
+        server = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         address = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + SECONDS
         while not _answers(address):
             # It has ended, and the log says why.
-            assert os.waitpid(server, os.WNOHANG) == (0, 0), log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
+            assert server.poll() is None, (folder / "server.log").read_text()
+            assert time.monotonic() < deadline, (folder / "server.log").read_text()
             time.sleep(0.2)
         yield address
     finally:
         # The server's workers end with it.
-        os.killpg(server, signal.SIGTERM)
-        end_of_fork(server)
+        os.killpg(server.pid, 15)
+        server.wait()
 
 
 def _answers(address: str) -> bool:
