@@ -180,6 +180,7 @@ def test_two_terms_raise_no_false_alarm_and_three_are_found():
     assert b_opt_held >= 5
 
 
+@pytest.mark.slow
 def test_the_law_may_be_chosen_and_what_is_doubtful_is_said():
     points = true_points(NINE, b_opt=200.0)
     assert fit_curve(points, law="three-terms") == fit_curve(points)

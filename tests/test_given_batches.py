@@ -116,7 +116,9 @@ def test_several_loaders_give_a_batch_of_each():
     assert list(map(len, column(found, "b"))) == [4, 4, 2, 4]
 
 
-@pytest.mark.parametrize(("done", "workers"), [(0, 0), (1, 0), (5, 0), (5, 1)])
+@pytest.mark.parametrize(
+    ("done", "workers"), [(0, 0), (1, 0), (5, 0), pytest.param(5, 1, marks=pytest.mark.slow)]
+)
 def test_a_stream_that_goes_on_skips_what_was_seen(done, workers):
     def noisy():
         return DataLoader(Numbers(noise=0.1), 4, num_workers=workers)

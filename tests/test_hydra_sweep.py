@@ -102,7 +102,10 @@ def environment():
             "examples=4000",
             "hydra.sweeper.budget.examples=4000",
         ],
-        ["hydra.sweeper.sampler=random", "optimizer.name=choice(SGD,Adagrad)"],
+        pytest.param(
+            ["hydra.sweeper.sampler=random", "optimizer.name=choice(SGD,Adagrad)"],
+            marks=pytest.mark.slow,
+        ),
         # A sampler that is a node is refused without a _target_ in test_what_a_sweep_may_not_hold.
         pytest.param(
             [
@@ -560,6 +563,7 @@ def test_jobs_that_return_seconds_are_compared_by_time(arguments, sought, sweep,
     assert "if the first trials tell no seconds" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_ended_before_its_objective_was_stored_goes_on(sweep, monkeypatch):
     def end(*arguments):
         raise KeyboardInterrupt

@@ -255,7 +255,9 @@ def three_epochs():
     return list(islice(endless(rebatch(loader(num_workers=1), 3, None, seed=5)), 9))
 
 
-@pytest.mark.parametrize("done", [2, 3, 4])
+@pytest.mark.parametrize(
+    "done", [3, *(pytest.param(done, marks=pytest.mark.slow) for done in (2, 4))]
+)
 def test_with_workers_a_position_is_a_number_of_batches(done, three_epochs):
     source = loader(num_workers=1)
     batches = rebatch(source, 3, None, seed=5)
