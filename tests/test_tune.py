@@ -4,7 +4,6 @@ import logging
 import os
 import random
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from sklearn.datasets import load_digits
-from toolbox import forked_training, leave_blank, make_result, statuses
+from toolbox import leave_blank, make_result, statuses
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -990,41 +989,21 @@ print("SURVEYED", json.loads((result.folder / "hardware.json").read_text())["cei
 """
 
 
-def run_script(text, folder):
-    """Run a script in a fork of this process, as its main module; return what it printed."""
-
-    def run():
-        os.chdir(folder)
-        os.dup2(os.open("printed", os.O_WRONLY | os.O_CREAT), 1)
-        sys.stdout = os.fdopen(1, "w", closefd=False)
-        runpy.run_path("script.py", run_name="__main__")
-
-    (folder / "script.py").write_text(text)
-    assert forked_training(run) == 0
-    return (folder / "printed").read_text()
-
-
-def type_in(text, folder):
-    """Give a script to Python's own input: as in a notebook there is no file of it."""
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["a script", pytest.param("typed in", marks=pytest.mark.soak)])
+def test_trials_train_in_processes_of_their_own(tmp_path, how):
+    text = SCRIPT.format(tests=str(Path(__file__).parent))
+    # In a notebook, as here, there is no file.
     command = [sys.executable, "-"]
+    if how != "typed in":
+        (tmp_path / "script.py").write_text(text)
+        command = [sys.executable, "script.py"]
     ended = subprocess.run(
-        command, input=text, cwd=folder, capture_output=True, text=True, timeout=280
+        command, input=text, cwd=tmp_path, capture_output=True, text=True, timeout=280
     )
     assert ended.returncode == 0, ended.stderr
-    return ended.stdout
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        pytest.param(run_script, marks=pytest.mark.slow),
-        pytest.param(type_in, marks=pytest.mark.soak),
-    ],
-)
-def test_trials_train_in_processes_of_their_own(tmp_path, run):
-    printed = run(SCRIPT.format(tests=str(Path(__file__).parent)), tmp_path)
     lines = {}
-    for line in printed.splitlines():
+    for line in ended.stdout.splitlines():
         if line.startswith(("STATUSES", "SURVEYED")):
             name, said = line.split(" ", 1)
             lines[name] = said
