@@ -110,22 +110,27 @@ def interruptible() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def of_ci(request: pytest.FixtureRequest) -> bool:
-    """Whether a test is left out of the default run, and has what a user's study has."""
+def marked(request: pytest.FixtureRequest, *names: str) -> bool:
+    """Whether a test has one of these marks."""
     markers = {marker.name for marker in request.node.iter_markers()}
-    return not markers.isdisjoint({"slow", "soak"})
+    return not markers.isdisjoint(names)
+
+
+def is_whole(request: pytest.FixtureRequest) -> bool:
+    """Whether a test's reports are those of a user's study: in the soak, and where a test says so."""
+    return marked(request, "soak") or "whole_reports" in request.fixturenames
 
 
 @pytest.fixture(autouse=True)
 def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write no pictures, and paint no study's curve: both are half of a small study's time.
 
-    Pages hold a word in plotly's place, whose two megabytes took a sixth of the rest; slow tests,
-    some of which look at pages in a browser, have them.
-    ``painted`` is for tests of what depends on a study's trials, ``rendered`` for those of pictures.
+    Pages hold a word in plotly's place, whose two megabytes took a sixth of the rest.
+    ``painted`` is for tests of what depends on a study's trials, ``rendered`` for those of pictures,
+    ``whole_pages`` for what looks at pages in a browser.
     What fixtures of a module run is painted and rendered.
     """
-    if not of_ci(request) and "whole_pages" not in request.fixturenames:
+    if not is_whole(request) and "whole_pages" not in request.fixturenames:
         script = b"plotly"
         packed = base64.b64encode(gzip.compress(script, mtime=0)).decode()
         monkeypatch.setattr("bstune.report.html._plotly", lambda: (script, packed))
@@ -142,8 +147,8 @@ def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(autouse=True)
 def _moves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a slow test's reports sample their posterior as a user's study does; once.py has the rest."""
-    if of_ci(request) or "precise" in request.fixturenames:
+    """Let some tests' reports sample their posterior as a user's study does; once.py has the rest."""
+    if is_whole(request) or "precise" in request.fixturenames:
         import once
 
         monkeypatch.setattr("bstune.study.analysis.model.MOVES", once.MOVES_OF_A_REPORT)
@@ -152,9 +157,14 @@ def _moves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture(autouse=True)
 def _no_wait_for_signals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the end of a trial's process announce no signal, which would be waited for."""
-    if not of_ci(request):
+    if not marked(request, "slow", "soak"):
         for module in ("process", "workers"):
             monkeypatch.setattr(f"bstune.trial.processes.{module}.SIGNAL_SECONDS", 0.0)
+
+
+@pytest.fixture
+def whole_reports() -> None:
+    """Write pages that hold plotly, and sample the posterior of a report as a user's study does."""
 
 
 @pytest.fixture

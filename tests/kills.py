@@ -26,7 +26,7 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 from rich import console  # noqa: F401 (before the forks, as the next ones)
 from sqlalchemy.engine.default import DefaultDialect
-from toolbox import column, contents, made_table, read_rows
+from toolbox import column, contents, forked, made_table, read_rows
 
 from bstune.__main__ import main
 from bstune.study import report, run  # noqa: F401
@@ -81,19 +81,6 @@ class Killer:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         return counted
-
-
-def forked(call: Callable[[], int]) -> int:
-    """Call in a fork of this process; return its status as a shell does."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = call()
-        finally:
-            sys.stdout.flush()
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def run_in(folder: Path, arguments: list[str], at: int = 0, after: bool = False) -> int:
@@ -246,6 +233,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
         rows = made_table(Path(scratch))
         empty = Path(scratch) / "mlflow.db"
-        assert forked(lambda: make_database(empty) or 0) == 0
+        assert forked(lambda: make_database(empty)) == 0
         for one in range(int(sys.argv[1])):
             print(json.dumps(check(one, int(sys.argv[2]), rows, empty)), flush=True)

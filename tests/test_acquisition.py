@@ -163,6 +163,7 @@ def test_limits_grow_in_proportion_to_what_was_spent(resumable):
     assert played[0][0].max_steps <= math.ceil(POLICY.initial_fraction * BUDGET)
 
 
+@pytest.mark.slow
 def test_nothing_is_spent_past_the_margin_once_something_has_reached_the_target():
     for seed in range(4):
         best = math.inf
@@ -300,6 +301,7 @@ def test_no_batch_size_is_tried_beyond_one_that_ran_out_of_memory(
         assert round(2.0**suggestion.x) <= largest
 
 
+@pytest.mark.slow
 def test_the_curve_is_looked_at_on_both_sides_of_b_crit():
     played = [play(24, seed, objective="curve") for seed in range(3)]
     sizes = []

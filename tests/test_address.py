@@ -10,9 +10,16 @@ import pytest
 from mlflow.store.db import db_types
 
 from bstune.config import mlflow_options
+from bstune.core.errors import ConfigError
 from bstune.study.storage.connection import primary_keys
 from bstune.tracking import database
-from bstune.tracking.address import ALWAYS, DATABASE_ENGINES, opening_lines, tracking_uri
+from bstune.tracking.address import (
+    ALWAYS,
+    DATABASE_ENGINES,
+    check_uri,
+    opening_lines,
+    tracking_uri,
+)
 
 PYTHON = shlex.quote(sys.executable)
 
@@ -45,36 +52,49 @@ def test_the_databases_are_mlflows():
     assert {name: keys[name] for name in ALWAYS} == {name: set(key) for name, key in ALWAYS.items()}
 
 
-@pytest.mark.parametrize(
-    ("tables", "uri", "imports_mlflow"),
-    [
-        # There is no file yet.
-        (None, "sqlite:///mlflow.db", False),
-        ({}, "sqlite:///mlflow.db", False),
-        ({**ALWAYS, "of_a_later_version": ("id",)}, "sqlite:///mlflow.db", False),
-        # Whose it is only the keys of all of MLflow's tables tell.
-        ({"tags": ("key",)}, "sqlite:///mlflow.db", True),
-        pytest.param(
-            {**ALWAYS, "runs": ("id",)}, "sqlite:///mlflow.db", True, marks=pytest.mark.slow
-        ),
-        (None, "http://localhost:5000", False),
-        pytest.param(None, "file:///x", True, marks=pytest.mark.slow),
-    ],
-)
-def test_an_address_is_checked_without_mlflow(tables, uri, imports_mlflow, tmp_path):
-    if tables is not None:
-        with closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection:
-            for name, (key,) in tables.items():
-                connection.execute(f"CREATE TABLE {name} ({key} INTEGER PRIMARY KEY)")
+def database_of(tables, path):
+    """Write a database of these tables, each with the column of its primary key."""
+    with closing(sqlite3.connect(path)) as connection:
+        for name, (key,) in tables.items():
+            connection.execute(f"CREATE TABLE {name} ({key} INTEGER PRIMARY KEY)")
+
+
+def test_the_usual_addresses_are_checked_without_mlflow(tmp_path):
+    database_of({}, tmp_path / "empty.db")
+    database_of({**ALWAYS, "of_a_later_version": ("id",)}, tmp_path / "later.db")
+    # There is no file of the first one yet.
+    uris = [
+        *(f"sqlite:///{name}.db" for name in ("new", "empty", "later")),
+        "http://localhost:5000",
+    ]
     code = (
-        "import sys\nfrom bstune.core.errors import ConfigError\n"
-        "from bstune.tracking.address import check_uri\n"
-        f"try:\n    check_uri({uri!r})\nexcept ConfigError:\n    pass\n"
+        "import sys\nfrom bstune.tracking.address import check_uri\n"
+        f"for uri in {uris}:\n    check_uri(uri)\n"
         "print('mlflow' in sys.modules)"
     )
     command = [sys.executable, "-c", code]
     told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == str(imports_mlflow)
+    assert told.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("tables", "uri"),
+    [
+        # Whose it is only the keys of all of MLflow's tables tell.
+        ({"tags": ("key",)}, "sqlite:///mlflow.db"),
+        ({**ALWAYS, "runs": ("id",)}, "sqlite:///mlflow.db"),
+        (None, "file:///x"),
+    ],
+)
+def test_of_another_address_mlflow_is_asked(tables, uri, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if tables is not None:
+        database_of(tables, tmp_path / "mlflow.db")
+    # With these in their place an import fails.
+    for module in ("mlflow", "bstune.tracking.database"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises((ImportError, ConfigError), match=r"import of .* halted"):
+        check_uri(uri)
 
 
 @pytest.mark.parametrize(

@@ -627,6 +627,7 @@ def test_seconds_of_a_step_stay_those_with_which_a_study_began(bstune, tmp_path,
         assert trial.steps * trial.seconds_per_step <= 1.0 * TAU_ERROR
 
 
+@pytest.mark.slow
 def test_a_budget_of_seconds_needs_a_survey_and_time(bstune, tmp_path, monkeypatch):
     trained = ("workload=digits", "search.objective=loss", "mlflow.enabled=false")
     trained += ("search.workers=0",)

@@ -519,6 +519,7 @@ class UnluckyOnce(Laws):
         return Laws(lambda size: 1_000_000).run(spec, folder, resumed_from)
 
 
+@pytest.mark.slow
 def test_an_unlucky_first_run_of_the_baseline_does_not_make_the_gain(run):
     found = run(UnluckyOnce(lambda size: round(200 + 40_000 / size)), "search.trials=5")
     assert found.trials[0].status == "stopped"
@@ -593,6 +594,7 @@ def test_seconds_are_kept_only_for_what_can_go_on(run, backend, share):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("precise")
 def test_it_runs_on_the_seeds_of_a_winner_that_came_after_another(tmp_path, monkeypatch):
     """On this table two of its runs on the first winner's seeds make another point the better one."""
     monkeypatch.chdir(tmp_path)

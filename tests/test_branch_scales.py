@@ -54,6 +54,7 @@ def test_tokens_are_those_of_an_example_times_the_examples():
     assert [row.scale for row in found.rows] == [64e3, 64e4, 64e5]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_an_upper_end_is_left_out_and_named():
     branches = [*square_root_growth(), branches_at(3e5, 2048, unbounded=3)]
     found = extrapolate_branches(branches, "examples", 1e6)

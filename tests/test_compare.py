@@ -349,6 +349,7 @@ def test_names_are_text_and_differ():
         assert part in shown
 
 
+@pytest.mark.slow
 def test_labels_of_curves_cover_no_point_and_no_other_label():
     made = []
     for i in range(6):
@@ -463,7 +464,7 @@ def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path)
 
 
 # Which room imports which is held by test_layers.py, and that replaying a study imports none by
-# test_import.py.
+# test_run.py.
 @pytest.mark.slow
 def test_comparing_imports_no_training_library(folders, tmp_path):
     paths = folders(a=summary("a"), b=summary("b"))
@@ -537,6 +538,7 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd, monkeypatch)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("whole_pages")
 def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(
     bstune, folders, tmp_path
 ):

@@ -114,7 +114,11 @@ def test_graphs_that_overwrite_gradients_are_not_accumulated(mode, device, micro
 
 # With micro-batches of two sizes everything of the whole batch happens, too.
 @pytest.mark.parametrize(
-    ("batch_size", "micro"), [pytest.param(16, None, marks=pytest.mark.slow), (20, 8)]
+    ("batch_size", "micro"),
+    [
+        pytest.param(16, None, marks=pytest.mark.soak),
+        pytest.param(20, 8, marks=pytest.mark.slow),
+    ],
 )
 def test_the_training_is_that_of_the_same_code_and_compiled_outside_of_the_clock(
     monkeypatch, warned, batch_size, micro
@@ -178,7 +182,7 @@ class Counting(Classifier):
     ("kind", "whole"),
     [
         (Classifier, True),
-        (Seldom, False),
+        pytest.param(Seldom, False, marks=pytest.mark.slow),
         # Each is compiled whole or in parts for another reason in the same step.
         pytest.param(Direct, True, marks=pytest.mark.slow),
         *(
@@ -287,7 +291,8 @@ def test_where_a_compiler_fails_with_any_number_of_examples_it_is_fixed(monkeypa
     check_same(trained, train(compile=None))
 
 
-@pytest.mark.parametrize("stage", ["training", pytest.param("validation", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["training", "validation"])
 def test_a_compiler_that_fails_leaves_the_training_eager_with_one_warning(
     monkeypatch, warned, stage
 ):

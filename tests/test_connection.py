@@ -1,10 +1,9 @@
 """Connections to storages: refused, silent, and made by several processes at once."""
 
 import contextlib
+import multiprocessing
 import socket
 import sqlite3
-import subprocess
-import sys
 import time
 from functools import partial
 
@@ -14,6 +13,7 @@ from toolbox import entries
 
 from bstune.core.errors import StudyError
 from bstune.study.storage import patience
+from bstune.study.storage.attributes import STUDY_ID
 from bstune.study.storage.connection import check_storage, engine_arguments
 from bstune.study.storage.opening import find_study, open_study
 
@@ -114,38 +114,22 @@ def test_other_databases_are_refused(address):
         check_storage(address)
 
 
-BEGINS = """
-import sys
-from pathlib import Path
-import optuna
-from bstune.study.storage.attributes import STUDY_ID
-from bstune.study.storage.opening import open_study
-optuna.logging.set_verbosity(optuna.logging.WARNING)
-print("ready", flush=True)
-sys.stdin.readline()
-print(open_study("toy", sys.argv[1], "steps", {"a": 1}, Path(sys.argv[2])).user_attrs[STUDY_ID])
-"""
-
-
 @pytest.mark.slow
 def test_two_processes_begin_a_study_in_a_new_database_at_once(database_server, tmp_path):
     database_server.query("CREATE DATABASE new")
+    both = multiprocessing.get_context("fork")
     for new in (database_server.url("new"), url(tmp_path, "new")):
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", BEGINS, new, str(tmp_path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for _ in range(2)
-        ]
+        at_once = both.Barrier(2)
+        found = both.SimpleQueue()
+
+        def begin(storage, at_once=at_once, found=found):
+            at_once.wait(60)
+            found.put(open_study("toy", storage, "steps", {"a": 1}, tmp_path).user_attrs[STUDY_ID])
+
+        processes = [both.Process(target=begin, args=(new,)) for _ in range(2)]
         for process in processes:
-            assert process.stdout.readline() == "ready\n"
-        # All processes get the signal at once.
+            process.start()
         for process in processes:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        found = [process.communicate(timeout=60)[0] for process in processes]
-        assert [process.returncode for process in processes] == [0, 0]
-        assert len(set(found)) == 1
+            process.join(60)
+        assert [process.exitcode for process in processes] == [0, 0]
+        assert found.get() == found.get()

@@ -302,18 +302,18 @@ def test_what_is_the_uninterrupted_trial_bit_for_bit_is_continued(case):
 
 
 class Noisy(Dataset):
+    # A worker is started for each epoch: each trial here ends within its first one.
     def __len__(self):
-        return len(DATA)
+        return 20 * len(DATA)
 
     def __getitem__(self, index):
-        x, y = DATA[index]
+        x, y = DATA[index % len(DATA)]
         return x + torch.rand(1), y
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*(num_workers|fork).*")
-@pytest.mark.parametrize(
-    ("kind", "continues"), [pytest.param(Lit, True, marks=pytest.mark.slow), (OwnSchedule, False)]
-)
+@pytest.mark.parametrize(("kind", "continues"), [(Lit, True), (OwnSchedule, False)])
 def test_batches_that_workers_change_at_random_do_not_count(kind, continues):
     """What they draw differs after a stop, whatever the module does; its rates show a schedule all the same."""
     train = DataLoader(Noisy(), shuffle=True, num_workers=1)
@@ -499,6 +499,7 @@ def test_trials_that_start_afresh_are_those_of_a_plain_trainer(bstune, tmp_path)
         assert trial.history[-1] == (trial.steps, float(str(np.float32(loss))))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_projects")
 def test_a_project_with_a_schedule_of_a_fixed_length_is_refused(bstune, tmp_path):
     arguments = arguments_of("fixed_schedule", PROJECTS / "fixed_schedule")

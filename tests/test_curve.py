@@ -180,6 +180,7 @@ def test_two_terms_raise_no_false_alarm_and_three_are_found():
     assert b_opt_held >= 5
 
 
+@pytest.mark.slow
 def test_the_law_may_be_chosen_and_what_is_doubtful_is_said():
     points = true_points(NINE, b_opt=200.0)
     assert fit_curve(points, law="three-terms") == fit_curve(points)
@@ -438,6 +439,8 @@ def test_level_must_be_a_probability():
 
 
 CURVES = 40
+# In CI, where they take 0.2 s each.
+FEWER_CURVES = 20
 # batch sizes over B_crit, how many points become bounds below their S, the factor on one bad point, and whether the
 # intervals are finite or open on one side, where that is certain
 CASES = {
@@ -451,6 +454,7 @@ CASES = {
     "four points": (4.0 ** np.arange(-2, 2), 0, 1.0, None),
 }
 BY_HAND = {
+    "four points",
     "around B_crit",
     "up to B_crit/2",
     "above 50 B_crit",
@@ -464,20 +468,20 @@ def coverage_cases():
     """Return the cases as pytest's parameters; those of BY_HAND run in the soak alone."""
     params = []
     for name, case in CASES.items():
-        marks = [pytest.mark.soak] if name in BY_HAND else []
-        params.append(pytest.param(*case, marks=marks, id=name))
+        marks = pytest.mark.slow
+        curves = FEWER_CURVES
+        if name in BY_HAND:
+            marks = pytest.mark.soak
+            curves = CURVES
+        params.append(pytest.param(*case, curves, marks=marks, id=name))
     return params
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ratios", "bounds", "factor", "ends"),
-    coverage_cases(),
-)
-def test_the_interval_covers_b_crit_as_often_as_it_says(ratios, bounds, factor, ends):
+@pytest.mark.parametrize(("ratios", "bounds", "factor", "ends", "curves"), coverage_cases())
+def test_the_interval_covers_b_crit_as_often_as_it_says(ratios, bounds, factor, ends, curves):
     rng, batch_sizes, n = np.random.default_rng(20250101), B_CRIT * ratios, len(ratios)
     intervals = []
-    for _ in range(CURVES):
+    for _ in range(curves):
         # A scatter of 10%, and one point that is far off.
         steps = S_MIN * (1 + B_CRIT / batch_sizes) * np.exp(0.1 * rng.standard_normal(n))
         steps[rng.integers(n)] *= factor
@@ -492,10 +496,11 @@ def test_the_interval_covers_b_crit_as_often_as_it_says(ratios, bounds, factor, 
     low, high = np.array(intervals).T
     covered = (low <= B_CRIT) & (high >= B_CRIT)
     finite = (low > 0) & np.isfinite(high)
-    # Of 40 intervals of 90% 36 hold the truth, with a deviation of 1.9: 32 are two below.
-    assert covered.mean() >= 0.80
+    # Of 40 intervals of 90% 36 hold the truth, with a deviation of 1.9: 32 are two below. Of 20
+    # they are 18 and 1.3: 15.
+    assert covered.sum() >= math.floor(0.9 * curves - 2.0 * math.sqrt(0.09 * curves))
     # with four points the prior of sigma carries the interval, which errs to the wide side: only the lower bound holds
-    if n >= 6 and finite.sum() >= CURVES // 2:
+    if n >= 6 and finite.sum() >= curves // 2:
         assert covered[finite].mean() <= 0.97
     # Most of them, as noise may close one.
     assert ends != "open above" or np.isinf(high).mean() >= 0.90

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from scipy.special import stdtrit
-from scipy.stats import norm
+from scipy.special import ndtr, stdtrit
 
 from bstune.core import curve_likelihood as likelihood
 from bstune.core.curve import FrontierPoint, fit_curve
@@ -22,8 +21,13 @@ def point(batch_size, steps, stopped=False):
     return FrontierPoint(float(batch_size), float(steps), stopped=stopped, steps_low=None)
 
 
+def density(off, scale):
+    """The normal density times the root of 2 pi: scipy.stats' takes twenty times as long."""
+    return np.exp(-0.5 * (off / scale) ** 2) / scale
+
+
 def reference_deviance(points, b_crit=None, s_min=None, b_opt=0.0):
-    """The least deviance, written again from the model with scipy's densities and minimiser; free where None."""
+    """The least deviance, written again from the model with scipy's minimiser; free where None."""
     size, steps = np.array([(p.batch_size, p.steps) for p in points]).T
     stopped = np.array([p.stopped for p in points])
     share = likelihood.POINT_OUTLIER_SHARE
@@ -37,9 +41,10 @@ def reference_deviance(points, b_crit=None, s_min=None, b_opt=0.0):
         o = math.exp(log_o) if b_opt is None else b_opt
         # S = e/B_crit (1 + B_crit/B + (B_opt/B)^2)
         off = np.log(steps) - (log_e - log_b + np.log1p(math.exp(log_b) / size + (o / size) ** 2))
-        exact = (1 - share) * norm.pdf(off, 0, sigma) + share * norm.pdf(off, 0, wide)
-        above = (1 - share) * norm.sf(off, 0, sigma) + share * norm.sf(off, 0, wide)
-        chance = np.where(stopped, above, exact * math.sqrt(2 * math.pi))
+        # Without the factor of all densities, 1/sqrt(2 pi).
+        exact = (1 - share) * density(off, sigma) + share * density(off, wide)
+        above = (1 - share) * ndtr(-off / sigma) + share * ndtr(-off / wide)
+        chance = np.where(stopped, above, exact)
         prior = likelihood.PRIOR_WEIGHT * (log_sigma + likelihood.PRIOR_NOISE**2 / (2 * sigma**2))
         return 2 * prior - 2 * np.log(chance).sum()
 

@@ -200,6 +200,7 @@ def test_mps_is_found_by_its_pipe(monkeypatch, tmp_path):
     assert mps_runs()
 
 
+@pytest.mark.slow
 def test_a_study_on_a_cpu_never_touches_the_gpu_beside_it(bstune, monkeypatch):
     """A context takes half a gigabyte of the device, from whoever uses it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

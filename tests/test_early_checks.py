@@ -1,6 +1,4 @@
-import subprocess
 import sys
-from pathlib import Path
 
 import optuna
 import pytest
@@ -184,17 +182,6 @@ def test_a_device_that_is_not_there_is_refused_where_torch_is_not_imported(monke
     monkeypatch.delitem(sys.modules, "torch")
     with pytest.raises(ConfigError):
         early_checks.check_early(options, print)
-
-
-def test_it_imports_no_training_library():
-    # The look at a study that has begun imports the storage.
-    names = "bstune.study.early_checks, bstune.workloads.datasets, bstune.study.storage.opening"
-    code = f"import sys, {names}; print('torch' in sys.modules)"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
-    )
-    assert done.stdout == "False\n"
 
 
 def test_mirrors_fail_within_twenty_seconds():

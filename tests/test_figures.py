@@ -28,12 +28,23 @@ TOPICS = list(dict.fromkeys((figure.readme, figure.topic) for figure in FIGURES)
 QUICK = ("coverage", "stated seconds", "trained", "fixed budget", "losses")
 
 
+# A hundred fits, or many posteriors: the other topics have one of each kind.
+LONG = (
+    ("tests/benchmarks/README.md", "in training"),
+    ("sweeps/README.md", "what moves B_crit"),
+    ("sweeps/README.md", "optimizers"),
+)
+RUNS = [
+    pytest.param(*topic, marks=pytest.mark.soak if topic in LONG else pytest.mark.slow)
+    for topic in TOPICS
+]
+
+
 def of_topic(readme, topic):
     return [figure for figure in FIGURES if (figure.readme, figure.topic) == (readme, topic)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("readme", "topic"), TOPICS)
+@pytest.mark.parametrize(("readme", "topic"), RUNS)
 def test_each_number_is_what_its_records_say(readme, topic):
     units = units_in(readme)
     wrong = list[str]()

@@ -641,6 +641,7 @@ def test_what_is_found_of_a_law():
     assert found.growth.low <= found.growth.exponent <= found.growth.high
 
 
+@pytest.mark.slow
 def test_a_further_hyperparameter_is_tuned_with_the_others():
     """The metric takes e^(4 (momentum - 0.8)^2) times the steps."""
     space = {

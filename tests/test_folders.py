@@ -78,6 +78,7 @@ def test_a_new_database_with_an_old_output_is_refused(bstune, table, tmp_path):
         assert tree(tmp_path / "outputs") == before
 
 
+@pytest.mark.slow
 def test_trials_by_themselves_and_their_study_share_its_folder(bstune, table, tmp_path):
     other = ("trial.batch_size=128", "trial.lr=0.16")
     # Before the study and after it, in any order.

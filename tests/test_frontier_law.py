@@ -472,8 +472,10 @@ def from_the_prior(count):
     return monte_carlo.sample_posterior(data, prior, np.random.default_rng(2), 1500, 12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fewer", [50, 75])
+@pytest.mark.parametrize(
+    "fewer",
+    [pytest.param(50, marks=pytest.mark.soak), pytest.param(75, marks=pytest.mark.slow)],
+)
 def test_a_posterior_from_that_of_fewer_trials_is_the_one_from_the_prior(fewer):
     """Whose estimates of some trials were others: what they said then is left behind."""
     data, prior = many_trials(90)

@@ -116,7 +116,9 @@ def test_several_loaders_give_a_batch_of_each():
     assert list(map(len, column(found, "b"))) == [4, 4, 2, 4]
 
 
-@pytest.mark.parametrize(("done", "workers"), [(0, 0), (1, 0), (5, 0), (5, 1)])
+@pytest.mark.parametrize(
+    ("done", "workers"), [(0, 0), (1, 0), (5, 0), pytest.param(5, 1, marks=pytest.mark.slow)]
+)
 def test_a_stream_that_goes_on_skips_what_was_seen(done, workers):
     def noisy():
         return DataLoader(Numbers(noise=0.1), 4, num_workers=workers)
@@ -131,7 +133,7 @@ def test_a_stream_that_goes_on_skips_what_was_seen(done, workers):
     stream_of(again).resume(stream_of(fresh()).position(done))
     assert stream_of(again).drawn == done
     assert list(map(numbers_of, islice(again, 4))) == whole[done:]
-    assert list(map(numbers_of, islice(fresh(seed=4), done + 4))) != whole
+    assert list(map(numbers_of, islice(fresh(seed=4), 2))) != whole[:2]
 
 
 def test_a_stream_that_is_left_ends_the_processes_of_its_loader():

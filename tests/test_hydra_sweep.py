@@ -14,7 +14,7 @@ import mlflow
 import pytest
 import yaml
 from hydra.core.plugins import Plugins
-from toolbox import trials_of
+from toolbox import forked_training, trials_of
 
 import bstune
 from bstune.core.records import TrialResult, TrialSpec
@@ -102,7 +102,10 @@ def environment():
             "examples=4000",
             "hydra.sweeper.budget.examples=4000",
         ],
-        ["hydra.sweeper.sampler=random", "optimizer.name=choice(SGD,Adagrad)"],
+        pytest.param(
+            ["hydra.sweeper.sampler=random", "optimizer.name=choice(SGD,Adagrad)"],
+            marks=pytest.mark.slow,
+        ),
         # A sampler that is a node is refused without a _target_ in test_what_a_sweep_may_not_hold.
         pytest.param(
             [
@@ -216,6 +219,7 @@ def launched(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_jobs_are_launched_in_batches(sweep, launched):
     records = sweep("hydra.sweeper.n_trials=5", "hydra.sweeper.n_jobs=3", SEEDED, STEPS)
     assert launched[:2] == [[0, 1, 2], [3, 4]]
@@ -397,6 +401,7 @@ def test_what_a_task_may_not_return(arguments, message, sweep, capsys):
     assert re.search(f"error: .*{message}", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_a_task_that_has_been_mended_is_asked_the_same_trial_again(sweep):
     with pytest.raises(SystemExit):
         sweep("returns=None", *SHORT)
@@ -429,9 +434,8 @@ def test_a_sweep_that_is_killed_goes_on_where_it_was(n_jobs, sweep, tmp_path, mo
     means = ["hydra.sweeper.n_trials=5", f"hydra.sweeper.n_jobs={n_jobs}"]
     arguments = [*means, *CONTINUED, SEEDED, STEPS]
     # Nine or more steps were taken by a job that is continued.
-    killed = run_application(*arguments, "kill_when_continued=true")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    # It goes on in this process, which has imported all.
+    killed = forked_training(lambda: sweep(*arguments, "kill_when_continued=true"))
+    assert killed == -signal.SIGKILL
     records = sweep(*arguments)
     # All of the batch were running.
     assert 1 <= len(with_status(records, "failed")) <= n_jobs
@@ -536,8 +540,8 @@ NUMBERS = ["returns=steps", "hydra.sweeper.returns=steps"]
     ("arguments", "sought"),
     [
         ([], "time"),
-        pytest.param([STEPS], "steps", marks=pytest.mark.slow),
-        (NUMBERS, "steps"),
+        pytest.param([STEPS], "steps", marks=pytest.mark.soak),
+        pytest.param(NUMBERS, "steps", marks=pytest.mark.slow),
         # The whole first batch is kept.
         pytest.param([*NUMBERS, "hydra.sweeper.n_jobs=2"], "steps", marks=pytest.mark.slow),
     ],
@@ -559,6 +563,7 @@ def test_jobs_that_return_seconds_are_compared_by_time(arguments, sought, sweep,
     assert "if the first trials tell no seconds" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_ended_before_its_objective_was_stored_goes_on(sweep, monkeypatch):
     def end(*arguments):
         raise KeyboardInterrupt
@@ -572,8 +577,13 @@ def test_a_sweep_that_was_ended_before_its_objective_was_stored_goes_on(sweep, m
     assert objective() == "steps"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("arguments", "sought"), [([], "time"), (NUMBERS, "steps")])
+@pytest.mark.parametrize(
+    ("arguments", "sought"),
+    [
+        pytest.param([], "time", marks=pytest.mark.soak),
+        pytest.param(NUMBERS, "steps", marks=pytest.mark.slow),
+    ],
+)
 def test_mlflow_shows_the_objective_that_was_settled(arguments, sought, sweep):
     sweep("hydra.sweeper.n_trials=1", *arguments, "hydra.sweeper.options=[]")
     client = mlflow.MlflowClient(f"sqlite:///{Path('mlflow.db').absolute()}")
@@ -582,6 +592,7 @@ def test_mlflow_shows_the_objective_that_was_settled(arguments, sought, sweep):
     assert run.data.params["objective"] == sought
 
 
+@pytest.mark.slow
 def test_seconds_that_go_missing_later_end_a_sweep_of_time(sweep, capsys):
     sweep("hydra.sweeper.n_trials=1")
     with pytest.raises(SystemExit) as ended:

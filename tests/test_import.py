@@ -34,21 +34,6 @@ def test_the_package_and_its_core_stay_light():
     assert not names & {*HEAVY, "optuna", "hydra"}
 
 
-# test_layers.py holds it of each import that a file names.
-@pytest.mark.slow
-def test_replayed_studies_need_no_training_library():
-    modules = (
-        "bstune.__main__",
-        "bstune.study.run",
-        "bstune.study.verbs.record",
-        "bstune.study.verbs.retarget",
-        "bstune.study.study",
-        "bstune.study.tune",
-    )
-    # A table is read: torch would take seconds.
-    assert {*HEAVY, "optuna"} & loaded(*modules) == {"optuna"}
-
-
 @pytest.mark.parametrize("asked", ["--help", "--version"])
 def test_what_is_asked_of_the_command_itself_needs_no_library(asked):
     names = loaded_by("-m", "bstune", asked)

@@ -199,9 +199,16 @@ def test_ghost_groups_take_few_operators(memory, most):
     assert len(operators.names) <= most, operators.names
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("memory", FORMATS)
-@pytest.mark.parametrize("n", [12, 14])
+# A compilation takes two seconds, so CI has each number and each format once.
+@pytest.mark.parametrize(
+    ("n", "memory"),
+    [
+        pytest.param(12, torch.contiguous_format, marks=pytest.mark.slow),
+        pytest.param(14, torch.channels_last, marks=pytest.mark.slow),
+        pytest.param(12, torch.channels_last, marks=pytest.mark.soak),
+        pytest.param(14, torch.contiguous_format, marks=pytest.mark.soak),
+    ],
+)
 def test_compiled_it_gives_the_same(n, memory):
     torch.compiler.reset()
     eager = filled(BatchNorm(CHANNELS, ghost_size=4, scale=0.25))
@@ -274,8 +281,13 @@ def test_whitened_patches_have_the_moments_of_the_closed_form(k, channels, eps, 
 
 
 # On made images the moments are those of the closed form, above.
-@pytest.mark.slow
-@pytest.mark.parametrize("source", [PAGE, AIRBENCH])
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(PAGE, marks=pytest.mark.soak),
+        pytest.param(AIRBENCH, marks=pytest.mark.slow),
+    ],
+)
 def test_on_real_images_all_but_the_faintest_directions_come_out_alike(source):
     load = partial(load_cifar10, root=data_root("cifar-10-batches-bin"))
     data = ImageData(load=load, device="cpu", validation="test", split_seed=0, eval_batch_size=1000)

@@ -263,7 +263,7 @@ def test_a_search_lets_its_page_catch_up_before_each_trial(prepared, monkeypatch
 
 
 @pytest.mark.usefixtures("always_due")
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_study_that_is_cut_short(prepared, monkeypatch, killed):
     report = prepared.files.report
     with monkeypatch.context() as patch:

@@ -257,13 +257,13 @@ def test_linear_regression_recovers_what_all_data_give(sizes, parts, weights):
     trace = gradients.var(axis=0).sum()
     if weights == "examples":
         weight_micro_batches(module, sizes, sum(sizes))
-    callback = NoiseScale(every=1, parts=parts, window=300, level=0.99, weights=weights)
-    fit(module, drawn(sizes, 300), callback, accumulate_grad_batches=len(sizes))
+    callback = NoiseScale(every=1, parts=parts, window=150, level=0.99, weights=weights)
+    fit(module, drawn(sizes, 150), callback, accumulate_grad_batches=len(sizes))
     steps, *terms = np.array(callback.measurements).T
-    assert steps.tolist() == list(range(1, 301))
+    assert steps.tolist() == list(range(1, 151))
     for found, exact in zip(terms, (squared, trace), strict=True):
-        # Four standard errors of 300 steps.
-        assert found.mean() == pytest.approx(exact, abs=4 * found.std() / math.sqrt(300))
+        # Four standard errors of 150 steps.
+        assert found.mean() == pytest.approx(exact, abs=4 * found.std() / math.sqrt(150))
     found = callback.estimate
     assert found.low < trace / squared < found.high
     # The interval says something.
@@ -532,7 +532,7 @@ def test_several_devices_are_read_before_their_gradients_are_reduced(tmp_path):
     x, y = regression_data(32)
     module = Local()
     module.path = tmp_path / "measured"
-    two = {"strategy": "ddp_spawn", "devices": 2, "use_distributed_sampler": False}
+    two = {"strategy": "ddp_fork", "devices": 2, "use_distributed_sampler": False}
     fit(module, None, NoiseScale(every=1), accumulate_grad_batches=2, **two)
     micro_batches = []
     for first in range(0, 16, 4):

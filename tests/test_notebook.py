@@ -53,6 +53,7 @@ def test_texts_of_a_folder_are_no_html(show):
     assert "&lt;script&gt;" in html
 
 
+@pytest.mark.slow
 def test_a_survey_shows_its_tables_and_its_roofline(monkeypatch):
     # As a kernel of Jupyter has it.
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -2,10 +2,9 @@
 
 import importlib
 import math
+import os
 import re
 import signal
-import subprocess
-import sys
 from contextlib import chdir
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from lightning.pytorch import LightningModule
 from projects.own_loop.digits import TRAIN, VAL, make_model
 from test_pieces import example_in
 from test_study import without_clock
-from toolbox import FakeTime, entries, leave_blank, make_spec, statuses
+from toolbox import FakeTime, entries, forked_training, leave_blank, make_spec, statuses
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -44,7 +43,6 @@ EVERY_STEP = [
     "protocol.evaluation_share=1.0",
     "protocol.evaluation_cost=1e-9",
 ]
-TESTS = Path(__file__).parent
 
 
 def arguments(**changes):
@@ -174,25 +172,15 @@ def test_a_loop_has_the_trials_of_tune(name, tuned):
     assert_same(records, tuned, exactly=name != "huggingface")
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-from test_own_loop import run_loop
-
-
 def kill(step, value):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(study):
+def killed_when_continued(study):
     for trial in study:
         if trial.resume_from is not None:
             trial.report = kill
         yield trial
-
-
-run_loop({name!r}, killed)
-"""
 
 
 # What is killed is the same in each: the loops differ in what they save.
@@ -208,9 +196,7 @@ run_loop({name!r}, killed)
 def test_a_loop_that_is_killed_goes_on_where_it_was(name, tuned):
     # It skips where the package is missing, before a process is started.
     loop_of(name)
-    script = KILLED.format(tests=str(TESTS), name=name)
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=280)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert forked_training(lambda: run_loop(name, killed_when_continued)) == -signal.SIGKILL
     records = run_loop(name)
     (cut_short,) = (record for record in records if record.status == "failed")
     assert cut_short.resumed_from is not None
@@ -740,6 +726,7 @@ def test_errors_that_end_a_study_are_told_with_their_cause():
         assert record.message.startswith("KeyError: 'mine' (")
 
 
+@pytest.mark.slow
 def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
     asked = []
     stopped = []
@@ -962,6 +949,7 @@ def test_trials_that_cannot_go_on_need_not_be_saved(changes, reports, worth_savi
     assert (backend.continues, said == []) == (goes_on, goes_on)
 
 
+@pytest.mark.slow
 def test_a_larger_budget_continues_the_trials_of_a_smaller_one():
     continued = []
     for examples in (5_000, 10_000):

@@ -11,7 +11,7 @@ from test_running_page import made as running_study
 from bstune.report import running_page
 from bstune.report.page import write_page
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("whole_pages")]
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs pip install 'bstune[browser]'")
 DRAWN = "return !document.querySelector('figure.chart:not(:has(svg.main-svg))')"
 

@@ -50,10 +50,8 @@ OPTIMIZERS = {"two_optimizers": 2}  # that step at each batch: Lightning counts 
 STUDIED = {
     "callback_metric",
     "pl_transformer",
-    "epoch_cosine",
     "one_cycle",
     "two_optimizers",
-    "no_test_split",
     "wine",
 }
 STUDIED |= {"graph_batches"}

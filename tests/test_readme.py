@@ -154,14 +154,14 @@ def test_its_sentences_are_short_and_its_links_say_where_they_lead():
 
 TUTORIAL = TOP / "bstune" / "README.md"
 # Means of the tutorial's studies, besides those that it gives itself.
-QUICK = {"trials": 4, "mlflow": False, "options": ["search.replicates=1"]}
+QUICK = {"trials": 3, "mlflow": False, "options": ["search.replicates=0"]}
 QUICK_TRIALS = {**QUICK, "workers": 0, "survey": False}
 QUICK_OPTIONS = (
-    *("search.trials=4", "search.replicates=0", "search.workers=0"),
+    *("search.trials=2", "search.replicates=0", "search.workers=0"),
     *("hardware.enabled=false", "mlflow.enabled=false"),
 )
 QUICK_SWEEP = (
-    "hydra.sweeper.n_trials=3",
+    "hydra.sweeper.n_trials=2",
     'hydra.sweeper.options=["mlflow.enabled=false","search.replicates=0"]',
 )
 
@@ -235,7 +235,7 @@ def test_every_block_of_the_tutorial(run_block, tmp_path):
     assert names["study"].result.best.reached
     left = ("first.html", "curve.pdf", "winner.ckpt", "outputs/cli/report.html")
     assert [name for name in left if not (tmp_path / name).exists()] == []
-    assert len(bstune.load(tmp_path / "outputs/train").records) >= 3
+    assert len(bstune.load(tmp_path / "outputs/train").records) >= 2
 
 
 def api_reference():

@@ -227,12 +227,12 @@ def test_each_learns_from_cifar10_when_it_is_narrow(name, bstune, tmp_path):
         "device=cpu",
         "precision=32-true",
         "mlflow.enabled=false",
-        "budget={steps: 20, examples: 1}",
+        "budget={steps: 10, examples: 1}",
     )
-    sizes = (NARROW[name], "workload.data.validation=500", "trial.batch_size=250", "trial.lr=0.1")
+    sizes = (NARROW[name], "workload.data.validation=100", "trial.batch_size=100", "trial.lr=0.1")
     status, _, err = bstune(f"+workload={name}", *options, *sizes)
     assert status == 0, err
     record = next(tmp_path.rglob("trial.json")).read_text()
     assert '"status": "stopped"' in record
-    assert '"steps": 20' in record
-    assert '"horizon": 20' in record
+    assert '"steps": 10' in record
+    assert '"horizon": 10' in record

@@ -271,6 +271,7 @@ def test_the_budget_is_part_of_the_workload_unless_horizons_are_chosen(file, sam
     assert ("budget.steps" in prepared.backend.frozen_settings) == frozen
 
 
+@pytest.mark.slow
 def test_a_study_of_it_chooses_a_horizon_for_each_trial(bstune, file):
     status, _, err = bstune(
         *REPLAY, "mlflow.enabled=false", "search.trials=8", "search.replicates=0", "output=out"

@@ -136,6 +136,7 @@ def test_its_own_target_has_the_answer_that_the_study_gave(folder):
     }
 
 
+@pytest.mark.slow
 def test_the_size_of_data_and_module_is_what_the_result_tells(folder):
     told = json.loads((folder / "curve.json").read_text())
     size = {"examples": 600, "parameters": 9610}
@@ -182,6 +183,7 @@ def test_an_easier_target_has_a_gain_and_says_what_it_stands_on(folder):
         assert bool(has_caution) == (result is few)
 
 
+@pytest.mark.slow
 def test_a_target_may_name_the_studys_metric(folder):
     expected = read_at_target(str(folder), "target=0.2").result
     for argument in ("target=val/error<=0.2", "target=val/error=0.2"):

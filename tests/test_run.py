@@ -42,6 +42,7 @@ DIGITS = (
 )
 DIGITS += ("search.workers=0",)  # the tests look into the process that trains
 EASY = ("workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
+LIGHT = (*("early_checks", "storage.opening", "study", "tune", "verbs.record", "verbs.retarget"),)
 # The length of the warm-up is the budget's: a schedule with a horizon.
 HORIZON = ("workload.module.schedule.warmup_examples=${trial.total_steps}",)
 
@@ -364,7 +365,13 @@ def test_what_did_not_run_again_is_said_and_the_posterior_of_a_finished_study_is
 
 @pytest.mark.slow
 def test_a_replayed_study_imports_no_training_library(outputs):
-    code = "import sys; from bstune.__main__ import main; main(); print({'torch', 'mlflow'} & {*sys.modules})"
+    # Then the modules of what looks at recorded runs, and of what is checked before a study.
+    modules = [f"bstune.study.{name}" for name in LIGHT]
+    code = (
+        "import sys; from bstune.__main__ import main; main(); "
+        f"import bstune.workloads.datasets, {', '.join(modules)}; "
+        "print({'torch', 'lightning', 'mlflow'} & {*sys.modules})"
+    )
     command = [sys.executable, "-c", code, *REPLAY, "search.trials=3", "search.replicates=0"]
     ended = subprocess.run(command, cwd=outputs.parent, capture_output=True, text=True, check=True)
     # A replay trains nothing, so neither has to be loaded.

@@ -177,6 +177,7 @@ def test_spaces_of_all_kinds_are_searched(suggest, grid, varied, within):
     assert study.best_value < within * BEST
 
 
+@pytest.mark.slow
 def test_other_hyper_parameters_are_searched_as_well():
     def objective(trial):
         decay = trial.suggest_float("decay", 1e-5, 1e-1, log=True)
@@ -535,6 +536,7 @@ def test_the_sizes_at_which_posteriors_are_remembered_grow_evenly_and_leave_the_
         assert start_sizes(size) == sizes[:place]
 
 
+@pytest.mark.slow
 def test_a_posterior_of_many_trials_is_a_function_of_them_alone(monkeypatch):
     """Remembered from decision to decision or made anew in a process that goes on with the study: the same bits."""
     trials = records(170)

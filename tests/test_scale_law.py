@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bstune.core.errors import StudyError
-from bstune.core.scale_law import LEVEL_SIGMA, SLOPE_SIGMA, ScalePoint, _covariance, fit_scale_law
+from bstune.core.scale_law import LEVEL_SIGMA, SLOPE_SIGMA, Covariance, ScalePoint, fit_scale_law
 
 SCALES = (1e3, 4e3, 1.6e4, 6.4e4)
 
@@ -97,7 +97,7 @@ def test_the_covariance_is_that_of_an_integrated_brownian_motion():
     line = LEVEL_SIGMA**2 + SLOPE_SIGMA**2 * np.outer(x, x)
     # u^3/3 + u^2 (v - u)/2 of u = 2, v = 3: 8/3 + 2; nothing across the middle.
     bent = np.array([[1 / 3, 0.0, 0.0], [0.0, 8 / 3, 8 / 3 + 2.0], [0.0, 8 / 3 + 2.0, 9.0]])
-    assert _covariance(x, x, 0.5) == pytest.approx(line + 0.25 * bent)
+    assert Covariance.between(x, x).at(0.5) == pytest.approx(line + 0.25 * bent)
 
 
 @pytest.mark.parametrize("scales", [(), (1.0,), (1.0, 2.0), (1.0, 2.0, 2.0, 1.0)])

@@ -200,8 +200,15 @@ def test_a_study_that_had_no_time_for_a_trial_does_not_end_well(study, tmp_path)
     assert run(again)
 
 
-@pytest.mark.parametrize("sampler", ["random", "frontier"])
-@pytest.mark.parametrize(("start", "points"), [(200.0, 0), (80.0, 1)])
+@pytest.mark.parametrize(
+    ("sampler", "start", "points"),
+    [
+        ("random", 200.0, 0),
+        ("frontier", 80.0, 1),
+        pytest.param("frontier", 200.0, 0, marks=pytest.mark.slow),
+        pytest.param("random", 80.0, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_the_advised_wall_time_has_time_for_two_points(study, sampler, start, points):
     """A trial takes 8 s, and the next start is a quarter slower."""
     clock = SimpleNamespace(now=start)
@@ -212,7 +219,8 @@ def test_the_advised_wall_time_has_time_for_two_points(study, sampler, start, po
             return replace(super().run(spec, folder, resumed_from), wall_seconds=8.0)
 
     def points_after(wall_seconds):
-        options = (f"search.wall_seconds={wall_seconds}", f"sampler={sampler}")
+        # Eight points are enough to tell that there is time for two, and for another one.
+        options = (f"search.wall_seconds={wall_seconds}", f"sampler={sampler}", "search.trials=8")
         prepared = study(Timed(), *options, elapsed=lambda: clock.now)
         try:
             findings = run_study(prepared, list(OPTIONS), Console(width=200))
@@ -228,7 +236,7 @@ def test_the_advised_wall_time_has_time_for_two_points(study, sampler, start, po
     clock.now = 1.25 * start
     found, reason = points_after(advised(reason))
     assert found >= 2
-    if found < 32:
+    if found < 8:
         # A command whose start takes all that is left says what another point needs, too.
         clock.now = start
         _, reason = points_after(re.findall(r"wall_seconds=(\d+)", reason)[0])
@@ -382,6 +390,7 @@ def test_a_reference_that_ran_when_it_was_asked_again_has_not_failed(study):
     assert [(one.trial_index, one.status) for one in done[:2]] == [(0, "failed"), (0, "stopped")]
 
 
+@pytest.mark.slow
 def test_each_index_is_run_once_however_many_processes_ask_at_once(study, tmp_path):
     url = f"sqlite:///{tmp_path}/bstune.db"
     storage = connect(url)
@@ -447,8 +456,8 @@ def commits():
     [
         ("frontier", 4),
         ("tpe", 4),
-        ("random", 4),
-        ("qmc", 5),
+        pytest.param("random", 4, marks=pytest.mark.soak),
+        pytest.param("qmc", 5, marks=pytest.mark.soak),
     ],
 )
 def test_at_most_four_transactions_store_a_trial(study, commits, sampler, most):
@@ -468,6 +477,7 @@ def test_at_most_four_transactions_store_a_trial(study, commits, sampler, most):
     assert max(taken) <= most
 
 
+@pytest.mark.slow
 def test_a_trial_takes_few_statements_of_the_storage(study, statements):
     """Each is a round trip to a server: 29 to a trial, where one for each parameter and attribute made 52."""
     counts = []
@@ -562,6 +572,7 @@ def test_a_trial_that_ran_out_of_time_can_go_on(changes, is_out):
     assert not is_out_of_time(replace(spec, max_seconds=None), result)
 
 
+@pytest.mark.slow
 def test_a_fresh_seed_without_time_to_reach_the_target_has_not_missed_it(study):
     """A step of the third fresh seed takes far longer: the wall time ends it."""
     clock = SimpleNamespace(now=0.0)
@@ -618,6 +629,7 @@ def without_continuation(study, *options):
 HARD = ("search.trials=2", "search.baseline=false", "search.replicates=0")
 
 
+@pytest.mark.slow
 def test_a_backend_that_continues_nothing_is_never_asked_to(study):
     options = ("search.trials=6", "search.replicates=0", "search.baseline=false")
     continued = run(study(None, "sampler=frontier", *options, "study=continues"))

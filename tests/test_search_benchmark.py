@@ -304,7 +304,7 @@ def test_a_trial_whose_record_ended_is_not_continued():
         runs.append(Run(size, lr, 0, steps[:8], stays[:8], 0.01, diverged=False))
     benchmark = posed(Table(tuple(runs)))
     search = FrontierSearch(benchmark.problem, 0)
-    trials = first_trials(search, benchmark, 80)
+    trials = first_trials(search, benchmark, 40)
     ended = set()
     for trial in trials:
         is_at_the_end = trial.status == "stopped" and trial.steps == 40

@@ -318,6 +318,7 @@ class Literal(Net):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_rate_that_stands_in_the_module_is_overridden(tune, capsys):
     result = tune(
@@ -789,6 +790,7 @@ class Counts(Callback):
         self.batches += 1
 
 
+@pytest.mark.slow
 def test_call_backs_and_loggers_are_copied(tune, tmp_path):
     callback = Counts()
     logger = CSVLogger(tmp_path / "logs", name="mine")
@@ -854,6 +856,7 @@ class Careless(Net):
         warnings.simplefilter("ignore")
 
 
+@pytest.mark.slow
 def test_all_is_left_as_it_was(tune):
     # Importing lightning and optuna sets these; a study must leave the user's levels.
     logging.getLogger("lightning.pytorch").setLevel(logging.INFO)
@@ -876,6 +879,7 @@ def test_all_is_left_as_it_was(tune):
     assert [dict(vars(loader)) for loader in plain] == plain_before
 
 
+@pytest.mark.slow
 def test_the_users_own_hydra_is_left_alone(tune):
     with initialize(version_base="1.2", config_path=None):
         theirs = GlobalHydra.instance().hydra

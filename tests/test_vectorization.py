@@ -115,7 +115,7 @@ def test_vectors_are_made_for_the_chosen_groups_alone(monkeypatch, tmp_path, gro
         monkeypatch.setattr(vectorization, name, noted(name, getattr(vectorization, name)))
     log = log_at(tmp_path / "runs.jsonl")
     with pytest.raises(UnfinishedError):
-        run(log, only=[group], gathered_kib=2, segment_seconds=1e-6)
+        run(log, only=[group], gathered_kib=2, now=FakeTime())
     assert made == expected
 
 

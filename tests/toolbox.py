@@ -4,24 +4,25 @@ import json
 import math
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from bstune.core.evaluation_schedule import EvaluationSchedule
 from bstune.core.records import Budget, Merit, Target, TrialProtocol, TrialResult, TrialSpec
-from bstune.hardware.memory import Ceiling, MemoryModel, ProbeOutcome, ProbeResult
-from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
-from bstune.hardware.survey import Survey
-from bstune.hardware.threads import ThreadChoice
-from bstune.hardware.timing import Measured, StepTiming
 from bstune.report.drawing import save_figure
 from bstune.study.planning.replicates import Winner, winners
+
+# They import torch and Lightning, 5 s that a process that needs no survey saves.
+if TYPE_CHECKING:
+    from bstune.hardware.memory import ProbeOutcome, ProbeResult
+    from bstune.hardware.survey import Survey
 
 # With this cost no evaluation is ever too dear, and with this ratio every step is due.
 EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
@@ -104,6 +105,44 @@ def still_running(processes: Iterable[int]) -> list[int]:
             left.append(process)
         os.close(handle)
     return left
+
+
+def start_fork(call: Callable[[], object]) -> int:
+    """Begin a call in a fork of this process, which has imported all; return the fork's number."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = int(call() or 0)
+        finally:
+            # What was raised ends here: nothing of pytest's may go on in the fork.
+            if sys.exception() is not None:
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    return child
+
+
+def end_of_fork(child: int) -> int:
+    """Wait for a fork to end; give its status as a shell does."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def forked(call: Callable[[], object]) -> int:
+    """Call in a fork of this process; give its status as a shell does."""
+    return end_of_fork(start_fork(call))
+
+
+def forked_training(call: Callable[[], object]) -> int:
+    """Call what trains in a fork of this process; skip the test where torch has threads of a GPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("torch computes no gradients in a fork beside a GPU")
+    return forked(call)
 
 
 def entries(folder: Path) -> list[str]:
@@ -283,18 +322,26 @@ def data_root(folder: str) -> str:
     return root
 
 
-def make_probe_result(size: int, outcome: ProbeOutcome = "fits", mib: int = 100) -> ProbeResult:
+def make_probe_result(size: int, outcome: "ProbeOutcome" = "fits", mib: int = 100) -> "ProbeResult":
     """A probe that took so many MiB of 1,000."""
+    from bstune.hardware.memory import ProbeResult
+
     return ProbeResult(size, outcome, 1000 * 2**20, mib * 2**20, mib * 2**20)
 
 
 def make_survey(
     taus: Sequence[tuple[int, float]] = ((4, 1e-3), (64, 1.2e-3), (1000, 5e-3)),
-    above: ProbeResult | None = None,
+    above: "ProbeResult | None" = None,
     bare: float | None = None,
     **changes: Any,
-) -> Survey:
+) -> "Survey":
     """A survey of a Linear with seconds per step ``taus``, ``bare`` of them without the framework."""
+    from bstune.hardware.memory import Ceiling, MemoryModel
+    from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
+    from bstune.hardware.survey import Survey
+    from bstune.hardware.threads import ThreadChoice
+    from bstune.hardware.timing import Measured, StepTiming
+
     timings = (
         StepTiming(size, tau, tau, tau, 0.0, 9, 3, None if bare is None else bare * tau)
         for size, tau in taus

@@ -124,13 +124,11 @@ class ScaleLaw:
         # distribution of the log quantity, less ``log_level``; the prediction is their weighted
         # mixture.
         log_scale = math.log(scale) - self.log_centre
+        # The sum has one term here: f at this scale, with the weight 1.
+        moments = self._moments(log_scales=np.array([log_scale]), factors=np.array([1.0]))
         means = list[float]()
         sigmas = list[float]()
-        for component in self.components:
-            # The sum has one term here: f at this scale, with the weight 1.
-            mean, variance = self._moments(
-                component, log_scales=np.array([log_scale]), factors=np.array([1.0])
-            )
+        for component, (mean, variance) in zip(self.components, moments, strict=True):
             means.append(self.log_level + mean)
             # Each study has an offset of its own.
             sigmas.append(math.sqrt(variance + component.offset**2))
@@ -141,24 +139,31 @@ class ScaleLaw:
         ).tolist()
         return Estimate(value=value, low=low, high=high)
 
-    def _moments(
-        self, component: Component, log_scales: Array, factors: Array
-    ) -> tuple[float, float]:
-        """Compute mean and variance of a weighted sum of f's values by one component.
+    def _moments(self, log_scales: Array, factors: Array) -> list[tuple[float, float]]:
+        """Compute mean and variance of a weighted sum of f's values, by each component.
 
         A component is the law at one choice of its priors' widths. f is the log of the quantity,
         relative to ``log_level``. ``factors`` (n,) weigh its values at ``log_scales`` (n,), which
         are relative to ``log_centre``.
         """
-        # Given the points, f is a Gaussian process whose covariance with them is ``across``.
         x = np.log([point.scale for point in self.points]) - self.log_centre
-        across = factors @ _covariance(log_scales, x, component.drift)
-        prior_variance = float(
-            factors @ _covariance(log_scales, log_scales, component.drift) @ factors
-        )
-        variance = prior_variance - float(across @ component.inverse @ across)
-        # Rounding can leave less than nothing, near a point that has no error to speak of.
-        return float(across @ component.inverse_times_y), max(variance, 1e-12)
+        with_points = Covariance.between(log_scales, x)
+        within = Covariance.between(log_scales, log_scales)
+        # Many components have one drift.
+        across_at = dict[float, Array]()
+        prior_variance_at = dict[float, float]()
+        for drift in {component.drift for component in self.components}:
+            # Given the points, f is a Gaussian process whose covariance with them is ``across``.
+            across_at[drift] = factors @ with_points.at(drift)
+            prior_variance_at[drift] = float(factors @ within.at(drift) @ factors)
+        moments = list[tuple[float, float]]()
+        for component in self.components:
+            across = across_at[component.drift]
+            variance = prior_variance_at[component.drift]
+            variance -= float(across @ component.inverse @ across)
+            # Rounding can leave less than nothing, near a point that has no error to speak of.
+            moments.append((float(across @ component.inverse_times_y), max(variance, 1e-12)))
+        return moments
 
     def _interval(self, means: Array, sigmas: Array) -> Estimate:
         """Compute the median and the interval of a mixture of normals, one for each component."""
@@ -213,8 +218,7 @@ def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
     # distance.
     log_ends = np.log([scales[0], scales[-1]]) - log_centre
     factors = np.array([-1.0, 1.0]) / (log_ends[1] - log_ends[0])
-    moments = [law._moments(component, log_ends, factors) for component in components]
-    means, variances = np.array(moments).T
+    means, variances = np.array(law._moments(log_ends, factors)).T
     return replace(law, exponent=law._interval(means, np.sqrt(variances)))
 
 
@@ -244,6 +248,7 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
     # With one point a study, no errors are correlated.
     if len(set(names)) == len(names):
         correlations = (0.0,)
+    between_points = Covariance.between(x, x)
     log_weights = list[float]()
     unweighted = list[Component]()
     for offset, drift, correlation in product(offsets, DRIFTS, correlations):
@@ -252,7 +257,7 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
         # which they share altogether.
         shared = is_same_study * correlation
         np.fill_diagonal(shared, 1.0)
-        covariance = _covariance(x, x, drift)
+        covariance = between_points.at(drift)
         covariance += np.outer(errors, errors) * shared + is_same_study * offset**2
         inverse: Array = np.linalg.inv(covariance).astype(np.float64)
         inverse_times_y = inverse @ y
@@ -302,19 +307,35 @@ def _log_prior(value: float, grid: Sequence[float], sigma: float) -> float:
     return -0.5 * (value / sigma) ** 2 + math.log(above - below)
 
 
-def _covariance(first: Array, second: Array, drift: float) -> Array:
-    """Compute the covariance of f between log scales (n,) and (m,), less their centre: (n, m).
+@dataclass(frozen=True)
+class Covariance:
+    """The covariance of f between log scales (n,) and (m,), less their centre: (n, m).
 
     f is a line, whose level and slope have normal priors, plus a bend, by which its slope drifts
     away from the centre to either side. The bends of the two sides are integrals of independent
-    Brownian motions. With u the smaller distance from the centre and v the larger one, their
-    covariance is u^3/3 + u^2 (v - u)/2 on one side, and 0 between the sides.
+    Brownian motions.
     """
-    column = first[:, None]
-    row = second[None, :]
-    u = np.minimum(np.abs(column), np.abs(row))
-    v = np.maximum(np.abs(column), np.abs(row))
-    bent = np.where(column * row > 0.0, u**3 / 3.0 + u**2 * (v - u) / 2.0, 0.0)
-    line = LEVEL_SIGMA**2 + SLOPE_SIGMA**2 * column * row
-    covariance: Array = line + drift**2 * bent
-    return covariance
+
+    line: Array
+    bend: Array
+    """At a drift of 1."""
+
+    @classmethod
+    def between(cls, first: Array, second: Array) -> "Covariance":
+        """Compute both parts.
+
+        With u the smaller distance from the centre and v the larger one, the bends' covariance is
+        u^3/3 + u^2 (v - u)/2 on one side, and 0 between the sides.
+        """
+        column = first[:, None]
+        row = second[None, :]
+        u = np.minimum(np.abs(column), np.abs(row))
+        v = np.maximum(np.abs(column), np.abs(row))
+        bend = np.where(column * row > 0.0, u**3 / 3.0 + u**2 * (v - u) / 2.0, 0.0)
+        line = LEVEL_SIGMA**2 + SLOPE_SIGMA**2 * column * row
+        return cls(line=line, bend=bend)
+
+    def at(self, drift: float) -> Array:
+        """Give the covariance at a drift of the slope."""
+        covariance: Array = self.line + drift**2 * self.bend
+        return covariance

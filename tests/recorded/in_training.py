@@ -23,6 +23,13 @@ RESAMPLINGS = 100
 LEFT_OUT = 5
 
 
+def b_crit_and_its_interval(table_path: Path, studies_path: Path, curve_path: Path) -> Values:
+    """Give what ``b_crit_in_training`` does, and the interval of the table's B_crit."""
+    low, high = resampled_interval(read_table(table_path))
+    values = b_crit_in_training(table_path, studies_path, curve_path)
+    return {**values, "low": low, "high": high}
+
+
 @cache
 def b_crit_in_training(table_path: Path, studies_path: Path, curve_path: Path) -> Values:
     """Count the studies whose interval of B_crit holds that of the table.
@@ -32,14 +39,11 @@ def b_crit_in_training(table_path: Path, studies_path: Path, curve_path: Path) -
     table = read_table(table_path)
     truth = dense_b_crit(table, TARGET)
     assert truth is not None
-    low, high = resampled_interval(table)
     studies = rows_of(studies_path)
     curve_studies = rows_of(curve_path)
     return {
         "runs": len(table.runs),
         "truth": truth,
-        "low": low,
-        "high": high,
         "held": count_held(studies, truth),
         "studies": len(studies),
         "curve_held": count_held(curve_studies, truth),

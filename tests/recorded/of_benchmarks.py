@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from recorded.figure import Figure, Values, number_or_none, row_text, rows_of
-from recorded.in_training import RECORDS, b_crit_in_training
+from recorded.in_training import RECORDS, b_crit_and_its_interval
 from scipy.stats import t as student
 
 from bstune.study.searching.early_end import FEWEST_FULL
@@ -189,7 +189,7 @@ COVERED = [
         "{held} of {studies} studies of `digits` held the B_crit of a table of {runs} runs, "
         "{truth:.0f} ({low:.0f} to {high:.0f} where its seeds are drawn anew), and under `curve` "
         "{curve_held} of {curve_studies}",
-        b_crit_in_training,
+        b_crit_and_its_interval,
         *RECORDS,
     ),
     figure("coverage", "but in {share:.0%} where the law is U-shaped", u_shape, COVERAGE),
