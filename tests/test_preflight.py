@@ -552,6 +552,18 @@ class Dropping(Lit):
         self.net = nn.Sequential(self.net[0], nn.Dropout(0.9), *self.net[1:])
 
 
+class Annealed(Lit):
+    """A weight of the loss rises with the steps that the module counts."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        return self.loss(batch) * (1.0 + 0.1 * self.steps)
+
+
 class OfOneSize(Contrastive):
     def loss(self, batch):
         assert len(batch[0]) in (8, 16, 32, 64)
@@ -566,6 +578,7 @@ class OfOneSize(Contrastive):
         (Summed, ["is a sum over the batch"]),
         (SummedAtTrainingAlone, ["is a sum over the batch"]),
         (Dropping, []),
+        (Annealed, []),
         # No part of its batch can be told from the whole.
         (OfOneSize, []),
     ],

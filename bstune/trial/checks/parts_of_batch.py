@@ -22,6 +22,9 @@ from bstune.trial.lightning.installed import LightningModule
 # The halves' mean may differ by this share of the whole batch's loss. Means over tokens or with
 # weights of classes differ a little, as the halves have other numbers of them.
 MEAN_TOLERANCE = 0.05
+# By so little the loss of a batch may differ from itself: else it depends on more than the batch, as
+# on the number of steps so far.
+REPEAT_TOLERANCE = 0.005
 # So near to one half of the whole batch's loss the halves' mean tells a sum.
 SUM_TOLERANCE = 0.02
 
@@ -71,7 +74,7 @@ def losses_of_parts(
 ) -> LossesOfParts | None:
     """Compute the losses of a batch and of its halves, without dropout and batch statistics.
 
-    It is for a module that is thrown away: its training step runs three times more.
+    It is for a module that is thrown away: its training step runs four times more.
 
     Args:
         module: in training, on whose device the batch lies.
@@ -79,7 +82,8 @@ def losses_of_parts(
         batch_size: the number of examples.
 
     Returns:
-        None where the batch is no such tensors, or the module does not take a part of it.
+        None where the batch is no such tensors, the module does not take a part of it, or its loss
+        of the same batch differs from step to step.
     """
     middle = batch_size // 2
     first = _part(batch, batch_size, slice(0, middle))
@@ -91,7 +95,7 @@ def losses_of_parts(
     with _as_evaluated(module):
         start = random_state()
         losses = list[float]()
-        for part in (whole, first, second):
+        for part in (whole, first, second, whole):
             # Each draws the same random numbers, such as those of a random mask.
             set_random_state(start)
             # A module may take no other number of examples than the batch's.
@@ -101,8 +105,10 @@ def losses_of_parts(
                 return None
     if not all(map(math.isfinite, losses)):
         return None
-    whole_loss, *halves = losses
-    return LossesOfParts(2 * middle, whole_loss, sum(halves) / 2.0)
+    whole_loss, first_loss, second_loss, repeated = losses
+    if abs(repeated - whole_loss) > REPEAT_TOLERANCE * abs(whole_loss):
+        return None
+    return LossesOfParts(2 * middle, whole_loss, (first_loss + second_loss) / 2.0)
 
 
 def _part(batch: object, batch_size: int, examples: slice) -> object:
