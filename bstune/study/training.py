@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from bstune.core.errors import BstuneError
+from bstune.core.errors import BstuneError, UserCodeError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import SizeLimits, Space
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.system.console import quieten
 from bstune.system.exits import is_interruption, untrainable
+from bstune.system.failures import described
 from bstune.system.files import Output, is_own
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import TrialBackend, make_space
@@ -277,8 +278,20 @@ class TrainingService:
     def test(
         self, spec: TrialSpec, output: Output, *, say: Say, end: End | None = None
     ) -> Mapping[str, float]:
-        """Test a trial's checkpoint on the test set, and give its metrics."""
-        return self.backend.test(spec, output)
+        """Test a trial's checkpoint on the test set, and give its metrics.
+
+        Raises:
+            UserCodeError: where the user's code fails.
+        """
+        try:
+            return self.backend.test(spec, output)
+        except BstuneError:
+            raise
+        # The user's code may raise anything. Its workload was trained, so that no error of
+        # training may tell of it.
+        except Exception as error:
+            message, frames = described(error)
+            raise UserCodeError(f"{message}\n{frames}".rstrip()) from error
 
     def use_threads(self, count: int, *, say: Say, end: End | None = None) -> DeviceNames:
         """Train with ``count`` threads of torch from now on; give the device's names with these.
