@@ -355,7 +355,7 @@ def test_the_growth_of_the_best_batch_size_is_told_where_it_is_known(
     assert len(told_lines) == texts
     assert ("B ~ budget^" in told_lines[0]) == (configurations > 2 and "high" not in changes)
     assert ("foretold" in told_lines[0]) == foretold
-    assert ("USE has 128" in told_lines[-1]) == (texts == 2)
+    assert ("USE's 128" in told_lines[-1]) == (texts == 2)
 
 
 def test_the_best_batch_size_of_a_longer_budget_is_foretold():

@@ -231,8 +231,8 @@ def growth(result: StudyResult) -> Iterator[str]:
     if max(used / whole.batch_size, whole.batch_size / used) > FAR_FROM_USE:
         place = "within" if whole.low <= used <= whole.high else "outside of"
         yield (
-            f"USE has {format_count(used)}, as its runs came to more than the curve through all "
-            f"trials has: it lies {place} that curve's interval ({interval_of_whole})"
+            f"USE's {format_count(used)}, the best of what ran, lies {place} the interval of the "
+            f"best batch size at 1 ({interval_of_whole})"
         )
 
 
