@@ -65,6 +65,7 @@ def test_a_file_becomes_a_workload():
     assert workload["reference"] == {"batch_size": 32, "lr": 0.003}
     # From an eighth of the file's 32 to sixteen times as many.
     assert workload["batch_size"] == {"low": 4, "high": 512}
+    assert any(line.startswith("batch sizes 4 to 512: ") for line in lines)
     # The file's ten epochs have 1200 examples each: 46 steps at eight times its batch size.
     assert workload["budget"] == {"steps": 46, "examples": 12_000}
     assert workload["trainer"]["gradient_clip_val"] == 1.0

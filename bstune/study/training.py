@@ -231,12 +231,13 @@ class TrainingService:
             check_loaders(data, is_given=self._recipe.data_at is not None)
             examples = train_examples(data)
             if trial is None:
-                check_largest(space.high, examples)
                 # The plan says it, too, once steps have been taken. Loaders without a length have 0
-                # examples: their number is not known.
+                # examples: their number is not known. The user's own batch size comes before the
+                # range around it.
                 too_large = text_on_excess(options, SizeLimits(examples or None))
                 if too_large is not None:
                     say(too_large)
+                check_largest(space.high, examples)
             else:
                 check_largest(trial.batch_size, examples, "trial.batch_size")
         return data
