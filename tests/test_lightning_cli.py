@@ -231,7 +231,7 @@ def test_targets(text, parsed):
         (
             {"model": {**LINEAR, "init_args": {"nope": 1}}},
             {},
-            "LightningCLI does not take this config",
+            "model: nope is no argument of LitLinear; arguments: optimizer",
         ),
         (
             {"stopping": {"patience": 3}},
