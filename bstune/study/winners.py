@@ -44,7 +44,8 @@ def metrics_of_winners(
             failed.setdefault(line, []).append(str(trial.number))
     for line, numbers in failed.items():
         cause = line.removeprefix(NO_METRICS)
-        missing.append(f"{NO_METRICS} of trial {listing(numbers)}{cause}")
+        noun = "trial" if len(numbers) == 1 else "trials"
+        missing.append(f"{NO_METRICS} of {noun} {listing(numbers)}{cause}")
     if untested:
         study.set_user_attr(TESTS, tests)
     by_winner = dict[WinnerName, dict[str, float | None]]()
