@@ -321,17 +321,45 @@ def test_a_budget_that_tells_no_trial_from_another_is_said(differs_at, budget, t
     assert list(lines.cautions(told(hand_at_budget(**budget)))) == []
 
 
-def test_the_best_batch_size_of_a_longer_budget_is_foretold():
+def hand_size_growth(batch_size=64.0, low=32.0, high=128.0, later_low=60.0):
+    """B grows as the root: a factor of 2 for 4 times the budget."""
     sizes = (
-        BestSizeAtShare(share=1.0, batch_size=64.0, low=32.0, high=128.0, is_at_end=False),
-        # B grows as the root: a factor of 2 for 4 times the budget.
+        BestSizeAtShare(share=1.0, batch_size=batch_size, low=low, high=high, is_at_end=False),
         BestSizeAtShare(share=0.25, batch_size=32.0, low=16.0, high=64.0, is_at_end=False),
     )
-    later = BestSizeLater(times=4.0, batch_size=128.4, low=60.0, high=300.0)
-    growth = SizeGrowthOverBudget(
+    later = BestSizeLater(times=4.0, batch_size=128.4, low=later_low, high=300.0)
+    return SizeGrowthOverBudget(
         exponent=0.5, low=-0.1, high=0.9, level=0.9, best_sizes=sizes, later=later
     )
-    (text,) = lines.growth(told(hand_at_budget(growth=growth)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "configurations", "texts", "foretold"),
+    # 32 to 256 were searched, and USE has 128.
+    [
+        ({}, 20, 1, True),
+        # As wide as what was searched.
+        ({"later_low": 30.0}, 20, 1, False),
+        # Nearly any batch size may be the best.
+        ({"low": 33.0, "high": 250.0}, 20, 1, False),
+        ({}, 2, 1, False),
+        # USE lies elsewhere, which has a line of its own.
+        ({"batch_size": 40.0}, 20, 2, True),
+    ],
+)
+def test_the_growth_of_the_best_batch_size_is_told_where_it_is_known(
+    changes, configurations, texts, foretold
+):
+    found = hand_at_budget(growth=hand_size_growth(**changes))
+    told_lines = list(lines.growth(told(found, configurations=configurations)))
+    assert len(told_lines) == texts
+    assert ("B ~ budget^" in told_lines[0]) == (configurations > 2 and "high" not in changes)
+    assert ("foretold" in told_lines[0]) == foretold
+    assert ("USE's 128" in told_lines[-1]) == (texts == 2)
+
+
+def test_the_best_batch_size_of_a_longer_budget_is_foretold():
+    (text,) = lines.growth(told(hand_at_budget(growth=hand_size_growth())))
     # The exponent's interval holds 0.
     assert "is 32 at 0.25, 64 at 1 of the budget: B ~ budget^0.50" in text
     assert "not told apart from no growth" in text

@@ -31,7 +31,7 @@ from bstune.study.planning.baseline import (
     telling_target,
     text_on_excess,
 )
-from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget
+from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget, count_points, reruns
 from bstune.study.planning.replicates import Winner
 from bstune.study.run import run_study
 from bstune.trial.backend import TrialBackend
@@ -52,6 +52,12 @@ def reached(number, steps, seconds_per_step=0.01, **changes):
         seconds_per_step=seconds_per_step,
         **changes,
     )
+
+
+def own_run(number=0, steps=300, **changes):
+    """A run of the baseline's pair."""
+    values = {"batch_size": OWN.batch_size, "lr": OWN.lr, **changes}
+    return make_result(number=number, steps=steps, **{"steps_low": steps - 1, **values})
 
 
 def at(batch_size, lr, *steps, first=0):
@@ -207,17 +213,40 @@ def test_its_first_run_takes_an_eighth_of_the_means(seconds, wall_seconds, steps
 
 def test_its_runs_are_found_among_the_trials():
     # Trial 0 was stopped and continued as trial 2.
-    first = make_result(number=0, trial_index=0, batch_size=64, lr=0.1, status="stopped")
-    continued = make_result(number=2, trial_index=2, resumed_from=0, batch_size=64, lr=0.1)
-    again = make_result(
-        number=5, trial_index=FIRST_REPLICATE, replicate_of=2, batch_size=64, lr=0.1
-    )
-    # Not of the baseline: another index.
-    other = make_result(number=4, trial_index=FIRST_REPLICATE + 2, replicate_of=2)
-    trials = [first, make_result(number=1, trial_index=1), continued, other, again]
-    assert baseline_runs(trials, OWN) == BaselineRuns(continued, (again,))
+    first = own_run(number=0, trial_index=0, status="stopped")
+    continued = own_run(number=2, trial_index=2, resumed_from=0)
+    # Beside a winner, and as the winner itself.
+    beside = own_run(number=5, trial_index=FIRST_REPLICATE, seed=5, replicate_of=2)
+    as_winner = own_run(number=4, trial_index=FIRST_REPLICATE + 2, seed=4, replicate_of=2)
+    other = make_result(number=3, trial_index=FIRST_REPLICATE + 1, replicate_of=1)
+    trials = [first, make_result(number=1, trial_index=1), continued, other, as_winner, beside]
+    assert baseline_runs(trials, OWN) == BaselineRuns(continued, (as_winner, beside))
     assert baseline_runs(trials, replace(OWN, lr=0.2)) is None, "a study that began otherwise"
     assert baseline_runs(trials, None) is None
+
+
+def test_a_first_run_that_began_anew_is_one_configuration_and_its_result_the_baselines():
+    first = own_run(number=0, trial_index=0, steps=200, status="stopped")
+    anew = own_run(number=1, trial_index=1, steps=375, steps_low=341)
+    fresh = []
+    for number, steps in enumerate((411, 411, 327), start=2):
+        index = (number - 1) * FIRST_REPLICATE + 1
+        fresh.append(own_run(number, steps, trial_index=index, seed=number, replicate_of=1))
+    trials = [first, anew, *fresh]
+    assert reruns(trials) == {1: 0}
+    assert count_points(trials) == 1
+    runs = baseline_runs(trials, OWN)
+    assert runs == BaselineRuns(anew, tuple(fresh))
+    # The winner has run on two of these seeds.
+    trial, winners_runs = at(256, 0.3, 50, 46, 71, first=10)
+    shared = [replace(run, seed=own.seed) for run, own in zip(winners_runs, fresh, strict=False)]
+    gain = gain_of(runs, Winner(trial, 50.0, tuple(shared)), "steps", 0.1)
+    assert (gain.seeds, gain.at_least) == (2, False)
+    assert gain.low < gain.ratio < gain.high
+    assert gain.ratio == pytest.approx(math.sqrt(411 / 46 * 411 / 71), rel=0.02)
+    # Another seed at the same point is another trial of the search.
+    elsewhere = own_run(number=9, trial_index=2, seed=99)
+    assert count_points([first, anew, elsewhere]) == 2
 
 
 def test_it_runs_on_each_of_the_winners_seeds_that_it_lacks():

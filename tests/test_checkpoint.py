@@ -675,10 +675,18 @@ def test_a_state_of_other_versions_or_another_device_is_refused(stopped, monkeyp
         patch.setattr("bstune.trial.loop.versions", lambda: newer)
         with pytest.raises(StateError, match=r"it was written by .*, not .*99\.0"):
             resume(stopped)
-    # Threads change the order of sums, and with it the last digits.
+    with pytest.raises(StateError, match=r"not .*NVIDIA H200"):
+        read_state(stopped, SPEC, "NVIDIA H200", stopped.record.versions)
+    with pytest.raises(StateError, match=r"not .*2 x cpu"):
+        read_state(stopped, SPEC, "2 x cpu (1 thread)", stopped.record.versions)
+
+
+def test_a_trial_goes_on_with_another_number_of_threads_and_says_so(stopped, monkeypatch, caplog):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    with pytest.raises(StateError, match=r"not .*cpu \(77 threads\)"):
-        resume(stopped)
+    record, _ = resume(stopped)
+    assert (record.resumed_from, record.device) == (1, "cpu (77 threads)")
+    assert record.steps > stopped.record.steps
+    assert [line.levelname for line in caplog.records].count("WARNING") == 1
 
 
 def test_the_parent_is_the_trial_that_goes_on(stopped):

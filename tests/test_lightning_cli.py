@@ -14,7 +14,7 @@ from bstune.core.metric_names import parse_target
 from bstune.hydra_recipe import HydraRecipe
 from bstune.recipe import TrialValues
 from bstune.trial.own_project import cli_file, lightning_cli
-from bstune.trial.own_project.cli_file import Chosen, read_file
+from bstune.trial.own_project.cli_file import TRAINERS, Chosen, arguments_of, read_file
 from bstune.trial.own_project.lightning_cli import with_value, workload_of
 
 pytest.importorskip("jsonargparse")
@@ -65,6 +65,7 @@ def test_a_file_becomes_a_workload():
     assert workload["reference"] == {"batch_size": 32, "lr": 0.003}
     # From an eighth of the file's 32 to sixteen times as many.
     assert workload["batch_size"] == {"low": 4, "high": 512}
+    assert any(line.startswith("batch sizes 4 to 512: ") for line in lines)
     # The file's ten epochs have 1200 examples each: 46 steps at eight times its batch size.
     assert workload["budget"] == {"steps": 46, "examples": 12_000}
     assert workload["trainer"]["gradient_clip_val"] == 1.0
@@ -230,7 +231,7 @@ def test_targets(text, parsed):
         (
             {"model": {**LINEAR, "init_args": {"nope": 1}}},
             {},
-            "LightningCLI does not take this config",
+            "model: nope is no argument of LitLinear; arguments: optimizer",
         ),
         (
             {"stopping": {"patience": 3}},
@@ -450,3 +451,52 @@ def test_the_command_writes_nothing_for_bad_input(arguments, line, bstune, tmp_p
 )
 def test_a_files_length_is_a_number_over_zero(trainer, has_length):
     assert cli_file._has_length(trainer) == has_length
+
+
+@pytest.mark.parametrize(
+    ("section", "wrong", "meant"),
+    [
+        # Without the mistake the file would lack the length of a trial.
+        ({"trainer": {"max_epoch": 3}}, "max_epoch", "max_epochs"),
+        (
+            {
+                "model": {
+                    "class_path": "lightning_cli.main.LitMLP",
+                    "init_args": {"net": "torch.nn.Flatten", "hiden": [8], "lr": 0.1},
+                }
+            },
+            "hiden",
+            "hidden",
+        ),
+        (
+            {
+                "data": {
+                    "class_path": "lightning_cli.main.SklearnDigits",
+                    "init_args": {"batchsize": 4},
+                }
+            },
+            "batchsize",
+            "batch_size",
+        ),
+    ],
+)
+def test_an_unknown_argument_is_named_first_before_anything_is_imported(
+    tmp_path, section, wrong, meant
+):
+    path = changed(tmp_path, **section)
+    with pytest.raises(ConfigError, match=rf"{wrong} is no argument of .*mean {meant}\?"):
+        read_file(path, Chosen())
+
+
+def test_arguments_are_read_of_a_class_whose_source_tells_all_of_them():
+    assert arguments_of("lightning_cli.main.LitMLP") == [
+        "net",
+        "hidden",
+        "activation",
+        "label_smoothing",
+    ]
+    assert "max_epochs" in arguments_of(f"{TRAINERS[0]}.Trainer")
+    # Any arguments, and a class that another module has.
+    unknown = ("torch.nn.Sequential", "lightning.pytorch.Trainer", "no.such.Class", "torch")
+    for path in unknown:
+        assert arguments_of(path) is None

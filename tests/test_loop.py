@@ -437,7 +437,7 @@ def test_a_target_that_is_met_before_training_is_a_mistake(value, mode):
     sign = {"min": "<=", "max": ">="}[mode]
     assert str(error.value) == (
         f"the target val/error {sign} 0.1 is met before training (val/error starts at {value:g}): "
-        "give a harder value, or the other direction: workload.target.mode"
+        "give workload.target.mode the other direction, or a harder value"
     )
     assert module.weight == 0
 

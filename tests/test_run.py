@@ -10,20 +10,25 @@ import time
 from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
 import yaml
-from builders import prepared_study
-from toolbox import end_as_lightning, table_rows, trials_of, write_rows
+from builders import options_of, prepared_study
+from rich.console import Console
+from toolbox import end_as_lightning, make_result, table_rows, trials_of, write_rows
 
-from bstune.core.records import TrialResult
+from bstune.core.records import Target, TrialResult
 from bstune.search.monte_carlo import sample_posterior
 from bstune.study import report
 from bstune.study.analysis.model import REPORT_PARTICLES
+from bstune.study.run import run_single
 from bstune.study.storage.trials import spec_of
 from bstune.system import watchdog
+from bstune.system.files import Output
 from bstune.trial.processes.workers import InProcess
 
 REPLAY = (
@@ -398,3 +403,31 @@ def test_a_study_continues_and_knows_its_table_by_content(bstune, outputs):
     status, _, err = bstune(*REPLAY, "workload.table=moved.jsonl", "search.trials=7")
     assert status == 2
     assert "workload.table: was 'sha256 " in err
+
+
+def test_a_single_trial_whose_test_fails_has_ended_well_and_names_its_weights(
+    tmp_path, monkeypatch
+):
+    def fails(spec, folder):
+        raise ValueError("no test data")
+
+    trial = make_result(number=0)
+    runner = SimpleNamespace(
+        start=lambda *given, resumed_from: None,
+        wait=lambda: SimpleNamespace(result=lambda: trial, frames=""),
+    )
+    prepared = SimpleNamespace(
+        options=options_of("workload=digits"),
+        files=Output(tmp_path),
+        open_runner=lambda count: nullcontext(runner),
+        backend=SimpleNamespace(test=fails),
+        protocol=SimpleNamespace(target=Target("val/error", 0.1, "min")),
+        last_step=lambda batch_size: 1000,
+    )
+    monkeypatch.setattr("bstune.study.run.is_own", lambda path: True)
+    console = Console(file=StringIO(), width=100)
+    assert run_single(prepared, trial.again(), console) == trial
+    lines = console.file.getvalue().splitlines()
+    weights = prepared.files.single_trial(trial.batch_size, trial.lr, trial.seed).checkpoint(0)
+    assert f"weights {weights}" in lines
+    assert sum(line.startswith("NOTE no test metrics") for line in lines) == 1

@@ -125,6 +125,14 @@ def test_what_is_refused_in_the_process_is_refused_here(open_training):
         look(training)
 
 
+def test_an_own_batch_size_that_is_too_large_is_told_before_the_range_around_it(open_training):
+    sizes = ("scaling.batch_size=400", "search.batch_size.high=200")
+    lines = []
+    with pytest.raises(ConfigError, match="batch size 200 is larger"):
+        look(open_training(nothing, *sizes), lines)
+    assert [line for line in lines if "your own batch size, 400, is larger" in line]
+
+
 # One example more than the loaders have.
 OWN_SIZE = "scaling.batch_size=121"
 

@@ -23,23 +23,44 @@ def falling(number, steps_to_target, last_step, tau=0.01, batch_size=64, **chang
     return make_trial(number, batch_size, tau=tau, history=history, **(settings | changes))
 
 
-def so_far(trials, baseline=None, target=TARGET):
+def so_far(trials, baseline=None, target=TARGET, last_step=100_000):
     posterior = inferred(trials, target=target, ideal=0.0 if target.mode == "min" else 1.0)
-    return best_so_far(trials, target, baseline, posterior)
+    return best_so_far(trials, target, baseline, posterior, lambda batch_size: last_step)
 
 
 def test_the_closest_is_named_with_what_it_came_to_and_is_predicted_to_take():
-    near = falling(0, 2000, 500)
+    near = falling(0, 2000, 1620)
     far = falling(1, 9000, 500, batch_size=16)
     row = so_far([near, far])
     assert (row.number, row.batch_size, row.seed) == (0, 64, 1000)
-    # 0.1 sqrt(2,000/500) = 0.2.
-    assert (row.value, row.steps, row.seconds) == (pytest.approx(0.2), 500, 5.0)
+    # 0.1 sqrt(2,000/1,620) = 0.111.
+    assert (row.value, row.steps, row.seconds) == (pytest.approx(0.1 / 0.9), 1620, 16.2)
     # The error of a square root's law meets the target at 2,000 steps; histories seen so far slow
     # down.
-    assert 1000 < row.predicted_steps < 8000
+    assert 1620 < row.predicted_steps < 3240
+    assert (row.more_than, row.beyond_budget) == (None, False)
     assert row.predicted_seconds == pytest.approx(0.01 * row.predicted_steps)
     assert row.compared is None
+
+
+@pytest.mark.parametrize(
+    ("last_step", "more_than", "beyond_budget"),
+    # The target is at 5,000 steps, of which 500 ran.
+    [(100_000, 1000, False), (1200, 1200, True), (700, 700, True)],
+)
+def test_far_beyond_what_ran_a_bound_is_told_and_no_number_of_steps(
+    last_step, more_than, beyond_budget
+):
+    trial = falling(0, 5000, 500)
+    row = so_far([trial], last_step=last_step)
+    assert (row.predicted_steps, row.predicted_seconds) == (None, None)
+    assert (row.more_than, row.beyond_budget) == (more_than, beyond_budget)
+    # More trials of the same budget would not get there.
+    result = result_of([trial], TARGET, Budget(1, 64 * last_step), so_far=row)
+    change = cause_of(result).change
+    assert (f"budget.examples={4 * 64 * last_step}" in change) == beyond_budget
+    assert ("search.trials" in change) == (not beyond_budget)
+    assert result.best_by("steps").steps is None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +130,7 @@ def test_there_is_none_where_a_trial_reached_the_target_or_has_no_metric():
 
 
 def test_the_answer_says_it():
-    best = falling(0, 2000, 500)
+    best = falling(0, 2000, 1620)
     baseline = falling(1, 9000, 500, batch_size=16)
     row = so_far([best, baseline], baseline)
     own = make_baseline(status="stopped")

@@ -14,7 +14,7 @@ from bstune.study.planning.replicates import Winner
 from bstune.study.storage.attributes import SPEC
 from bstune.study.storage.lease import PREFIX, Lease, this_machine
 from bstune.study.storage.trials import text_of
-from bstune.study.winners import checkpoints_elsewhere
+from bstune.study.winners import checkpoints_elsewhere, metrics_of_winners
 from bstune.system.files import Output
 
 HERE = Lease(
@@ -52,3 +52,21 @@ def test_a_checkpoint_is_elsewhere_only_where_another_machine_may_have_it(tmp_pa
     prepared = SimpleNamespace(files=Output(tmp_path), backend=backend)
     lines = checkpoints_elsewhere(prepared, study, {"time": Winner(trial, 100.0)})
     assert [line.rpartition("but with ")[2] for line in lines] == names
+
+
+@pytest.mark.parametrize(
+    ("errors", "numbers"), [({0: "a", 1: "a"}, ["s 0 and 1"]), ({0: "a", 1: "b"}, [" 0", " 1"])]
+)
+def test_tests_that_fail_alike_are_one_line(tmp_path, errors, numbers):
+    def fails(spec, folder):
+        raise ValueError(errors[spec.number])
+
+    backend = SimpleNamespace(test=fails)
+    prepared = SimpleNamespace(files=Output(tmp_path), backend=backend)
+    best = {
+        "time": Winner(make_result(number=0), 100.0),
+        "steps": Winner(make_result(number=1), 100.0),
+    }
+    missing = []
+    assert metrics_of_winners(prepared, optuna.create_study(), best, missing) == {}
+    assert [line.partition(" of trial")[2].partition(":")[0] for line in missing] == numbers

@@ -16,9 +16,11 @@ from bstune.config import compose, with_settings
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target
 from bstune.hydra_recipe import instantiate
+from bstune.system.files import Output
 from bstune.trial.batches.loader import endless
 from bstune.trial.loop import run_trial
 from bstune.trial.workload import (
+    LightningBackend,
     build_module,
     build_workload,
     checked_protocol,
@@ -419,6 +421,27 @@ def test_without_a_test_set_there_are_no_test_metrics_but_a_note(kind, cause):
     assert workload.test_batches is None
     # Neither a test set nor the lack of one is worth a note.
     assert foreign(WithTest).notes == foreign(Foreign).notes == ()
+
+
+class SeeingTests(Seeing):
+    def test_step(self, batch, batch_idx):
+        self.log("test/loss", self.weight)
+
+
+@pytest.mark.parametrize(
+    ("module", "metrics"),
+    # A module without a test_step has no metrics on the test set, and that is no error.
+    [(Seeing, []), (SeeingTests, ["test/loss"])],
+)
+def test_a_module_is_tested_if_it_has_a_step_for_that(tmp_path, monkeypatch, module, metrics):
+    workload = foreign(WithTest, module=module)
+    assert workload.test_batches is not None
+    logged = {"test/loss": torch.zeros(())}
+    trainer = SimpleNamespace(callback_metrics=logged)
+    monkeypatch.setattr("bstune.trial.workload.is_own", lambda path: True)
+    monkeypatch.setattr("bstune.trial.workload.evaluate", lambda *given, test: trainer)
+    backend = SimpleNamespace(workload=workload, protocol=None)
+    assert list(LightningBackend.test(backend, spec(), Output(tmp_path))) == metrics
 
 
 def test_validation_data_may_be_several():

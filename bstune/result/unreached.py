@@ -36,11 +36,17 @@ class SoFar(TrialPoint, frozen=True):
     seconds: NotNegative | None
     """Seconds of training after which it had that value. None where no step was timed."""
     predicted_steps: Real | None
-    """Steps that it is predicted to take to the target. None where its history does not tell."""
+    """Steps that it is predicted to take to the target. None where its history does not tell, or
+    where they are more than ``more_than``."""
     predicted_seconds: Real | None
     """Seconds of training that it is predicted to take. None as for steps, or without timings."""
     compared: AtEqualSeconds | None
     """It beside the baseline. None where there is no baseline to compare."""
+    more_than: Count | None = None
+    """It is predicted to take more steps than these: how many is not known, as nothing ran so far.
+    None where its history does not tell, or where ``predicted_steps`` are known."""
+    beyond_budget: bool = False
+    """Whether ``more_than`` are the steps of a trial's budget, and no fewer."""
 
 
 class ClosestTrial(Part, frozen=True):

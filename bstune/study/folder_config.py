@@ -45,10 +45,12 @@ def options_of_folder(
     """
     known = with_new_options(values)
     workload = known.get("workload")
-    # What a Trainer takes may be classes of the user's, which nobody needs here.
-    known["trainer"] = {}
+    # Who trains the winner again needs the plain values that a Trainer got. Nodes and lists may
+    # name classes of the user's.
+    known["trainer"] = _plain_values(known.get("trainer"))
     if isinstance(workload, Mapping):
-        known["workload"] = {**workload, "trainer": {}}
+        trainer = _plain_values(workload.get("trainer"))
+        known["workload"] = {**workload, "trainer": trainer}
     if not trust:
         scaling = known.get("scaling")
         rule: object = None
@@ -67,6 +69,17 @@ def options_of_folder(
         raise StudyError(_not_ours(file, mistake(name, first))) from error
     except RecursionError as error:
         raise StudyError(_not_ours(file, "its values lie too deep")) from error
+
+
+def _plain_values(arguments: object) -> dict[str, object]:
+    """Select the arguments of a Trainer that are single values; none of what is no mapping."""
+    if not isinstance(arguments, Mapping):
+        return {}
+    plain = dict[str, object]()
+    for name, value in arguments.items():
+        if value is None or isinstance(value, bool | int | float | str):
+            plain[name] = value
+    return plain
 
 
 def with_new_options(values: Mapping[str, object]) -> dict[str, object]:

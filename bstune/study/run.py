@@ -5,7 +5,7 @@ come.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,7 @@ from bstune.system.files import (
     Identity,
     Output,
     check_owner,
+    is_own,
     make_inside,
     owned,
     remove_partials,
@@ -434,6 +435,8 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
 def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> TrialResult:
     """Run one trial without a study: write its record and config, print how it ended.
 
+    It prints where the weights that met the target lie, and their metrics on the test set.
+
     Raises:
         UserCodeError: where it failed in the user's code.
         StudyError: where it failed elsewhere.
@@ -463,8 +466,16 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     if result.message is not None:
         line += f": {result.message}"
     console.print(line, soft_wrap=True)
+    failures = list[str]()
     if result.reached:
-        for name, value in prepared.backend.test(spec, files).items():
-            console.print(f"{name} {value:.4g}")
+        # The trial has ended well without them.
+        with optional("no test metrics", failures), chdir("."):
+            for name, value in prepared.backend.test(spec, files).items():
+                console.print(f"{name} {value:.4g}")
+    for failure in failures:
+        console.print(f"NOTE {failure}", soft_wrap=True)
     console.print(f"record {files.record}", soft_wrap=True)
+    weights = files.checkpoint(spec.number)
+    if is_own(weights):
+        console.print(f"weights {weights}", soft_wrap=True)
     return result

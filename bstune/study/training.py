@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from bstune.core.errors import BstuneError
+from bstune.core.errors import BstuneError, UserCodeError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import SizeLimits, Space
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.system.console import quieten
 from bstune.system.exits import is_interruption, untrainable
+from bstune.system.failures import described
 from bstune.system.files import Output, is_own
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import TrialBackend, make_space
@@ -230,12 +231,13 @@ class TrainingService:
             check_loaders(data, is_given=self._recipe.data_at is not None)
             examples = train_examples(data)
             if trial is None:
-                check_largest(space.high, examples)
                 # The plan says it, too, once steps have been taken. Loaders without a length have 0
-                # examples: their number is not known.
+                # examples: their number is not known. The user's own batch size comes before the
+                # range around it.
                 too_large = text_on_excess(options, SizeLimits(examples or None))
                 if too_large is not None:
                     say(too_large)
+                check_largest(space.high, examples)
             else:
                 check_largest(trial.batch_size, examples, "trial.batch_size")
         return data
@@ -277,8 +279,20 @@ class TrainingService:
     def test(
         self, spec: TrialSpec, output: Output, *, say: Say, end: End | None = None
     ) -> Mapping[str, float]:
-        """Test a trial's checkpoint on the test set, and give its metrics."""
-        return self.backend.test(spec, output)
+        """Test a trial's checkpoint on the test set, and give its metrics.
+
+        Raises:
+            UserCodeError: where the user's code fails.
+        """
+        try:
+            return self.backend.test(spec, output)
+        except BstuneError:
+            raise
+        # The user's code may raise anything. Its workload was trained, so that no error of
+        # training may tell of it.
+        except Exception as error:
+            message, frames = described(error)
+            raise UserCodeError(f"{message}\n{frames}".rstrip()) from error
 
     def use_threads(self, count: int, *, say: Say, end: End | None = None) -> DeviceNames:
         """Train with ``count`` threads of torch from now on; give the device's names with these.

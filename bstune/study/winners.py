@@ -13,8 +13,11 @@ from bstune.study.prepared import PreparedStudy
 from bstune.study.storage.attributes import TESTS, WINNER
 from bstune.study.storage.lease import Lease, this_machine
 from bstune.study.storage.trials import lease_of
+from bstune.system.console import listing
 from bstune.system.failures import optional
 from bstune.system.files import is_own
+
+NO_METRICS = "no test metrics"
 
 
 def metrics_of_winners(
@@ -23,17 +26,26 @@ def metrics_of_winners(
     """Test the winners' checkpoints on the test set; give their metrics by winner.
 
     Each trial is tested once, however often the study goes on. A winner without metrics has no
-    entry. Where the user's code fails, ``missing`` gets a line that says so.
+    entry. Where the user's code fails, ``missing`` gets a line for each of its errors.
     """
     tests: dict[str, dict[str, float]] = dict(study.user_attrs.get(TESTS, {}))
     winners = [winner.trial for winner in best.values()]
     untested = [trial for trial in winners if str(trial.number) not in tests]
+    # The trials whose tests failed, by the line on the error: winners often fail alike.
+    failed = dict[str, list[str]]()
     for trial in untested:
+        lines = list[str]()
         # The user's code may change the working directory: chdir goes back to it.
-        with optional(f"no test metrics of trial {trial.number}", missing), chdir("."):
+        with optional(NO_METRICS, lines), chdir("."):
             metrics = prepared.backend.test(trial.again(), prepared.files)
             if metrics:
                 tests[str(trial.number)] = dict(metrics)
+        for line in lines:
+            failed.setdefault(line, []).append(str(trial.number))
+    for line, numbers in failed.items():
+        cause = line.removeprefix(NO_METRICS)
+        noun = "trial" if len(numbers) == 1 else "trials"
+        missing.append(f"{NO_METRICS} of {noun} {listing(numbers)}{cause}")
     if untested:
         study.set_user_attr(TESTS, tests)
     by_winner = dict[WinnerName, dict[str, float | None]]()

@@ -810,13 +810,16 @@ class LightningBackend(TrialBackend):
     def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
         """Measure a trial's metrics on the test set, with the weights of its checkpoint.
 
-        Gives their values by name; none where there is no test set, or no checkpoint of the study's
-        in ``folder``.
+        Gives their values by name; none where there is no test set, where the module has no
+        ``test_step``, or where ``folder`` has no checkpoint of the study's.
         """
         checkpoint = folder.checkpoint(spec.number)
         if self.workload.test_batches is None or not is_own(checkpoint):
             return {}
         module = self.workload.build_module(spec)
+        # A data module may have a test set that its module has no step for.
+        if not is_overridden("test_step", module):
+            return {}
         trainer = evaluate(
             self.workload, module, self.protocol, checkpoint, test=self.workload.test_batches
         )

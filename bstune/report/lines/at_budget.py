@@ -26,6 +26,10 @@ INTERVAL_TEXT = f"{INTERVAL_LEVEL:.0%}"
 LEAST_GAIN = "search.least_gain"
 # A winner that takes so many times as long as the baseline to the budget's end is told to do so.
 MUCH_LONGER = 1.25
+# An interval over this share of the searched batch sizes' octaves tells nothing of the best one.
+NEARLY_ALL_SIZES = 0.75
+# USE is named beside the best batch size where the two are more than this factor apart.
+FAR_FROM_USE = 2.0
 # The fewest and the most significant digits of a metric.
 LEAST_DIGITS = 3
 MOST_DIGITS = 6
@@ -194,6 +198,18 @@ def growth(result: StudyResult) -> Iterator[str]:
             "the budget"
         )
         return
+    whole = law.best_sizes[0]
+    interval_of_whole = f"{INTERVAL_TEXT}: {_sizes_words(whole.low, whole.high)}"
+    if has_few_configurations(result):
+        tried = plural(result.configurations or 0, "configuration")
+        yield f"how the best batch size grows with the budget is not known of {tried}"
+        return
+    if _share_of_searched(at_budget, whole.low, whole.high) >= NEARLY_ALL_SIZES:
+        yield (
+            "how the best batch size grows with the budget is not known: nearly any may be the "
+            f"best of the whole one ({interval_of_whole})"
+        )
+        return
     parts = list[str]()
     # They are listed from the shortest budget to the whole one.
     for best in reversed(law.best_sizes):
@@ -204,13 +220,34 @@ def growth(result: StudyResult) -> Iterator[str]:
     if law.low <= 0.0 <= law.high:
         text += ", which is not told apart from no growth"
     later = law.later
-    size = format_count(round(later.batch_size))
-    low = format_count(round(later.low))
-    high = format_count(round(later.high))
-    yield (
-        f"{text}; at {later.times:g} times the budget {size} is foretold "
-        f"({INTERVAL_TEXT}: {low} to {high})"
-    )
+    # An interval as wide as the batch sizes that were searched foretells nothing.
+    if _share_of_searched(at_budget, later.low, later.high) < 1.0:
+        text += (
+            f"; at {later.times:g} times the budget {format_count(round(later.batch_size))} is "
+            f"foretold ({INTERVAL_TEXT}: {_sizes_words(later.low, later.high)})"
+        )
+    yield text
+    used = at_budget.winner.batch_size
+    if max(used / whole.batch_size, whole.batch_size / used) > FAR_FROM_USE:
+        place = "within" if whole.low <= used <= whole.high else "outside of"
+        yield (
+            f"USE's {format_count(used)}, the best of what ran, lies {place} the interval of the "
+            f"best batch size at 1 ({interval_of_whole})"
+        )
+
+
+def _sizes_words(low: float, high: float) -> str:
+    """Write two batch sizes as the ends of an interval."""
+    return f"{format_count(round(low))} to {format_count(round(high))}"
+
+
+def _share_of_searched(at_budget: AtBudget, low: float, high: float) -> float:
+    """Give the octaves from ``low`` to ``high`` as a share of those that were searched."""
+    searched = at_budget.curve[-1].batch_size / at_budget.curve[0].batch_size
+    # A single batch size that was searched has no octaves to spread over.
+    if searched <= 1.0:
+        return 0.0
+    return math.log(high / low) / math.log(searched)
 
 
 def gain_left(result: StudyResult) -> Iterator[str]:

@@ -24,6 +24,13 @@ def closest_texts(result: StudyResult) -> Iterator[str]:
     so_far = result.so_far
     if so_far is None:
         return
+    if so_far.more_than is not None:
+        limit = "the budget of a trial"
+        if not so_far.beyond_budget:
+            limit = "far beyond what it ran: how many is not known"
+        steps = plural(so_far.more_than, "step")
+        yield f"that trial is predicted to need more than {steps}, {limit}"
+        return
     if so_far.predicted_steps is None:
         yield "whether it would meet the target cannot be told from its history"
         return
@@ -166,6 +173,9 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
     ``count``: how many trials were stopped.
     """
     stopped = plural(count, "stopped trial")
+    so_far = result.so_far
+    # More trials of the same budget would not reach what takes more steps than that.
+    is_beyond = so_far is not None and so_far.beyond_budget
     # Most were stopped before their schedule had brought the learning rate down: that tells nothing
     # of where a whole schedule ends.
     if 2 * unreached.cut_schedules >= count:
@@ -176,6 +186,8 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
     if 2 * untold >= count:
         why = f"{untold} of {stopped} had fewer than two evaluations, which show no improvement"
         is_at_budget = 2 * unreached.untold_at_budget >= untold
+        if is_beyond:
+            return Cause(why, _more_steps(unreached, result.search, is_at_budget=True))
         more_steps = _more_steps(unreached, result.search, is_at_budget)
         return Cause(why, f"evaluations more often, or {more_steps}")
     # Most no longer improved: more steps would not bring them to the target.
@@ -192,7 +204,7 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
     is_at_budget = 2 * at_budget >= improving
     if is_at_budget:
         why = f"{at_budget} of {stopped} still improved at the end of their budget"
-    return Cause(why, _more_steps(unreached, result.search, is_at_budget))
+    return Cause(why, _more_steps(unreached, result.search, is_at_budget or is_beyond))
 
 
 def _more_steps(unreached: Unreached, search: SearchPlan, is_at_budget: bool) -> str:

@@ -129,7 +129,7 @@ def analyse(
         # Without a trial that reached the target the scatter is the prior's.
         seed_scatter=None if critical is None else scatter,
         baseline=baseline_result(runs, target, ideal_of(prepared)),
-        so_far=best_so_far(done, target, baseline_run, posterior),
+        so_far=best_so_far(done, target, baseline_run, posterior, prepared.last_step),
         gain=gain_of(runs, winner, use, scatter.scatter, timing_error, luck),
         gain_in_seconds=gain_in_seconds,
         as_good=as_good,

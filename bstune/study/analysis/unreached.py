@@ -6,7 +6,7 @@ of each.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.result import (
@@ -27,6 +27,9 @@ from bstune.search.posterior import Posterior
 IMPROVEMENT = 0.05
 # Evaluations of a trial of which anything is predicted: fewer show no rate.
 LEAST_EVALUATIONS = 3
+# A prediction is told up to so many times the steps that its trial ran: farther off it may be wrong
+# by several times.
+FARTHEST_PREDICTION = 2.0
 # The easier target that is proposed lies so many times as far off as the closest trial came, so
 # that this trial would have met it.
 CLEARLY_EASIER = 1.05
@@ -142,14 +145,20 @@ def best_so_far(
     target: Target,
     baseline: TrialResult | None,
     posterior: Posterior,
+    last_step: Callable[[float], int],
 ) -> SoFar | None:
     """Describe the trial that came closest to a target that no trial has reached.
 
     It is None where a trial reached it, or none has a metric. ``steps`` and ``seconds`` are those
     at which the trial came to ``value``. What it is predicted to take to the target is None where
-    its history does not tell.
+    its history does not tell, and where that is far beyond what it ran.
 
-    ``baseline``: its first run, with which the trial is compared; None without it.
+    Args:
+        trials: all that ended.
+        target: the one that was not reached.
+        baseline: its first run, with which the trial is compared; None without it.
+        posterior: of all trials.
+        last_step: gives the step at which a trial's budget is spent, by batch size.
     """
     if any(trial.reached for trial in trials):
         return None
@@ -161,6 +170,15 @@ def best_so_far(
     evaluations = sum(value is not None for _, value in trial.history)
     if evaluations >= LEAST_EVALUATIONS:
         predicted = predicted_steps(posterior, trial.number)
+    more_than: int | None = None
+    beyond_budget = False
+    if predicted is not None:
+        budget_steps = last_step(trial.batch_size)
+        farthest = math.floor(FARTHEST_PREDICTION * trial.steps)
+        beyond_budget = predicted > budget_steps
+        if beyond_budget or predicted > farthest:
+            more_than = budget_steps if beyond_budget else farthest
+            predicted = None
     compared: AtEqualSeconds | None = None
     if baseline is not None:
         compared = _compared(trial, baseline, target)
@@ -177,6 +195,8 @@ def best_so_far(
         predicted_steps=finite(predicted),
         predicted_seconds=finite(_seconds(predicted, trial)),
         compared=compared,
+        more_than=more_than,
+        beyond_budget=beyond_budget,
     )
 
 

@@ -26,7 +26,7 @@ from bstune.core.records import Merit, Target, TrialResult, TrialSpec
 from bstune.core.search_space import SizeLimits, Space, Tunable
 from bstune.options import StudyOptions, option_at
 from bstune.result import INTERVAL_LEVEL, INTERVAL_QUANTILE, BaselineResult, Gain, finite
-from bstune.study.planning.plan import MEANS_SHARE, SearchBudget, is_baseline_replicate
+from bstune.study.planning.plan import MEANS_SHARE, SearchBudget, reruns
 from bstune.study.planning.replicates import Winner, same_point
 from bstune.trial.backend import chooses_batch_sizes
 
@@ -58,9 +58,9 @@ class BaselineRuns:
     """The runs of a study's baseline."""
 
     first: TrialResult
-    """The first run; of one that was stopped and continued the last part."""
+    """The first run; of one that was stopped and continued, or run once more, the last part."""
     again: tuple[TrialResult, ...] = ()
-    """The runs on winners' fresh seeds."""
+    """The runs on fresh seeds, as the winner itself or beside another one."""
 
 
 def baseline_of(options: StudyOptions, space: Space, limits: SizeLimits) -> Baseline | None:
@@ -159,18 +159,18 @@ def baseline_runs(trials: Sequence[TrialResult], baseline: Baseline | None) -> B
     first = next((trial for trial in usable if is_baseline(trial, baseline)), None)
     if first is None:
         return None
-    # The first run may have been stopped and continued: its last part has all of it.
+    # The first run may have been stopped and continued: its last part has all of it. One whose
+    # state was lost ran once more from its first step: that run counts in its place.
     by_parent = {trial.resumed_from: trial for trial in usable}
+    by_number = {trial.number: trial for trial in usable}
+    for number, earlier in reruns(usable).items():
+        by_parent[earlier] = by_number[number]
     # The numbers of all its parts: a run on a fresh seed may name any of them.
     chain = {first.number}
     while first.number in by_parent:
         first = by_parent[first.number]
         chain.add(first.number)
-    again = list[TrialResult]()
-    for trial in usable:
-        # The baseline's point may win: what it runs as the winner is not counted here.
-        if trial.replicate_of in chain and is_baseline_replicate(trial.trial_index):
-            again.append(trial)
+    again = [trial for trial in usable if trial.replicate_of in chain]
     return BaselineRuns(first, tuple(sorted(again, key=lambda trial: trial.number)))
 
 

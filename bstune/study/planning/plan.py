@@ -203,9 +203,31 @@ def trials_of_search(results: Iterable[TrialResult]) -> list[TrialResult]:
 def count_points(trials: Iterable[TrialResult]) -> int:
     """Count the configurations that a search has tried.
 
-    A trial that continues another one is the same configuration.
+    A trial that continues another one, or runs it once more from its first step, is the same
+    configuration.
     """
-    return sum(trial.resumed_from is None for trial in trials_of_search(trials))
+    of_search = trials_of_search(trials)
+    begun = sum(trial.resumed_from is None for trial in of_search)
+    return begun - len(reruns(of_search))
+
+
+def reruns(trials: Iterable[TrialResult]) -> dict[int, int]:
+    """Map each trial that runs another one once more from its first step to the last part of that.
+
+    Both are numbers. A stopped trial begins anew where its state cannot be read, or none is kept:
+    its second run has the same seed and values, and continues no trial.
+    """
+    last_part = dict[tuple[object, ...], int]()
+    begun_anew = dict[int, int]()
+    for trial in sorted(trials_of_search(trials), key=lambda trial: trial.number):
+        values = tuple(sorted(trial.hyperparameters.items()))
+        run = (trial.batch_size, trial.lr, trial.seed, values)
+        if trial.resumed_from is None and run in last_part:
+            begun_anew[trial.number] = last_part[run]
+        # Only a stopped trial has anything to run once more for.
+        if trial.status == "stopped":
+            last_part[run] = trial.number
+    return begun_anew
 
 
 def compares(budget: SearchBudget, trials: Iterable[TrialResult]) -> bool:

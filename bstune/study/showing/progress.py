@@ -16,7 +16,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from bstune.core.records import Target, TrialResult
-from bstune.study.planning.plan import count_points
+from bstune.study.planning.plan import count_points, reruns
 from bstune.study.showing.live_table import live_html
 from bstune.system.console import format_number, format_seconds, plural, print_line
 from bstune.system.watchdog import LINE_SECONDS, THREAD_LOOK_SECONDS
@@ -116,14 +116,14 @@ class Progress:
         shown = [trial for trial in done if trial.number in self._shown]
         # Side by side, trials do not end in order of their numbers.
         new = [trial for trial in done if trial.number not in self._shown]
-        points = count_points(shown)
         for trial in new:
-            points += count_points([trial])
+            shown.append(trial)
+            points = count_points(shown)
             # A point that failed does not count, and is asked again.
             tried = points + 1 if trial.status == "failed" else points
             place = f"configuration {tried} of {self._total}"
-            # After its last point a search may train a stopped trial again from its first step.
-            if tried > self._total:
+            # A search may train a stopped trial again from its first step.
+            if tried > self._total or trial.number in reruns(shown):
                 place = "again from its first step"
             line = trial_line(trial, self._target, self._last_step, place) + self._message(trial)
             if time_left and trial is new[-1]:

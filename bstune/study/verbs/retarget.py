@@ -567,7 +567,8 @@ def is_near(closest: float, target: Target, ideal: float | None) -> bool:
 
 def _not_predicted(so_far: SoFar) -> SoFar:
     """Give the point that came closest to a target, without what it would take to get there."""
-    return so_far.model_copy(update={"predicted_steps": None, "predicted_seconds": None})
+    nothing = {"predicted_steps": None, "predicted_seconds": None, "more_than": None}
+    return so_far.model_copy(update={**nothing, "beyond_budget": False})
 
 
 def _what_to_run(prepared: PreparedStudy, earlier: StudyResult | None) -> str:

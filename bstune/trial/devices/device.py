@@ -56,6 +56,12 @@ def device_name(trainer_options: Mapping[str, Any], devices: int = 1) -> str:
     return f"{several}cpu ({threads} {noun})"
 
 
+def without_threads(device: str) -> str:
+    """Leave the number of torch's threads out of a CPU's name: ``cpu`` of ``cpu (2 threads)``."""
+    name, _, threads = device.partition("cpu (")
+    return f"{name}cpu" if threads else device
+
+
 def processor_wait_of(device: torch.device) -> Callable[[], float]:
     """Give a function that tells for how many seconds training has waited for a processor so far.
 

@@ -7,6 +7,8 @@ All that a study needs, and neither the file nor the command line has, is one re
 the command to type, as far as the file tells it.
 """
 
+import ast
+import difflib
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -28,6 +30,8 @@ SECTIONS = ("trainer", "model", "data", "optimizer", "lr_scheduler")
 IGNORED = ("seed_everything", "ckpt_path", "verbose", "weights_only")
 # A Trainer's arguments from which the budget is made.
 LENGTHS = ("max_epochs", "max_steps")
+# The module of the Trainer, by Lightning's package: the first one that is there counts.
+TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 # What stands in a command for a class that the file does not tell.
 ANY_CLASS = "MODULE.CLASS"
 # The option of a study that a command proposes where nothing says how long a trial is.
@@ -119,6 +123,9 @@ def read_file(path: Path, chosen: Chosen) -> CliFile:
     sections, ignored = _read_sections(path)
     for name, given in (("model", chosen.model), ("data", chosen.data)):
         sections[name] = _with_class(name, sections.get(name, {}), given, missing)
+    unknown = list(_unknown_arguments(sections))
+    if unknown:
+        raise ConfigError("\n".join(f"{one_line(str(path))}: {line}" for line in unknown))
     file = CliFile(path, chosen, sections, tuple(ignored))
     if not chosen.is_timed and not _has_length(sections.get("trainer")):
         missing.things.append(
@@ -175,6 +182,96 @@ def _with_class(name: str, section: Node | str, given: str | None, missing: _Mis
         missing.things.append(f"the class of its {name}")
         missing.added[name] = ANY_CLASS
     return {"class_path": given or ANY_CLASS, "init_args": section}
+
+
+def _unknown_arguments(sections: Node) -> Iterator[str]:
+    """Write a line on each argument that the Trainer, the model or the data have not.
+
+    Only classes whose source tells all of their arguments are asked.
+    """
+    trainer = sections.get("trainer")
+    if isinstance(trainer, dict):
+        trainers = (arguments_of(f"{module}.Trainer") for module in TRAINERS)
+        known = next((names for names in trainers if names is not None), None)
+        yield from _lines_on_unknown("trainer", "Trainer", trainer, known)
+    for name in ("model", "data"):
+        class_path = sections[name].get("class_path")
+        values = sections[name].get("init_args")
+        if isinstance(class_path, str) and isinstance(values, dict):
+            called = class_path.rpartition(".")[2]
+            yield from _lines_on_unknown(name, called, values, arguments_of(class_path))
+
+
+def _lines_on_unknown(
+    section: str, called: str, values: Mapping[object, object], known: list[str] | None
+) -> Iterator[str]:
+    """Write a line on each of a section's arguments that is none of the ``known`` ones.
+
+    ``called``: the name of the class. Without known arguments there are no lines.
+    """
+    if known is None:
+        return
+    for key in values:
+        # A dotted name leads into an argument.
+        name = str(key).partition(".")[0]
+        if name in known:
+            continue
+        meant = difflib.get_close_matches(name, known, n=1)
+        question = f"arguments: {', '.join(known)}"
+        if meant:
+            question = f"did you mean {meant[0]}?"
+        yield f"{section}: {one_line(name)} is no argument of {called}; {question}"
+
+
+def arguments_of(class_path: str) -> list[str] | None:
+    """Read from its source which arguments a class takes, without importing it.
+
+    It is None where the source is not found or does not tell all of them: where the class has no
+    ``__init__`` of its own or one with ``**kwargs``, or is made by a decorator.
+    """
+    module, _, name = class_path.rpartition(".")
+    source = _source_of(module)
+    if source is None:
+        return None
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef) or node.name != name or node.decorator_list:
+            continue
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                return _all_named(part.args)
+    return None
+
+
+def _all_named(arguments: ast.arguments) -> list[str] | None:
+    """List the names of a method's arguments but for ``self``; None where others are taken, too."""
+    if arguments.vararg is not None or arguments.kwarg is not None:
+        return None
+    named = [*arguments.posonlyargs, *arguments.args]
+    return [argument.arg for argument in (*named[1:], *arguments.kwonlyargs)]
+
+
+def _source_of(module: str) -> Path | None:
+    """Find a module's file without importing its packages; None where there is none."""
+    top, *inner = module.split(".")
+    try:
+        # Python finds a module at the top without running anything.
+        spec = find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if not inner:
+        return None if spec.origin is None else Path(spec.origin)
+    for folder in spec.submodule_search_locations or ():
+        place = Path(folder, *inner)
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
 
 
 def _has_length(trainer: object) -> bool:

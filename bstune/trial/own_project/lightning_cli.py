@@ -26,6 +26,7 @@ from bstune.trial.lightning.installed import LightningDataModule, LightningModul
 from bstune.trial.own_project.cli_file import (
     LENGTHS,
     NEEDS_JSONARGPARSE,
+    Chosen,
     CliFile,
     named_rates,
     numbers_of,
@@ -154,6 +155,7 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     lines = [
         f"{rate} is the learning rate: {lr:g} at batch size {size}",
         f"{examples} training examples",
+        *_sizes_lines(chosen, smallest, largest),
         *assumed,
     ]
     lengths = _own_lengths(parsed["trainer"])
@@ -164,6 +166,16 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     if left_out:
         lines.append(left_to_bstune(left_out))
     return workload, lines
+
+
+def _sizes_lines(chosen: Chosen, smallest: int, largest: int) -> list[str]:
+    """Say that the range of batch sizes was assumed; no line where the command line gives one."""
+    if any(option.startswith("search.batch_size.") for option in chosen.options):
+        return []
+    return [
+        f"batch sizes {smallest} to {largest}: 1/{FACTOR_BELOW} to {FACTOR_ABOVE} times yours, as "
+        "far as the data go (search.batch_size.low and search.batch_size.high set others)"
+    ]
 
 
 def _budget_of_trial(

@@ -6,6 +6,7 @@ data: nothing in it is executed.
 """
 
 import io
+import logging
 import pickle
 import struct
 import zipfile
@@ -31,10 +32,13 @@ from bstune.system.files import (
 )
 from bstune.trial.batches.index_stream import Position, Stream
 from bstune.trial.devices import distributed
+from bstune.trial.devices.device import without_threads
 from bstune.trial.devices.randomness import GeneratorStates
 from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.lightning.internals import argument_of_hyper_parameters
 from bstune.trial.lightning.packages import of_package, package_of
+
+logger = logging.getLogger(__name__)
 
 # The key of bstune's own part in the checkpoint.
 KEY = "bstune"
@@ -300,7 +304,8 @@ def read_state(
     Args:
         stopped: the trial and its file.
         spec: of the trial that is to go on from it.
-        device: the name of this trial's device, which must be that of the state.
+        device: the name of this trial's device, which must be that of the state. A CPU may have
+            another number of torch's threads: only the last digits differ, and a warning says so.
         versions: of the packages, which must be those of the state.
 
     Raises:
@@ -329,10 +334,19 @@ def read_state(
         raise _unreadable(
             stopped, f"its number, batch size, lr, seed and steps are {stored}, not {expected}"
         )
-    if dict(state.versions) != dict(versions) or state.device != device:
+    is_same_device = without_threads(state.device) == without_threads(device)
+    if dict(state.versions) != dict(versions) or not is_same_device:
         written = ", ".join(map(str, (*state.versions.values(), state.device)))
         now = ", ".join((*versions.values(), device))
         raise _unreadable(stopped, f"it was written by {written}, not {now}")
+    if state.device != device:
+        logger.warning(
+            "trial %s goes on from trial %s on %s, not %s: its last digits may differ",
+            spec.number,
+            record.number,
+            device,
+            state.device,
+        )
     return state
 
 

@@ -115,5 +115,5 @@ def refuse_met_target(target: Target, value: float) -> None:
     if target.reached(value):
         raise ConfigError(
             f"the target {target} is met before training ({target.metric} starts at {value:g}): "
-            "give a harder value, or the other direction: workload.target.mode"
+            "give workload.target.mode the other direction, or a harder value"
         )
