@@ -76,8 +76,8 @@ def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> Composed:
     """
     if not study.user_attrs[ARGUMENTS]:
         raise ConfigError(
-            f"the study {study.study_name!r} trains Python objects, which no command line has: "
-            "continue it by the call of bstune.tune() that began it"
+            f"the study {study.study_name!r} was begun in Python or by a sweep of Hydra, and no "
+            "worker can join it: continue it by the script or the command that began it"
         )
     return compose_checked([*study.user_attrs[ARGUMENTS], *arguments, "mlflow.enabled=false"])
 

@@ -4,6 +4,7 @@ The winners run again before it. Meanwhile :mod:`bstune.study.showing.progress` 
 come.
 """
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -199,7 +200,8 @@ def paused_study(
     with watching(say, seconds=None), waiting_for("the storage"):
         study = _opened_study(prepared, workers_arguments)
     identity = Identity.of(options.study, options.storage, study.user_attrs[STUDY_ID])
-    leases = Leases(study, "owner", options.search.lease_seconds)
+    join = worker_command(options, arguments or ())
+    leases = Leases(study, "owner", options.search.lease_seconds, join=join)
     missing = list[str]()
     with leases.acquired(say), owned(files, identity):
         with watching(say, seconds=None) as watched_say, waiting_for("the study's files"):
@@ -285,6 +287,21 @@ def arguments_to_join(options: StudyOptions, arguments: Sequence[str]) -> list[s
     if of_study and may_be_shortened and budget != stated.budget:
         of_study += [f"budget.steps={budget.steps}", f"budget.examples={budget.examples}"]
     return of_study
+
+
+def worker_command(options: StudyOptions, arguments: Sequence[str]) -> str | None:
+    """Write the command by which a worker joins the study; None where none can.
+
+    ``arguments``: of the study's own command; empty for one that no command line composes.
+    """
+    if not arguments:
+        return None
+    storage = f"storage={options.storage}"
+    # The option as it was typed: ``${oc.env:...}`` keeps a password out of the line.
+    for argument in arguments:
+        if argument.startswith("storage="):
+            storage = argument
+    return shlex.join(["bstune", "worker", storage, f"study={options.study}"])
 
 
 def _take_over(
