@@ -631,8 +631,8 @@ class Search:
     def _seconds_to_go(self, done: Sequence[TrialResult]) -> float | None:
         """Predict the wall seconds until the study's end.
 
-        None before this command has tried a point, a batch size with its learning rate, to its end:
-        how fast points end is not known then.
+        None before this command has tried two points to their ends, each a batch size with its
+        learning rate: how fast points end is not known then.
         """
         pace = self._point_ends.pace(count_points(done), self._prepared.elapsed())
         if pace is None:
