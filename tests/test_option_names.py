@@ -33,6 +33,7 @@ TERMS = PythonTerms("val_loss", "<=", 64)
         ("a larger search.batch_size.high", "a larger batch_sizes[1]"),
         ("the other direction: workload.target.mode", "the other direction: target"),
         ("begin another one with study=NAME", "begin another one with name=NAME"),
+        ("the same command continues", "the same call continues"),
         # An option without an argument of its own keeps its name.
         ("more hardware.seconds", "more hardware.seconds"),
         # Neither a path, nor a module, nor what is written for Python already.

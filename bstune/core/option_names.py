@@ -89,7 +89,7 @@ class PythonTerms:
 
 
 def in_python(text: str, terms: PythonTerms | None = None) -> str:
-    """Rewrite the options in a text as arguments of :class:`bstune.Study`.
+    """Rewrite the options in a text as arguments of :class:`bstune.Study`, which is called.
 
     An option for which there is no argument goes into the argument ``options``.
 
@@ -100,6 +100,8 @@ def in_python(text: str, terms: PythonTerms | None = None) -> str:
     """
     # An option without a section, and two that are one argument.
     named = text.replace("study=NAME", "name=NAME")
+    # A study of Python objects is begun by a call.
+    named = named.replace("the same command", "the same call")
     named = named.replace("budget.steps or budget.examples", "budget")
     budgets = BUDGET.sub(r"budget=bstune.Budget(steps=\1, examples=\2)", named)
 

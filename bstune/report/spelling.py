@@ -11,8 +11,6 @@ def with_options_as_called(result: StudyResult, text: str) -> str:
     """
     if not result.in_python:
         return text
-    # A study of Python objects is begun by a call.
-    text = text.replace("the same command", "the same call")
     # An argument may hold more than its option: that of the target has the metric and a sign, too,
     # and that of the reference the batch size.
     sign = "<=" if result.mode == "min" else ">="

@@ -534,6 +534,8 @@ class Search:
             # It is asked again after a failure: the last run counts.
             self.failed_baseline = finished if result.status == "failed" else None
         if result.status == "failed" and not result.was_cut_short:
+            # The trial's own line comes before the error that ends the study.
+            self._finished_trials()
             check_failures(results(self._study), finished.frames, finished.cause)
 
     def _keep(self, result: TrialResult) -> None:
