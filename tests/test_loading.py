@@ -87,7 +87,7 @@ def test_whatever_comes_before_the_first_trial_is_watched(tmp_path, monkeypatch,
         "check_storage": ["the study's preparation", "the storage"],
         "open_study": ["the storage"],
         "plan_text": ["the study's files"],
-        "_opened_tracking": ["MLflow"],
+        "_opened_tracking": [run.OPENING_MLFLOW],
         "body": [],
     }
     printed = capsys.readouterr().out

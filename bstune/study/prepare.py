@@ -405,7 +405,7 @@ def _checked_tracking(
     if not options.mlflow.enabled or trial is not None:
         return options, []
     try:
-        with waiting_for("MLflow"):
+        with waiting_for("the modules of MLflow"):
             check_uri(tracking_uri(options.mlflow))
     except ImportError as error:
         return _without_tracking(options, error)
@@ -424,7 +424,7 @@ def _with_imported_tracking(
     if not options.mlflow.enabled or trial is not None:
         return options, []
     try:
-        with waiting_for("MLflow"):
+        with waiting_for("the modules of MLflow"):
             importlib.import_module(TRACKING)
     except ImportError as error:
         return _without_tracking(options, error)

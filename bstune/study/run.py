@@ -66,6 +66,8 @@ from bstune.system.watchdog import waiting_for, watching
 if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking
 
+# What a study waits for before its first trial.
+OPENING_MLFLOW = "MLflow to open, which would slow the first trial down"
 # Options that another machine that joins the study gives itself, or has no use for.
 MACHINE_OPTIONS = (
     "storage=",
@@ -214,7 +216,8 @@ def paused_study(
         if prepared.sets_target:
             prepared = yield from _with_own_target(prepared, study, leases, wall, console, page)
             write_text(files.config, text_of_options(prepared.options))
-        with watching(say, seconds=None), waiting_for("MLflow"):
+        # It opens before the first trial, whose seconds its imports and tables would add to.
+        with watching(say, seconds=None), waiting_for(OPENING_MLFLOW):
             tracking = _opened_tracking(prepared, study, missing)
         progress = _progress_of(prepared, console)
         # From here on an interruption is told as one of a search.
