@@ -34,7 +34,12 @@ from bstune.study.report import Findings, report_study
 from bstune.study.search import Paused, Search, run_through
 from bstune.study.searching.finished_trial import check_any_trial, check_baseline
 from bstune.study.showing.live_page import LivePage
-from bstune.study.showing.progress import Progress, lines_while_waiting, trial_line
+from bstune.study.showing.progress import (
+    LastEvaluation,
+    Progress,
+    lines_while_waiting,
+    trial_line,
+)
 from bstune.study.storage.attributes import (
     ARGUMENTS,
     BUDGET_TIMES,
@@ -98,6 +103,16 @@ def make_show(
         page.show(prepared, results_so_far, seconds_to_go)
 
     return show
+
+
+def make_begin(progress: Progress, page: LivePage) -> Callable[[TrialSpec, LastEvaluation], None]:
+    """Make the function that is told of each trial before it begins: by it a page catches up."""
+
+    def begin(spec: TrialSpec, last_evaluation: LastEvaluation) -> None:
+        page.catch_up()
+        progress.begin(spec, last_evaluation)
+
+    return begin
 
 
 @contextmanager
@@ -225,7 +240,8 @@ def paused_study(
         with left_unless_ended(page):
             show = make_show(progress, page, prepared)
             with progress.live or nullcontext(), lines_while_waiting(progress):
-                search = Search(prepared, study, leases, wall, tracking, show, page.catch_up)
+                begin = make_begin(progress, page)
+                search = Search(prepared, study, leases, wall, tracking, show, begin)
                 end = yield from search.paused()
             interruption.enter_stage(Stage.REPORT)
             findings = report_study(
@@ -387,8 +403,9 @@ def _with_own_target(
         progress = _progress_of(prepared, console)
         with progress.live or nullcontext(), lines_while_waiting(progress), left_unless_ended(page):
             show = make_show(progress, page, prepared)
+            begin = make_begin(progress, page)
             search = Search(
-                prepared, study, leases, wall, tracking=None, show=show, before_trial=page.catch_up
+                prepared, study, leases, wall, tracking=None, show=show, before_trial=begin
             )
             yield from search.paused_baseline(set_target)
     goal = stored_goal(study)
@@ -445,7 +462,15 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         interruption.enter_stage(Stage.SEARCH)
         with progress.live or nullcontext(), lines_while_waiting(progress):
             wall = WallTime(study, prepared.budget, prepared.elapsed, owner=False)
-            search = Search(prepared, study, leases, wall, tracking=None, show=progress.show)
+            search = Search(
+                prepared,
+                study,
+                leases,
+                wall,
+                tracking=None,
+                show=progress.show,
+                before_trial=progress.begin,
+            )
             end = search.run()
     console.print(f"{end.sentence}; {plural(search.ran, 'trial')} run here")
     return search.ran
