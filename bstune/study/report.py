@@ -42,7 +42,7 @@ from bstune.system.console import format_count, plural, print_line
 from bstune.system.failures import optional
 from bstune.system.files import write_text
 from bstune.system.watchdog import waiting_for, watching
-from bstune.trial.backend import TrialBackend
+from bstune.trial.backend import JobCommand, TrialBackend
 
 if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking
@@ -173,7 +173,8 @@ def _next_in_python(
 ) -> list[Line]:
     """Give the line NEXT of a study of Python objects: the call that trains its winner.
 
-    A loop of the user's takes the winner's values in place of a trial's. Advice to keep the user's
+    A loop of the user's takes the winner's values in place of a trial's, and a sweep's application
+    takes them as overrides. Advice to keep the user's
     own configuration, if the gain suggests it, stands before that. There is no line without a
     winner, nor for a study of a command line, whose line NEXT is a command.
     """
@@ -182,6 +183,8 @@ def _next_in_python(
         return []
     if prepared.recipe is not None:
         how_to_train = ["result.train()"]
+    elif prepared.backend.job_command is not None:
+        how_to_train = [_command_of_job(prepared.backend.job_command, result)]
     elif prepared.backend.trains_in_loop:
         how_to_train = _with_own_loop(prepared)
     else:
@@ -192,6 +195,16 @@ def _next_in_python(
     if advice is not None:
         how_to_train.insert(0, with_options_as_called(result, advice))
     return [("NEXT", tuple(how_to_train))]
+
+
+def _command_of_job(command: JobCommand, result: StudyResult) -> str:
+    """Write the application's own command, with the winner's values as overrides."""
+    winner = result.winner
+    if result.at_budget is not None:
+        at_budget = result.at_budget.winner
+        return command(round(at_budget.batch_size), at_budget.lr, at_budget.hyperparameters)
+    assert winner is not None  # noqa: S101 (there is one of the two)
+    return command(round(winner.batch_size), winner.lr, winner.hyperparameters)
 
 
 def _with_own_loop(prepared: PreparedStudy) -> list[str]:
@@ -298,6 +311,7 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
         size=_size_of_workload(prepared.backend),
         overrides_lr=options.scaling.override_lr,
         in_python=isinstance(options, GivenOptions),
+        in_hydra=prepared.backend.job_command is not None,
     )
 
 

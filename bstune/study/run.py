@@ -18,7 +18,7 @@ from rich.status import Status
 from rich.text import Text
 
 from bstune.core.errors import StudyError, UserCodeError
-from bstune.core.option_names import in_python
+from bstune.core.option_names import in_hydra, in_python
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.options import GivenOptions, StudyOptions
 from bstune.recipe import Recipe
@@ -171,18 +171,22 @@ def _progress_of(prepared: PreparedStudy, console: Console) -> Progress:
     return Progress(prepared.budget.trials, prepared.protocol.target, prepared.last_step, console)
 
 
-def _in_users_language(options: StudyOptions, show: Callable[[str], None]) -> Callable[[str], None]:
-    """Wrap ``show``, which prints a line: in a Python study options are spelled as in Python.
+def _in_users_language(
+    options: StudyOptions, show: Callable[[str], None], *, in_sweep: bool = False
+) -> Callable[[str], None]:
+    """Wrap ``show``, which prints a line, so that options are spelled as the user sets them.
 
-    For a study of the command line it is ``show`` itself.
+    For a study of the command line it is ``show`` itself. ``in_sweep``: whether the study is a
+    sweep of Hydra's; any other study of Python objects is a call.
     """
     if not isinstance(options, GivenOptions):
         return show
+    spelled = in_hydra if in_sweep else in_python
 
-    def show_in_python(line: str) -> None:
-        show(in_python(line))
+    def show_as_set(line: str) -> None:
+        show(spelled(line))
 
-    return show_in_python
+    return show_as_set
 
 
 def _set_status(status: Status, line: str) -> None:
@@ -212,7 +216,8 @@ def paused_study(
     options = prepared.options
     files = prepared.files
     workers_arguments = arguments_to_join(options, arguments or ())
-    say = _in_users_language(options, partial(print_line, console))
+    in_sweep = prepared.backend.job_command is not None
+    say = _in_users_language(options, partial(print_line, console), in_sweep=in_sweep)
     # Where a storage, a disk or MLflow is slow to answer, a line says so.
     with watching(say, seconds=None), waiting_for("the storage"):
         study = _opened_study(prepared, workers_arguments)
