@@ -72,7 +72,12 @@ def test_each_argument_is_one_of_study_and_sets_an_option_that_there_is():
     [
         ("search.trials=24 looks further", "hydra.sweeper.n_trials=24 looks further"),
         ("more search.workers", "more hydra.sweeper.n_jobs"),
-        ("search.replicates=3: more", "'hydra.sweeper.options=[\"search.replicates=3\"]': more"),
+        # A sweep runs its jobs again where it names the key of their seed.
+        ("search.replicates=3: more", "hydra.sweeper.seed=KEY: more"),
+        (
+            "(hardware.seconds=9)",
+            "('hydra.sweeper.options=[\"hardware.seconds=9\"]')",
+        ),
         (
             "budget.steps=80 budget.examples=9",
             "hydra.sweeper.budget.steps=80 hydra.sweeper.budget.examples=9",

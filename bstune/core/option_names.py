@@ -168,6 +168,9 @@ def _override_with_value(name: str, value: str, terms: PythonTerms | None) -> st
         return f"'{SWEEPER}.target=\"{terms.metric}{goal}\"'"
     if terms is not None and name == "scaling.lr":
         return f"'{SWEEPER}.reference=[{terms.batch_size},{value}]'"
+    # A sweep runs no job again unless it names the key of the job's seed.
+    if name == "search.replicates":
+        return f"{SWEEPER}.seed=KEY"
     key = SWEEPER_KEYS.get(name)
     if key not in (None, "reference", "target"):
         return f"{SWEEPER}.{key}={value}"
