@@ -51,8 +51,9 @@ def test_a_gpu_is_no_advice_where_there_is_one():
     [
         ((), 0, None),
         ((3.0,), 0, None),
-        # The baseline alone has ended.
-        ((3.0, 15.0), 0, Pace(12.0, 0.5)),
+        # The baseline alone has ended, and the libraries have started.
+        ((3.0, 15.0), 0, None),
+        ((3.0, 15.0), 30, None),
         ((3.0, 15.0, 17.0), 0, Pace(2.0, 1.5)),
         ((3.0, 15.0, 18.0, 20.0, 22.0, 27.0), 0, Pace(3.0, 3.5)),
         # This study goes on after another process.

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlflow
 import pytest
@@ -20,7 +21,7 @@ import bstune
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.integrations import hydra_sweep
 from bstune.integrations.hydra_params import Range, read_params
-from bstune.integrations.hydra_sweep import Settings, _settled_objective
+from bstune.integrations.hydra_sweep import Settings, _settled_objective, application_words
 from bstune.study.storage.opening import stored_settings
 
 TESTS = Path(__file__).parent
@@ -46,6 +47,9 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 def sweep(monkeypatch, hydra_in_process):
     """Return a function that runs the application in this process, with further arguments."""
     from projects.hydra_sweep.train import main
+
+    # The application is a script, whatever runs the tests.
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
 
     def run(*arguments, search=SEARCH):
         monkeypatch.setattr(sys, "argv", ["train.py", *search, QUIET, *arguments])
@@ -116,7 +120,7 @@ def environment():
         ),
     ],
 )
-def test_an_application_is_swept(arguments, sweep):
+def test_an_application_is_swept(arguments, sweep, capsys):
     records = sweep("hydra.sweeper.n_trials=3", *arguments)
     assert len(records) == 3
     for record in records:
@@ -140,6 +144,29 @@ def test_an_application_is_swept(arguments, sweep):
     )
     assert Path(found["page"]).is_file()
     assert found["best_value"] > 0
+    printed = capsys.readouterr().out
+    # Options are written as a sweep sets them.
+    assert "options=['" not in printed
+    assert "optimization_results.yaml" in printed
+    command = re.findall(r"python .*train\.py .*", printed)
+    # What reached no target has no winner to train.
+    if "goal=0" in arguments or with_status(records, "reached"):
+        assert f"data.batch_size={found['best_params']['data.batch_size']}" in command[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train.py", "-m", "lr=1"], ["python", "train.py"]),
+        (["/usr/bin/train", "--config-name=big", "x=1"], ["train", "--config-name=big"]),
+        (["train.py", "-cn", "big", "x=1"], ["python", "train.py", "-cn", "big"]),
+    ],
+)
+def test_the_application_is_called_as_it_was(arguments, words, monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    assert application_words(arguments) == words
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name="a.b.__main__"))
+    assert application_words(arguments)[:3] == ["python", "-m", "a.b"]
 
 
 @pytest.mark.parametrize(

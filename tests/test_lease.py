@@ -20,9 +20,9 @@ def study():
     return optuna.create_study(study_name="s")
 
 
-def leases(study, role, clock, machine=None, **changes):
+def leases(study, role, clock, machine=None, join=None, **changes):
     """Leases of a process; one of another machine if it is named."""
-    made = Leases(study, role, SECONDS, clock)
+    made = Leases(study, role, SECONDS, clock, join=join)
     made.own = replace(made.own, machine=machine or made.own.machine, **changes)
     return made
 
@@ -51,7 +51,8 @@ def test_owner_of_another_machine_is_waited_for_once_and_taken_over_when_it_give
     assert last_beat(study, dead)["ended"]
 
 
-def test_owner_of_another_machine_that_lives_is_named(study):
+@pytest.mark.parametrize("join", ["bstune worker storage=x study=s", None])
+def test_owner_of_another_machine_that_lives_is_named(study, join):
     clock = FakeTime()
     other = leases(study, "owner", clock, machine="elsewhere")
     other._write(other.own)
@@ -60,13 +61,15 @@ def test_owner_of_another_machine_that_lives_is_named(study):
         clock.sleep(seconds)
         other.beat()
 
+    ours = leases(study, "owner", clock, join=join)
     with (
-        pytest.raises(
-            StudyError, match=r"is run by .*@.*: wait for it, join it with bstune worker study=s"
-        ),
-        leases(study, "owner", clock).acquired(sleep=sleep),
+        pytest.raises(StudyError, match=r"is run by .*@.*: wait for it, ") as refused,
+        ours.acquired(sleep=sleep),
     ):
         pytest.fail("two owners")
+    # No worker joins a study of Python objects.
+    assert ("worker" in str(refused.value)) == (join is not None)
+    assert (join or "begin another one") in str(refused.value)
     assert clock.now < SECONDS / 2
 
 

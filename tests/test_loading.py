@@ -8,7 +8,7 @@ import bstune
 from bstune.study import prepare, run
 from bstune.study.study import Study
 from bstune.system import watchdog
-from bstune.system.loading import LOADING, loading
+from bstune.system.loading import LIBRARIES, LOADING, loading, what_loads
 
 # A loop's study of one trial, which evaluates whatever its last step is.
 ONE_TRIAL = {
@@ -36,10 +36,29 @@ def test_a_line_comes_at_once_where_torch_is_to_be_loaded(capsys, monkeypatch, t
         monkeypatch.setitem(sys.modules, "torch", None)
     with loading(training=training):
         lines = capsys.readouterr().out.splitlines()
-        assert waited_for() == ["the libraries"]
+        assert waited_for() == [what_loads(training)]
     assert lines == ([LOADING] if training and not has_torch else [])
     assert capsys.readouterr().out == ""
     assert waited_for() == []
+
+
+@pytest.mark.parametrize(
+    ("loaded", "text"),
+    [
+        ((), "PyTorch and Lightning"),
+        (("torch",), "Lightning"),
+        # A second call loads nothing more.
+        (("torch", "lightning"), "the arguments of the study"),
+    ],
+)
+def test_two_waits_have_two_names(monkeypatch, loaded, text):
+    for module in LIBRARIES:
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    for module in loaded:
+        monkeypatch.setitem(sys.modules, module, None)
+    assert what_loads(training=True) == text
+    # The import of bstune.Study comes before its call.
+    assert what_loads(training=False) != text
 
 
 def test_a_public_name_is_imported_under_a_watch_once(tmp_path, monkeypatch, capsys):
@@ -49,10 +68,10 @@ def test_a_public_name_is_imported_under_a_watch_once(tmp_path, monkeypatch, cap
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(bstune._MODULES, "name", "slow_to_import")
     monkeypatch.delitem(sys.modules, "slow_to_import", raising=False)
-    assert bstune.name == ["the libraries"]
+    assert bstune.name == ["the modules of bstune"]
     # Nothing is waited for where it is there, and no import prints that torch is loaded.
     monkeypatch.setattr("bstune.system.loading.loading", None)
-    assert bstune.name == ["the libraries"]
+    assert bstune.name == ["the modules of bstune"]
     assert capsys.readouterr().out == ""
 
 
@@ -87,7 +106,7 @@ def test_whatever_comes_before_the_first_trial_is_watched(tmp_path, monkeypatch,
         "check_storage": ["the study's preparation", "the storage"],
         "open_study": ["the storage"],
         "plan_text": ["the study's files"],
-        "_opened_tracking": ["MLflow"],
+        "_opened_tracking": [run.OPENING_MLFLOW],
         "body": [],
     }
     printed = capsys.readouterr().out

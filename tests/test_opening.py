@@ -6,6 +6,7 @@ import pytest
 from bstune.core.errors import StudyError
 from bstune.study.storage.attributes import DEVICE_KIND, THREADS_ARE_OPEN
 from bstune.study.storage.opening import (
+    changed_settings,
     check_joined,
     find_study,
     open_study,
@@ -13,6 +14,8 @@ from bstune.study.storage.opening import (
     stored_settings,
 )
 
+SCALING = "scaling.batch_size"
+REFERENCE = "workload.reference.batch_size"
 OPEN = {"seed": 0, "threads": 2, "device": "cpu (2 threads)", THREADS_ARE_OPEN: True}
 CHOSEN = {"seed": 0, "threads": 1, "device": "cpu (1 thread)"}
 
@@ -79,3 +82,18 @@ def test_a_worker_may_have_other_threads_as_long_as_they_are_open(opened, url):
 def test_a_study_that_is_not_there_has_no_settings(tmp_path, url):
     assert stored_settings("toy", url) == {}
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changed"),
+    [
+        # The scaling rule goes through the workload's reference unless it is set.
+        ({SCALING: 32, REFERENCE: 32}, {SCALING: 64, REFERENCE: 64}, [REFERENCE]),
+        ({SCALING: 32, REFERENCE: 32}, {SCALING: 64, REFERENCE: 32}, [SCALING]),
+        ({SCALING: 32, REFERENCE: 32}, {SCALING: 64, REFERENCE: 16}, [SCALING, REFERENCE]),
+        ({SCALING: 32}, {SCALING: 64}, [SCALING]),
+    ],
+)
+def test_a_changed_setting_is_listed_once(before, now, changed):
+    lines = changed_settings(before, now).splitlines()
+    assert [line.split(":")[0].strip() for line in lines] == changed

@@ -6,7 +6,13 @@ import pytest
 
 import bstune
 from bstune.config import option_names
-from bstune.core.option_names import ARGUMENT_OPTIONS, PythonTerms, in_python
+from bstune.core.option_names import (
+    ARGUMENT_OPTIONS,
+    SWEEPER_KEYS,
+    PythonTerms,
+    in_hydra,
+    in_python,
+)
 
 TERMS = PythonTerms("val_loss", "<=", 64)
 
@@ -33,6 +39,7 @@ TERMS = PythonTerms("val_loss", "<=", 64)
         ("a larger search.batch_size.high", "a larger batch_sizes[1]"),
         ("the other direction: workload.target.mode", "the other direction: target"),
         ("begin another one with study=NAME", "begin another one with name=NAME"),
+        ("the same command continues", "the same call continues"),
         # An option without an argument of its own keeps its name.
         ("more hardware.seconds", "more hardware.seconds"),
         # Neither a path, nor a module, nor what is written for Python already.
@@ -58,3 +65,42 @@ def test_each_argument_is_one_of_study_and_sets_an_option_that_there_is():
     arguments = set(inspect.signature(bstune.Study).parameters)
     assert ARGUMENT_OPTIONS.keys() <= arguments
     assert set(ARGUMENT_OPTIONS.values()) <= set(option_names())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("search.trials=24 looks further", "hydra.sweeper.n_trials=24 looks further"),
+        ("more search.workers", "more hydra.sweeper.n_jobs"),
+        # A sweep runs its jobs again where it names the key of their seed.
+        ("search.replicates=3: more", "hydra.sweeper.seed=KEY: more"),
+        (
+            "(hardware.seconds=9)",
+            "('hydra.sweeper.options=[\"hardware.seconds=9\"]')",
+        ),
+        (
+            "budget.steps=80 budget.examples=9",
+            "hydra.sweeper.budget.steps=80 hydra.sweeper.budget.examples=9",
+        ),
+        (
+            "such as workload.target.value=0.04",
+            "such as 'hydra.sweeper.target=\"val_loss<=0.04\"'",
+        ),
+        ("smaller: scaling.lr=0.01", "smaller: 'hydra.sweeper.reference=[64,0.01]'"),
+        ("the other direction: workload.target.mode", "the other direction: hydra.sweeper.mode"),
+        ("with study=NAME", "with hydra.sweeper.study_name=NAME"),
+        # The same command is right there, and so are keys of a sweep.
+        ("the same command", "the same command"),
+        ("hydra.sweeper.n_jobs=2", "hydra.sweeper.n_jobs=2"),
+        ("a larger search.wall_seconds", "a larger search.wall_seconds"),
+    ],
+)
+def test_options_become_keys_of_a_sweep(text, expected):
+    assert in_hydra(text, TERMS) == expected
+
+
+def test_the_keys_of_a_sweep_are_those_that_it_has():
+    from bstune.integrations.hydra_plugins.bstune_sweeper.sweeper import BstuneSweeperConf
+
+    names = {key.partition(".")[0] for key in SWEEPER_KEYS.values()}
+    assert names <= BstuneSweeperConf.__dataclass_fields__.keys()

@@ -31,7 +31,7 @@ from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial import loop_noise_scale
 from bstune.trial.backend import make_protocol
 from bstune.trial.own_loop.loop_backend import ANY_LOOP, LoopBackend, LoopLimits
-from bstune.trial.own_loop.loop_trial import ENDED_SHORT, LoopTrial
+from bstune.trial.own_loop.loop_trial import ENDED_SHORT, LoopTrial, last_report
 from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 
@@ -352,6 +352,14 @@ def test_a_trial_that_is_finished_is_stored_though_its_loop_is_left():
 
     asked, again = left(finish)
     assert again not in asked
+
+
+def test_the_last_report_of_a_trial_is_known_while_it_trains():
+    trial = next(iter(quadratic()))
+    assert last_report(trial) is None
+    trial.report(1, 0.5)
+    trial.report(2, math.nan)
+    assert last_report(trial) == (2, None)
 
 
 def test_a_loop_that_goes_on_without_finish_is_asked_again_until_it_is_too_often():

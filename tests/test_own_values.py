@@ -446,6 +446,8 @@ def test_what_the_project_does_not_tell_is_asked_for(arguments, problem):
 def test_what_a_loop_is_asked_to_give_makes_a_study():
     with pytest.raises(ConfigError) as refused:
         bstune.Study()
+    # A target without a value is one, too: None alone names no metric.
+    assert "a metric alone" in str(refused.value)
     examples = str(refused.value).partition("such as ")[2].partition(";")[0]
     study = eval(f"bstune.Study({examples})", {"bstune": bstune})  # noqa: S307 (bstune wrote it)
     assert study.options.workload.target.target == Target("val_loss", 0.1, "min")

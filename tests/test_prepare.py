@@ -27,9 +27,11 @@ from bstune.study import report
 from bstune.study.analysis import analyse
 from bstune.study.planning.survey_time import survey_seconds
 from bstune.study.prepare import compose_checked, doubt_of_direction, prepare
+from bstune.study.prepare_training import noting_lines
 from bstune.study.run import arguments_to_join, run_study
 from bstune.study.training import open_service
 from bstune.system.files import Output, is_own
+from bstune.system.watchdog import Wait, Watch
 from bstune.tracking import runs
 from bstune.trial.backend import TrialBackend
 from bstune.trial.workload import resolve, resolve_precision
@@ -50,6 +52,30 @@ def output(tmp_path, monkeypatch):
     output = Output(tmp_path / "study")
     output.checkpoints.mkdir(parents=True)
     return output
+
+
+def test_the_wait_for_the_process_that_trains_is_named_by_its_last_line():
+    now = [0.0]
+    lines = list[str]()
+    watch = Watch(lines.append, None, lambda message: None, silence=10.0, now=lambda: now[0])
+    wait = Wait("the process that trains to start", watch)
+    watch.begin(wait)
+    say = noting_lines(watch.say, wait)
+
+    def wait_for(seconds):
+        for _ in range(seconds):
+            now[0] += 1.0
+            watch.look()
+
+    wait_for(10)
+    say("reading the data of x")
+    # What that process itself waits for is no progress.
+    say("waiting for X.setup(), 10 s")
+    wait_for(10)
+    assert "to start" in lines[0]
+    # The seconds are those since that line.
+    assert "reading the data of x" in lines[-1]
+    assert lines[-1].endswith(", 10 s")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from toolbox import make_trial
+from toolbox import make_spec, make_trial
 
 from bstune.core.records import Target
 from bstune.study.showing.progress import MINUTE, Progress, ending, trial_line
@@ -67,6 +67,31 @@ def test_a_line_comes_from_time_to_time_while_a_trial_trains():
     assert seconds_with_a_line(1000.0, 40) == [10, 20, 30]
     progress.show([make_trial(0)])
     assert seconds_with_a_line(2000.0, 200) == [MINUTE, 2 * MINUTE, 3 * MINUTE]
+
+
+@pytest.mark.parametrize(
+    ("begun", "last", "texts"),
+    [
+        ([make_spec(64)], None, ["trial 3", "B 64, lr 0.1", "up to 1000 steps"]),
+        ([make_spec(64, max_steps=10, max_seconds=90.0)], None, ["up to 10 steps or 90.0 s"]),
+        ([make_spec(64)], (20, 0.25), ["val/error 0.25 after 20 steps"]),
+        ([make_spec(64)], (20, None), ["val/error nan after 20 steps"]),
+        ([make_spec(64), make_spec(32, number=4)], (20, 0.2), ["training trials 3, 4"]),
+        # Another process trains.
+        ([], None, ["training elsewhere"]),
+    ],
+)
+def test_the_line_says_what_is_known_of_the_trial_that_trains(begun, last, texts):
+    progress = Progress(5, Target("val/error", 0.1, "min"), last_step, Console(width=200))
+    progress.show([])
+    for spec in begun:
+        progress.begin(spec, lambda: last)
+    line = progress.waiting_line(progress._last_line_at + 20.0)
+    for text in [*texts, "for 20.0 s", "0 of 5"]:
+        assert text in line
+    # A trial that has ended trains no more.
+    progress.show([make_trial(spec.number) for spec in begun])
+    assert "elsewhere" in progress.waiting_line(progress._last_line_at + 70.0)
 
 
 def test_a_dumb_terminal_has_lines_in_place_of_a_live_one(monkeypatch):

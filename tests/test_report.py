@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 from dataclasses import replace
 from io import StringIO
@@ -24,7 +25,7 @@ from bstune.study.analysis.step_times import not_told_apart
 from bstune.study.analysis.summary import Analysis, summarize, winner_result
 from bstune.study.commands import best_yaml, train_command
 from bstune.study.planning.replicates import Winner
-from bstune.study.report import _next_in_python, missing_in_trials
+from bstune.study.report import _next_in_python, has_figures_of, missing_in_trials
 from bstune.study.showing.printed import places, show, show_places
 from bstune.system.files import Output
 from bstune.trial.backend import Timed
@@ -317,3 +318,20 @@ def test_next_keeps_the_users_configuration_where_gain_does(gain, is_kept, argum
         assert lines["NEXT"][0].startswith("keep your configuration") == is_kept
         # USE is named, and how to train it all the same.
         assert lines["NEXT"][-1] == (command or "result.train()")
+
+
+def test_figures_are_drawn_again_only_for_another_result(tmp_path):
+    files = Output(tmp_path)
+    result = SimpleNamespace(to_json=lambda: "{}")
+    assert not has_figures_of(result, files)
+    files.curve.write_text("{}")
+    # A command was killed before it drew.
+    assert not has_figures_of(result, files)
+    for figure in (files.figure, files.vector_figure):
+        figure.write_text("drawn")
+    assert has_figures_of(result, files)
+    assert not has_figures_of(SimpleNamespace(to_json=lambda: "{1}"), files)
+    # They are of the result before.
+    later = files.figure.stat().st_mtime_ns + 1
+    os.utime(files.curve, ns=(later, later))
+    assert not has_figures_of(result, files)

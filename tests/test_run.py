@@ -25,7 +25,7 @@ from bstune.core.records import Target, TrialResult
 from bstune.search.monte_carlo import sample_posterior
 from bstune.study import report
 from bstune.study.analysis.model import REPORT_PARTICLES
-from bstune.study.run import run_single
+from bstune.study.run import run_single, worker_command
 from bstune.study.storage.trials import spec_of
 from bstune.system import watchdog
 from bstune.system.files import Output
@@ -57,6 +57,20 @@ def outputs(tmp_path):
     """Return the folder of the studies; the table is beside it."""
     write_rows(tmp_path / "t.jsonl", table_rows())
     return tmp_path / "outputs"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["workload=mine"], "bstune worker storage=sqlite:///a.db study=s"),
+        (["storage=${oc.env:STUDIES}"], "bstune worker 'storage=${oc.env:STUDIES}' study=s"),
+        # No command line composes Python objects.
+        ([], None),
+    ],
+)
+def test_the_command_that_joins_a_study_is_whole_or_not_there(arguments, command):
+    options = SimpleNamespace(storage="sqlite:///a.db", study="s")
+    assert worker_command(options, arguments) == command
 
 
 def asked_by_index(study: Path) -> dict[int, tuple]:

@@ -1,10 +1,11 @@
 """The points of a search that this command has seen end, and how fast they did."""
 
+import pytest
 from toolbox import make_result
 
 from bstune.study.planning.duration import Pace
-from bstune.study.planning.plan import count_points
-from bstune.study.searching.time_to_go import PointEnds
+from bstune.study.planning.plan import SearchBudget, count_points
+from bstune.study.searching.time_to_go import PointEnds, points_to_come
 
 
 def test_a_continued_trial_is_one_point_and_a_replicate_is_none():
@@ -23,7 +24,29 @@ def test_the_pace_is_of_the_points_that_end_here():
     # Ten were done before; looks that find nothing new leave the pace as it is.
     assert ends.pace(10, 3.0) is None
     assert ends.pace(10, 4.0) is None
-    assert ends.pace(11, 15.0) == Pace(12.0, 10.5)
-    assert ends.pace(11, 16.0) == Pace(12.0, 10.5)
-    # Two that ended side by side: the first one is unlike those that follow.
-    assert ends.pace(13, 19.0) == Pace(2.0, 12.0)
+    # The first one is unlike those that follow.
+    assert ends.pace(11, 15.0) is None
+    assert ends.pace(12, 16.0) == Pace(1.0, 11.5)
+    assert ends.pace(12, 17.0) == Pace(1.0, 11.5)
+    # Two that ended side by side.
+    assert ends.pace(14, 20.0) == Pace(2.0, 13.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "points"),
+    [
+        (None, 30.0),
+        # Two points trained for 8 s: 12 s more are three of them.
+        (20.0, 3.0),
+        (7.0, 0.0),
+        (1e6, 30.0),
+    ],
+)
+def test_points_to_come_are_those_that_the_seconds_of_training_allow(seconds, points):
+    budget = SearchBudget("time", 32, seconds, None, 0.5, 0)
+    trials = [
+        make_result(number=0, train_seconds=6.0),
+        make_result(number=1, train_seconds=2.0),
+        make_result(number=2, train_seconds=50.0, replicate_of=0),
+    ]
+    assert points_to_come(budget, trials) == points

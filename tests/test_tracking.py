@@ -280,6 +280,25 @@ def test_a_database_is_there_once_it_is_whole(tmp_path, monkeypatch, quick_table
     assert opened(f"sqlite:///{path}").sent == set()
 
 
+def test_the_tables_are_made_without_waits_for_the_disk(tmp_path, created, monkeypatch):
+    pragmas = []
+
+    def note(engine: object) -> None:
+        with engine.connect() as connection:
+            for name in ("synchronous", "journal_mode"):
+                pragmas.append(connection.exec_driver_sql(f"PRAGMA {name}").scalar())
+        shutil.copy(created[0], engine.url.database)
+
+    monkeypatch.setattr("bstune.tracking.database.mlflow_database._initialize_tables", note)
+    path = tmp_path / "new" / "mlflow.db"
+    make_database(path)
+    assert pragmas == [0, "memory"]
+    # The database itself is used with SQLite's own care.
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
 @pytest.mark.slow
 def test_a_process_that_is_killed_as_it_makes_the_database_breaks_nothing(tmp_path):
     # In bytes of the partial database: as soon as it begins, and further on in its migrations.

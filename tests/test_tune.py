@@ -932,7 +932,7 @@ def test_a_function_of_the_batch_size_is_called_with_it(tune):
 def test_no_command_joins_a_study_of_python_objects(tune):
     options = tune(trials=1, name="alone").options
     with pytest.raises(
-        ConfigError, match="the study 'alone' trains Python objects, which no command line has"
+        ConfigError, match="the study 'alone' was begun in Python or by a sweep of Hydra, and no"
     ):
         # The command would have to build what only the script has.
         compose_joined(find_study("alone", options.storage), [])

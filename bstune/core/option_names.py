@@ -1,12 +1,14 @@
-"""How an option is written: on the command line, and as an argument of ``bstune.Study``.
+"""How an option is written: on the command line, in a call of ``bstune.Study``, and in a sweep.
 
 Texts name options as the command line takes them. A study of Python objects shows them through
-:func:`in_python`:
+:func:`in_python`, and a sweep of Hydra's through :func:`in_hydra`:
 
 >>> in_python("search.trials=128 looks further")
 'trials=128 looks further'
 >>> in_python("measure again with hardware.refresh=true")
 "measure again with options=['hardware.refresh=true']"
+>>> in_hydra("search.trials=128 looks further")
+'hydra.sweeper.n_trials=128 looks further'
 """
 
 import re
@@ -50,6 +52,26 @@ PART_ARGUMENTS = {
     "budget.steps": "budget",
     "budget.examples": "budget",
 }
+# The keys below hydra.sweeper that set options, by the option's name on the command line.
+SWEEPER = "hydra.sweeper"
+SWEEPER_KEYS = {
+    "budget.examples": "budget.examples",
+    "budget.steps": "budget.steps",
+    "search.objective": "objective",
+    "search.trials": "n_trials",
+    "search.workers": "n_jobs",
+    "scaling.batch_size": "reference",
+    "scaling.lr": "reference",
+    "workload.reference.batch_size": "reference",
+    "workload.reference.lr": "reference",
+    "workload.target.mode": "mode",
+    "workload.target.value": "target",
+}
+# The ends of a range are no keys of their own there.
+SWEEPER_RANGES = {
+    "search.batch_size.low": "low end of the batch size in hydra.sweeper.params",
+    "search.batch_size.high": "high end of the batch size in hydra.sweeper.params",
+}
 # What the names of further options begin with.
 SECTIONS = (
     "budget",
@@ -89,7 +111,7 @@ class PythonTerms:
 
 
 def in_python(text: str, terms: PythonTerms | None = None) -> str:
-    """Rewrite the options in a text as arguments of :class:`bstune.Study`.
+    """Rewrite the options in a text as arguments of :class:`bstune.Study`, which is called.
 
     An option for which there is no argument goes into the argument ``options``.
 
@@ -100,6 +122,8 @@ def in_python(text: str, terms: PythonTerms | None = None) -> str:
     """
     # An option without a section, and two that are one argument.
     named = text.replace("study=NAME", "name=NAME")
+    # A study of Python objects is begun by a call.
+    named = named.replace("the same command", "the same call")
     named = named.replace("budget.steps or budget.examples", "budget")
     budgets = BUDGET.sub(r"budget=bstune.Budget(steps=\1, examples=\2)", named)
 
@@ -110,6 +134,49 @@ def in_python(text: str, terms: PythonTerms | None = None) -> str:
         return _option_with_value(match["name"], match["value"], terms) or match[0]
 
     return OPTION.sub(argument, budgets)
+
+
+def in_hydra(text: str, terms: PythonTerms | None = None) -> str:
+    """Rewrite the options in a text as overrides of an application whose sweeper is bstune's.
+
+    Args:
+        text: with options as the command line takes them, such as ``search.trials=128``.
+        terms: the study's metric, sign and reference batch size, as for :func:`in_python`.
+    """
+    # An option without a section, and two that are one key.
+    named = text.replace("study=NAME", f"{SWEEPER}.study_name=NAME")
+    named = named.replace("budget.steps or budget.examples", f"{SWEEPER}.budget")
+
+    def override(match: re.Match[str]) -> str:
+        """Rewrite one option, with its value if it has one."""
+        name = match["name"]
+        if match["value"] is None:
+            key = SWEEPER_KEYS.get(name)
+            return SWEEPER_RANGES.get(name, name) if key is None else f"{SWEEPER}.{key}"
+        return _override_with_value(name, match["value"], terms) or match[0]
+
+    return OPTION.sub(override, named)
+
+
+def _override_with_value(name: str, value: str, terms: PythonTerms | None) -> str | None:
+    """Write an option with its value as an override of a sweep; None if it is no option.
+
+    What the shell would read is in quotes.
+    """
+    if terms is not None and name == "workload.target.value":
+        goal = "" if value == "auto" else f"{terms.sign}{value}"
+        return f"'{SWEEPER}.target=\"{terms.metric}{goal}\"'"
+    if terms is not None and name == "scaling.lr":
+        return f"'{SWEEPER}.reference=[{terms.batch_size},{value}]'"
+    # A sweep runs no job again unless it names the key of the job's seed.
+    if name == "search.replicates":
+        return f"{SWEEPER}.seed=KEY"
+    key = SWEEPER_KEYS.get(name)
+    if key not in (None, "reference", "target"):
+        return f"{SWEEPER}.{key}={value}"
+    if name.split(".")[0] in SECTIONS:
+        return f"'{SWEEPER}.options=[\"{name}={value}\"]'"
+    return None
 
 
 def _argument_of(option: str) -> str:

@@ -35,10 +35,11 @@ The same command goes on after a kill. ``multirun.yaml`` and ``optimization_resu
 
 import json
 import math
+import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -54,15 +55,17 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import safe_dump
 
 from bstune.config import plain_error
-from bstune.core.errors import BstuneError, ConfigError, StudyError
+from bstune.core.errors import BstuneError, ConfigError, StudyError, UserCodeError
 from bstune.core.numbers import as_float, as_int, shown
 from bstune.core.objectives import Objective
-from bstune.core.option_names import ARGUMENT_OPTIONS
+from bstune.core.option_names import ARGUMENT_OPTIONS, in_hydra, in_python
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.integrations.hydra_params import Params, bare, read_params
 from bstune.options import StudyOptions, with_option
+from bstune.study.commands import rounded_within
 from bstune.study.own_loop import batches_of
 from bstune.study.result import Result
+from bstune.study.showing.printed import from_here, short_path
 from bstune.study.storage.opening import (
     begun_study,
     change_objective,
@@ -81,6 +84,10 @@ from bstune.trial.own_loop.loop_trial import LoopTrial
 OWN_SAMPLER = "frontier"
 OBJECTIVE = ARGUMENT_OPTIONS["objective"]
 PAGE_FILE = "report.html"
+# Users' scripts read it, as they do that of Hydra's Optuna sweeper.
+RESULTS_FILE = "optimization_results.yaml"
+# Hydra's flags that say where the application's config is.
+CONFIG_FLAGS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
 # A spending, in costs of a full trial, that no study comes to.
 NEVER_SPENT = 1e6
 SAME_SEED = (
@@ -204,8 +211,75 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     # A line says that jobs which take no seed are never run again on a fresh one.
     assumptions = () if settings.seed is not None else (SAME_SEED,)
     run_jobs = partial(_run_jobs, launcher, settings, params)
-    _run_for_objective(run_jobs, study.options, _limits(settings, params), assumptions)
-    _write_results(study.result, params, folder)
+    limits = replace(_limits(settings, params), job_command=partial(_job_command, params))
+    with _refused_in_hydra():
+        _run_for_objective(run_jobs, study.options, limits, assumptions)
+        _write_results(study.result, params, folder)
+    print_line(plain_console(), f"results   {short_path(folder / RESULTS_FILE)}")
+
+
+@contextmanager
+def _refused_in_hydra() -> Iterator[None]:
+    """Let refusals within the context name options as a sweep sets them."""
+    try:
+        yield
+    except UserCodeError:
+        raise
+    except BstuneError as error:
+        text = str(error)
+        # The study may have written them for a call of Python already: its cause has the options.
+        before = str(error.__cause__)
+        if in_python(before) == text:
+            text = before
+        error.args = (in_hydra(text),)
+        raise
+
+
+def _job_command(
+    params: Params, batch_size: int, lr: float, others: Mapping[str, int | float | None]
+) -> str:
+    """Write the application's own command that trains at these values.
+
+    Args:
+        params: of the sweep, whose fixed overrides all its jobs have.
+        batch_size: to train with.
+        lr: to train with; it is rounded to what is shown.
+        others: further values, by name.
+    """
+    shown = dict[str, float]()
+    for name, value in others.items():
+        tunable = params.tunable[name]
+        if value is not None:
+            shown[name] = rounded_within(value, tunable["low"], tunable["high"])
+    values = params.values(shown)
+    values[params.batch_size] = str(batch_size)
+    values[params.lr] = repr(rounded_within(lr, params.rates.low, params.rates.high))
+    return shlex.join([*application_words(sys.argv), *_override_lines(params, values)])
+
+
+def application_words(arguments: Sequence[str]) -> list[str]:
+    """Give the words that begin the application's command: its script, and where its config is.
+
+    ``arguments``: of the process, the script first.
+    """
+    script = arguments[0]
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    words = [Path(script).name]
+    # A script that pip has installed is called by its name.
+    if script.endswith(".py"):
+        words = ["python", str(from_here(Path(script)))]
+    # It was begun by ``python -m``.
+    if spec is not None:
+        words = ["python", "-m", spec.name.removesuffix(".__main__")]
+    follows = False
+    for argument in arguments[1:]:
+        name, sign, _ = argument.partition("=")
+        is_flag = name in CONFIG_FLAGS
+        if is_flag or follows:
+            words.append(argument)
+        # Its value is the next word unless it stands behind the sign.
+        follows = is_flag and not sign
+    return words
 
 
 def _limits(settings: Settings, params: Params) -> LoopLimits:
@@ -385,19 +459,20 @@ def _study(settings: Settings, params: Params, config: DictConfig) -> Study:
         options.append(f"search.batch_size.multiple={params.multiple}")
     options += _seed_options(settings)
     options += _sampler_options(settings, params, reference_rate)
-    study = Study(
-        target=_target(str(settings.target), settings.mode),
-        batch_sizes=(int(params.batch_sizes.low), int(params.batch_sizes.high)),
-        reference=(reference_size, reference_rate),
-        budget=Budget(**(settings.budget or {})),
-        tunable=params.tunable,
-        name=settings.study_name or str(config.hydra.job.name),
-        objective=settings.goal,
-        trials=settings.n_trials,
-        workers=settings.n_jobs,
-        storage=settings.storage,
-        options=[*options, *settings.options],
-    )
+    with _refused_in_hydra():
+        study = Study(
+            target=_target(str(settings.target), settings.mode),
+            batch_sizes=(int(params.batch_sizes.low), int(params.batch_sizes.high)),
+            reference=(reference_size, reference_rate),
+            budget=Budget(**(settings.budget or {})),
+            tunable=params.tunable,
+            name=settings.study_name or str(config.hydra.job.name),
+            objective=settings.goal,
+            trials=settings.n_trials,
+            workers=settings.n_jobs,
+            storage=settings.storage,
+            options=[*options, *settings.options],
+        )
     if not settings.load_if_exists:
         _check_new(study)
     return study
@@ -746,4 +821,4 @@ def _write_results(result: Result, params: Params, folder: Path) -> None:
         "folder": str(result.folder),
         "page": str(result.folder / PAGE_FILE),
     }
-    write_text(folder / "optimization_results.yaml", safe_dump(content, sort_keys=False))
+    write_text(folder / RESULTS_FILE, safe_dump(content, sort_keys=False))

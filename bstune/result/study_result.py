@@ -56,6 +56,8 @@ class StudyResult(Part, frozen=True):
     """Whether the learning rate was set in the optimizer that the module had built."""
     in_python: bool = False
     """Whether Python objects gave the study: its options are arguments of ``bstune.Study``."""
+    in_hydra: bool = False
+    """Whether these were a sweep's: its options are keys of ``hydra.sweeper``."""
     objective: Objective
     """What the search sought, such as the least ``time``."""
     target: Text

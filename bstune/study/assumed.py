@@ -143,9 +143,12 @@ def complete(stated: Stated) -> Completed:
     # Without module and data there is nothing to take an argument from.
     if target is None or not stated.batch_sizes or not stated.reference or not stated.budget:
         examples = ", ".join(EXAMPLES[name] for name in left_out)
+        alone = ""
+        if target is None:
+            alone = "; a metric alone, as 'val_loss', seeks what your own configuration comes to"
         raise ConfigError(
-            f"a study of a loop of yours needs {', '.join(left_out)}, such as {examples}; bstune "
-            "finds these by itself only where it is given module and data"
+            f"a study of a loop of yours needs {', '.join(left_out)}, such as {examples}{alone}; "
+            "bstune finds these by itself only where it is given module and data"
         )
     given = _given_objects(stated, target, stated.batch_sizes, stated.reference, stated.budget)
     return Completed(given, wall_seconds=None, lines=tuple(_lines_on_tunables(stated)))

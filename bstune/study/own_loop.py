@@ -30,6 +30,7 @@ from pydantic import BaseModel
 
 from bstune.config import compose_given
 from bstune.core.errors import ConfigError
+from bstune.core.option_names import in_hydra, in_python
 from bstune.options import StudyOptions, flatten, option_at
 from bstune.study.prepare import prepare
 from bstune.study.run import paused_study
@@ -188,8 +189,10 @@ def _paused_study(
     # A live line would be mixed with what the loop prints.
     console = safe_console(markup=False, emoji=False, highlight=False, force_interactive=False)
 
+    spelled = in_python if limits.job_command is None else in_hydra
+
     def say(line: str) -> None:
-        print_line(console, line)
+        print_line(console, spelled(line))
 
     for line in assumptions:
         say(f"assumed: {line}")

@@ -76,8 +76,8 @@ def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> Composed:
     """
     if not study.user_attrs[ARGUMENTS]:
         raise ConfigError(
-            f"the study {study.study_name!r} trains Python objects, which no command line has: "
-            "continue it by the call of bstune.tune() that began it"
+            f"the study {study.study_name!r} was begun in Python or by a sweep of Hydra, and no "
+            "worker can join it: continue it by the script or the command that began it"
         )
     return compose_checked([*study.user_attrs[ARGUMENTS], *arguments, "mlflow.enabled=false"])
 
@@ -405,7 +405,7 @@ def _checked_tracking(
     if not options.mlflow.enabled or trial is not None:
         return options, []
     try:
-        with waiting_for("MLflow"):
+        with waiting_for("the modules of MLflow"):
             check_uri(tracking_uri(options.mlflow))
     except ImportError as error:
         return _without_tracking(options, error)
@@ -424,7 +424,7 @@ def _with_imported_tracking(
     if not options.mlflow.enabled or trial is not None:
         return options, []
     try:
-        with waiting_for("MLflow"):
+        with waiting_for("the modules of MLflow"):
             importlib.import_module(TRACKING)
     except ImportError as error:
         return _without_tracking(options, error)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from bstune.core.errors import ConfigError
@@ -16,7 +17,7 @@ from bstune.study.planning.survey_time import LEAST_LEFT, is_surveyed, needs_sur
 from bstune.study.training import Training, TrainingHere, TrainingProcess, Tried, TriedBackend
 from bstune.system.console import plural
 from bstune.system.files import Output
-from bstune.system.watchdog import waiting_for, watching
+from bstune.system.watchdog import WAITING, Wait, waiting_for, watching
 from bstune.trial.backend import Timed, TrialBackend, stops_trials
 from bstune.trial.processes.printed_once import own_lines, printed_once
 from bstune.trial.processes.trials_log import TrialsLog
@@ -24,6 +25,9 @@ from bstune.trial.processes.workers import Workers, mps_runs
 
 if TYPE_CHECKING:
     from bstune.hardware.survey import Survey
+
+# Characters of a line by which a wait is named.
+NAMING_WIDTH = 60
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,10 @@ def prepare_training(
     training: Training = processes
     if not in_processes:
         training = TrainingHere(options, recipe, protocol, trials_log)
-    with waiting_for("the process that trains"):
+    with waiting_for("the process that trains to start") as wait:
+        noting_say = noting_lines(say, wait)
         runs = _try_and_survey(
-            options, recipe, protocol, space, trial, budget, training, seconds_left, say
+            options, recipe, protocol, space, trial, budget, training, seconds_left, noting_say
         )
     notes = list(runs.notes)
     if options.devices > 1:
@@ -83,6 +88,22 @@ def prepare_training(
         open_runner, notes_on_processes = _process_starter(processes, options, runs.survey)
         notes += notes_on_processes
     return replace(runs, open_runner=open_runner, notes=notes)
+
+
+def noting_lines(say: Callable[[str], None], wait: Wait) -> Callable[[str], None]:
+    """Let a wait for the process that trains be named by the last line from there.
+
+    Its seconds count from that line: what comes after it is what is waited for.
+    """
+
+    def noting_say(line: str) -> None:
+        # A line of the other process's own watch tells of no progress.
+        if not line.startswith(WAITING):
+            last = shorten(line, NAMING_WIDTH, placeholder=" ...")
+            wait.go_on(f"the process that trains, after '{last}'", limited=False)
+        say(line)
+
+    return noting_say
 
 
 def _try_and_survey(

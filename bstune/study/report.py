@@ -40,9 +40,9 @@ from bstune.study.storage.trials import results
 from bstune.study.winners import checkpoints_elsewhere, mark_winners, metrics_of_winners
 from bstune.system.console import format_count, plural, print_line
 from bstune.system.failures import optional
-from bstune.system.files import write_text
+from bstune.system.files import Output, write_text
 from bstune.system.watchdog import waiting_for, watching
-from bstune.trial.backend import TrialBackend
+from bstune.trial.backend import JobCommand, TrialBackend
 
 if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking
@@ -118,7 +118,8 @@ def report_study(
         train=_command_to_train(prepared, analysis, done, arguments),
         notes=[*notes, *missing],
     )
-    write_text(files.curve, result.to_json())
+    if not has_figures_of(result, files):
+        write_text(files.curve, result.to_json())
     write_text(files.best, best_yaml(analysis.best, result, arguments, prepared))
     # What follows takes seconds, and a tracker's server may take longer: the answer comes first.
     show(answer(result), console, _next_in_python(prepared, result, arguments))
@@ -150,7 +151,9 @@ def _draw_and_track(
     # No training step runs here: the default limit of one, None, will do.
     with watching(partial(print_line, console), seconds=None, silence=SILENCE_AFTER_ANSWER):
         with waiting_for("the figures"):
-            _draw(prepared, done, result, missing)
+            # A finished study that is asked again has them.
+            if not has_figures_of(result, prepared.files):
+                _draw(prepared, done, result, missing)
             if prepared.options.hardware.scale_out.show:
                 _show_plan(prepared, result, missing, console)
         # The page is made of the folder's files: it shows a note once curve.json has it.
@@ -173,7 +176,8 @@ def _next_in_python(
 ) -> list[Line]:
     """Give the line NEXT of a study of Python objects: the call that trains its winner.
 
-    A loop of the user's takes the winner's values in place of a trial's. Advice to keep the user's
+    A loop of the user's takes the winner's values in place of a trial's, and a sweep's application
+    takes them as overrides. Advice to keep the user's
     own configuration, if the gain suggests it, stands before that. There is no line without a
     winner, nor for a study of a command line, whose line NEXT is a command.
     """
@@ -182,6 +186,8 @@ def _next_in_python(
         return []
     if prepared.recipe is not None:
         how_to_train = ["result.train()"]
+    elif prepared.backend.job_command is not None:
+        how_to_train = [_command_of_job(prepared.backend.job_command, result)]
     elif prepared.backend.trains_in_loop:
         how_to_train = _with_own_loop(prepared)
     else:
@@ -194,6 +200,16 @@ def _next_in_python(
     return [("NEXT", tuple(how_to_train))]
 
 
+def _command_of_job(command: JobCommand, result: StudyResult) -> str:
+    """Write the application's own command, with the winner's values as overrides."""
+    winner = result.winner
+    if result.at_budget is not None:
+        at_budget = result.at_budget.winner
+        return command(round(at_budget.batch_size), at_budget.lr, at_budget.hyperparameters)
+    assert winner is not None  # noqa: S101 (there is one of the two)
+    return command(round(winner.batch_size), winner.lr, winner.hyperparameters)
+
+
 def _with_own_loop(prepared: PreparedStudy) -> list[str]:
     """Write how a loop of the user's trains the winner: the line that reads it, and its values."""
     values = ["best.batch_size", "best.lr"]
@@ -203,6 +219,21 @@ def _with_own_loop(prepared: PreparedStudy) -> list[str]:
         f"best = bstune.load({str(from_here(prepared.files.root))!r}).best",
         f"train your loop with {', '.join(values)} in place of the trial's",
     ]
+
+
+def has_figures_of(result: StudyResult, files: Output) -> bool:
+    """Whether the folder has this result, and figures that were drawn since it was written.
+
+    A command that was killed between the two leaves figures of an earlier result, which are older.
+    """
+    figures = (files.figure, files.vector_figure)
+    try:
+        written = files.curve.stat().st_mtime_ns
+        are_newer = all(figure.stat().st_mtime_ns >= written for figure in figures)
+        return are_newer and files.curve.read_text() == result.to_json()
+    except (OSError, ValueError):
+        # A file is missing, or holds no text.
+        return False
 
 
 def _draw(
@@ -298,6 +329,7 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
         size=_size_of_workload(prepared.backend),
         overrides_lr=options.scaling.override_lr,
         in_python=isinstance(options, GivenOptions),
+        in_hydra=prepared.backend.job_command is not None,
     )
 
 

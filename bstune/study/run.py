@@ -4,6 +4,7 @@ The winners run again before it. Meanwhile :mod:`bstune.study.showing.progress` 
 come.
 """
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import replace
@@ -17,7 +18,7 @@ from rich.status import Status
 from rich.text import Text
 
 from bstune.core.errors import StudyError, UserCodeError
-from bstune.core.option_names import in_python
+from bstune.core.option_names import in_hydra, in_python
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.options import GivenOptions, StudyOptions
 from bstune.recipe import Recipe
@@ -33,7 +34,12 @@ from bstune.study.report import Findings, report_study
 from bstune.study.search import Paused, Search, run_through
 from bstune.study.searching.finished_trial import check_any_trial, check_baseline
 from bstune.study.showing.live_page import LivePage
-from bstune.study.showing.progress import Progress, lines_while_waiting, trial_line
+from bstune.study.showing.progress import (
+    LastEvaluation,
+    Progress,
+    lines_while_waiting,
+    trial_line,
+)
 from bstune.study.storage.attributes import (
     ARGUMENTS,
     BUDGET_TIMES,
@@ -66,6 +72,8 @@ from bstune.system.watchdog import waiting_for, watching
 if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking
 
+# What a study waits for before its first trial.
+OPENING_MLFLOW = "MLflow to open, which would slow the first trial down"
 # Options that another machine that joins the study gives itself, or has no use for.
 MACHINE_OPTIONS = (
     "storage=",
@@ -96,6 +104,16 @@ def make_show(
         page.show(prepared, results_so_far, seconds_to_go)
 
     return show
+
+
+def make_begin(progress: Progress, page: LivePage) -> Callable[[TrialSpec, LastEvaluation], None]:
+    """Make the function that is told of each trial before it begins: by it a page catches up."""
+
+    def begin(spec: TrialSpec, last_evaluation: LastEvaluation) -> None:
+        page.catch_up()
+        progress.begin(spec, last_evaluation)
+
+    return begin
 
 
 @contextmanager
@@ -154,18 +172,22 @@ def _progress_of(prepared: PreparedStudy, console: Console) -> Progress:
     return Progress(prepared.budget.trials, prepared.protocol.target, prepared.last_step, console)
 
 
-def _in_users_language(options: StudyOptions, show: Callable[[str], None]) -> Callable[[str], None]:
-    """Wrap ``show``, which prints a line: in a Python study options are spelled as in Python.
+def _in_users_language(
+    options: StudyOptions, show: Callable[[str], None], *, in_sweep: bool = False
+) -> Callable[[str], None]:
+    """Wrap ``show``, which prints a line, so that options are spelled as the user sets them.
 
-    For a study of the command line it is ``show`` itself.
+    For a study of the command line it is ``show`` itself. ``in_sweep``: whether the study is a
+    sweep of Hydra's; any other study of Python objects is a call.
     """
     if not isinstance(options, GivenOptions):
         return show
+    spelled = in_hydra if in_sweep else in_python
 
-    def show_in_python(line: str) -> None:
-        show(in_python(line))
+    def show_as_set(line: str) -> None:
+        show(spelled(line))
 
-    return show_in_python
+    return show_as_set
 
 
 def _set_status(status: Status, line: str) -> None:
@@ -195,12 +217,14 @@ def paused_study(
     options = prepared.options
     files = prepared.files
     workers_arguments = arguments_to_join(options, arguments or ())
-    say = _in_users_language(options, partial(print_line, console))
+    in_sweep = prepared.backend.job_command is not None
+    say = _in_users_language(options, partial(print_line, console), in_sweep=in_sweep)
     # Where a storage, a disk or MLflow is slow to answer, a line says so.
     with watching(say, seconds=None), waiting_for("the storage"):
         study = _opened_study(prepared, workers_arguments)
     identity = Identity.of(options.study, options.storage, study.user_attrs[STUDY_ID])
-    leases = Leases(study, "owner", options.search.lease_seconds)
+    join = worker_command(options, arguments or ())
+    leases = Leases(study, "owner", options.search.lease_seconds, join=join)
     missing = list[str]()
     with leases.acquired(say), owned(files, identity):
         with watching(say, seconds=None) as watched_say, waiting_for("the study's files"):
@@ -213,7 +237,8 @@ def paused_study(
         if prepared.sets_target:
             prepared = yield from _with_own_target(prepared, study, leases, wall, console, page)
             write_text(files.config, text_of_options(prepared.options))
-        with watching(say, seconds=None), waiting_for("MLflow"):
+        # It opens before the first trial, whose seconds its imports and tables would add to.
+        with watching(say, seconds=None), waiting_for(OPENING_MLFLOW):
             tracking = _opened_tracking(prepared, study, missing)
         progress = _progress_of(prepared, console)
         # From here on an interruption is told as one of a search.
@@ -221,7 +246,8 @@ def paused_study(
         with left_unless_ended(page):
             show = make_show(progress, page, prepared)
             with progress.live or nullcontext(), lines_while_waiting(progress):
-                search = Search(prepared, study, leases, wall, tracking, show, page.catch_up)
+                begin = make_begin(progress, page)
+                search = Search(prepared, study, leases, wall, tracking, show, begin)
                 end = yield from search.paused()
             interruption.enter_stage(Stage.REPORT)
             findings = report_study(
@@ -286,6 +312,21 @@ def arguments_to_join(options: StudyOptions, arguments: Sequence[str]) -> list[s
     if of_study and may_be_shortened and budget != stated.budget:
         of_study += [f"budget.steps={budget.steps}", f"budget.examples={budget.examples}"]
     return of_study
+
+
+def worker_command(options: StudyOptions, arguments: Sequence[str]) -> str | None:
+    """Write the command by which a worker joins the study; None where none can.
+
+    ``arguments``: of the study's own command; empty for one that no command line composes.
+    """
+    if not arguments:
+        return None
+    storage = f"storage={options.storage}"
+    # The option as it was typed: ``${oc.env:...}`` keeps a password out of the line.
+    for argument in arguments:
+        if argument.startswith("storage="):
+            storage = argument
+    return shlex.join(["bstune", "worker", storage, f"study={options.study}"])
 
 
 def _take_over(
@@ -368,8 +409,9 @@ def _with_own_target(
         progress = _progress_of(prepared, console)
         with progress.live or nullcontext(), lines_while_waiting(progress), left_unless_ended(page):
             show = make_show(progress, page, prepared)
+            begin = make_begin(progress, page)
             search = Search(
-                prepared, study, leases, wall, tracking=None, show=show, before_trial=page.catch_up
+                prepared, study, leases, wall, tracking=None, show=show, before_trial=begin
             )
             yield from search.paused_baseline(set_target)
     goal = stored_goal(study)
@@ -426,7 +468,15 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         interruption.enter_stage(Stage.SEARCH)
         with progress.live or nullcontext(), lines_while_waiting(progress):
             wall = WallTime(study, prepared.budget, prepared.elapsed, owner=False)
-            search = Search(prepared, study, leases, wall, tracking=None, show=progress.show)
+            search = Search(
+                prepared,
+                study,
+                leases,
+                wall,
+                tracking=None,
+                show=progress.show,
+                before_trial=progress.begin,
+            )
             end = search.run()
     console.print(f"{end.sentence}; {plural(search.ran, 'trial')} run here")
     return search.ran

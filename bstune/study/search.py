@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial
 
 from bstune.core.errors import StudyError
 from bstune.core.objectives import SOUGHT
-from bstune.core.records import TrialResult
+from bstune.core.records import TrialResult, TrialSpec
 from bstune.search.posterior import Posterior
 from bstune.search.predictions import fresh_horizons, fresh_steps
 from bstune.study.analysis.model import (
@@ -46,6 +46,7 @@ from bstune.study.searching.trial_files import (
     numbers_that_may_go_on,
     numbers_that_may_win,
 )
+from bstune.study.showing.progress import LastEvaluation
 from bstune.study.storage.asking import Ranking, ask, ask_continuation, ask_replicate
 from bstune.study.storage.attributes import DEVICE_KIND, OUTPUT
 from bstune.study.storage.lease import Leases
@@ -106,7 +107,7 @@ class Search:
         wall: WallTime,
         tracking: "Tracking | None",
         show: Callable[[Sequence[TrialResult], float | None], None],
-        before_trial: Callable[[], None] | None = None,
+        before_trial: Callable[[TrialSpec, LastEvaluation], None] | None = None,
     ) -> None:
         """Prepare to run the trials of a study.
 
@@ -118,7 +119,8 @@ class Search:
             tracking: logs the trials, such as to MLflow; None where it is off.
             show: gets the finished trials, and the predicted seconds to the study's end, None
                 where not known.
-            before_trial: called before each trial begins; None: nothing is.
+            before_trial: called before each trial begins, with a function that gives its last
+                evaluation, if that is known here; None: nothing is called.
         """
         self._prepared = prepared
         self._study = study
@@ -496,7 +498,7 @@ class Search:
         if self._prepared.options.search.workers <= 1 and not self._others_train:
             self._began_alone.add(spec.number)
         if self._before_trial is not None:
-            self._before_trial()
+            self._before_trial(spec, partial(runner.last_evaluation, spec.number))
         self._wall.begin_trial()
         runner.start(spec, self._prepared.files, resumed_from)
 
@@ -534,6 +536,8 @@ class Search:
             # It is asked again after a failure: the last run counts.
             self.failed_baseline = finished if result.status == "failed" else None
         if result.status == "failed" and not result.was_cut_short:
+            # The trial's own line comes before the error that ends the study.
+            self._finished_trials()
             check_failures(results(self._study), finished.frames, finished.cause)
 
     def _keep(self, result: TrialResult) -> None:
@@ -631,8 +635,8 @@ class Search:
     def _seconds_to_go(self, done: Sequence[TrialResult]) -> float | None:
         """Predict the wall seconds until the study's end.
 
-        None before this command has tried a point, a batch size with its learning rate, to its end:
-        how fast points end is not known then.
+        None before this command has tried two points to their ends, each a batch size with its
+        learning rate: how fast points end is not known then.
         """
         pace = self._point_ends.pace(count_points(done), self._prepared.elapsed())
         if pace is None:

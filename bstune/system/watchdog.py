@@ -34,6 +34,8 @@ from bstune.system.secrets import redact
 STEP_SECONDS = 300.0
 # After so long without a printed line, one says what is waited for.
 LINE_SECONDS = 10.0
+# What such a line begins with.
+WAITING = "waiting for "
 # Seconds between two looks of the thread.
 THREAD_LOOK_SECONDS = 1.0
 # Fewest looks within the limit of a step.
@@ -178,7 +180,7 @@ class Watch:
                 return
         if now - self._printed >= self._silence:
             wait.said = True
-            self.say(f"waiting for {wait.what}, {wait.seconds:.0f} s")
+            self.say(f"{WAITING}{wait.what}, {wait.seconds:.0f} s")
 
     def _count_seconds(self, wait: Wait, now: float) -> None:
         """Add the seconds since the last look; those of a new step begin at 0."""

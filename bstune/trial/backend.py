@@ -90,6 +90,10 @@ class Timed:
     threads: int | None
 
 
+# Writes the command that trains at a batch size and a learning rate, with further values by name.
+JobCommand = Callable[[int, float, Mapping[str, int | float | None]], str]
+
+
 class TrialBackend:
     """Runs a study's trials; give one of your own to :func:`bstune.study.prepare.prepare`.
 
@@ -122,6 +126,8 @@ class TrialBackend:
     validates_on_test: bool = False
     # Whether the user's own loop trains, in the program that has the study.
     trains_in_loop: bool = False
+    # Writes the command that trains a point, where trials are jobs of a Hydra application.
+    job_command: JobCommand | None = None
     # Seconds of evaluation per second of training, by which a study's seconds are estimated.
     evaluation_share: float = 0.0
     # The smallest and the largest learning rate that trials can have.

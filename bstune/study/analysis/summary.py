@@ -88,6 +88,8 @@ class Asked:
     """Whether the rate was set in the optimizer that the module had built."""
     in_python: bool = False
     """Whether Python objects gave it, whose options are arguments of ``bstune.Study``."""
+    in_hydra: bool = False
+    """Whether its trials are jobs of a sweep, whose options are keys of ``hydra.sweeper``."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,7 @@ def summarize(
         tokens=asked.tokens,
         overrides_lr=asked.overrides_lr,
         in_python=asked.in_python,
+        in_hydra=asked.in_hydra,
         size=asked.size,
         objective=asked.objective,
         target=asked.question or str(asked.target),

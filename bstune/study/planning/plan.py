@@ -120,6 +120,11 @@ class SearchBudget:
         """Draw 32 bits that are independent of those of other trials and purposes."""
         return int(np.random.SeedSequence([self.seed, trial_index, *purpose]).generate_state(1)[0])
 
+    @staticmethod
+    def trained_seconds(trials: Iterable[TrialResult]) -> float:
+        """Add up the seconds of training of the search, without runs on fresh seeds."""
+        return sum(trial.train_seconds for trial in trials if trial.replicate_of is None)
+
     def end_if_spent(
         self, results: Iterable[TrialResult], continues: bool = False
     ) -> SearchEnd | None:
@@ -131,7 +136,7 @@ class SearchBudget:
         if self.seconds is None:
             return None
         trials = list(results)
-        trained = sum(trial.train_seconds for trial in trials if trial.replicate_of is None)
+        trained = self.trained_seconds(trials)
         keeps_share = continues and not any(trial.reached for trial in trials)
         share = 1.0 - RESCUE_SHARE if keeps_share else 1.0
         if trained < share * self.seconds:

@@ -114,12 +114,15 @@ def check_failures(
     if failures < MAX_FAILURES:
         return
     which = f"the first {failures} trials all failed"
+    # Trials that failed are run again: there is nothing yet that would be kept.
+    stored = ""
     if failures < len(ran):
         which = f"the last {failures} trials failed"
+        stored = "the finished trials are stored: "
     kind = UserCodeError if frames else StudyError
     raise kind(
         f"{which}, the last one with {ran[-1].message}\n{frames}"
-        "the finished trials are stored: mend it, and the same command continues the study"
+        f"{stored}mend it, and the same command continues the study"
     ) from cause
 
 

@@ -6,7 +6,7 @@ from bstune.core.records import TrialResult
 from bstune.study.at_budget import best_full, runs_to_come
 from bstune.study.planning.baseline import baseline_runs, count_fresh_seeds
 from bstune.study.planning.duration import Pace, Runs, pace_of, replicates_to_come, seconds_to_go
-from bstune.study.planning.plan import count_points, is_baseline_replicate
+from bstune.study.planning.plan import SearchBudget, count_points, is_baseline_replicate
 from bstune.study.planning.replicates import runs_on_fresh_seeds
 from bstune.study.planning.wall import REPORT_SECONDS, WallTime, leaders
 from bstune.study.prepared import PreparedStudy
@@ -23,7 +23,7 @@ class PointEnds:
         self._ends: list[float] = []
 
     def pace(self, points: int, elapsed: float) -> Pace | None:
-        """Note how many points have ended, and give the pace; None before one has ended here.
+        """Note how many points have ended, and give the pace; None before two have ended here.
 
         Args:
             points: how many points of the study have ended.
@@ -56,12 +56,28 @@ def study_seconds_to_go(
         search_has_ended: whether only runs on fresh seeds follow.
     """
     points = count_points(trials)
-    points_left = 0 if search_has_ended else max(0, prepared.budget.trials - points)
+    points_left = 0.0
+    if not search_has_ended:
+        points_left = points_to_come(prepared.budget, trials)
     report = REPORT_SECONDS + wall.fine_decision_seconds
     runs = _fresh_runs_to_come(prepared, wall, trials)
     # The seconds left are those until the report.
     limit = wall.seconds_left + report
     return seconds_to_go(pace, points, points_left, runs, report, limit)
+
+
+def points_to_come(budget: SearchBudget, trials: Sequence[TrialResult]) -> float:
+    """Count the points that the trials and the seconds of training allow a search to try still.
+
+    Each is taken to train as long as those so far did on average.
+    """
+    points = count_points(trials)
+    left = float(max(0, budget.trials - points))
+    trained = budget.trained_seconds(trials)
+    if budget.seconds is None or points == 0 or trained <= 0:
+        return left
+    seconds_left = max(0.0, budget.seconds - trained)
+    return min(left, seconds_left * points / trained)
 
 
 def _fresh_runs_to_come(

@@ -15,12 +15,14 @@ from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from bstune.core.records import Target, TrialResult
+from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.study.planning.plan import count_points, reruns
 from bstune.study.showing.live_table import live_html
 from bstune.system.console import format_number, format_seconds, plural, print_line
 from bstune.system.watchdog import LINE_SECONDS, THREAD_LOOK_SECONDS
 
+# Gives the step and the value of a trial's last evaluation; None where it is not known.
+LastEvaluation = Callable[[], tuple[int, float | None] | None]
 # Seconds between two lines while a long trial trains.
 MINUTE = 60.0
 # Statuses of trials that no error ended.
@@ -58,6 +60,8 @@ class Progress:
         self._waited = 0.0
         # Configurations that have been tried.
         self._points = 0
+        # The trials that have begun and not been shown as ended, in the order of their begins.
+        self._running: dict[int, tuple[TrialSpec, LastEvaluation]] = {}
         if console.is_interactive:
             # One line: a long one is cut at its end.
             column = Column(no_wrap=True, ratio=1)
@@ -72,6 +76,13 @@ class Progress:
             )
             self._task = self.live.add_task("configurations", total=total)
 
+    def begin(self, spec: TrialSpec, last_evaluation: LastEvaluation = lambda: None) -> None:
+        """Note that a trial begins, which lines name while it takes long.
+
+        ``last_evaluation``: gives its last step and value then, None where these are not known.
+        """
+        self._running[spec.number] = spec, last_evaluation
+
     def show(self, done: Sequence[TrialResult], to_go: float | None = None) -> None:
         """Show the finished trials.
 
@@ -85,6 +96,8 @@ class Progress:
         self._last_line_at = time.monotonic()
         self._waited = 0.0
         self._points = count_points(done)
+        for trial in done:
+            self._running.pop(trial.number, None)
         if self.live is None and not self.console.is_jupyter:
             self._print_new(done, time_left)
             return
@@ -159,7 +172,31 @@ class Progress:
         self._waited += silence
         self._last_line_at = now
         tried = f"{self._points} of {self._total} configurations tried"
-        return f"training, {tried}, {format_seconds(self._waited)}"
+        waited = format_seconds(self._waited)
+        running = list(self._running.values())
+        # What another process trains is not known here.
+        if not running:
+            return f"training elsewhere for {waited}; {tried}"
+        if len(running) > 1:
+            numbers = ", ".join(str(spec.number) for spec, _ in running)
+            return f"training trials {numbers} for {waited}; {tried}"
+        ((spec, last_evaluation),) = running
+        known = self._known_of(spec, last_evaluation())
+        return f"training trial {spec.number} for {waited} ({known}); {tried}"
+
+    def _known_of(self, spec: TrialSpec, evaluation: tuple[int, float | None] | None) -> str:
+        """Say what trains, how long it may, and the value and the step of its last evaluation."""
+        last_step = self._last_step(spec.batch_size)
+        if spec.max_steps is not None:
+            last_step = min(last_step, spec.max_steps)
+        text = f"{_place(spec)}; up to {plural(last_step, 'step')}"
+        if spec.max_seconds is not None:
+            text += f" or {format_seconds(spec.max_seconds)}"
+        if evaluation is None:
+            return text
+        step, value = evaluation
+        shown = "nan" if value is None else format_number(value)
+        return f"{text}; {self._target.metric} {shown} after {plural(step, 'step')}"
 
 
 @contextmanager
@@ -208,7 +245,7 @@ def live_text(
     return "; ".join(texts)
 
 
-def _place(trial: TrialResult) -> str:
+def _place(trial: TrialResult | TrialSpec) -> str:
     """Name a trial's batch size and learning rate."""
     return f"B {trial.batch_size}, lr {format_number(trial.lr)}"
 

@@ -107,6 +107,7 @@ class Leases:
         role: Role,
         seconds: float,
         clock: Callable[[], float] = time.monotonic,
+        join: str | None = None,
     ) -> None:
         """Prepare a lease of this process; :meth:`acquired` takes it.
 
@@ -115,8 +116,10 @@ class Leases:
             role: of this process.
             seconds: after which a lease without a new beat has run out.
             clock: gives seconds.
+            join: the command by which a worker joins the study; None: none can.
         """
         self._study = study
+        self._join = join
         self._seconds = seconds
         self._clock = clock
         # The last new beat of each other lease, and when it was seen, by the lease's id.
@@ -231,11 +234,7 @@ class Leases:
                 # An owner on this machine is known to live; elsewhere a new beat is the sign.
                 is_here = owner.machine == self.own.machine
                 if is_here or first_beats.get(owner.id) != owner.beat:
-                    name = self._study.study_name
-                    raise StudyError(
-                        f"the study {name!r} is run by {owner.name}: wait for it, join it with "
-                        f"bstune worker study={name}, or begin another one with study=NAME"
-                    )
+                    raise StudyError(self._refusal(owner))
             if not announced:
                 log(
                     f"waiting up to {self._seconds:g} s for a sign of {owners[0].name}, "
@@ -244,6 +243,14 @@ class Leases:
                 announced = True
             # Twice as often as an owner beats, so that no beat is seen late.
             sleep(self._seconds / BEATS / 2)
+
+    def _refusal(self, owner: Lease) -> str:
+        """Name the process that owns the study, and what else can be done."""
+        ways = ["wait for it", "begin another one with study=NAME"]
+        if self._join is not None:
+            ways.insert(1, f"join it with {self._join}")
+        listed = f"{', '.join(ways[:-1])}, or {ways[-1]}"
+        return f"the study {self._study.study_name!r} is run by {owner.name}: {listed}"
 
     @contextmanager
     def acquired(
@@ -296,9 +303,7 @@ class Leases:
         """
         rivals = [lease for lease in self._other_owners() if lease.id < self.own.id]
         if rivals:
-            raise StudyError(
-                f"the study {self._study.study_name!r} was begun by {rivals[0].name} as well: wait"
-            )
+            raise StudyError(self._refusal(rivals[0]))
 
     def _end(self, thread: threading.Thread) -> bool:
         """Store the lease as ended, once ``thread`` renews it no more; False if that fails."""

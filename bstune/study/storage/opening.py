@@ -51,6 +51,16 @@ from bstune.system.secrets import redact_values
 OWN_PREFIX = "bstune:"
 # The frozen settings that follow from torch's number of threads; the device's name has it.
 OF_THREADS = ("threads", "device", THREADS_ARE_OPEN)
+# Options that are another one's value unless they are set, as conf/config.yaml has them.
+FOLLOWED = {
+    "budget.examples": "workload.budget.examples",
+    "budget.steps": "workload.budget.steps",
+    "precision": "workload.precision",
+    "scaling.batch_size": "workload.reference.batch_size",
+    "scaling.lr": "workload.reference.lr",
+    "search.batch_size.high": "workload.batch_size.high",
+    "search.batch_size.low": "workload.batch_size.low",
+}
 
 
 def open_study(
@@ -254,10 +264,16 @@ def check_joined(study: optuna.Study, frozen_settings: Mapping[str, object]) -> 
 
 
 def changed_settings(before: Mapping[str, object], now: Mapping[str, object]) -> str:
-    """List the settings that differ, a line each; empty where none does."""
+    """List the settings that differ, a line each; empty where none does.
+
+    A setting that only follows another one, as the reference follows the workload's, has no line.
+    """
     lines = list[str]()
     for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key):
+        values = before.get(key), now.get(key)
+        followed = FOLLOWED.get(key)
+        follows = followed is not None and values == (before.get(followed), now.get(followed))
+        if values[0] != values[1] and not follows:
             lines.append(f"  {key}: was {before.get(key)!r}, now {now.get(key)!r}")
     return "\n".join(lines)
 

@@ -30,7 +30,7 @@ from bstune.system.files import (
     saved_beside,
     whole_file,
 )
-from bstune.trial.backend import TrialBackend
+from bstune.trial.backend import JobCommand, TrialBackend
 from bstune.trial.devices.device import processor, resolve_device
 from bstune.trial.own_loop.loop_trial import ENDED_SHORT, LoopTrial, Measurements
 from bstune.trial.parts.state import TrialState, state_after
@@ -80,6 +80,8 @@ class LoopLimits:
             can end it.
         continues: whether the loop can train a stopped trial on from what it saved of that.
         save_place: where the loop is to save a trial, in its own terms.
+        job_command: writes the command that trains a point, where trials are jobs of an application
+            of Hydra's; None: they are not.
         objective_is_open: whether the objective, time, may yet have to become steps: trials may end
             without their seconds, as it is not known yet whether the loop tells them.
     """
@@ -90,6 +92,7 @@ class LoopLimits:
     in_hindsight: bool = False
     continues: bool = True
     save_place: str = "trial.save_to"
+    job_command: JobCommand | None = None
     objective_is_open: bool = False
 
 
@@ -159,6 +162,7 @@ class LoopBackend(TrialBackend):
         self._in_hindsight = limits.in_hindsight
         # Otherwise another program has the values, such as an application of Hydra.
         self.trains_in_loop = not limits.in_hindsight
+        self.job_command = limits.job_command
         device = resolve_device(options.device, "device")
         if device.type == "cpu":
             self.device = "cpu"

@@ -6,7 +6,7 @@ from typing import Self
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.system.files import Output
 from bstune.trial.own_loop.loop_backend import LoopBackend
-from bstune.trial.own_loop.loop_trial import LoopTrial
+from bstune.trial.own_loop.loop_trial import LoopTrial, last_report
 from bstune.trial.processes.messages import Finished
 
 
@@ -51,6 +51,13 @@ class LoopRunner:
     def running(self) -> list[TrialSpec]:
         """The specs of the trials that were not taken back yet."""
         return [trial.spec for trial in self._trials]
+
+    def last_evaluation(self, number: int) -> tuple[int, float | None] | None:
+        """Give the step and the value that a trial's loop has reported last; None before any."""
+        for trial in self._trials:
+            if trial.number == number:
+                return last_report(trial)
+        return None
 
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
         """Make a trial for the loop, which gets it once the study waits for trials to end."""

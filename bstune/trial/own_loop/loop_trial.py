@@ -482,3 +482,12 @@ def _seconds(seconds: object) -> float:
             f"{shown(seconds)}"
         )
     return number
+
+
+def last_report(trial: LoopTrial) -> tuple[int, float | None] | None:
+    """Give the step and the value of a trial's last report; None before any.
+
+    It is no attribute of the trial, whose names something tunable cannot have.
+    """
+    history = trial._state.history
+    return history[-1] if history else None

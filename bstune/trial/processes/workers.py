@@ -60,6 +60,10 @@ class Runner(Protocol):
     def running(self) -> list[TrialSpec]:
         """The started trials that neither :meth:`wait` nor :meth:`poll` has given yet."""
 
+    def last_evaluation(self, number: int) -> tuple[int, float | None] | None:
+        """Give the step and the value of a trial's last evaluation, as far as it is known here."""
+        return None
+
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
         """Begin a trial, which may go on from the stopped one that ``resumed_from`` records."""
 
@@ -70,7 +74,7 @@ class Runner(Protocol):
         """Yield the trials that are over now, without a wait."""
 
 
-class InProcess:
+class InProcess(Runner):
     """Runs trials in this process, one at a time: for debuggers, profilers and replays.
 
     A crash ends the study.
@@ -128,7 +132,7 @@ class InProcess:
         return iter(())
 
 
-class Workers:
+class Workers(Runner):
     """``count`` processes that train one trial each at a time.
 
     It is a context, at whose end the processes are gone. An interruption or a termination signal is
