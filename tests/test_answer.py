@@ -764,6 +764,13 @@ def test_a_busy_survey_names_what_times_it_anew(surveyed):
     assert ("hardware.refresh=true" in caution) == surveyed
 
 
+@pytest.mark.parametrize(("error", "is_told"), [(0.05, False), (0.3, True)])
+def test_trials_that_time_themselves_in_busy_minutes_are_a_caution(error, is_told):
+    by_trials = changed(timing(error), surveyed=False)
+    cautions = texts(changed(WHOLE, timing=by_trials), "CAUTION")
+    assert any("30%" in text and "beside them" in text for text in cautions) == is_told
+
+
 ONCE = result_of([LUCKY])
 
 
