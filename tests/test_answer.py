@@ -41,6 +41,7 @@ from bstune.result import (
     SearchPlan,
     SeedScatter,
     StepTiming,
+    UntoldOthers,
 )
 
 # So many trials and fresh seeds were asked for, and no limit ended them.
@@ -709,6 +710,25 @@ def test_a_configuration_that_was_compared_with_nothing_is_not_the_best_one(sear
     for enough in (changed(alone, configurations=6), asked_for):
         assert texts(enough, "GAIN")[0].startswith("none: ")
         assert texts(enough, "NEXT")[0].startswith("keep your configuration")
+
+
+@pytest.mark.parametrize(
+    ("reached", "says"),
+    [(0, ("none of 5 others", "4 stopped early, 1 diverged")), (2, ("4 of 7 others", "may be"))],
+)
+def test_others_that_were_stopped_and_may_be_better_leave_the_gain_open(reached, says):
+    own = make_baseline(batch_size=LUCKY.batch_size, lr=LUCKY.lr)
+    others = UntoldOthers(chance=0.9, reached=reached, stopped=4, diverged=1, out_of_memory=0)
+    leads = result_of([LUCKY], baseline=own, search=SEARCH, train="bstune +workload=mine")
+    leads = changed(leads, configurations=6 + reached)
+    assert texts(leads, "GAIN")[0].startswith("none: ")
+    assert compared_study(leads, "s").gain_text == "none"
+    leads = changed(leads, untold_others=others)
+    (gain,) = texts(leads, "GAIN")
+    assert gain.startswith("not known: ")
+    assert all(part in gain for part in says)
+    assert "search.trials=128" in texts(leads, "NEXT")[0]
+    assert compared_study(leads, "s").gain_text == "not known"
 
 
 def test_a_budget_with_one_configuration_advises_to_try_others():

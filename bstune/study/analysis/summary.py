@@ -47,6 +47,7 @@ from bstune.result import (
     StepTiming,
     StudyResult,
     Unreached,
+    UntoldOthers,
     WinnerName,
     WinnerResult,
     WorkloadSize,
@@ -110,6 +111,7 @@ class Analysis:
     gain_in_seconds: Gain | None = None
     as_good: AsGood | None = None
     not_run_again: NotRunAgain | None = None
+    untold_others: UntoldOthers | None = None
     at_budget: AtBudget | None = None
     scale_out: DevicePlans = DevicePlans()  # noqa: RUF009 (frozen)
 
@@ -218,6 +220,7 @@ def summarize(
         gain_in_seconds=analysis.gain_in_seconds,
         as_good=analysis.as_good,
         not_run_again=analysis.not_run_again,
+        untold_others=analysis.untold_others,
         at_budget=analysis.at_budget,
         over_target=tuple(over_target.rows),
         over_target_note=over_target.note,
