@@ -881,6 +881,18 @@ def test_what_is_as_good(changes, text):
     assert ("number of steps" in texts(found, "AS GOOD")[0]) == ("merit" in changes)
 
 
+@pytest.mark.parametrize("low", [180, 256])
+def test_the_smallest_batch_size_that_ran_out_of_memory_bounds_what_is_as_good(low):
+    broken = [make_trial(9 + i, size, status="out of memory") for i, size in enumerate((700, 500))]
+    found = result_of([*CONFIRMED, *broken])
+    assert found.smallest_out_of_memory == 500
+    sizes = changed(WHOLE.as_good, low=low, high=256)
+    assert "batch size 500 ran out of memory" in texts(changed(found, as_good=sizes), "AS GOOD")[0]
+    in_budget = changed(found, objective="loss", at_budget=hand_at_budget())
+    assert "batch size 500 ran out of memory" in texts(in_budget, "AS GOOD")[0]
+    assert "memory" not in texts(WHOLE, "AS GOOD")[0]
+
+
 @pytest.mark.parametrize(
     ("rates", "text"),
     [

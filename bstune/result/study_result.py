@@ -144,6 +144,8 @@ class StudyResult(Part, frozen=True):
 
     None where no trial reached the target, or where it takes seconds that the curve lacks.
     """
+    smallest_out_of_memory: BatchSize | None = None
+    """The smallest batch size whose trial ran out of memory. None where none did."""
     not_run_again: NotRunAgain | None
     """A point that may be better than the winner. None where all such points had fresh seeds."""
     untold_others: UntoldOthers | None = None

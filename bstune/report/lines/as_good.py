@@ -2,13 +2,22 @@
 
 from collections.abc import Iterator
 
-from bstune.report.words import beyond_text
+from bstune.report.words import beyond_text, memory_text
 from bstune.result import StudyResult
 from bstune.system.console import format_count, format_number
 
 
 def as_good(result: StudyResult) -> Iterator[str]:
-    """Give the batch sizes that are nearly as good as the best one, as a range."""
+    """Give the batch sizes that are nearly as good as the best one, as a range.
+
+    The smallest one that ran out of memory bounds what can be used.
+    """
+    for text in _sizes_as_good(result):
+        yield text + memory_text(result)
+
+
+def _sizes_as_good(result: StudyResult) -> Iterator[str]:
+    """Give the range, or say why there is none."""
     nearly_best = result.as_good
     if nearly_best is None or result.winner is None:
         return

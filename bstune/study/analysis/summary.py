@@ -219,6 +219,7 @@ def summarize(
         gain=analysis.gain,
         gain_in_seconds=analysis.gain_in_seconds,
         as_good=analysis.as_good,
+        smallest_out_of_memory=_smallest_out_of_memory(whole_trials),
         not_run_again=analysis.not_run_again,
         untold_others=analysis.untold_others,
         at_budget=analysis.at_budget,
@@ -476,6 +477,12 @@ def _spend(trials: Sequence[TrialResult], whole_trials: Sequence[TrialResult]) -
     )
     examples = sum(trial.examples for trial in whole_trials)
     return Spend(trials=len(whole_trials), seconds=seconds, examples=examples)
+
+
+def _smallest_out_of_memory(whole_trials: Sequence[TrialResult]) -> int | None:
+    """Find the smallest batch size whose trial ran out of memory; None where none did."""
+    sizes = [trial.batch_size for trial in whole_trials if trial.status == "out of memory"]
+    return min(sizes, default=None)
 
 
 def _statuses(whole_trials: Sequence[TrialResult]) -> dict[str, int]:
