@@ -870,8 +870,6 @@ def test_without_a_caution_there_is_no_such_line():
     # A step's seconds that are known to 2% change no choice.
     ("changes", "text"),
     [
-        # Both ends are the winner's batch size.
-        ({"low": 256, "high": 256}, "no batch size but about USE's is predicted within 10%"),
         ({"merit": "steps"}, "batch sizes 180 to 331, predicted within 10% of the least number"),
     ],
 )
@@ -879,6 +877,22 @@ def test_what_is_as_good(changes, text):
     found = changed(WHOLE, as_good=changed(WHOLE.as_good, **changes))
     assert texts(found, "AS GOOD")[0].startswith(text)
     assert ("number of steps" in texts(found, "AS GOOD")[0]) == ("merit" in changes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        # Few batch sizes do not show that all others are worse.
+        ((181, 256, 512), "not known, as only 3 batch sizes reached the target"),
+        ((32, 64, 128, 256, 512), "no batch size but about USE's is predicted within 10%"),
+    ],
+)
+def test_a_range_of_uses_size_alone_says_what_it_stands_on(sizes, text):
+    trials = [make_trial(number, size) for number, size in enumerate(sizes)]
+    as_good = changed(WHOLE.as_good, low=256, high=256)
+    critical = hand_critical(67.0, 41.0, 110.0, min(sizes), max(sizes))
+    found = changed(result_of(trials), as_good=as_good, critical_batch_size=critical)
+    assert texts(found, "AS GOOD")[0].startswith(text)
 
 
 @pytest.mark.parametrize("low", [180, 256])

@@ -21,7 +21,8 @@ from bstune.study.planning.replicates import WORTH_A_CHANGE, Winner, same_point
 
 # The own configuration is known to be the best one if the chance that another one is better by
 # WORTH_A_CHANGE is at most this. In three studies of a user's own loop it was 1.0 where the trials
-# that were stopped stood far ahead, 0.03 and 0.00 where others had been run to the target.
+# that were stopped stood far ahead, 0.03 and 0.00 where others had been run to the target. In six
+# studies of 8 trials on recorded tables it was 0.42 to 0.96, and others took 0.51 to 0.91 of it.
 SURE_BEST = 0.1
 
 
