@@ -165,9 +165,9 @@ def has_few_configurations(result: StudyResult) -> bool:
 
 
 def is_not_compared(result: StudyResult) -> bool:
-    """Whether it is open if another configuration is better than the user's own, which leads.
+    """Whether other configurations were tried too little to call the user's own one the best.
 
-    It is where few were tried, and where one that was stopped before the target may be better.
+    Few were tried, or one that was stopped before the target may be better.
     """
     return has_few_configurations(result) or result.untold_others is not None
 
