@@ -40,9 +40,9 @@ def _sizes_as_good(result: StudyResult) -> Iterator[str]:
         return
     # Both ends are USE's own size, as sizes near it are told as USE.
     if nearly_best.low == nearly_best.high:
-        sizes = len(sizes_that_reached(result))
-        if sizes <= FEW_SIZES:
-            yield f"not known, as only {sizes} batch sizes reached the target"
+        count = len(sizes_that_reached(result))
+        if count <= FEW_SIZES:
+            yield f"not known, as only {count} batch sizes reached the target"
             return
         yield f"no batch size but about USE's is predicted {within}"
         return
