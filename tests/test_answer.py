@@ -41,6 +41,7 @@ from bstune.result import (
     SearchPlan,
     SeedScatter,
     StepTiming,
+    UntoldOthers,
 )
 
 # So many trials and fresh seeds were asked for, and no limit ended them.
@@ -711,6 +712,25 @@ def test_a_configuration_that_was_compared_with_nothing_is_not_the_best_one(sear
         assert texts(enough, "NEXT")[0].startswith("keep your configuration")
 
 
+@pytest.mark.parametrize(
+    ("reached", "says"),
+    [(0, ("none of 5 others", "4 stopped early, 1 diverged")), (2, ("4 of 7 others", "may be"))],
+)
+def test_others_that_were_stopped_and_may_be_better_leave_the_gain_open(reached, says):
+    own = make_baseline(batch_size=LUCKY.batch_size, lr=LUCKY.lr)
+    others = UntoldOthers(chance=0.9, reached=reached, stopped=4, diverged=1, out_of_memory=0)
+    leads = result_of([LUCKY], baseline=own, search=SEARCH, train="bstune +workload=mine")
+    leads = changed(leads, configurations=6 + reached)
+    assert texts(leads, "GAIN")[0].startswith("none: ")
+    assert compared_study(leads, "s").gain_text == "none"
+    leads = changed(leads, untold_others=others)
+    (gain,) = texts(leads, "GAIN")
+    assert gain.startswith("not known: ")
+    assert all(part in gain for part in says)
+    assert "search.trials=128" in texts(leads, "NEXT")[0]
+    assert compared_study(leads, "s").gain_text == "not known"
+
+
 def test_a_budget_with_one_configuration_advises_to_try_others():
     at_budget = hand_at_budget(gain=None)
     alone = result_of(
@@ -762,6 +782,13 @@ def test_a_busy_survey_names_what_times_it_anew(surveyed):
     (caution,) = texts(changed(WHOLE, timing=busy), "CAUTION")
     # A survey that the study ran can be repeated; timings of the trials cannot.
     assert ("hardware.refresh=true" in caution) == surveyed
+
+
+@pytest.mark.parametrize(("error", "is_told"), [(0.05, False), (0.3, True)])
+def test_trials_that_time_themselves_in_busy_minutes_are_a_caution(error, is_told):
+    by_trials = changed(timing(error), surveyed=False)
+    cautions = texts(changed(WHOLE, timing=by_trials), "CAUTION")
+    assert any("30%" in text and "beside them" in text for text in cautions) == is_told
 
 
 ONCE = result_of([LUCKY])
@@ -843,8 +870,6 @@ def test_without_a_caution_there_is_no_such_line():
     # A step's seconds that are known to 2% change no choice.
     ("changes", "text"),
     [
-        # Both ends are the winner's batch size.
-        ({"low": 256, "high": 256}, "no batch size but about USE's is predicted within 10%"),
         ({"merit": "steps"}, "batch sizes 180 to 331, predicted within 10% of the least number"),
     ],
 )
@@ -852,6 +877,34 @@ def test_what_is_as_good(changes, text):
     found = changed(WHOLE, as_good=changed(WHOLE.as_good, **changes))
     assert texts(found, "AS GOOD")[0].startswith(text)
     assert ("number of steps" in texts(found, "AS GOOD")[0]) == ("merit" in changes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        # Few batch sizes do not show that all others are worse.
+        ((181, 256, 512), "not known, as only 3 batch sizes reached the target"),
+        ((32, 64, 128, 256, 512), "no batch size but about USE's is predicted within 10%"),
+    ],
+)
+def test_a_range_of_uses_size_alone_says_what_it_stands_on(sizes, text):
+    trials = [make_trial(number, size) for number, size in enumerate(sizes)]
+    as_good = changed(WHOLE.as_good, low=256, high=256)
+    critical = hand_critical(67.0, 41.0, 110.0, min(sizes), max(sizes))
+    found = changed(result_of(trials), as_good=as_good, critical_batch_size=critical)
+    assert texts(found, "AS GOOD")[0].startswith(text)
+
+
+@pytest.mark.parametrize("low", [180, 256])
+def test_the_smallest_batch_size_that_ran_out_of_memory_bounds_what_is_as_good(low):
+    broken = [make_trial(9 + i, size, status="out of memory") for i, size in enumerate((700, 500))]
+    found = result_of([*CONFIRMED, *broken])
+    assert found.smallest_out_of_memory == 500
+    sizes = changed(WHOLE.as_good, low=low, high=256)
+    assert "batch size 500 ran out of memory" in texts(changed(found, as_good=sizes), "AS GOOD")[0]
+    in_budget = changed(found, objective="loss", at_budget=hand_at_budget())
+    assert "batch size 500 ran out of memory" in texts(in_budget, "AS GOOD")[0]
+    assert "memory" not in texts(WHOLE, "AS GOOD")[0]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from builders import SizeTiming, resolved
 from toolbox import make_trial
@@ -10,6 +11,7 @@ from toolbox import make_trial
 from bstune.core.step_time import StepTime
 from bstune.core.step_time_law import fit_step_time_law, law_of_trials
 from bstune.study.analysis.step_times import law_of, step_time_of, with_common_step_time
+from bstune.study.planning.replicates import summary_of_runs
 from bstune.trial.backend import Timed
 
 LINE = StepTime(2e-3, 3e-5)
@@ -80,3 +82,41 @@ def test_without_a_survey_the_trials_own_steps_are_all():
     law = law_of_trials([(record.batch_size, record.seconds_per_step) for record in done])
     assert law_of(prepared, done)(100) == law(100)
     assert step_time_of(prepared, done) is LINE
+
+
+@pytest.mark.parametrize("trials", [12, 40])
+@pytest.mark.parametrize("scatter", [0.05, 0.4])
+def test_uses_seconds_hold_what_a_run_takes_at_another_time(scatter, trials):
+    """The trials of a user's own loop time themselves, and each minute has a speed of its own.
+
+    In 100 studies the interval of USE's seconds holds those of a further run in about 90%.
+    """
+    rng = np.random.default_rng(trials)
+    prepared = study(LINE, is_timed=False)
+    held = []
+    ratio_held = []
+    for _ in range(100):
+        done = []
+        for number, place in enumerate(rng.uniform(3.0, 9.0, trials).tolist()):
+            size = (64, 256, round(2.0**place))[number % 3]
+            speed = float(np.exp(rng.normal(0.0, scatter)))
+            done.append(trial(number, size, speed * LINE(size), None))
+        law = law_of(prepared, done)
+        # Its steps are known to the step: the seconds alone are in doubt.
+        run = replace(with_common_step_time(prepared, done)[0], steps_low=399)
+        use = summary_of_runs([run], time_error=law.relative_error(64))
+        further = 400 * LINE(64) * np.exp(rng.normal(0.0, scatter))
+        held.append(use.time_low <= further <= use.time_high)
+        error = np.log(law(64) / law(256) * LINE(256) / LINE(64))
+        ratio_held.append(abs(error) <= 1.645 * law.ratio_error(64, 256))
+    assert 0.8 <= np.mean(held) <= 0.99
+    # GAIN compares two batch sizes at one speed.
+    assert np.mean(ratio_held) >= 0.86
+
+
+def test_trials_that_are_the_law_themselves_widen_it_once():
+    """A study that is read again has the law of its trials in the survey's place."""
+    done = [trial(i, 32 * 2 ** (i % 4), LINE(64) * (1 + i % 3), None) for i in range(12)]
+    law = law_of(study(LINE, is_timed=False), done)
+    again = law_of(study(law, is_timed=False), done)
+    assert again.relative_error(64) == law.relative_error(64)

@@ -35,6 +35,7 @@ from bstune.core.step_timings import (
     OwnSteps,
     TimedSize,
     Timing,
+    scatter_of_few,
     timings_of_trials,
     with_errors,
 )
@@ -209,8 +210,7 @@ class StepTimeLaw(StepTime):
         )
         if any(steps.of_trainer != self.of_trainer for steps in own_steps):
             log_ratio = log_ratio - np.median(log_ratio)
-        deviation = float(np.quantile(np.abs(log_ratio), INTERVAL_LEVEL)) / INTERVAL_QUANTILE
-        return replace(self, factor_error=math.hypot(self.factor_error, deviation))
+        return replace(self, factor_error=math.hypot(self.factor_error, _deviation(log_ratio)))
 
     def _weights(self, batch_size: float) -> Array:
         """Compute how much each of the law's n sizes weighs in log tau at a batch size: (n,).
@@ -351,15 +351,25 @@ def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
 
     Trials of about the same batch size make one timing, as in
     :func:`bstune.core.step_timings.timings_of_trials`. None where there are fewer than two timings.
+    How far single trials lie off the law is how the machine's speed changes from one time to
+    another (``factor_error``): a further run has its own minutes, too.
     """
     timings = timings_of_trials(measured)
     if len(timings) < 2:
         return None
     sizes = [timing.batch_size for timing in timings]
-    # The error of the machine's speed is taken to be a quiet machine's.
     law = _fit_law(timings, sizes, _confirmed_falls(timings), QUIET_FACTOR, of_trainer=False)
+    log_ratio = np.array([math.log(seconds / law(batch_size)) for batch_size, seconds in measured])
+    # The law's line, which was fitted to these trials, takes two degrees of freedom.
+    scatter = scatter_of_few(_deviation(log_ratio), len(measured), fitted=2)
+    law = replace(law, factor_error=math.hypot(QUIET_FACTOR, scatter))
     # The trials are in the law already.
     return law.without_trials()
+
+
+def _deviation(log_ratio: Array) -> float:
+    """Estimate a standard deviation about 0 that holds nine of ten values as a normal one does."""
+    return float(np.quantile(np.abs(log_ratio), INTERVAL_LEVEL)) / INTERVAL_QUANTILE
 
 
 def _with_sizes_apart(surveyed: Sequence[float], candidates: Sequence[float]) -> list[float]:

@@ -231,6 +231,24 @@ def _drawn_to_usual(variance: float, repeats: int) -> float:
     return (repeats * variance + missing * UNSEEN_SCATTER**2) / (repeats + missing)
 
 
+def scatter_of_few(deviation: float, count: int, fitted: int) -> float:
+    """Correct the standard deviation that values show about a law that was fitted to them.
+
+    They lie nearer to it than further values will, the more so the fewer they are. Where hardly
+    any are left beyond the law's own parameters, it is averaged with ``UNSEEN_SCATTER``.
+
+    Args:
+        deviation: root mean square of the values' distances from the law.
+        count: how many values there are.
+        fitted: how many parameters of the law were fitted to them.
+    """
+    left = max(count - fitted, 0)
+    variance = 0.0
+    if left:
+        variance = deviation**2 * count / left
+    return math.sqrt(_drawn_to_usual(variance, left))
+
+
 def _error_of_median(scatter: float, visits: int) -> float:
     """Estimate the relative standard error of the median of some visits.
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from bstune.report.lines import at_budget
 from bstune.report.lines.at_budget import budget_words
 from bstune.report.lines.cautions import warnings
-from bstune.report.lines.gain import has_few_configurations, is_of_baseline
+from bstune.report.lines.gain import has_few_configurations, is_not_compared, is_of_baseline
 from bstune.report.spelling import with_options_as_called
 from bstune.report.words import (
     critical_text,
@@ -300,8 +300,8 @@ def _gain_text_of(result: StudyResult) -> str:
     baseline = result.baseline
     if result.gain is not None or winner is None or baseline is None:
         return gain_text(result.gain)
-    # Enough other configurations were tried, and the baseline is the best.
-    if is_of_baseline(winner, baseline) and not has_few_configurations(result):
+    # The baseline is known to be the best.
+    if is_of_baseline(winner, baseline) and not is_not_compared(result):
         return "none"
     return gain_text(None)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bstune.report.words import fresh_text
+from bstune.report.words import fresh_text, sizes_that_reached
 from bstune.result import MAXIMAL_DATA_PARALLELISM, PERFECT_SCALING, StudyResult
 from bstune.system.console import format_count, format_number, plural
 
@@ -45,10 +45,7 @@ def _trust_in_range(result: StudyResult) -> Trust | None:
     critical = result.critical_batch_size
     if critical is None or critical.is_of_one_size:
         return None
-    # The frontier has one point for each half octave: the smallest and the largest batch size that
-    # reached the target need not be among them.
-    sizes = {point.batch_size for point in result.points if not point.stopped}
-    sizes |= {critical.smallest, critical.largest}
+    sizes = sizes_that_reached(result)
     count = plural(len(sizes), "size")
     seen = f"curve: {count} over {format_count(min(sizes))} to {format_count(max(sizes))}"
     if critical.low is None or critical.high is None:
@@ -127,5 +124,7 @@ def trust_in_timing(result: StudyResult) -> Trust | None:
             of_gain = "; GAIN's counts the part that differs between its two batch sizes"
         return Trust("noise", f"{busy}; {error}{_meaning_for_use(result)}{of_gain}", good=False)
     if timing.relative_error > NOISY_ERROR or timing.not_told_apart:
-        return Trust("noise", f"timings are noisy: {error}", good=False)
+        # Trials' own seconds differ from one trial to the next: USE's interval holds that.
+        of_use = "" if timing.surveyed else _meaning_for_use(result)
+        return Trust("noise", f"timings are noisy: {error}{of_use}", good=False)
     return Trust("noise", f"timings: {error}", good=True)

@@ -189,6 +189,28 @@ def span_text(low: float | None, high: float | None, level: float, digits: int =
     return f"{level:.0%}: {format_number(low, digits)} to {format_number(high, digits)}"
 
 
+def sizes_that_reached(result: StudyResult) -> set[int]:
+    """Collect the batch sizes that reached the target, one for each half octave, and both ends."""
+    sizes = {point.batch_size for point in result.points if not point.stopped}
+    critical = result.critical_batch_size
+    # The frontier has one point for each half octave: the smallest and the largest batch size that
+    # reached the target need not be among them.
+    if critical is not None:
+        sizes |= {critical.smallest, critical.largest}
+    return sizes
+
+
+def memory_text(result: StudyResult) -> str:
+    """Write, as the end of a line on batch sizes, which one ran out of memory; else empty.
+
+    A survey has looked for such a batch size before the trials. Without one, they find it.
+    """
+    size = result.smallest_out_of_memory
+    if size is None:
+        return ""
+    return f"; batch size {format_count(size)} ran out of memory"
+
+
 def beyond_text(is_low_open: bool, is_high_open: bool, what: str) -> str:
     """Write, for a range's open ends, ``; smaller and larger ones are not known``.
 

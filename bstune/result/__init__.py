@@ -80,6 +80,7 @@ from bstune.result.winners import (
     ParetoTrial,
     Reaching,
     SingleRun,
+    UntoldOthers,
     WinnerName,
     WinnerResult,
 )
@@ -156,6 +157,7 @@ __all__ = [
     "StudyResult",
     "Text",
     "Unreached",
+    "UntoldOthers",
     "Whole",
     "WinnerName",
     "WinnerResult",

@@ -30,6 +30,7 @@ from bstune.result.winners import (
     Best,
     NotRunAgain,
     ParetoTrial,
+    UntoldOthers,
     WinnerName,
     WinnerResult,
 )
@@ -145,8 +146,15 @@ class StudyResult(Part, frozen=True):
 
     None where no trial reached the target, or where it takes seconds that the curve lacks.
     """
+    smallest_out_of_memory: BatchSize | None = None
+    """The smallest batch size whose trial ran out of memory. None where none did."""
     not_run_again: NotRunAgain | None
     """A point that may be better than the winner. None where all such points had fresh seeds."""
+    untold_others: UntoldOthers | None = None
+    """The other configurations, where one may be better than the user's own, which is the winner.
+
+    None where the own one is known to be the best, or is not the winner.
+    """
     at_budget: AtBudget | None = None
     """The answer of the objective loss. None before a trial has run to its budget's end.
 

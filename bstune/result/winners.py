@@ -178,6 +178,25 @@ class AsGood(Part, frozen=True):
     """Whether larger ones may be as good: nothing is known of them."""
 
 
+class UntoldOthers(Part, frozen=True):
+    """What the other configurations came to, where one of them may be better than the own one.
+
+    The user's own configuration is then the winner only as those that may be better were stopped
+    before the target.
+    """
+
+    chance: Share
+    """The chance that one that was stopped takes at least a tenth less."""
+    reached: Count
+    """How many others reached the target."""
+    stopped: Count
+    """How many were stopped before it."""
+    diverged: Count
+    """How many diverged."""
+    out_of_memory: Count
+    """How many ran out of memory."""
+
+
 class NotRunAgain(Part, frozen=True):
     """A point that is predicted to be better than the winner and lacks fresh seeds."""
 

@@ -9,7 +9,7 @@ from bstune.report.lines.next_steps import advice_to_compare, on_limits
 from bstune.report.lines.unreached import failures_text
 from bstune.report.lines.use import overridden_text
 from bstune.report.trust import NOISY_ERROR
-from bstune.report.words import PREDICTED, beyond_text, point_text
+from bstune.report.words import PREDICTED, beyond_text, memory_text, point_text
 from bstune.result import (
     INTERVAL_LEVEL,
     AtBudget,
@@ -181,7 +181,8 @@ def as_good(result: StudyResult) -> Iterator[str]:
             f"batch sizes {low} to {high} are not shown to be worse; learning rate {lr_low} at "
             f"{low}, {lr_high} at {high}"
         )
-    yield text + beyond_text(sizes.is_low_open, sizes.is_high_open, "were not searched")
+    beyond = beyond_text(sizes.is_low_open, sizes.is_high_open, "were not searched")
+    yield f"{text}{beyond}{memory_text(result)}"
 
 
 def growth(result: StudyResult) -> Iterator[str]:

@@ -216,7 +216,8 @@ def _first_evaluation_hits(result: StudyResult) -> Iterator[str]:
 def _noisy_timing(result: StudyResult) -> Iterator[str]:
     """Tell of steps whose seconds are not well known.
 
-    A survey is kept for later studies, so the option that times steps anew is named.
+    A survey is kept for later studies, so the option that times steps anew is named. Without one
+    the trials have timed themselves, each in its own minutes.
     """
     noise = trust_in_timing(result)
     if noise is None or noise.good:
@@ -224,7 +225,7 @@ def _noisy_timing(result: StudyResult) -> Iterator[str]:
     if result.timing is not None and result.timing.surveyed:
         yield f"{noise.text}: on a quiet machine, hardware.refresh=true times them anew"
     else:
-        yield noise.text
+        yield f"{noise.text}: trials time their own steps, so let nothing else run beside them"
 
 
 def _open_interval(result: StudyResult) -> Iterator[str]:

@@ -4,7 +4,14 @@ from collections.abc import Iterator
 
 from bstune.report.lines.unreached import none_to_use
 from bstune.report.words import baseline_text
-from bstune.result import AtEqualSeconds, BaselineResult, Gain, StudyResult, WinnerResult
+from bstune.result import (
+    AtEqualSeconds,
+    BaselineResult,
+    Gain,
+    StudyResult,
+    UntoldOthers,
+    WinnerResult,
+)
 from bstune.system.console import format_number, format_seconds, plural
 
 # Of so many configurations the best one is worth its name: the first ones of a search look around.
@@ -157,11 +164,21 @@ def has_few_configurations(result: StudyResult) -> bool:
     return result.configurations is not None and result.configurations < enough
 
 
+def is_not_compared(result: StudyResult) -> bool:
+    """Whether other configurations were tried too little to call the user's own one the best.
+
+    Few were tried, or one that was stopped before the target may be better.
+    """
+    return has_few_configurations(result) or result.untold_others is not None
+
+
 def text_without_better(result: StudyResult, yours: str) -> str:
     """Say that the user's own configuration, ``yours``, is the best one.
 
-    Where too few were tried for that, say so.
+    Where too few were tried for that, or others were stopped that may be better, say so.
     """
+    if result.untold_others is not None and not has_few_configurations(result):
+        return _untold_text(result.untold_others, yours)
     if result.configurations is None:
         return f"none: {yours} is the best that was found"
     if not has_few_configurations(result):
@@ -171,3 +188,21 @@ def text_without_better(result: StudyResult, yours: str) -> str:
         return f"not known: nothing was compared with {yours}"
     was = "was" if others == 1 else "were"
     return f"not known: only {plural(others, 'other configuration')} {was} tried beside {yours}"
+
+
+def _untold_text(others: UntoldOthers, yours: str) -> str:
+    """Say that other configurations were not run to the target, and may be better than ``yours``.
+
+    ``others`` counts what they came to.
+    """
+    counts = {
+        "stopped early": others.stopped,
+        "diverged": others.diverged,
+        "ran out of memory": others.out_of_memory,
+    }
+    ends = ", ".join(f"{count} {end}" for end, count in counts.items() if count)
+    tried = others.reached + sum(counts.values())
+    if not others.reached:
+        return f"not known: none of {tried} others reached the target beside {yours} ({ends})"
+    stopped = f"{others.stopped} of {plural(tried, 'other')}, stopped early"
+    return f"not known: {stopped}, may be better than {yours}"

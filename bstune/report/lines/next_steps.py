@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bstune.report.lines.gain import has_few_configurations, is_of_baseline, is_shown
+from bstune.report.lines.gain import is_not_compared, is_of_baseline, is_shown
 from bstune.report.lines.unreached import ADVISED_TIMES, cause_of, more_of_limit
 from bstune.result import CriticalBatchSize, SearchPlan, StudyResult
 from bstune.system.console import format_count
@@ -45,14 +45,14 @@ def on_limits(train: str) -> Iterator[str]:
 def advice_to_keep(result: StudyResult) -> str | None:
     """Advise to keep the user's own configuration, if USE is not shown to be faster.
 
-    If hardly any other was tried, advise to try some. A command that trains the winner follows the
+    If it is open whether others are better, advise to try some. A command that trains the winner follows the
     text. None where USE is shown to be faster, or where there is no baseline.
     """
     winner = result.winner
     baseline = result.baseline
     if winner is None or baseline is None:
         return None
-    if is_of_baseline(winner, baseline) and has_few_configurations(result):
+    if is_of_baseline(winner, baseline) and is_not_compared(result):
         return advice_to_compare(result.search)
     if is_of_baseline(winner, baseline):
         return "keep your configuration; to train with it:"

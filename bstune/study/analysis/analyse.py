@@ -46,6 +46,7 @@ from bstune.study.analysis.model import (
     seed_scatter,
     study_posterior,
 )
+from bstune.study.analysis.own_best import untold_others
 from bstune.study.analysis.scale_out import StepTimesOfSizes, scale_out, step_times
 from bstune.study.analysis.step_times import law_of, step_time_of, timing_of
 from bstune.study.analysis.summary import Analysis, OverTarget
@@ -135,6 +136,7 @@ def analyse(
         as_good=as_good,
         timing=timing_of(prepared, law, winner, points_with_fresh_seeds),
         not_run_again=ranked.not_run_again,
+        untold_others=untold_others(done, runs, winner, posterior, use, law),
         scale_out=plans,
     )
 

@@ -75,11 +75,13 @@ def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw 
     """Give tau(B), the seconds of a step, with its error.
 
     It is the survey's law, whose error is widened to what the trials show of it. Without a survey
-    the law is fitted to the trials. None where a table answers the trials, or too few were timed.
+    the law is fitted to the trials, and has their scatter. None where a table answers the trials,
+    or too few were timed.
     """
     timed_before = step_time_of(prepared, done)
     # A table's, or a loop's of the user's, has no error.
-    if not isinstance(timed_before, StepTimeLaw):
+    is_of_survey = prepared.backend.timed is not None
+    if not is_of_survey or not isinstance(timed_before, StepTimeLaw):
         return common_law(prepared, done)
     return timed_before.widened_by_trials(_own_steps(prepared, done))
 

@@ -47,6 +47,7 @@ from bstune.result import (
     StepTiming,
     StudyResult,
     Unreached,
+    UntoldOthers,
     WinnerName,
     WinnerResult,
     WorkloadSize,
@@ -112,6 +113,7 @@ class Analysis:
     gain_in_seconds: Gain | None = None
     as_good: AsGood | None = None
     not_run_again: NotRunAgain | None = None
+    untold_others: UntoldOthers | None = None
     at_budget: AtBudget | None = None
     scale_out: DevicePlans = DevicePlans()  # noqa: RUF009 (frozen)
 
@@ -220,7 +222,9 @@ def summarize(
         gain=analysis.gain,
         gain_in_seconds=analysis.gain_in_seconds,
         as_good=analysis.as_good,
+        smallest_out_of_memory=_smallest_out_of_memory(whole_trials),
         not_run_again=analysis.not_run_again,
+        untold_others=analysis.untold_others,
         at_budget=analysis.at_budget,
         over_target=tuple(over_target.rows),
         over_target_note=over_target.note,
@@ -476,6 +480,12 @@ def _spend(trials: Sequence[TrialResult], whole_trials: Sequence[TrialResult]) -
     )
     examples = sum(trial.examples for trial in whole_trials)
     return Spend(trials=len(whole_trials), seconds=seconds, examples=examples)
+
+
+def _smallest_out_of_memory(whole_trials: Sequence[TrialResult]) -> int | None:
+    """Find the smallest batch size whose trial ran out of memory; None where none did."""
+    sizes = [trial.batch_size for trial in whole_trials if trial.status == "out of memory"]
+    return min(sizes, default=None)
 
 
 def _statuses(whole_trials: Sequence[TrialResult]) -> dict[str, int]:
