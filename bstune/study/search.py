@@ -49,7 +49,7 @@ from bstune.study.searching.trial_files import (
 from bstune.study.storage.asking import Ranking, ask, ask_continuation, ask_replicate
 from bstune.study.storage.attributes import DEVICE_KIND, OUTPUT
 from bstune.study.storage.lease import Leases
-from bstune.study.storage.patience import StorageGoneError
+from bstune.study.storage.patience import StorageGoneError, patient
 from bstune.study.storage.samplers import build_sampler
 from bstune.study.storage.telling import cut_short, finish_abandoned, shorten, tell
 from bstune.study.storage.trials import (
@@ -530,6 +530,8 @@ class Search:
             self._storage_is_gone = isinstance(error, StorageGoneError)
             self._keep(result)
             raise
+        # A process that is killed from here on has taken this time.
+        patient(self._wall.keep)()
         if is_at_baseline(result, self._prepared.baseline):
             # It is asked again after a failure: the last run counts.
             self.failed_baseline = finished if result.status == "failed" else None
