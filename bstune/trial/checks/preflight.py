@@ -76,6 +76,8 @@ class PreflightFindings:
     continues: bool = True
     # The number of trained parameters.
     parameters: int = 0
+    # The target's metric of the untrained weights, on a part of the data; None: it is not known.
+    start_metric: float | None = None
 
 
 def preflight(
@@ -144,6 +146,7 @@ def preflight(
         evaluation_batches=short.evaluation_batches,
         continues=compared.why_not_continued is None,
         parameters=first.module.parameters,
+        start_metric=first.start_metric,
     )
 
 
