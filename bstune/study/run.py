@@ -24,7 +24,7 @@ from bstune.recipe import Recipe
 from bstune.study.analysis.critical import ended_where_met
 from bstune.study.early_checks import check_unchanged
 from bstune.study.folder_config import text_of_options
-from bstune.study.own_target import goal_of, stored_goal, with_goal
+from bstune.study.own_target import OwnRun, goal_of, stored_goal, with_goal, without_start
 from bstune.study.planning.plan_text import plan_text
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepare import prepare
@@ -32,6 +32,7 @@ from bstune.study.prepared import PreparedStudy
 from bstune.study.report import Findings, report_study
 from bstune.study.search import Paused, Search, run_through
 from bstune.study.searching.finished_trial import check_any_trial, check_baseline
+from bstune.study.searching.limits import advised_for_baseline, planned_baseline_steps
 from bstune.study.showing.live_page import LivePage
 from bstune.study.showing.progress import Progress, lines_while_waiting, trial_line
 from bstune.study.storage.attributes import (
@@ -357,9 +358,14 @@ def _with_own_target(
 
         The goal is stored before the record, so that a process killed in between loses neither.
         """
-        goal = goal_of(record, metric, bounds)
+        run = OwnRun(
+            planned_steps=planned_baseline_steps(prepared),
+            wall_seconds=prepared.budget.wall_seconds,
+            advised_seconds=advised_for_baseline(prepared, wall),
+        )
+        goal = goal_of(record, metric, bounds, run)
         patient(study.set_user_attr)(GOAL, goal)
-        return ended_where_met(record, replace(metric, value=goal))
+        return ended_where_met(without_start(record), replace(metric, value=goal))
 
     if stored_goal(study) is None:
         # From here on an interruption is told as one of a search.

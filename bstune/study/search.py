@@ -492,7 +492,8 @@ class Search:
         # Where the study's first trial sets the target, the protocol does not have its value.
         goal = self._prepared.goal
         goal_value = None if goal is None else goal.value
-        spec = replace(spec, max_seconds=max_seconds, goal=goal_value)
+        sets_goal = self._prepared.sets_target
+        spec = replace(spec, max_seconds=max_seconds, goal=goal_value, sets_goal=sets_goal)
         if self._prepared.options.search.workers <= 1 and not self._others_train:
             self._began_alone.add(spec.number)
         if self._before_trial is not None:
