@@ -34,6 +34,7 @@ from bstune.study.search import Paused, Search, run_through
 from bstune.study.searching.finished_trial import check_any_trial, check_baseline
 from bstune.study.searching.limits import advised_for_baseline, planned_baseline_steps
 from bstune.study.showing.live_page import LivePage
+from bstune.study.showing.outcome import outcome_line
 from bstune.study.showing.progress import Progress, lines_while_waiting, trial_line
 from bstune.study.storage.attributes import (
     ARGUMENTS,
@@ -469,6 +470,11 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     if result.message is not None:
         line += f": {result.message}"
     console.print(line, soft_wrap=True)
+    # The trial's line says of one that reached the target that it did.
+    if result.status == "stopped" and prepared.budget.objective != "loss":
+        last = result.history[-1][1] if result.history else None
+        outcome = outcome_line(prepared.protocol.target, last, result.steps)
+        console.print(outcome, soft_wrap=True, markup=False)
     if result.reached:
         for name, value in prepared.backend.test(spec, files).items():
             console.print(f"{name} {value:.4g}")
