@@ -931,6 +931,24 @@ def test_an_own_run_that_is_no_better_than_untrained_weights_sets_no_target():
     assert [record.history[0][0] for record in records[1:]] == [1] * (len(records) - 1)
 
 
+@pytest.mark.parametrize(
+    ("reports_start", "first", "is_told"), [(0, 0.3, 1), (1, 0.3, 0), (0, 0.9, 0)]
+)
+def test_an_own_target_that_the_first_evaluation_meets_is_doubted(
+    capsys, reports_start, first, is_told
+):
+    trials = iter(quadratic(target="loss"))
+    trial = next(trials)
+    if reports_start:
+        trial.report(0, 0.9)
+    trial.report(1, first)
+    trial.report(trial.max_steps, 0.3)
+    trial.finish()
+    next(trials)
+    trials.close()
+    assert capsys.readouterr().out.count("trial.report(0, value)") == is_told
+
+
 def test_a_loop_that_ends_between_reports_stands_at_its_last_one():
     study = quadratic(**FOR_LOSS, trials=6)
     # The step after which each trial was asked to end for now.

@@ -24,7 +24,14 @@ from bstune.recipe import Recipe
 from bstune.study.analysis.critical import ended_where_met
 from bstune.study.early_checks import check_unchanged
 from bstune.study.folder_config import text_of_options
-from bstune.study.own_target import OwnRun, goal_of, stored_goal, with_goal, without_start
+from bstune.study.own_target import (
+    OwnRun,
+    goal_of,
+    start_of,
+    stored_goal,
+    with_goal,
+    without_start,
+)
 from bstune.study.planning.plan_text import plan_text
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepare import prepare
@@ -77,6 +84,12 @@ MACHINE_OPTIONS = (
     "data.root=",
     "search.workers=",
     "device=",
+)
+
+# A loop's metric before training is known only where it is reported.
+MET_AT_FIRST = (
+    "that run met it at its first evaluation, and untrained weights may, too: trial.report(0, "
+    "value) before the first step lets bstune refuse such a target"
 )
 
 
@@ -353,6 +366,8 @@ def _with_own_target(
     """
     metric = prepared.protocol.target
     bounds = prepared.options.workload.target.bounds
+    is_loop = prepared.recipe is None and isinstance(prepared.options, GivenOptions)
+    doubts = list[str]()
 
     def set_target(record: TrialResult) -> TrialResult:
         """Store the goal that a record sets, and give the record as if it had ended at the goal.
@@ -366,7 +381,11 @@ def _with_own_target(
         )
         goal = goal_of(record, metric, bounds, run)
         patient(study.set_user_attr)(GOAL, goal)
-        return ended_where_met(without_start(record), replace(metric, value=goal))
+        revised = ended_where_met(without_start(record), replace(metric, value=goal))
+        met_at_first_evaluation = revised.reached and revised.steps_low == 0
+        if is_loop and met_at_first_evaluation and start_of(record) is None:
+            doubts.append(MET_AT_FIRST)
+        return revised
 
     if stored_goal(study) is None:
         # From here on an interruption is told as one of a search.
@@ -388,6 +407,8 @@ def _with_own_target(
     # It is no harder than a second run of that would reach.
     easier = "made easier by what chance is worth"
     print_line(console, f"{came_to}, {easier}: {prepared.protocol.target}")
+    for doubt in doubts:
+        print_line(console, doubt)
     return prepared
 
 
