@@ -180,6 +180,8 @@ def _merged(below: Node, above: Node) -> Node:
     merged = {**read_yaml("python.yaml"), **below}
     for key, value in above.items():
         old = merged.get(key)
-        is_section = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = {**old, **value} if is_section else value
+        if isinstance(old, dict) and isinstance(value, dict):
+            merged[key] = {**old, **value}
+        else:
+            merged[key] = value
     return merged
