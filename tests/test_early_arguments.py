@@ -11,6 +11,7 @@ import bstune
 from bstune.core.errors import StudyError
 from bstune.core.records import Budget, Target
 from bstune.study.early_arguments import StatedArguments, check_arguments
+from bstune.study.storage.opening import change_objective, find_study
 
 STORAGE = "sqlite:///study.db"
 LOOP = {
@@ -83,12 +84,25 @@ def test_what_a_study_would_take_is_not_refused_early(begun, changes):
         ({"reference": (64, 0.2)}, "was 0.1, now 0.2"),
         ({"options": ("protocol.divergence=9",)}, "now 9"),
         ({"chosen": {"search.objective": "steps"}}, "was 'time', now 'steps'"),
+        ({"options": ("search.objective=steps",)}, "was 'time', now 'steps'"),
         ({"chosen": {"seed": 7}}, "now 7"),
     ],
 )
 def test_a_change_is_refused_early_by_the_argument_that_made_it(begun, changes, named):
     with pytest.raises(StudyError, match=named):
         check_arguments(stated(**changes))
+
+
+def test_an_objective_that_is_not_stated_may_be_settled_later(begun):
+    """A sweep that begins with time goes on with steps where its jobs return no seconds."""
+    study = find_study("own", STORAGE)
+    change_objective(study, "steps")
+    try:
+        check_arguments(stated())
+        with pytest.raises(StudyError, match="was 'steps', now 'time'"):
+            check_arguments(stated(chosen={"search.objective": "time"}))
+    finally:
+        change_objective(study, "time")
 
 
 def test_a_function_without_a_name_names_no_study_yet(begun):

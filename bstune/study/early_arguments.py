@@ -35,7 +35,9 @@ ANY_WORKLOAD: Node = {
 # The name of a study without a module. That of a module's study is the class's.
 LOOP_NAME = "a loop of yours"
 # A budget may be assumed, by what the project tells.
-UNKNOWN = ("budget.",)
+BUDGET = "budget."
+# One that is not stated may be settled later, as by whether the jobs of a sweep return seconds.
+OBJECTIVE = "search.objective"
 WORKLOAD = "workload."
 
 
@@ -78,8 +80,11 @@ def check_arguments(stated: StatedArguments) -> None:
     options = _composed(_merged(_merged(ANY_WORKLOAD, began), values), stated)
     if options is None:
         return
+    unknown: tuple[str, ...] = (BUDGET,)
+    if OBJECTIVE not in stated.chosen and not _has_option(stated, OBJECTIVE):
+        unknown += (OBJECTIVE,)
     try:
-        check_unchanged(options, UNKNOWN)
+        check_unchanged(options, unknown)
     except StudyError as error:
         raise StudyError(in_python(str(error))) from None
 
@@ -90,9 +95,7 @@ def _stated_workload(stated: StatedArguments) -> Node | None:
     Arguments of another kind than they are to have are left out.
     """
     values: Node = {}
-    is_named = "study" in stated.chosen or any(
-        option.startswith("study=") for option in _texts(stated.options)
-    )
+    is_named = "study" in stated.chosen or _has_option(stated, "study")
     if stated.module is None:
         values["name"] = LOOP_NAME
     elif inspect.isclass(stated.module):
@@ -109,6 +112,11 @@ def _stated_workload(stated: StatedArguments) -> Node | None:
     if reference is not None:
         values["reference"] = {"batch_size": reference[0], "lr": reference[1]}
     return values
+
+
+def _has_option(stated: StatedArguments, name: str) -> bool:
+    """Whether the options of the command line set one by this name."""
+    return any(option.startswith(f"{name}=") for option in _texts(stated.options))
 
 
 def _texts(options: object) -> list[str]:
