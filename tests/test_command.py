@@ -237,8 +237,10 @@ def test_batches_smaller_than_what_the_model_takes_are_refused_unless_no_trial_h
         refused(bstune, tmp_path, message, *GHOSTS, *arguments, "search.workers=0")
     own = ("trial.batch_size=64", "trial.lr=0.01", "budget.steps=3", "budget.examples=1")
     own += (OFFLINE, "search.workers=0")
-    status, _, err = bstune(*GHOSTS, "search.batch_size.low=8", *own)
+    status, out, err = bstune(*GHOSTS, "search.batch_size.low=8", *own)
     assert (status, err) == (0, "")
+    # A single trial says what it came to beside its target.
+    assert "after 3 steps: it misses the target" in " ".join(out.split())
 
 
 def test_a_debug_flag_shows_the_traceback(bstune):

@@ -906,6 +906,44 @@ def test_a_target_that_the_first_evaluation_meets_is_told_once(
     assert ["trial.report(0, value)" in line for line in said] == [may_be_wrong_way] * is_told
 
 
+def test_an_own_run_that_is_no_better_than_untrained_weights_sets_no_target():
+    """Nothing of the study is half stored: the next call asks trial 0 again, and goes on."""
+    trials = iter(quadratic(target="loss"))
+    trial = next(trials)
+    trial.report(0, 0.5)
+    # It ends by its budget, worse than it began.
+    trial.report(trial.max_steps, 0.6)
+    trial.finish()
+    with pytest.raises(StudyError, match="untrained weights meet"):
+        next(trials)
+    study = quadratic(target="loss")
+    for trial in study:
+        descend(trial)
+        trial.finish()
+    records = study.result.records
+    assert statuses(records)[:2] == ["failed", "reached"]
+    # No history has the metric before training.
+    assert [record.history[0][0] for record in records[1:]] == [1] * (len(records) - 1)
+
+
+@pytest.mark.parametrize(
+    ("reports_start", "first", "is_told"), [(0, 0.3, 1), (1, 0.3, 0), (0, 0.9, 0)]
+)
+def test_an_own_target_that_the_first_evaluation_meets_is_doubted(
+    capsys, reports_start, first, is_told
+):
+    trials = iter(quadratic(target="loss"))
+    trial = next(trials)
+    if reports_start:
+        trial.report(0, 0.9)
+    trial.report(1, first)
+    trial.report(trial.max_steps, 0.3)
+    trial.finish()
+    next(trials)
+    trials.close()
+    assert capsys.readouterr().out.count("trial.report(0, value)") == is_told
+
+
 def test_a_loop_that_ends_between_reports_stands_at_its_last_one():
     study = quadratic(**FOR_LOSS, trials=6)
     # The step after which each trial was asked to end for now.

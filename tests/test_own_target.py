@@ -21,7 +21,7 @@ from bstune.core.errors import StudyError
 from bstune.core.records import Target
 from bstune.study import search
 from bstune.study.analysis.critical import ended_where_met
-from bstune.study.own_target import goal_of, own_result
+from bstune.study.own_target import OwnRun, goal_of, own_result
 from bstune.study.planning.wall import TAKEN
 
 TARGET = Target("val/loss", 0.0, "min").never_met
@@ -132,6 +132,62 @@ def test_a_run_that_came_to_nothing_sets_no_target():
         goal_of(stopped, TARGET)
     with pytest.raises(StudyError, match="ended as diverged: too far"):
         goal_of(replace(stopped, status="diverged", message="too far"), TARGET)
+
+
+ACCURACY = Target("val_acc", 0.0, "max").never_met
+
+
+@pytest.mark.parametrize(
+    ("history", "start", "is_met"),
+    [
+        # One step, which made the untrained encoder worse.
+        ([(1, 0.6625)], 0.683, True),
+        ([(10, 0.66), (20, 0.683)], 0.683, True),
+        ([(10, 0.70), (20, 0.74)], 0.683, False),
+        # A loop that does not report step 0.
+        ([(1, 0.6625)], None, False),
+    ],
+)
+def test_what_untrained_weights_meet_is_no_target(history, start, is_met):
+    if start is not None:
+        history = [(0, start), *history]
+    record = make_result(status="stopped", steps=history[-1][0], history=tuple(history))
+    if is_met:
+        with pytest.raises(StudyError, match=r"starts at 0\.683"):
+            goal_of(record, ACCURACY)
+    else:
+        assert goal_of(record, ACCURACY) == history[-1][1]
+
+
+def test_the_metric_before_training_changes_no_target():
+    history = falling(noise=0.01)
+    record = make_result(status="stopped", history=tuple(history))
+    started = replace(record, history=((0, 2.0), *history))
+    assert goal_of(started, TARGET) == goal_of(record, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("steps", "planned", "limit", "message", "is_refused"),
+    [
+        (1, 617, 120.0, None, True),
+        (9, 10, 120.0, None, True),
+        (10, 617, 120.0, None, False),
+        # The whole budget, no limit of wall time, and a run that something else has ended.
+        (1, 1, 120.0, None, False),
+        (1, 617, None, None, False),
+        (1, 617, 120.0, "EarlyStopping", False),
+    ],
+)
+def test_a_run_that_the_wall_time_cut_to_next_to_nothing_sets_no_target(
+    steps, planned, limit, message, is_refused
+):
+    record = make_result(status="stopped", steps=steps, history=((steps, 0.7),), message=message)
+    run = OwnRun(planned, limit, advised_seconds=300)
+    if is_refused:
+        with pytest.raises(StudyError, match=r"wall_seconds=120 .* give search.wall_seconds=300"):
+            goal_of(record, ACCURACY, run=run)
+    else:
+        assert goal_of(record, ACCURACY, run=run) == 0.7
 
 
 @pytest.fixture

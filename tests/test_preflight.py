@@ -90,6 +90,7 @@ def fly(
     override="",
     callbacks=(),
     is_open=False,
+    micro=None,
 ):
     train = train or DataLoader(DATA, shuffle=True)
     workload = Workload(
@@ -104,7 +105,11 @@ def fly(
     protocol = make_protocol(steps, target=Target(*target, "min"), noise_scale_every=every)
     if is_open:
         protocol = replace(protocol, target=protocol.target.never_met)
-    protocol = replace(protocol, trainer={**protocol.trainer, "callbacks": list(callbacks)})
+    protocol = replace(
+        protocol,
+        micro_batch_size=micro,
+        trainer={**protocol.trainer, "callbacks": list(callbacks)},
+    )
     return preflight(workload, protocol, space, trial, continues=continues, survey=survey)
 
 
@@ -598,6 +603,15 @@ def test_manual_optimization_is_trained_as_it_is():
     )
     assert fly(Alternating).notes == (text + ", without noise scale",)
     assert fly(Alternating, every=None).notes == (text,)
+
+
+def test_micro_batches_are_refused_to_manual_optimization_before_any_survey():
+    """The short trials' batches are a micro-batch each: only larger ones would be accumulated."""
+    with pytest.raises(ConfigError, match="Alternating steps its optimizers itself"):
+        fly(Alternating, micro=32, survey=True)
+    # Micro-batches that no batch exceeds ask nothing of it, and other modules accumulate.
+    fly(Alternating, micro=64)
+    fly(Lit, micro=32)
 
 
 def test_batch_normalisation_of_one_example_is_left_to_the_survey():

@@ -16,7 +16,7 @@ from rich.console import Console
 from toolbox import entries, made_table, make_result, make_survey, trials_of
 
 from bstune.core.errors import ConfigError
-from bstune.core.records import Budget, Target, TrialSpec
+from bstune.core.records import Budget, TrialSpec
 from bstune.hardware import survey as hardware_survey
 from bstune.hardware import survey_cache
 from bstune.hardware.threads import threads_of_torch
@@ -26,7 +26,7 @@ from bstune.study import prepare as preparing
 from bstune.study import report
 from bstune.study.analysis import analyse
 from bstune.study.planning.survey_time import survey_seconds
-from bstune.study.prepare import compose_checked, doubt_of_direction, prepare
+from bstune.study.prepare import compose_checked, prepare
 from bstune.study.prepare_training import noting_lines
 from bstune.study.run import arguments_to_join, run_study
 from bstune.study.training import open_service
@@ -578,18 +578,3 @@ def test_the_survey_leaves_most_of_the_wall_time_to_the_search(
     # What is advised for a later start counts the same survey.
     left = wall_seconds - start
     assert survey_seconds(prepared.options, wall_seconds, left) == sum(seconds)
-
-
-@pytest.mark.parametrize(
-    ("metric", "mode", "is_doubted"),
-    [
-        ("val_f1", "min", True),
-        ("val_f1", "max", False),
-        ("val_loss", "max", True),
-        ("val_loss", "min", False),
-        # The name tells no direction.
-        ("val_x", "max", False),
-    ],
-)
-def test_a_direction_that_the_metrics_name_contradicts_is_doubted(metric, mode, is_doubted):
-    assert (doubt_of_direction(Target(metric, 0.5, mode)) is not None) == is_doubted

@@ -16,6 +16,7 @@ from bstune.study.planning.replicates import (
     find_best,
     next_beyond_limit,
     next_replicate,
+    run_to_train,
     selection_luck,
     stand_in_for,
     summary_of_runs,
@@ -581,3 +582,31 @@ def test_a_winner_that_lacks_fresh_seeds_is_not_named_before_what_was_seen_to_be
 def test_a_point_that_mostly_misses_the_target_stands_in_for_none():
     trials = [YOURS, CLAIMS, *again(YOURS, 100, 100, 100, status="stopped")]
     assert stand_in_for(Winner(CLAIMS, 95.0), trials, CLOSE, "steps", 3) is None
+
+
+@pytest.mark.parametrize(
+    ("horizon_of_trial", "horizon", "runs", "seed"),
+    [
+        # (seed, horizon, whether it reached the target) of each run on a fresh seed.
+        (617, 287, [(7, 287, False), (8, 287, True), (9, 287, True)], 8),
+        (617, 287, [(7, 617, True), (9, 287, True)], 9),
+        # The trial had that schedule itself, or no seed has reached the target with it.
+        (287, 287, [(8, 287, True)], 1),
+        (617, 287, [(7, 287, False)], 1),
+        (617, 287, [], 1),
+        # No schedule ends with the trial.
+        (None, None, [(8, None, True)], 1),
+    ],
+)
+def test_a_seed_is_trained_that_reached_the_target_with_the_schedule(
+    horizon_of_trial, horizon, runs, seed
+):
+    trial = make_result(seed=1, horizon=horizon_of_trial)
+    fresh = []
+    for number, (fresh_seed, of_run, reached) in enumerate(runs, start=1):
+        status = "reached" if reached else "stopped"
+        run = make_result(
+            number=number, seed=fresh_seed, horizon=of_run, status=status, replicate_of=0
+        )
+        fresh.append(run)
+    assert run_to_train(trial, fresh, horizon).seed == seed

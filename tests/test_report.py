@@ -219,7 +219,8 @@ TRAIN = [
     [
         # Four digits are near enough.
         (0.123456, True, "trial.lr=0.1235"),
-        (0.123456, False, "trial.lr=0.1235 budget.steps=130 budget.examples=1"),
+        # Where a schedule ends with the trial, its seed has reached the target with these values.
+        (0.123456, False, "trial.lr=0.123456 trial.seed=1 budget.steps=130 budget.examples=1"),
         # A rate of 1 is beyond what can be had.
         (0.99999, True, "trial.lr=0.99999"),
     ],
@@ -233,7 +234,8 @@ def test_the_command_that_trains_the_winner_is_short(lr, stops, own):
         goal=None,
         budget=SimpleNamespace(objective="time"),
     )
-    found = train_command(Winner(make_result(lr=lr, horizon=130), 110.0), TRAIN, prepared)
+    horizon = None if stops else 130
+    found = train_command(Winner(make_result(lr=lr, horizon=horizon), 110.0), TRAIN, prepared)
     kept = "+workload=mine study=s data.root=/d 'storage=${oc.env:STUDIES}'"
     assert found == f"bstune {kept} trial.batch_size=32 {own}"
 

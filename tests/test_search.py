@@ -20,7 +20,7 @@ from toolbox import made_table, make_result, statuses, trials_of
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import CUT_SHORT, OUT_OF_TIME, TrialSpec
 from bstune.study.planning.plan import count_points
-from bstune.study.planning.wall import WallTime
+from bstune.study.planning.wall import TAKEN, WallTime
 from bstune.study.prepare import compose_joined, prepare
 from bstune.study.run import run_study, run_worker
 from bstune.study.searching.finished_trial import (
@@ -130,6 +130,24 @@ def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsy
     assert len(run(study(Timed(), *options, elapsed=lambda: clock.now))) == 6, (
         "80 s were spent before"
     )
+
+
+def test_each_trial_that_ends_stores_the_wall_time_so_that_a_kill_loses_one_at_most(study):
+    """The time that is stored as a trial begins is what a process killed in it leaves behind."""
+    clock = SimpleNamespace(now=20.0)
+    stored = []
+
+    class Timed(Answers):
+        def run(self, spec, folder, resumed_from):
+            attributes = find_study("replay", "sqlite:///bstune.db").user_attrs
+            stored.append(attributes.get(TAKEN))
+            clock.now += 10.0
+            return replace(super().run(spec, folder, resumed_from), wall_seconds=10.0)
+
+    run(study(Timed(), *AMPLE, "search.baseline=false", elapsed=lambda: clock.now))
+    assert stored[0] is None
+    # The first runs are the search's, the last ones those on fresh seeds.
+    assert stored[1:] == [20.0 + 10.0 * trials for trials in range(1, len(stored))]
 
 
 def test_the_search_has_the_time_that_fresh_seeds_leave(study, monkeypatch):

@@ -610,9 +610,10 @@ def test_the_result_is_drawn_and_written(studied, tmp_path):
     )
 
 
-def test_the_winner_trains_again_to_the_same_weights(studied):
+def test_the_winner_trains_again_to_the_same_weights(studied, capsys):
     result, _ = studied
     module, trainer = result.train(**QUIET)
+    assert "it meets the target, val_loss <= 1.5" in capsys.readouterr().out
     # They are the weights that the trial itself ended with.
     kept = torch.load(result.folder / "checkpoints" / f"trial-{result.best.number}.ckpt")[
         "state_dict"
@@ -642,7 +643,7 @@ def test_another_call_of_the_same_name_is_refused(tune):
         tune(trials=1, trainer={"gradient_clip_val": 1.0})
 
 
-def test_no_trial_reached_the_target(tune):
+def test_no_trial_reached_the_target(tune, capsys):
     # Two steps reach nothing.
     result = tune(trials=1, budget=bstune.Budget(steps=2))
     assert result.curve.empty
@@ -651,8 +652,10 @@ def test_no_trial_reached_the_target(tune):
     (trial,) = result.records
     # The best point so far is the one trial's.
     assert (best.reached, best.number, best.batch_size) == (False, 0, trial.batch_size)
+    capsys.readouterr()
     _, trainer = result.train(logger=False)
     assert trainer.global_step == 2
+    assert "after 2 steps: it misses the target" in capsys.readouterr().out
 
 
 def test_a_loaded_result_trains_with_the_studys_arguments_of_the_trainer(tune):

@@ -104,3 +104,12 @@ def test_a_target_that_is_met_before_training_is_refused(target, value):
     with pytest.raises(ConfigError, match=text):
         verdict.begin(value)
     assert verdict.start_gap is None
+
+
+@pytest.mark.parametrize(("sets_goal", "kept"), [(True, ((0, 0.68),)), (False, ())])
+def test_a_trial_that_sets_the_goal_keeps_the_metric_before_training(sets_goal, kept):
+    state = make_state()
+    Verdict(state, ACCURACY.never_met, divergence=2.0, sets_goal=sets_goal).begin(0.68)
+    assert state.recorded_history == kept
+    # What evaluations the trial has is not changed by it.
+    assert state.history == []

@@ -162,11 +162,14 @@ class TrialSpec:
     such steps."""
     goal: float | None = None
     """The target's goal, where the study has it from its first trial; None: the protocol's."""
+    sets_goal: bool = False
+    """Whether the study takes its goal from this trial: the trial's record then begins with the
+    metric before training, at step 0."""
 
     def trial_fields(self) -> dict[str, Any]:
         """Collect the fields that a trial's record takes over: all but the trial's limits."""
         # The limits only say how long it may run, when it is evaluated and which goal ends it.
-        limits = ("max_steps", "max_seconds", "dense_steps", "goal")
+        limits = ("max_steps", "max_seconds", "dense_steps", "goal", "sets_goal")
         names = [spec_field.name for spec_field in fields(self) if spec_field.name not in limits]
         return {name: getattr(self, name) for name in names}
 

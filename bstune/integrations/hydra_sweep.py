@@ -459,6 +459,8 @@ def _study(settings: Settings, params: Params, config: DictConfig) -> Study:
         options.append(f"search.batch_size.multiple={params.multiple}")
     options += _seed_options(settings)
     options += _sampler_options(settings, params, reference_rate)
+    # While the jobs are still to settle it, the study begins with its default, time.
+    objective = None if settings.goal_is_open else settings.goal
     with _refused_in_hydra():
         study = Study(
             target=_target(str(settings.target), settings.mode),
@@ -467,7 +469,7 @@ def _study(settings: Settings, params: Params, config: DictConfig) -> Study:
             budget=Budget(**(settings.budget or {})),
             tunable=params.tunable,
             name=settings.study_name or str(config.hydra.job.name),
-            objective=settings.goal,
+            objective=objective,
             trials=settings.n_trials,
             workers=settings.n_jobs,
             storage=settings.storage,

@@ -75,8 +75,11 @@ def best_yaml(
 
 
 def _trial_arguments(winner: Winner, prepared: PreparedStudy) -> list[str]:
-    """Give the options that run the winner's trial again, with the same result to the bit."""
-    trial = winner.trial
+    """Give the options that run the winner again, with the same result to the bit.
+
+    It is the winner's trial, or a run of it on a fresh seed that had the schedule to train with.
+    """
+    trial = winner.run_to_train
     options = [
         f"trial.batch_size={trial.batch_size}",
         f"trial.lr={trial.lr!r}",
@@ -104,25 +107,36 @@ def _limited_to(steps: int) -> list[str]:
 def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedStudy) -> str:
     """Write the command that trains the winner's point to the target, on the config's own seed.
 
+    Where a schedule ends with the trial, a seed may miss the target at its end: the command then
+    has the seed of a run that reached it, if there is one, and exact values.
+
     For the objective loss it trains to the budget's end.
     """
-    trial = winner.trial
+    trial = winner.run_to_train
     space = prepared.space
     is_for_loss = prepared.budget.objective == "loss"
     of_study = _arguments_without_search(arguments, prepared)
-    lr = rounded_within(trial.lr, space.lr_low, space.lr_high)
-    of_trial = [f"trial.batch_size={trial.batch_size}", f"trial.lr={lr!r}"]
     horizon = winner.advised_horizon
+    ends_with_schedule = not prepared.backend.stops and horizon is not None
+    is_proven = ends_with_schedule and trial.reached and trial.horizon == horizon
+    lr = trial.lr
+    hyperparameters = dict(trial.hyperparameters)
+    if not is_proven:
+        lr = rounded_within(trial.lr, space.lr_low, space.lr_high)
+        hyperparameters = _rounded_hyperparameters(trial, space)
+    of_trial = [f"trial.batch_size={trial.batch_size}", f"trial.lr={lr!r}"]
+    if is_proven:
+        of_trial.append(f"trial.seed={trial.seed}")
     if is_for_loss:
         of_trial.append("search.objective=loss")
         of_trial += _limited_to(prepared.last_step(trial.batch_size))
     # Trials cannot be stopped early where their schedule ends with them. It gets the length of the
     # winner's; any other trial just stops once it meets the target.
-    elif not prepared.backend.stops and horizon is not None:
+    elif ends_with_schedule and horizon is not None:
         of_trial += _limited_to(horizon)
     # A single trial makes no survey, which chose the study's number of threads.
     of_trial += _threads_option(prepared, of_study)
-    of_trial += overrides(prepared.options, _rounded_hyperparameters(trial, space))
+    of_trial += overrides(prepared.options, hyperparameters)
     return shlex.join(["bstune", *of_study, *of_trial])
 
 

@@ -5,6 +5,10 @@ study's target, made easier by what chance is worth: the same quality as today, 
 with the study before the trial's record is, and stays; the trial's record is that of a trial which
 ended where it met the target.
 
+A run that the study's wall time cut to next to nothing sets no target, nor does one that came to
+what untrained weights meet. Trial 0 then counts as cut short, and is asked again. A loop of the
+user's tells the metric of untrained weights only where it reports step 0.
+
 What chance is worth is the largest of three: the scatter of the last evaluations; how much the
 metric gains while the steps grow by a factor of ``e^SEED_SCATTER``. By so much the steps to one
 value differ from seed to seed (two standard deviations of the prior's middle), so that a fresh seed
@@ -24,10 +28,13 @@ import optuna
 from bstune.core.errors import StudyError
 from bstune.core.records import Mode, Target, TrialResult, sign_of
 from bstune.options import with_option
+from bstune.search.acquisition import MIN_STEPS
 from bstune.search.ruler import choose_scale
 from bstune.study.prepared import OwnGoal, PreparedStudy
 from bstune.study.storage.attributes import GOAL
+from bstune.system.console import plural
 
+TO_BE_OWN = "the target is to be what your own configuration comes to, but"
 # The share of a trial's steps from which on its evaluations say what it comes to.
 LAST_SHARE = 0.5
 # The fewest evaluations that say it: two would always lie on a line.
@@ -121,33 +128,105 @@ def _rounded(goal: float, sign: float) -> float:
     return sign * float(f"{whole * unit:.{DIGITS}g}")
 
 
-def goal_of(record: TrialResult, target: Target, bounds: Sequence[float] | None = None) -> float:
-    """Give the target's value that the baseline's run sets; StudyError where it came to no value.
+@dataclass(frozen=True)
+class OwnRun:
+    """How long the run that sets the target was to be, and what would make it longer.
 
-    ``bounds``: the least and the greatest value that the metric can have; None where not known.
+    Args:
+        planned_steps: of the run, had the study had the time for it.
+        wall_seconds: the study's limit of wall time; None: it has none.
+        advised_seconds: the limit with which the run and another trial have time; None: not known.
     """
+
+    planned_steps: int
+    wall_seconds: float | None = None
+    advised_seconds: int | None = None
+
+    def was_cut(self, record: TrialResult) -> bool:
+        """Whether the study's wall time ended the run, before its plan did."""
+        # Anything else that ends a run leaves a message.
+        by_itself = record.status == "stopped" and record.message is None
+        has_limit = self.wall_seconds is not None
+        return has_limit and by_itself and record.steps < self.planned_steps
+
+    @property
+    def more_time(self) -> str:
+        """The option that gives the run more time, in words."""
+        seconds = "SECONDS" if self.advised_seconds is None else f"{self.advised_seconds}"
+        return f"search.wall_seconds={seconds}"
+
+
+def goal_of(
+    record: TrialResult,
+    target: Target,
+    bounds: Sequence[float] | None = None,
+    run: OwnRun | None = None,
+) -> float:
+    """Give the target's value that the baseline's run sets.
+
+    Args:
+        record: of the run. Its history may begin with the metric before training, at step 0.
+        target: whose value is open.
+        bounds: the least and the greatest value that the metric can have; None where not known.
+        run: its plan; None: the study's time did not end it.
+
+    Raises:
+        StudyError: where the run came to no value, was cut to next to nothing by the study's time,
+            or came to a value that untrained weights meet.
+    """
+    history = without_start(record).history
     ideal: float | None = None
     if bounds is not None:
         ideal = target.best_bound(bounds)
     # A run with a horizon has a schedule that ends with it.
     anneals = record.horizon is not None
-    outcome = own_result(record.history, target.mode, anneals=anneals, ideal=ideal)
+    outcome = own_result(history, target.mode, anneals=anneals, ideal=ideal)
     how_else = "give the target a value, target=VALUE, or another reference, scaling.lr=LR"
     if record.status not in ("stopped", "reached"):
         because = ""
         if record.message is not None:
             because = f": {record.message}"
         raise StudyError(
-            "the target is to be what your own configuration comes to, but its run at batch size "
+            f"{TO_BE_OWN} its run at batch size "
             f"{record.batch_size} and learning rate {record.lr:g} ended as "
             f"{record.status}{because}; {how_else}"
         )
+    was_cut = run is not None and run.was_cut(record)
+    if run is not None and was_cut and record.steps < MIN_STEPS:
+        raise StudyError(
+            f"{TO_BE_OWN} search.wall_seconds={run.wall_seconds:g} left time for "
+            f"{plural(record.steps, 'step')} of its {run.planned_steps}: give {run.more_time}"
+        )
     if outcome is None:
         raise StudyError(
-            "the target is to be what your own configuration comes to, but its run was not "
-            f"evaluated in {record.steps} steps; {how_else}"
+            f"{TO_BE_OWN} its run was not evaluated in {record.steps} steps; {how_else}"
+        )
+    start = start_of(record)
+    if start is not None and replace(target, value=outcome.goal).reached(start):
+        after = plural(record.steps, "step")
+        advice = "target=VALUE or a larger budget, with another study=NAME"
+        if run is not None and run.wall_seconds is not None:
+            advice = f"more time, {run.more_time}, or target=VALUE with another study=NAME"
+        if was_cut and run is not None:
+            after += f" of {run.planned_steps}"
+        raise StudyError(
+            f"{TO_BE_OWN} after {after} that is {target.metric}={outcome.goal:g}, which "
+            f"untrained weights meet ({target.metric} starts at {start:.4g}): give {advice}"
         )
     return outcome.goal
+
+
+def start_of(record: TrialResult) -> float | None:
+    """Give the metric before training, with which a record may begin; None where it does not."""
+    if record.history and record.history[0][0] == 0:
+        return record.history[0][1]
+    return None
+
+
+def without_start(record: TrialResult) -> TrialResult:
+    """Give a record whose history begins after the first step, as every other one does."""
+    history = tuple(pair for pair in record.history if pair[0] > 0)
+    return replace(record, history=history)
 
 
 def stored_goal(study: optuna.Study) -> float | None:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bstune.config import Composed, compose
 from bstune.core.clock import stopwatch
 from bstune.core.errors import ConfigError
-from bstune.core.metric_names import mode_of
-from bstune.core.records import Target, TrialProtocol, TrialSpec
+from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import SizeLimits, Space
 from bstune.options import StudyOptions, flat_settings, with_option
 from bstune.recipe import Recipe
@@ -25,6 +24,7 @@ from bstune.study.planning.baseline import (
     text_on_excess,
     text_on_outside,
 )
+from bstune.study.planning.doubts import doubt_of_direction
 from bstune.study.planning.next_command import START_SLACK
 from bstune.study.planning.plan import QUICK_SECONDS, SearchBudget
 from bstune.study.planning.survey_time import is_surveyed, seconds_left_of
@@ -296,25 +296,6 @@ def _check_budget(prepared: PreparedStudy) -> None:
     raise ConfigError(
         f"a trial at the smallest batch size, {smallest}, ends after {plural(steps, 'step')}, "
         f"which tells nothing: give {least} at least"
-    )
-
-
-def doubt_of_direction(target: Target) -> str | None:
-    """Ask to check a target whose direction contradicts its metric's name; None where it does not.
-
-    It is no refusal, as a name may mislead.
-    """
-    usual = mode_of(target.metric)
-    if usual is None or usual == target.mode:
-        return None
-    verb = "fall"
-    opposite = "rise"
-    if usual == "max":
-        verb = "rise"
-        opposite = "fall"
-    return (
-        f"check the direction of {target.metric}: by its name it is to {verb}, and the study has "
-        f"it {opposite}"
     )
 
 

@@ -11,6 +11,7 @@ from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
 from bstune.options import StudyOptions, with_option
 from bstune.recipe import Recipe
+from bstune.study.planning.doubts import doubt_of_scale
 from bstune.study.planning.duration import advice_on_time
 from bstune.study.planning.plan import SearchBudget, max_seconds
 from bstune.study.planning.survey_time import LEAST_LEFT, is_surveyed, needs_survey, survey_limit
@@ -125,6 +126,9 @@ def _try_and_survey(
     surveyed = is_surveyed(options, trial)
     tried = training.try_steps(trial, continues=continues, surveyed=surveyed, say=say)
     backend = TriedBackend(tried, training)
+    doubt = doubt_of_scale(protocol.target, tried.findings.start_metric)
+    if doubt is not None:
+        say(doubt)
     if trial is None:
         advice = _advice_on_length(options, protocol, space, budget, backend)
         if advice is not None:

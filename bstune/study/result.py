@@ -28,10 +28,12 @@ from bstune.report.spelling import with_options_as_called
 from bstune.report.study_folder import read_study
 from bstune.result import Best, CriticalInterval, Gain, GainAtBudget, StudyResult
 from bstune.study.folder_config import options_of_folder
+from bstune.study.planning.replicates import fresh_runs, run_to_train
 from bstune.study.report import Findings
+from bstune.study.showing.outcome import outcome_line
 from bstune.study.storage.opening import find_study
 from bstune.study.verbs.retarget import study_so_far
-from bstune.system.console import quieten
+from bstune.system.console import plain_console, print_line, quieten
 from bstune.system.files import Output
 
 if TYPE_CHECKING:
@@ -250,9 +252,11 @@ class Result:
     ) -> "tuple[LightningModule, Trainer]":
         """Train the winner again with its seed, as a plain ``Trainer.fit``.
 
-        It trains for as many steps as the winner did, or for the winner's horizon where schedules
-        end with the trial. Torch has as many threads as OMP_NUM_THREADS says; else as many as in
-        the study, or one where a few steps in this process are faster with it.
+        It trains for as many steps as the winner did. Where schedules end with the trial it trains
+        for the winner's horizon, with a seed that reached the target by it, if there is one. A line
+        says what the metric came to, and whether that meets the target. Torch has as many threads
+        as OMP_NUM_THREADS says; else as many as in the study, or one where a few steps in this
+        process are faster with it.
 
         Args:
             module: as :class:`bstune.Study` takes it, for a result that was read of a folder. The
@@ -274,6 +278,7 @@ class Result:
         import torch
 
         from bstune.hardware.workload_steps import threads_of_fit
+        from bstune.trial.parts.metric import metric
         from bstune.trial.plain import fit
         from bstune.trial.processes.restored import restored
         from bstune.trial.workload import load_workload
@@ -281,7 +286,9 @@ class Result:
         best = self.best
         options = self._known_options()
         recipe = self._recipe_to_train(module, data)
-        trial = next(trial for trial in self.records if trial.number == best.number)
+        trial_of_search = next(trial for trial in self.records if trial.number == best.number)
+        runs = fresh_runs(self.records).get(best.number, ())
+        trial = run_to_train(trial_of_search, runs, best.horizon)
         spec = trial.again(max_steps=best.horizon)
         # torch's settings and random states are the caller's again afterwards.
         with restored():
@@ -297,7 +304,16 @@ class Result:
             if threads is not None:
                 torch.set_num_threads(threads)
             steps = best.horizon or trial.steps
-            return fit(workload, spec, protocol, steps, fast, **trainer)
+            trained, fitted = fit(workload, spec, protocol, steps, fast, **trainer)
+        if trained.automatic_optimization:
+            # The call's own arguments of the Trainer may end it before.
+            steps = fitted.global_step
+        metric_name = protocol.target.metric
+        value: float | None = None
+        if metric_name in fitted.callback_metrics:
+            value = metric(fitted, metric_name)
+        print_line(plain_console(), outcome_line(protocol.target, value, steps))
+        return trained, fitted
 
 
 def _row(trial: TrialResult) -> dict[str, Any]:

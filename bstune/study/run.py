@@ -25,7 +25,14 @@ from bstune.recipe import Recipe
 from bstune.study.analysis.critical import ended_where_met
 from bstune.study.early_checks import check_unchanged
 from bstune.study.folder_config import text_of_options
-from bstune.study.own_target import goal_of, stored_goal, with_goal
+from bstune.study.own_target import (
+    OwnRun,
+    goal_of,
+    start_of,
+    stored_goal,
+    with_goal,
+    without_start,
+)
 from bstune.study.planning.plan_text import plan_text
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepare import prepare
@@ -33,7 +40,9 @@ from bstune.study.prepared import PreparedStudy
 from bstune.study.report import Findings, report_study
 from bstune.study.search import Paused, Search, run_through
 from bstune.study.searching.finished_trial import check_any_trial, check_baseline
+from bstune.study.searching.limits import advised_for_baseline, planned_baseline_steps
 from bstune.study.showing.live_page import LivePage
+from bstune.study.showing.outcome import outcome_line
 from bstune.study.showing.progress import (
     LastEvaluation,
     Progress,
@@ -84,6 +93,12 @@ MACHINE_OPTIONS = (
     "data.root=",
     "search.workers=",
     "device=",
+)
+
+# A loop's metric before training is known only where it is reported.
+MET_AT_FIRST = (
+    "that run met it at its first evaluation, and untrained weights may, too: trial.report(0, "
+    "value) before the first step lets bstune refuse such a target"
 )
 
 
@@ -393,15 +408,26 @@ def _with_own_target(
     """
     metric = prepared.protocol.target
     bounds = prepared.options.workload.target.bounds
+    is_loop = prepared.recipe is None and isinstance(prepared.options, GivenOptions)
+    doubts = list[str]()
 
     def set_target(record: TrialResult) -> TrialResult:
         """Store the goal that a record sets, and give the record as if it had ended at the goal.
 
         The goal is stored before the record, so that a process killed in between loses neither.
         """
-        goal = goal_of(record, metric, bounds)
+        run = OwnRun(
+            planned_steps=planned_baseline_steps(prepared),
+            wall_seconds=prepared.budget.wall_seconds,
+            advised_seconds=advised_for_baseline(prepared, wall),
+        )
+        goal = goal_of(record, metric, bounds, run)
         patient(study.set_user_attr)(GOAL, goal)
-        return ended_where_met(record, replace(metric, value=goal))
+        revised = ended_where_met(without_start(record), replace(metric, value=goal))
+        met_at_first_evaluation = revised.reached and revised.steps_low == 0
+        if is_loop and met_at_first_evaluation and start_of(record) is None:
+            doubts.append(MET_AT_FIRST)
+        return revised
 
     if stored_goal(study) is None:
         # From here on an interruption is told as one of a search.
@@ -424,6 +450,8 @@ def _with_own_target(
     # It is no harder than a second run of that would reach.
     easier = "made easier by what chance is worth"
     print_line(console, f"{came_to}, {easier}: {prepared.protocol.target}")
+    for doubt in doubts:
+        print_line(console, doubt)
     return prepared
 
 
@@ -516,6 +544,11 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     if result.message is not None:
         line += f": {result.message}"
     console.print(line, soft_wrap=True)
+    # The trial's line says of one that reached the target that it did.
+    if result.status == "stopped" and prepared.budget.objective != "loss":
+        last = result.history[-1][1] if result.history else None
+        outcome = outcome_line(prepared.protocol.target, last, result.steps)
+        console.print(outcome, soft_wrap=True, markup=False)
     failures = list[str]()
     if result.reached:
         # The trial has ended well without them.

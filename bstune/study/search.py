@@ -50,7 +50,7 @@ from bstune.study.showing.progress import LastEvaluation
 from bstune.study.storage.asking import Ranking, ask, ask_continuation, ask_replicate
 from bstune.study.storage.attributes import DEVICE_KIND, OUTPUT
 from bstune.study.storage.lease import Leases
-from bstune.study.storage.patience import StorageGoneError
+from bstune.study.storage.patience import StorageGoneError, patient
 from bstune.study.storage.samplers import build_sampler
 from bstune.study.storage.telling import cut_short, finish_abandoned, shorten, tell
 from bstune.study.storage.trials import (
@@ -494,7 +494,8 @@ class Search:
         # Where the study's first trial sets the target, the protocol does not have its value.
         goal = self._prepared.goal
         goal_value = None if goal is None else goal.value
-        spec = replace(spec, max_seconds=max_seconds, goal=goal_value)
+        sets_goal = self._prepared.sets_target
+        spec = replace(spec, max_seconds=max_seconds, goal=goal_value, sets_goal=sets_goal)
         if self._prepared.options.search.workers <= 1 and not self._others_train:
             self._began_alone.add(spec.number)
         if self._before_trial is not None:
@@ -532,6 +533,8 @@ class Search:
             self._storage_is_gone = isinstance(error, StorageGoneError)
             self._keep(result)
             raise
+        # A process that is killed from here on has taken this time.
+        patient(self._wall.keep)()
         if is_at_baseline(result, self._prepared.baseline):
             # It is asked again after a failure: the last run counts.
             self.failed_baseline = finished if result.status == "failed" else None

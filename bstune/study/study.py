@@ -26,6 +26,7 @@ from bstune.core.search_space import OVERRIDE_LR
 from bstune.hydra_recipe import instantiate
 from bstune.options import GivenOptions, StudyOptions, with_option
 from bstune.recipe import Recipe
+from bstune.study.early_arguments import StatedArguments, check_arguments
 from bstune.study.prepare import compose_joined, prepare
 from bstune.study.report import Findings
 from bstune.study.run import run as run_options
@@ -118,7 +119,6 @@ class Study:
 
     @without_own_frames
     @without_unknown_arguments
-    @loading(training=True)
     def __init__(
         self,
         module: "Module | None" = None,
@@ -149,10 +149,6 @@ class Study:
         # All arguments by name.
         arguments = dict(locals())
         elapsed = stopwatch()
-        # torch and Lightning take seconds to import, and a study that replays needs neither.
-        from bstune.study.assumed import Stated, complete
-        from bstune.trial.processes.restored import restored
-
         chosen = {
             option: arguments[argument]
             for argument, option in ARGUMENT_OPTIONS.items()
@@ -161,21 +157,42 @@ class Study:
         if output is not None:
             chosen["output"] = str(output)
             _check_writable(output)
+        with filtered():
+            check_arguments(
+                StatedArguments(module, target, batch_sizes, reference, options, chosen)
+            )
+        with loading(training=True):
+            self._complete(arguments, chosen)
+        self._seconds_before = elapsed()
+
+    def _complete(self, arguments: Mapping[str, Any], chosen: dict[str, Any]) -> None:
+        """Complete the arguments from the project, and make the options and the recipe of them.
+
+        Args:
+            arguments: of the call, by name.
+            chosen: values of options that they set, by dotted name.
+        """
+        # torch and Lightning take seconds to import, and a study that replays needs neither.
+        from bstune.study.assumed import Stated, complete
+        from bstune.trial.processes.restored import restored
+
+        options = arguments["options"]
+        is_timed = arguments["seconds"] is not None or arguments["wall_seconds"] is not None
         stated = Stated(
-            module=module,
-            data=data,
-            target=target,
-            batch_sizes=batch_sizes,
-            reference=reference,
-            budget=budget,
-            trainer=trainer,
-            tunable=tunable,
-            seed=seed,
-            device=device,
-            objective=objective or _objective_among(options),
+            module=arguments["module"],
+            data=arguments["data"],
+            target=arguments["target"],
+            batch_sizes=arguments["batch_sizes"],
+            reference=arguments["reference"],
+            budget=arguments["budget"],
+            trainer=arguments["trainer"],
+            tunable=arguments["tunable"],
+            seed=arguments["seed"],
+            device=arguments["device"],
+            objective=arguments["objective"] or _objective_among(options),
             has_budget=any(str(option).startswith("budget.") for option in options),
-            is_timed=seconds is not None or wall_seconds is not None or are_timed(options),
-            overrides_lr=override_lr or _overrides_lr(options),
+            is_timed=is_timed or are_timed(options),
+            overrides_lr=arguments["override_lr"] or _overrides_lr(options),
         )
         self.arguments = None
         with restored(), filtered(), waiting_for("the module and the data"):
@@ -186,13 +203,12 @@ class Study:
                 chosen["budget.seconds"] = completed.budget_seconds
             if completed.wall_seconds is not None:
                 chosen["search.wall_seconds"] = completed.wall_seconds
-            if module is None:
-                _refuse_survey(survey, options)
+            if arguments["module"] is None:
+                _refuse_survey(arguments["survey"], options)
             self.options, recipe = compose_objects(completed.given, options, chosen)
             self.recipe = recipe
             if recipe is not None:
                 self.options = _fitted_to_pickling(self.options, recipe, chosen)
-        self._seconds_before = elapsed()
 
     @classmethod
     def from_composed(cls, composed: Composed, arguments: Sequence[str] | None) -> "Study":

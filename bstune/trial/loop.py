@@ -213,7 +213,7 @@ def _record(callback: TrialCallback) -> TrialResult:
         wall_seconds=clock.total_seconds,
         device=device_name(protocol.trainer, protocol.devices),
         versions={**versions(), **cuda_settings(device_of(protocol.trainer))},
-        history=tuple(state.history),
+        history=state.recorded_history,
         # Of several messages the record has the weightiest: how the trial ended comes first.
         message=state.message or parts.compiling.failed or parts.noise_scale.missing,
         noise_scale=parts.noise_scale.measurements,

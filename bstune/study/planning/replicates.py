@@ -92,6 +92,34 @@ class Winner:
             return horizon
         return max(horizon_of_trial, horizon)
 
+    @property
+    def run_to_train(self) -> TrialResult:
+        """The run whose seed to train with: :func:`run_to_train` with the schedule to train with."""
+        return run_to_train(self.trial, self.runs, self.advised_horizon)
+
+
+def run_to_train(
+    trial: TrialResult, runs: Sequence[TrialResult], horizon: int | None
+) -> TrialResult:
+    """Choose the run of a point that is trained again: one that had the schedule to train with.
+
+    It is the search's own trial where its schedule ended there, or where none has a schedule that
+    ends with it. Else it is the first run on a fresh seed that reached the target with that
+    schedule: with another length the trial's own seed has shown nothing. Where no run has, it is
+    the trial.
+
+    Args:
+        trial: the point's trial in the search.
+        runs: those on fresh seeds.
+        horizon: the steps of the schedule to train with; None where none ends with the trial.
+    """
+    if trial.horizon == horizon:
+        return trial
+    for run in sorted(runs, key=lambda run: run.number):
+        if run.reached and run.horizon == horizon:
+            return run
+    return trial
+
 
 def next_replicate(
     trials: Sequence[TrialResult],

@@ -179,6 +179,7 @@ class WallTime:
     def keep(self) -> None:
         """Store what the study has taken, for the command that continues it.
 
+        It is stored as each trial ends, so that a process that is killed loses one trial's at most.
         The seconds of a command that began no trial are not counted: it came to nothing, and the
         next one has to start anew.
         """

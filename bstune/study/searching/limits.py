@@ -32,7 +32,7 @@ from bstune.study.planning.survey_time import survey_seconds
 from bstune.study.planning.wall import OTHERS_SHARE, TrialCost, WallTime, fit_cost
 from bstune.study.prepared import PreparedStudy
 from bstune.study.storage.telling import within_steps
-from bstune.trial.backend import chooses_horizons
+from bstune.trial.backend import chooses_horizons, stops_trials
 
 
 def is_for_loss(prepared: PreparedStudy) -> bool:
@@ -325,3 +325,24 @@ def limited_baseline(prepared: PreparedStudy, stops: bool) -> tuple[Baseline, in
         wall_share=1.0 + backend.evaluation_share,
     )
     return baseline, steps
+
+
+def planned_baseline_steps(prepared: PreparedStudy) -> int:
+    """Give the steps that the baseline's first run takes where the wall time does not end it."""
+    stops = prepared.backend.stops and stops_trials(prepared.options)
+    planned = limited_baseline(prepared, stops)
+    if planned is None or planned[1] is None:
+        return prepared.last_step(prepared.options.scaling.whole_batch_size)
+    return planned[1]
+
+
+def advised_for_baseline(prepared: PreparedStudy, wall: WallTime) -> int | None:
+    """Advise the wall seconds with which the baseline and another trial have time.
+
+    None where the study has no such limit.
+    """
+    if not math.isfinite(wall.limit):
+        return None
+    stops = prepared.backend.stops and stops_trials(prepared.options)
+    cost = trial_cost(prepared, ())
+    return advised_limit(prepared, wall, stops, (), cost, reserve=0.0)

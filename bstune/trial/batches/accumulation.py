@@ -9,6 +9,22 @@ from bstune.trial.devices import distributed
 from bstune.trial.lightning.installed import LightningModule
 
 
+def cannot_accumulate(module_name: str, devices: int = 1) -> ConfigError:
+    """Make the error about a module that steps its optimizers itself, and so cannot accumulate.
+
+    ``devices``: that were to share its batches.
+    """
+    impossible = "accumulated from micro-batches"
+    instead = "protocol.micro_batch_size=null"
+    if devices > 1:
+        impossible = "split over devices"
+        instead = "devices=1"
+    return ConfigError(
+        f"{module_name} steps its optimizers itself (manual optimization), so its "
+        f"batches cannot be {impossible}: set {instead}"
+    )
+
+
 def weight_micro_batches(
     module: LightningModule, micro_batch_sizes: Sequence[int], batch_size: int
 ) -> None:
@@ -24,15 +40,7 @@ def weight_micro_batches(
     """
     devices = distributed.count()
     if not module.automatic_optimization:
-        impossible = "accumulated from micro-batches"
-        instead = "protocol.micro_batch_size=null"
-        if devices > 1:
-            impossible = "split over devices"
-            instead = "devices=1"
-        raise ConfigError(
-            f"{type(module).__name__} steps its optimizers itself (manual optimization), so its "
-            f"batches cannot be {impossible}: set {instead}"
-        )
+        raise cannot_accumulate(type(module).__name__, devices)
     count = len(micro_batch_sizes)
     step = module.training_step
 

@@ -24,6 +24,8 @@ from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime
 from bstune.system.failures import cause, described
 from bstune.system.interruption import temporary_folder
+from bstune.trial.batches.accumulation import cannot_accumulate
+from bstune.trial.batches.micro_batches import micro_batch_sizes_of
 from bstune.trial.checks.continuation import Course, lost_state
 from bstune.trial.checks.given_data import check_batches
 from bstune.trial.checks.learning_rate import check_rates
@@ -75,6 +77,8 @@ class PreflightFindings:
     continues: bool = True
     # The number of trained parameters.
     parameters: int = 0
+    # The target's metric of the untrained weights, on a part of the data; None: it is not known.
+    start_metric: float | None = None
 
 
 def preflight(
@@ -109,6 +113,7 @@ def preflight(
     large = space.snap(min(space.high, space.low * SPREAD))
     check_batches(workload, small, large)
     first = _first_trial(short, space, small, large, survey=survey)
+    _check_accumulation(first, protocol, space)
     step_time = _measured_step_time(short, space, first, large, survey=survey)
     last_step = protocol.last_step(first.spec.batch_size)
     notes = [
@@ -144,6 +149,7 @@ def preflight(
         evaluation_batches=short.evaluation_batches,
         continues=compared.why_not_continued is None,
         parameters=first.module.parameters,
+        start_metric=first.start_metric,
     )
 
 
@@ -168,6 +174,16 @@ def _first_trial(
         if not survey or small == large:
             raise
         return short.run_from_start(space.lowest_rate_spec(large))
+
+
+def _check_accumulation(trial: ShortTrial, protocol: TrialProtocol, space: Space) -> None:
+    """Refuse micro-batches for a module that steps its optimizers itself.
+
+    A short trial's batch may be a single micro-batch: the largest batch size of all decides.
+    """
+    largest = micro_batch_sizes_of(space.high, protocol.micro_batch_size)
+    if not trial.module.automatic and len(largest) > 1:
+        raise cannot_accumulate(trial.module.name)
 
 
 def _measured_step_time(

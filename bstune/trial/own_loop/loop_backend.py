@@ -269,6 +269,7 @@ class LoopBackend(TrialBackend):
             # Untrained weights may meet the target that the first trial came to (``goal``). The
             # user's own target is refused where they do.
             may_start_at_target=spec.goal is not None,
+            sets_goal=spec.sets_goal,
         )
         # Trials that are compared by their loss end at a given step: a later report is refused, and
         # no trial goes on past the budget's end.

@@ -300,7 +300,7 @@ class LoopTrial:
             wall_seconds=wall_seconds,
             seconds_per_step=train_seconds / own_steps if train_seconds else None,
             versions={"bstune": bstune.__version__},
-            history=tuple(state.history),
+            history=state.recorded_history,
             message=state.message,
             noise_scale=self._measurements_with(noise),
         )

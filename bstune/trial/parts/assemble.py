@@ -122,6 +122,7 @@ def parts_of(
             # ``spec.goal`` is the value that the study's first trial reached. Another seed's
             # untrained weights may already meet it, which must not be refused.
             may_start_at_target=spec.goal is not None,
+            sets_goal=spec.sets_goal,
         ),
     )
 

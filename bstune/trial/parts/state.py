@@ -26,6 +26,8 @@ class TrialState:
     skipped: int = 0
     # The step and the value of each evaluation; a value of None was not finite.
     history: list[tuple[int, float | None]] = field(default_factory=list)
+    # The metric before training, where the trial sets the study's goal; None: it is not known.
+    start_value: float | None = None
     status: Status = "stopped"
     message: str | None = None
     # Whether an evaluation has ended the trial.
@@ -35,6 +37,13 @@ class TrialState:
     loss: object = None
     # lr/(1 - m) for an SGD with momentum m, before any schedule; None for other optimizers.
     effective_lr: float | None = None
+
+    @property
+    def recorded_history(self) -> tuple[tuple[int, float | None], ...]:
+        """The history as the trial's record has it, after a known metric before training."""
+        if self.start_value is None:
+            return tuple(self.history)
+        return (0, self.start_value), *self.history
 
     def diverge(self, message: str) -> None:
         """Note that the trial has diverged, and why."""

@@ -23,6 +23,8 @@ class Verdict:
             measured on all validation data, so that no distance counts as divergence.
         may_start_at_target: whether untrained weights may meet the target. They may where the
             target is a value that another trial came to; else they are refused.
+        sets_goal: whether the study takes its target from this trial. The state then keeps the
+            metric of the untrained weights, with which what the trial comes to is compared.
     """
 
     def __init__(
@@ -32,18 +34,22 @@ class Verdict:
         divergence: float,
         start_gap: float | None = None,
         may_start_at_target: bool = False,
+        sets_goal: bool = False,
     ) -> None:
         self._state = state
         self._target = target
         self._divergence = divergence
         self.start_gap = start_gap
         self._may_start_at_target = may_start_at_target
+        self._sets_goal = sets_goal
 
     def begin(self, value: float) -> None:
         """Take in the metric of the untrained weights, from which divergence is measured.
 
         A ConfigError says that it meets the target already, where that is not allowed.
         """
+        if self._sets_goal:
+            self._state.start_value = value
         if self._may_start_at_target and self._target.reached(value):
             # The first evaluation then ends the trial, unless it is worse.
             return
