@@ -22,8 +22,8 @@ from bstune.trial.lightning.installed import LightningModule
 # The halves' mean may differ by this share of the whole batch's loss. Means over tokens or with
 # weights of classes differ a little, as the halves have other numbers of them.
 MEAN_TOLERANCE = 0.05
-# By this share the loss of a batch may differ from itself. If it differs by more, it depends on more
-# than the batch, such as the number of steps so far.
+# The loss of a batch may differ from itself by this share. If it differs by more, it depends on
+# more than the batch, such as the number of steps so far.
 REPEAT_TOLERANCE = 0.005
 # So near to one half of the whole batch's loss the halves' mean tells a sum.
 SUM_TOLERANCE = 0.02
