@@ -713,6 +713,15 @@ def test_a_configuration_that_was_compared_with_nothing_is_not_the_best_one(sear
 
 
 @pytest.mark.parametrize(
+    ("batch_size", "text"), [(66, "none: USE lies within 15% of"), (80, "not known: ")]
+)
+def test_a_winner_that_counts_as_the_users_own_point_has_no_gain(batch_size, text):
+    own = make_baseline(batch_size=batch_size, lr=LUCKY.lr)
+    beside = changed(result_of([LUCKY], baseline=own, search=SEARCH), configurations=6)
+    assert texts(beside, "GAIN")[0].startswith(text)
+
+
+@pytest.mark.parametrize(
     ("reached", "says"),
     [(0, ("none of 5 others", "4 stopped early, 1 diverged")), (2, ("4 of 7 others", "may be"))],
 )
@@ -883,7 +892,7 @@ def test_what_is_as_good(changes, text):
     ("sizes", "text"),
     [
         # Few batch sizes do not show that all others are worse.
-        ((181, 256, 512), "not known, as only 3 batch sizes reached the target"),
+        ((181, 256, 512), "not known, as the target was reached within 3 half octaves of B"),
         ((32, 64, 128, 256, 512), "no batch size but about USE's is predicted within 10%"),
     ],
 )

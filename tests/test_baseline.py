@@ -574,6 +574,23 @@ def test_a_baseline_that_the_seconds_cut_short_goes_on_in_those_that_are_left(ru
     assert sum(trial.train_seconds for trial in found.trials) <= 60.0
 
 
+class FailsToGoOn(Laws):
+    """The baseline raises an error where it goes on."""
+
+    def run(self, spec, folder, resumed_from):
+        if resumed_from is not None and spec.batch_size == 32:
+            raise RuntimeError("its data are gone")
+        return super().run(spec, folder, resumed_from)
+
+
+def test_a_baseline_that_fails_to_go_on_leaves_the_answer(run):
+    found = run(
+        FailsToGoOn(lambda size: round(200 + 40_000 / size)), "search.trials=3", "search.seconds=60"
+    )
+    assert [trial.resumed_from for trial in found.trials if trial.status == "failed"] == [0]
+    assert found.result.use is not None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("baseline", [True, False])
 def test_few_points_end_with_an_answer(run, baseline):

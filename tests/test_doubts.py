@@ -26,7 +26,7 @@ def test_a_direction_that_the_metrics_name_contradicts_is_doubted(metric, mode, 
     ("target", "start", "meant"),
     [
         (Target("val_knn_acc", 74.0, "max"), 0.68, "0.74"),
-        (Target("val_acc", 100.0, "max"), 0.0, "1"),
+        (Target("val_acc", 100.0, "max"), 0.01, "1"),
         # A fraction, a start that is no share, a metric that falls, and a start that is not known.
         (Target("val_acc", 0.74, "max"), 0.68, None),
         (Target("val_acc", 1.0, "max"), 0.68, None),
@@ -34,6 +34,9 @@ def test_a_direction_that_the_metrics_name_contradicts_is_doubted(metric, mode, 
         (Target("val_reward", 200.0, "max"), 0.5, None),
         (Target("val_loss", 2.0, "min"), 0.5, None),
         (Target("val_acc", 74.0, "max"), None, None),
+        # A metric that starts beyond the share that would be meant, or at 0, is another one.
+        (Target("psnr", 20.0, "max"), 0.8, None),
+        (Target("bleu", 30.0, "max"), 0.0, None),
         (Target("val_acc", 0.0, "max").never_met, 0.1, None),
     ],
 )

@@ -488,6 +488,11 @@ def test_an_unknown_argument_is_named_first_before_anything_is_imported(
         read_file(path, Chosen())
 
 
+def test_a_key_of_jsonargparse_that_appends_is_no_unknown_argument(tmp_path):
+    path = changed(tmp_path, trainer={"max_epochs": 3, "callbacks+": []})
+    read_file(path, Chosen())
+
+
 def test_arguments_are_read_of_a_class_whose_source_tells_all_of_them():
     assert arguments_of("lightning_cli.main.LitMLP") == [
         "net",

@@ -15,7 +15,7 @@ ACCURACY = Target("val_acc", 0.74, "max")
         (ACCURACY, 0.74, "val_acc 0.74 after 287 steps: it meets the target, val_acc >= 0.74"),
         # Rounded to four digits it would look like the target.
         (ACCURACY, 0.73998, "val_acc 0.73998 after 287 steps: it misses the target, val_acc >= 0.74"),
-        (ACCURACY, None, "val_acc has no value after 287 steps: it misses the target, val_acc >= 0.74"),
+        (ACCURACY, None, "val_acc has no value after 287 steps"),
         (ACCURACY.never_met, 0.738, "val_acc 0.738 after 287 steps"),
     ],
 )  # fmt: skip

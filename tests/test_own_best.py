@@ -80,6 +80,15 @@ def test_others_that_were_stopped_far_behind_leave_the_own_one_the_best():
     assert untold_of(behind) is None
 
 
+@pytest.mark.parametrize(("reached", "is_told"), [(4, True), (3, False)])
+def test_once_several_others_reached_the_target_the_own_one_is_told_as_the_best(reached, is_told):
+    """Those that a search has stopped since may be better, and it has stopped them for a reason."""
+    others = [run(1 + i, 900 + 20 * i, 0.0025, 220, 60) for i in range(24)]
+    for i in range(reached):
+        others.append(run(40 + i, 700 + 50 * i, 0.002, 200, 200, status="reached"))
+    assert (untold_of(others) is None) == is_told
+
+
 def test_of_another_winner_nothing_is_untold():
     ahead = [run(1, 2301, 0.13, 20, 10)]
     own = ahead[0]

@@ -542,11 +542,26 @@ class Summed(Lit):
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1], reduction="sum")
 
 
-class SummedAtTrainingAlone(Summed):
+class ContrastiveMapping(Contrastive):
     """The loss is in a mapping, and the step takes a batch alone."""
 
     def training_step(self, batch):
         return {"loss": self.loss(batch)}
+
+
+class Denoising(Lit):
+    """The loss of a batch is another one for each draw of the noise."""
+
+    def loss(self, batch):
+        return nn.functional.mse_loss(self.net(batch[0]), torch.randn(len(batch[0]), 3))
+
+
+class Weighted(Lit):
+    """A mean with weights: a part of a batch may have others than the whole."""
+
+    def loss(self, batch):
+        weight = torch.tensor([1.0, 10.0, 100.0])
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1], weight)
 
 
 class Dropping(Lit):
@@ -570,9 +585,9 @@ class Annealed(Lit):
 
 
 class OfOneSize(Contrastive):
-    def loss(self, batch):
-        assert len(batch[0]) in (8, 16, 32, 64)
-        return super().loss(batch)
+    def training_step(self, batch, batch_idx):
+        assert len(batch[0]) == self.spec.batch_size
+        return super().training_step(batch, batch_idx)
 
 
 @pytest.mark.parametrize(
@@ -580,15 +595,18 @@ class OfOneSize(Contrastive):
     [
         (Lit, []),
         (Contrastive, ["depends on the batch's size", "of 8 examples it is"]),
-        (Summed, ["is a sum over the batch"]),
-        (SummedAtTrainingAlone, ["is a sum over the batch"]),
+        (ContrastiveMapping, ["depends on the batch's size"]),
+        (Weighted, []),
+        (Denoising, []),
+        # A sum may be one over the trial's batch size, and so a mean.
+        (Summed, []),
         (Dropping, []),
         (Annealed, []),
-        # No part of its batch can be told from the whole.
+        # It takes no doubled batch.
         (OfOneSize, []),
     ],
 )
-def test_a_loss_that_is_no_mean_over_examples_is_told(kind, words):
+def test_a_loss_that_depends_on_the_number_of_examples_is_told(kind, words):
     notes = fly(kind).notes
     assert len(notes) == bool(words)
     for word in words:

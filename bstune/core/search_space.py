@@ -13,6 +13,15 @@ BUDGET = "budget."
 HALF_LIVES = ("scaling.beta2_half_life", "scaling.weight_decay_half_life")
 # Sets the trial's learning rate in the optimizers of a module that has no argument for it.
 OVERRIDE_LR = "scaling.override_lr"
+# Points that are closer than so many octaves, in both batch size and learning rate, count as one.
+SAME_POINT = 0.2
+
+
+def are_near(batch_size: float, lr: float, other_batch_size: float, other_lr: float) -> bool:
+    """Whether two points count as one: both values differ by less than ``SAME_POINT`` octaves."""
+    octaves_of_size = abs(math.log2(batch_size / other_batch_size))
+    octaves_of_rate = abs(math.log2(lr / other_lr))
+    return max(octaves_of_size, octaves_of_rate) < SAME_POINT
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a call of :class:`bstune.Study` states is compared with a study that has begun, before torch.
+"""Compares what a call of :class:`bstune.Study` states with a study that has begun, before torch.
 
 To complete the arguments takes PyTorch and Lightning, minutes on a busy machine. Those that are
 stated are known before: the others are taken to be what the study began with. So this refuses
@@ -86,7 +86,7 @@ def check_arguments(stated: StatedArguments) -> None:
     try:
         check_unchanged(options, unknown)
     except StudyError as error:
-        raise StudyError(in_python(str(error))) from None
+        raise StudyError(in_python(str(error))) from error
 
 
 def _stated_workload(stated: StatedArguments) -> Node | None:

@@ -45,6 +45,8 @@ SEED_SCATTER = 0.25
 # share of the distance from the ideal value: 3 to 5% in the middle, on two projects and two
 # recorded tables.
 ANNEALED_SCATTER = 0.05
+# A limit of wall time is advised if it is at least this many times the present one.
+LEAST_RAISE = 1.2
 # Significant digits of a goal, which is read and typed.
 DIGITS = 4
 
@@ -136,11 +138,13 @@ class OwnRun:
         planned_steps: of the run, had the study had the time for it.
         wall_seconds: the study's limit of wall time; None: it has none.
         advised_seconds: the limit with which the run and another trial have time; None: not known.
+        last_step: at which the run's budget is spent; None: the plan is of the whole budget.
     """
 
     planned_steps: int
     wall_seconds: float | None = None
     advised_seconds: int | None = None
+    last_step: int | None = None
 
     def was_cut(self, record: TrialResult) -> bool:
         """Whether the study's wall time ended the run, before its plan did."""
@@ -149,11 +153,20 @@ class OwnRun:
         has_limit = self.wall_seconds is not None
         return has_limit and by_itself and record.steps < self.planned_steps
 
+    def lacked_time(self, record: TrialResult) -> bool:
+        """Whether the run would have been longer, had the study more wall time."""
+        is_planned_short = self.last_step is not None and self.planned_steps < self.last_step
+        has_limit = self.wall_seconds is not None
+        return self.was_cut(record) or (has_limit and is_planned_short)
+
     @property
     def more_time(self) -> str:
         """The option that gives the run more time, in words."""
-        seconds = "SECONDS" if self.advised_seconds is None else f"{self.advised_seconds}"
-        return f"search.wall_seconds={seconds}"
+        limit = self.wall_seconds or 0.0
+        # A limit that is hardly more than the present one would not mend it.
+        if self.advised_seconds is None or self.advised_seconds < LEAST_RAISE * limit:
+            return f"a multiple of search.wall_seconds={limit:g}"
+        return f"search.wall_seconds={self.advised_seconds}"
 
 
 def goal_of(
@@ -205,7 +218,7 @@ def goal_of(
     if start is not None and replace(target, value=outcome.goal).reached(start):
         after = plural(record.steps, "step")
         advice = "target=VALUE or a larger budget, with another study=NAME"
-        if run is not None and run.wall_seconds is not None:
+        if run is not None and run.lacked_time(record):
             advice = f"more time, {run.more_time}, or target=VALUE with another study=NAME"
         if was_cut and run is not None:
             after += f" of {run.planned_steps}"

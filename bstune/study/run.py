@@ -420,6 +420,7 @@ def _with_own_target(
             planned_steps=planned_baseline_steps(prepared),
             wall_seconds=prepared.budget.wall_seconds,
             advised_seconds=advised_for_baseline(prepared, wall),
+            last_step=prepared.last_step(record.batch_size),
         )
         goal = goal_of(record, metric, bounds, run)
         patient(study.set_user_attr)(GOAL, goal)

@@ -42,7 +42,7 @@ def _sizes_as_good(result: StudyResult) -> Iterator[str]:
     if nearly_best.low == nearly_best.high:
         count = len(sizes_that_reached(result))
         if count <= FEW_SIZES:
-            yield f"not known, as only {count} batch sizes reached the target"
+            yield f"not known, as the target was reached within {count} half octaves of B alone"
             return
         yield f"no batch size but about USE's is predicted {within}"
         return

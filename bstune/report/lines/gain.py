@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from bstune.core.search_space import SAME_POINT, are_near
 from bstune.report.lines.unreached import none_to_use
 from bstune.report.words import baseline_text
 from bstune.result import (
@@ -144,9 +145,13 @@ def _no_gain_text(result: StudyResult, baseline: BaselineResult, yours: str) -> 
         if result.statuses["reached"]:
             return f"not known: {none_to_use(result)}"
         return f"not known: {none_to_use(result)}, nor did {yours} in {after}"
-    if not is_of_baseline(use, baseline):
+    is_near = are_near(use.batch_size, use.lr, baseline.batch_size, baseline.lr)
+    if not is_near or use.hyperparameters != baseline.hyperparameters:
         return f"not known: {yours} {baseline.status} after {after}"
-    return text_without_better(result, yours)
+    if is_of_baseline(use, baseline) or is_not_compared(result):
+        return text_without_better(result, yours)
+    within = 2.0**SAME_POINT - 1.0
+    return f"none: USE lies within {within:.0%} of {yours}, and counts as the same configuration"
 
 
 def is_of_baseline(winner: WinnerResult, baseline: BaselineResult) -> bool:

@@ -45,8 +45,8 @@ def on_limits(train: str) -> Iterator[str]:
 def advice_to_keep(result: StudyResult) -> str | None:
     """Advise to keep the user's own configuration, if USE is not shown to be faster.
 
-    If it is open whether others are better, advise to try some. A command that trains the winner follows the
-    text. None where USE is shown to be faster, or where there is no baseline.
+    If it is open whether others are better, advise to try some. A command that trains the winner
+    follows the text. None where USE is shown to be faster, or where there is no baseline.
     """
     winner = result.winner
     baseline = result.baseline

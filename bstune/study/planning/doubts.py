@@ -37,11 +37,13 @@ def doubt_of_scale(target: Target, start: float | None) -> str | None:
     """
     if start is None or target.mode != "max":
         return None
-    is_share = 0.0 <= start <= 1.0
+    fraction = target.value / PERCENT
+    # A metric that starts at 0 tells nothing of its scale, and no target lies below the start.
+    is_share = 0.0 < start <= 1.0 and start < fraction
     is_percentage = 1.0 < target.value <= PERCENT
     if not is_share or not is_percentage:
         return None
     return (
         f"check the scale of {target.metric}: it starts at {start:.3g}, and its target is "
-        f"{target.value:g}: if it is a fraction, {target.value / PERCENT:g} is meant"
+        f"{target.value:g}: if it is a fraction, {fraction:g} is meant"
     )

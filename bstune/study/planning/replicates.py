@@ -24,6 +24,7 @@ import numpy as np
 
 from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.records import Merit, TrialResult
+from bstune.core.search_space import are_near
 from bstune.core.step_timings import MEDIAN_ERROR
 from bstune.result import INTERVAL_QUANTILE, Confirmed, Reaching, finite
 from bstune.search.predictions import FAILURE_FACTOR
@@ -42,9 +43,6 @@ WORTH_A_CHANGE = 0.1
 # study always says the same.
 LUCK_DRAWS = 1000
 LUCK_SEED = 0
-# Two trials that are closer than so many octaves, in both batch size and learning rate, are at one
-# point.
-SAME_POINT = 0.2
 
 
 @dataclass(frozen=True)
@@ -524,13 +522,11 @@ def _merit_run_again_for(
 def same_point(a: TrialResult, b: TrialResult) -> bool:
     """Whether two trials count as the same configuration.
 
-    They do where batch size and learning rate each differ by less than ``SAME_POINT`` octaves, and
-    further hyper-parameters do not differ.
+    They do where batch size and learning rate are near each other, and further hyper-parameters do
+    not differ.
     """
-    octaves_of_size = abs(math.log2(a.batch_size / b.batch_size))
-    octaves_of_rate = abs(math.log2(a.lr / b.lr))
-    octaves = max(octaves_of_size, octaves_of_rate)
-    return octaves < SAME_POINT and a.hyperparameters == b.hyperparameters
+    is_near = are_near(a.batch_size, a.lr, b.batch_size, b.lr)
+    return is_near and a.hyperparameters == b.hyperparameters
 
 
 def runs_on_fresh_seeds(trials: Iterable[TrialResult]) -> list[TrialResult]:

@@ -20,6 +20,7 @@ from bstune.search.curve_decision import GIVEN_UP_AT
 from bstune.study.analysis.model import study_posterior
 from bstune.study.planning.baseline import baseline_runs
 from bstune.study.planning.plan import trials_of_search
+from bstune.study.planning.replicates import same_point
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepared import PreparedStudy
 from bstune.study.searching.early_end import LOOK_PARTICLES
@@ -117,10 +118,21 @@ def baseline_to_finish(
         return None
     if first.number in ended_below_limit or not _can_train_further(prepared, first.number):
         return None
+    # The study has its answer without this run: one that failed is not asked again.
+    if any(trial.status == "failed" and _goes_on_from(trial, first) for trial in trials):
+        return None
     max_steps = _rescue_steps(prepared, wall, trials, first, predicted=float(last_step))
     if max_steps is None or max_steps < LEAST_GROWTH * first.steps:
         return None
     return Rescue(first, max_steps)
+
+
+def _goes_on_from(trial: TrialResult, first: TrialResult) -> bool:
+    """Whether a trial continues ``first``, or runs it once more from its first step."""
+    if trial.resumed_from is not None:
+        return trial.resumed_from == first.number
+    is_later = trial.number > first.number and trial.replicate_of is None
+    return is_later and trial.seed == first.seed and same_point(trial, first)
 
 
 def _can_train_further(prepared: PreparedStudy, number: int) -> bool:

@@ -8,17 +8,17 @@ DIGITS = 6
 
 
 def outcome_line(target: Target, value: float | None, steps: int) -> str:
-    """Say what a training came to, and whether it meets the target, where that has a value.
+    """Say what a training came to, and whether it meets the target, where both have a value.
 
     Args:
         target: of the study.
         value: of its metric at the end; None: it is not finite, or was not logged.
         steps: of the training.
     """
-    came_to = "has no value" if value is None else format_number(value, DIGITS)
-    line = f"{target.metric} {came_to} after {plural(steps, 'step')}"
+    if value is None:
+        return f"{target.metric} has no value after {plural(steps, 'step')}"
+    line = f"{target.metric} {format_number(value, DIGITS)} after {plural(steps, 'step')}"
     if target.is_open:
         return line
-    is_met = value is not None and target.reached(value)
-    verdict = "meets" if is_met else "misses"
+    verdict = "meets" if target.reached(value) else "misses"
     return f"{line}: it {verdict} the target, {target}"

@@ -27,10 +27,10 @@ from bstune.system.interruption import temporary_folder
 from bstune.trial.batches.accumulation import cannot_accumulate
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of
 from bstune.trial.checks.continuation import Course, lost_state
+from bstune.trial.checks.doubled_batch import doubled_notes
 from bstune.trial.checks.given_data import check_batches
 from bstune.trial.checks.learning_rate import check_rates
 from bstune.trial.checks.monitors import monitors_of
-from bstune.trial.checks.parts_of_batch import parts_notes
 from bstune.trial.checks.recorder import (
     COMPARED_STEPS,
     PATIENCE_SECONDS,
@@ -124,9 +124,9 @@ def preflight(
     # Seeds need to differ only in a study, which runs its winner on fresh ones.
     if trial is None:
         other_seed = replace(first.spec, seed=first.spec.seed + 1)
-        other = short.run(other_seed, RecordingPlan(steps=1, compares_parts=True))
+        other = short.run(other_seed, RecordingPlan(steps=1, doubles_batch=True))
         notes += seed_notes(first, other)
-        notes += parts_notes(first.module.name, other.losses)
+        notes += doubled_notes(first.module.name, other.losses)
     # The first trial has the lowest rate; this one has that of the study's scaling rule.
     other_rate = replace(first.spec, lr=space.lr(first.spec.batch_size, delta=0.0))
     if continues:

@@ -19,10 +19,10 @@ from bstune.system.failures import place_of
 from bstune.system.watchdog import Wait
 from bstune.trial.checks.attributes import Attribute, attributes_of, fingerprint
 from bstune.trial.checks.continuation import Course
+from bstune.trial.checks.doubled_batch import DoubledLoss, doubled_loss
 from bstune.trial.checks.given_data import check_epoch_schedules
 from bstune.trial.checks.logged_metric import check_metric
 from bstune.trial.checks.monitors import Monitors, monitors_of
-from bstune.trial.checks.parts_of_batch import LossesOfParts, losses_of_parts
 from bstune.trial.checks.schedule_end import copies_of_schedules
 from bstune.trial.checks.short_trial import (
     ComparedWeights,
@@ -66,14 +66,14 @@ class RecordingPlan:
             trial's. None: after ``COMPARED_STEPS``, or after the last step of a slow trial.
         followed_after: the number of its own steps after which its course is recorded; None: it is
             not recorded.
-        compares_parts: whether the loss of the last step's batch is compared with its halves'. The
-            trial's weights are of no use after that.
+        doubles_batch: whether the loss of the last step's batch is compared with that of each example
+            twice. The trial's weights are of no use after that.
     """
 
     steps: int = SHORT_STEPS
     compared_steps: int | None = None
     followed_after: int | None = None
-    compares_parts: bool = False
+    doubles_batch: bool = False
 
 
 SHORT_PLAN = RecordingPlan()
@@ -95,7 +95,7 @@ class Recorder(Callback):
     ) -> None:
         self._spec = spec
         self._steps = plan.steps
-        self._compares_parts = plan.compares_parts
+        self._doubles_batch = plan.doubles_batch
         self._waits = WaitTexts(wait, spec)
         self.clock = StepClock()
         self._module = UNBUILT
@@ -109,7 +109,7 @@ class Recorder(Callback):
         self._monitors = Monitors()
         self._has_epochs = False
         self._batches = 0
-        self._losses: LossesOfParts | None = None
+        self._losses: DoubledLoss | None = None
         self._waits.go_on("start", has_time_limit=False)
 
     def seen(self, result: TrialResult) -> ShortTrial:
@@ -209,9 +209,9 @@ class Recorder(Callback):
         if self._spec.max_steps is None and self._is_long_enough(steps):
             trainer.should_stop = True
             # The step of a micro-batch is weighted, and has no loss of its own.
-            if self._compares_parts and trainer.accumulate_grad_batches == 1:
+            if self._doubles_batch and trainer.accumulate_grad_batches == 1:
                 batch_size = self._spec.batch_size
-                self._losses = losses_of_parts(pl_module, batch, batch_size)
+                self._losses = doubled_loss(pl_module, batch, batch_size)
 
     def _is_long_enough(self, steps: int) -> bool:
         """Whether the trial may end after so many steps: those of its plan, or fewer if slow."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.trial.checks.continuation import Course
+from bstune.trial.checks.doubled_batch import DoubledLoss
 from bstune.trial.checks.monitors import Monitors
-from bstune.trial.checks.parts_of_batch import LossesOfParts
 from bstune.trial.checks.schedule_end import ScheduleCopy
 from bstune.trial.devices.randomness import GeneratorStates
 
@@ -100,7 +100,7 @@ class ShortTrial:
         course: the record of its last steps; None: they were not to be recorded.
         monitors: call-backs of the module that stop a training early or save it.
         has_epochs: whether its epochs end.
-        losses: of its last batch and that one's halves; None: they were not, or could not be,
+        losses: of its last batch, once and twice over; None: they were not, or could not be,
             compared.
     """
 
@@ -117,7 +117,7 @@ class ShortTrial:
     course: Course | None
     monitors: Monitors = field(default_factory=Monitors)
     has_epochs: bool = False
-    losses: LossesOfParts | None = None
+    losses: DoubledLoss | None = None
 
     @property
     def seconds(self) -> float:

@@ -212,8 +212,8 @@ def _lines_on_unknown(
     if known is None:
         return
     for key in values:
-        # A dotted name leads into an argument.
-        name = str(key).partition(".")[0]
+        # A dotted name leads into an argument, and jsonargparse appends to one that ends with +.
+        name = str(key).partition(".")[0].removesuffix("+")
         if name in known:
             continue
         meant = difflib.get_close_matches(name, known, n=1)
