@@ -361,6 +361,6 @@ def test_schedules_that_end_with_the_trial_tell_nothing_of_another_target(folder
     trials = [json.loads(one.to_json()) | {"horizon": one.steps} for one in trials_of(folder)]
     write_rows(folder / "trials.jsonl", trials)
     with pytest.raises(
-        StudyError, match=r"its schedules end with the trial.*workload\.target\.value=0\.2"
+        StudyError, match=r"its schedules end with the trial.*target\.value=0\.2 study=NAME"
     ):
         at_target(Output(folder), Goal(0.2))

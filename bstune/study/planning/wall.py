@@ -310,12 +310,12 @@ class WallTime:
         kept = f", {seconds_kept:.1f} s kept {purpose}" if seconds_kept > 0.0 else ""
         advice = ""
         if advised is not None:
-            what = "two trials take"
+            what = "two trials"
             if count_points(trials) >= 2:
-                what = "another trial takes"
+                what = "another trial"
             advice = (
-                f"; with another start and what follows, {what} {advised} s here: "
-                f"search.wall_seconds={advised}, and a multiple of it for a search"
+                f"; with another start, {what} and what follows, the study takes {advised} s in "
+                f"all here: search.wall_seconds={advised}, and a multiple of it for a search"
             )
         return SearchEnd(
             f"stopped: search.wall_seconds={self.limit:g} leaves no time for another point "

@@ -286,7 +286,7 @@ def ending(trial: TrialResult, last_step: Callable[[float], int]) -> str:
         # It may have met the target at any step before.
         return "reached by its first evaluation"
     if trial.status != "stopped":
-        return trial.status
+        return trial.outcome
     if trial.steps >= last_step(trial.batch_size):
         return "spent its budget"
     if trial.horizon is not None and trial.steps >= trial.horizon:

@@ -20,6 +20,7 @@ from bstune.core.step_timings import own_steps
 from bstune.options import GivenOptions, ReplayedWorkload, with_option
 from bstune.report.answer import answer
 from bstune.report.page import write_page
+from bstune.report.spelling import with_options_as_called
 from bstune.report.study_folder import StudyFiles, StudyFolder, read_curve, read_files, read_study
 from bstune.result import CriticalAtTarget, SoFar, StudyResult
 from bstune.search.fixed_budget import shortened
@@ -349,7 +350,7 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
     is_own = target == own_target
     recorded = list(content.trials)
     if not is_own:
-        recorded = _ended_at_other(prepared, content.trials, own_target)
+        recorded = _ended_at_other(prepared, content.trials, own_target, earlier)
     trials = with_common_step_time(prepared, recorded)
     posterior = study_posterior(prepared, trials, REPORT_PARTICLES)
     notes = list[str]()
@@ -385,7 +386,10 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
 
 
 def _ended_at_other(
-    prepared: PreparedStudy, trials: Sequence[TrialResult], own_target: Target
+    prepared: PreparedStudy,
+    trials: Sequence[TrialResult],
+    own_target: Target,
+    earlier: StudyResult | None,
 ) -> list[TrialResult]:
     """Give a study's records as if its trials had ended at another target than its own.
 
@@ -395,6 +399,7 @@ def _ended_at_other(
         prepared: the study, at the other target.
         trials: as they are recorded.
         own_target: at which they ended.
+        earlier: the study's own result, if it has any; it tells how options are called.
 
     Raises:
         StudyError: where schedules end with the trial, or every trial met the other target at its
@@ -403,10 +408,12 @@ def _ended_at_other(
     target = prepared.protocol.target
     folder = prepared.files.root
     if prepared.backend.horizon:
+        advice = f"workload.target.value={target.value:g} study=NAME"
+        if earlier is not None:
+            advice = with_options_as_called(earlier, advice)
         raise StudyError(
             f"{folder}: its schedules end with the trial, so that what they did before "
-            f"{own_target} tells nothing of {target}: run that, "
-            f"workload.target.value={target.value:g}"
+            f"{own_target} tells nothing of {target}: run that as another study, {advice}"
         )
     ended = ended_at(trials, target)
     if all_met_at_first(ended):
