@@ -11,7 +11,10 @@ from scipy.stats import ttest_ind
 
 SEEDS = f"{RECORDED}/shallue_seeds.jsonl"
 KILLED = f"{RECORDED}/killed_twice.jsonl"
+SMOOTHING = f"{RECORDED}/smoothing.jsonl"
 LEVEL = 0.9
+# Up to this batch size smoothing lowers the best error within the examples.
+LARGEST_HELPED = 2048
 
 
 def log_sizes(path: Path, sweep: str, study: str) -> list[float]:
@@ -35,6 +38,30 @@ def ratio_over_seeds(sweep: str, study: str, other: str, path: Path) -> Values:
         "low": math.exp(interval.low),
         "high": math.exp(interval.high),
     }
+
+
+def smoothing_points(path: Path) -> Values:
+    """Give by how many points smoothing moves the best error within the examples, at most.
+
+    It is the difference of the means over seeds, at each batch size: the largest fall up to
+    ``LARGEST_HELPED``, and the largest rise above.
+    """
+    means = dict[tuple[float, int], float]()
+    for row in rows_of(path):
+        if row["budget"] == "1,000,000 examples":
+            means[row["smoothing"], row["batch_size"]] = statistics.fmean(row["values"])
+    falls = list[float]()
+    rises = list[float]()
+    for smoothing, batch_size in means:
+        if smoothing == 0.0:
+            continue
+        rise = means[smoothing, batch_size] - means[0.0, batch_size]
+        if batch_size <= LARGEST_HELPED:
+            falls.append(-100.0 * rise)
+        else:
+            rises.append(100.0 * rise)
+    assert min(*falls, *rises) > 0.0
+    return {"fall": max(falls), "rise": max(rises)}
 
 
 def killed_sweeps(path: Path) -> Values:
@@ -65,6 +92,13 @@ FIGURES = [
         "shallue_data",
         "55000",
         "6000",
+    ),
+    figure(
+        "smoothing",
+        "by up to {fall:.2f} points at B = 128 to 2,048, and raises it by up to {rise:.2f} at 4,096 "
+        "and 8,192",
+        smoothing_points,
+        SMOOTHING,
     ),
     figure(
         "killed sweeps",
