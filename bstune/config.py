@@ -655,13 +655,13 @@ def _options_and_mistakes(
     remember(values)
     # A section of the user's own is no option of bstune's. It serves references, which are resolved
     # by now.
-    known = dict[str, object]()
+    without_groups = dict[str, object]()
     for name, value in values.items():
         if name in OPTION_NAMES or name not in groups:
-            known[name] = value
+            without_groups[name] = value
     options: StudyOptions | None = None
     try:
-        options = kind.model_validate(known, context=_ConfigLookup(config))
+        options = kind.model_validate(without_groups, context=_ConfigLookup(config))
     except ValidationError as error:
         for details in error.errors():
             name = ".".join(str(part) for part in details["loc"])
@@ -682,7 +682,7 @@ def _lines_on(mistakes: Mapping[str, str], written: Mapping[str, object]) -> lis
     """Choose the lines that the user sees, and put them in order.
 
     An option that is a copy of another one, ``${name}``, has the other's mistake, which is shown
-    once. A misspelled name comes first, as what refers to the right one is missing for it.
+    once. Unknown names come first: a misspelled name breaks references to the right one.
 
     Args:
         mistakes: the line of each mistake, by the option's dotted key.

@@ -358,6 +358,21 @@ def test_the_growth_of_the_best_batch_size_is_told_where_it_is_known(
     assert ("USE's 128" in told_lines[-1]) == (texts == 2)
 
 
+@pytest.mark.parametrize(
+    ("whole", "text"),
+    [
+        (32.0, "is 32, an end of those that were searched, at each part of the budget"),
+        (256.0, "an end of those that were searched at each part of the budget: 32 at 0.25, 256"),
+    ],
+)
+def test_best_batch_sizes_at_the_ends_of_the_range_tell_no_growth(whole, text):
+    growth = hand_size_growth(batch_size=whole)
+    at_ends = tuple(changed(best, is_at_end=True) for best in growth.best_sizes)
+    found = hand_at_budget(growth=changed(growth, best_sizes=at_ends))
+    (line,) = lines.growth(told(found))
+    assert text in line
+
+
 def test_the_best_batch_size_of_a_longer_budget_is_foretold():
     (text,) = lines.growth(told(hand_at_budget(growth=hand_size_growth())))
     # The exponent's interval holds 0.

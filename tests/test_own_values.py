@@ -434,6 +434,16 @@ def test_what_is_given_is_not_assumed():
         ({"module": Net, "data": Data(), "trainer": [1]}, "trainer must be a dict"),
         ({"target": "val_loss"}, "needs batch_sizes, reference, budget, such as"),
         ({}, "needs target, batch_sizes, reference, budget, such as"),
+        # It is given, but not two numbers.
+        (
+            {
+                "target": "val_loss<=0.1",
+                "batch_sizes": (),
+                "reference": (32, 0.01),
+                "budget": Budget(steps=90),
+            },
+            r"batch_sizes must be two numbers .* but got \(\)",
+        ),
         ({"module": Net}, "needs module and data"),
         ({"data": Data(), "target": "val_loss"}, "needs module and data"),
     ],

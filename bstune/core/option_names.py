@@ -111,7 +111,7 @@ class PythonTerms:
 
 
 def in_python(text: str, terms: PythonTerms | None = None) -> str:
-    """Rewrite the options in a text as arguments of :class:`bstune.Study`, which is called.
+    """Rewrite the options in a text as arguments of a call of :class:`bstune.Study`.
 
     An option for which there is no argument goes into the argument ``options``.
 
@@ -120,11 +120,12 @@ def in_python(text: str, terms: PythonTerms | None = None) -> str:
         terms: the study's metric, sign and reference batch size, without which a target and a
             learning rate cannot be written; None: these options go into ``options``, too.
     """
-    # An option without a section, and two that are one argument.
+    # This option has no section, by which the others are found.
     named = text.replace("study=NAME", "name=NAME")
+    # These two options are one argument.
+    named = named.replace("budget.steps or budget.examples", "budget")
     # A study of Python objects is begun by a call.
     named = named.replace("the same command", "the same call")
-    named = named.replace("budget.steps or budget.examples", "budget")
     budgets = BUDGET.sub(r"budget=bstune.Budget(steps=\1, examples=\2)", named)
 
     def argument(match: re.Match[str]) -> str:
@@ -143,16 +144,19 @@ def in_hydra(text: str, terms: PythonTerms | None = None) -> str:
         text: with options as the command line takes them, such as ``search.trials=128``.
         terms: the study's metric, sign and reference batch size, as for :func:`in_python`.
     """
-    # An option without a section, and two that are one key.
+    # This option has no section, by which the others are found.
     named = text.replace("study=NAME", f"{SWEEPER}.study_name=NAME")
+    # These two options are one key.
     named = named.replace("budget.steps or budget.examples", f"{SWEEPER}.budget")
 
     def override(match: re.Match[str]) -> str:
         """Rewrite one option, with its value if it has one."""
         name = match["name"]
         if match["value"] is None:
-            key = SWEEPER_KEYS.get(name)
-            return SWEEPER_RANGES.get(name, name) if key is None else f"{SWEEPER}.{key}"
+            if name in SWEEPER_KEYS:
+                return f"{SWEEPER}.{SWEEPER_KEYS[name]}"
+            # An option that no key of the sweep sets keeps its name.
+            return SWEEPER_RANGES.get(name, name)
         return _override_with_value(name, match["value"], terms) or match[0]
 
     return OPTION.sub(override, named)
@@ -168,10 +172,13 @@ def _override_with_value(name: str, value: str, terms: PythonTerms | None) -> st
         return f"'{SWEEPER}.target=\"{terms.metric}{goal}\"'"
     if terms is not None and name == "scaling.lr":
         return f"'{SWEEPER}.reference=[{terms.batch_size},{value}]'"
-    # A sweep runs no job again unless it names the key of the job's seed.
+    # A sweep runs jobs again on fresh seeds once it names the key by which a job takes its seed:
+    # without that key no number of replicates has an effect.
     if name == "search.replicates":
         return f"{SWEEPER}.seed=KEY"
     key = SWEEPER_KEYS.get(name)
+    # The value of an option is only a part of the key ``reference`` (a batch size and a rate), or
+    # of ``target`` (a metric and its value). Such an option goes into ``options``.
     if key not in (None, "reference", "target"):
         return f"{SWEEPER}.{key}={value}"
     if name.split(".")[0] in SECTIONS:

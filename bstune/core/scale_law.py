@@ -88,9 +88,10 @@ class Component:
 
     weight: float
     """Share of this choice in the average over all."""
-    offset: float
+    offset_sigma: float
     """Standard deviation of a study's own offset."""
-    drift: float
+    drift_sigma: float
+    """Standard deviation of the slope's drift, for a scale e times as large."""
     inverse_times_y: Array
     """K^-1 log y, shape (n,)."""
     inverse: Array
@@ -124,6 +125,7 @@ class ScaleLaw:
         # distribution of the log quantity, less ``log_level``; the prediction is their weighted
         # mixture.
         log_scale = math.log(scale) - self.log_centre
+        # f is the log of the quantity, less ``log_level``, as a function of the log of the scale.
         # The sum has one term here: f at this scale, with the weight 1.
         moments = self._moments(log_scales=np.array([log_scale]), factors=np.array([1.0]))
         means = list[float]()
@@ -131,7 +133,7 @@ class ScaleLaw:
         for component, (mean, variance) in zip(self.components, moments, strict=True):
             means.append(self.log_level + mean)
             # Each study has an offset of its own.
-            sigmas.append(math.sqrt(variance + component.offset**2))
+            sigmas.append(math.sqrt(variance + component.offset_sigma**2))
         log_estimate = self._interval(np.array(means), np.array(sigmas))
         logs = [log_estimate.value, log_estimate.low, log_estimate.high]
         value, low, high = np.exp(
@@ -149,17 +151,18 @@ class ScaleLaw:
         x = np.log([point.scale for point in self.points]) - self.log_centre
         with_points = Covariance.between(log_scales, x)
         within = Covariance.between(log_scales, log_scales)
-        # Many components have one drift.
+        # The prior covariance of the sum with f at the points, and the sum's prior variance. Both
+        # are computed once for each drift, as components share them.
         across_at = dict[float, Array]()
         prior_variance_at = dict[float, float]()
-        for drift in {component.drift for component in self.components}:
-            # Given the points, f is a Gaussian process whose covariance with them is ``across``.
-            across_at[drift] = factors @ with_points.at(drift)
-            prior_variance_at[drift] = float(factors @ within.at(drift) @ factors)
+        for drift_sigma in {component.drift_sigma for component in self.components}:
+            across_at[drift_sigma] = factors @ with_points.at(drift_sigma)
+            prior_variance_at[drift_sigma] = float(factors @ within.at(drift_sigma) @ factors)
         moments = list[tuple[float, float]]()
         for component in self.components:
-            across = across_at[component.drift]
-            variance = prior_variance_at[component.drift]
+            # The mean and the variance of a Gaussian process, given the points.
+            across = across_at[component.drift_sigma]
+            variance = prior_variance_at[component.drift_sigma]
             variance -= float(across @ component.inverse @ across)
             # Rounding can leave less than nothing, near a point that has no error to speak of.
             moments.append((float(across @ component.inverse_times_y), max(variance, 1e-12)))
@@ -234,7 +237,7 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
         x: the points' log scales less their mean, (n,).
         y: the points' log values less their mean, (n,).
     """
-    # A study may tell no error of its point. The value that it tells is a median over posterior
+    # A study may tell no error: UNTOLD_ERROR stands for it. Its value is a median over posterior
     # draws, which is not known better than to LEAST_LOG_ERROR.
     stated = [UNTOLD_ERROR if point.error is None else point.error for point in points]
     errors = np.maximum(stated, LEAST_LOG_ERROR)
@@ -251,27 +254,28 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
     between_points = Covariance.between(x, x)
     log_weights = list[float]()
     unweighted = list[Component]()
-    for offset, drift, correlation in product(offsets, DRIFTS, correlations):
+    for offset_sigma, drift_sigma, correlation in product(offsets, DRIFTS, correlations):
         # The log values are normal. Their covariance is the sum of three: that of the law f, that
         # of the errors, which one study's points share in part, and that of the studies' offsets,
         # which they share altogether.
         shared = is_same_study * correlation
         np.fill_diagonal(shared, 1.0)
-        covariance = between_points.at(drift)
-        covariance += np.outer(errors, errors) * shared + is_same_study * offset**2
+        of_errors = np.outer(errors, errors) * shared
+        of_offsets = is_same_study * offset_sigma**2
+        covariance = between_points.at(drift_sigma) + (of_errors + of_offsets)
         inverse: Array = np.linalg.inv(covariance).astype(np.float64)
         inverse_times_y = inverse @ y
         log_determinant = float(np.linalg.slogdet(covariance)[1])
         log_weight = -0.5 * (log_determinant + float(y @ inverse_times_y))
-        log_weight += _log_prior(offset, OFFSETS, OFFSET_SIGMA)
-        log_weight += _log_prior(drift, DRIFTS, DRIFT_SIGMA)
+        log_weight += _log_prior(offset_sigma, OFFSETS, OFFSET_SIGMA)
+        log_weight += _log_prior(drift_sigma, DRIFTS, DRIFT_SIGMA)
         log_weights.append(log_weight)
         # The weights are put in below, once their sum is known.
         unweighted.append(
             Component(
                 weight=0.0,
-                offset=offset,
-                drift=drift,
+                offset_sigma=offset_sigma,
+                drift_sigma=drift_sigma,
                 inverse_times_y=inverse_times_y,
                 inverse=inverse,
             )
@@ -322,10 +326,11 @@ class Covariance:
 
     @classmethod
     def between(cls, first: Array, second: Array) -> "Covariance":
-        """Compute both parts.
+        """Compute the covariance of f at each of ``first`` (n,) with f at each of ``second`` (m,).
 
-        With u the smaller distance from the centre and v the larger one, the bends' covariance is
-        u^3/3 + u^2 (v - u)/2 on one side, and 0 between the sides.
+        Both are log scales less their centre. With u the smaller distance from the centre and v the
+        larger one, the bends' covariance is u^3/3 + u^2 (v - u)/2 on one side, and 0 between the
+        sides.
         """
         column = first[:, None]
         row = second[None, :]
@@ -335,7 +340,7 @@ class Covariance:
         line = LEVEL_SIGMA**2 + SLOPE_SIGMA**2 * column * row
         return cls(line=line, bend=bend)
 
-    def at(self, drift: float) -> Array:
-        """Give the covariance at a drift of the slope."""
-        covariance: Array = self.line + drift**2 * self.bend
+    def at(self, drift_sigma: float) -> Array:
+        """Give the covariance at a standard deviation of the slope's drift."""
+        covariance: Array = self.line + drift_sigma**2 * self.bend
         return covariance

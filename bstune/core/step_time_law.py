@@ -198,8 +198,8 @@ class StepTimeLaw(StepTime):
         """Widen the error of the machine's speed (``factor_error``) to what trials' steps show.
 
         A survey sees some seconds of a machine whose speed may change from minute to minute; the
-        trials see the minutes of a whole study. By the error that is added, nine of ten trials lie
-        within 1.645 standard deviations of the law. Below ten trials the law stays as it is. Where
+        trials see the minutes of a whole study. The error added is such that nine of ten trials lie
+        within 1.645 times this error of the law. Below ten trials the law stays as it is. Where
         another training loop than that of the timings took the trials' steps, only their scatter
         counts, and not how far they are off the law on average.
         """
@@ -351,8 +351,8 @@ def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
 
     Trials of about the same batch size make one timing, as in
     :func:`bstune.core.step_timings.timings_of_trials`. None where there are fewer than two timings.
-    How far single trials lie off the law is how the machine's speed changes from one time to
-    another (``factor_error``): a further run has its own minutes, too.
+    The trials' scatter about the law is how much the machine's speed varies between runs
+    (``factor_error``): a further run has its own minutes, too.
     """
     timings = timings_of_trials(measured)
     if len(timings) < 2:
@@ -363,12 +363,15 @@ def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
     # The law's line, which was fitted to these trials, takes two degrees of freedom.
     scatter = scatter_of_few(_deviation(log_ratio), len(measured), fitted=2)
     law = replace(law, factor_error=math.hypot(QUIET_FACTOR, scatter))
-    # The trials are in the law already.
+    # The trials are in the law already: they must not join it a second time.
     return law.without_trials()
 
 
 def _deviation(log_ratio: Array) -> float:
-    """Estimate a standard deviation about 0 that holds nine of ten values as a normal one does."""
+    """Estimate the standard deviation of values about 0 by the distance that holds nine of ten.
+
+    Of a normal distribution that distance is 1.645 standard deviations.
+    """
     return float(np.quantile(np.abs(log_ratio), INTERVAL_LEVEL)) / INTERVAL_QUANTILE
 
 

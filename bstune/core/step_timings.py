@@ -238,7 +238,8 @@ def scatter_of_few(deviation: float, count: int, fitted: int) -> float:
     any are left beyond the law's own parameters, it is averaged with ``UNSEEN_SCATTER``.
 
     Args:
-        deviation: root mean square of the values' distances from the law.
+        deviation: the values' standard deviation about the law, estimated as if the law were known:
+            a root mean square, or a quantile over that of a normal distribution.
         count: how many values there are.
         fitted: how many parameters of the law were fitted to them.
     """

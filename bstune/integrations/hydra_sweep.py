@@ -227,7 +227,8 @@ def _refused_in_hydra() -> Iterator[None]:
         raise
     except BstuneError as error:
         text = str(error)
-        # The study may have written them for a call of Python already: its cause has the options.
+        # The study may have written the options as arguments of Python already. The cause of its
+        # error then has them as options.
         before = str(error.__cause__)
         if in_python(before) == text:
             text = before

@@ -298,12 +298,16 @@ def _gain_text_of(result: StudyResult) -> str:
         return _gain_text_at_budget(result, result.at_budget)
     winner = result.winner
     baseline = result.baseline
-    if result.gain is not None or winner is None or baseline is None:
-        return gain_text(result.gain)
-    # The baseline is known to be the best.
-    if is_of_baseline(winner, baseline) and not is_not_compared(result):
+    # The baseline itself is known to be the best: there is nothing to gain over it.
+    if (
+        result.gain is None
+        and winner is not None
+        and baseline is not None
+        and is_of_baseline(winner, baseline)
+        and not is_not_compared(result)
+    ):
         return "none"
-    return gain_text(None)
+    return gain_text(result.gain)
 
 
 def _gain_text_at_budget(result: StudyResult, at_budget: AtBudget) -> str:

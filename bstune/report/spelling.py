@@ -16,4 +16,7 @@ def with_options_as_called(result: StudyResult, text: str) -> str:
     # and that of the reference the batch size.
     sign = "<=" if result.mode == "min" else ">="
     terms = PythonTerms(result.metric, sign, round(result.reference.batch_size))
-    return in_hydra(text, terms) if result.in_hydra else in_python(text, terms)
+    # A sweep's study is one of Python objects, too.
+    if result.in_hydra:
+        return in_hydra(text, terms)
+    return in_python(text, terms)

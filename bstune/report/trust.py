@@ -124,7 +124,9 @@ def trust_in_timing(result: StudyResult) -> Trust | None:
             of_gain = "; GAIN's counts the part that differs between its two batch sizes"
         return Trust("noise", f"{busy}; {error}{_meaning_for_use(result)}{of_gain}", good=False)
     if timing.relative_error > NOISY_ERROR or timing.not_told_apart:
-        # Trials' own seconds differ from one trial to the next: USE's interval holds that.
+        # Seconds that trials measured themselves cannot be measured anew, so this says what their
+        # error means for USE. After a survey it is left out: the caution names the option that
+        # times the steps anew.
         of_use = "" if timing.surveyed else _meaning_for_use(result)
         return Trust("noise", f"timings are noisy: {error}{of_use}", good=False)
     return Trust("noise", f"timings: {error}", good=True)

@@ -141,7 +141,10 @@ def complete(stated: Stated) -> Completed:
     if left_out and (stated.module is None) != (stated.data is None):
         raise ConfigError(PAIR_NEEDED)
     # Without module and data there is nothing to take an argument from.
-    if target is None or not stated.batch_sizes or not stated.reference or not stated.budget:
+    sizes = stated.batch_sizes
+    reference = stated.reference
+    budget = stated.budget
+    if target is None or sizes is None or reference is None or budget is None:
         examples = ", ".join(EXAMPLES[name] for name in left_out)
         alone = ""
         if target is None:
@@ -150,7 +153,7 @@ def complete(stated: Stated) -> Completed:
             f"a study of a loop of yours needs {', '.join(left_out)}, such as {examples}{alone}; "
             "bstune finds these by itself only where it is given module and data"
         )
-    given = _given_objects(stated, target, stated.batch_sizes, stated.reference, stated.budget)
+    given = _given_objects(stated, target, sizes, reference, budget)
     return Completed(given, wall_seconds=None, lines=tuple(_lines_on_tunables(stated)))
 
 

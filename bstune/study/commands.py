@@ -116,9 +116,12 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
     space = prepared.space
     is_for_loss = prepared.budget.objective == "loss"
     of_study = _arguments_without_search(arguments, prepared)
-    horizon = winner.advised_horizon
-    ends_with_schedule = not prepared.backend.stops and horizon is not None
-    is_proven = ends_with_schedule and trial.reached and trial.horizon == horizon
+    # The length of a schedule that ends with its trial. A trial that can be stopped early needs
+    # none: it just stops once it meets the target.
+    horizon: int | None = None
+    if not prepared.backend.stops:
+        horizon = winner.advised_horizon
+    is_proven = horizon is not None and trial.reached and trial.horizon == horizon
     lr = trial.lr
     hyperparameters = dict(trial.hyperparameters)
     if not is_proven:
@@ -130,9 +133,7 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
     if is_for_loss:
         of_trial.append("search.objective=loss")
         of_trial += _limited_to(prepared.last_step(trial.batch_size))
-    # Trials cannot be stopped early where their schedule ends with them. It gets the length of the
-    # winner's; any other trial just stops once it meets the target.
-    elif ends_with_schedule and horizon is not None:
+    elif horizon is not None:
         of_trial += _limited_to(horizon)
     # A single trial makes no survey, which chose the study's number of threads.
     of_trial += _threads_option(prepared, of_study)

@@ -71,15 +71,17 @@ def check_arguments(stated: StatedArguments) -> None:
     # Where neither a name nor a class is at hand, the study is not known yet.
     if values is None:
         return
-    places = _composed(_merged(ANY_WORKLOAD, values), stated)
-    if places is None:
+    options_to_find_study = _composed(_merged(ANY_WORKLOAD, values), stated)
+    if options_to_find_study is None:
         return
-    began = _began_with(places)
+    began = _began_with(options_to_find_study)
     if began is None:
         return
     options = _composed(_merged(_merged(ANY_WORKLOAD, began), values), stated)
     if options is None:
         return
+    # A budget is not compared yet, as it may be assumed by what the project tells. Nor is an
+    # objective that is not stated, as it may be settled later, by what the trials tell.
     unknown: tuple[str, ...] = (BUDGET,)
     if OBJECTIVE not in stated.chosen and not _has_option(stated, OBJECTIVE):
         unknown += (OBJECTIVE,)
@@ -141,11 +143,16 @@ def _target_of(target: object) -> Node | None:
     return {"metric": target.metric, "value": value, "mode": target.mode}
 
 
+def _as_python(item: object) -> object:
+    """Turn a number of numpy into Python's own; leave anything else as it is."""
+    return item.item() if isinstance(item, np.generic) else item
+
+
 def _pair_of(value: object) -> tuple[float, float] | None:
     """Give an argument of two numbers, numpy's as Python's own; None for anything else."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         return None
-    first, second = (item.item() if isinstance(item, np.generic) else item for item in value)
+    first, second = map(_as_python, value)
     if not isinstance(first, int | float) or not isinstance(second, int | float):
         return None
     return first, second
@@ -184,7 +191,11 @@ def _began_with(options: StudyOptions) -> Node | None:
 
 
 def _merged(below: Node, above: Node) -> Node:
-    """Give the values of two nodes, sections joined; those of ``above`` replace others."""
+    """Lay ``below``, and ``above`` over that, over the defaults of ``python.yaml``.
+
+    A section of ``below`` replaces the default one whole. A section of ``above`` is joined with the
+    one that lies beneath it, whose values it replaces.
+    """
     merged = {**read_yaml("python.yaml"), **below}
     for key, value in above.items():
         old = merged.get(key)

@@ -95,7 +95,8 @@ def check_unchanged(options: StudyOptions, unknown: tuple[str, ...] = ()) -> Non
     began = settings_of(study)
     settings = {**flat_settings(options), **_stated_machine(options, began)}
     now = {key: value for key, value in settings.items() if not key.startswith(unknown)}
-    # Settings that are known only later, such as the digest of the code, are in neither group.
+    # Settings that are known only later, such as the digest of the code, are neither in ``now`` nor
+    # compared. An option that ``now`` lacks is compared, as the study began with it.
     compared: dict[str, object] = {}
     for key, value in began.items():
         is_known = not key.startswith(unknown)

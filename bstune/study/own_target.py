@@ -204,11 +204,13 @@ def goal_of(
             f"{record.batch_size} and learning rate {record.lr:g} ended as "
             f"{record.status}{because}; {how_else}"
         )
-    was_cut = run is not None and run.was_cut(record)
-    if run is not None and was_cut and record.steps < MIN_STEPS:
+    # The plan of a run that the study's time has cut short; None: it was not cut.
+    cut_run = run if run is not None and run.was_cut(record) else None
+    if cut_run is not None and record.steps < MIN_STEPS:
         raise StudyError(
-            f"{TO_BE_OWN} search.wall_seconds={run.wall_seconds:g} left time for "
-            f"{plural(record.steps, 'step')} of its {run.planned_steps}: give {run.more_time}"
+            f"{TO_BE_OWN} search.wall_seconds={cut_run.wall_seconds:g} left time for "
+            f"{plural(record.steps, 'step')} of its {cut_run.planned_steps}: give "
+            f"{cut_run.more_time}"
         )
     if outcome is None:
         raise StudyError(
@@ -220,8 +222,8 @@ def goal_of(
         advice = "target=VALUE or a larger budget, with another study=NAME"
         if run is not None and run.lacked_time(record):
             advice = f"more time, {run.more_time}, or target=VALUE with another study=NAME"
-        if was_cut and run is not None:
-            after += f" of {run.planned_steps}"
+        if cut_run is not None:
+            after += f" of {cut_run.planned_steps}"
         raise StudyError(
             f"{TO_BE_OWN} after {after} that is {target.metric}={outcome.goal:g}, which "
             f"untrained weights meet ({target.metric} starts at {start:.4g}): give {advice}"

@@ -92,9 +92,10 @@ def prepare_training(
 
 
 def noting_lines(say: Callable[[str], None], wait: Wait) -> Callable[[str], None]:
-    """Let a wait for the process that trains be named by the last line from there.
+    """Make a function that prints a line with ``say``, and names ``wait`` after it.
 
-    Its seconds count from that line: what comes after it is what is waited for.
+    The wait is for the process that trains, which the lines come from: the user waits for what
+    comes after its last line. The wait's seconds count from that line.
     """
 
     def noting_say(line: str) -> None:
@@ -145,6 +146,8 @@ def _try_and_survey(
     _take_survey(backend, training, survey, options.search.workers)
     # The space is limited to the batch sizes that fit.
     high = min(space.high, survey.ceiling.batch_size)
+    # A survey from the cache has cost this study no time.
+    survey_seconds = 0.0 if was_cached else survey.seconds
     space = replace(space, low=survey.ceiling.smallest, high=high)
     return PreparedRuns(
         backend=backend,
@@ -152,7 +155,7 @@ def _try_and_survey(
         training=training,
         survey=survey,
         notes=tuple(headline(survey, was_cached)),
-        survey_seconds=0.0 if was_cached else survey.seconds,
+        survey_seconds=survey_seconds,
     )
 
 

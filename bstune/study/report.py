@@ -118,6 +118,7 @@ def report_study(
         train=_command_to_train(prepared, analysis, done, arguments),
         notes=[*notes, *missing],
     )
+    # A finished study asked again has this file.
     if not has_figures_of(result, files):
         write_text(files.curve, result.to_json())
     write_text(files.best, best_yaml(analysis.best, result, arguments, prepared))
@@ -148,10 +149,10 @@ def _draw_and_track(
     """
     missing_before_figures = len(missing)
     tracked: Line | None = None
-    # No training step runs here: the default limit of one, None, will do.
+    # ``seconds`` limits a training step; none runs here.
     with watching(partial(print_line, console), seconds=None, silence=SILENCE_AFTER_ANSWER):
         with waiting_for("the figures"):
-            # A finished study that is asked again has them.
+            # A finished study asked again has its figures already.
             if not has_figures_of(result, prepared.files):
                 _draw(prepared, done, result, missing)
             if prepared.options.hardware.scale_out.show:
@@ -177,9 +178,9 @@ def _next_in_python(
     """Give the line NEXT of a study of Python objects: the call that trains its winner.
 
     A loop of the user's takes the winner's values in place of a trial's, and a sweep's application
-    takes them as overrides. Advice to keep the user's
-    own configuration, if the gain suggests it, stands before that. There is no line without a
-    winner, nor for a study of a command line, whose line NEXT is a command.
+    takes them as overrides. Advice to keep the user's own configuration, if the gain suggests it,
+    stands before that. There is no line without a winner, nor for a study of a command line, whose
+    line NEXT is a command.
     """
     has_winner = result.winner is not None or result.at_budget is not None
     if arguments is not None or not has_winner:
@@ -202,10 +203,7 @@ def _next_in_python(
 
 def _command_of_job(command: JobCommand, result: StudyResult) -> str:
     """Write the application's own command, with the winner's values as overrides."""
-    winner = result.winner
-    if result.at_budget is not None:
-        at_budget = result.at_budget.winner
-        return command(round(at_budget.batch_size), at_budget.lr, at_budget.hyperparameters)
+    winner = result.winner if result.at_budget is None else result.at_budget.winner
     assert winner is not None  # noqa: S101 (there is one of the two)
     return command(round(winner.batch_size), winner.lr, winner.hyperparameters)
 

@@ -166,15 +166,17 @@ class Watch:
         wait = self._waits[-1]
         self._arm_process_timer(wait)
         self._count_seconds(wait, now)
-        # A step was told to end before.
+        # This step has been told to end already.
         if self.message is not None:
             self._end_again()
             return
         if wait.limited and wait.seconds > self.seconds:
             frame = frame_of(self._thread)
+            # A user at a breakpoint may take any time.
             if not _is_debugged(frame):
                 self.message = self._too_long(wait, frame)
-                # Where overrun says True, the interruption may be lost, and is then sent again.
+                # overrun gives True if the interruption may be lost. The frame's position tells
+                # later whether to send it again.
                 if self._overrun(self.message):
                     self._stands_at = _instructions(frame)
                 return

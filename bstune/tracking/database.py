@@ -70,11 +70,10 @@ def make_database(path: Path) -> None:
                 sync_file(made)
             put_in_place(partial, path)
             if is_broken:
-                reason = "was not made to its end and holds no runs: it is now"
                 _log.warning(
-                    "MLflow: the database %s %s %s, and a new one was made",
+                    "MLflow: the database %s was not made to its end and holds no runs: it is now "
+                    "%s, and a new one was made",
                     path,
-                    reason,
                     aside.name,
                 )
         # A lock file is empty: one with bytes in it is a file of the user's and stays. Another

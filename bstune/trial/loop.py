@@ -201,6 +201,9 @@ def _record(callback: TrialCallback) -> TrialResult:
     protocol = parts.protocol
     clock = parts.clock
     state = parts.state
+    training_loop: str | None = None
+    if callback.step_taker is not None:
+        training_loop = callback.step_taker.name
     return TrialResult(
         **spec.trial_fields(),
         status=state.status,
@@ -217,7 +220,7 @@ def _record(callback: TrialCallback) -> TrialResult:
         # Of several messages the record has the weightiest: how the trial ended comes first.
         message=state.message or parts.compiling.failed or parts.noise_scale.missing,
         noise_scale=parts.noise_scale.measurements,
-        training_loop=None if callback.step_taker is None else callback.step_taker.name,
+        training_loop=training_loop,
         # That of SGD or RMSprop with a momentum m, lr/(1 - m).
         effective_lr=state.effective_lr,
         seconds_per_step=seconds_per_step(clock.segments, protocol.warmup_steps),

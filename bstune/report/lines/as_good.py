@@ -1,10 +1,11 @@
 """AS GOOD: the batch sizes that take nearly as little as the best one."""
 
+import math
 from collections.abc import Iterator
 
 from bstune.report.words import beyond_text, memory_text, sizes_that_reached
 from bstune.result import StudyResult
-from bstune.system.console import format_count, format_number
+from bstune.system.console import format_count, format_number, plural
 
 # Of so few batch sizes that reached the target none shows that others are worse. In each of 16
 # studies of 8 trials on recorded tables (4 tables, 1 to 4 such sizes), a batch size outside the
@@ -38,11 +39,14 @@ def _sizes_as_good(result: StudyResult) -> Iterator[str]:
         only_size = format_count(result.winner.batch_size)
         yield f"not known, as batch size {only_size} alone reached the target"
         return
-    # Both ends are USE's own size, as sizes near it are told as USE.
+    # The range is USE's size alone: sizes near it count as USE's.
     if nearly_best.low == nearly_best.high:
-        count = len(sizes_that_reached(result))
-        if count <= FEW_SIZES:
-            yield f"not known, as the target was reached within {count} half octaves of B alone"
+        sizes_reached = sizes_that_reached(result)
+        if len(sizes_reached) <= FEW_SIZES:
+            # The smallest and the largest size may share a half octave with another one.
+            half_octaves = {math.floor(2.0 * math.log2(size)) for size in sizes_reached}
+            count = plural(len(half_octaves), "half octave")
+            yield f"not known, as the target was reached within {count} of B alone"
             return
         yield f"no batch size but about USE's is predicted {within}"
         return

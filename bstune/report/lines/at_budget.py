@@ -191,19 +191,29 @@ def growth(result: StudyResult) -> Iterator[str]:
     if at_budget is None or at_budget.growth is None:
         return
     law = at_budget.growth
+    parts = list[str]()
+    # They are listed from the shortest budget to the whole one.
+    for best in reversed(law.best_sizes):
+        parts.append(f"{format_count(round(best.batch_size))} at {best.share:.3g}")
     # At an end of the batch sizes the best one may lie beyond it, so its growth is not known.
     if all(best.is_at_end for best in law.best_sizes):
-        end = format_count(round(law.best_sizes[0].batch_size))
-        yield (
-            f"the best batch size is {end}, an end of those that were searched, at each part of "
-            "the budget"
-        )
+        ends = {format_count(round(best.batch_size)) for best in law.best_sizes}
+        if len(ends) == 1:
+            yield (
+                f"the best batch size is {ends.pop()}, an end of those that were searched, at each "
+                "part of the budget"
+            )
+        else:
+            yield (
+                "the best batch size is an end of those that were searched at each part of the "
+                f"budget: {', '.join(parts)}"
+            )
         return
     whole = law.best_sizes[0]
     interval_of_whole = f"{INTERVAL_TEXT}: {_sizes_words(whole.low, whole.high)}"
     if has_few_configurations(result):
         tried = plural(result.configurations or 0, "configuration")
-        yield f"how the best batch size grows with the budget is not known of {tried}"
+        yield f"how the best batch size grows with the budget is not known from {tried}"
         return
     if _share_of_searched(at_budget, whole.low, whole.high) >= NEARLY_ALL_SIZES:
         yield (
@@ -211,10 +221,6 @@ def growth(result: StudyResult) -> Iterator[str]:
             f"best of the whole one ({interval_of_whole})"
         )
         return
-    parts = list[str]()
-    # They are listed from the shortest budget to the whole one.
-    for best in reversed(law.best_sizes):
-        parts.append(f"{format_count(round(best.batch_size))} at {best.share:.3g}")
     power = f"B ~ budget^{_exponent(law.exponent)}"
     interval = f"{INTERVAL_TEXT}: {_exponent(law.low)} to {_exponent(law.high)}"
     text = f"the best batch size is {', '.join(parts)} of the budget: {power} ({interval})"

@@ -145,9 +145,11 @@ def _no_gain_text(result: StudyResult, baseline: BaselineResult, yours: str) -> 
         if result.statuses["reached"]:
             return f"not known: {none_to_use(result)}"
         return f"not known: {none_to_use(result)}, nor did {yours} in {after}"
+    # USE is another configuration: there is no gain because of how the baseline's run ended.
     is_near = are_near(use.batch_size, use.lr, baseline.batch_size, baseline.lr)
     if not is_near or use.hyperparameters != baseline.hyperparameters:
         return f"not known: {yours} {baseline.status} after {after}"
+    # A point beside the baseline says no more than the baseline, if too little was compared.
     if is_of_baseline(use, baseline) or is_not_compared(result):
         return text_without_better(result, yours)
     within = 2.0**SAME_POINT - 1.0
@@ -182,13 +184,15 @@ def text_without_better(result: StudyResult, yours: str) -> str:
 
     Where too few were tried for that, or others were stopped that may be better, say so.
     """
-    if result.untold_others is not None and not has_few_configurations(result):
-        return _untold_text(result.untold_others, yours)
-    if result.configurations is None:
-        return f"none: {yours} is the best that was found"
-    if not has_few_configurations(result):
-        return f"none: {yours} is the best of {plural(result.configurations, 'configuration')}"
-    others = result.configurations - 1
+    count = result.configurations
+    # An older file does not tell the number of configurations, and then they do not count as few.
+    if count is None or not has_few_configurations(result):
+        if result.untold_others is not None:
+            return _untold_text(result.untold_others, yours)
+        if count is None:
+            return f"none: {yours} is the best that was found"
+        return f"none: {yours} is the best of {plural(count, 'configuration')}"
+    others = count - 1
     if others == 0:
         return f"not known: nothing was compared with {yours}"
     was = "was" if others == 1 else "were"

@@ -46,7 +46,8 @@ def advice_to_keep(result: StudyResult) -> str | None:
     """Advise to keep the user's own configuration, if USE is not shown to be faster.
 
     If it is open whether others are better, advise to try some. A command that trains the winner
-    follows the text. None where USE is shown to be faster, or where there is no baseline.
+    follows the text. None without a winner or a baseline. None, too, where USE is another
+    configuration that is shown to be faster, or whose gain is not known.
     """
     winner = result.winner
     baseline = result.baseline

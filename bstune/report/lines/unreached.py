@@ -172,38 +172,41 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
 
     ``count``: how many trials were stopped.
     """
-    stopped = plural(count, "stopped trial")
+    of_stopped = plural(count, "stopped trial")
     so_far = result.so_far
     # More trials of the same budget would not reach what takes more steps than that.
     is_beyond = so_far is not None and so_far.beyond_budget
     # Most were stopped before their schedule had brought the learning rate down: that tells nothing
     # of where a whole schedule ends.
     if 2 * unreached.cut_schedules >= count:
-        return _cause_of_cuts(unreached, stopped, result.search)
+        return _cause_of_cuts(unreached, of_stopped, result.search)
     improving = unreached.improving
-    untold = unreached.untold
+    too_few_evaluations = unreached.untold
     # Most were evaluated once or never: they show no change.
-    if 2 * untold >= count:
-        why = f"{untold} of {stopped} had fewer than two evaluations, which show no improvement"
-        is_at_budget = 2 * unreached.untold_at_budget >= untold
+    if 2 * too_few_evaluations >= count:
+        why = (
+            f"{too_few_evaluations} of {of_stopped} had fewer than two evaluations, which show no "
+            "improvement"
+        )
+        is_at_budget = 2 * unreached.untold_at_budget >= too_few_evaluations
         if is_beyond:
             return Cause(why, _more_steps(unreached, result.search, is_at_budget=True))
         more_steps = _more_steps(unreached, result.search, is_at_budget)
         return Cause(why, f"evaluations more often, or {more_steps}")
     # Most no longer improved: more steps would not bring them to the target.
-    if 2 * improving < count - untold:
+    if 2 * improving < count - too_few_evaluations:
         changes = ["another learning rate (scaling.lr), another model or schedule"]
         if unreached.easier:
             value = format_number(unreached.easier, 2)
             changes.insert(0, f"an easier target (workload.target.value={value})")
-        flat = count - untold - improving
-        why = f"{flat} of {stopped} no longer improved when they were stopped"
+        flat = count - too_few_evaluations - improving
+        why = f"{flat} of {of_stopped} no longer improved when they were stopped"
         return Cause(why, " or ".join(changes))
-    why = f"{improving} of {stopped} still improved when the search ended and stopped them"
+    why = f"{improving} of {of_stopped} still improved when the search ended and stopped them"
     at_budget = unreached.improving_at_budget
     is_at_budget = 2 * at_budget >= improving
     if is_at_budget:
-        why = f"{at_budget} of {stopped} still improved at the end of their budget"
+        why = f"{at_budget} of {of_stopped} still improved at the end of their budget"
     return Cause(why, _more_steps(unreached, result.search, is_at_budget or is_beyond))
 
 

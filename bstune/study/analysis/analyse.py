@@ -87,9 +87,9 @@ def analyse(
     budget = prepared.budget
     target = prepared.protocol.target
     # The first merit that an objective seeks is that of the winner to use.
-    use = SOUGHT[budget.objective].merits[0]
-    ranked = _rank(prepared, done, posterior, use)
-    winner = ranked.best.get(use)
+    merit = SOUGHT[budget.objective].merits[0]
+    ranked = _rank(prepared, done, posterior, merit)
+    winner = ranked.best.get(merit)
     critical = critical_batch(posterior, in_seconds=budget.objective != "steps")
     b_crit: float | None = None
     if critical is not None:
@@ -99,6 +99,7 @@ def analyse(
     )
     tau = step_times(posterior, space.high, step_time_of(prepared, done))
     plans = _plan(prepared, posterior, critical, tau, missing)
+    # The law is tau with its error.
     law = law_of(prepared, done)
     points_with_fresh_seeds = confirmed_points(done, budget.replicates)
     runs = baseline_runs(done, prepared.baseline)
@@ -108,19 +109,22 @@ def analyse(
     if law is not None and winner is not None and baseline_run is not None:
         timing_error = law.ratio_error(baseline_run.batch_size, winner.trial.batch_size)
     scatter = seed_scatter(posterior)
-    luck = 0.0
+    # By how much the winner looks too good, as it was chosen for its runs, in log steps or seconds.
+    log_selection_luck = 0.0
     if winner is not None:
-        luck = selection_luck(winner, points_with_fresh_seeds, use, scatter.scatter)
+        log_selection_luck = selection_luck(winner, points_with_fresh_seeds, merit, scatter.scatter)
     gain_in_seconds: Gain | None = None
     # The fewest steps may take more seconds: a study that seeks them gives both gains.
-    if use == "steps":
-        gain_in_seconds = gain_of(runs, winner, "time", scatter.scatter, timing_error, luck)
+    if merit == "steps":
+        gain_in_seconds = gain_of(
+            runs, winner, "time", scatter.scatter, timing_error, log_selection_luck
+        )
     curve: Curve | None = None
     if critical is not None:
         curve = curve_of(posterior, _band(posterior, critical), tau, law)
     as_good: AsGood | None = None
     if curve is not None and winner is not None:
-        as_good = _as_good(done, posterior, curve, winner.trial, use, space, law)
+        as_good = _as_good(done, posterior, curve, winner.trial, merit, space, law)
     return Analysis(
         fit=_fit(done),
         critical=critical,
@@ -131,12 +135,12 @@ def analyse(
         seed_scatter=None if critical is None else scatter,
         baseline=baseline_result(runs, target, ideal_of(prepared)),
         so_far=best_so_far(done, target, baseline_run, posterior, prepared.last_step),
-        gain=gain_of(runs, winner, use, scatter.scatter, timing_error, luck),
+        gain=gain_of(runs, winner, merit, scatter.scatter, timing_error, log_selection_luck),
         gain_in_seconds=gain_in_seconds,
         as_good=as_good,
         timing=timing_of(prepared, law, winner, points_with_fresh_seeds),
         not_run_again=ranked.not_run_again,
-        untold_others=untold_others(done, runs, winner, posterior, use, law),
+        untold_others=untold_others(done, runs, winner, posterior, merit, law),
         scale_out=plans,
     )
 

@@ -77,10 +77,10 @@ def _chance_of_better(
     merit: Merit,
     law: StepTimeLaw | None,
 ) -> float:
-    """Compute the chance that the likeliest of the stopped trials takes clearly less than the own.
+    """Compute the greatest chance of any stopped trial to need clearly less than the user's own.
 
-    It is the share of the posterior's draws in which that one does. ``own_number`` and ``stopped``
-    are numbers of trials.
+    A trial's chance is the share of the posterior's draws in which it takes clearly fewer steps
+    or seconds (``merit``) to the target. ``own_number`` and ``stopped`` are numbers of trials.
     """
     numbers = [trial.number for trial in posterior.observations]
     places = [place for place, number in enumerate(numbers) if number in stopped]

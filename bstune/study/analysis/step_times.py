@@ -79,8 +79,9 @@ def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw 
     or too few were timed.
     """
     timed_before = step_time_of(prepared, done)
-    # A table's, or a loop's of the user's, has no error.
     is_of_survey = prepared.backend.timed is not None
+    # Only a survey's law has an error of its own, which trials can widen. ``common_law`` fits a law
+    # to the trials where they timed themselves, and gives None where a table answers them.
     if not is_of_survey or not isinstance(timed_before, StepTimeLaw):
         return common_law(prepared, done)
     return timed_before.widened_by_trials(_own_steps(prepared, done))

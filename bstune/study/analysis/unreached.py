@@ -167,7 +167,7 @@ def best_so_far(
         return None
     trial, step, value = best
     predicted = None
-    evaluations = sum(value is not None for _, value in trial.history)
+    evaluations = sum(metric is not None for _, metric in trial.history)
     if evaluations >= LEAST_EVALUATIONS:
         predicted = predicted_steps(posterior, trial.number)
     more_than: int | None = None
@@ -176,6 +176,8 @@ def best_so_far(
         budget_steps = last_step(trial.batch_size)
         farthest = math.floor(FARTHEST_PREDICTION * trial.steps)
         beyond_budget = predicted > budget_steps
+        # A prediction far beyond what the trial ran is not trusted, and no trial runs beyond its
+        # budget: of such steps only that they are more than this bound is told.
         if beyond_budget or predicted > farthest:
             more_than = budget_steps if beyond_budget else farthest
             predicted = None

@@ -156,8 +156,8 @@ def baseline_runs(trials: Sequence[TrialResult], baseline: Baseline | None) -> B
     It is None before its first run, or if that failed.
     """
     usable = [trial for trial in trials if trial.status != "failed"]
-    first = next((trial for trial in usable if is_baseline(trial, baseline)), None)
-    if first is None:
+    first_part = next((trial for trial in usable if is_baseline(trial, baseline)), None)
+    if first_part is None:
         return None
     # The first run may have been stopped and continued: its last part has all of it. One whose
     # state was lost ran once more from its first step: that run counts in its place.
@@ -166,12 +166,13 @@ def baseline_runs(trials: Sequence[TrialResult], baseline: Baseline | None) -> B
     for number, earlier in reruns(usable).items():
         by_parent[earlier] = by_number[number]
     # The numbers of all its parts: a run on a fresh seed may name any of them.
-    chain = {first.number}
-    while first.number in by_parent:
-        first = by_parent[first.number]
-        chain.add(first.number)
+    last_part = first_part
+    chain = {last_part.number}
+    while last_part.number in by_parent:
+        last_part = by_parent[last_part.number]
+        chain.add(last_part.number)
     again = [trial for trial in usable if trial.replicate_of in chain]
-    return BaselineRuns(first, tuple(sorted(again, key=lambda trial: trial.number)))
+    return BaselineRuns(last_part, tuple(sorted(again, key=lambda trial: trial.number)))
 
 
 def steps_of_first_run(

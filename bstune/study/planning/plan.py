@@ -217,21 +217,21 @@ def count_points(trials: Iterable[TrialResult]) -> int:
 
 
 def reruns(trials: Iterable[TrialResult]) -> dict[int, int]:
-    """Map each trial that runs another one once more from its first step to the last part of that.
+    """Map each trial that repeats a stopped one from step 0 to the last part of the repeated one.
 
-    Both are numbers. A stopped trial begins anew where its state cannot be read, or none is kept:
-    its second run has the same seed and values, and continues no trial.
+    Both are given by their numbers. A stopped trial begins anew where its state cannot be read, or
+    none is kept: its second run has the same seed and values, and continues no trial.
     """
     last_part = dict[tuple[object, ...], int]()
     begun_anew = dict[int, int]()
     for trial in sorted(trials_of_search(trials), key=lambda trial: trial.number):
         values = tuple(sorted(trial.hyperparameters.items()))
-        run = (trial.batch_size, trial.lr, trial.seed, values)
-        if trial.resumed_from is None and run in last_part:
-            begun_anew[trial.number] = last_part[run]
+        identity = (trial.batch_size, trial.lr, trial.seed, values)
+        if trial.resumed_from is None and identity in last_part:
+            begun_anew[trial.number] = last_part[identity]
         # Only a stopped trial has anything to run once more for.
         if trial.status == "stopped":
-            last_part[run] = trial.number
+            last_part[identity] = trial.number
     return begun_anew
 
 

@@ -99,12 +99,12 @@ class Winner:
 def run_to_train(
     trial: TrialResult, runs: Sequence[TrialResult], horizon: int | None
 ) -> TrialResult:
-    """Choose the run of a point that is trained again: one that had the schedule to train with.
+    """Choose the run of a point whose seed to train with: one that had the schedule to train with.
 
-    It is the search's own trial where its schedule ended there, or where none has a schedule that
-    ends with it. Else it is the first run on a fresh seed that reached the target with that
-    schedule: with another length the trial's own seed has shown nothing. Where no run has, it is
-    the trial.
+    It is the trial of the search, if its schedule was as long as ``horizon``, or if schedules do
+    not end with their trials. Else it is the first run on a fresh seed that reached the target
+    under such a schedule: under another length the trial's own seed has shown nothing. Without such
+    a run it is the trial.
 
     Args:
         trial: the point's trial in the search.

@@ -179,9 +179,9 @@ class WallTime:
     def keep(self) -> None:
         """Store what the study has taken, for the command that continues it.
 
-        It is stored as each trial ends, so that a process that is killed loses one trial's at most.
-        The seconds of a command that began no trial are not counted: it came to nothing, and the
-        next one has to start anew.
+        It is to be called as each trial ends: a process that is killed then loses one trial's at
+        most. The seconds of a command that began no trial are not counted: it came to nothing, and
+        the next one has to start anew.
         """
         if self._start is not None and self._owner and math.isfinite(self.limit):
             self._study.set_user_attr(TAKEN, self._taken())
@@ -300,8 +300,8 @@ class WallTime:
         Args:
             trials: that have ended.
             reserve: seconds that are kept.
-            advised: the ``search.wall_seconds`` with which two trials have time, or another one
-                where two have ended; None: the search has had time for such.
+            advised: the ``search.wall_seconds`` that has time for two trials, or, if two points
+                were tried already, for another one; None: no such limit need be advised.
         """
         purpose = "for fresh seeds"
         if self._budget.objective != "loss" and not leaders(trials, self._budget):

@@ -64,7 +64,7 @@ def doubled_notes(name: str, losses: DoubledLoss | None) -> Iterator[str]:
 def doubled_loss(module: LightningModule, batch: object, batch_size: int) -> DoubledLoss | None:
     """Compute the loss of a batch once and twice over, without dropout and batch statistics.
 
-    It is for a module that is thrown away: its training step runs four times more.
+    It is for a module that is thrown away: its training step runs ``1 + REPEATS`` times more.
 
     Args:
         module: in training, on whose device the batch lies.
@@ -72,15 +72,17 @@ def doubled_loss(module: LightningModule, batch: object, batch_size: int) -> Dou
         batch_size: the number of examples.
 
     Returns:
-        None where the batch is no such tensors, the module takes no other number of examples, or
-        its loss of the same batch differs from time to time.
+        None where the batch is not made of such tensors, the module steps its optimizers itself or
+        takes no other number of examples, a loss is not finite, or the loss of the same batch
+        differs from time to time.
     """
     twice = _twice(batch, batch_size)
     if not module.automatic_optimization or twice is None:
         return None
+    batches = [twice] + [batch] * REPEATS
     losses = list[float]()
     with _as_evaluated(module):
-        for examples in (twice, *[batch] * REPEATS):
+        for examples in batches:
             # A module may take no other number of examples than the batch's.
             try:
                 losses.append(_loss(module, examples))

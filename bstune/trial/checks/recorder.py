@@ -87,7 +87,8 @@ class Recorder(Callback):
         metric_name: the name of the target's metric.
         plan: when the trial ends, and which of its steps are recorded.
         wait: is told which part of the trial runs, for the user who waits.
-        exact: whether equal trainings have equal results to the bit.
+        exact: whether equal trainings have equal results to the bit. The record of the trial's last
+            steps says so to the check that compares it with that of an equal training.
     """
 
     def __init__(
@@ -104,12 +105,18 @@ class Recorder(Callback):
         self._weights = WeightsKeeper(plan.compared_steps)
         self._metrics = MetricsLogged(metric_name)
         self._followed = FollowedSteps(plan.followed_after, exact)
+        # The schedules at the trial's end.
         self._schedules = SeenSchedules()
+        # The record of the last steps, which is compared with another trial's; None: none is made.
         self._course: Course | None = None
+        # The call-backs that stop or save a training.
         self._monitors = Monitors()
+        # Whether the training data have a length, after which they begin anew.
         self._has_epochs = False
+        # The micro-batches that have been trained on.
         self._batches = 0
-        self._losses: DoubledLoss | None = None
+        # The loss of the last batch, and with each of its examples twice; None: not compared.
+        self._doubled_loss: DoubledLoss | None = None
         self._waits.go_on("start", has_time_limit=False)
 
     def seen(self, result: TrialResult) -> ShortTrial:
@@ -128,7 +135,7 @@ class Recorder(Callback):
             course=self._course,
             monitors=self._monitors,
             has_epochs=self._has_epochs,
-            losses=self._losses,
+            losses=self._doubled_loss,
         )
 
     def attach(self, module: LightningModule) -> LightningModule:
@@ -193,7 +200,10 @@ class Recorder(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep weights where they are compared, and end a trial that is long enough."""
+        """Keep weights where they are compared, and end a trial that is long enough.
+
+        If its plan says so, the loss of the last batch is compared with that of each example twice.
+        """
         self._batches += 1
         # The batch of the next step is drawn now. If that hangs, the user is told of that step.
         self._tell_awaited_step(trainer)
@@ -210,8 +220,7 @@ class Recorder(Callback):
             trainer.should_stop = True
             # The step of a micro-batch is weighted, and has no loss of its own.
             if self._doubles_batch and trainer.accumulate_grad_batches == 1:
-                batch_size = self._spec.batch_size
-                self._losses = doubled_loss(pl_module, batch, batch_size)
+                self._doubled_loss = doubled_loss(pl_module, batch, self._spec.batch_size)
 
     def _is_long_enough(self, steps: int) -> bool:
         """Whether the trial may end after so many steps: those of its plan, or fewer if slow."""

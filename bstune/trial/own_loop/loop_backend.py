@@ -136,7 +136,8 @@ class LoopBackend(TrialBackend):
         self._protocol = protocol
         self._budget = options.budget
         self._is_for_loss = options.search.objective == "loss"
-        # A trial may end without its seconds while the objective, time, may yet become steps.
+        # A trial may end without its seconds until the study knows whether its objective is time or
+        # steps.
         self._may_lack_seconds = limits.objective_is_open
         self._needs_seconds = (
             options.search.objective in ("time", "both") and not self._may_lack_seconds
@@ -160,7 +161,8 @@ class LoopBackend(TrialBackend):
         self.lr_range = limits.lr_range
         # Whether the loop reports a trial only once it has ended.
         self._in_hindsight = limits.in_hindsight
-        # Otherwise another program has the values, such as an application of Hydra.
+        # Whether the user's loop trains in this process; else another program does, such as a Hydra
+        # application.
         self.trains_in_loop = not limits.in_hindsight
         self.job_command = limits.job_command
         device = resolve_device(options.device, "device")

@@ -284,21 +284,25 @@ class LoopTrial:
         state = self._state
         own_steps = state.steps - state.first_step
         self._check_complete(own_steps, train_seconds)
-        # The last report was answered that the trial trains on, but the loop ends it all the same.
+        # The answer to the last report was to train on, but the loop ended the trial.
         ended_short = self._trains_on
         if ended_short:
             state.message = ENDED_SHORT
         wall_seconds = self._now() - self._began
+        # In a study's sums the wall time stands for seconds that were not reported.
+        seconds_in_sums = wall_seconds if train_seconds is None else train_seconds
+        seconds_per_step: float | None = None
+        if train_seconds:
+            seconds_per_step = train_seconds / own_steps
         record = TrialResult.unmeasured(
             self._spec,
             state.status,
             steps=state.steps,
             examples=state.steps * self.batch_size,
             steps_low=state.steps_low,
-            # In a study's sums the wall time stands for seconds that were not reported.
-            train_seconds=wall_seconds if train_seconds is None else train_seconds,
+            train_seconds=seconds_in_sums,
             wall_seconds=wall_seconds,
-            seconds_per_step=train_seconds / own_steps if train_seconds else None,
+            seconds_per_step=seconds_per_step,
             versions={"bstune": bstune.__version__},
             history=state.recorded_history,
             message=state.message,

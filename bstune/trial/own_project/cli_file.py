@@ -185,14 +185,15 @@ def _with_class(name: str, section: Node | str, given: str | None, missing: _Mis
 
 
 def _unknown_arguments(sections: Node) -> Iterator[str]:
-    """Write a line on each argument that the Trainer, the model or the data have not.
+    """Write a line on each argument that the class of the Trainer, model or data does not take.
 
     Only classes whose source tells all of their arguments are asked.
     """
     trainer = sections.get("trainer")
     if isinstance(trainer, dict):
-        trainers = (arguments_of(f"{module}.Trainer") for module in TRAINERS)
-        known = next((names for names in trainers if names is not None), None)
+        # Of either package of Lightning, as one of them alone may be installed.
+        candidates = (arguments_of(f"{module}.Trainer") for module in TRAINERS)
+        known = next((names for names in candidates if names is not None), None)
         yield from _lines_on_unknown("trainer", "Trainer", trainer, known)
     for name in ("model", "data"):
         class_path = sections[name].get("class_path")
@@ -217,10 +218,10 @@ def _lines_on_unknown(
         if name in known:
             continue
         meant = difflib.get_close_matches(name, known, n=1)
-        question = f"arguments: {', '.join(known)}"
+        hint = f"arguments: {', '.join(known)}"
         if meant:
-            question = f"did you mean {meant[0]}?"
-        yield f"{section}: {one_line(name)} is no argument of {called}; {question}"
+            hint = f"did you mean {meant[0]}?"
+        yield f"{section}: {one_line(name)} is no argument of {called}; {hint}"
 
 
 def arguments_of(class_path: str) -> list[str] | None:

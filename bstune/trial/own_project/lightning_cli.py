@@ -110,13 +110,14 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     # The same sections as plain data, with the default of each value that the file leaves out.
     parsed = yaml.safe_load(parser.dump(_parsed(parser, sections), skip_unset=False))
     defaults = yaml.safe_load(parser.dump(parser.get_defaults(), skip_unset=False))["trainer"]
-    trainer, left_out = _sorted_arguments(parsed["trainer"], defaults)
+    trainer, left_out = _split_arguments(parsed["trainer"], defaults)
     # The arguments of build_module.
     built = {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
-    key, lr = _learning_rate(parsed, file)
-    # A trial's rate takes the place of the file's. Without a key bstune sets it in the optimizers.
-    if key is not None:
-        built = dict(with_value(built, key, "${trial.lr}"))
+    rate_key, lr = _learning_rate(parsed, file)
+    # A trial's rate takes the place of the file's. Without a key there is no such place: bstune
+    # sets the rate in the optimizers.
+    if rate_key is not None:
+        built = dict(with_value(built, rate_key, "${trial.lr}"))
     data = build_data(parsed["data"])
     data_name = parsed["data"]["class_path"]
     own_batch_size, examples = rebatchable(own_batches(data, data_name), data_name)
@@ -134,7 +135,7 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     # The range of batch sizes lies around the file's own.
     smallest = max(1, batch_size // FACTOR_BELOW)
     largest = min(examples, batch_size * FACTOR_ABOVE)
-    # LightningCLI's parser builds the classes that are named below these nodes, Hydra must not.
+    # LightningCLI's parser builds the classes that are named below these nodes; Hydra must not.
     as_it_is = {"_recursive_": False}
     workload = {
         "name": chosen.name or parsed["model"]["class_path"].rpartition(".")[2],
@@ -148,12 +149,8 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
         "module": {"_target_": f"{this_module}.build_module", **as_it_is, **built},
         "trainer": trainer,
     }
-    rate = key or "the rate in configure_optimizers"
-    size = str(batch_size)
-    if accumulated > 1:
-        size = f"{batch_size} ({own_batch_size} x {accumulated} accumulated)"
     lines = [
-        f"{rate} is the learning rate: {lr:g} at batch size {size}",
+        _line_on_rate(rate_key, lr, own_batch_size, accumulated),
         f"{examples} training examples",
         *_sizes_lines(chosen, smallest, largest),
         *assumed,
@@ -245,8 +242,25 @@ def _assumed_target(judged_by: OwnMetric, assumed: list[str]) -> dict[str, float
     return {"metric": judged_by.name, "value": "auto", "mode": judged_by.mode}
 
 
-def _sorted_arguments(arguments: Node, defaults: Node) -> tuple[Node, list[str]]:
-    """Sort the arguments of a file's Trainer that are not Lightning's defaults.
+def _line_on_rate(key: str | None, lr: float, own_batch_size: int, accumulated: int) -> str:
+    """Say which number of a file is the learning rate, and the batch size that it goes with.
+
+    Args:
+        key: the rate's dotted key; None: it is the optimizers' own.
+        lr: the rate.
+        own_batch_size: the batch size of the file's data.
+        accumulated: how many batches the file's Trainer accumulates for a step.
+    """
+    rate = key or "the rate in configure_optimizers"
+    batch_size = own_batch_size * accumulated
+    product = ""
+    if accumulated > 1:
+        product = f" ({own_batch_size} x {accumulated} accumulated)"
+    return f"{rate} is the learning rate: {lr:g} at batch size {batch_size}{product}"
+
+
+def _split_arguments(arguments: Node, defaults: Node) -> tuple[Node, list[str]]:
+    """Split the arguments of a file's Trainer that are not Lightning's defaults in two.
 
     Returns:
         Those that trials take over, and the names of those that bstune sets itself (``OWNED``), but

@@ -46,12 +46,15 @@ class Verdict:
     def begin(self, value: float) -> None:
         """Take in the metric of the untrained weights, from which divergence is measured.
 
-        A ConfigError says that it meets the target already, where that is not allowed.
+        Raises:
+            ConfigError: where it meets the target already, and that is not allowed.
         """
+        # What this trial comes to is the goal of the others, which untrained weights must not meet.
         if self._sets_goal:
             self._state.start_value = value
         if self._may_start_at_target and self._target.reached(value):
-            # The first evaluation then ends the trial, unless it is worse.
+            # The first evaluation then ends the trial, unless it is worse. Divergence is not
+            # measured: there is no distance from the target at the start to measure it by.
             return
         refuse_met_target(self._target, value)
         self.start_gap = self._target.gap(value)
