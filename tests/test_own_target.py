@@ -301,7 +301,7 @@ def test_a_worker_joins_once_the_target_is_known(bstune, tmp_path, table, monkey
     join = ("worker", "storage=sqlite:///bstune.db", "study=own")
     status, _, err = bstune(*join)
     assert status == 2
-    assert "join it then" in err
+    assert "join it afterwards" in err
     bstune(*AUTO, "search.trials=1", "search.replicates=0")
     status, _, err = bstune(*join)
     assert (status, err) == (0, "")

@@ -22,14 +22,20 @@ def test_a_continued_trial_is_one_point_and_a_replicate_is_none():
 def test_the_pace_is_of_the_points_that_end_here():
     ends = PointEnds()
     # Ten were done before; looks that find nothing new leave the pace as it is.
-    assert ends.pace(10, 3.0) is None
-    assert ends.pace(10, 4.0) is None
+    ends.note(10, 3.0)
+    assert ends.pace() is None
+    ends.note(10, 4.0)
+    assert ends.pace() is None
     # The first one is unlike those that follow.
-    assert ends.pace(11, 15.0) is None
-    assert ends.pace(12, 16.0) == Pace(1.0, 11.5)
-    assert ends.pace(12, 17.0) == Pace(1.0, 11.5)
+    ends.note(11, 15.0)
+    assert ends.pace() is None
+    ends.note(12, 16.0)
+    assert ends.pace() == Pace(1.0, 11.5)
+    ends.note(12, 17.0)
+    assert ends.pace() == Pace(1.0, 11.5)
     # Two that ended side by side.
-    assert ends.pace(14, 20.0) == Pace(2.0, 13.0)
+    ends.note(14, 20.0)
+    assert ends.pace() == Pace(2.0, 13.0)
 
 
 @pytest.mark.parametrize(

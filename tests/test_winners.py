@@ -70,3 +70,20 @@ def test_tests_that_fail_alike_are_one_line(tmp_path, errors, numbers):
     missing = []
     assert metrics_of_winners(prepared, optuna.create_study(), best, missing) == {}
     assert [line.partition(" of trial")[2].partition(":")[0] for line in missing] == numbers
+
+
+def test_a_trial_that_wins_by_time_and_by_steps_is_tested_once(tmp_path):
+    tested = []
+
+    def fails(spec, folder):
+        tested.append(spec.number)
+        raise ValueError("a")
+
+    backend = SimpleNamespace(test=fails)
+    prepared = SimpleNamespace(files=Output(tmp_path), backend=backend)
+    winner = Winner(make_result(number=3), 100.0)
+    missing = []
+    best = {"time": winner, "steps": winner}
+    assert metrics_of_winners(prepared, optuna.create_study(), best, missing) == {}
+    assert tested == [3]
+    assert [line.partition(" of ")[2].partition(":")[0] for line in missing] == ["trial 3"]

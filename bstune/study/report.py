@@ -293,18 +293,19 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
     """
     options = prepared.options
     budget = prepared.budget
-    search = SearchPlan(trials=budget.trials, replicates=budget.replicates, limit=None)
+    limit: str | None = None
+    limit_value: float | None = None
+    least_limit: float | None = None
     if end is not None and end.limit is not None:
         # The answer advises a larger value of these limits. There is none to advise of the third,
         # search.least_gain: a larger one ends a search sooner.
-        values = {"search.seconds": budget.seconds, "search.wall_seconds": budget.wall_seconds}
-        search = SearchPlan(
-            trials=budget.trials,
-            replicates=budget.replicates,
-            limit=end.limit,
-            limit_value=values.get(end.limit),
-            least_limit=end.least_limit,
-        )
+        limit_values = {
+            "search.seconds": budget.seconds,
+            "search.wall_seconds": budget.wall_seconds,
+        }
+        limit = end.limit
+        limit_value = limit_values.get(limit)
+        least_limit = end.least_limit
     # The objective loss asks for the best metric at the budget's end, which takes words of its own.
     # The others ask for the target.
     question: str | None = None
@@ -317,7 +318,13 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
         objective=budget.objective,
         target=prepared.protocol.target,
         budget=prepared.protocol.budget,
-        search=search,
+        search=SearchPlan(
+            trials=budget.trials,
+            replicates=budget.replicates,
+            limit=limit,
+            limit_value=limit_value,
+            least_limit=least_limit,
+        ),
         reference=Reference(
             batch_size=options.scaling.batch_size,
             lr=options.scaling.lr,

@@ -83,8 +83,8 @@ class Result:
             ``curve.json`` is its dump.
         records: of the trials, in order of their numbers.
         options: the study's, typed and frozen; None where its folder does not tell them.
-        recipe: of what it trains; None where it was read of its folder, or trains nothing.
-        notes: what could not be read of the folder.
+        recipe: of what it trains; None where it was read from its folder, or trains nothing.
+        notes: what could not be read from the folder.
     """
 
     folder: Path
@@ -259,7 +259,7 @@ class Result:
         process are faster with it.
 
         Args:
-            module: as :class:`bstune.Study` takes it, for a result that was read of a folder. The
+            module: as :class:`bstune.Study` takes it, for a result that was read from a folder. The
                 study's arguments of the Trainer are read there, too, but for call-backs, loggers
                 and other objects.
             data: likewise.
@@ -305,8 +305,10 @@ class Result:
                 torch.set_num_threads(threads)
             steps = best.horizon or trial.steps
             trained, fitted = fit(workload, spec, protocol, steps, fast, **trainer)
+        # Under manual optimization Lightning counts the steps of each optimizer, which are not
+        # those of the training: the line then says the steps that were asked for.
         if trained.automatic_optimization:
-            # The call's own arguments of the Trainer may end it before.
+            # The call's own arguments of the Trainer may end it earlier.
             steps = fitted.global_step
         metric_name = protocol.target.metric
         value: float | None = None

@@ -122,7 +122,10 @@ def make_show(
 
 
 def make_begin(progress: Progress, page: LivePage) -> Callable[[TrialSpec, LastEvaluation], None]:
-    """Make the function that is told of each trial before it begins: by it a page catches up."""
+    """Make the function to call before each trial begins.
+
+    It brings the page up to date, then tells the progress.
+    """
 
     def begin(spec: TrialSpec, last_evaluation: LastEvaluation) -> None:
         page.catch_up()
@@ -193,7 +196,7 @@ def _in_users_language(
     """Wrap ``show``, which prints a line, so that options are spelled as the user sets them.
 
     For a study of the command line it is ``show`` itself. ``in_sweep``: whether the study is a
-    sweep of Hydra's; any other study of Python objects is a call.
+    sweep of Hydra's; otherwise its options were set in a Python call.
     """
     if not isinstance(options, GivenOptions):
         return show
@@ -240,6 +243,7 @@ def paused_study(
     identity = Identity.of(options.study, options.storage, study.user_attrs[STUDY_ID])
     join = worker_command(options, arguments or ())
     leases = Leases(study, "owner", options.search.lease_seconds, join=join)
+    # Lines on parts that fail and that the study can do without, which the report shows.
     missing = list[str]()
     with leases.acquired(say), owned(files, identity):
         with watching(say, seconds=None) as watched_say, waiting_for("the study's files"):
@@ -252,7 +256,7 @@ def paused_study(
         if prepared.sets_target:
             prepared = yield from _with_own_target(prepared, study, leases, wall, console, page)
             write_text(files.config, text_of_options(prepared.options))
-        # It opens before the first trial, whose seconds its imports and tables would add to.
+        # MLflow opens before the search: its imports and tables would add to a trial's seconds.
         with watching(say, seconds=None), waiting_for(OPENING_MLFLOW):
             tracking = _opened_tracking(prepared, study, missing)
         progress = _progress_of(prepared, console)
@@ -414,7 +418,7 @@ def _with_own_target(
     def set_target(record: TrialResult) -> TrialResult:
         """Store the goal that a record sets, and give the record as if it had ended at the goal.
 
-        The goal is stored before the record, so that a process killed in between loses neither.
+        The goal is stored first, so that no record is stored without the goal that it sets.
         """
         run = OwnRun(
             planned_steps=planned_baseline_steps(prepared),
@@ -424,7 +428,10 @@ def _with_own_target(
         )
         goal = goal_of(record, metric, bounds, run)
         patient(study.set_user_attr)(GOAL, goal)
-        revised = ended_where_met(without_start(record), replace(metric, value=goal))
+        # This trial's history may begin at step 0, with what untrained weights come to. The study's
+        # other records begin after the first step, and so does the one that is stored.
+        trained_record = without_start(record)
+        revised = ended_where_met(trained_record, replace(metric, value=goal))
         met_at_first_evaluation = revised.reached and revised.steps_low == 0
         if is_loop and met_at_first_evaluation and start_of(record) is None:
             doubts.append(MET_AT_FIRST)
@@ -448,7 +455,7 @@ def _with_own_target(
     came_to = "the target is what your own configuration came to"
     if prepared.goal is not None:
         came_to += f" {prepared.goal.after}"
-    # It is no harder than a second run of that would reach.
+    # The target is eased, so that a second run of the same configuration would reach it.
     easier = "made easier by what chance is worth"
     print_line(console, f"{came_to}, {easier}: {prepared.protocol.target}")
     for doubt in doubts:
@@ -476,7 +483,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         if goal is None:
             raise StudyError(
                 f"the study {study.study_name!r} has its target from its first trial, which has "
-                "not ended yet: join it then"
+                "not ended yet: join it afterwards"
             )
         prepared = with_goal(prepared, goal, first=None)
     # A budget of seconds is as many steps here as for the owner.
@@ -489,8 +496,10 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         print_line(console, f"joins study {study.study_name}, run by {run_by}")
         device = prepared.backend.device_kind
         if device != study.user_attrs[DEVICE_KIND]:
-            seconds = f"its seconds are those of {study.user_attrs[DEVICE_KIND]}"
-            console.print(f"{seconds}: trials on {device} give steps only", soft_wrap=True)
+            note = f"its seconds are those of {study.user_attrs[DEVICE_KIND]}"
+            note += f": trials on {device} give steps only"
+            # Brackets in names and messages are text, not rich's markup.
+            console.print(note, soft_wrap=True, markup=False)
         make_inside(prepared.files.checkpoints)
         progress = _progress_of(prepared, console)
         # From here on an interruption is told as one of a search.
@@ -507,7 +516,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
                 before_trial=progress.begin,
             )
             end = search.run()
-    console.print(f"{end.sentence}; {plural(search.ran, 'trial')} run here")
+    console.print(f"{end.sentence}; {plural(search.ran, 'trial')} run here", markup=False)
     return search.ran
 
 
@@ -544,22 +553,24 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
     line = trial_line(result, prepared.protocol.target, prepared.last_step)
     if result.message is not None:
         line += f": {result.message}"
-    console.print(line, soft_wrap=True)
-    # The trial's line says of one that reached the target that it did.
+    # Brackets in messages and paths are text, not rich's markup.
+    console.print(line, soft_wrap=True, markup=False)
+    # Of a trial that reached the target, the line above says so already.
     if result.status == "stopped" and prepared.budget.objective != "loss":
         last = result.history[-1][1] if result.history else None
         outcome = outcome_line(prepared.protocol.target, last, result.steps)
         console.print(outcome, soft_wrap=True, markup=False)
     failures = list[str]()
     if result.reached:
-        # The trial has ended well without them.
+        # The trial counts even if its test fails. The user's code may change the working directory:
+        # chdir goes back to it.
         with optional("no test metrics", failures), chdir("."):
             for name, value in prepared.backend.test(spec, files).items():
-                console.print(f"{name} {value:.4g}")
+                console.print(f"{name} {value:.4g}", markup=False)
     for failure in failures:
-        console.print(f"NOTE {failure}", soft_wrap=True)
-    console.print(f"record {files.record}", soft_wrap=True)
+        console.print(f"NOTE {failure}", soft_wrap=True, markup=False)
+    console.print(f"record {files.record}", soft_wrap=True, markup=False)
     weights = files.checkpoint(spec.number)
     if is_own(weights):
-        console.print(f"weights {weights}", soft_wrap=True)
+        console.print(f"weights {weights}", soft_wrap=True, markup=False)
     return result

@@ -140,8 +140,8 @@ class Search:
         keeps_files = self._is_owner or str(prepared.files.root) != study.user_attrs[OUTPUT]
         self._files = TrialFiles(prepared.files) if keeps_files else None
         self._sampler_factory = sampler_factory(prepared.options)
-        # A sampler of Optuna's ranks trials without a value by what they reported. Two objectives
-        # have no value to report.
+        # A sampler of Optuna's ranks trials without a value by what they reported. A study that
+        # seeks two values has no single one to rank by.
         has_one_value = len(SOUGHT[self._budget.objective].values) == 1
         is_ranked = has_one_value and not stops_trials(prepared.options)
         self._ranking = Ranking(prepared.protocol.target) if is_ranked else None
@@ -378,7 +378,8 @@ class Search:
     def _ask_baseline_to_go_on(self, done: Sequence[TrialResult]) -> AskedTrial | None:
         """Ask the baseline's first run to go on, where the study's time had cut it short.
 
-        It is None where it had not, no time is left, or another process has taken the index.
+        It is None where it had not, no time is left, or another process has begun a trial at the
+        index that the run would take.
         """
         if not self._stops_trials:
             return None
@@ -386,7 +387,11 @@ class Search:
         return self._ask_to_go_on(baseline_to_finish(self._prepared, self._wall, done, exhausted))
 
     def _ask_to_go_on(self, rescue: Rescue | None) -> AskedTrial | None:
-        """Ask a stopped trial to go on; None without one, or if another process took the index."""
+        """Ask a stopped trial to go on.
+
+        It is None without such a trial, or where another process has begun a trial at the index,
+        the place in the study's plan, that the continuation would take.
+        """
         if rescue is None:
             return None
         prepared = self._prepared
@@ -414,7 +419,10 @@ class Search:
         chosen by all that have ended, until none is due. In the time that is left then, a baseline
         that was cut short goes on.
         """
-        while self._is_owner:
+        # The study's owner alone runs fresh seeds.
+        if not self._is_owner:
+            return
+        while True:
             done = self._comparable_trials()
             if not self._budget.replicates or not any(trial.reached for trial in done):
                 return
@@ -426,21 +434,18 @@ class Search:
                 predicted = fresh_steps(posterior)
                 horizons = fresh_horizons(posterior)
             due = due_to_target(self._prepared, self._wall, done, predicted, horizons)
-            if due is None:
-                going_on = self._ask_baseline_to_go_on(done)
-                if going_on is None:
-                    return
-                # If it reaches the target now, its fresh seeds may be due.
-                self._start(runner, going_on)
-                self._store((yield from _wait_for_trial(runner)))
-                continue
-            asked = self._ask_again(due)
+            # If a baseline goes on and reaches the target now, its fresh seeds may be due.
+            asked = self._ask_baseline_to_go_on(done) if due is None else self._ask_again(due)
             if asked is not None:
                 self._start(runner, asked)
                 self._store((yield from _wait_for_trial(runner)))
+            elif due is None:
+                return
             elif due.is_baseline:
                 # Another process has begun this run, and goes on with those that follow it.
                 return
+            # Else another process has begun this winner's run. The trials are read again: that run
+            # may have ended since, and another one may be due.
 
     def _run_again_at_budget(self, runner: Runner) -> Paused[None]:
         """Run the point with the best prediction on fresh seeds, and the baseline on the same ones.
@@ -449,7 +454,10 @@ class Search:
         another process has begun the due one.
         """
         prepared = self._prepared
-        while self._is_owner:
+        # The study's owner alone runs fresh seeds.
+        if not self._is_owner:
+            return
+        while True:
             done = self._comparable_trials()
             # The share 1 is the whole budget.
             with self._wall.fine_look():
@@ -485,10 +493,10 @@ class Search:
         if spec.resumed_from is not None:
             resumed_from = finished_record(self._study, spec.resumed_from)
         has_baseline = self._prepared.baseline is not None
-        is_baseline = self._stops_trials and has_baseline and spec.trial_index == 0
+        is_baseline = has_baseline and spec.trial_index == 0
         # A baseline that has taken too long may be cut short, so that the search has time left. For
         # the objective loss every trial ends with the budget, and a cut one could not be compared.
-        is_limited = is_baseline and not is_for_loss(self._prepared)
+        is_limited = self._stops_trials and is_baseline and not is_for_loss(self._prepared)
         limit = self._wall.trial_limit(is_limited)
         max_seconds = limit if math.isfinite(limit) else None
         # Where the study's first trial sets the target, the protocol does not have its value.
@@ -533,10 +541,10 @@ class Search:
             self._storage_is_gone = isinstance(error, StorageGoneError)
             self._keep(result)
             raise
-        # A process that is killed from here on has taken this time.
+        # The time taken is stored now, so that it counts even if the process is killed next.
         patient(self._wall.keep)()
         if is_at_baseline(result, self._prepared.baseline):
-            # It is asked again after a failure: the last run counts.
+            # The baseline is asked again after a failure: the last run counts.
             self.failed_baseline = finished if result.status == "failed" else None
         if result.status == "failed" and not result.was_cut_short:
             # The trial's own line comes before the error that ends the study.
@@ -641,7 +649,8 @@ class Search:
         None before this command has tried two points to their ends, each a batch size with its
         learning rate: how fast points end is not known then.
         """
-        pace = self._point_ends.pace(count_points(done), self._prepared.elapsed())
+        self._point_ends.note(count_points(done), self._prepared.elapsed())
+        pace = self._point_ends.pace()
         if pace is None:
             return None
         return study_seconds_to_go(

@@ -43,8 +43,8 @@ from bstune.system.user import name_user
 from bstune.system.watchdog import waiting_for
 from bstune.trial.processes.messages import PICKLE_ERRORS
 
-# torch and lightning take 4 s to import, and a replayed study needs neither: what knows them is
-# imported where it is used.
+# torch and lightning take 4 s to import, and a study of recorded runs needs neither: what knows
+# them is imported where it is used.
 if TYPE_CHECKING:
     from bstune.study.given import Data, GivenObjects, Module
     from bstune.study.result import Result
@@ -157,6 +157,7 @@ class Study:
         if output is not None:
             chosen["output"] = str(output)
             _check_writable(output)
+        # Secrets and control characters stay out of the errors.
         with filtered():
             check_arguments(
                 StatedArguments(module, target, batch_sizes, reference, options, chosen)
@@ -172,7 +173,7 @@ class Study:
             arguments: of the call, by name.
             chosen: values of options that they set, by dotted name.
         """
-        # torch and Lightning take seconds to import, and a study that replays needs neither.
+        # torch and Lightning take seconds to import, and a study of recorded runs needs neither.
         from bstune.study.assumed import Stated, complete
         from bstune.trial.processes.restored import restored
 
@@ -194,7 +195,9 @@ class Study:
             is_timed=is_timed or are_timed(options),
             overrides_lr=arguments["override_lr"] or _overrides_lr(options),
         )
+        # No command line composes a study of Python objects.
         self.arguments = None
+        # Secrets and control characters stay out of all that is logged and raised.
         with restored(), filtered(), waiting_for("the module and the data"):
             quieten()
             completed = complete(stated)
@@ -203,6 +206,7 @@ class Study:
                 chosen["budget.seconds"] = completed.budget_seconds
             if completed.wall_seconds is not None:
                 chosen["search.wall_seconds"] = completed.wall_seconds
+            # Without a module a loop of the user's trains, whose steps bstune cannot time.
             if arguments["module"] is None:
                 _refuse_survey(arguments["survey"], options)
             self.options, recipe = compose_objects(completed.given, options, chosen)

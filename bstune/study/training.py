@@ -231,10 +231,12 @@ class TrainingService:
             check_loaders(data, is_given=self._recipe.data_at is not None)
             examples = train_examples(data)
             if trial is None:
-                # The plan says it, too, once steps have been taken. Loaders without a length have 0
-                # examples: their number is not known. The user's own batch size comes before the
-                # range around it.
-                too_large = text_on_excess(options, SizeLimits(examples or None))
+                # Loaders without a length have 0 examples: their number is not known.
+                known_examples = examples or None
+                # The user's own batch size is checked before the range around it: of the two errors
+                # the one that names what the user gave comes first.
+                too_large = text_on_excess(options, SizeLimits(known_examples))
+                # The plan says it, too, but only once steps have been taken.
                 if too_large is not None:
                     say(too_large)
                 check_largest(space.high, examples)
@@ -281,6 +283,8 @@ class TrainingService:
     ) -> Mapping[str, float]:
         """Test a trial's checkpoint on the test set, and give its metrics.
 
+        ``say`` and ``end``, which each call from another process brings, are not used.
+
         Raises:
             UserCodeError: where the user's code fails.
         """
@@ -288,8 +292,8 @@ class TrainingService:
             return self.backend.test(spec, output)
         except BstuneError:
             raise
-        # The user's code may raise anything. Its workload was trained, so that no error of
-        # training may tell of it.
+        # The user's code may raise anything. Left to the caller, the error would say that the
+        # workload cannot be trained, but it has been trained.
         except Exception as error:
             message, frames = described(error)
             raise UserCodeError(f"{message}\n{frames}".rstrip()) from error

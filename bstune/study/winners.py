@@ -25,12 +25,14 @@ def metrics_of_winners(
 ) -> dict[WinnerName, dict[str, float | None]]:
     """Test the winners' checkpoints on the test set; give their metrics by winner.
 
-    Each trial is tested once, however often the study goes on. A winner without metrics has no
-    entry. Where the user's code fails, ``missing`` gets a line for each of its errors.
+    A trial with metrics is not tested again, however often the study goes on. A winner without
+    metrics has no entry. Where the user's code fails, ``missing`` gets a line for each of its
+    errors.
     """
     tests: dict[str, dict[str, float]] = dict(study.user_attrs.get(TESTS, {}))
-    winners = [winner.trial for winner in best.values()]
-    untested = [trial for trial in winners if str(trial.number) not in tests]
+    # By number, as one trial may win by time and by steps.
+    winners = {winner.trial.number: winner.trial for winner in best.values()}
+    untested = [trial for number, trial in winners.items() if str(number) not in tests]
     # The trials whose tests failed, by the line on the error: winners often fail alike.
     failed = dict[str, list[str]]()
     for trial in untested:

@@ -114,7 +114,7 @@ def check_failures(
     if failures < MAX_FAILURES:
         return
     which = f"the first {failures} trials all failed"
-    # Trials that failed are run again: there is nothing yet that would be kept.
+    # Where every trial has failed, there is no finished one to tell of.
     stored = ""
     if failures < len(ran):
         which = f"the last {failures} trials failed"

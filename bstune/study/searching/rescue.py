@@ -73,7 +73,8 @@ def choose_rescue(
         prepared: the study.
         wall: what is left of its wall time.
         trials: that have ended.
-        ended_below_limit: numbers of trials that can go no further, as their recorded run ends.
+        ended_below_limit: numbers of the trials that ended before their own limit of steps, and so
+            can go no further, such as where the run in a recorded table ends.
     """
     posterior = study_posterior(prepared, trials, LOOK_PARTICLES)
     chosen = most_promising(
@@ -106,7 +107,8 @@ def baseline_to_finish(
         prepared: the study.
         wall: what is left of its wall time.
         trials: that have ended.
-        ended_below_limit: numbers of trials that can go no further, as their recorded run ends.
+        ended_below_limit: numbers of the trials that ended before their own limit of steps, and so
+            can go no further, such as where the run in a recorded table ends.
     """
     runs = baseline_runs(trials, prepared.baseline)
     if runs is None:
@@ -121,6 +123,7 @@ def baseline_to_finish(
     # The study has its answer without this run: one that failed is not asked again.
     if any(trial.status == "failed" and _goes_on_from(trial, first) for trial in trials):
         return None
+    # The run is to go on to its budget's end, whatever is predicted of it, as far as time allows.
     max_steps = _rescue_steps(prepared, wall, trials, first, predicted=float(last_step))
     if max_steps is None or max_steps < LEAST_GROWTH * first.steps:
         return None

@@ -22,8 +22,8 @@ class PointEnds:
         # The seconds at which this command looked first, and at which each of its points ended.
         self._ends: list[float] = []
 
-    def pace(self, points: int, elapsed: float) -> Pace | None:
-        """Note how many points have ended, and give the pace; None before two have ended here.
+    def note(self, points: int, elapsed: float) -> None:
+        """Note how many points have ended by now.
 
         Args:
             points: how many points of the study have ended.
@@ -32,10 +32,15 @@ class PointEnds:
         if self._points_before is None:
             self._points_before = points
             self._ends.append(elapsed)
-        # The first of these seconds is that of the first look, at which no point ended.
+        # The list begins with the time of the first look, which is no point's end.
         noted = self._points_before + len(self._ends) - 1
         # Points that ended since the last call are taken to end now.
         self._ends += [elapsed] * (points - noted)
+
+    def pace(self) -> Pace | None:
+        """Give the pace of the points that have ended here; None before two have."""
+        if self._points_before is None:
+            return None
         return pace_of(self._ends, self._points_before)
 
 

@@ -60,7 +60,7 @@ class Progress:
         self._waited = 0.0
         # Configurations that have been tried.
         self._points = 0
-        # The trials that have begun and not been shown as ended, in the order of their begins.
+        # The trials that have begun and not been shown as ended, in the order in which they began.
         self._running: dict[int, tuple[TrialSpec, LastEvaluation]] = {}
         if console.is_interactive:
             # One line: a long one is cut at its end.
@@ -135,7 +135,8 @@ class Progress:
             # A point that failed does not count, and is asked again.
             tried = points + 1 if trial.status == "failed" else points
             place = f"configuration {tried} of {self._total}"
-            # A search may train a stopped trial again from its first step.
+            # A search may train a stopped trial again from its first step. Where such a run fails
+            # it is not among the reruns: its place after the last configuration tells what it is.
             if tried > self._total or trial.number in reruns(shown):
                 place = "again from its first step"
             line = trial_line(trial, self._target, self._last_step, place) + self._message(trial)
@@ -160,10 +161,11 @@ class Progress:
     def waiting_line(self, now: float) -> str | None:
         """Write the line to print while a trial takes long; None where none is due.
 
-        It is due after ``LINE_SECONDS`` without a line and, once a configuration has been tried,
-        after a minute.
-        A live line or a notebook's table shows progress by itself, so that it is never due there.
-        ``now`` is of the monotonic clock, in seconds.
+        It is due after ``LINE_SECONDS`` without a line; once a configuration has been tried, after
+        a minute. A live line or a notebook's table shows progress by itself, so that it is never
+        due there. A line that is given counts as printed, and the wait for the next one begins.
+
+        ``now``: seconds of the monotonic clock.
         """
         silence = now - self._last_line_at
         limit = LINE_SECONDS if self._points == 0 else MINUTE
@@ -278,7 +280,7 @@ def _count_evaluations(trial: TrialResult) -> int:
 
 
 def ending(trial: TrialResult, last_step: Callable[[float], int]) -> str:
-    """Say how a trial ended: its status, and what else the status does not tell of the end.
+    """Say in a few words how a trial ended, which its status alone may not tell.
 
     ``last_step`` gives the step at which a trial's budget is spent, by batch size.
     """
@@ -291,7 +293,7 @@ def ending(trial: TrialResult, last_step: Callable[[float], int]) -> str:
         return "spent its budget"
     if trial.horizon is not None and trial.steps >= trial.horizon:
         return "ended with its schedule"
-    return trial.status
+    return "stopped"
 
 
 def trial_line(

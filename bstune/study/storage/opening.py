@@ -270,11 +270,14 @@ def changed_settings(before: Mapping[str, object], now: Mapping[str, object]) ->
     """
     lines = list[str]()
     for key in sorted(before.keys() | now.keys()):
-        values = before.get(key), now.get(key)
+        was = before.get(key)
+        is_now = now.get(key)
         followed = FOLLOWED.get(key)
-        follows = followed is not None and values == (before.get(followed), now.get(followed))
-        if values[0] != values[1] and not follows:
-            lines.append(f"  {key}: was {before.get(key)!r}, now {now.get(key)!r}")
+        follows = False
+        if followed is not None:
+            follows = was == before.get(followed) and is_now == now.get(followed)
+        if was != is_now and not follows:
+            lines.append(f"  {key}: was {was!r}, now {is_now!r}")
     return "\n".join(lines)
 
 

@@ -329,9 +329,10 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
         trust: call a scaling rule or a sampler that its config names.
 
     Raises:
-        StudyError: where its files do not tell what its trials were, where ``goal`` is of another
-            metric, or where it is another target than its own, and schedules end with the trial or
-            every trial met it at its first evaluation.
+        StudyError: where its files do not tell what its trials were; where a ``goal`` is given to a
+            study of search.objective=loss, or is of another metric; or where it is another target
+            than the study's own, and schedules end with the trial or every trial met it at its
+            first evaluation.
     """
     content = _files_that_tell(files)
     earlier = _result_of(files)
@@ -355,34 +356,62 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
     posterior = study_posterior(prepared, trials, REPORT_PARTICLES)
     notes = list[str]()
     analysis = analyse(prepared, trials, posterior, notes)
-    over_target = OverTarget()
-    few_passed: str | None = None
-    run_for_target: str | None = None
     best = content.best
-    if not is_own:
-        few_passed = too_few_passed(trials, target)
-        if few_passed is not None:
-            run_for_target = _what_to_run(prepared, earlier)
-        if analysis.so_far is not None:
-            if is_near(analysis.so_far.value, target, ideal_of(prepared)):
-                notes = [_extrapolated(prepared, trials, posterior), *notes]
-            # USE says what was measured: a trial that was ended at an easier target is no answer.
-            analysis = replace(analysis, so_far=_not_predicted(analysis.so_far))
-        # How B_crit grows with the target is known from the study's own result.
-        over_target = _over_target(earlier, own_target)
+    if is_own:
+        asked = _asked(prepared, earlier)
+        result = summarize(
+            trials, asked, analysis, ran_for_target=True, notes=[*prepared.caveats, *notes]
+        )
+    else:
+        result = _result_at_other(prepared, trials, posterior, analysis, own_target, earlier, notes)
         # best.yaml is of the study's own target.
         best = None
-    result = summarize(
+    return StudyFolder(result, replace(content, trials=tuple(recorded), best=best))
+
+
+def _result_at_other(
+    prepared: PreparedStudy,
+    trials: Sequence[TrialResult],
+    posterior: Posterior,
+    analysis: Analysis,
+    own_target: Target,
+    earlier: StudyResult | None,
+    notes: Sequence[str],
+) -> StudyResult:
+    """Make the result of a study at another target than its own.
+
+    Args:
+        prepared: the study, at the other target.
+        trials: as if they had ended at that target.
+        posterior: of these trials.
+        analysis: of these trials.
+        own_target: the study's own.
+        earlier: the study's own result, if it has any.
+        notes: a line for each part of the analysis that failed.
+    """
+    target = prepared.protocol.target
+    few_passed = too_few_passed(trials, target)
+    run_for_target: str | None = None
+    if few_passed is not None:
+        run_for_target = _what_to_run(prepared, earlier)
+    if analysis.so_far is not None:
+        # A note tells, by extrapolation, what a near target takes. Before one that is farther off
+        # the metric may level off.
+        if is_near(analysis.so_far.value, target, ideal_of(prepared)):
+            notes = [_extrapolated(prepared, trials, posterior), *notes]
+        # The line USE says what was measured, so that the steps and seconds predicted are dropped.
+        analysis = replace(analysis, so_far=_not_predicted(analysis.so_far))
+    return summarize(
         trials,
         _asked(prepared, earlier),
         analysis,
-        ran_for_target=is_own,
-        over_target=over_target,
+        ran_for_target=False,
+        # How B_crit grows with the target is known from the study's own result.
+        over_target=_over_target(earlier, own_target),
         few_passed=few_passed,
         run_for_target=run_for_target,
         notes=[*prepared.caveats, *notes],
     )
-    return StudyFolder(result, replace(content, trials=tuple(recorded), best=best))
 
 
 def _ended_at_other(
