@@ -639,7 +639,7 @@ def test_seconds_are_kept_only_for_what_can_go_on(run, backend, share):
     assert seconds >= 60.0 * min(share + 0.2, 1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.usefixtures("precise")
 def test_it_runs_on_the_seeds_of_a_winner_that_came_after_another(tmp_path, monkeypatch):
     """On this table two of its runs on the first winner's seeds make another point the better one."""
