@@ -864,7 +864,7 @@ def _has_references(written: object) -> bool:
 
 
 def _section_line(name: str, value: object, below: Sequence[str]) -> str:
-    """Write the line on a value that stands in the place of the section of the options ``below``."""
+    """Write the line on a value in the place of a section, which has the options ``below``."""
     return (
         f"{name} has options of its own ({', '.join(below)}): give each by itself, as "
         f"{name}.{below[0]}=..., but got {shown(value)}"

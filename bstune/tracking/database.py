@@ -85,8 +85,8 @@ def make_database(path: Path) -> None:
 def _without_syncs(connection: sqlite3.Connection, record: object) -> None:
     """Let a connection's transactions wait for no disk.
 
-    With their syncs MLflow's migrations took 7 s on a busy disk, for 1.2 s of a processor. A partial
-    file is of no use after a crash, and is synced once it is whole.
+    With their syncs MLflow's migrations took 7 s on a busy disk, for 1.2 s of a processor. A
+    partial file is of no use after a crash, and is synced once it is whole.
     """
     connection.execute("PRAGMA synchronous=OFF")
     connection.execute("PRAGMA journal_mode=MEMORY")

@@ -92,7 +92,7 @@ class Winner:
 
     @property
     def run_to_train(self) -> TrialResult:
-        """The run whose seed to train with: :func:`run_to_train` with the schedule to train with."""
+        """The run whose seed to train with, by :func:`run_to_train`."""
         return run_to_train(self.trial, self.runs, self.advised_horizon)
 
 

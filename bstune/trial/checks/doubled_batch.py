@@ -97,7 +97,7 @@ def doubled_loss(module: LightningModule, batch: object, batch_size: int) -> Dou
 
 
 def _twice(batch: object, batch_size: int) -> object:
-    """Give a batch with each example twice; None where it is not made of tensors of all examples."""
+    """Give a batch with each example twice; None if it is not made of tensors of all examples."""
     leaves, structure = tree_flatten(batch)
     doubled = list[Tensor]()
     for leaf in leaves:

@@ -66,8 +66,8 @@ class RecordingPlan:
             trial's. None: after ``COMPARED_STEPS``, or after the last step of a slow trial.
         followed_after: the number of its own steps after which its course is recorded; None: it is
             not recorded.
-        doubles_batch: whether the loss of the last step's batch is compared with that of each example
-            twice. The trial's weights are of no use after that.
+        doubles_batch: whether the loss of the last step's batch is compared with that of each
+            example twice. The trial's weights are of no use after that.
     """
 
     steps: int = SHORT_STEPS
