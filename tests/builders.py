@@ -100,7 +100,6 @@ def result_of(
     """The result of a study of these trials, with other values of its attributes where they are given."""
     trials = list(trials)
     analysis = Analysis(
-        fit=changes.pop("fit", "no fit"),
         critical=changes.pop("critical", None),
         best=best_of(trials) if best is None else best,
     )
@@ -308,8 +307,6 @@ def make_noise_scale(noise_scale: float | None) -> MeasuredNoiseScale:
         trials=5,
         steps=100,
         undetermined=None if noise_scale is not None else "|G|^2 does not differ from 0",
-        ratio_to_critical=None,
-        ratio_to_fit=None,
     )
 
 

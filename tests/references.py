@@ -30,7 +30,7 @@ SAMPLERS = ("frontier", "tpe", "random")
 OBJECTIVES = ("time", "steps", "both", "curve")
 TRAINED = ("digits", "airfoil")
 # Of what trains: parts of keys that are left out.
-MEASURED = ("second", "time", "timing", "version", "schema", "device", "scale_out", "pareto")
+MEASURED = ("second", "time", "timing", "version", "schema", "device", "scale_out")
 
 
 def numbers(value: Any, leave_out: tuple[str, ...] = ("version", "schema")) -> list[str]:

@@ -100,7 +100,7 @@ def test_batch_sizes_that_the_timing_does_not_tell_from_the_winner_are_listed(ap
     timing = StepTiming(
         seconds_of="lean", surveyed=True, relative_error=0.3, waited=0.0, threads=1, not_told_apart=apart
     )  # fmt: skip
-    analysis = Analysis(fit="no fit", critical=None, best=best, timing=timing)
+    analysis = Analysis(critical=None, best=best, timing=timing)
     result = summarize([first, *fresh], asked_of(), analysis)
     assert result.confirmed == (apart == ())
     assert json.loads(result.to_json())["confirmed"] == result.confirmed

@@ -319,7 +319,7 @@ def test_a_study_from_end_to_end(bstune, outputs):
     trials = trials_of(folder)
     assert [trial.status for trial in trials] == ["reached"] * 12
     curve = json.loads((folder / "curve.json").read_text())
-    assert 16 < curve["fit"]["critical_batch_size"] < 256
+    assert 16 < curve["critical_batch_size"]["value"] < 256
     assert curve["test"] == {}
     best = yaml.safe_load((folder / "best.yaml").read_text())["best_by_time"]
     assert best["checkpoint"] is None

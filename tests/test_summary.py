@@ -1,16 +1,14 @@
 import json
-import math
 from dataclasses import replace
 
 import pytest
 from builders import CONFIRMED, LUCKY, STEADY, fresh, hand_critical, result_of
 from recorded.fashion_cnn import recorded
-from toolbox import best_of, make_trial, numbers
+from toolbox import best_of, make_trial
 
-from bstune.core.curve import fit_curve, frontier_points
 from bstune.core.records import CUT_SHORT, Budget, Target
 from bstune.result import SingleRun, StudyResult
-from bstune.study.analysis.summary import noise_scale, pareto_front
+from bstune.study.analysis.summary import noise_scale
 
 TARGET = Target("val/error", 0.1, "min")
 
@@ -25,9 +23,8 @@ def test_summary_on_points_of_the_curve_itself():
         steps = round(100 * shape)
         steps_low = round(95 * shape)
         trials.append(make_trial(number, size, steps=steps, steps_low=steps_low, tau=tau))
-    fit = fit_curve(frontier_points(trials))
     critical = hand_critical(300.0, 250.0, 350.0, 8, 8192)
-    summary = result_of(reversed(trials), fit=fit, critical=critical)
+    summary = result_of(reversed(trials), critical=critical)
     assert (summary.target, summary.unreached, summary.trials) == (
         "val/error <= 0.1",
         None,
@@ -45,8 +42,7 @@ def test_summary_on_points_of_the_curve_itself():
     # S(128) = 334.4, of which 95% are 317.7.
     assert (point.number, point.steps_low, point.steps) == (3, 318, 334)
     assert (point.time_low, point.time_to_target) == pytest.approx((318 * 0.0072, 334 * 0.0072))
-    assert (point.examples_low, point.examples) == (318 * 128, 334 * 128)
-    assert summary.fit.critical_batch_size == pytest.approx(300.0, rel=0.02)
+    assert point.examples == 334 * 128
     names = ["perfect scaling", "diminishing returns", "maximal data parallelism"]
     assert [row.name for row in summary.regimes] == names
     # At B_crit/9 and 9 B_crit one of the two terms is a tenth of S.
@@ -71,31 +67,6 @@ def test_summary_on_points_of_the_curve_itself():
     assert (summary.lr_exponent, summary.stop_reason, summary.continued) == (None, None, 0)
     assert json.loads(summary.to_json())["points"][0]["batch_size"] == 8
     assert StudyResult.model_validate_json(summary.to_json()) == summary
-
-
-@pytest.mark.parametrize(
-    ("steps", "used", "slope", "error"),
-    [
-        ({16: 800, 32: 400, 64: 200, 128: 190}, [16, 32, 64], -1.0, 0.0),
-        # There are too few points within two octaves.
-        ({16: 1000, 64: 500, 1024: 125}, [16, 64, 1024], -0.5, 0.0),
-        ({16: 1000, 64: 500}, [16, 64], -0.5, None),
-        # residuals -r, 2r, -r of log2 S, and x = -1, 0, 1: the textbook's sqrt(6 r^2 / (3 - 2) / 2)
-        ({16: 800, 32: 500, 64: 200}, [16, 32, 64], -1.0, math.log2(500 / 400) / math.sqrt(3)),
-        ({64: 400}, None, None, None),
-        ({}, None, None, None),
-    ],
-)
-def test_slope_at_the_small_end(steps, used, slope, error):
-    trials = []
-    for number, (size, count) in enumerate(steps.items()):
-        trials.append(make_trial(number, size, steps=count))
-    found = result_of([*trials, make_trial(9, 8, status="diverged")]).small_end
-    if used is None:
-        assert found is None
-        return
-    assert (found.batch_sizes, found.slope) == (tuple(used), pytest.approx(slope))
-    assert found.standard_error == (error if error is None else pytest.approx(error, abs=1e-7))
 
 
 CLOSE = make_trial(0, 64, status="stopped", history=((10, 0.5), (400, 0.2)))
@@ -178,12 +149,11 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
     ],
 )
 def test_why_no_trial_reached_the_target(trials, target, expected):
-    summary = result_of(trials, target, Budget(300, 1), fit="too few points")
+    summary = result_of(trials, target, Budget(300, 1))
     reached = any(trial.reached for trial in trials)
     if not reached:
         assert summary.best_by_time is None
         assert summary.best_by_steps is None
-        assert (summary.fit, summary.fit_note) == (None, "too few points")
         assert summary.regimes == ()
     found = summary.unreached
     if expected is None:
@@ -201,11 +171,7 @@ def test_censored_point_has_a_lower_end_only():
     ]
     (point,) = result_of(trials).points
     assert (point.number, point.stopped) == (1, True)
-    assert (point.steps_low, point.time_low, point.examples_low) == (
-        390,
-        pytest.approx(3.9),
-        390 * 64,
-    )
+    assert (point.steps_low, point.time_low) == (390, pytest.approx(3.9))
     assert (point.steps, point.time_to_target, point.examples) == (None, None, None)
 
 
@@ -306,26 +272,6 @@ def test_a_trial_that_was_continued_counts_once(trials, statuses, continued):
     assert summary.spend.seconds == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
-    ("trials", "front"),
-    [
-        ([], []),
-        # The second is beaten in both.
-        ([(10, 1.0), (20, 2.0)], [0]),
-        ([(10, 2.0), (20, 1.0), (15, 1.5), (15, 1.6)], [1, 2, 0]),
-        # Of equals the first stays.
-        ([(10, 1.0), (10, 1.0)], [0]),
-    ],
-)
-def test_pareto_front(trials, front):
-    some = []
-    for number, (steps, seconds) in enumerate(trials):
-        some.append(make_trial(number, steps=steps, tau=seconds / steps))
-    some.append(make_trial(9, status="stopped", steps=1, tau=0.001))
-    assert numbers(pareto_front(some)) == front
-    assert numbers(result_of(some).pareto) == front
-
-
 def test_the_numbers_of_a_recorded_study_follow_from_its_trials():
     trials, _, summary = recorded()
     assert summary.statuses["reached"] == len(trials) == 13
@@ -333,12 +279,7 @@ def test_the_numbers_of_a_recorded_study_follow_from_its_trials():
     # Of other draws, on another machine.
     assert critical.value == pytest.approx(340, rel=0.15)
     assert 45 < critical.low < 80
-    assert summary.fit.noise == pytest.approx(0.29, abs=0.005)
     assert [summary.best_by_time.batch_size, summary.best_by_steps.batch_size] == [60, 807]
-    assert summary.small_end.batch_sizes == (39, 60, 93, 133)
-    assert summary.small_end.slope == pytest.approx(-1.07, abs=0.005)
-    front = [(row.batch_size, row.steps) for row in summary.pareto]
-    assert front == [(60, 667), (220, 319), (613, 316), (779, 223)]
 
 
 def measured(estimates, number=0):
@@ -347,15 +288,12 @@ def measured(estimates, number=0):
     return make_trial(number, noise_scale=rows)
 
 
-def test_the_noise_scale_stands_beside_both_critical_batch_sizes():
+def test_the_noise_scale_of_the_trials():
     trials = [measured([(1.0, 100.0)] * 4, number) for number in range(4)]
-    found = noise_scale(trials, 50.0, 200.0)
+    found = noise_scale(trials)
     assert (found.noise_scale, found.low, found.high) == pytest.approx((100.0, 100.0, 100.0))
     assert (found.level, found.trials, found.steps, found.undetermined) == (0.9, 4, 16, None)
-    assert (found.ratio_to_critical, found.ratio_to_fit) == pytest.approx((2.0, 0.5))
-    alone = noise_scale(trials, None, None)
-    assert (alone.ratio_to_critical, alone.ratio_to_fit) == (None, None)
-    assert noise_scale([make_trial()], 50.0, 200.0) is None
+    assert noise_scale([make_trial()]) is None
 
 
 @pytest.mark.parametrize(
@@ -369,6 +307,5 @@ def test_the_noise_scale_stands_beside_both_critical_batch_sizes():
     ],
 )
 def test_why_there_is_no_noise_scale(trials, reason):
-    found = noise_scale(trials, 50.0, 200.0)
+    found = noise_scale(trials)
     assert (found.noise_scale, found.high, found.undetermined) == (None, None, reason)
-    assert (found.ratio_to_critical, found.ratio_to_fit) == (None, None)

@@ -170,7 +170,6 @@ def curve_point(trial: TrialResult) -> CurvePoint:
         seconds_per_step=seconds_per_step,
         time_to_target=trial.time_to_target,
         time_low=time_low,
-        examples_low=trial.steps_low * trial.batch_size,
         examples=examples,
         stopped=not trial.reached,
     )

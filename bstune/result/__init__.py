@@ -44,7 +44,7 @@ from bstune.result.critical import (
     Regime,
     RegimeName,
 )
-from bstune.result.curve import Curve, CurvePoint, Fit, SmallEnd
+from bstune.result.curve import Curve, CurvePoint
 from bstune.result.devices import DevicePlan, DevicePlans
 from bstune.result.learning_rate import Exponent, LearningRateLaw
 from bstune.result.scatter import SeedScatter, StepTiming
@@ -77,7 +77,6 @@ from bstune.result.winners import (
     Confirmed,
     Criterion,
     NotRunAgain,
-    ParetoTrial,
     Reaching,
     SingleRun,
     UntoldOthers,
@@ -119,7 +118,6 @@ __all__ = [
     "DevicePlans",
     "Exponent",
     "Failures",
-    "Fit",
     "FreshValues",
     "FromOne",
     "Gain",
@@ -133,7 +131,6 @@ __all__ = [
     "NextTrial",
     "NotNegative",
     "NotRunAgain",
-    "ParetoTrial",
     "Part",
     "PointAtBudget",
     "Positive",
@@ -150,7 +147,6 @@ __all__ = [
     "SizeAtBudget",
     "SizeGrowthOverBudget",
     "SizeSeconds",
-    "SmallEnd",
     "SoFar",
     "Spend",
     "StepTiming",

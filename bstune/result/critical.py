@@ -146,7 +146,3 @@ class MeasuredNoiseScale(Part, frozen=True):
     """Steps at which it was measured, over these trials."""
     undetermined: Text | None
     """Why there is no value. None where there is one."""
-    ratio_to_critical: NotNegative | None
-    """The noise scale over the study's critical batch size."""
-    ratio_to_fit: NotNegative | None
-    """The noise scale over the critical batch size of the fit to points, which does not use it."""

@@ -1,4 +1,4 @@
-"""S*(B), steps to the target over batch size: the frontier's points, the curve, its fit."""
+"""S*(B), steps to the target over batch size: the frontier's points and the curve."""
 
 from pydantic import model_validator
 
@@ -7,12 +7,10 @@ from bstune.result.values import (
     Count,
     Hyperparameters,
     Items,
-    Level,
     NotNegative,
     Part,
     Positive,
     Real,
-    Text,
 )
 
 
@@ -39,8 +37,6 @@ class CurvePoint(Part, frozen=True):
     """Seconds of training to the target. None where it was stopped before, or no step was timed."""
     time_low: NotNegative | None
     """Seconds of training that did not suffice. None where no step was timed."""
-    examples_low: Count
-    """Examples that did not suffice."""
     examples: Count | None
     """Examples to the target. None where it was stopped before."""
     stopped: bool
@@ -78,47 +74,3 @@ class Curve(Part, frozen=True):
         if tuple(sorted(self.batch_size)) != self.batch_size:
             raise ValueError("batch sizes must rise")
         return self
-
-
-class SmallEnd(Part, frozen=True):
-    """The slope of log steps over log batch size at the smallest batch sizes."""
-
-    slope: Real
-    """-1 is perfect scaling."""
-    standard_error: NotNegative | None
-    """Standard error of the slope. None where it is of two batch sizes."""
-    batch_sizes: Items[BatchSize]
-    """The batch sizes that the slope is of."""
-
-
-class Fit(Part, frozen=True):
-    """The fit of the curve to the frontier's points alone: a diagnostic beside the posterior."""
-
-    law: Text
-    """``two-terms`` or ``three-terms``."""
-    s_min: Positive | None
-    """Fewest steps."""
-    critical_batch_size: NotNegative | None
-    """Critical batch size in examples."""
-    critical_batch_size_low: NotNegative | None
-    """Lower end of its interval."""
-    critical_batch_size_high: NotNegative | None
-    """Upper end of its interval."""
-    b_opt: NotNegative | None
-    """Batch size with the fewest examples."""
-    b_opt_low: NotNegative | None
-    """Lower end of its interval."""
-    b_opt_high: NotNegative | None
-    """Upper end of its interval."""
-    e_min: NotNegative | None
-    """Fewest examples."""
-    perfect_scaling_below: NotNegative | None
-    """Batch size at which the slope of log S* is -0.9."""
-    maximal_data_parallelism_above: NotNegative | None
-    """Batch size at which that slope is -0.1."""
-    level: Level
-    """Nominal coverage of the intervals."""
-    noise: NotNegative | None
-    """Standard deviation of log steps around the curve."""
-    note: Text | None
-    """What the fit leaves open, and what to run for it. None where it leaves nothing open."""

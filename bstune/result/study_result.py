@@ -18,7 +18,7 @@ from bstune.result.critical import (
     Regime,
     RegimeName,
 )
-from bstune.result.curve import Curve, CurvePoint, Fit, SmallEnd
+from bstune.result.curve import Curve, CurvePoint
 from bstune.result.devices import DevicePlans
 from bstune.result.learning_rate import LearningRateLaw
 from bstune.result.scatter import SeedScatter, StepTiming
@@ -29,7 +29,6 @@ from bstune.result.winners import (
     AsGood,
     Best,
     NotRunAgain,
-    ParetoTrial,
     UntoldOthers,
     WinnerName,
     WinnerResult,
@@ -37,7 +36,7 @@ from bstune.result.winners import (
 
 # The number of curve.json's schema. A change of a key or of its meaning counts it up, but a new key
 # that may be missing does not.
-SCHEMA_NUMBER = 5
+SCHEMA_NUMBER = 6
 
 
 class StudyResult(Part, frozen=True):
@@ -95,12 +94,6 @@ class StudyResult(Part, frozen=True):
     """By all trials. None where no trial reached the target."""
     regimes: Items[Regime]
     """The regimes within the batch sizes that reached the target."""
-    small_end: SmallEnd | None
-    """The slope at the smallest batch sizes. None for fewer than two of them."""
-    fit: Fit | None
-    """The fit to the frontier's points alone. None where there are too few for one."""
-    fit_note: Text | None
-    """Why there is no fit, or what it leaves open. None where there is nothing to say."""
     noise_scale: MeasuredNoiseScale | None
     """The gradient noise scale. None where it was not measured."""
     lr_exponent: LearningRateLaw | None
@@ -109,8 +102,6 @@ class StudyResult(Part, frozen=True):
     """The winner by seconds of training. None where no trial that reached the target was timed."""
     best_by_steps: WinnerResult | None
     """The winner by steps. None where no trial reached the target."""
-    pareto: Items[ParetoTrial]
-    """Trials from the least time to the fewest steps."""
     use: WinnerName | None
     """The name of the winner by the study's objective. None where there is none."""
     confirmed: bool

@@ -94,17 +94,6 @@ class SingleRun(Part, frozen=True):
     """Seconds of training to the target."""
 
 
-class ParetoTrial(TrialPoint, frozen=True):
-    """A trial that no other trial beats both in steps and in seconds."""
-
-    steps: NotNegative | None
-    """Steps to the target."""
-    seconds_per_step: NotNegative | None
-    """tau(B) in seconds."""
-    time_to_target: NotNegative | None
-    """Seconds of training to the target."""
-
-
 class Reaching(Part, frozen=True):
     """How likely a further seed reaches the target, as all trials predict.
 
@@ -119,13 +108,19 @@ class Reaching(Part, frozen=True):
     """The steps of that longest horizon."""
 
 
-class WinnerResult(ParetoTrial, frozen=True):
+class WinnerResult(TrialPoint, frozen=True):
     """A winner. Its steps and seconds are those to expect of a fresh seed.
 
     They are the median over its runs on fresh seeds, and None where half of these missed the
     target. Without such runs they are predicted.
     """
 
+    steps: NotNegative | None
+    """Steps to the target."""
+    seconds_per_step: NotNegative | None
+    """tau(B) in seconds. None where no step was timed."""
+    time_to_target: NotNegative | None
+    """Seconds of training to the target."""
     confirmed: Confirmed | None
     """Its runs on fresh seeds. None where there were none."""
     single_run: SingleRun

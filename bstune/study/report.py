@@ -47,7 +47,6 @@ from bstune.trial.backend import JobCommand, TrialBackend
 if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking
 
-NO_TARGET = "the objective loss has no target"
 # Seconds without a line after the answer, after which one says what is waited for. On a machine
 # with 13 processes on its two cores the figures take 10 s; with nothing beside them, 0.7 s.
 SILENCE_AFTER_ANSWER = 4.0
@@ -277,7 +276,7 @@ def _analysis_of(
         at_budget: AtBudget | None = None
         with optional("no answer for the budget's end", missing):
             at_budget = analyse_at_budget(prepared, done)
-        return Analysis(fit=NO_TARGET, at_budget=at_budget)
+        return Analysis(at_budget=at_budget)
     # Another process may have ended a trial since it was sampled.
     if sampled is None or sampled[0] != done:
         posterior = study_posterior(prepared, done, REPORT_PARTICLES)

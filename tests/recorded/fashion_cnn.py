@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 from optuna.distributions import FloatDistribution, IntDistribution
 
-from bstune.core.curve import fit_curve, frontier_points
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.core.scaling import sqrt
 from bstune.result import Reference, SearchPlan, StudyResult
@@ -45,7 +44,7 @@ def recorded() -> tuple[list[TrialResult], Posterior, StudyResult]:
     posterior = sampler.posterior(
         trials, particles=REPORT_PARTICLES, moves=MOVES, rng=np.random.default_rng(0)
     )
-    fit, critical = fit_curve(frontier_points(trials)), critical_batch(posterior, in_seconds=False)
+    critical = critical_batch(posterior, in_seconds=False)
     best = winners(trials, fresh_steps(posterior), "steps", 3, 2)
     exponent = fit_lr_exponent(posterior, LOW, HIGH, None if critical is None else critical.value)
     asked = Asked(
@@ -62,7 +61,6 @@ def recorded() -> tuple[list[TrialResult], Posterior, StudyResult]:
     sizes = sorted({round(size) for size in np.geomspace(39, 807, 49)})
     band = steps_band(posterior, sizes, INTERVAL)
     analysis = Analysis(
-        fit=fit,
         critical=critical,
         best=best,
         lr_exponent=exponent,

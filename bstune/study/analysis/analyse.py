@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.core.curve import CurveBand, CurveError, CurveFit, fit_curve, frontier_points
+from bstune.core.curve import CurveBand
 from bstune.core.objectives import SOUGHT
 from bstune.core.records import Merit, Target, TrialResult
 from bstune.core.search_space import Space
@@ -126,7 +126,6 @@ def analyse(
     if curve is not None and winner is not None:
         as_good = _as_good(done, posterior, curve, winner.trial, merit, space, law)
     return Analysis(
-        fit=_fit(done),
         critical=critical,
         best=ranked.best,
         lr_exponent=exponent,
@@ -343,14 +342,6 @@ def _plan(
     with optional("no plan for several devices", missing):
         plans = scale_out(prepared, posterior, tau, round(ROOM * critical.largest))
     return plans  # noqa: RET504 (empty where that failed)
-
-
-def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
-    """Fit a curve to the frontier's points; a text says why there is none."""
-    try:
-        return fit_curve(frontier_points(done))
-    except CurveError as error:
-        return str(error)
 
 
 def point_not_run_again(

@@ -3,14 +3,11 @@
 result = summarize(trials, asked, analysis)
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from bstune.core.curve import CurveFit, FrontierPoint, frontier_points, log_slope
+from bstune.core.curve import FrontierPoint, frontier_points
 from bstune.core.noise_scale import MIN_BLOCKS
 from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.records import STATUSES, Budget, Merit, Target, TrialResult
@@ -29,19 +26,16 @@ from bstune.result import (
     Curve,
     CurvePoint,
     DevicePlans,
-    Fit,
     Gain,
     Growth,
     LearningRateLaw,
     MeasuredNoiseScale,
     NotRunAgain,
-    ParetoTrial,
     Reference,
     Regime,
     SearchPlan,
     SeedScatter,
     SingleRun,
-    SmallEnd,
     SoFar,
     Spend,
     StepTiming,
@@ -55,10 +49,7 @@ from bstune.result import (
 from bstune.search.noise_scale_prior import measured_noise_scale
 from bstune.study.analysis.unreached import failures_of, unreached_because
 from bstune.study.planning.plan import count_points
-from bstune.study.planning.replicates import Winner, summary_of_runs, time_order
-
-# The slope at the small end is taken over this factor of batch size, and at least three points.
-SMALL_END_SPAN = 4.0
+from bstune.study.planning.replicates import Winner, summary_of_runs
 
 
 @dataclass(frozen=True)
@@ -97,8 +88,6 @@ class Asked:
 class Analysis:
     """What the posterior of all trials says. A part is None or empty where it says nothing."""
 
-    fit: CurveFit | str
-    """The fit to the frontier's points, a diagnostic; or a text that says why there is none."""
     critical: CriticalBatchSize | None = None
     """The critical batch size that the study reports."""
     best: Mapping[Merit, Winner] = field(default_factory=dict)
@@ -168,7 +157,6 @@ def summarize(
     ran = [trial for trial in trials if not trial.was_cut_short]
     # A trial that was stopped and continued is one configuration: its last part has all of it.
     whole_trials = last_part_of_each(ran)
-    fit, fit_note = _fit_and_note(analysis.fit)
     tested = {name: dict(metrics) for name, metrics in (test or {}).items()}
     study_arguments: tuple[str, ...] | None = None
     if arguments is not None:
@@ -200,14 +188,10 @@ def summarize(
         points=tuple(_curve_point(point, trials) for point in points),
         critical_batch_size=analysis.critical,
         regimes=regimes(analysis.critical),
-        small_end=_small_end(points),
-        fit=fit,
-        fit_note=fit_note,
-        noise_scale=_noise_scale(trials, analysis.critical, fit),
+        noise_scale=noise_scale(trials),
         lr_exponent=analysis.lr_exponent,
         best_by_time=_winner(analysis, "time"),
         best_by_steps=_winner(analysis, "steps"),
-        pareto=tuple(_pareto_trial(trial) for trial in pareto_front(trials)),
         use=winner_to_use(asked.objective, analysis.best),
         confirmed=_is_confirmed(asked.objective, analysis),
         train=train,
@@ -271,29 +255,6 @@ def _unreached(
     return unreached_because(trials, whole_trials, asked.target, asked.budget, ran_for_target)
 
 
-def _noise_scale(
-    trials: Sequence[TrialResult], critical: CriticalBatchSize | None, fit: Fit | None
-) -> MeasuredNoiseScale | None:
-    """Give the measured noise scale, compared with the posterior's and the fit's B_crit."""
-    b_crit: float | None = None
-    if critical is not None:
-        b_crit = critical.value
-    fit_b_crit: float | None = None
-    if fit is not None:
-        fit_b_crit = fit.critical_batch_size
-    return noise_scale(trials, b_crit, fit_b_crit)
-
-
-def _fit_and_note(fit: CurveFit | str) -> tuple[Fit | None, str | None]:
-    """Turn the fit to the frontier's points into a result's, and give the note on it.
-
-    ``fit``: the fit, or the reason why there is none; the reason is then the note.
-    """
-    if isinstance(fit, str):
-        return None, fit
-    return fit_of(fit), fit.note
-
-
 def _is_confirmed(objective: Objective, analysis: Analysis) -> bool:
     """Whether all fresh seeds of the winner reached the target, and timing tells it from others.
 
@@ -321,20 +282,6 @@ def winner_to_use(objective: Objective, best: Mapping[Merit, Winner]) -> WinnerN
         if WINNERS[name].merit in best:
             return name
     return None
-
-
-def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
-    """Select the trials that no other beats both in steps and in time to target.
-
-    They are sorted from the least time to the fewest steps.
-    """
-    timed = [trial for trial in trials if trial.time_to_target is not None]
-    front: list[TrialResult] = []
-    # In order of time a trial is on the front if none before it has as few steps.
-    for trial in sorted(timed, key=time_order):
-        if not front or trial.steps < front[-1].steps:
-            front.append(trial)
-    return front
 
 
 def winner_result(winner: Winner, scatter: float = 0.0, time_error: float = 0.0) -> WinnerResult:
@@ -375,39 +322,8 @@ def winner_result(winner: Winner, scatter: float = 0.0, time_error: float = 0.0)
     )
 
 
-def fit_of(fit: CurveFit) -> Fit:
-    """Describe the fit to the frontier's points for the result, without the points."""
-    return Fit(
-        law=fit.law,
-        s_min=fit.s_min,
-        critical_batch_size=fit.critical_batch_size,
-        critical_batch_size_low=fit.critical_batch_size_low,
-        critical_batch_size_high=fit.critical_batch_size_high,
-        b_opt=fit.b_opt,
-        b_opt_low=fit.b_opt_low,
-        b_opt_high=fit.b_opt_high,
-        e_min=fit.e_min,
-        perfect_scaling_below=fit.perfect_scaling_below,
-        maximal_data_parallelism_above=fit.maximal_data_parallelism_above,
-        level=fit.level,
-        noise=fit.noise,
-        note=fit.note,
-    )
-
-
-def noise_scale(
-    trials: Iterable[TrialResult], b_crit: float | None, fit_b_crit: float | None
-) -> MeasuredNoiseScale | None:
-    """Give the noise scale that trials measured, and its ratios to B_crit.
-
-    It is None where none was measured. The noise scale is the prior of the posterior's B_crit, so
-    that only the ratio to the fit compares two independent measurements.
-
-    Args:
-        trials: of the study.
-        b_crit: the posterior's; None where it is undetermined.
-        fit_b_crit: that of the fit to the frontier's points; None without it.
-    """
+def noise_scale(trials: Iterable[TrialResult]) -> MeasuredNoiseScale | None:
+    """Give the noise scale that trials measured; None where none was measured."""
     measured = measured_noise_scale(trials)
     if measured is None:
         return None
@@ -426,8 +342,6 @@ def noise_scale(
         trials=estimate.measurements,
         steps=steps,
         undetermined=undetermined,
-        ratio_to_critical=_ratio(estimate.noise_scale, b_crit),
-        ratio_to_fit=_ratio(estimate.noise_scale, fit_b_crit),
     )
 
 
@@ -455,13 +369,6 @@ def regimes(critical: CriticalBatchSize | None) -> tuple[Regime, ...]:
         if start < end:
             seen.append(Regime(name=name, start=start, end=end))
     return tuple(seen)
-
-
-def _ratio(value: float | None, b_crit: float | None) -> float | None:
-    """Divide a value by B_crit; None where either is not known."""
-    if value is None or b_crit is None:
-        return None
-    return value / b_crit
 
 
 def _training_loops(trials: Sequence[TrialResult]) -> dict[str, int]:
@@ -510,21 +417,6 @@ def _winner(analysis: Analysis, merit: Merit) -> WinnerResult | None:
     return winner_result(winner, scatter, time_error)
 
 
-def _pareto_trial(trial: TrialResult) -> ParetoTrial:
-    """Copy what the result says of a trial on the Pareto front of steps and seconds."""
-    return ParetoTrial(
-        number=trial.number,
-        seed=trial.seed,
-        batch_size=trial.batch_size,
-        lr=trial.lr,
-        hyperparameters=dict(trial.hyperparameters),
-        horizon=trial.horizon,
-        steps=trial.steps,
-        seconds_per_step=trial.seconds_per_step,
-        time_to_target=trial.time_to_target,
-    )
-
-
 def _curve_point(point: FrontierPoint, trials: Sequence[TrialResult]) -> CurvePoint:
     """Give a point of the frontier with all that the record of its trial has."""
     status = "reached"
@@ -539,34 +431,3 @@ def _curve_point(point: FrontierPoint, trials: Sequence[TrialResult]) -> CurvePo
         if (trial.batch_size, trial.status, steps) == (point.batch_size, status, point.steps):
             return curve_point(trial)
     raise LookupError(f"no trial is at the frontier's point {point}")
-
-
-def _small_end(points: Sequence[FrontierPoint]) -> SmallEnd | None:
-    """Fit the slope of log S over log B at the smallest batch sizes that reached the target.
-
-    It is None where fewer than two batch sizes reached it.
-    """
-    reached = [point for point in points if not point.stopped and point.steps > 0]
-    if len(reached) < 2:
-        return None
-    # The points rise in batch size.
-    largest = SMALL_END_SPAN * reached[0].batch_size
-    near = [point for point in reached if point.batch_size <= largest]
-    # A line through two points would have no error: a third one is taken in, if there is one.
-    if len(near) < 3:
-        near = reached[:3]
-    slope = log_slope(near)
-    log_sizes = np.log([point.batch_size for point in near])
-    log_steps = np.log([point.steps for point in near])
-    centred_sizes = log_sizes - log_sizes.mean()
-    residual = log_steps - log_steps.mean() - slope * centred_sizes
-    # The standard error of a least-squares slope; two points have none, as the line meets both.
-    degrees = len(near) - 2
-    error = None
-    if degrees > 0:
-        error = math.sqrt(residual @ residual / degrees / (centred_sizes**2).sum())
-    return SmallEnd(
-        slope=slope,
-        standard_error=error,
-        batch_sizes=tuple(round(point.batch_size) for point in near),
-    )

@@ -452,7 +452,7 @@ def summary_of_runs(
     )
 
 
-def time_order(trial: TrialResult) -> tuple[float, int, int]:
+def _time_order(trial: TrialResult) -> tuple[float, int, int]:
     """Key that sorts trials by time to target, then by fewer steps, then by number."""
     return _merit(trial, "time"), trial.steps, trial.number
 
@@ -481,7 +481,7 @@ def ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
     if merit == "steps":
         return sorted(reached, key=_steps_order)
     timed = [trial for trial in reached if trial.time_to_target is not None]
-    return sorted(timed, key=time_order)
+    return sorted(timed, key=_time_order)
 
 
 def _points(

@@ -36,7 +36,6 @@ from bstune.system.files import write_text_once
 SHARE = 0.02
 # Seconds that a writing counts for at least, so that the first one comes after five seconds.
 LEAST_SECONDS = 0.1
-NO_FIT = "the study has not ended"
 
 
 @dataclass
@@ -174,8 +173,7 @@ def so_far(
         now: the time that the page states.
         is_running: whether the study runs; else it was left.
     """
-    # No curve is fitted before the study's end.
-    result = summarize(done, asked_of(prepared, end=None), Analysis(fit=NO_FIT))
+    result = summarize(done, asked_of(prepared, end=None), Analysis())
     files = StudyFiles(
         prepared.files.root, trials=tuple(done), hardware=None, config=None, best=None, notes=()
     )

@@ -41,7 +41,7 @@ from bstune.study.folder_config import options_of_folder
 from bstune.study.planning.baseline import baseline_of
 from bstune.study.prepare import search_budget
 from bstune.study.prepared import PreparedStudy
-from bstune.study.report import NO_TARGET, asked_of
+from bstune.study.report import asked_of
 from bstune.study.showing.printed import show
 from bstune.system.console import format_count, format_number, format_seconds, plain_console
 from bstune.system.files import Output
@@ -198,7 +198,7 @@ def _at_budget(
 
     ``earlier``: the result in the folder; None before there is one.
     """
-    analysis = Analysis(fit=NO_TARGET, at_budget=analyse_at_budget(prepared, content.trials))
+    analysis = Analysis(at_budget=analyse_at_budget(prepared, content.trials))
     asked = _asked(prepared, earlier)
     result = summarize(content.trials, asked, analysis, notes=prepared.caveats)
     return StudyFolder(result, replace(content, best=None))
