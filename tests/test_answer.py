@@ -32,7 +32,6 @@ from bstune.report.trust import trust, trust_in_timing
 from bstune.report.words import critical_text, expected_text, trials_text
 from bstune.result import (
     AsGood,
-    DevicePlans,
     Exponent,
     Gain,
     NextTrial,
@@ -82,9 +81,7 @@ WHOLE = result_of(
         is_high_open=True,
     ),
     seed_scatter=SeedScatter(scatter=0.17, low=0.1, high=0.2, level=0.9),
-    scale_out=DevicePlans(
-        ideal=(make_plan(1, 1.0), make_plan(2, 0.62), make_plan(4, 0.39), make_plan(8, 0.2))
-    ),
+    scale_out=(make_plan(1, 1.0), make_plan(2, 0.62), make_plan(4, 0.39), make_plan(8, 0.2)),
 )
 
 
@@ -935,8 +932,7 @@ def test_a_rate_of_use_that_lies_off_the_others_is_told(rates, text):
 
 def test_devices_are_named_only_where_there_is_a_plan():
     # A plan for one device says nothing of several.
-    one_device = DevicePlans(ideal=(make_plan(1),))
-    alone = changed(WHOLE, scale_out=one_device)
+    alone = changed(WHOLE, scale_out=(make_plan(1),))
     assert texts(alone, "DEVICES") == ("not known yet; critical batch size 67 (90%: 41 to 110)",)
 
 

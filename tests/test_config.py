@@ -40,7 +40,6 @@ SAMPLERS = ("tpe", "gp", "qmc", "random", "each_batch_size")
 SCHEDULES = ("constant", "warmup", "one_cycle", "triangle")
 README = CONF / "README.md"
 MOMENTUM = "workload.tunable.momentum"
-REDUCE = "hardware.scale_out.all_reduce"
 TARGET = "workload.target: the target val/loss <="
 MU = f"{MOMENTUM}.key=workload.module.optimizer.mu"
 
@@ -113,9 +112,7 @@ def test_allows():
         "study=7",
     )
     # Large numbers within their ranges, and bounds that are left out.
-    digits(
-        "search.seconds=1e9", "hardware.scale_out.all_reduce.overlap=1e6", "~workload.target.bounds"
-    )
+    digits("search.seconds=1e9", "~workload.target.bounds")
     digits(
         "schedule=null",
         "study=a/b",
@@ -141,8 +138,7 @@ def test_allows():
         "be a valid dictionary": "trainer=3",
         "be a finite number": "prior.exponent_sigma=inf mlflow.seconds=nan "
         "search.wall_seconds=nan mlflow.study_seconds=inf protocol.divergence=inf "
-        f"{REDUCE}.overlap=inf trial.lr=nan "
-        "search.seconds=inf",
+        "trial.lr=nan search.seconds=inf",
         "be at least 0": "search.replicates=-1 search.workers=-1 trial.seed=-1 "
         "protocol.warmup_steps=-1 "
         "hardware.memory.relative.cpu=-1 trial.total_steps=-1",
@@ -305,16 +301,6 @@ def test_a_target_is_a_number_or_auto(value):
             "workload.target.bounds=[1,0]",
             "workload.target: bounds must be two increasing numbers, but got [1.0, 0.0]",
         ),
-        # One device reduces nothing.
-        (
-            f"{REDUCE}.seconds={{1:0.1}}",
-            f"{REDUCE}: seconds must be given for 2 devices or more, but got {{1: 0.1}}",
-        ),
-        (
-            f"{REDUCE}.seconds={{2:1}} {REDUCE}.bytes_per_second=1",
-            f"{REDUCE}: give bytes_per_second or seconds, not",
-        ),
-        (f"{REDUCE}.seconds={{two:1}}", f"{REDUCE}.seconds.two.[key] must be a valid integer"),
         (
             "search.tune=[dropout]",
             "search.tune names 'dropout', but the workload digits lists momentum, average",

@@ -22,7 +22,7 @@ from bstune.report.charts.learning_curves import CURVE_POINTS
 from bstune.report.page import study_page, write_page
 from bstune.report.schema import HardwareFile, parse_checked
 from bstune.report.study_folder import StudyFiles, StudyFolder
-from bstune.result import CriticalAtTarget, DevicePlans, Reference
+from bstune.result import CriticalAtTarget, Reference
 
 # It would end a script, run another one, and break attributes and encodings.
 NASTY = "</script><script>alert(1)</script><b>x</b> \"'& ü/批"
@@ -123,7 +123,7 @@ def whole_study(**changes):
     known = {
         "curve": CURVE,
         "over_target": (row,),
-        "scale_out": DevicePlans(ideal=(make_plan(1),)),
+        "scale_out": (make_plan(1),),
         "reference": Reference(batch_size=64, lr=0.2, rule="sqrt"),
         "lr_exponent": make_law(),
     }

@@ -490,7 +490,6 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
         "search.replicates=0",
         "search.trials=3",
     )
-    options += ("hardware.scale_out.show=true",)
     console = Console(record=True, width=200)
     run_study(prepared_study(*OWN, *options, backend=Untestable()), [], console)
     # Which trials they were depends on the search.
@@ -498,7 +497,6 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
     for line in (
         "no test metrics of trial N: FileNotFoundError: no test set (test_prepare.py:",
         "no figure of the curve: LookupError: no such thing (test_prepare.py:",
-        "no plan for several devices: the critical batch size's interval has an open end",
         "no critical batch size at easier targets: LookupError: no such thing (test_prepare.py:",
         "MLflow: LookupError: no such thing (test_prepare.py:",
     ):

@@ -15,9 +15,6 @@ from bstune.core.step_time import (
     StepTimes,
     fit_line,
     fit_step_times,
-    fit_sync,
-    iteration_seconds,
-    sync_seconds,
 )
 from bstune.core.step_time_law import fit_step_time_law, leave_one_out
 
@@ -92,30 +89,6 @@ def test_neither_overhead_nor_throughput_is_negative_and_tau_does_not_fall():
 def test_what_cannot_be_fitted_is_refused(pairs):
     with pytest.raises(HardwareError, match="needs positive seconds at two or more batch sizes"):
         law_of_pairs(pairs)
-
-
-def test_iteration():
-    # (3^gamma + 4^gamma)^(1/gamma).
-    for gamma, seconds in ((1.0, 7.0), (2.0, 5.0), (math.inf, 4.0)):
-        assert iteration_seconds(3.0, 4.0, gamma) == pytest.approx(seconds)
-        assert iteration_seconds(3.0, 0.0, gamma) == pytest.approx(3.0)
-
-
-def test_a_line_through_all_reduces():
-    # 0.01 + 0.002 (n - 2).
-    several = [(2, 0.01), (4, 0.014), (8, 0.022)]
-    one = [(1, 0.0), (4, 0.014)]
-    for measured, line in ((several, (0.01, 0.002)), (one, (0.014, 0.0))):
-        assert fit_sync(measured) == pytest.approx(line)
-        for count, seconds in measured:
-            assert sync_seconds(count, *line) == pytest.approx(seconds)
-    # Seconds that fall give a constant.
-    assert fit_sync([(2, 0.02), (8, 0.01)])[1] == 0.0
-    for measured in ([], [(1, 0.1)], [(2, 0.0)], [(2, math.nan)]):
-        with pytest.raises(
-            HardwareError, match="an all-reduce needs positive seconds at 2 devices or more"
-        ):
-            fit_sync(measured)
 
 
 @pytest.mark.parametrize("count", [0, 1, 33, 600])

@@ -46,7 +46,7 @@ class UserCodeError(BstuneError):
 
 
 class HardwareError(BstuneError):
-    """Memory, step time, ceilings or a plan cannot be measured or derived."""
+    """Memory, step time or ceilings cannot be measured or derived."""
 
 
 class StateError(BstuneError):

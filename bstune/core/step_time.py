@@ -1,10 +1,9 @@
-"""tau(B), the seconds of a training step over batch size, and of a step on several devices.
+"""tau(B), the seconds of a training step over batch size.
 
 With its error tau(B) is in :mod:`bstune.core.step_time_law`.
 """
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +11,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
-
-from bstune.core.errors import HardwareError
 
 Array = NDArray[np.float64]
 # Octaves of B over which measurements are averaged: a single trial's steps may be lucky.
@@ -153,51 +150,6 @@ def fit_step_times(
     batch_size, tau = np.array(pairs, dtype=np.float64).reshape(-1, 2).T.copy()
     log_ratio = np.log(tau / StepTimes(smooth)(batch_size))
     return StepTimes(smooth, tuple(np.log2(batch_size).tolist()), tuple(log_ratio.tolist()))
-
-
-def sync_seconds(devices: int, alpha: float, beta: float) -> float:
-    """Compute the seconds that K devices take to exchange gradients (Pollux, eq. 9).
-
-    T_sync = alpha + beta (K - 2) for two devices or more, and 0 for one.
-    """
-    if devices < 2:
-        return 0.0
-    return alpha + beta * (devices - 2)
-
-
-def fit_sync(measured: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Fit alpha and beta of :func:`sync_seconds` to measurements (devices, all-reduce seconds).
-
-    The fit of alpha + beta (devices - 2) is by least squares of the relative error; both are at
-    least 0. With a single number of devices beta is taken to be 0.
-
-    Raises:
-        HardwareError: without positive seconds at two devices or more.
-    """
-    pairs = [(devices, seconds) for devices, seconds in measured if devices > 1]
-    are_positive = all(math.isfinite(seconds) and seconds > 0.0 for _, seconds in pairs)
-    if not pairs or not are_positive:
-        raise HardwareError(
-            f"an all-reduce needs positive seconds at 2 devices or more, but got {list(measured)}"
-        )
-    if len({devices for devices, _ in pairs}) == 1:
-        return statistics.median(seconds for _, seconds in pairs), 0.0
-    rows = [[1.0 / seconds, (devices - 2) / seconds] for devices, seconds in pairs]
-    (alpha, beta), _ = nnls(np.array(rows), np.ones(len(pairs)))
-    return float(alpha), float(beta)
-
-
-def iteration_seconds(gradient: float, sync: float, gamma: float) -> float:
-    """Compute the seconds of a step in which gradients and their exchange overlap (Pollux, eq. 10).
-
-    T_iter = (T_grad^gamma + T_sync^gamma)^(1/gamma): the larger gamma, the more they overlap.
-    """
-    longest = max(gradient, sync)
-    if longest == 0.0 or math.isinf(gamma):
-        return longest
-    # Both are taken over the longer one, so that no power overflows.
-    powers = (gradient / longest) ** gamma + (sync / longest) ** gamma
-    return float(longest * powers ** (1.0 / gamma))
 
 
 def seconds_between(times: Sequence[tuple[int, float]], batch_size: float) -> float:

@@ -1,8 +1,8 @@
 """``hardware``: the survey of what the machine allows, and the plan for several devices."""
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bstune.options.values import (
     NUMBER,
@@ -12,10 +12,8 @@ from bstune.options.values import (
     HomePath,
     OneTo1000,
     PositiveFew,
-    PositiveFinite,
     PositiveSeconds,
     PositiveShare,
-    Seconds,
     Section,
     SomeFew,
     WholeTo1000,
@@ -82,40 +80,13 @@ class CeilingOptions(Section):
     """Two batch sizes whose steps give FLOPs and bytes; batch normalisation needs 2 or more."""
 
 
-class AllReduceOptions(Section):
-    """The exchange of gradients; without it the plan is the ideal."""
-
-    bytes_per_second: PositiveFinite | None
-    """Bytes per second of one link of a ring; null: unknown."""
-    latency: Seconds
-    """Seconds a message."""
-    seconds: dict[PositiveFew, PositiveSeconds] | None
-    """Measured seconds by number of devices, as {2: 0.001, 8: 0.002}; null: none."""
-    overlap: Annotated[float, Field(ge=1.0, le=1e6, allow_inf_nan=False), NUMBER]
-    """Overlap of exchange and step: 1: none; larger: more; 1e6: all."""
-
-    @model_validator(mode="after")
-    def _is_one_of_two(self) -> Self:
-        """Refuse a bandwidth beside measured seconds, and seconds of one device alone."""
-        if self.seconds is not None and self.bytes_per_second is not None:
-            raise ValueError("give bytes_per_second or seconds, not both")
-        # The seconds are by the number of devices.
-        if self.seconds is not None and max(self.seconds, default=0) < 2:
-            raise ValueError(f"seconds must be given for 2 devices or more, but got {self.seconds}")
-        return self
-
-
 class ScaleOutOptions(Section):
     """The plan for several devices, after a study."""
 
-    show: bool
-    """Draw scale_out.png and print its table; the answer has the first rows anyway."""
     devices: SomeFew
     """Numbers of devices to plan for."""
     candidate_ratio: Annotated[float, Field(ge=1.001, le=1e6, allow_inf_nan=False), NUMBER]
     """Largest ratio between neighbouring candidates of batch size per device."""
-    all_reduce: AllReduceOptions
-    """The exchange of gradients."""
 
 
 class HardwareOptions(Section):

@@ -167,14 +167,13 @@ def _action(line: Line) -> str:
 
 def _devices_html(result: StudyResult) -> str:
     """Show the plans for several devices and the calculator. Empty where there is no plan."""
-    plans = result.scale_out
     curve = result.curve
-    if not plans.to_show:
+    if not result.scale_out:
         return ""
     heads = ["devices", "batch size", "each", "learning rate", "steps", "time"]
     heads += ["speed-up", "efficiency", "device time"]
     rows = list[list[Cell]]()
-    for plan in plans.to_show:
+    for plan in result.scale_out:
         cells = [
             _count(plan.devices),
             _count(plan.batch_size),
@@ -187,10 +186,9 @@ def _devices_html(result: StudyResult) -> str:
             _seconds(plan.device_seconds),
         ]
         rows.append(cells)
-    link = "without an all-reduce"
-    if plans.with_all_reduce:
-        link = "with the all-reduce that the config states"
-    words = paragraph(f"Predicted from S*(B) and tau(B), each device as fast as this one, {link}.")
+    words = paragraph(
+        "Predicted from S*(B) and tau(B), each device as fast as this one, without an all-reduce."
+    )
     if curve is not None and curve.seconds_per_step is not None:
         words += _calculator(curve)
     return words + table(heads, rows, sortable=False, name="several devices")

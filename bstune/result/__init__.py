@@ -45,7 +45,7 @@ from bstune.result.critical import (
     RegimeName,
 )
 from bstune.result.curve import Curve, CurvePoint
-from bstune.result.devices import DevicePlan, DevicePlans
+from bstune.result.devices import DevicePlan
 from bstune.result.learning_rate import Exponent, LearningRateLaw
 from bstune.result.scatter import SeedScatter, StepTiming
 from bstune.result.study_result import SCHEMA_NUMBER, StudyResult
@@ -115,7 +115,6 @@ __all__ = [
     "Curve",
     "CurvePoint",
     "DevicePlan",
-    "DevicePlans",
     "Exponent",
     "Failures",
     "FreshValues",

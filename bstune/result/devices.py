@@ -1,12 +1,13 @@
 """Plans for several devices."""
 
-from bstune.result.values import BatchSize, Items, NotNegative, Part, Positive
+from bstune.result.values import BatchSize, NotNegative, Part, Positive
 
 
 class DevicePlan(Part, frozen=True):
     """The fastest way to the target that is predicted for a number of devices.
 
-    The interval of the seconds holds the error of S*(B) alone.
+    Each device is as fast as the one that the study ran on. The interval of the seconds holds the
+    error of S*(B) alone.
     """
 
     devices: BatchSize
@@ -20,7 +21,7 @@ class DevicePlan(Part, frozen=True):
     steps: NotNegative
     """Steps to the target."""
     seconds_per_step: NotNegative
-    """Seconds of a step, the all-reduce included."""
+    """Seconds of a step, communication not counted."""
     seconds: NotNegative
     """Seconds of training to the target."""
     seconds_low: NotNegative
@@ -33,17 +34,3 @@ class DevicePlan(Part, frozen=True):
     """The best seconds of one device over ``seconds``."""
     efficiency: NotNegative
     """``speed_up`` over the number of devices."""
-
-
-class DevicePlans(Part, frozen=True):
-    """Plans for several devices, each as fast as the one that the study ran on."""
-
-    ideal: Items[DevicePlan] = ()
-    """Plans that count no time for an all-reduce."""
-    with_all_reduce: Items[DevicePlan] = ()
-    """Plans that count the all-reduce. Empty where the config states none."""
-
-    @property
-    def to_show(self) -> tuple[DevicePlan, ...]:
-        """The plans that reports show: those with the all-reduce, where the config states one."""
-        return self.with_all_reduce or self.ideal

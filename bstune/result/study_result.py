@@ -19,7 +19,7 @@ from bstune.result.critical import (
     RegimeName,
 )
 from bstune.result.curve import Curve, CurvePoint
-from bstune.result.devices import DevicePlans
+from bstune.result.devices import DevicePlan
 from bstune.result.learning_rate import LearningRateLaw
 from bstune.result.scatter import SeedScatter, StepTiming
 from bstune.result.unreached import Failures, SoFar, Unreached
@@ -159,7 +159,7 @@ class StudyResult(Part, frozen=True):
     """How the critical batch size grows over the targets. None for fewer than three of them."""
     test: dict[WinnerName, dict[Text, Real | None]]
     """The winners' metrics on the test set, one run of each."""
-    scale_out: DevicePlans
+    scale_out: Items[DevicePlan]
     """Plans for several devices. Empty where the curve does not allow one."""
     few_passed: Text | None = None
     """Why trials that were run for another target tell little of this one. None where they do."""

@@ -25,9 +25,7 @@ from bstune.result import WINNERS, AtBudget, Reference, SearchPlan, StudyResult,
 from bstune.search.posterior import Posterior
 from bstune.study.analysis.analyse import analyse, easier_targets_of
 from bstune.study.analysis.at_budget import analyse_at_budget
-from bstune.study.analysis.critical import ROOM
 from bstune.study.analysis.model import REPORT_PARTICLES, study_posterior
-from bstune.study.analysis.scale_out import draw_scale_out, scale_out_table
 from bstune.study.analysis.step_times import with_common_step_time
 from bstune.study.analysis.summary import Analysis, Asked, OverTarget, summarize, winner_to_use
 from bstune.study.at_budget import question_of
@@ -38,7 +36,7 @@ from bstune.study.prepared import PreparedStudy
 from bstune.study.showing.printed import from_here, places, show, show_places
 from bstune.study.storage.trials import results
 from bstune.study.winners import checkpoints_elsewhere, mark_winners, metrics_of_winners
-from bstune.system.console import format_count, plural, print_line
+from bstune.system.console import plural, print_line
 from bstune.system.failures import optional
 from bstune.system.files import Output, write_text
 from bstune.system.watchdog import waiting_for, watching
@@ -154,8 +152,6 @@ def _draw_and_track(
             # A finished study asked again has its figures already.
             if not has_figures_of(result, prepared.files):
                 _draw(prepared, done, result, missing)
-            if prepared.options.hardware.scale_out.show:
-                _show_plan(prepared, result, missing, console)
         # The page is made of the folder's files: it shows a note once curve.json has it.
         if len(missing) > missing_before_figures:
             result = result.with_notes([*notes, *missing])
@@ -344,24 +340,6 @@ def _size_of_workload(backend: TrialBackend) -> WorkloadSize | None:
     return WorkloadSize(examples=backend.train_examples, parameters=backend.parameters)
 
 
-def _show_plan(
-    prepared: PreparedStudy, result: StudyResult, missing: list[str], console: Console
-) -> None:
-    """Draw and print the plan for several devices, if there is one."""
-    plans = result.scale_out
-    critical = result.critical_batch_size
-    if not plans.ideal or critical is None:
-        return
-    with optional("no figure of the plan for several devices", missing):
-        draw_scale_out(
-            plans.ideal, plans.with_all_reduce, result.workload, prepared.files.scale_out
-        )
-    link = "with the" if plans.with_all_reduce else "without an"
-    largest = format_count(round(ROOM * critical.largest))
-    title = f"several devices, each as fast as this one, {link} all-reduce\n(up to B = {largest})"
-    console.print(scale_out_table(plans.to_show, title))
-
-
 def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
     """Give a line for each thing that trials went on without, with the number of these trials.
 
@@ -378,8 +356,8 @@ def _track(prepared: PreparedStudy, tracking: "Tracking", result: StudyResult) -
     """Send the results and files to the tracker; give the lines that say how to open its page."""
     files = prepared.files
     artifacts = [files.figure, files.trials, files.curve, files.best, files.config]
-    artifacts += [files.vector_figure, files.report, files.scale_out, files.survey, files.roofline]
-    # A study without a survey, or for one device, lacks some of them.
+    artifacts += [files.vector_figure, files.report, files.survey, files.roofline]
+    # A study without a survey lacks some of them.
     tracking.finish_study(result, [path for path in artifacts if path.exists()])
     return tracking.opening_lines
 

@@ -570,7 +570,6 @@ class TriedBackend(TrialBackend):
 
     def __init__(self, tried: Tried, training: Training) -> None:
         self.step_time = tried.findings.step_time
-        self.gradient_bytes = tried.findings.gradient_bytes
         self.parameters = tried.findings.parameters
         self.device = tried.device
         self.device_kind = tried.device_kind

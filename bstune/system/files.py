@@ -131,8 +131,6 @@ class Output:
     """What the hardware allows."""
     roofline = _Inside("roofline.png")
     """The workload's layers under the device's ceilings."""
-    scale_out = _Inside("scale_out.png")
-    """Time to target and efficiency over the number of devices."""
     identity = _Inside("study.json")
     """The study that the folder belongs to."""
     checkpoints = _Inside("checkpoints")

@@ -132,8 +132,6 @@ class TrialBackend:
     evaluation_share: float = 0.0
     # The smallest and the largest learning rate that trials can have.
     lr_range: tuple[float, float] = (0.0, float("inf"))
-    # Bytes of the gradients that several devices average; None where nothing is trained.
-    gradient_bytes: int | None = None
     # Examples in the training data; None where nothing is trained, or they have no length.
     train_examples: int | None = None
     # The number of trained parameters; None where nothing is trained.

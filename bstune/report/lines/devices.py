@@ -9,6 +9,7 @@ from bstune.system.console import format_count, format_number
 
 # Below this efficiency more than half of each device is lost: that many devices do not pay.
 LEAST_EFFICIENCY = 0.5
+NOT_COUNTED = ", communication not counted"
 
 
 def devices(result: StudyResult) -> Iterator[str]:
@@ -38,23 +39,19 @@ def _plan_text(result: StudyResult) -> str | None:
     """
     paying = list[DevicePlan]()
     wasting = list[DevicePlan]()
-    for row in result.scale_out.to_show:
+    for row in result.scale_out:
         if row.devices <= 1:
             continue
         if row.efficiency >= LEAST_EFFICIENCY:
             paying.append(row)
         else:
             wasting.append(row)
-    # Without a stated all-reduce the plan takes communication to cost nothing.
-    communication = ", communication not counted"
-    if result.scale_out.with_all_reduce:
-        communication = ""
     if not paying and not wasting:
         return None
     if not paying:
         count = wasting[0].devices
         speed_up = format_number(wasting[0].speed_up, 3)
-        return f"no: {count} are predicted to be only {speed_up} times as fast{communication}"
+        return f"no: {count} are predicted to be only {speed_up} times as fast{NOT_COUNTED}"
     # The largest number that pays and the one before it show what further devices still give.
     texts = list[str]()
     for row in paying[-2:]:
@@ -69,4 +66,4 @@ def _plan_text(result: StudyResult) -> str | None:
     text = f"up to {most} pay (each gives at least half): predicted {', '.join(texts)}"
     if wasting:
         text += f", only {format_number(wasting[0].speed_up, 3)} times on {wasting[0].devices}"
-    return f"{text}{communication}"
+    return f"{text}{NOT_COUNTED}"

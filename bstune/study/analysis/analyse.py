@@ -20,7 +20,7 @@ from bstune.result import (
     CriticalAtTarget,
     CriticalBatchSize,
     Curve,
-    DevicePlans,
+    DevicePlan,
     Gain,
     Growth,
     NotRunAgain,
@@ -320,28 +320,21 @@ def _plan(
     critical: CriticalBatchSize | None,
     tau: StepTimesOfSizes | None,
     missing: list[str],
-) -> DevicePlans:
+) -> tuple[DevicePlan, ...]:
     """Plan for several devices; the plan is empty where there is none.
 
     There is none where an end of the critical batch size's interval is open: the curve is not known
-    well enough. ``missing`` gets a line that says so if the plan was asked for, and one if the plan
-    fails.
+    well enough. ``missing`` gets a line if the plan fails.
     """
     # It starts from the seconds of one device.
-    if critical is None or prepared.options.devices > 1:
-        return DevicePlans()
-    if critical.is_open:
-        if prepared.options.hardware.scale_out.show:
-            missing.append(
-                "no plan for several devices: the critical batch size's interval has an open end"
-            )
-        return DevicePlans()
+    if critical is None or critical.is_open or prepared.options.devices > 1:
+        return ()
     # A study is not to fail for what is only predicted. The curve is claimed up to ``ROOM`` times
     # the largest batch size that reached the target.
-    plans = DevicePlans()
+    rows: tuple[DevicePlan, ...] = ()
     with optional("no plan for several devices", missing):
-        plans = scale_out(prepared, posterior, tau, round(ROOM * critical.largest))
-    return plans  # noqa: RET504 (empty where that failed)
+        rows = scale_out(prepared, posterior, tau, round(ROOM * critical.largest))
+    return rows  # noqa: RET504 (empty where that failed)
 
 
 def point_not_run_again(

@@ -25,7 +25,7 @@ from bstune.result import (
     CriticalBatchSize,
     Curve,
     CurvePoint,
-    DevicePlans,
+    DevicePlan,
     Gain,
     Growth,
     LearningRateLaw,
@@ -104,7 +104,7 @@ class Analysis:
     not_run_again: NotRunAgain | None = None
     untold_others: UntoldOthers | None = None
     at_budget: AtBudget | None = None
-    scale_out: DevicePlans = DevicePlans()  # noqa: RUF009 (frozen)
+    scale_out: tuple[DevicePlan, ...] = ()
 
 
 @dataclass(frozen=True)

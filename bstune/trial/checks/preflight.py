@@ -65,8 +65,6 @@ class PreflightFindings:
     smallest: int
     # The seconds of a step over the batch size.
     step_time: StepTime
-    # The bytes of all gradients.
-    gradient_bytes: int
     # Lines on what the study does without.
     notes: tuple[str, ...]
     # The predicted seconds of an evaluation on all of the validation data.
@@ -143,7 +141,6 @@ def preflight(
     return PreflightFindings(
         smallest=first.spec.batch_size,
         step_time=step_time,
-        gradient_bytes=first.module.gradient_bytes,
         notes=tuple(notes),
         evaluation_seconds=short.evaluation_seconds(compared.trial),
         evaluation_batches=short.evaluation_batches,

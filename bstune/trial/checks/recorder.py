@@ -52,7 +52,7 @@ SEEDING_HOOKS = ("on_fit_start", "on_train_start")
 BUILT = "__init__"
 FIRST_STEP = "the first step"
 # A module that no trial has built yet.
-UNBUILT = SeenModule(name="", place="", automatic=True, parameters=0, gradient_bytes=0)
+UNBUILT = SeenModule(name="", place="", automatic=True, parameters=0)
 
 
 @dataclass(frozen=True)
@@ -330,20 +330,17 @@ def _named_module(module: LightningModule) -> SeenModule:
 def _seen_at_start(built: SeenModule, module: LightningModule) -> SeenModule:
     """Add to a module's record what is known once all of its layers are there.
 
-    That is whether it steps its optimizers automatically, the number of its trained parameters, and
-    the bytes of their gradients. A frozen parameter counts in neither.
+    That is whether it steps its optimizers automatically, and the number of its trained parameters.
+    A frozen parameter does not count.
     """
     parameters = 0
-    gradient_bytes = 0
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameters += parameter.numel()
-            gradient_bytes += parameter.numel() * parameter.element_size()
     return replace(
         built,
         automatic=module.automatic_optimization,
         parameters=parameters,
-        gradient_bytes=gradient_bytes,
     )
 
 

@@ -26,14 +26,12 @@ class SeenModule:
         place: the file and line of its configure_optimizers, as text; empty if not known.
         automatic: whether Lightning steps its optimizers; else the module does so itself.
         parameters: the number of trained parameters.
-        gradient_bytes: bytes of all their gradients.
     """
 
     name: str
     place: str
     automatic: bool
     parameters: int
-    gradient_bytes: int
 
 
 @dataclass(frozen=True)
