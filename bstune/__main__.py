@@ -816,11 +816,6 @@ def _compare_parser() -> ArgumentParser:
         metavar="STUDY",
         help="a study's output folder, or its curve.json; target=VALUE: at another target",
     )
-    parser.add_argument("--mlflow", metavar="EXPERIMENT", help="the studies that were logged in it")
-    parser.add_argument(
-        "--uri",
-        help="of MLflow (default: MLFLOW_TRACKING_URI, or mlflow.db in the working directory)",
-    )
     parser.add_argument(
         "--output",
         type=Path,
@@ -840,25 +835,16 @@ def compare(arguments: list[str]) -> None:
     parser = _compare_parser()
     options = parser.parse_intermixed_args(arguments)
     target, paths = _target_among(options.studies)
-    if not paths and options.mlflow is None:
-        parser.error("name studies, such as outputs/*, or give --mlflow EXPERIMENT")
+    if not paths:
+        parser.error("name studies, such as outputs/*")
     if target is None:
         studies, left_out = comparing.read_studies(paths)
-    elif options.mlflow is not None:
-        parser.error("target=VALUE is of studies' folders: leave out --mlflow")
     else:
         # Optuna and scipy take two seconds to import.
         from bstune.study.verbs.retarget import read_at_target
 
         read = partial(read_at_target, argument=f"target={target}")
         studies, left_out = comparing.read_studies(paths, read)
-    if options.mlflow is not None:
-        # MLflow takes a second to import.
-        from bstune.tracking.logged import logged_curves
-
-        logged, missing = comparing.logged_studies(logged_curves(options.mlflow, options.uri))
-        studies = [*studies, *logged]
-        left_out = [*left_out, *missing]
     write_comparison(comparing.compare(studies, left_out), options.output, plain_console())
 
 

@@ -41,7 +41,6 @@ from bstune.hydra_recipe import HydraRecipe
 from bstune.options import (
     OPTION_NAMES,
     GivenOptions,
-    MlflowOptions,
     Node,
     ReplayedOptions,
     Section,
@@ -255,17 +254,6 @@ def resolved(text: str) -> str:
         return str(OmegaConf.create({"text": text}).text)
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(str(error).splitlines()[0]) from error
-
-
-def mlflow_options(uri: str | None) -> MlflowOptions:
-    """Give the default options of MLflow with another address.
-
-    ``uri`` may have references. None: the address is that of the environment.
-    """
-    values = {**read_yaml(f"{CONFIG_NAME}.yaml")["mlflow"], "uri": None}
-    if uri is not None:
-        values["uri"] = resolved(uri)
-    return MlflowOptions.model_validate(values)
 
 
 def read_yaml(name: str) -> Node:

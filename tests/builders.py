@@ -19,8 +19,9 @@ import pytest
 from toolbox import best_of, leave_blank, made_table, make_trial
 
 from bstune.__main__ import main
+from bstune.config import read_yaml
 from bstune.core.records import Budget, Merit, Target, TrialResult
-from bstune.options import StudyOptions
+from bstune.options import MlflowOptions, StudyOptions
 from bstune.recipe import Recipe
 from bstune.result import (
     AsGoodAtBudget,
@@ -342,6 +343,12 @@ CONFIRMED = (
 def options_of(*arguments: str) -> StudyOptions:
     """Compose the options alone."""
     return compose_checked(arguments).options
+
+
+def mlflow_options(uri: str | None) -> MlflowOptions:
+    """The default options of MLflow with another address; None: that of the environment."""
+    values = {**read_yaml("config.yaml")["mlflow"], "uri": uri}
+    return MlflowOptions.model_validate(values)
 
 
 def options_and_recipe(*arguments: str) -> tuple[StudyOptions, Recipe]:

@@ -7,9 +7,9 @@ import sys
 from contextlib import closing
 
 import pytest
+from builders import mlflow_options
 from mlflow.store.db import db_types
 
-from bstune.config import mlflow_options
 from bstune.core.errors import ConfigError
 from bstune.study.storage.connection import primary_keys
 from bstune.tracking import database

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from browser import awaited, errors, opened_browser, resize
 from builders import changed, hand_critical, make_baseline, make_confirmed, make_curve, result_of
-from mlflow import MlflowClient
 from test_page import Page
 from toolbox import column, make_trial
 
@@ -424,7 +423,6 @@ def test_what_is_no_study_is_left_out_with_a_line(folders):
         ((), "name studies, such as outputs/"),
         (("outputs/nowhere",), "error: there is no outputs/nowhere: give studies' output folders"),
         (("outputs/a", "--output", "outputs/a/curve.json"), "--output outputs/a/curve.json"),
-        (("--mlflow", "bstune"), "error: there is no MLflow database"),
     ],
 )
 def test_bad_input_ends_in_one_line_with_nothing_written(
@@ -434,8 +432,7 @@ def test_bad_input_ends_in_one_line_with_nothing_written(
     status, out, err = bstune("compare", *arguments)
     assert (status, out) == (2, "")
     assert message in err
-    # Neither a page nor a database is left.
-    assert not [*tmp_path.rglob("comparison*"), *tmp_path.rglob("*.db")]
+    assert not [*tmp_path.rglob("comparison*")]
 
 
 @pytest.mark.usefixtures("rendered")
@@ -478,63 +475,6 @@ def test_comparing_imports_no_training_library(folders, tmp_path):
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-# MLflow makes its database, which takes seconds.
-@pytest.mark.slow
-def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd, monkeypatch):
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    client = MlflowClient(uri)
-    experiment = client.create_experiment(ODD, artifact_location=str(tmp_path / "artifacts"))
-    # Of the same name twice, one that still runs, two files that are none, and a trial.
-    for name, kind, text in (
-        ("a", "study", summary("a").to_json()),
-        ("b", "study", summary("b", 900.0, 800.0, 1000.0).to_json()),
-        ("a", "study", summary("a").to_json()),
-        ("running", "study", None),
-        ("half", "study", '{"study": '),
-        ("list", "study", "[]"),
-        ("trial 0", "trial", None),
-    ):
-        run = client.create_run(experiment, tags={"bstune.kind": kind}, run_name=name)
-        if text is not None:
-            client.log_text(run.info.run_id, text, "curve.json")
-    # MLflow prints lines as it makes a database.
-    capfd.readouterr()
-    status, out, err = bstune("compare", "--mlflow", ODD, "--output", "shown")
-    assert (status, err) == (0, "")
-    # Two of a name count as two: they are runs of their own.
-    assert out.startswith("3 studies · 1 workload")
-    assert out.count("a (MLflow run ") >= 2
-    said = " ".join(out.split())
-    assert said.count("no curve.json") == 1
-    assert said.count("is not JSON") == 1
-    assert said.count("is no file of this version") == 1
-    assert "trial 0" not in said
-    assert (tmp_path / "shown/comparison.html").exists()
-    # Nothing listens at port 9.
-    monkeypatch.setenv("OTHER_MLFLOW", "http://me:hidden-word@127.0.0.1:9")
-    for arguments, message in (
-        (("--mlflow", "none"), "has no experiment 'none', but "),
-        (("--mlflow", "Default"), "the experiment 'Default' of MLflow at sqlite:///"),
-        (
-            ("--mlflow", ODD, "--uri", "http://me:hidden-word@127.0.0.1:9"),
-            "holds a password or token",
-        ),
-        (
-            ("--mlflow", ODD, "--uri", "${oc.env:OTHER_MLFLOW}"),
-            "MLflow at http://me:***@127.0.0.1:9 does not answer",
-        ),
-        (("--mlflow", ODD, "--uri", "${oc.env:NO_SUCH_MLFLOW}"), "--uri: "),
-        (
-            ("--mlflow", ODD, "--uri", "foo://x"),
-            "must be the http address of an MLflow server or a database",
-        ),
-    ):
-        status, _, err = bstune("compare", *arguments)
-        assert (status, err.count("\n")) == (2, 1)
-        assert message in err
-        assert "hidden-word" not in err
 
 
 @pytest.mark.slow

@@ -553,7 +553,7 @@ def test_ten_megabytes_take_about_a_second():
         ("a=[x://u:p@h", "a"),
         # No option, or one of argparse.
         ("x://u:p@h/d?a=b", ""),
-        ("--uri=https://u:p@h", "uri"),
+        ("--output=https://u:p@h", "output"),
     ],
 )
 def test_secrets_of_the_command_line_are_found(argument, option):
@@ -570,7 +570,7 @@ def test_secrets_of_the_command_line_are_found(argument, option):
         ["workload=digits", "seed=1,2", "+trainer.auth=[me,{}]", "--multirun"],
         ["worker", "storage=mysql://me:{}@h/db", "study=x"],
         ["survey", "workload=digits", "+workload.data.headers={{X-Api-Key: {}}}"],
-        ["compare", "--mlflow", "x", "--uri", "http://me:{}@h"],
+        ["compare", "http://me:{}@h"],
         ["sweep", "noise", "+a.password={}"],
         # Hydra would print what it cannot parse.
         ["storage=[x://me:{}@h"],

@@ -20,13 +20,20 @@ from types import SimpleNamespace
 
 import mlflow
 import pytest
-from builders import changed, hand_critical, make_confirmed, make_curve, options_of, result_of
+from builders import (
+    changed,
+    hand_critical,
+    make_confirmed,
+    make_curve,
+    mlflow_options,
+    options_of,
+    result_of,
+)
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from toolbox import FakeTime, column, end_of_fork, entries, make_result, make_trial, start_fork
 
-from bstune.config import mlflow_options
 from bstune.core.noise_scale import moving_estimate
 from bstune.core.records import Target, TrialResult
 from bstune.options import (

@@ -9,7 +9,6 @@ from bstune.core.errors import StudyError
 from bstune.report.compared_pairs import RATIO_LEVEL, Pair, compared_pairs
 from bstune.report.compared_study import Compared, compared_study
 from bstune.report.one_law import Collapse, collapse
-from bstune.report.schema import read_result
 from bstune.report.study_folder import StudyFolder, each_study, read_study
 from bstune.system.console import format_count, plural
 
@@ -95,18 +94,6 @@ def compare(studies: Sequence[Compared], left_out: Sequence[str] = ()) -> Compar
     )
 
 
-@dataclass(frozen=True)
-class LoggedCurve:
-    """The ``curve.json`` of a study's run in MLflow, or why it has none."""
-
-    run: str
-    """The run's name."""
-    text: str | None
-    """The content of ``curve.json``. None where there is none, or it cannot be read."""
-    missing: str = ""
-    """Why there is no text. Empty where there is one."""
-
-
 def read_studies(
     paths: Sequence[str], read: Callable[[str], StudyFolder] = read_study
 ) -> tuple[list[Compared], list[str]]:
@@ -129,32 +116,10 @@ def read_studies(
     return studies, left_out
 
 
-def logged_studies(
-    logged: Sequence[LoggedCurve],
-) -> tuple[list[Compared], list[str]]:
-    """Read the studies of MLflow's runs.
-
-    Returns:
-        The studies, and a line for each run without a result.
-    """
-    studies = list[Compared]()
-    left_out = list[str]()
-    # A run without a result does not keep the others from being compared.
-    for curve in logged:
-        if curve.text is None:
-            left_out.append(f"left out: {curve.run}: {curve.missing}")
-            continue
-        try:
-            studies.append(compared_study(read_result(curve.text, "its curve.json"), curve.run))
-        except StudyError as error:
-            left_out.append(f"left out: {curve.run}: {error}")
-    return studies, left_out
-
-
 def _with_unique_names(studies: Sequence[Compared]) -> list[Compared]:
     """Give the studies under names of their own.
 
-    Studies that share a name get the folder or run that they were read from behind it.
+    Studies that share a name get the folder that they were read from behind it.
     """
     # A comparison's lines tell the studies apart by their names alone.
     count = Counter(study.name for study in studies)

@@ -1,8 +1,8 @@
 """The output of ``bstune compare``: a page, a figure, and lines on the console.
 
-It takes studies' folders, ``curve.json`` files, or ``--mlflow EXPERIMENT``, and writes
-``comparison.html`` and ``comparison.png``. Where workloads, targets, references or devices differ,
-a note says what that means for the numbers.
+It takes studies' folders or ``curve.json`` files, and writes ``comparison.html`` and
+``comparison.png``. Where workloads, targets, references or devices differ, a note says what that
+means for the numbers.
 """
 
 import textwrap

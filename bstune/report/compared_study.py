@@ -236,7 +236,7 @@ def _critical_of(result: StudyResult) -> _Critical:
 def compared_study(result: StudyResult, source: str) -> Compared:
     """Give the part of a study's result that a comparison shows.
 
-    ``source``: the folder or run that the result was read from.
+    ``source``: the folder that the result was read from.
     """
     # The frontier holds stopped trials, too, as bounds: these did not reach the target.
     points = list[ComparedPoint]()
