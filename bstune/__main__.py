@@ -31,11 +31,9 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bstune.core.batch_split import split_batch, split_lines
 from bstune.core.clock import process_seconds
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError, UserCodeError
 from bstune.core.option_names import are_timed
-from bstune.core.scaling import RULES, lr_of
 from bstune.core.search_space import OVERRIDE_LR
 from bstune.system import interruption
 from bstune.system.console import plain_console, quieten
@@ -67,7 +65,6 @@ VERBS = {
     "worker": "bstune.__main__:worker",
     "survey": "bstune.hardware.report:main",
     "fit": "bstune.__main__:fit",
-    "plan": "bstune.__main__:plan",
     "report": "bstune.study.verbs.retarget:main",
     "compare": "bstune.__main__:compare",
     "extrapolate": "bstune.study.verbs.extrapolate:main",
@@ -734,71 +731,6 @@ def fit(arguments: list[str]) -> str:
     curve = fit_curve(points, law=options.law)
     write_out("\n".join(fit_lines(curve)))
     return dump_json(asdict(curve), indent=2)
-
-
-def _plan_parser(rules_with_noise_scale: Sequence[str]) -> ArgumentParser:
-    """Make the parser of ``bstune plan``; it names the scaling rules that need a noise scale."""
-    parser = ArgumentParser(
-        prog="bstune plan",
-        description=(
-            "Splits a global batch over devices and micro-batches that fit, so that the gradient "
-            "is the whole batch's. The learning rate belongs to the global batch size: the number "
-            "of devices does not change it."
-        ),
-    )
-    parser.add_argument(
-        "batch_size", type=int, metavar="B", help="examples per optimizer step, over all devices"
-    )
-    parser.add_argument(
-        "--devices", type=int, required=True, metavar="N", help="processes with a device each"
-    )
-    parser.add_argument(
-        "--memory-ceiling",
-        type=int,
-        required=True,
-        metavar="M",
-        help="examples that fit on one device at once",
-    )
-    parser.add_argument("--lr", type=float, help="learning rate of B, or of --reference-batch-size")
-    parser.add_argument(
-        "--reference-batch-size", type=int, metavar="B0", help="that --lr belongs to (default: B)"
-    )
-    parser.add_argument(
-        "--scaling",
-        choices=tuple(RULES),
-        default="sqrt",
-        help="the rule from B0 to B (default: sqrt)",
-    )
-    rules = " and ".join(rules_with_noise_scale)
-    parser.add_argument("--noise-scale", type=float, help=f"in examples, for {rules}")
-    return parser
-
-
-def plan(arguments: list[str]) -> None:
-    """Print one global batch over devices: micro-batches, weights and learning rate."""
-    rules_with_noise_scale = [name for name, rule in RULES.items() if rule.takes_noise_scale]
-    parser = _plan_parser(rules_with_noise_scale)
-    options = parser.parse_args(arguments)
-    if options.lr is None and options.reference_batch_size is not None:
-        parser.error("--reference-batch-size needs the learning rate that goes with it: give --lr")
-    if options.scaling in rules_with_noise_scale and options.noise_scale is None:
-        parser.error(f"--scaling {options.scaling} needs --noise-scale, in examples")
-    split = split_batch(options.batch_size, options.devices, options.memory_ceiling)
-    lines = list(split_lines(split, options.memory_ceiling))
-    if options.lr is not None:
-        batch_size = options.batch_size
-        reference = options.reference_batch_size
-        if reference is None:
-            reference = batch_size
-        lr = lr_of(options.scaling, batch_size, reference, options.lr, options.noise_scale)
-        source = ""
-        if reference != batch_size:
-            source = f" ({options.scaling} from {options.lr:g} at {reference})"
-        lines.append(
-            f"learning rate     {lr:.6g}{source}: the global batch's, whatever the number of "
-            "devices"
-        )
-    write_out("\n".join(lines))
 
 
 def _compare_parser() -> ArgumentParser:

@@ -290,8 +290,6 @@ def of_arguments(rng, folder):
         lambda: ("record", "new.jsonl", "--batch-sizes", number(), "--lrs", number()),
         lambda: ("branch", odd(), *BRANCH, "workload=digits"),
         lambda: ("branch", "points.csv", "--batch-size", number(), "--examples", number()),
-        lambda: ("plan", number(), "--devices", number(), "--memory-ceiling", number()),
-        lambda: ("plan", "64", "--devices", "2", "--memory-ceiling", "8", "--lr", number()),
         lambda: ("sweep", rng.choice((*TEXTS, "critical_batch")), odd()),
         lambda: ("sweep", "critical_batch", f"sweep.experiment.tables=[{number()}]"),
         lambda: ("sweep", "critical_batch", f"sweep.output={odd()}"),

@@ -64,6 +64,26 @@ def test_a_rule_by_its_name(arguments, message):
     assert scaling.lr_of("sqrt", 256, 64, 0.2) == 0.4
 
 
+@pytest.mark.parametrize(
+    ("rule", "values", "lr"),
+    [
+        ("none", (64, 0.2, None), 0.2),
+        ("sqrt", (64, 0.2, None), 0.4),
+        ("saturating", (64, 0.2, 500), 0.2 * (1 + 500 / 64) / (1 + 500 / 256)),
+    ],
+)
+def test_a_rate_by_a_rules_name(rule, values, lr):
+    assert scaling.lr_of(rule, 256, *values) == pytest.approx(lr, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "values", [(0, 0.2, None), (64, float("nan"), None), (64, -1.0, None), (64, 0.2, 0.0)]
+)
+def test_a_rule_of_bad_numbers_is_refused(values):
+    with pytest.raises(ConfigError, match="must be a positive number, but got"):
+        scaling.lr_of("sqrt", 256, *values)
+
+
 def test_each_rule_has_a_config_that_is_described():
     conf = Path(__file__).parents[1] / "conf"
     assert {path.stem for path in (conf / "scaling").glob("*.yaml")} == scaling.RULES.keys()

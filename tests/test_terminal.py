@@ -152,7 +152,6 @@ def _print_warning(message, category, *where):
     [
         ["fit", f"{EVIL}.csv"],
         ["fit", "points.csv", "--law", EVIL],
-        ["plan", EVIL, "--devices", "1", "--memory-ceiling", "4"],
         ["compare", f"outputs/{EVIL}"],
         ["report", EVIL],
         ["report", ".", EVIL],
