@@ -317,12 +317,11 @@ def test_half_lives_that_all_share_stand_in_the_card(write, run):
     assert "megatron_lm" not in card
 
 
-@pytest.mark.parametrize("option", ["--card", "--figure"])
-def test_without_a_law_nothing_is_written(write, run, tmp_path, option):
+def test_without_a_law_nothing_is_written(write, run, tmp_path):
     for n in (1000, 4000, 16000):
         told = result(f"n{n}", 50.0, None, None, size=size(n))
         write(told, workload__data__train_examples=n)
-    status, out, err = run(*OVER_DATA, "--at", "examples=1e6", option, "made")
+    status, out, err = run(*OVER_DATA, "--at", "examples=1e6", "--card", "made")
     assert (status, out) == (2, "")
     assert "no law of the critical batch size: 0 of 3 scales tell it" in err
     assert not (tmp_path / "made").exists()

@@ -36,8 +36,6 @@ WARN_BEYOND = 30.0
 WIDE_RATIO = 30.0
 # A law may predict more than any number of examples: a card's batch size ends here.
 LARGEST_CARD_SIZE = 1e15
-# The points at which a law's line is given.
-LINE_POINTS = 33
 # The most doublings of the batch size within a training.
 MOST_DOUBLINGS = 40
 # Halvings of the range in which a scale is sought: 2^-40 of its logarithm's span is left.
@@ -79,8 +77,6 @@ class QuantityLaw:
     """How many different scales have the quantity."""
     largest: float
     """The largest of these scales."""
-    line: tuple[tuple[float, Estimate], ...] = ()
-    """Scales from the smallest to the wanted one, each with the quantity there."""
 
 
 @dataclass(frozen=True)
@@ -135,20 +131,13 @@ class Extrapolation:
 
 
 def quantity_law(law: ScaleLaw, wanted: float) -> QuantityLaw:
-    """Give the parts of a law that are shown: exponent, value at the ``wanted`` scale, line."""
-    log_low = math.log(min(law.smallest, wanted))
-    log_high = math.log(max(law.largest, wanted))
-    line = list[tuple[float, Estimate]]()
-    for i in range(LINE_POINTS):
-        scale = math.exp(log_low + (log_high - log_low) * i / (LINE_POINTS - 1))
-        line.append((scale, law.at(scale)))
+    """Give the parts of a law that are shown: its exponent, its value at the ``wanted`` scale."""
     scales = len({point.scale for point in law.points})
     return QuantityLaw(
         exponent=law.exponent,
         wanted=law.at(wanted),
         scales=scales,
         largest=law.largest,
-        line=tuple(line),
     )
 
 

@@ -1,7 +1,6 @@
-r"""``bstune extrapolate``: what studies of small scales say of a larger one; a card for trainers.
+"""``bstune extrapolate``: what studies of small scales say of a larger one; a card for trainers.
 
-    bstune extrapolate outputs/n300 outputs/n600 outputs/n1200 --at examples=10000 \
-        --card card.yaml --figure laws.png
+    bstune extrapolate outputs/n300 outputs/n600 outputs/n1200 --at examples=10000 --card card.yaml
 
 The law is that of :mod:`bstune.core.scale_law`, over three scales at least. ``--at`` names the
 scale (:mod:`bstune.study.verbs.scales`): ``examples=N`` or ``tokens=N``, ``parameters=N`` that are
@@ -40,7 +39,6 @@ from bstune.report.extrapolation import (
     quantity_law,
     size_schedule,
 )
-from bstune.report.extrapolation_figure import draw_extrapolation
 from bstune.report.study_folder import StudyFolder, each_study
 from bstune.result import INTERVAL_QUANTILE
 from bstune.study.verbs.branch_scales import extrapolate_branches, read_branches
@@ -66,7 +64,7 @@ SIZES: tuple[Quantity, ...] = ("batch_size", "critical_batch_size")
 def main(arguments: list[str]) -> str:
     """Run ``bstune extrapolate``: print the prediction at another scale, and give it as JSON.
 
-    It writes the card and the figure, too, if they are asked for.
+    It writes the card, too, if it is asked for.
     """
     options = _parser().parse_args(arguments)
     name, wanted = _scale("--at", options.at)
@@ -74,9 +72,8 @@ def main(arguments: list[str]) -> str:
     if options.values is not None:
         values = _values(options.values)
     # A path that cannot be written is told before all studies are read.
-    for option, path in (("--card", options.card), ("--figure", options.figure)):
-        if path is not None:
-            check_writable(path, f"{option} {path}")
+    if options.card is not None:
+        check_writable(options.card, f"--card {options.card}")
     if options.branches is not None:
         if options.studies or values is not None:
             raise ConfigError("--branches stands in place of studies and their --values")
@@ -88,8 +85,10 @@ def main(arguments: list[str]) -> str:
         studies = [study for _, study in each_study(options.studies, left_out)]
         extrapolation = extrapolate(studies, name, wanted, values, left_out)
         tokens = studies[0].result.tokens
-    # A card or figure for which the studies tell too little is refused before anything is printed.
-    _check_told(extrapolation, options.card, options.figure)
+    # A card for which the studies tell too little is refused before anything is printed.
+    if options.card is not None and extrapolation.batch_size is None:
+        lines = [f"there is no batch size for --card {options.card}", *extrapolation.notes]
+        raise StudyError("\n".join(lines))
     console = plain_console()
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
     console.print(extrapolation_table(extrapolation))
@@ -98,9 +97,6 @@ def main(arguments: list[str]) -> str:
     if options.card is not None:
         write_text(options.card, card(extrapolation, tokens))
         say(f"card      {options.card}")
-    if options.figure is not None:
-        draw_extrapolation(extrapolation, options.figure)
-        say(f"figure    {options.figure}")
     return extrapolation.to_json()
 
 
@@ -138,19 +134,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--card", type=Path, metavar="FILE", help="write what to enter into a trainer, as YAML"
     )
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the laws, PNG or SVG")
     return parser
-
-
-def _check_told(
-    extrapolation: Extrapolation, card_path: Path | None, figure_path: Path | None
-) -> None:
-    """Refuse a card without a batch size, and a figure without a law: the studies tell none."""
-    notes = extrapolation.notes
-    if card_path is not None and extrapolation.batch_size is None:
-        raise StudyError("\n".join([f"there is no batch size for --card {card_path}", *notes]))
-    if figure_path is not None and not extrapolation.laws:
-        raise StudyError("\n".join([f"there is no law for --figure {figure_path}", *notes]))
 
 
 def _values(argument: str) -> dict[str, float]:
