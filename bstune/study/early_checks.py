@@ -65,14 +65,10 @@ def check_output(options: StudyOptions) -> None:
         check_owner(output, Identity.of(options.study, options.storage))
 
 
-def check_unchanged(options: StudyOptions, unknown: tuple[str, ...] = ()) -> None:
+def check_unchanged(options: StudyOptions) -> None:
     """Refuse options that a study which has begun must not change, before anything is measured.
 
     What this machine and the workload's code add to them is compared once the study is opened.
-
-    Args:
-        options: of the study.
-        unknown: beginnings of the names of options that are not known yet, and are left out.
 
     Raises:
         StudyError: where an option or the output folder is another one, and where the storage does
@@ -93,14 +89,12 @@ def check_unchanged(options: StudyOptions, unknown: tuple[str, ...] = ()) -> Non
     if study is None:
         return
     began = settings_of(study)
-    settings = {**flat_settings(options), **_stated_machine(options, began)}
-    now = {key: value for key, value in settings.items() if not key.startswith(unknown)}
+    now = {**flat_settings(options), **_stated_machine(options, began)}
     # Settings that are known only later, such as the digest of the code, are neither in ``now`` nor
     # compared. An option that ``now`` lacks is compared, as the study began with it.
     compared: dict[str, object] = {}
     for key, value in began.items():
-        is_known = not key.startswith(unknown)
-        if is_known and (key in now or key.startswith(OPTION_SECTIONS)):
+        if key in now or key.startswith(OPTION_SECTIONS):
             compared[key] = value
     refuse_changes(study, compared, now)
     check_same_output(study, Path(options.output).absolute())
