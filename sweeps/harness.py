@@ -16,14 +16,15 @@ import functools
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, make_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from filelock import FileLock, Timeout
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 from rich import box
@@ -40,7 +41,6 @@ from bstune.report.drawing import save_figure
 from bstune.sweeps.unit_log import PARAMETER_PREFIX, UnfinishedError, UnitLog, read_units
 from bstune.system.console import format_number, quieten
 from bstune.system.files import check_writable, expand_home, write_text
-from bstune.system.folder_lock import held_alone
 from bstune.system.git import git_commit
 from bstune.system.inputs import parse_json, read_text
 from bstune.system.secrets import redact, redact_values
@@ -65,6 +65,8 @@ VERSIONED_PACKAGES = (
 FILE_WIDTH = 118
 # Options of bstune that training depends on, besides those that a study may not change.
 TRAINING_OPTIONS = ("precision", "compile", "devices")
+# The file in a sweep's folder that one command locks at a time.
+LOCK_NAME = ".running"
 
 
 @dataclass(frozen=True)
@@ -383,6 +385,30 @@ def _typed_and_plain_parameters(
     return by_name, dict(plain)  # type: ignore[arg-type]
 
 
+@contextmanager
+def _held_alone(folder: Path) -> Iterator[None]:
+    """Hold a sweep's folder, which is made, while the body runs; StudyError if another does."""
+    choose = "choose another with sweep.output=DIR"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK_NAME)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise StudyError(
+            f"sweep.output={folder} is in use by another process: wait for it, or {choose}"
+        ) from error
+    except OSError as error:
+        raise StudyError(
+            f"sweep.output={folder} cannot be written: {error.strerror}; {choose}"
+        ) from error
+    try:
+        yield
+    finally:
+        # It goes while it is held: afterwards it may be another process's.
+        (folder / LOCK_NAME).unlink(missing_ok=True)
+        lock.release()
+
+
 def run_sweep(name: str, options: Sequence[str]) -> None:
     """Run a sweep, write its result and its figure, and print its table and its sentence.
 
@@ -395,7 +421,7 @@ def run_sweep(name: str, options: Sequence[str]) -> None:
     if not console.is_terminal:
         console = safe_console(width=max(FILE_WIDTH, console.width))
     # Two commands at once would write their units into the same file.
-    with held_alone(sweep.output, "sweep.output"):
+    with _held_alone(sweep.output):
         console.print(f"{name}: {sweep.source}", soft_wrap=True, markup=False)
         try:
             finding = sweep.find(console)

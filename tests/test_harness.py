@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from omegaconf import OmegaConf
 from rich.console import Console
 from toolbox import end_of_fork, entries, start_fork
@@ -19,6 +20,7 @@ from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError
 from bstune.options import TrainedOptions
 from bstune.sweeps import vectorization
 from bstune.sweeps.harness import (
+    LOCK_NAME,
     Finding,
     check_sweep,
     compose_sweep,
@@ -277,7 +279,7 @@ def test_an_interruption_says_that_nothing_is_written(sweep, tmp_path, monkeypat
     monkeypatch.setattr("bstune.sweeps.vectorization.measure", interrupted)
     with pytest.raises(Interrupted, match="interrupted: the sweep has written nothing"):
         sweep("vectorization")
-    assert files_in(tmp_path) == []
+    assert files_in(tmp_path / "outputs/sweeps/vectorization") == []
 
 
 def test_an_interruption_after_a_unit_says_what_is_kept(sweep, tmp_path, monkeypatch):
@@ -382,6 +384,15 @@ def test_a_sweep_that_is_killed_twice_ends_as_one_that_was_not(tmp_path, name, o
         # No file was set aside and begun anew.
         results.append((result, sorted(names), entries(path.parent)))
     assert results[0] == results[1]
+
+
+def test_a_second_sweep_in_a_folder_is_refused_and_writes_nothing(sweep, tmp_path):
+    (tmp_path / "out").mkdir()
+    with FileLock(tmp_path / "out" / LOCK_NAME):
+        with pytest.raises(StudyError, match=r"out is in use by .*sweep\.output=DIR") as refused:
+            sweep("vectorization", "sweep.output=out")
+        assert files_in(tmp_path / "out") == [LOCK_NAME]
+    assert refused.value.exit_status == 2
 
 
 def test_a_sweep_of_other_options_ends_with_status_2(sweep, tmp_path):

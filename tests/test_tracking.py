@@ -31,7 +31,6 @@ from builders import (
 )
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
-from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from toolbox import FakeTime, column, end_of_fork, entries, make_result, make_trial, start_fork
 
 from bstune.core.noise_scale import moving_estimate
@@ -49,7 +48,7 @@ from bstune.system.files import Output
 from bstune.system.terminal import filtered
 from bstune.tracking.colours import PALETTE
 from bstune.tracking.content import study_note, trial_name
-from bstune.tracking.database import damage, make_database
+from bstune.tracking.database import make_database
 from bstune.tracking.exchange import Exchanges
 from bstune.tracking.runs import Tracking
 from bstune.tracking.saved_view import TAG as VIEW
@@ -188,82 +187,21 @@ def test_creating_the_database_prints_nothing_and_leaves_only_the_database(creat
         assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
 
-# MLflow's own experiment, number 0, is there from the beginning and may stay.
-EMPTIED = "DELETE FROM runs; DELETE FROM experiments WHERE experiment_id != 0"
-HALF_MADE = {
-    # A file without a byte, as SQLite leaves it before its first table.
-    "empty": None,
-    "first tables": "DROP TABLE alembic_version; DROP TABLE experiments",
-    "no version": "DELETE FROM alembic_version",
-    # The version is one of MLflow's migrations, and not the last one.
-    "a version on the way": "UPDATE alembic_version SET version_num = '728d730b5ebd'; DROP "
-    "TABLE datasets",
-}
-# Each looks unfinished but for one thing that is not to be lost.
-OTHERS = {
-    "a run": "UPDATE alembic_version SET version_num = '728d730b5ebd'; INSERT INTO runs "
-    "(run_uuid) VALUES ('a')",
-    "an experiment": "DELETE FROM alembic_version; "
-    "INSERT INTO experiments (experiment_id, name, lifecycle_stage) VALUES (7, 'mine', 'active')",
-    # A version that this MLflow does not know is a later one's.
-    "a newer version": "UPDATE alembic_version SET version_num = 'ffffffffffff'",
-    "another program's": "DELETE FROM alembic_version; CREATE TABLE mine (a)",
-}
-
-
-def execute(path: Path, statements: str) -> None:
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.executescript(statements)
-
-
 @pytest.fixture
 def quick_tables(created, tmp_path, monkeypatch):
-    """Copy MLflow's tables rather than make them, which takes seconds; return the files that were there meanwhile."""
-    files = []
+    """Copy MLflow's tables rather than make them, which takes seconds."""
 
     def copy(engine: object) -> None:
-        files.extend(entries(tmp_path))
         shutil.copy(created[0], engine.url.database)
 
     monkeypatch.setattr("bstune.tracking.database.mlflow_database._initialize_tables", copy)
-    monkeypatch.setattr("bstune.tracking.database._LOOK_SECONDS", 0.0)
-    return files
 
 
-@pytest.mark.parametrize("left", HALF_MADE)
-def test_a_database_that_was_not_made_to_its_end_is_made_again(
-    left, uri, tmp_path, caplog, quick_tables
-):
+def test_a_database_that_is_there_stays(tmp_path):
     path = tmp_path / "mlflow.db"
-    if (statements := HALF_MADE[left]) is None:
-        path.write_bytes(b"")
-    else:
-        execute(path, f"{EMPTIED}; {statements}")
-    before = path.read_bytes()
-    opened(uri).send_trial(trial(0))
-    (warning,) = caplog.messages
-    assert (
-        "was not made to its end and holds no runs: it is now mlflow.db.incomplete-1, and a new one"
-        in warning
-    )
-    assert (tmp_path / "mlflow.db.incomplete-1").read_bytes() == before
-    # A file whose name is random is beside them while the database is made.
-    assert quick_tables[1:] == ["mlflow.db", "mlflow.db.lock"]
-    assert entries(tmp_path) == ["mlflow.db", "mlflow.db.incomplete-1"]
-    assert len(runs(uri, "trial")) == 1
-
-
-@pytest.mark.parametrize("content", OTHERS)
-def test_a_database_that_holds_something_stays(content, uri, tmp_path, quick_tables):
-    path = tmp_path / "mlflow.db"
-    execute(path, f"{EMPTIED}; {OTHERS[content]}")
-    before = path.read_bytes()
+    path.write_text("of somebody")
     make_database(path)
-    assert path.read_bytes() == before
-    # A file that is no database is nobody's to replace, either.
-    path.write_text("no database")
-    make_database(path)
-    assert path.read_text() == "no database"
+    assert path.read_text() == "of somebody"
     assert entries(tmp_path) == ["mlflow.db"]
 
 
@@ -280,10 +218,10 @@ def test_a_database_is_there_once_it_is_whole(tmp_path, monkeypatch, quick_table
             make_database(path)
     # The name stays free as long as the content is half of a database.
     assert not path.exists()
-    # A journal without its database would be taken for the new one's, so it is moved aside.
+    # A journal without its database would be taken for the new one's, so it goes.
     (tmp_path / "mlflow.db-journal").write_text("of one that was deleted")
     make_database(path)
-    assert entries(tmp_path) == ["mlflow.db", "mlflow.db.incomplete-1-journal"]
+    assert entries(tmp_path) == ["mlflow.db"]
     assert opened(f"sqlite:///{path}").sent == set()
 
 
@@ -620,57 +558,6 @@ def test_trial_half_sent_is_sent_again_once(uri, method, monkeypatch, caplog):
     (child,) = runs(uri, "trial")
     assert child.info.status == "FINISHED"
     assert points(uri, child, "val/error") == HISTORY
-
-
-def overwrite(path):
-    path.write_bytes(b"no database at all, " * 100)
-
-
-def cut_pages(path):
-    # The database ends in the midst of a page.
-    path.write_bytes(path.read_bytes()[:40_000])
-
-
-def drop_tables(path):
-    execute(path, "DROP TABLE runs")
-
-
-@pytest.mark.parametrize("spoil", [overwrite, cut_pages, drop_tables])
-def test_a_damaged_database_is_named_and_a_new_one_gets_the_whole_study(
-    uri, spoil, tmp_path, caplog, created
-):
-    opened(uri).send_trial(trial(0))
-    path = tmp_path / "mlflow.db"
-    spoil(path)
-    tracking = opened(uri)
-    tracking.send_trial(trial(1))
-    (warning,) = [line for line in caplog.messages if line.startswith("MLflow: could not")]
-    assert f"The database {path} is damaged (" in warning
-    assert "move it away" in warning
-    # To go on would not help: the file has to go first.
-    assert "The next run of the same command" not in warning
-    path.rename(tmp_path / "away.db")
-    # To make the database takes seconds.
-    shutil.copy(created[0], path)
-    # In a new process there is no engine yet.
-    SqlAlchemyStore._engine_map[uri].dispose()
-    caplog.clear()
-    again = opened(uri)
-    for number in (0, 1):
-        again.send_trial(trial(number))
-    assert len(runs(uri, "trial")) == 2
-    assert caplog.messages == []
-
-
-def test_a_locked_database_is_not_called_damaged(uri, tmp_path, monkeypatch):
-    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        monkeypatch.setattr("bstune.tracking.database._LOOK_SECONDS", 0.05)
-        assert damage(tmp_path / "mlflow.db") is None
-    # Once the lock is gone, the same file is found to be whole.
-    assert damage(tmp_path / "mlflow.db") is None
-    # A file that is not there is not damaged: the first study makes it.
-    assert damage(tmp_path / "missing.db") is None
 
 
 def test_a_request_that_was_repeated_leaves_nothing_twice(uri, monkeypatch):
@@ -1025,9 +912,7 @@ def test_server_that_is_silent_or_down_ends_sending_with_one_line(
     assert capfd.readouterr() == ("", "")
 
 
-def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd, monkeypatch):
-    # Whether it is damaged is looked for meanwhile.
-    monkeypatch.setattr("bstune.tracking.database._LOOK_SECONDS", 0.0)
+def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd):
     tracking = opened(uri, seconds=0.05)
     with contextlib.closing(
         sqlite3.connect(uri.removeprefix("sqlite:///"), isolation_level=None)

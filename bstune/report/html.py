@@ -23,7 +23,6 @@ from typing import Any
 
 from bstune.core.records import dump_json
 from bstune.report.static_chart import static_chart
-from bstune.system.secrets import json_without_known
 
 # Digits of the numbers in charts: finer than a pixel.
 CHART_DIGITS = 5
@@ -274,10 +273,9 @@ def _axes_text(layout: PlotlyValues) -> str:
 
 
 def json_script(values: object) -> str:
-    """Write values as JSON in an element of a page that scripts read, without known secrets."""
-    document = json_without_known(dump_json(values))
+    """Write values as JSON in an element of a page that scripts read."""
     # All characters are ASCII. With < escaped, no text in the JSON can end the element.
-    document = document.replace("<", "\\u003c")
+    document = dump_json(values).replace("<", "\\u003c")
     return f'<script type="application/json">{document}</script>'
 
 

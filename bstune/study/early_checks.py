@@ -1,16 +1,13 @@
 """What is refused before torch is imported, which takes 5 to 30 s.
 
-A device that is not there, an output folder that cannot be used, options that the study did not
-begin with, and data that are missing and cannot be downloaded.
+An output folder that cannot be used, options that the study did not begin with, and data that are
+missing and cannot be downloaded.
 """
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from bstune.core.errors import ConfigError
 from bstune.options import StudyOptions, TrainedWorkload, flat_settings
 from bstune.system.files import Identity, Output, check_owner, check_writable
 from bstune.system.watchdog import waiting_for, watching
@@ -24,22 +21,15 @@ OPTION_SECTIONS = ("workload.", "scaling.", "prior.", "protocol.", "trainer.", "
 
 
 def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
-    """Refuse a study's device and its output folder, and download its data where they are missing.
+    """Refuse a study's output folder or options, and download its data where they are missing.
 
     It does without torch, which takes seconds to import; checks that need torch come later.
 
     Raises:
-        ConfigError: for a CUDA device where torch was built without CUDA.
         StudyError: for an output folder that cannot be written, or is another study's; for options
             that must not change and differ from those with which the study began.
         DataError: for data that are missing and cannot be downloaded.
     """
-    device = options.device
-    # Where torch is imported already, the later check of the device comes as soon.
-    if device.startswith("cuda") and "torch" not in sys.modules and is_built_without_cuda():
-        raise ConfigError(
-            f"device={device}, but this torch is built without CUDA: use device=auto or device=cpu"
-        )
     check_output(options)
     check_unchanged(options)
     if not isinstance(options.workload, TrainedWorkload):
@@ -65,14 +55,10 @@ def check_output(options: StudyOptions) -> None:
         check_owner(output, Identity.of(options.study, options.storage))
 
 
-def check_unchanged(options: StudyOptions, unknown: tuple[str, ...] = ()) -> None:
+def check_unchanged(options: StudyOptions) -> None:
     """Refuse options that a study which has begun must not change, before anything is measured.
 
     What this machine and the workload's code add to them is compared once the study is opened.
-
-    Args:
-        options: of the study.
-        unknown: beginnings of the names of options that are not known yet, and are left out.
 
     Raises:
         StudyError: where an option or the output folder is another one, and where the storage does
@@ -93,14 +79,12 @@ def check_unchanged(options: StudyOptions, unknown: tuple[str, ...] = ()) -> Non
     if study is None:
         return
     began = settings_of(study)
-    settings = {**flat_settings(options), **_stated_machine(options, began)}
-    now = {key: value for key, value in settings.items() if not key.startswith(unknown)}
+    now = {**flat_settings(options), **_stated_machine(options, began)}
     # Settings that are known only later, such as the digest of the code, are neither in ``now`` nor
     # compared. An option that ``now`` lacks is compared, as the study began with it.
     compared: dict[str, object] = {}
     for key, value in began.items():
-        is_known = not key.startswith(unknown)
-        if is_known and (key in now or key.startswith(OPTION_SECTIONS)):
+        if key in now or key.startswith(OPTION_SECTIONS):
             compared[key] = value
     refuse_changes(study, compared, now)
     check_same_output(study, Path(options.output).absolute())
@@ -126,27 +110,6 @@ def _stated_machine(options: StudyOptions, began: Mapping[str, object]) -> dict[
     if study_has_threads and options.threads != "auto":
         stated["threads"] = options.threads
     return stated
-
-
-def is_built_without_cuda() -> bool:
-    """Whether the torch that would be imported has neither CUDA nor HIP, by its version file."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return False
-    try:
-        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
-    values = dict(_assignments(text))
-    return values.get("cuda") == "None" and values.get("hip") == "None"
-
-
-def _assignments(text: str) -> Iterator[tuple[str, str]]:
-    """Read the names and values, as texts, that lines such as ``cuda: str = '12.4'`` assign."""
-    for line in text.splitlines():
-        name, equals, value = line.partition("=")
-        if equals:
-            yield name.partition(":")[0].strip(), value.strip()
 
 
 def known_loaders(node: object) -> Iterator[tuple[str, object]]:

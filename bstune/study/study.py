@@ -26,7 +26,6 @@ from bstune.core.search_space import OVERRIDE_LR
 from bstune.hydra_recipe import instantiate
 from bstune.options import GivenOptions, StudyOptions, with_option
 from bstune.recipe import Recipe
-from bstune.study.early_arguments import StatedArguments, check_arguments
 from bstune.study.prepare import compose_joined, prepare
 from bstune.study.report import Findings
 from bstune.study.run import run as run_options
@@ -157,11 +156,6 @@ class Study:
         if output is not None:
             chosen["output"] = str(output)
             _check_writable(output)
-        # Secrets and control characters stay out of the errors.
-        with filtered():
-            check_arguments(
-                StatedArguments(module, target, batch_sizes, reference, options, chosen)
-            )
         with loading(training=True):
             self._complete(arguments, chosen)
         self._seconds_before = elapsed()

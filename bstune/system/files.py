@@ -25,7 +25,7 @@ from typing import BinaryIO
 from bstune.core.errors import BstuneError, InputError, StudyError
 from bstune.system.failures import with_causes
 from bstune.system.inputs import parse_json, read_text
-from bstune.system.secrets import document_without_known, redact
+from bstune.system.secrets import redact, without_known
 
 # Times that a file is tried, a second apart: a full disk may get room, a mount come back.
 WRITE_TRIES = 11
@@ -236,6 +236,14 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def _without_secrets(path: Path, text: str) -> str:
+    """Leave the remembered secrets out of a file's text."""
+    # YAML is dumped from values that are filtered already, and ``*`` has a meaning in it.
+    if path.suffix == ".yaml":
+        return text
+    return without_known(text)
+
+
 def append_text(path: Path, text: str) -> None:
     """Append text to a regular file, which is made if it is missing.
 
@@ -244,7 +252,7 @@ def append_text(path: Path, text: str) -> None:
     Raises:
         StudyError: if it is a link or a device, or cannot be written.
     """
-    text = document_without_known(text, path.suffix)
+    text = _without_secrets(path, text)
     try:
         descriptor = _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         with os.fdopen(descriptor, "wb") as file:
@@ -403,7 +411,7 @@ def _remove_partial(path: Path) -> None:
 
 def write_text_once(path: Path, text: str) -> None:
     """Write a file of text as a whole, without the remembered secrets; OSError if it cannot be."""
-    content = document_without_known(text, path.suffix).encode()
+    content = _without_secrets(path, text).encode()
     with whole_file(path) as file:
         file.write(content)
 

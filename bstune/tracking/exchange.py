@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
 
 from alembic.util import CommandError
 from mlflow.exceptions import MlflowException
@@ -70,16 +69,13 @@ class Exchanges:
         self,
         settings: MlflowOptions,
         clock: Callable[[], float] = time.monotonic,
-        database: Path | None = None,
     ) -> None:
         """Allow all exchanges together ``mlflow.study_seconds`` of waiting.
 
         Args:
             settings: the options of MLflow.
             clock: gives seconds from a fixed moment.
-            database: MLflow's SQLite file. None where MLflow has none.
         """
-        self._database = database
         self._settings = settings
         self._clock = clock
         self._seconds_left = settings.study_seconds
@@ -115,21 +111,13 @@ class Exchanges:
             if not isinstance(error, FAILURES):
                 trace = "\n" + "".join(traceback.format_exception(error))
         self.failed = True
-        _log.warning("MLflow: could not %s (%s). %s%s", what, reason, self._advice(), trace)
-
-    def _advice(self) -> str:
-        """Say how to send the rest: by the same command, unless the database is damaged."""
-        if self._database is not None:
-            # MLflow's tables take a second to import.
-            from bstune.tracking.database import damage
-
-            fault = damage(self._database)
-            if fault is not None:
-                return (
-                    f"The database {self._database} is damaged ({fault}): move it away, and the "
-                    "same command then makes a new one and sends all of the study."
-                )
-        return "The next run of the same command sends what is missing, if MLflow answers by then."
+        _log.warning(
+            "MLflow: could not %s (%s). The next run of the same command sends what is missing, if "
+            "MLflow answers by then.%s",
+            what,
+            reason,
+            trace,
+        )
 
 
 @contextmanager

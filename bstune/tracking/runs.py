@@ -106,7 +106,7 @@ class Tracking:
         # For each trial that MLflow has whole, by number: its run's id, and its start in
         # milliseconds.
         self._sent_runs: dict[int, tuple[str, int]] = {}
-        self._exchanges = Exchanges(options.mlflow, database=database_path(self._uri))
+        self._exchanges = Exchanges(options.mlflow)
         self._exchanges.run("open the study", self._open)
 
     @property

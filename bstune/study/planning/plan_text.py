@@ -1,6 +1,5 @@
 """A study's plan in words: what it seeks, where it looks, what its trials may take."""
 
-import math
 from collections.abc import Sequence
 
 from bstune.core.records import Budget, TrialResult
@@ -12,8 +11,6 @@ from bstune.study.prepared import PreparedStudy
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
 
-# From this difference of their logs on, a step's seconds by two surveys are not about the same.
-RETIMED = 0.1
 # Of the wall time, what is spent before the search begins is told from this share on.
 TOLD_SHARE = 0.1
 
@@ -35,9 +32,6 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         ranges.append(f"{tunable.name} ({span})")
     if ranges:
         lines.append(f"  searches {', '.join(ranges)} as well")
-    retimed = retimed_text(prepared, done)
-    if retimed is not None:
-        lines.append(f"  {retimed}")
     duration = _duration_text(prepared, done, wall_seconds_left)
     if duration is not None:
         lines.append(f"  {duration}")
@@ -141,31 +135,6 @@ def _turns_text(prepared: PreparedStudy) -> str | None:
     if remainder:
         text += f", one more at the {remainder} smallest"
     return text
-
-
-def retimed_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str | None:
-    """Say that a survey has changed a step's seconds since earlier trials were shown.
-
-    It is None where they are about the same, or no survey timed them.
-    """
-    if prepared.backend.timed is None:
-        return None
-    # The records have seconds by the survey's law alone, before trials' own steps correct it.
-    surveyed = prepared.backend.step_time
-    for trial in done:
-        # Without measured seconds beside them, the record's seconds are the trial's own.
-        if trial.seconds_per_step is None or trial.measured_seconds_per_step is None:
-            continue
-        seconds = surveyed(trial.batch_size)
-        if abs(math.log(seconds / trial.seconds_per_step)) < RETIMED:
-            continue
-        size = format_count(trial.batch_size)
-        before = format_seconds(trial.seconds_per_step)
-        return (
-            f"steps were timed anew: at batch size {size} one takes {format_seconds(seconds)}, not "
-            f"{before} as in the line of trial {trial.number}; all trials count by the new seconds"
-        )
-    return None
 
 
 def _duration_text(
