@@ -2,6 +2,7 @@ import sys
 
 import optuna
 import pytest
+import torch
 import yaml
 
 from bstune import __main__
@@ -166,6 +167,21 @@ def test_a_study_in_the_making_is_left_to_its_opening(tmp_path):
     optuna.create_study(study_name="theirs", storage=url).set_user_attr("mine", 1)
     with pytest.raises(StudyError):
         early_checks.check_unchanged(compose([*BEGUN, f"storage={url}", "study=theirs"]).options)
+
+
+def test_torchs_own_file_says_whether_it_has_cuda():
+    has_any = torch.version.cuda is not None or torch.version.hip is not None
+    assert early_checks.is_built_without_cuda() != has_any
+
+
+def test_a_device_that_is_not_there_is_refused_where_torch_is_not_imported(monkeypatch):
+    options = compose(["workload=digits", "device=cuda"]).options
+    monkeypatch.setattr(early_checks, "is_built_without_cuda", lambda: True)
+    # With torch at hand the check knows better than the early one.
+    early_checks.check_early(options, print)
+    monkeypatch.delitem(sys.modules, "torch")
+    with pytest.raises(ConfigError):
+        early_checks.check_early(options, print)
 
 
 def test_mirrors_fail_within_twenty_seconds():

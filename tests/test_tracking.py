@@ -218,10 +218,10 @@ def test_a_database_is_there_once_it_is_whole(tmp_path, monkeypatch, quick_table
             make_database(path)
     # The name stays free as long as the content is half of a database.
     assert not path.exists()
-    # A journal without its database would be taken for the new one's, so it goes.
-    (tmp_path / "mlflow.db-journal").write_text("of one that was deleted")
+    # A journal without its database would be taken for the new one's, so it gets another name.
+    (tmp_path / "mlflow.db-journal").write_text("of one that was moved away")
     make_database(path)
-    assert entries(tmp_path) == ["mlflow.db"]
+    assert entries(tmp_path) == ["mlflow.db", "mlflow.db-journal.aside-1"]
     assert opened(f"sqlite:///{path}").sent == set()
 
 

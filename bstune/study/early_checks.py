@@ -1,13 +1,16 @@
 """What is refused before torch is imported, which takes 5 to 30 s.
 
-An output folder that cannot be used, options that the study did not begin with, and data that are
-missing and cannot be downloaded.
+A device that is not there, an output folder that cannot be used, options that the study did not
+begin with, and data that are missing and cannot be downloaded.
 """
 
 import importlib
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from bstune.core.errors import ConfigError
 from bstune.options import StudyOptions, TrainedWorkload, flat_settings
 from bstune.system.files import Identity, Output, check_owner, check_writable
 from bstune.system.watchdog import waiting_for, watching
@@ -21,15 +24,22 @@ OPTION_SECTIONS = ("workload.", "scaling.", "prior.", "protocol.", "trainer.", "
 
 
 def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
-    """Refuse a study's output folder or options, and download its data where they are missing.
+    """Refuse a study's device and its output folder, and download its data where they are missing.
 
     It does without torch, which takes seconds to import; checks that need torch come later.
 
     Raises:
+        ConfigError: for a CUDA device where torch was built without CUDA.
         StudyError: for an output folder that cannot be written, or is another study's; for options
             that must not change and differ from those with which the study began.
         DataError: for data that are missing and cannot be downloaded.
     """
+    device = options.device
+    # Where torch is imported already, the later check of the device comes as soon.
+    if device.startswith("cuda") and "torch" not in sys.modules and is_built_without_cuda():
+        raise ConfigError(
+            f"device={device}, but this torch is built without CUDA: use device=auto or device=cpu"
+        )
     check_output(options)
     check_unchanged(options)
     if not isinstance(options.workload, TrainedWorkload):
@@ -110,6 +120,27 @@ def _stated_machine(options: StudyOptions, began: Mapping[str, object]) -> dict[
     if study_has_threads and options.threads != "auto":
         stated["threads"] = options.threads
     return stated
+
+
+def is_built_without_cuda() -> bool:
+    """Whether the torch that would be imported has neither CUDA nor HIP, by its version file."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    values = dict(_assignments(text))
+    return values.get("cuda") == "None" and values.get("hip") == "None"
+
+
+def _assignments(text: str) -> Iterator[tuple[str, str]]:
+    """Read the names and values, as texts, that lines such as ``cuda: str = '12.4'`` assign."""
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals:
+            yield name.partition(":")[0].strip(), value.strip()
 
 
 def known_loaders(node: object) -> Iterator[tuple[str, object]]:

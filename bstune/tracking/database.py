@@ -7,7 +7,9 @@ like (MLflow 3.17, SQLite 3.40, one kill every 0.6 s). So a lock alone is not en
 is made under another name.
 """
 
+import os
 import sqlite3
+from itertools import count
 from pathlib import Path
 
 from filelock import FileLock
@@ -43,9 +45,12 @@ def make_database(path: Path) -> None:
             engine.dispose()
             mlflow_database._initialize_tables(engine)  # type: ignore[no-untyped-call]
             engine.dispose()
-            # A journal without its database would be taken for the new one's.
+            # A journal without its database would be taken for the new one's. It may hold what the
+            # database lacks that was moved away, so it stays, under another name.
             for suffix in _JOURNALS:
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
+                journal = path.with_name(path.name + suffix)
+                if journal.exists():
+                    journal.rename(_free_name(journal))
             # The new file's bytes are on the disk before it gets the database's name.
             with partial.open("rb+") as made:
                 sync_file(made)
@@ -64,6 +69,15 @@ def _without_syncs(connection: sqlite3.Connection, record: object) -> None:
     """
     connection.execute("PRAGMA synchronous=OFF")
     connection.execute("PRAGMA journal_mode=MEMORY")
+
+
+def _free_name(path: Path) -> Path:
+    """Give a path beside a file that nothing has yet, to move the file to."""
+    for number in count(1):
+        name = path.with_name(f"{path.name}.aside-{number}")
+        if not os.path.lexists(name):
+            break
+    return name
 
 
 def _remove_partials(path: Path) -> None:
