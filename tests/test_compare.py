@@ -350,23 +350,20 @@ def test_names_are_text_and_differ():
 
 
 @pytest.mark.slow
-def test_labels_of_curves_cover_no_point_and_no_other_label():
+def test_the_names_of_curves_cover_no_curve_and_no_other_name():
     made = []
     for i in range(6):
         made.append(summary(f"workload {i}", 30.0 * 2**i, s_min=60.0 + 25 * i))
-    found = compare(studies(*made))
-    figure = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 8.0))
-    figure.draw_without_rendering()
-    axes = figure.subfigs[0].axes[0]
-    boxes = [label.get_window_extent() for label in axes.texts]
-    assert len(boxes) == 6
-    points = []
-    for study in found.studies:
-        points += [(point.batch_size, point.steps) for point in study.points]
-    points = axes.transData.transform(points)
+    drawn = compare(studies(*made)).plot()
+    drawn.draw_without_rendering()
+    (legend,) = drawn.subfigs[0].legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names[::5] == ["workload 0: 30", "workload 5: 960"]
+    panel = drawn.subfigs[0].axes[0].get_tightbbox()
+    boxes = [text.get_window_extent() for text in legend.get_texts()]
     for i, box in enumerate(boxes):
-        assert not any(box.overlaps(other) for other in boxes[:i])
-        assert not any(box.contains(*point) for point in points)
+        assert not any(box.overlaps(other) for other in [panel, *boxes[:i]])
+        assert drawn.bbox.x0 <= box.x0 < box.x1 <= drawn.bbox.x1
 
 
 @pytest.fixture
