@@ -1,5 +1,6 @@
 """Studies side by side: made ones of a known law, and whatever a folder may hold."""
 
+import base64
 import html
 import math
 import re
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 from browser import awaited, errors, opened_browser, resize
 from builders import changed, hand_critical, make_baseline, make_confirmed, make_curve, result_of
-from test_page import Page
 from toolbox import column, make_trial
 
 from bstune.core.errors import StudyError
@@ -188,7 +188,7 @@ def test_what_differs_between_studies_is_said(changes, unlike, notes):
     assert len(found.notes) == len(notes)
     for note, start in zip(found.notes, notes, strict=True):
         assert note.startswith(start)
-        assert html.escape(note) in comparison_page(found)
+        assert html.escape(note) in page_of(found)
     differ = any(note.startswith("the devices differ") for note in found.notes)
     assert found.title.endswith("2 devices" if differ else "1 device")
 
@@ -237,7 +237,7 @@ def test_what_a_study_lacks_is_said_beside_what_there_is(changes, note):
     notes = found.studies[1].notes
     assert note in "\n".join(notes)
     # The page escapes what stands in angle brackets.
-    assert f"b: {found.studies[1].notes[0]}" in comparison_page(found).replace("&lt;", "<")
+    assert f"b: {found.studies[1].notes[0]}" in page_of(found).replace("&lt;", "<")
 
 
 def test_what_studies_lack_is_left_out_of_the_picture():
@@ -269,12 +269,16 @@ def test_all_hyperparameters_of_a_winner_are_shown():
     )
     found = compare(studies(*made))
     assert str(found.studies[0].use) == "B = 128, lr = 0.1, momentum = 0.95, weight_decay = 0.0005"
-    rows = cells_of(comparison_page(found))
+    rows = cells_of(page_of(found))
     assert column(rows, "momentum") == ["0.95", "0.9", "-"]
     assert column(rows, "weight_decay") == ["0.0005", "-", "-"]
     drawn = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 7.0))
     shown = texts_of(drawn)
     assert {"momentum = 0.95, weight_decay = 0.0005", "momentum = 0.9"} <= shown
+
+
+def page_of(comparison):
+    return comparison_page(comparison, b"a picture")
 
 
 def texts_of(figure):
@@ -303,7 +307,7 @@ def test_the_gain_has_a_column_with_its_interval():
     found = compare(studies(*made))
     ratios = [study.gain for study in found.studies]
     assert ratios == [1.45, 2.4, None, None]
-    shown = column(cells_of(comparison_page(found)), "gain")
+    shown = column(cells_of(page_of(found)), "gain")
     # The best that the last study found is the reference itself.
     assert shown == ["1.45 times (1.3 to 1.7)", "at least 2.4 times", "not known", "none"]
     assert gain_text(gain(merit="steps")).endswith("in steps")
@@ -311,19 +315,13 @@ def test_the_gain_has_a_column_with_its_interval():
 
 def test_critical_batch_sizes_of_like_studies_are_named_apart():
     made = (summary("a", 100.0), summary("b", 101.0), summary("c", 102.0))
-    found = compare(studies(*made))
-    # The first chart is that of steps over batch sizes.
-    steps = Page(comparison_page(found)).charts[0]
-    named = []
-    for trace in steps["data"]:
-        # Labels beside the lines would cover one another: the legend names them.
-        assert "text" not in trace.get("mode", "")
-        if trace.get("showlegend", True):
-            named.append(trace["name"])
     # 100, 101 and 102 are 100 in two digits.
-    expected = [f"{name}: critical batch size 100" for name in "abc"]
-    assert named == expected
-    assert not steps["layout"].get("annotations")
+    assert legend_of(compare(studies(*made)).plot()) == ["a: 100", "b: 100", "c: 100"]
+
+
+def legend_of(figure):
+    (legend,) = figure.subfigs[0].legends
+    return [text.get_text() for text in legend.get_texts()]
 
 
 def test_names_are_text_and_differ():
@@ -332,7 +330,7 @@ def test_names_are_text_and_differ():
     found = compare(studies(summary(), changed, changed, summary("c" * 300), summary("$x^2$ 日本")))
     names = [study.name for study in found.studies]
     assert names[:3] == ["a", f"{ODD} (outputs/1)", f"{ODD} (outputs/2)"]
-    page = comparison_page(found)
+    page = page_of(found)
     assert "<b>é" not in page
     assert "a b/&lt;b&gt;é&lt;/b&gt; &amp; &quot;ü&quot; $x^2$ 日本" in page
     workloads, targets, devices = found.notes
@@ -349,23 +347,19 @@ def test_names_are_text_and_differ():
 
 
 @pytest.mark.slow
-def test_labels_of_curves_cover_no_point_and_no_other_label():
+def test_the_names_of_curves_cover_no_curve_and_no_other_name():
     made = []
     for i in range(6):
         made.append(summary(f"workload {i}", 30.0 * 2**i, s_min=60.0 + 25 * i))
-    found = compare(studies(*made))
-    figure = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 8.0))
-    figure.draw_without_rendering()
-    axes = figure.subfigs[0].axes[0]
-    boxes = [label.get_window_extent() for label in axes.texts]
-    assert len(boxes) == 6
-    points = []
-    for study in found.studies:
-        points += [(point.batch_size, point.steps) for point in study.points]
-    points = axes.transData.transform(points)
+    drawn = compare(studies(*made)).plot()
+    drawn.draw_without_rendering()
+    (legend,) = drawn.subfigs[0].legends
+    assert legend_of(drawn)[::5] == ["workload 0: 30", "workload 5: 960"]
+    panel = drawn.subfigs[0].axes[0].get_tightbbox()
+    boxes = [text.get_window_extent() for text in legend.get_texts()]
     for i, box in enumerate(boxes):
-        assert not any(box.overlaps(other) for other in boxes[:i])
-        assert not any(box.contains(*point) for point in points)
+        assert not any(box.overlaps(other) for other in [panel, *boxes[:i]])
+        assert drawn.bbox.x0 <= box.x0 < box.x1 <= drawn.bbox.x1
 
 
 @pytest.fixture
@@ -407,7 +401,7 @@ def test_what_is_no_study_is_left_out_with_a_line(folders):
         "run the same command under another name, study=NAME"
     )
     found = compare([a], left_out)
-    page = comparison_page(found)
+    page = page_of(found)
     for line in left_out:
         # The beginning of each name.
         assert line.split("outputs/")[1][:4] in page
@@ -456,8 +450,11 @@ def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path)
         "page      shown/comparison.html",
     ):
         assert line in out, out
-    assert (tmp_path / "shown/comparison.png").read_bytes()[:4] == b"\x89PNG"
-    assert "</html>" in (tmp_path / "shown/comparison.html").read_text()
+    figure = (tmp_path / "shown/comparison.png").read_bytes()
+    assert figure[:4] == b"\x89PNG"
+    page = (tmp_path / "shown/comparison.html").read_text()
+    assert base64.b64encode(figure).decode() in page
+    assert page.endswith("</html>\n")
 
 
 # Which room imports which is held by test_layers.py, and that replaying a study imports none by
@@ -478,8 +475,8 @@ def test_comparing_imports_no_training_library(folders, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("whole_pages")
-def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(
+@pytest.mark.usefixtures("rendered")
+def test_the_page_shows_its_picture_in_a_browser_and_asks_nothing_of_the_network(
     bstune, folders, tmp_path
 ):
     folders(
@@ -490,10 +487,8 @@ def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(
     )
     paths = ("outputs/a", "outputs/b", "outputs/c", "outputs/d")
     assert bstune("compare", *paths)[0] == 0
-    drawn = (
-        "return [...document.querySelectorAll('figure.chart')].every(one => "
-        "one.querySelector('svg.main-svg'))"
-    )
+    # A picture that cannot be shown has no width.
+    drawn = "return document.querySelector('img').naturalWidth === 900"
     with opened_browser(tmp_path / "profile", 1280, 900) as driver:
         # A screen and a phone.
         for width in (1280, 390):

@@ -23,7 +23,6 @@ from toolbox import make_trial
 from bstune.core.scaling import RULES, NamedRule, sqrt
 from bstune.report.answer import answer
 from bstune.report.charts.learning_rates import _rule_traces
-from bstune.report.drawing import Label, figure_of, log_axis, place_labels
 from bstune.report.figure import (
     OTHER_TEXT,
     POINT_TEXT,
@@ -334,24 +333,6 @@ def test_stopped_trials_are_shown_only_where_they_bound_the_curve():
     assert marks[STOPPED_TEXT].get_offsets().tolist() == [[200, 400]]
     marks = shown_marks(curve_figure(*STUDIES["all stopped"]).axes[0])
     assert len(marks[STOPPED_TEXT].get_offsets()) == len(STUDIES["all stopped"][1].points)
-
-
-def test_a_label_is_beside_its_mark():
-    def paint(figure):
-        axes = figure.add_subplot()
-        for name in "xy":
-            log_axis(axes, name, (1.0, 100.0))
-        axes.scatter([10.0], [10.0], s=30)
-        figure.draw_without_rendering()
-        at = np.array([[10.0, 10.0]])
-        place_labels(axes, [Label("a mark", at, "black")], 9.0)
-
-    axes = figure_of(paint, (4.0, 4.0)).axes[0]
-    box = axes.texts[0].get_window_extent()
-    (x, y) = axes.transData.transform((10.0, 10.0))
-    assert not box.contains(x, y)
-    # Beside it: within 80 pixels.
-    assert math.hypot(box.x0 + box.width / 2 - x, box.y0 + box.height / 2 - y) < 80
 
 
 @pytest.mark.usefixtures("rendered")

@@ -16,6 +16,7 @@ from bstune.report.html import (
     label,
     page,
     paragraph,
+    picture,
     table,
     text,
 )
@@ -72,6 +73,13 @@ def test_what_a_study_names_is_text_everywhere():
             titles.append(attributes["title"])
     assert pictures == [NASTY]
     assert titles == [NASTY]
+
+
+def test_a_picture_lies_in_the_page_with_its_text():
+    found = Elements(page("t", [Section("a", picture(b"png", NASTY, NASTY))]))
+    (image,) = [attributes for tag, attributes in found.tags if tag == "img"]
+    assert image == {"alt": NASTY, "src": "data:image/png;base64,cG5n"}
+    assert NASTY in found.texts
 
 
 def test_a_charts_data_come_back_and_name_nothing_as_markup():

@@ -56,14 +56,6 @@ def test_error_bars_reach_from_end_to_end():
     assert high == pytest.approx(TOP_MARGIN + 0.3 * PANEL, abs=0.1)
 
 
-def test_categories_stand_in_their_order_from_above():
-    rows = {"x": [1.0, 10.0], "y": ["first", "&lt;b&gt;"], "mode": "markers"}
-    picture = drawn(rows, yaxis={"type": "category", "title": {"text": ""}})
-    first, second = (y for _, y in numbers(r'<circle cx="([\d.]+)" cy="([\d.]+)"', picture))
-    assert first < second
-    assert ">&lt;b&gt;<" in picture
-
-
 def test_texts_stay_texts_and_the_legend_names_what_is_shown():
     line = {"x": [1.0, 2.0], "y": [1.0, 2.0], "mode": "lines"}
     picture = drawn({**line, "name": "<b>x</b>"}, {**line, "name": "hidden", "showlegend": False})

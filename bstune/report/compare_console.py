@@ -42,8 +42,8 @@ def write_comparison(comparison: Comparison, folder: Path, console: Console) -> 
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StudyError(f"--output {folder} cannot be made: {error.strerror}") from error
-    write_text(page, comparison_page(comparison))
     draw_comparison(comparison, figure)
+    write_text(page, comparison_page(comparison, figure.read_bytes()))
     print_comparison(comparison, console)
     for name, path in (("page", page), ("figure", figure)):
         console.print(Text(f"{name:<{INDENT}}{path}"), soft_wrap=True)

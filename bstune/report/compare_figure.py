@@ -1,5 +1,6 @@
 """The figure ``comparison.png``: S(B) of several studies, their collapse, B_crit and times."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +18,10 @@ from bstune.report.drawing import (
     PAGE_DPI,
     PURPLE,
     VERMILION,
-    Label,
     draw_empty,
     figure_of,
     log_axis,
     log_limits,
-    place_labels,
     save_figure,
 )
 from bstune.report.one_law import Collapse, points_over_law
@@ -35,10 +34,13 @@ if TYPE_CHECKING:
     from bstune.report.picture import Picture
 
 INCHES_WIDE = 6.0
-# Heights: of the two charts above, of the frame around the rows below them, and of each row.
+# Heights: of the two charts above, of each row of the legend over them, of the frame around the
+# rows below them, and of each of these.
 TOP_INCHES = 5.0
+LEGEND_ROW_INCHES = 0.17
 FOOT_INCHES = 0.7
 ROW_INCHES = 0.52
+LEGEND_COLUMNS = 2
 # Seven colours and seven marks: a study beyond the seventh has a colour again, with another mark.
 STUDY_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", INK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -99,21 +101,25 @@ def comparison_figure(comparison: Comparison) -> "Picture":
 
 def comparison_inches(comparison: Comparison) -> tuple[float, float]:
     """Give width and height of the figure in inches, by the number of studies."""
-    return INCHES_WIDE, TOP_INCHES + FOOT_INCHES + ROW_INCHES * len(comparison.studies)
+    return INCHES_WIDE, sum(_heights(len(comparison.studies)))
 
 
-def paint_comparison(figure: "Figure | SubFigure", comparison: Comparison) -> None:
-    """Draw a comparison on a whole figure, or on a part of one.
+def _heights(studies: int) -> tuple[float, float]:
+    """Give the heights of the charts with their legend and of the rows below them, in inches."""
+    legend_rows = math.ceil(studies / LEGEND_COLUMNS)
+    top = TOP_INCHES + LEGEND_ROW_INCHES * legend_rows
+    return top, FOOT_INCHES + ROW_INCHES * studies
 
-    The other parts of the figure must be drawn before, as labels are placed by its final layout.
-    """
+
+def paint_comparison(figure: "Figure", comparison: Comparison) -> None:
+    """Draw a comparison on a figure."""
     studies = looks(comparison.studies)
-    (top,), (foot,) = figure.subfigures(
-        2, 1, squeeze=False, height_ratios=[TOP_INCHES, FOOT_INCHES + ROW_INCHES * len(studies)]
-    )
+    heights = _heights(len(studies))
+    (top,), (foot,) = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)
     curves, law = top.subplots(2, 1, gridspec_kw={"height_ratios": [1.25, 1.0]})
     critical, times = foot.subplots(1, 2)
     _draw_curves(curves, studies)
+    _name_curves(top, studies)
     _draw_collapse(law, studies, comparison.collapse)
     _draw_rows(critical, studies, _critical_row, "Critical batch size (examples)")
     _draw_rows(times, studies, _time_row, "Time to target (seconds)")
@@ -128,7 +134,6 @@ def paint_comparison(figure: "Figure | SubFigure", comparison: Comparison) -> No
         )
         _write_in_row(critical, x=-0.03, row=i + 0.02, text=target, colour=FAINT_INK, **below_style)
         _write_in_row(critical, x=-0.03, row=i + 0.28, text=device, colour=FAINT_INK, **below_style)
-    _name_curves(figure, curves, studies)
 
 
 def looks(studies: Sequence[Compared]) -> list[Look]:
@@ -162,7 +167,9 @@ def _shortened(text: str, longest: int = LONGEST_NAME) -> str:
 def _draw_curves(axes: "Axes", studies: Sequence[Look]) -> None:
     """Draw S(B) of each study: its points, its curve, and B_crit on the curve."""
     axes.set(xlabel="batch size B (examples per optimizer step)", ylabel="steps to target S")
-    axes.set_title("Steps to target; hollow: the critical batch size", fontsize=9.0, loc="left")
+    axes.set_title(
+        "Steps to target; hollow and above: critical batch size", fontsize=9.0, loc="left"
+    )
     all_sizes = list[float]()
     all_steps = list[float]()
     all_curves = list[float]()
@@ -188,6 +195,33 @@ def _draw_curves(axes: "Axes", studies: Sequence[Look]) -> None:
     log_axis(axes, "x", log_limits(all_sizes, pads=(0.05, 0.05)))
     log_axis(axes, "y", log_limits([*all_steps, *all_curves], pads=(0.2, 0.08)))
     axes.grid(**GRID)
+
+
+def _name_curves(part: "SubFigure", studies: Sequence[Look]) -> None:
+    """Write a legend above the charts: the name of each study that is drawn, with its B_crit."""
+    # Only what draws waits for matplotlib.
+    from matplotlib.lines import Line2D
+
+    handles = list[Line2D]()
+    for look in studies:
+        study = look.study
+        if not study.points:
+            continue
+        name = look.name
+        if study.b_crit_on_curve is not None:
+            name += f": {format_number(study.b_crit, 2)}"
+        style: dict[str, Any] = {"marker": look.marker, "markersize": 4.0, "linewidth": 1.2}
+        handles.append(Line2D([], [], color=look.colour, label=name, **style))
+    legend = part.legend(
+        handles=handles,
+        loc="outside upper left",
+        ncols=LEGEND_COLUMNS,
+        fontsize=7.5,
+        frameon=False,
+    )
+    # A dollar sign does not begin a formula.
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def _draw_critical(axes: "Axes", look: Look, place: tuple[float, float]) -> None:
@@ -336,26 +370,3 @@ def _write_in_row(axes: "Axes", x: float, row: float, text: str, colour: str, **
     """
     where = axes.get_yaxis_transform()
     axes.text(x, row, text, transform=where, color=colour, va="center", parse_math=False, **style)
-
-
-def _name_curves(figure: "Figure | SubFigure", axes: "Axes", studies: Sequence[Look]) -> None:
-    """Write each study's name with its B_crit near the mark of that.
-
-    Without one the name stands near the study's curve, or near its points.
-    """
-    # Labels are placed once all else has its place in the whole figure.
-    figure.canvas.figure.draw_without_rendering()
-    labels = list[Label]()
-    for look in studies:
-        study = look.study
-        text = look.name
-        if study.b_crit_on_curve is not None:
-            text = f"{look.name}: {format_number(study.b_crit, 2)}"
-            places = [study.b_crit_on_curve]
-        elif study.steps.size:
-            places = list(zip(study.batch_size, study.steps, strict=True))
-        else:
-            places = [(point.batch_size, point.steps) for point in study.points]
-        if places:
-            labels.append(Label(text, np.array(places), look.colour))
-    place_labels(axes, labels, size=7.5)

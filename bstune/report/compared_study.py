@@ -33,8 +33,6 @@ class ComparedPoint:
     """Examples of a step."""
     steps: float
     """Optimizer steps."""
-    seconds: float | None
-    """Seconds of training; None where the trial was not timed."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +125,6 @@ class Compared:
     """Lower end of its interval, shape (n,)."""
     steps_high: Array
     """Upper end of its interval, shape (n,)."""
-    seconds: Array
-    """T(B) = S*(B) tau(B), shape (n,); empty where tau(B) is not known."""
     b_crit: float | None
     """The critical batch size, in examples."""
     b_crit_low: float | None
@@ -179,7 +175,6 @@ class _Curve:
     steps: Array
     steps_low: Array
     steps_high: Array
-    seconds: Array
 
 
 def _curve_of(result: StudyResult) -> _Curve:
@@ -187,18 +182,12 @@ def _curve_of(result: StudyResult) -> _Curve:
     empty = np.empty(0)
     curve = result.curve
     if curve is None:
-        return _Curve(
-            batch_size=empty, steps=empty, steps_low=empty, steps_high=empty, seconds=empty
-        )
-    seconds = empty
-    if curve.seconds_per_step is not None:
-        seconds = np.array(curve.steps) * np.array(curve.seconds_per_step)
+        return _Curve(batch_size=empty, steps=empty, steps_low=empty, steps_high=empty)
     return _Curve(
         batch_size=np.array(curve.batch_size),
         steps=np.array(curve.steps),
         steps_low=np.array(curve.low),
         steps_high=np.array(curve.high),
-        seconds=seconds,
     )
 
 
@@ -242,7 +231,7 @@ def compared_study(result: StudyResult, source: str) -> Compared:
     points = list[ComparedPoint]()
     for point in result.points:
         if point.steps:
-            points.append(ComparedPoint(point.batch_size, point.steps, point.time_to_target))
+            points.append(ComparedPoint(point.batch_size, point.steps))
     points.sort(key=lambda point: point.batch_size)
     curve = _curve_of(result)
     critical = _critical_of(result)
@@ -274,7 +263,6 @@ def compared_study(result: StudyResult, source: str) -> Compared:
         steps=curve.steps,
         steps_low=curve.steps_low,
         steps_high=curve.steps_high,
-        seconds=curve.seconds,
         b_crit=critical.value,
         b_crit_low=critical.low,
         b_crit_high=critical.high,

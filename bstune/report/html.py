@@ -272,6 +272,16 @@ def _axes_text(layout: PlotlyValues) -> str:
     return " over ".join(title for title in titles if title) or "chart"
 
 
+def picture(png: bytes, alt: str, caption: str) -> str:
+    """Show a PNG, at most as wide as the page, with a text below it.
+
+    ``alt`` says what it shows, for those who do not see it.
+    """
+    data = base64.b64encode(png).decode()
+    image = f'<img alt="{text(alt)}" src="data:image/png;base64,{data}">'
+    return f"<figure>{image}<figcaption>{text(caption)}</figcaption></figure>"
+
+
 def json_script(values: object) -> str:
     """Write values as JSON in an element of a page that scripts read."""
     # All characters are ASCII. With < escaped, no text in the JSON can end the element.

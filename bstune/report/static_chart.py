@@ -28,8 +28,6 @@ LETTER = 6.6
 LEGEND_LINE = 20.0
 # The width of the legend's sample and of the room beside it.
 SAMPLE = 30.0
-# A category's name of more letters is shortened.
-LONG_NAME = 24
 # Room on either side of an axis whose range is not stated, as a share of its span.
 AXIS_PAD = 0.06
 # The least span of a logarithmic axis, in decades: an octave.
@@ -47,12 +45,10 @@ CORNERS: Mapping[str, Sequence[tuple[float, float]]] = {
     "square": ((-0.85, -0.85), (0.85, -0.85), (0.85, 0.85), (-0.85, 0.85)),
     "diamond": ((0.0, -1.2), (1.2, 0.0), (0.0, 1.2), (-1.2, 0.0)),
     "triangle-up": ((0.0, -1.1), (1.05, 0.8), (-1.05, 0.8)),
-    "triangle-down": ((0.0, 1.1), (1.05, -0.8), (-1.05, -0.8)),
 }
 # Symbols that are strokes, not areas: their paths as SVG has them, for half a size of 1.
 STROKES: Mapping[str, str] = {
     "x": "M-.8-.8L.8.8M-.8.8L.8-.8",
-    "cross": "M-1 0H1M0-1V1",
 }
 PlotlyTrace = Mapping[str, Any]
 """A trace by plotly's own names."""
@@ -60,20 +56,20 @@ PlotlyLayout = Mapping[str, Any]
 """A layout or a part of it, by plotly's own names."""
 Place = tuple[float, float]
 """A point of the drawing: x and y in pixels, y downwards."""
-AxisValue = float | str | None
-"""The value of a trace's point along an axis: a number, a category, or None for no place."""
+AxisValue = float | None
+"""The value of a trace's point along an axis; None for no place."""
 
 
 @dataclass(frozen=True)
 class _Axis:
     """An axis of the drawing: where values lie along it, in pixels.
 
-    A coordinate is a number along the axis: the value itself, its logarithm to base 10 on a
-    logarithmic axis, or a category's index.
+    A coordinate is a number along the axis: the value itself, or its logarithm to base 10 on a
+    logarithmic axis.
     """
 
     kind: str
-    """``log``, ``linear`` or ``category``."""
+    """``log`` or ``linear``."""
     low: float
     """The coordinate at its start."""
     high: float
@@ -82,12 +78,10 @@ class _Axis:
     """The pixel of its start."""
     end: float
     """The pixel of its end."""
-    names: tuple[str, ...] = ()
-    """The categories in their order."""
 
     def pixel_of_value(self, value: AxisValue) -> float | None:
         """Give the pixel of a value. None where it has no place on the axis."""
-        coordinate = _coordinate(value, self.kind, self.names)
+        coordinate = _coordinate(value, self.kind)
         if coordinate is None:
             return None
         return self.pixel_of_coordinate(coordinate)
@@ -114,8 +108,6 @@ class _Axis:
         """Give the coordinate of each tick, and its text."""
         if self.kind == "log":
             return _log_ticks(self.low, self.high)
-        if self.kind == "category":
-            return [(float(i), _shortened(name)) for i, name in enumerate(self.names)]
         values = _round_values(self.low, self.high)
         return [(value, format_number(value, 4)) for value in values]
 
@@ -170,14 +162,12 @@ def static_chart(traces: Sequence[PlotlyTrace], layout: PlotlyLayout, height: fl
     return "".join(parts)
 
 
-def _coordinate(value: AxisValue, kind: str, names: Sequence[str]) -> float | None:
-    """Give a value's coordinate on an axis of a kind, with these categories.
+def _coordinate(value: AxisValue, kind: str) -> float | None:
+    """Give a value's coordinate on an axis of a kind.
 
     None where the value has no place there, as 0 on a logarithmic axis.
     """
-    if kind == "category":
-        return float(names.index(str(value)))
-    if value is None or isinstance(value, str) or not math.isfinite(value):
+    if value is None or not math.isfinite(value):
         return None
     if kind != "log":
         return float(max(-LARGEST_DRAWN, min(LARGEST_DRAWN, value)))
@@ -199,20 +189,15 @@ def _axis(
     values = list[AxisValue]()
     for trace in traces:
         values += trace[name]
-    if kind == "category":
-        names = tuple(str(value) for value in dict.fromkeys(values))
-        # The first category stands at the top, where pixels begin. A little more than half of a
-        # category's distance is left free beyond the first and the last one.
-        return _Axis(kind=kind, low=-0.6, high=len(names) - 0.4, start=end, end=start, names=names)
     if "range" in stated:
         low, high = stated["range"]
         return _Axis(kind=kind, low=low, high=high, start=start, end=end)
-    for trace in traces:
-        values += _ends_of_error_bars(trace, name)
+    if name == "y":
+        for trace in traces:
+            values += _ends_of_error_bars(trace)
     coordinates = list[float]()
     for value in values:
-        # This axis has no categories.
-        coordinate = _coordinate(value, kind, ())
+        coordinate = _coordinate(value, kind)
         if coordinate is not None:
             coordinates.append(coordinate)
     low = min(coordinates, default=0.0)
@@ -230,13 +215,13 @@ def _axis(
     )
 
 
-def _ends_of_error_bars(trace: PlotlyTrace, name: str) -> list[float]:
-    """Give the values at both ends of each of a trace's error bars along the axis ``name``."""
-    bars = trace.get(f"error_{name}")
+def _ends_of_error_bars(trace: PlotlyTrace) -> list[float]:
+    """Give the values at both ends of each of a trace's error bars, which are upright."""
+    bars = trace.get("error_y")
     if bars is None:
         return []
     ends = list[float]()
-    for value, up, down in zip(trace[name], bars["array"], bars["arrayminus"], strict=True):
+    for value, up, down in zip(trace["y"], bars["array"], bars["arrayminus"], strict=True):
         ends += [value + up, value - down]
     return ends
 
@@ -374,8 +359,7 @@ def _trace(trace: PlotlyTrace, frame: _Frame) -> str:
         # Plotly's name for stairs: a line goes sideways first (h), then up or down (v).
         outline = _outline(points, is_stairs=line.get("shape") == "hv")
         parts.append(f'<path d="{outline}" style="{_line_style(line, trace)}"/>')
-    for name in ("x", "y"):
-        parts += _bars(trace, frame, name)
+    parts += _bars(trace, frame)
     if "markers" in mode:
         parts += _markers(trace, points)
     if "text" in mode:
@@ -410,31 +394,27 @@ def _outline(points: Sequence[Place | None], is_stairs: bool) -> str:
     return "".join(parts)
 
 
-def _bars(trace: PlotlyTrace, frame: _Frame, name: str) -> list[str]:
-    """Draw a trace's error bars along the axis ``name``."""
-    bars = trace.get(f"error_{name}")
+def _bars(trace: PlotlyTrace, frame: _Frame) -> list[str]:
+    """Draw a trace's error bars, which are upright."""
+    bars = trace.get("error_y")
     if bars is None:
         return []
-    axis = frame.x if name == "x" else frame.y
-    width = bars.get("thickness", 1.5)
-    style = f"stroke:{_colour(bars['color'])};stroke-width:{width:g}"
+    style = f"stroke:{_colour(bars['color'])};stroke-width:1.5"
     parts = list[str]()
     for point, value, up, down in zip(
-        frame.points(trace), trace[name], bars["array"], bars["arrayminus"], strict=True
+        frame.points(trace), trace["y"], bars["array"], bars["arrayminus"], strict=True
     ):
         if point is None:
             continue
-        x, y = point
+        x, _y = point
         # An end without a place, as 0 on a logarithmic axis, reaches to the panel's edge.
-        low = axis.pixel_of_value(value - down)
+        low = frame.y.pixel_of_value(value - down)
         if low is None:
-            low = axis.start
-        high = axis.pixel_of_value(value + up)
+            low = frame.y.start
+        high = frame.y.pixel_of_value(value + up)
         if high is None:
-            high = axis.end
-        outline = f"M{low:.1f} {y:.1f}H{high:.1f}"
-        if name == "y":
-            outline = f"M{x:.1f} {low:.1f}V{high:.1f}"
+            high = frame.y.end
+        outline = f"M{x:.1f} {low:.1f}V{high:.1f}"
         parts.append(f'<path d="{outline}" style="{style}"/>')
     return parts
 
@@ -598,11 +578,3 @@ def _colour(value: str) -> str:
 def _text(value: str) -> str:
     """Escape a chart's text for an element of SVG, in place of how it was escaped for plotly."""
     return html.escape(html.unescape(value))
-
-
-def _shortened(text: str) -> str:
-    """Cut a category's name to ``LONG_NAME`` letters, the last one an ellipsis."""
-    shown = html.unescape(text)
-    if len(shown) <= LONG_NAME:
-        return text
-    return f"{shown[: LONG_NAME - 1]}…"
