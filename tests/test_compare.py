@@ -309,7 +309,7 @@ def test_the_gain_has_a_column_with_its_interval():
     assert ratios == [1.45, 2.4, None, None]
     shown = column(cells_of(page_of(found)), "gain")
     # The best that the last study found is the reference itself.
-    assert shown == ["1.45 times (1.3 to 1.7)", "at least 2.4 times", "not known", "none"]
+    assert shown == ["1.4 times (1.3 to 1.7)", "at least 2.4 times", "not known", "none"]
     assert gain_text(gain(merit="steps")).endswith("in steps")
 
 

@@ -312,7 +312,7 @@ def gain_text(gain: Gain | None) -> str:
     """Write ``1.45 times (1.3 to 1.7)``, or ``at least 2.4 times`` for a stopped baseline."""
     if gain is None:
         return "not known"
-    text = f"{format_number(gain.ratio)} times"
+    text = f"{format_number(gain.ratio, 2)} times"
     # The gain over a baseline that was stopped before the target is a bound without an interval.
     if gain.at_least or gain.low is None:
         text = f"at least {text}"
