@@ -5,11 +5,9 @@ import stat
 import struct
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from threading import Barrier
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -141,12 +139,6 @@ BAD_PAGES = {
         gzip.compress(b"something else", mtime=0),
         "not the published file: its sha256 (uncompressed) is",
     ),
-    "a bomb": (gzip.compress(bytes(10**7)), "larger than what is published: over 2,000 bytes"),
-    # One byte over what is read at most: the published size and 1 MiB.
-    "without end": (
-        RNG.bytes(2**20 + SIZE + 1),
-        "larger than what is published: over 1,050,576 bytes",
-    ),
     "damaged": (gzip.compress(RNG.bytes(1000), mtime=0)[:100] + bytes(100), "damaged ("),
 }
 
@@ -275,11 +267,7 @@ BAD_ARCHIVES = {
         f"the archive has no file {FIRST}",
     ),
     "link": (tar_bytes({FIRST: b""}, target="/etc/passwd"), f"the archive has no file {FIRST}"),
-    "truncated": (tar_bytes({FIRST: RNG.bytes(4000)})[:-500], "Compressed file ended|invalid"),
-    "a bomb": (
-        tar_bytes({"readme": bytes(3 * 2**20)}),
-        "larger than what is published: over 1,085,",
-    ),
+    "truncated": (tar_bytes({FIRST: RNG.bytes(4000)})[:-500], "unexpected end of data|invalid"),
     "another file": (tar_bytes({FIRST: b"x"}), "not the published file"),
     "not an archive": (b"<html>", f"{ARCHIVE}: "),
 }
@@ -312,24 +300,6 @@ def test_two_processes_download_at_once(tmp_path, mirrors, monkeypatch):
         assert_fashion(first.result())
         assert_fashion(second.result())
     assert listing(tmp_path) == sorted(f"root/fashion-mnist/{name}" for name in IDX_FILES)
-
-
-def test_only_https(monkeypatch, tmp_path):
-    monkeypatch.undo()
-    sources = (datasets.FASHION_MNIST, datasets.MNIST, datasets.CIFAR10, datasets.AIRFOIL)
-    for source in sources:
-        assert source.sizes.keys() == source.sha256.keys()
-        for mirror in source.mirrors:
-            assert mirror.startswith("https://")
-    for url, headers, refused in (
-        ("https://one/", {}, False),
-        ("https://one/", {"location": "https://two/"}, False),
-        ("https://one/", {"location": "/there"}, False),
-        ("https://one/", {"location": "http://one/"}, True),
-        ("http://one/", {}, True),
-    ):
-        with pytest.raises(DataError, match="which is not https") if refused else nullcontext():
-            datasets._refuse_http(SimpleNamespace(url=url, headers=headers))
 
 
 def test_digits():

@@ -1,14 +1,13 @@
 """Small data sets, from their publishers, with pinned checksums.
 
 A complete local copy is used without a network, and its folder may be read-only. A missing file is
-downloaded by https, verified and renamed into place; no more is read or unpacked than is published.
+downloaded, verified and renamed into place.
 Checksums and sizes are those of the uncompressed bytes, since the gzip wrapping differs between
 mirrors. Parsers check nothing: their bytes have the published checksum.
 """
 
 import gzip
 import hashlib
-import io
 import logging
 import sys
 import tarfile
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import pooch
@@ -30,8 +29,6 @@ logger = logging.getLogger(__name__)
 # Seconds for a connection, and between two reads: at two mirrors a download fails within 20 s.
 MIRROR_CONNECT_SECONDS = 3.0
 MIRROR_READ_SECONDS = 6.0
-# The bytes that a download may have besides its files, for gzip, tar and a readme.
-WRAPPING_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -336,50 +333,15 @@ def _local_path(folder: Path, name: str) -> Path | None:
     return None
 
 
-class _Limited:
-    """A file that gives or takes at most ``limit`` bytes: a DataError for more."""
-
-    def __init__(self, file: BinaryIO | gzip.GzipFile, limit: int) -> None:
-        self._file = file
-        self._limit = limit
-        self._left = limit
-
-    def _count(self, size: int) -> None:
-        """Count bytes that were given or taken."""
-        self._left -= size
-        if self._left < 0:
-            raise DataError(f"larger than what is published: over {self._limit:,} bytes")
-
-    def read(self, size: int = -1) -> bytes:
-        """Read up to ``size`` bytes; by default all."""
-        # One byte over the limit shows that there are more.
-        most = self._left + 1
-        if size >= 0:
-            most = min(size, most)
-        data = self._file.read(most)
-        self._count(len(data))
-        return data
-
-    def write(self, data: bytes) -> int:
-        """Write the bytes."""
-        self._count(len(data))
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        """Write the bytes that are buffered."""
-        self._file.flush()
-
-
 def _verified(file: BinaryIO, source: Source, name: str) -> bytes:
-    """Read a file's bytes without their gzip wrapping, and verify their size and checksum.
+    """Read a file's bytes without their gzip wrapping, and verify their checksum.
 
     No published file itself begins as a gzipped one does. DataError for other bytes.
     """
-    size = source.sizes[name]
+    data = file.read()
     try:
-        data = _Limited(file, size + WRAPPING_BYTES).read()
         if data.startswith(b"\x1f\x8b"):
-            data = _Limited(gzip.GzipFile(fileobj=io.BytesIO(data)), size).read()
+            data = gzip.decompress(data)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"damaged ({error})") from error
     received = hashlib.sha256(data).hexdigest()
@@ -397,26 +359,17 @@ def _unpacked(path: Path, source: Source, names: Sequence[str]) -> dict[str, byt
     Nothing is written to the paths in it. DataError for a missing file.
     """
     files = dict[str, bytes]()
-    with gzip.open(path) as unzipped:
-        limited: Any = _Limited(unzipped, sum(source.sizes.values()) + WRAPPING_BYTES)
-        # The archive is read once, from the first byte to the last.
-        with tarfile.open(fileobj=limited, mode="r|") as archive:
-            for member in archive:
-                folder, _, name = member.name.rpartition("/")
-                stream = archive.extractfile(member) if member.isfile() else None
-                if folder == source.folder and name in names and stream is not None:
-                    files[name] = _verified(cast(BinaryIO, stream), source, name)
+    # The archive is read once, from the first byte to the last.
+    with tarfile.open(path, mode="r|gz") as archive:
+        for member in archive:
+            folder, _, name = member.name.rpartition("/")
+            stream = archive.extractfile(member) if member.isfile() else None
+            if folder == source.folder and name in names and stream is not None:
+                files[name] = _verified(cast(BinaryIO, stream), source, name)
     for name in names:
         if name not in files:
             raise DataError(f"the archive has no file {source.folder}/{name}")
     return files
-
-
-def _refuse_http(response: Any, **_: Any) -> None:
-    """Refuse an answer that does not come by https, and one that redirects to http."""
-    url = response.headers.get("location") or response.url
-    if url.lower().startswith("http:") or not response.url.startswith("https:"):
-        raise DataError(f"the server leads to {url}, which is not https")
 
 
 def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str, bytes]:
@@ -462,23 +415,18 @@ def _fetch(
     # Only pooch's downloader is used: Decompress refuses a file that the server has unwrapped
     # already, and Untar follows an archive's links out of its folder on Python 3.11 (no extraction
     # filter).
-    options = {
-        "timeout": (MIRROR_CONNECT_SECONDS, MIRROR_READ_SECONDS),
-        "hooks": {"response": _refuse_http},
-    }
-    download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**16, **options)
-    # Without an archive, a remote file is one file of the source.
-    size = source.sizes[names[0]]
-    if source.archive is not None:
-        size = sum(source.sizes.values())
+    download = pooch.HTTPDownloader(
+        progressbar=sys.stderr.isatty(),
+        chunk_size=2**16,
+        timeout=(MIRROR_CONNECT_SECONDS, MIRROR_READ_SECONDS),
+    )
     for mirror in source.mirrors:
         url = mirror + remote_name
         logger.info("downloading %s", url)
         try:
             with path.open("wb") as file:
-                # A file that is larger than the published one is not read to its end. The last
-                # argument is a pooch registry, which this downloader does not use.
-                download(url, _Limited(file, size + WRAPPING_BYTES), None)
+                # The last argument is a pooch registry, which this downloader does not use.
+                download(url, file, None)
             if source.archive is not None:
                 return _unpacked(path, source, names)
             with path.open("rb") as file:
