@@ -71,7 +71,7 @@ def test_what_a_survey_depends_on(cached, tmp_path):
         ({"seconds_of": "trainer"}, (), "its seconds are those of trainer, not of lean"),
         ({}, ("seconds_of=trainer",), "its seconds are those of lean, not of trainer"),
         (
-            {"measured": IN_HASTE, "seconds": 12.0},
+            {"measured": IN_HASTE, "allowed": 12.0},
             (),
             "in 12.0 s it had no time for 2 batch sizes, or for several visits to them",
         ),
@@ -95,7 +95,7 @@ def test_a_survey_that_was_timed_otherwise_is_measured_again_and_a_line_says_why
 def test_a_survey_in_haste_is_kept_where_no_more_time_is_given(cached, tmp_path, monkeypatch):
     path = tmp_path / "digits-0123.json"
     monkeypatch.setattr(survey_cache, "cache_key", lambda *arguments: "0123")
-    in_haste = make_survey(measured=IN_HASTE, seconds=12.0)
+    in_haste = make_survey(measured=IN_HASTE, allowed=12.0)
     path.write_bytes(SURVEYS.dump_json(in_haste))
     assert cached(make_survey(), print, "hardware.seconds=15") == (in_haste, True)
 

@@ -363,6 +363,7 @@ def make_survey(
         "limits": DeviceLimits("fp32", 1e9, 1e6),
         "cost": StepCost((layer,), ()),
         "seconds": 2.0,
+        "allowed": 2.0,
         "threads": ThreadChoice(1),
     }
     return Survey(**{**values, **changes})

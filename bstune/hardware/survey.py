@@ -78,6 +78,8 @@ class Survey:
     """FLOPs and bytes of a step. None where they are not known; a note says why."""
     seconds: float
     """The seconds that the survey took."""
+    allowed: float
+    """The seconds that it was to take at most."""
     notes: tuple[str, ...] = ()
     misaligned: tuple[roofline.TensorCoreMisalignment, ...] = ()
     """Dimensions that miss the tensor cores' multiple at the ceiling."""
@@ -85,8 +87,6 @@ class Survey:
     """The number of torch's threads with which the steps were timed; None on CUDA."""
     seconds_of: StepsOf = "lean"
     """The loop whose steps were timed."""
-    allowed: float | None = None
-    """The seconds that it was to take at most; None: an earlier version did not tell."""
 
     def __repr__(self) -> str:
         timed = ", ".join(f"{size}: {format_seconds(seconds)}" for size, seconds in self.pairs)
@@ -319,11 +319,11 @@ def measure_with(
         limits=timed.limits,
         cost=timed.cost,
         seconds=time.perf_counter() - start,
+        allowed=options.hardware.seconds,
         notes=(*notes_on_range, *ceiling.notes, *timed.notes),
         misaligned=timed.misaligned,
         threads=timed.threads,
         seconds_of=how.seconds_of,
-        allowed=options.hardware.seconds,
     )
 
 

@@ -195,12 +195,10 @@ def _difference(how: HowTimed, survey: Survey) -> str | None:
 def _lack_of_time(survey: Survey, seconds: float) -> str | None:
     """Say what a cached survey had no time for; None if nothing, or ``seconds`` are hardly more."""
     sizes_cut_short = len(survey.measured.left_out) + len(survey.measured.cut)
-    # A survey of an earlier version tells only the seconds that it took.
-    allowed = survey.allowed or survey.seconds
-    if sizes_cut_short == 0 or seconds < MORE_TIME * allowed:
+    if sizes_cut_short == 0 or seconds < MORE_TIME * survey.allowed:
         return None
     return (
-        f"in {format_seconds(allowed)} it had no time for "
+        f"in {format_seconds(survey.allowed)} it had no time for "
         f"{plural(sizes_cut_short, 'batch size')}, or for several visits to them"
     )
 

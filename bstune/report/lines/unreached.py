@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bstune.core.records import ENDED_BY_STUDY
-from bstune.result import Failures, SearchPlan, StudyResult, Unreached
+from bstune.result import SearchPlan, StudyResult, Unreached
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
 # The option that bounds a study's time, and so its fresh seeds.
@@ -89,24 +88,9 @@ class Cause:
     change: str | None = None
 
 
-def known_failures(result: StudyResult) -> Failures | None:
-    """Give the trials that failed by themselves; None where none did.
-
-    A file of an earlier version has their number and the last message alone.
-    """
-    if result.failures is not None:
-        return result.failures
-    number = result.statuses.get("failed", 0)
-    message = result.unreached.message if result.unreached is not None else None
-    # A trial that an interruption of the study ended has not failed by itself.
-    if not number or message is None or message in ENDED_BY_STUDY:
-        return None
-    return Failures(trials=number, message=message)
-
-
 def failures_text(result: StudyResult) -> str | None:
     """Write how many trials failed by themselves, and the last one's error. None where none did."""
-    failures = known_failures(result)
+    failures = result.failures
     if failures is None:
         return None
     share = f"{failures.trials} of {plural(result.trials, 'trial')}"
@@ -120,7 +104,7 @@ def cause_of(result: StudyResult) -> Cause:
     """
     statuses = dict(result.statuses)
     # Trials that were cut short with their process are no cause.
-    failures = known_failures(result)
+    failures = result.failures
     statuses["failed"] = 0 if failures is None else failures.trials
     unreached = result.unreached
     if not any(statuses.values()):
