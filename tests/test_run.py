@@ -141,7 +141,7 @@ def end_at(monkeypatch, at, killed):
 def test_a_study_cut_short_and_continued_asks_the_same_trials(
     bstune, outputs, monkeypatch, arguments, killed
 ):
-    arguments = ("search.trials=12", *arguments) if arguments[0] == REPLAY[0] else arguments
+    arguments = ("search.trials=8", *arguments) if arguments[0] == REPLAY[0] else arguments
     assert bstune(*arguments, "study=whole")[0] == 0
     whole = asked_by_index(outputs / "whole")
     order = list(whole)
