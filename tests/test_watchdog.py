@@ -422,7 +422,7 @@ def test_slow_data_are_waited_for_and_said(bstune, project, monkeypatch):
     assert "waiting for Data.setup('fit'), 0 s" in out
 
 
-@pytest.mark.parametrize("deed", ["sys.exit(0)", pytest.param("exit()", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("deed", ["sys.exit(0)", pytest.param("exit()", marks=SOAK)])
 @pytest.mark.parametrize("place", PLACES_OF_EACH)
 def test_sys_exit_of_the_users_code_is_an_error_and_no_interruption(
     bstune, project, tmp_path, place, deed
