@@ -260,8 +260,15 @@ def hydra_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def database_server() -> "Iterator[Postgres]":
-    """Start a server of the test's own; its ``url()`` is that of an empty database."""
+def database_server(one_server: "Postgres") -> "Postgres":
+    """A server; its ``url()`` is that of an empty database of the test's own."""
+    one_server.use_new_database()
+    return one_server
+
+
+@pytest.fixture(scope="session")
+def one_server() -> "Iterator[Postgres]":
+    """Start a server for all tests of this process: to make and to start one takes 2 s."""
     from postgres import Postgres
 
     pytest.importorskip("psycopg2")

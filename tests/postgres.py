@@ -43,6 +43,8 @@ class Postgres:
         options = ("-U", "bstune", "-A", "trust", "-N", "-E", "UTF8", "--locale=C")
         self._run("initdb", "-D", str(self._data), *options)
         self.port = free_port()
+        self._database = "postgres"
+        self._made = 0
         self.start()
 
     def _run(self, name: str, *arguments: str) -> None:
@@ -58,9 +60,15 @@ class Postgres:
         """Whether this machine has the server."""
         return program("initdb") is not None
 
-    def url(self, database: str = "postgres") -> str:
-        """The URL of a database, for the driver that the tests install; this one is empty at first."""
-        return f"postgresql+psycopg2://bstune@127.0.0.1:{self.port}/{database}"
+    def use_new_database(self) -> None:
+        """Let :meth:`url` be that of a new database."""
+        self._made += 1
+        self._database = f"test{self._made}"
+        self.query(f"CREATE DATABASE {self._database}")
+
+    def url(self, database: str | None = None) -> str:
+        """The URL of a database, for the driver that the tests install; the server's own is empty at first."""
+        return f"postgresql+psycopg2://bstune@127.0.0.1:{self.port}/{database or self._database}"
 
     def query(self, statement: str) -> None:
         """Run a statement by itself, such as CREATE DATABASE."""

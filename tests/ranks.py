@@ -133,7 +133,10 @@ def workload(kind, spec, micro_batch_size):
 
 
 def open_train(kind, micro_batch_size=None, devices=2, lowest=-1.0):
-    """A function that trains a trial of a workload, and writes its state to the output folder."""
+    """A function that trains a trial of a workload, and writes its state to the output folder.
+
+    Of several kinds each trial has the one at its number.
+    """
     quieten()
     # A spec's max_steps end the trial long before.
     protocol = learning_protocol(1000, micro_batch_size=micro_batch_size, devices=devices)
@@ -141,9 +144,10 @@ def open_train(kind, micro_batch_size=None, devices=2, lowest=-1.0):
 
     def train(spec, output, parent):
         resume = None if parent is None else Stopped(parent, output.root / f"{parent.number}.state")
+        own = kind if isinstance(kind, str) else kind[spec.number]
         state, reached = (output.root / f"{spec.number}.{name}" for name in ("state", "ckpt"))
         return run_trial(
-            workload(kind, spec, micro_batch_size),
+            workload(own, spec, micro_batch_size),
             spec,
             protocol,
             reached,

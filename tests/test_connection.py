@@ -76,7 +76,8 @@ def test_a_storage_that_does_not_answer_is_reported(tmp_path, monkeypatch):
 
 # It waits for two seconds. That they are set is seen in
 # test_what_a_url_says_of_its_connection_stands, and that no answer is reported above.
-@pytest.mark.slow
+# That the seconds are given to the driver is seen below.
+@pytest.mark.soak
 def test_a_server_that_takes_a_connection_and_says_nothing_is_reported(monkeypatch):
     pytest.importorskip("psycopg2")
     monkeypatch.setattr(patience, "RETRY_SECONDS", 0.0)

@@ -492,7 +492,7 @@ def test_trials_that_start_afresh_are_those_of_a_plain_trainer(bstune, tmp_path)
     assert stopped
     assert {trial.resumed_from for trial in trials} == {None}
     workload, _ = loaded(*arguments_of("own_warmup"))
-    for trial in trials[:4]:
+    for trial in trials[:2]:
         spec = replace(TrialSpec(0, 0, trial.batch_size, trial.lr, None, trial.seed))
         loss = plain_loss(workload, spec, trial.steps, tmp_path)
         # A float32 as its shortest decimal, as records have it.

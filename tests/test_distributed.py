@@ -46,8 +46,7 @@ def weights(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["shipped", "foreign"])
-@pytest.mark.parametrize("micro_batch_size", [None, 5])
+@pytest.mark.parametrize(("kind", "micro_batch_size"), [("shipped", None), ("foreign", 5)])
 def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path):
     (tmp_path / "two").mkdir()
     # An even batch, and one whose halves differ by an example.
@@ -76,45 +75,40 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
         assert two.device == "2 x cpu (1 thread)"
 
 
+# What one device alone meets, and what then comes of the trial.
+FAULTS = {
+    "memory": ("out of memory", "CUDA out of memory. Tried to allocate 2.00 GiB"),
+    "error": ("failed", r"LookupError: no such thing \(ranks.py:\d+\)"),
+    "death": ("failed", "its process ended with status 7"),
+    "loss": ("diverged", r"the training loss is nan at step \d+"),
+    "metric": ("diverged", r"val/loss is not finite at step \d+"),
+    "stop": ("stopped", r"the training was stopped at step \d+: by the module or a call-back"),
+    "reached by the first": ("reached", ""),
+    "reached by the second": ("stopped", ""),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    # No loss is -1 or less: the target is then never met.
-    ("kind", "lowest", "status", "message"),
-    [
-        ("memory", -1.0, "out of memory", "CUDA out of memory. Tried to allocate 2.00 GiB"),
-        ("error", -1.0, "failed", r"LookupError: no such thing \(ranks.py:\d+\)"),
-        ("death", -1.0, "failed", "its process ended with status 7"),
-        ("loss", -1.0, "diverged", r"the training loss is nan at step \d+"),
-        ("metric", -1.0, "diverged", r"val/loss is not finite at step \d+"),
-        (
-            "stop",
-            -1.0,
-            "stopped",
-            r"the training was stopped at step \d+: by the module or a call-back",
-        ),
-        ("reached by the first", 0.0, "reached", ""),
-        ("reached by the second", 0.0, "stopped", ""),
-    ],
-)
-def test_what_one_device_alone_meets_ends_the_trial_on_both(
-    kind, lowest, status, message, tmp_path
-):
-    ((first, second)) = on_two(
-        partial(ranks.open_train, kind, lowest=lowest),
-        (make_spec(9, number=1, max_steps=12), tmp_path, None),
-        # It ends before the fault, which comes at the third step.
-        (make_spec(9, number=2, max_steps=1), tmp_path, None),
-    )
-    found = first.result()
-    assert found.status == status
-    assert re.fullmatch(message, found.message or "")
-    assert (tmp_path / "1.ckpt").exists() == (status == "reached")
-    if kind == "stop":
-        # It asks at the third step, and the next evaluation ends the trial.
-        assert found.steps == next(step for step, _ in found.history if step > 2)
-    if kind == "error":
-        assert "ranks.py" in first.frames
-    assert second.result().status == "stopped", "the next trial has its two processes"
+def test_what_one_device_alone_meets_ends_the_trial_on_both(tmp_path):
+    """One trial after another: each has two processes again, whatever the one before met."""
+    kinds = (*FAULTS, "foreign")
+    asked = []
+    for number in range(len(kinds)):
+        asked.append((make_spec(9, number=number, max_steps=12), tmp_path, None))
+    # No trained loss is 0 or less, but where a kind says so.
+    ends = on_two(partial(ranks.open_train, kinds, lowest=0.0), *asked)
+    for number, (kind, finished) in enumerate(zip(kinds, ends, strict=True)):
+        found = finished.result()
+        status, message = FAULTS.get(kind, ("stopped", ""))
+        assert (kind, found.status) == (kind, status)
+        assert re.fullmatch(message, found.message or ""), kind
+        assert (tmp_path / f"{number}.ckpt").exists() == (status == "reached"), kind
+        if kind == "stop":
+            # It asks at the third step, and the next evaluation ends the trial.
+            assert found.steps == next(step for step, _ in found.history if step > 2)
+        if kind == "error":
+            assert "ranks.py" in finished.frames
+    assert found.steps == 12
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -211,14 +205,14 @@ def test_each_process_has_its_own_cuda_device_and_the_trainer_has_all(monkeypatc
 
 @pytest.mark.slow
 def test_a_device_that_stops_alone_ends_the_trial(tmp_path, monkeypatch):
-    monkeypatch.setattr("bstune.trial.processes.team.APART_SECONDS", 2)
+    monkeypatch.setattr("bstune.trial.processes.team.APART_SECONDS", 1)
     (finished,) = on_two(
         partial(ranks.open_train, "epoch"), (make_spec(30, max_steps=12), tmp_path, None)
     )
     found = finished.result()
     assert (found.status, found.message) == (
         "failed",
-        "did not end with the others, 2 s before: one stops where another trains on",
+        "did not end with the others, 1 s before: one stops where another trains on",
     )
 
 

@@ -103,15 +103,10 @@ def begin(folder, arguments=BEGUN, of_machine=OF_MACHINE):
 @pytest.mark.parametrize(
     ("argument", "is_refused"),
     [
-        ("search.batch_size.high=256", True),
-        ("workload.target.value=0.2", True),
+        # The lines of a dozen more are looked at in test_command.py.
         ("workload.module.model.hidden=[64]", True),
-        ("scaling.override_lr=true", True),
-        ("scaling=linear", True),
-        ("search.objective=steps", True),
         ("seed=1", True),
         ("precision=bf16-true", True),
-        ("compile=default", True),
         ("threads=1", True),
         ("output=elsewhere", True),
         # What may change, and what this machine decides.

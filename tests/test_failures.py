@@ -179,7 +179,8 @@ def test_what_it_does_in_every_trial_ends_the_study(bstune, tmp_path, deeds, dee
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.slow
+# Three failures end a study, which the same command continues, in test_search.py too, in one process.
+@pytest.mark.soak
 def test_three_failures_in_a_row_end_it_and_the_same_command_continues(bstune, tmp_path, deeds):
     study = (
         *OPTIONS,

@@ -33,6 +33,7 @@ LONG = (
     ("tests/benchmarks/README.md", "in training"),
     ("sweeps/README.md", "what moves B_crit"),
     ("sweeps/README.md", "optimizers"),
+    ("conf/README.md", "workloads"),
 )
 RUNS = [
     pytest.param(*topic, marks=pytest.mark.soak if topic in LONG else pytest.mark.slow)

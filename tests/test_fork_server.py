@@ -94,8 +94,8 @@ def test_the_users_code_finds_the_start_method_of_its_own_process(reader, start_
     [
         None,
         # Their workers import torch, each or in a server.
-        pytest.param("spawn", marks=pytest.mark.slow),
-        pytest.param("forkserver", marks=pytest.mark.slow),
+        pytest.param("spawn", marks=pytest.mark.soak),
+        pytest.param("forkserver", marks=pytest.mark.soak),
     ],
 )
 def test_a_loaders_workers_are_killed_with_their_process(reader, start_method, context):
@@ -122,9 +122,7 @@ def test_a_loaders_workers_end_with_a_process_that_is_killed_by_the_system(reade
 
 @pytest.mark.slow
 # The second one's semaphores are left behind, too.
-@pytest.mark.parametrize(
-    "context", [pytest.param((), marks=pytest.mark.soak), pytest.param(("forkserver",))]
-)
+@pytest.mark.parametrize("context", [(), pytest.param(("forkserver",), marks=pytest.mark.soak)])
 def test_a_loaders_workers_end_with_a_command_that_is_killed(reader, tmp_path, context):
     script = tmp_path / "script.py"
     script.write_text(KILLED)

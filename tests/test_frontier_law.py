@@ -300,17 +300,17 @@ def simulated(theta, prior, rng, trials):
 def test_truths_drawn_from_the_prior_are_covered():
     prior = make(others=1)
     inside = []
-    for study in range(30):
+    for study in range(16):
         rng = np.random.default_rng(100 + study)
         truth = frontier_law.draw_prior(prior, 1, rng)[0]
         drawn = monte_carlo.sample_posterior(simulated(truth, prior, rng, 12), prior, rng, 400, 12)
         low, high = np.quantile(drawn, [0.1, 0.9], axis=0)
         inside.append((low < truth) & (truth < high))
     covered = np.array(inside)
-    # 360 in all, correlated within a study: 80% give or take about 4. Moved too little, the draws
-    # are too narrow.
-    assert 0.72 < covered.mean() < 0.90
-    assert covered[:, [LEVEL, B_CRIT, SHIFT, OTHER]].mean() > 0.65
+    # 192 in all, correlated within a study: 80% give or take about 5.5. Moved too little, the draws
+    # are too narrow. Of the 64 of four parameters 80% are 51, give or take 3.2.
+    assert 0.69 < covered.mean() < 0.94
+    assert covered[:, [LEVEL, B_CRIT, SHIFT, OTHER]].mean() > 0.6
 
 
 def test_contradictions_and_far_away_observations_give_finite_draws():
@@ -469,7 +469,7 @@ def test_parameters_are_worked_out_some_at_a_time(monkeypatch):
 def from_the_prior(count):
     """Sample the posterior of so many trials, from the prior on."""
     data, prior = many_trials(count)
-    return monte_carlo.sample_posterior(data, prior, np.random.default_rng(2), 1500, 12)
+    return monte_carlo.sample_posterior(data, prior, np.random.default_rng(2), 800, 12)
 
 
 @pytest.mark.parametrize(
@@ -482,11 +482,11 @@ def test_a_posterior_from_that_of_fewer_trials_is_the_one_from_the_prior(fewer):
     before = data.take(np.arange(fewer))
     # Every fifth estimate was 20% higher then.
     before = replace(before, y=before.y + np.where(np.arange(fewer) % 5 == 0, 0.2, 0.0))
-    start_theta = monte_carlo.sample_posterior(before, prior, np.random.default_rng(1), 600, 8)
+    start_theta = monte_carlo.sample_posterior(before, prior, np.random.default_rng(1), 400, 8)
     start = monte_carlo.Start(start_theta, before.rearranged(prior), prior)
     scratch = from_the_prior(90)
-    found = monte_carlo.sample_posterior(data, prior, np.random.default_rng(3), 800, 20, start)
-    assert found.shape == (800, prior.mean.size)
+    found = monte_carlo.sample_posterior(data, prior, np.random.default_rng(3), 500, 20, start)
+    assert found.shape == (500, prior.mean.size)
     for place in (LEVEL, B_CRIT, SHIFT, frontier_law.NOISE, OTHER):
         mean = scratch[:, place].mean()
         deviation = scratch[:, place].std()
@@ -499,9 +499,9 @@ def test_a_start_of_the_prior_alone_and_of_another_prior_do():
     data, prior = many_trials(40)
     other = make(others=1, noise_scale=1000.0)
     nothing = data.take(np.arange(0))
-    drawn = frontier_law.draw_prior(other, 800, np.random.default_rng(0))
+    drawn = frontier_law.draw_prior(other, 500, np.random.default_rng(0))
     start = monte_carlo.Start(drawn, nothing.rearranged(other), other)
-    found = monte_carlo.sample_posterior(data, prior, np.random.default_rng(3), 800, 30, start)
+    found = monte_carlo.sample_posterior(data, prior, np.random.default_rng(3), 500, 30, start)
     scratch = from_the_prior(40)
     for place in (LEVEL, B_CRIT, SHIFT):
         mean = scratch[:, place].mean()

@@ -53,9 +53,13 @@ def fused(kind, **options):
 
 
 def of_algorithm(name):
-    """An optimizer of conf/algorithm/."""
-    options = options_of("workload=digits", f"algorithm={name}")
-    return instantiate(option_at(options, "workload.module.optimizer"), name)
+    """An optimizer of conf/algorithm/, whose config is composed where one is made."""
+
+    def make(parameters, lr):
+        options = options_of("workload=digits", f"algorithm={name}")
+        return instantiate(option_at(options, "workload.module.optimizer"), name)(parameters, lr)
+
+    return make
 
 
 # Matrices are orthogonalised, vectors are not.

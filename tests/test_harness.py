@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -353,7 +351,7 @@ def killed_after(units, path, child):
     [
         pytest.param(
             "critical_batch",
-            ("tables=[fashion_mlp]", "easier=[1.0,1.1,1.2,1.3,1.4,1.5,1.6]"),
+            ("tables=[fashion_mlp]", "easier=[1.0,1.1,1.2,1.3]"),
             marks=pytest.mark.slow,
         ),
         pytest.param(
@@ -366,8 +364,8 @@ def killed_after(units, path, child):
 def test_a_sweep_that_is_killed_twice_ends_as_one_that_was_not(tmp_path, name, options):
     arguments = [name, *of_experiment(*options)]
     results = []
-    # After 2 and after 5 units.
-    for folder, kills in ((tmp_path / "whole", ()), (tmp_path / "killed", (2, 5))):
+    # After 1 and after 3 units.
+    for folder, kills in ((tmp_path / "whole", ()), (tmp_path / "killed", (1, 3))):
         folder.mkdir()
         path = folder / "outputs/sweeps" / name / "runs.jsonl"
         for units in kills:
@@ -469,11 +467,3 @@ def test_brackets_are_printed_as_they_are(checked, capfd):
         assert text in printed
     # A list is not for the table.
     assert "interval" not in printed
-
-
-# In a process of its own, whose start is all that it costs.
-@pytest.mark.slow
-def test_the_list_is_light():
-    code = "import sys; from bstune.sweeps.harness import main; main([]); print({'torch', 'mlflow'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "set()"

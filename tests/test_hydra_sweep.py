@@ -95,9 +95,7 @@ def environment():
 @pytest.mark.parametrize(
     "arguments",
     [
-        # A task that returns its history is in the sweeps below.
-        # What is no number of steps is refused in test_what_a_task_may_not_return.
-        pytest.param(["returns=steps", "hydra.sweeper.returns=steps"], marks=pytest.mark.slow),
+        # Tasks that return their history, or steps, are in the sweeps below.
         [
             "returns=metric",
             "hydra.sweeper.returns=metric",
@@ -106,14 +104,11 @@ def environment():
             "examples=4000",
             "hydra.sweeper.budget.examples=4000",
         ],
-        pytest.param(
-            ["hydra.sweeper.sampler=random", "optimizer.name=choice(SGD,Adagrad)"],
-            marks=pytest.mark.slow,
-        ),
         # A sampler that is a node is refused without a _target_ in test_what_a_sweep_may_not_hold.
         pytest.param(
             [
                 "hydra.sweeper.sampler={_target_:optuna.samplers.TPESampler,seed:3,n_startup_trials:1}",
+                "optimizer.name=choice(SGD,Adagrad)",
                 "hydra.sweeper.objective=time",
             ],
             marks=pytest.mark.slow,
@@ -140,7 +135,7 @@ def test_an_application_is_swept(arguments, sweep, capsys):
     assert {"data.batch_size", "optimizer.lr"} <= found["best_params"].keys()
     assert ("optimizer.name" in found["best_params"]) == (
         # The one case in whose list a choice is the second argument.
-        len(arguments) == 2 and "choice" in arguments[1]
+        "choice" in arguments[1]
     )
     assert Path(found["page"]).is_file()
     assert found["best_value"] > 0
@@ -266,7 +261,7 @@ def test_jobs_are_launched_in_batches(sweep, launched):
         assert min(abs(one - other) for one, other in itertools.combinations(points, 2)) > 0.05
 
 
-@pytest.mark.slow  # batches, and jobs that go on, by themselves are above
+@pytest.mark.soak  # batches, and jobs that go on, by themselves are above
 def test_batches_may_go_on_too(sweep, launched):
     means = ["hydra.sweeper.n_trials=8", "hydra.sweeper.n_jobs=2"]
     records = sweep(*means, *CONTINUED, SEEDED, STEPS)
@@ -299,13 +294,13 @@ def test_a_job_that_fails_leaves_the_others_of_its_batch(fails_by, sweep, launch
 def test_what_a_job_of_a_batch_may_not_return_leaves_the_others(sweep, capsys):
     arguments = ["hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=3"]
     with pytest.raises(SystemExit) as ended:
-        sweep(*arguments, "fails_in_job=1", "fails_by=None")
+        sweep(*arguments, "fails_in_job=1", "fails_by=None", *SHORT)
     assert ended.value.code == 2
     assert "the task returned None" in capsys.readouterr().err
     told = trials_of(Path("outputs") / "train")
     (failed,) = with_status(told, "failed")
     assert (failed.number, len(told)) == (1, 3)
-    records = sweep(*arguments)
+    records = sweep(*arguments, *SHORT)
     ended_well = [record for record in records if record.status != "failed"]
     assert len(ended_well) == 3
     # Those that ended well are not run again.
@@ -568,7 +563,6 @@ NUMBERS = ["returns=steps", "hydra.sweeper.returns=steps"]
     [
         ([], "time"),
         pytest.param([STEPS], "steps", marks=pytest.mark.soak),
-        pytest.param(NUMBERS, "steps", marks=pytest.mark.slow),
         # The whole first batch is kept.
         pytest.param([*NUMBERS, "hydra.sweeper.n_jobs=2"], "steps", marks=pytest.mark.slow),
     ],

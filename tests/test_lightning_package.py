@@ -64,10 +64,11 @@ if __name__ == "__main__":
         target="val/loss<=0.05",
         batch_sizes=(8, 64),
         budget=bstune.Budget(steps=200),
-        trials=4,
+        trials=2,
+        workers=0,
         survey=False,
         mlflow=False,
-        options=["search.objective=steps", "search.replicates=1"],
+        options=["search.objective=steps", "search.replicates=0"],
     )
     loaded = sorted(name for name in sys.modules if name.partition(".")[0] == "lightning")
     print(json.dumps({"reached": result.summary.statuses["reached"], "loaded": loaded}))
@@ -164,7 +165,7 @@ def test_what_is_installed_with_it(chosen, needed, monkeypatch):
 
 @pytest.mark.slow
 def test_a_module_is_tuned_where_pytorch_lightning_is_alone(tmp_path, monkeypatch):
-    # Python imports this by itself, in the processes of the study as well.
+    # Python imports this by itself.
     (tmp_path / "sitecustomize.py").write_text(HIDE)
     (tmp_path / "study.py").write_text(STUDY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")

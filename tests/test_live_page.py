@@ -234,32 +234,43 @@ def test_a_study_has_its_page_while_it_runs_and_its_answer_at_the_end(prepared, 
         write_text_once(path, text)
         pages.append(is_running_page(path))
 
+    begun = []
+    looks = []
+    shown = []
+    start = InProcess.start
+    catch_up = LivePage.catch_up
+    show = LivePage.show
+
+    def noted(runner, spec, files, resumed_from):
+        begun.append(spec.number)
+        start(runner, spec, files, resumed_from)
+
+    def showing(page, *trials):
+        shown.append(page)
+        show(page, *trials)
+        shown.pop()
+
+    def looked(page):
+        # To show a page catches up, too.
+        if not shown:
+            looks.append(len(begun))
+        catch_up(page)
+
     monkeypatch.setattr(live_page, "write_text_once", write)
+    monkeypatch.setattr(InProcess, "start", noted)
+    monkeypatch.setattr(LivePage, "catch_up", looked)
+    monkeypatch.setattr(LivePage, "show", showing)
     files = prepared.files
     run_study(prepared, [], Console(quiet=True))
+    # It catches up before each trial.
+    assert looks == list(range(len(begun)))
+    assert len(begun) == len(trials_of(files.root))
     # Before the first trial, and after each.
     assert len(pages) == 1 + len(trials_of(files.root))
     assert all(pages)
     assert not is_running_page(files.report)
     assert 'http-equiv="refresh"' not in files.report.read_text()
     assert "USE" in files.report.read_text()
-
-
-def test_a_search_lets_its_page_catch_up_before_each_trial(prepared, monkeypatch):
-    begun = []
-    start = InProcess.start
-
-    def noted(runner, spec, files, resumed_from):
-        begun.append(spec.number)
-        start(runner, spec, files, resumed_from)
-
-    monkeypatch.setattr(InProcess, "start", noted)
-    looks = []
-    monkeypatch.setattr(LivePage, "catch_up", lambda page: looks.append(len(begun)))
-    monkeypatch.setattr(LivePage, "show", lambda *_: None)
-    run_study(prepared, [], Console(quiet=True))
-    assert looks == list(range(len(begun)))
-    assert len(begun) == len(trials_of(prepared.files.root))
 
 
 @pytest.mark.usefixtures("always_due")

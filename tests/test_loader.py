@@ -251,13 +251,11 @@ def test_a_loader_is_resumed_with_what_reading_draws_from_python_numpy_and_torch
 
 @pytest.fixture(scope="module")
 def three_epochs():
-    """Nine batches that a worker read, three an epoch."""
-    return list(islice(endless(rebatch(loader(num_workers=1), 3, None, seed=5)), 9))
+    """Seven batches that a worker read, three an epoch."""
+    return list(islice(endless(rebatch(loader(num_workers=1), 3, None, seed=5)), 7))
 
 
-@pytest.mark.parametrize(
-    "done", [3, *(pytest.param(done, marks=pytest.mark.slow) for done in (2, 4))]
-)
+@pytest.mark.parametrize("done", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_with_workers_a_position_is_a_number_of_batches(done, three_epochs):
     source = loader(num_workers=1)
     batches = rebatch(source, 3, None, seed=5)

@@ -404,7 +404,7 @@ def test_logs_the_moving_estimate_at_the_steps_that_are_measured():
 @pytest.mark.parametrize(
     ("batches", "accumulate", "parts", "expected"),
     # 128 steps for each part of a batch that is split; 32 where micro-batches are there anyway.
-    [(400, 1, 2, [256]), (400, 1, 3, [384]), (150, 2, 2, [32, 64])],
+    [(400, 1, 3, [384]), (150, 2, 2, [32, 64])],
 )
 def test_default_interval(batches, accumulate, parts, expected):
     callback = NoiseScale(parts=parts)

@@ -72,6 +72,27 @@ def test_names_are_text_and_the_table_sorts(driver):
     assert column(driver, "time to target")[-3:] == ["-"] * 3
 
 
+def test_it_opens_offline_without_errors_at_any_width(opened):
+    driver, page = opened
+    driver.execute_cdp_cmd("Network.enable", {})
+    offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+    driver.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+    for width in (1280, 400):
+        resize(driver, width, 900)
+        driver.get(page)
+        assert awaited(driver, DRAWN)
+        assert driver.execute_script("return document.querySelectorAll('svg.main-svg').length") > 4
+        asked = driver.execute_script(
+            "return performance.getEntriesByType('resource').map(entry => entry.name)"
+        )
+        assert [name for name in asked if not name.startswith(("data:", "blob:"))] == []
+        assert errors(driver) == []
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        assert "USE" in driver.find_element("tag name", "body").text
+    driver.execute_cdp_cmd("Network.disable", {})
+    resize(driver, 1280, 900)
+
+
 def test_a_trial_is_told_where_it_is_pointed_at(driver):
     dot = driver.find_elements("css selector", "figure.chart path.point")[0]
     driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", dot)

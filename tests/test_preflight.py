@@ -447,7 +447,7 @@ GOOD_TOO = (Glacial, WarmByHand, Adam, Scaled, Hparams, QuietInSanityCheck)
 
 
 @pytest.mark.parametrize(
-    "kind", [*GOOD, *(pytest.param(kind, marks=pytest.mark.slow) for kind in GOOD_TOO)]
+    "kind", [*GOOD, *(pytest.param(kind, marks=pytest.mark.soak) for kind in GOOD_TOO)]
 )
 def test_a_good_project_is_not_refused(kind):
     found = fly(kind)

@@ -154,8 +154,13 @@ def test_its_sentences_are_short_and_its_links_say_where_they_lead():
 
 TUTORIAL = TOP / "bstune" / "README.md"
 # Means of the tutorial's studies, besides those that it gives itself.
-QUICK = {"trials": 3, "mlflow": False, "options": ["search.replicates=0"]}
-QUICK_TRIALS = {**QUICK, "workers": 0, "survey": False}
+QUICK = {
+    "trials": 3,
+    "workers": 0,
+    "survey": False,
+    "mlflow": False,
+    "options": ["search.replicates=0"],
+}
 QUICK_OPTIONS = (
     *("search.trials=2", "search.replicates=0", "search.workers=0"),
     *("hardware.enabled=false", "mlflow.enabled=false"),
@@ -175,7 +180,7 @@ def run_block(monkeypatch, tmp_path, run_verb, hydra_in_process):
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(bstune, "tune", functools.partial(bstune.tune, **QUICK_TRIALS))
+    monkeypatch.setattr(bstune, "tune", functools.partial(bstune.tune, **QUICK))
     monkeypatch.setattr(bstune, "Study", functools.partial(bstune.Study, **QUICK))
     names = {}
 

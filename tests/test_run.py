@@ -47,7 +47,7 @@ DIGITS = (
 )
 DIGITS += ("search.workers=0",)  # the tests look into the process that trains
 EASY = ("workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
-LIGHT = (*("early_checks", "storage.opening", "study", "tune", "verbs.record", "verbs.retarget"),)
+LIGHT = ("early_checks", "storage.opening", "study", "tune", "verbs.record", "verbs.retarget")
 # The length of the warm-up is the budget's: a schedule with a horizon.
 HORIZON = ("workload.module.schedule.warmup_examples=${trial.total_steps}",)
 
@@ -141,7 +141,7 @@ def end_at(monkeypatch, at, killed):
 def test_a_study_cut_short_and_continued_asks_the_same_trials(
     bstune, outputs, monkeypatch, arguments, killed
 ):
-    arguments = ("search.trials=12", *arguments) if arguments[0] == REPLAY[0] else arguments
+    arguments = ("search.trials=8", *arguments) if arguments[0] == REPLAY[0] else arguments
     assert bstune(*arguments, "study=whole")[0] == 0
     whole = asked_by_index(outputs / "whole")
     order = list(whole)
@@ -275,7 +275,7 @@ def test_a_record_that_ended_is_not_continued(bstune, tmp_path, outputs):
     # Rates of 0.1 and more never reach.
     write_rows(tmp_path / "t.jsonl", table_rows(missed=lambda lr: lr >= 0.1))
     assert (
-        bstune(*REPLAY, "search.trials=24", "search.replicates=0", "search.precision=null")[0] == 0
+        bstune(*REPLAY, "search.trials=14", "search.replicates=0", "search.precision=null")[0] == 0
     )
     trials = trials_of(outputs / "replay")
     study = optuna.load_study(study_name="replay", storage=f"sqlite:///{tmp_path}/bstune.db")
@@ -384,18 +384,19 @@ def test_what_did_not_run_again_is_said_and_the_posterior_of_a_finished_study_is
 
 @pytest.mark.slow
 def test_a_replayed_study_imports_no_training_library(outputs):
-    # Then the modules of what looks at recorded runs, and of what is checked before a study.
+    # Then the modules of what looks at recorded runs, of what is checked before a study, and the list of the sweeps.
     modules = [f"bstune.study.{name}" for name in LIGHT]
     code = (
         "import sys; from bstune.__main__ import main; main(); "
         f"import bstune.workloads.datasets, {', '.join(modules)}; "
+        "from bstune.sweeps import harness; harness.main([]); "
         "print({'torch', 'lightning', 'mlflow'} & {*sys.modules})"
     )
-    command = [sys.executable, "-c", code, *REPLAY, "search.trials=3", "search.replicates=0"]
+    command = [sys.executable, "-c", code, *REPLAY, "search.trials=1", "search.replicates=0"]
     ended = subprocess.run(command, cwd=outputs.parent, capture_output=True, text=True, check=True)
     # A replay trains nothing, so neither has to be loaded.
     assert ended.stdout.splitlines()[-1] == "set()"
-    assert sum(trial.resumed_from is None for trial in trials_of(outputs / "replay")) == 3
+    assert sum(trial.resumed_from is None for trial in trials_of(outputs / "replay")) == 1
 
 
 @pytest.mark.slow

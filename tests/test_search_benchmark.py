@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -58,9 +59,19 @@ ENTRIES = {entry.key: entry for entry in search_benchmark.searches()}
 
 # The searches
 
-NOISY = posed(synthetic_table(Law(noise=0.1), (8, 32, 128, 512), (0.01, 0.1, 1.0)))
-# B 40 is fastest, 50 s; lr 1 never reaches the target, and diverges at B 40 after 5 steps
-HAND = posed(Table((*TABLE.runs[:3], recorded(40, 1.0, None, end=5, diverged=True))))
+
+# Made where they are asked for: each process that collects the tests imports this module.
+@cache
+def noisy():
+    return posed(synthetic_table(Law(noise=0.1), (8, 32, 128, 512), (0.01, 0.1, 1.0)))
+
+
+@cache
+def hand():
+    """B 40 is fastest, 50 s; lr 1 never reaches the target, and diverges at B 40 after 5 steps."""
+    return posed(Table((*TABLE.runs[:3], recorded(40, 1.0, None, end=5, diverged=True))))
+
+
 HORIZONS = str(find_table("digits_linear"))
 # A batch size and a learning rate each.
 REACHED, STOPPED, DIVERGED = (40, 0.1), (10, 1.0), (40, 1.0)
@@ -85,14 +96,14 @@ def test_a_stopped_trial_is_recorded_in_either_form():
 
     # 8000 examples, the budget; then twice the fastest, also of one that diverged after 5 s
     for points, bound in (([STOPPED], 800), ([REACHED, STOPPED], 100), ([REACHED, DIVERGED], 100)):
-        complete, _ = last_trial("bound", HAND, *points)
+        complete, _ = last_trial("bound", hand(), *points)
         assert (complete.state, complete.value) == (
             TrialState.COMPLETE,
             pytest.approx(math.log(bound)),
         )
-        assert last_trial("pruned", HAND, *points)[0].state == TrialState.PRUNED
+        assert last_trial("pruned", hand(), *points)[0].state == TrialState.PRUNED
     for form in ("bound", "pruned"):
-        reached, _ = last_trial(form, HAND, REACHED)
+        reached, _ = last_trial(form, hand(), REACHED)
         assert (reached.state, reached.value) == (TrialState.COMPLETE, pytest.approx(math.log(50)))
     # a pruned trial is ranked by its distance from the target
     pruned, result = last_trial(
@@ -113,7 +124,7 @@ def test_rules_go_through_the_reference():
         "surge": 2 * 164 / 356,
     }
     for axis, ratio in ratios.items():
-        rule = rule_of(replace(NOISY.problem, noise_scale=100.0), axis)
+        rule = rule_of(replace(noisy().problem, noise_scale=100.0), axis)
         assert [rule(64), rule(256)] == pytest.approx([0.1, 0.1 * ratio])
 
 
@@ -125,12 +136,12 @@ def test_rules_go_through_the_reference():
 )
 def test_the_axis_is_delta_around_the_rule_and_lr_is_clipped(batch_size, delta, expected):
     search = asked_for(
-        NOISY, [{"batch_size": batch_size, "delta": delta}], rule_of(NOISY.problem, "sqrt")
+        noisy(), [{"batch_size": batch_size, "delta": delta}], rule_of(noisy().problem, "sqrt")
     )
     spec = search.propose([])
     # The rule goes through B = 64 and 0.1.
     assert (spec.batch_size, spec.delta, spec.lr) == (batch_size, delta, pytest.approx(expected))
-    assert spec.max_steps == stopping_step(NOISY.problem, batch_size, [])
+    assert spec.max_steps == stopping_step(noisy().problem, batch_size, [])
     # The table's rates span a factor of 100.
     half = math.log2(100) / 2
     distributions = {
@@ -141,7 +152,7 @@ def test_the_axis_is_delta_around_the_rule_and_lr_is_clipped(batch_size, delta, 
 
 
 def test_each_batch_size_gets_as_many_trials_spread_over_the_learning_rates():
-    finished = first_trials(EveryBatchSize(NOISY.problem, 3), NOISY, 32)
+    finished = first_trials(EveryBatchSize(noisy().problem, 3), noisy(), 32)
     sizes = [trial.batch_size for trial in finished]
     orders = set()
     # The table has four batch sizes: a round is four trials.
@@ -203,7 +214,7 @@ def test_zeus_keeps_trying_batch_sizes_that_may_be_as_good_at_the_rate_of_the_ru
     # Most of them, as it explores the others.
     assert sum(map(tried.__getitem__, cheapest)) > 0.6 * tried.total()
     # The rule's rate, within those of the table.
-    for trial in first_trials(Zeus(NOISY.problem, 0), NOISY, 6):
+    for trial in first_trials(Zeus(noisy().problem, 0), noisy(), 6):
         assert trial.lr == pytest.approx(
             min(max(0.1 * math.sqrt(trial.batch_size / 64), 0.01), 1.0)
         )
@@ -229,17 +240,20 @@ def test_every_search_has_a_name():
 # bstune's own search
 
 LAW = Law(noise=0.1)
-LAW_TABLE = synthetic_table(LAW, metric_noise=0.05)
-OF_LAW, CURVE_OF_LAW = posed(LAW_TABLE), posed(LAW_TABLE, "curve")
+
+
+@cache
+def of_law(objective="time"):
+    return posed(synthetic_table(LAW, metric_noise=0.05), objective)
 
 
 @pytest.fixture(scope="module")
 def searched():
     """Return a search, what it came to, and its trials."""
-    search, trials = FrontierSearch(OF_LAW.problem, 3), []
+    search, trials = FrontierSearch(of_law().problem, 3), []
     incumbent = search.incumbent
     search.incumbent = lambda finished: trials.append(finished[-1]) or incumbent(finished)
-    return search, run_search(search, OF_LAW, (20.0,)), trials
+    return search, run_search(search, of_law(), (20.0,)), trials
 
 
 def test_a_continued_trial_has_the_samplers_max_steps_and_the_study_its_record(searched):
@@ -250,7 +264,7 @@ def test_a_continued_trial_has_the_samplers_max_steps_and_the_study_its_record(s
     assert found.path[-1][1] < 1.5
     # The budget binds, whatever the search wishes.
     for trial in trials:
-        assert trial.steps <= OF_LAW.problem.budget.last_step(trial.batch_size)
+        assert trial.steps <= of_law().problem.budget.last_step(trial.batch_size)
     for trial in continued:
         before = trials[trial.resumed_from]
         assert (trial.batch_size, trial.lr, trial.seed) == (
@@ -323,10 +337,10 @@ def test_b_crit_is_what_a_study_would_report():
     run_search(search, one_size, (10.0,))
     # The posterior's median is the prior's there.
     assert search.b_crit([]) is None
-    search = FrontierSearch(CURVE_OF_LAW.problem, 0)
+    search = FrontierSearch(of_law("curve").problem, 0)
     assert search.b_crit([]) is None
-    (ratio,) = run_search(search, CURVE_OF_LAW, (2.0,)).b_crit
-    assert ratio * CURVE_OF_LAW.b_crit == pytest.approx(LAW.b_crit, rel=0.3)
+    (ratio,) = run_search(search, of_law("curve"), (2.0,)).b_crit
+    assert ratio * of_law("curve").b_crit == pytest.approx(LAW.b_crit, rel=0.3)
 
 
 # Figures of merit
@@ -338,8 +352,8 @@ def of_path(*path, trials=10, complete=True):
     return SearchRun(path, (None,) * 5, trials, 59.0, complete)
 
 
-def stands(key, *runs, benchmark=NOISY):
-    return standing(benchmark, ENTRIES[key], runs)
+def stands(key, *runs, benchmark=None):
+    return standing(benchmark or noisy(), ENTRIES[key], runs)
 
 
 def test_marks_are_the_median_and_the_90th_percentile_over_seeds():
@@ -373,7 +387,7 @@ def test_marks_are_the_median_and_the_90th_percentile_over_seeds():
     # Estimates over the truth, after 1, 3 and 10 times the frontier's cost.
     for estimates in ((None, 0.5, 1.0), (0.0, 1.5, 1.1), (1.0, 1.2, 0.9)):
         runs.append(SearchRun((), estimates, 10, 9.0, True))
-    one = stands("shallue", *runs, benchmark=CURVE_OF_LAW)
+    one = stands("shallue", *runs, benchmark=of_law("curve"))
     marks = [(mark.spending, mark.median, mark.p90) for mark in one.marks]
     # Off either way: an estimate of half is off by 2.
     assert marks == [
@@ -391,7 +405,7 @@ def test_the_better_form_is_shown_and_the_best_search_comes_first():
         stands("bstune", of_path((6.0, 1.0))),
         stands("bstune/linear", of_path((5.0, 1.0))),
     ]
-    finding = make_finding([NOISY], standings, [], [{"digest": "abc"}], 1)
+    finding = make_finding([noisy()], standings, [], [{"digest": "abc"}], 1)
     assert [row["search"] for row in finding.rows] == ["bstune/linear", "bstune", "tpe/lr", "zeus"]
     row = {
         "table": "t",
@@ -432,7 +446,7 @@ def test_the_sentence_compares_with_the_best_of_optuna_or_names_the_best_estimat
         (within, never, "tpe/lr not after 60, zeus after 20.0, 3.0 times as much or more."),
         (never, within, "tpe/lr after 20.0, zeus not after 60."),
     ):
-        text = sentence([NOISY], [stands("zeus", zeus), stands("tpe/lr/bound", tpe)])
+        text = sentence([noisy()], [stands("zeus", zeus), stands("tpe/lr/bound", tpe)])
         assert (
             text == f"Spending until within 1.25 of the best, in its cost (median): t: {expected}"
         )
@@ -440,7 +454,7 @@ def test_the_sentence_compares_with_the_best_of_optuna_or_names_the_best_estimat
     # One of them has no estimate: the median is the larger of the other two errors.
     for estimate in (None, 0.8, 1.1):
         runs.append(SearchRun((), (None, 0.5, estimate), 10, 9.0, True))
-    assert sentence([CURVE_OF_LAW], [stands("shallue", *runs, benchmark=CURVE_OF_LAW)]) == (
+    assert sentence([of_law("curve")], [stands("shallue", *runs, benchmark=of_law("curve"))]) == (
         "After 10 times the frontier's cost B_crit is off least (median factor) with t: shallue by 1.25."
     )
 

@@ -55,19 +55,6 @@ def without_clock(trial):
     return trial.batch_size, trial.lr, trial.seed, trial.status, trial.steps, trial.history
 
 
-@pytest.mark.slow
-def test_a_study_runs_as_tune_does(tmp_path):
-    found = {}
-    for name, function in (("a", bstune.tune), ("b", lambda **given: bstune.Study(**given).run())):
-        (tmp_path / name).mkdir()
-        with chdir(tmp_path / name):
-            # Each in a folder of its own, so that the second does not go on with the first.
-            found[name] = function(**arguments(**OBJECTS))
-    first, second = found.values()
-    assert [*map(without_clock, first.records)] == [*map(without_clock, second.records)]
-    assert (first.best.batch_size, first.best.lr) == (second.best.batch_size, second.best.lr)
-
-
 def test_a_study_of_a_command_line_is_the_commands(tmp_path, bstune):
     made_table(tmp_path)
     study = of_command_line(*REPLAY, "study=s")

@@ -84,8 +84,7 @@ def test_without_a_survey_the_trials_own_steps_are_all():
     assert step_time_of(prepared, done) is LINE
 
 
-@pytest.mark.parametrize("trials", [12, 40])
-@pytest.mark.parametrize("scatter", [0.05, 0.4])
+@pytest.mark.parametrize(("trials", "scatter"), [(12, 0.4), (40, 0.05)])
 def test_uses_seconds_hold_what_a_run_takes_at_another_time(scatter, trials):
     """The trials of a user's own loop time themselves, and each minute has a speed of its own.
 

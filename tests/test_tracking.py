@@ -849,14 +849,10 @@ def test_the_results_of_a_continued_study_are_written_anew(uri):
 CUTS = [
     ("log_artifact", 0),
     ("set_tag", 3),
-    # At these not all children have moved.
-    ("set_tag", 0),
+    # At this one not all children have moved. A slow server cuts, below, at every request.
     ("set_tag", 1),
-    ("set_tag", 2),
-    ("log_batch", 0),
     ("set_terminated", 0),
     ("create_run", 0),
-    ("delete_run", 0),
 ]
 
 
@@ -886,7 +882,7 @@ def test_results_half_sent_are_sent_again_whole(uri, method, calls_before, monke
         # The server takes the connection and never answers: one request gives up, after a second.
         pytest.param(
             *(True, {"request_seconds": 1, "study_seconds": 600.0}, "timeout"),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.soak,
         ),
         # The limit of all waits of a run ends it before the request's own.
         (True, {"request_seconds": 3, "study_seconds": 0.05}, "no answer within 0.05 s"),

@@ -3,23 +3,22 @@
 import gc
 import os
 import signal
-import subprocess
 import sys
+import tempfile
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-from toolbox import FakeTime
+from toolbox import FakeTime, forked_training
 
+from bstune.__main__ import command as main_command
 from bstune.core.errors import UserCodeError
 from bstune.system import watchdog
 from bstune.system.exits import os_exit_as_users_error
 from bstune.system.watchdog import STEP_SECONDS, Wait, Watch, frame_of, waiting_for, watching
 
-# A command of its own takes some 8 s; one of each kind runs with the slow tests.
+# One of each kind runs with the slow tests.
 SOAK = pytest.mark.soak
 PROJECT = """
 import ctypes, os, signal, sys, threading, time
@@ -97,7 +96,6 @@ PLACES_OF_EACH = [
 ]
 # As a deadlock does.
 NEVER_ENDS = "threading.Event().wait()"
-COMMAND = "from bstune.__main__ import command; command()"
 
 
 @pytest.fixture
@@ -118,25 +116,38 @@ def project(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def command(tmp_path, project):
-    """Run the command in a process of its own, whose temporary folders are the test's."""
+def command(tmp_path, project, monkeypatch):
+    """Run the command in a fork of this process, which trains by itself, with temporary folders of its own."""
 
-    def run(place, deed, *options, seconds=200):
+    def run(place, deed):
         project(place, deed)
-        # Short, as multiprocessing makes sockets there, whose paths have 107 characters at most.
-        temporary = Path(stack.enter_context(TemporaryDirectory(prefix="w")))
-        line = [sys.executable, "-c", COMMAND, *OPTIONS, "hardware.enabled=false", *options]
-        environment = {**os.environ, "TMPDIR": str(temporary)}
-        ended = subprocess.run(
-            line, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=seconds
-        )
-        # A process that a signal or C code alone ended leaves its folders.
-        if "error: " in ended.stderr:
-            assert [path.name for path in temporary.glob("bstune-*")] == []
-        return ended.returncode, ended.stdout + ended.stderr
+        temporary = tmp_path / "temporary"
+        temporary.mkdir()
+        printed = tmp_path / "printed"
+        given = (*OPTIONS, "hardware.enabled=false", "search.workers=0")
 
-    with ExitStack() as stack:
-        yield run
+        def call():
+            os.chdir(tmp_path)
+            # A fork has its parent's files, and the folder that its parent has looked up.
+            with printed.open("w") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            tempfile.tempdir = str(temporary)
+            sys.argv = ["bstune", *given]
+            sys.stdout = os.fdopen(1, "w")
+            sys.stderr = os.fdopen(2, "w")
+            main_command()
+
+        status = forked_training(call)
+        text = printed.read_text()
+        # A process that a signal or C code alone ended leaves its folders.
+        if "error: " in text:
+            assert [path.name for path in temporary.glob("bstune-*")] == []
+        return status, text
+
+    # The fork has it too: half a second past the limit, code that lets no thread run is ended.
+    monkeypatch.setattr(watchdog, "BACKSTOP_SECONDS", 0.5)
+    return run
 
 
 # What is waited for, by a clock that the test moves
@@ -411,7 +422,7 @@ def test_slow_data_are_waited_for_and_said(bstune, project, monkeypatch):
     assert "waiting for Data.setup('fit'), 0 s" in out
 
 
-@pytest.mark.parametrize("deed", ["sys.exit(0)", pytest.param("exit()", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("deed", ["sys.exit(0)", pytest.param("exit()", marks=SOAK)])
 @pytest.mark.parametrize("place", PLACES_OF_EACH)
 def test_sys_exit_of_the_users_code_is_an_error_and_no_interruption(
     bstune, project, tmp_path, place, deed
@@ -475,8 +486,10 @@ def test_forked_processes_may_end_so():
         pytest.param("threading.Event().wait()", marks=SOAK),
     ],
 )
-def test_what_stands_in_c_code_ends_with_the_process(command, tmp_path, deed):
-    status, err = command("training_step", deed, "protocol.trial_seconds=0.5")
+def test_what_stands_in_c_code_ends_with_the_process(command, tmp_path, monkeypatch, deed):
+    # In place of protocol.trial_seconds, which does not go with trials in this process.
+    monkeypatch.setattr(watchdog, "STEP_SECONDS", 0.5)
+    status, err = command("training_step", deed)
     assert status == 1, err
     assert "project.py" in err
     assert not (tmp_path / "outputs").exists()

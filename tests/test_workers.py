@@ -270,7 +270,8 @@ def test_a_trial_that_a_signal_to_all_processes_ended_has_not_failed(
     assert raised.value.args == (128 + signal.SIGTERM,)
 
 
-@pytest.mark.slow
+# test_fork_server.py has a command that is killed, whose processes end likewise.
+@pytest.mark.soak
 def test_a_process_ends_with_the_one_that_started_it(toy_train, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(KILLED)

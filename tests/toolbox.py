@@ -2,12 +2,14 @@
 
 import json
 import math
+import multiprocessing.process
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from bstune.core.evaluation_schedule import EvaluationSchedule
 from bstune.core.records import Budget, Merit, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.report.drawing import save_figure
 from bstune.study.planning.replicates import Winner, winners
+from bstune.system import interruption
 
 # They import torch and Lightning, 5 s that a process that needs no survey saves.
 if TYPE_CHECKING:
@@ -107,6 +110,14 @@ def still_running(processes: Iterable[int]) -> list[int]:
     return left
 
 
+def _own_nothing() -> None:
+    """Let a fork, as it ends, leave its parent's processes, fork server and temporary folders alone."""
+    multiprocessing.process._children.clear()
+    multiprocessing.current_process()._config.pop("tempdir", None)
+    forkserver._forkserver._forkserver_pid = None
+    interruption._folders.clear()
+
+
 def start_fork(call: Callable[[], object]) -> int:
     """Begin a call in a fork of this process, which has imported all; return the fork's number."""
     sys.stdout.flush()
@@ -114,6 +125,7 @@ def start_fork(call: Callable[[], object]) -> int:
     child = os.fork()
     if child == 0:
         status = 1
+        _own_nothing()
         try:
             status = int(call() or 0)
         finally:
