@@ -29,7 +29,7 @@ FOR_BSTUNE = {
     *("from_composed", "join", "run_on"),  # of Study
     *("again", "after", "unmeasured"),  # of TrialResult
     *("from_findings", "recipe", "records"),  # of Result
-    *("spec", "finished", "abandon", "may_go_on", "start_gap"),  # of LoopTrial
+    *("spec", "finished", "abandon", "may_go_on", "start_gap", "schedule_ends"),  # of LoopTrial
 }
 
 

@@ -15,11 +15,12 @@ import once
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from projects.own_loop.digits import TRAIN, VAL, make_model
+from projects.own_loop.digits import TRAIN, VAL, make_model, validate
 from test_pieces import example_in
 from test_study import without_clock
 from toolbox import FakeTime, entries, forked_training, leave_blank, make_spec, statuses
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bstune
@@ -172,6 +173,62 @@ def test_a_loop_has_the_trials_of_tune(name, tuned):
     assert_same(records, tuned, exactly=name != "huggingface")
 
 
+class Annealed(Digits):
+    """The model with a rate that falls along a cosine to the trial's last step."""
+
+    def __init__(self, lr, total_steps):
+        super().__init__(lr)
+        self.total_steps = total_steps
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = CosineAnnealingLR(optimizer, self.total_steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def anneal(study):
+    """Train the same by a loop, evaluated after each step."""
+    images, labels = TRAIN
+    for trial in study:
+        torch.manual_seed(trial.seed)
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=trial.lr)
+        schedule = CosineAnnealingLR(optimizer, trial.max_steps)
+        trial.report(0, validate(model))
+        for step, batch in enumerate(trial.batches(len(images)), start=1):
+            loss = cross_entropy(model(images[batch]), labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            if not trial.report(step, validate(model)):
+                break
+        trial.finish()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("precise")
+def test_a_loop_whose_schedule_ends_with_its_trial_has_the_trials_of_tune(monkeypatch):
+    monkeypatch.setattr("bstune.study.analysis.model.MOVES", once.MOVES_OF_A_REPORT)
+    leave_blank(monkeypatch)
+    stated = arguments(target="val_loss<=0.6")
+    data = DataLoader(TensorDataset(*TRAIN), 32), DataLoader(TensorDataset(*VAL), 300)
+    by_tune = stated | {"name": "tuned", "options": [*stated["options"], *EVERY_STEP]}
+    tuned = bstune.tune(Annealed, data, workers=0, survey=False, **by_tune)
+    study = bstune.Study(schedule_ends=True, **stated)
+    anneal(study)
+    records = study.result.records
+    assert_same(records, tuned.records, exactly=True)
+    horizons = [record.horizon for record in records]
+    assert horizons == [record.horizon for record in tuned.records]
+    # The user's own pair has the whole budget, 5,000 examples in batches of 32; the search chooses
+    # shorter ones too. No trial goes on.
+    assert horizons[0] == 157
+    assert min(horizons) < 157
+    assert {record.resumed_from for record in records} == {None}
+    assert study.result.best == tuned.best
+
+
 def kill(step, value):
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -241,7 +298,7 @@ def train_all(study, body):
         body(trial)
 
 
-def made_trial(goal=0.2, clock=None, **changes):
+def made_trial(goal=0.2, clock=None, schedule_ends=False, **changes):
     """A trial of at most 20 steps, without a study."""
     state = TrialState(first_step=0, last_step=20, steps=0)
     return LoopTrial(
@@ -255,7 +312,88 @@ def made_trial(goal=0.2, clock=None, **changes):
         refuses_further_steps=False,
         needs_seconds=False,
         now=clock or FakeTime(),
+        schedule_ends=schedule_ends,
     )
+
+
+def scheduled_trial():
+    """A trial of at most 20 steps whose schedule ends with it, and its backend, without a study."""
+    options = quadratic(schedule_ends=True).options
+    limits = LoopLimits(schedule_ends=True)
+    backend = LoopBackend(options, make_protocol(options, None), pytest.fail, limits=limits)
+    return backend.hand_over(make_spec(max_steps=20), Output(Path.cwd()), None), backend
+
+
+@pytest.mark.parametrize(
+    ("reports", "status", "message"),
+    [
+        ([(10, 0.5), (20, 0.4)], "stopped", None),
+        # A trial may meet the target before its schedule ends, as one of a module does.
+        ([(10, 0.1)], "reached", None),
+        ([(10, math.nan)], "diverged", None),
+        ([(10, 0.5), (19, 0.4)], None, r"report at step 19, .* ends at trial\.max_steps=20"),
+        ([(10, 0.5), (21, 0.4)], None, "past the 20 of its schedule"),
+    ],
+)
+def test_how_a_trial_ends_whose_schedule_ends_with_it(reports, status, message):
+    trial, backend = scheduled_trial()
+    assert (backend.horizon, backend.stops, backend.continues) == (True, False, False)
+    if message is not None:
+        with pytest.raises(ConfigError, match=message):
+            train_by(reports, trial)
+        return
+    train_by(reports, trial)
+    # Nothing is said of a trial that is not saved, as none goes on.
+    assert not trial.worth_saving
+    record = backend.take_back(trial, Output(Path.cwd())).result()
+    assert (record.status, record.steps, record.horizon) == (status, reports[-1][0], 20)
+
+
+def train_by(reports, trial):
+    for report in reports:
+        trial.report(*report)
+    trial.finish()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "is_frozen"),
+    # bstune's sampler chooses each length; under another one the budget is the length.
+    [("frontier", False), ("tpe", True)],
+)
+def test_the_budget_is_fixed_where_it_is_the_length_of_each_schedule(sampler, is_frozen):
+    options = quadratic(options=[f"sampler={sampler}"]).options
+    protocol = make_protocol(options, None)
+    limits = LoopLimits(schedule_ends=True)
+    frozen = LoopBackend(options, protocol, pytest.fail, limits=limits).frozen_settings
+    assert frozen["schedule_ends"]
+    assert ("budget.examples" in frozen) == is_frozen
+    assert set(LoopBackend(options, protocol, pytest.fail).frozen_settings) == {"device"}
+
+
+@pytest.mark.parametrize("changes", [{"objective": "time"}, FOR_LOSS])
+def test_a_study_of_schedules_that_end_goes_on_as_it_began(changes):
+    def study():
+        return quadratic(schedule_ends=True, **changes)
+
+    asked = []
+    for trial in study():
+        asked.append(values_of(trial))
+        # The third trial is left.
+        if len(asked) == 3:
+            break
+        descend(trial, saves=False)
+        trial.finish(seconds=1.0)
+    with pytest.raises(StudyError, match="schedule_ends"):
+        next(iter(quadratic(**changes)))
+    for trial in study():
+        asked.append(values_of(trial))
+        descend(trial, saves=False)
+        trial.finish(seconds=1.0)
+    assert asked[3] == asked[2]
+    records = [record for record in study().result.records if record.status != "failed"]
+    assert [record.horizon for record in records] == [last for *_, last in asked[:2] + asked[3:]]
+    assert records[0].horizon == 313
+    assert study().result.best.horizon is not None
 
 
 def values_of(trial):
@@ -677,6 +815,8 @@ def test_a_loop_for_the_loss_that_never_reports_at_its_last_step_goes_on_afresh(
 
 def test_a_study_with_a_module_has_no_loop():
     data = DataLoader(TensorDataset(*TRAIN), 32), DataLoader(TensorDataset(*VAL), 300)
+    with pytest.raises(ConfigError, match="schedule_ends=True is for a loop of yours"):
+        bstune.Study(Digits, data, **arguments(schedule_ends=True))
     study = bstune.Study(Digits, data, **arguments(workers=0, survey=False))
     with pytest.raises(ConfigError, match=r"trains its trials by itself: study\.run\(\)"):
         iter(study)
@@ -760,6 +900,7 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
             {"tunable": {"decay": (0.1, 0.3)}},
             "best.batch_size, best.lr, best.hyperparameters['decay']",
         ),
+        ({"schedule_ends": True}, "best.batch_size, best.lr, best.horizon as max_steps"),
         # What no trial reached is not to be trained with.
         ({"target": "loss<=1e-9"}, None),
     ],
@@ -1128,7 +1269,7 @@ ARGUMENTS = {
         # The last, smaller batch of an epoch would be a step of another size.
         ({"dataloader_drop_last": False}, "dataloader_drop_last=True"),
         # A schedule with a horizon would change whenever a trial goes on.
-        ({"lr_scheduler_type": "linear"}, "lr_scheduler_type=linear depends on max_steps"),
+        ({"lr_scheduler_type": "linear"}, r"linear depends on max_steps.*schedule_ends=True"),
     ],
 )
 def test_what_hugging_faces_trainer_may_not_have(changes, message):
@@ -1143,6 +1284,17 @@ def test_what_hugging_faces_trainer_may_not_have(changes, message):
         return
     with pytest.raises(ConfigError, match=message):
         callback.on_train_begin(given, None, None, train_dataloader=loader)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+def test_hugging_faces_trainer_may_have_any_schedule_that_ends_with_its_trial(schedule):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    trial = made_trial(schedule_ends=True)
+    given = SimpleNamespace(**(ARGUMENTS | {"lr_scheduler_type": schedule}))
+    loader = DataLoader(range(40), 2)
+    TrialCallback(trial).on_train_begin(given, None, None, train_dataloader=loader)
 
 
 class Endless(IterableDataset):

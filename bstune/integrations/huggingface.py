@@ -203,10 +203,10 @@ def _check(args: TrainingArguments, trial: LoopTrial) -> None:
         )
     # The type is a member of an enum, or its text.
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-    if schedule not in SCHEDULES:
+    if schedule not in SCHEDULES and not trial.schedule_ends:
         raise ConfigError(
             f"lr_scheduler_type={schedule} depends on max_steps, which differ from trial to trial: "
-            f"give one of {', '.join(SCHEDULES)}"
+            f"give bstune.Study(schedule_ends=True), or one of {', '.join(SCHEDULES)}"
         )
 
 

@@ -8,6 +8,9 @@ process: an error or Ctrl-C in the body ends the study as in any of its own part
   met it]. A report at ``trial.max_steps`` lets a stopped trial go on; one that ends before it
   stands at its last report. ``report(0, value)``, before the first step, lets a trial far past its
   start count as diverged.
+* **A schedule that ends with the trial**, as linear and cosine ones, is set up for
+  ``trial.max_steps`` steps, with ``schedule_ends=True`` in the call. The search then chooses each
+  trial's length, to whose end the loop trains unless it meets the target. No trial goes on.
 * **Seconds** are those of training alone, which ``finish(seconds=...)`` tells. Of these one law of
   tau(B) is made, as there is no survey. ``objective="steps"`` needs none.
 * **What the loop saves** at ``trial.save_to`` is its ``resume_from`` when it goes on, and
@@ -18,7 +21,7 @@ process: an error or Ctrl-C in the body ends the study as in any of its own part
 * **Refused** are what only a trial of bstune's can take: ``workers``, ``devices``, ``compile``,
   ``precision``, ``threads``, ``trainer``, the survey, ``protocol`` but ``divergence``,
   ``override_lr``, half-lives, ``budget.seconds``, and something ``tunable`` by the name of what a
-  trial has. A schedule that ends with the trial, or several processes, cannot be searched so.
+  trial has. Several processes cannot be searched so.
 """
 
 import os

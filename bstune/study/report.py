@@ -22,6 +22,7 @@ from bstune.report.running_page import is_running_page
 from bstune.report.spelling import with_options_as_called
 from bstune.report.study_folder import read_study
 from bstune.result import WINNERS, AtBudget, Reference, SearchPlan, StudyResult, WorkloadSize
+from bstune.result.values import TrialPoint
 from bstune.search.posterior import Posterior
 from bstune.study.analysis.analyse import analyse, easier_targets_of
 from bstune.study.analysis.at_budget import analyse_at_budget
@@ -185,7 +186,7 @@ def _next_in_python(
     elif prepared.backend.job_command is not None:
         how_to_train = [_command_of_job(prepared.backend.job_command, result)]
     elif prepared.backend.trains_in_loop:
-        how_to_train = _with_own_loop(prepared)
+        how_to_train = _with_own_loop(prepared, result)
     else:
         return []
     advice = next_steps.advice_to_keep(result)
@@ -196,18 +197,28 @@ def _next_in_python(
     return [("NEXT", tuple(how_to_train))]
 
 
+def _winner_of(result: StudyResult) -> TrialPoint:
+    """Give the winner, by the target or at the budget, of a result that has one of the two."""
+    winner = result.winner if result.at_budget is None else result.at_budget.winner
+    assert winner is not None  # noqa: S101 (the caller has looked)
+    return winner
+
+
 def _command_of_job(command: JobCommand, result: StudyResult) -> str:
     """Write the application's own command, with the winner's values as overrides."""
-    winner = result.winner if result.at_budget is None else result.at_budget.winner
-    assert winner is not None  # noqa: S101 (there is one of the two)
+    winner = _winner_of(result)
     return command(round(winner.batch_size), winner.lr, winner.hyperparameters)
 
 
-def _with_own_loop(prepared: PreparedStudy) -> list[str]:
+def _with_own_loop(prepared: PreparedStudy, result: StudyResult) -> list[str]:
     """Write how a loop of the user's trains the winner: the line that reads it, and its values."""
+    winner = _winner_of(result)
     values = ["best.batch_size", "best.lr"]
     for name in prepared.options.search.tune:
         values.append(f"best.hyperparameters[{name!r}]")
+    # The horizon is the length of a schedule that ends with its trial.
+    if winner.horizon is not None:
+        values.append("best.horizon as max_steps")
     return [
         f"best = bstune.load({str(from_here(prepared.files.root))!r}).best",
         f"train your loop with {', '.join(values)} in place of the trial's",

@@ -100,6 +100,9 @@ class Study:
         override_lr: whether to set a trial's learning rate in the optimizers that the module has
             built, in place of the rates that stand in its ``configure_optimizers``, all groups and
             schedules in proportion.
+        schedule_ends: whether a loop of yours sets up its schedule for ``trial.max_steps`` steps,
+            as linear and cosine ones; the search then chooses each trial's length. Schedules of a
+            module are seen without it.
         options: further ones, as on the command line: ``["search.replicates=1",
             "scaling=linear"]``.
 
@@ -113,6 +116,8 @@ class Study:
     arguments: tuple[str, ...] | None
     # Values that were taken from the project because no argument gave them, a line each.
     assumptions: tuple[str, ...] = ()
+    # Whether the schedule of the user's own loop ends with each trial.
+    _schedule_ends: bool = False
     # Seconds that it took to read module and data, which count as wall time of the first run.
     _seconds_before: float = 0.0
 
@@ -143,10 +148,17 @@ class Study:
         survey: bool | None = None,
         mlflow: bool | None = None,
         override_lr: bool | None = None,
+        schedule_ends: bool = False,
         options: Sequence[str] = (),
     ) -> None:
         # All arguments by name.
         arguments = dict(locals())
+        if schedule_ends and module is not None:
+            raise ConfigError(
+                "schedule_ends=True is for a loop of yours; bstune sees where the schedule of a "
+                "module ends: leave it out"
+            )
+        self._schedule_ends = schedule_ends
         elapsed = stopwatch()
         chosen = {
             option: arguments[argument]
@@ -325,8 +337,11 @@ class Study:
             )
         # It imports optuna and the report, which take seconds.
         from bstune.study.own_loop import trials_of
+        from bstune.trial.own_loop.loop_backend import LoopLimits
 
-        return _refused_in_python(trials_of(self.options, self.assumptions), self.options)
+        limits = LoopLimits(schedule_ends=self._schedule_ends)
+        trials = trials_of(self.options, self.assumptions, limits)
+        return _refused_in_python(trials, self.options)
 
     @property
     def result(self) -> "Result":

@@ -19,7 +19,7 @@ import bstune
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.core.step_time import StepTime, fit_line
 from bstune.core.step_time_law import law_of_trials
-from bstune.options import StudyOptions
+from bstune.options import StudyOptions, flatten
 from bstune.system.console import format_number, plural
 from bstune.system.files import (
     Output,
@@ -30,7 +30,7 @@ from bstune.system.files import (
     saved_beside,
     whole_file,
 )
-from bstune.trial.backend import JobCommand, TrialBackend
+from bstune.trial.backend import JobCommand, TrialBackend, chooses_horizons
 from bstune.trial.devices.device import processor, resolve_device
 from bstune.trial.own_loop.loop_trial import ENDED_SHORT, LoopTrial, Measurements
 from bstune.trial.parts.state import TrialState, state_after
@@ -74,6 +74,8 @@ class LoopLimits:
 
     Args:
         stops: whether the loop stops a trial at ``max_steps``; else each runs to its budget.
+        schedule_ends: whether the loop's schedule ends with each trial, at ``max_steps``. Then no
+            trial is stopped before, or goes on.
         lr_range: the smallest and the largest learning rate.
         jobs: how many trials the loop trains side by side.
         in_hindsight: whether the loop reports a trial only once it has ended, so that no time limit
@@ -87,6 +89,7 @@ class LoopLimits:
     """
 
     stops: bool = True
+    schedule_ends: bool = False
     lr_range: tuple[float, float] = TrialBackend.lr_range
     jobs: int = 1
     in_hindsight: bool = False
@@ -151,10 +154,12 @@ class LoopBackend(TrialBackend):
         self._has_told_of_end = False
         # The number of trials in a row that ended before their last step.
         self._cut_in_a_row = 0
-        # Whether trials may end at a step before their budget's end.
-        self.stops = limits.stops
+        # Whether the loop's schedule ends with each trial.
+        self.horizon = limits.schedule_ends
+        # Whether trials may end at a step before their budget's end, without a schedule for that.
+        self.stops = limits.stops and not self.horizon
         # Only a trial that was stopped can go on.
-        self._can_continue = limits.stops and limits.continues
+        self._can_continue = self.stops and limits.continues
         # Whether trials do go on: False once the loop turns out not to save them where they could.
         self.continues = self._can_continue
         self._save_place = limits.save_place
@@ -173,8 +178,20 @@ class LoopBackend(TrialBackend):
             self.device = torch.cuda.get_device_name(device)
             self.device_kind = self.device
         # These settings must not change while a study goes on.
-        self.frozen_settings = {"device": self.device}
+        self.frozen_settings = {"device": self.device, **self._frozen_schedule(options)}
         self.versions = {"bstune": bstune.__version__}
+
+    def _frozen_schedule(self, options: StudyOptions) -> dict[str, object]:
+        """Give the settings that must not change where the loop's schedule ends with each trial.
+
+        The budget is one of them, unless the sampler chooses how long each schedule is.
+        """
+        if not self.horizon:
+            return {}
+        budget: dict[str, object] = {}
+        if not chooses_horizons(options):
+            budget = flatten({"budget": options.budget.model_dump()})
+        return {"schedule_ends": True, **budget}
 
     @property
     def knows_step_time(self) -> bool:  # type: ignore[override]
@@ -273,8 +290,8 @@ class LoopBackend(TrialBackend):
             may_start_at_target=spec.goal is not None,
             sets_goal=spec.sets_goal,
         )
-        # Trials that are compared by their loss end at a given step: a later report is refused, and
-        # no trial goes on past the budget's end.
+        # Trials that are compared by their loss, and schedules, end at a given step: a later report
+        # is refused. No trial goes on past the budget's end.
         return LoopTrial(
             spec,
             beginning.state,
@@ -283,7 +300,8 @@ class LoopBackend(TrialBackend):
             save_to=saved_beside(folder.state(spec.number)),
             resume_from=beginning.resume_from,
             budget_end=budget_end if self._is_for_loss else None,
-            refuses_further_steps=self._is_for_loss,
+            refuses_further_steps=self._is_for_loss or self.horizon,
+            schedule_ends=self.horizon,
             needs_seconds=self._needs_seconds,
             now=self._now,
             noise_scale=beginning.noise_scale,
@@ -301,7 +319,11 @@ class LoopBackend(TrialBackend):
         # A loop that does not stop at max_steps ends each trial at a step of its own: no fault.
         if message == ENDED_SHORT and not self.stops:
             message = None
-        record = replace(record, device=self.device, message=message)
+        # The horizon is the length of a schedule that ends with its trial.
+        horizon: int | None = None
+        if self.horizon and record.status != "failed":
+            horizon = trial.max_steps
+        record = replace(record, device=self.device, message=message, horizon=horizon)
         self._take_seconds(record)
         self._tell_if_past_end(trial, record)
         self._tell_if_met_at_once(trial, record)

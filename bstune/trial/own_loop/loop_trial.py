@@ -69,6 +69,8 @@ class LoopTrial:
         needs_seconds: whether the study's objective needs the seconds of training.
         now: a monotonic clock, in seconds.
         noise_scale: measurements of the stopped trial that this one continues.
+        schedule_ends: whether the loop's schedule ends at ``max_steps``: a trial that ends before
+            it without the target is refused, and none goes on.
     """
 
     metric: str
@@ -88,9 +90,11 @@ class LoopTrial:
         needs_seconds: bool,
         now: Callable[[], float],
         noise_scale: Measurements = (),
+        schedule_ends: bool = False,
     ) -> None:
         self._spec = spec
         self._noise_scale = noise_scale
+        self._schedule_ends = schedule_ends
         self._needs_seconds = needs_seconds
         self._state = state
         self._verdict = verdict
@@ -142,9 +146,15 @@ class LoopTrial:
     def max_steps(self) -> int:
         """The step after which the trial ends, unless the study asks it to go on later.
 
-        The steps of the stopped trial that it continues count too.
+        The steps of the stopped trial that it continues count too. Under
+        ``Study(schedule_ends=True)`` it is the length of the schedule.
         """
         return self._state.last_step
+
+    @property
+    def schedule_ends(self) -> bool:
+        """Whether the loop's schedule ends with the trial, as ``Study(schedule_ends=True)`` has it."""
+        return self._schedule_ends
 
     @property
     def hyperparameters(self) -> Mapping[str, int | float]:
@@ -273,8 +283,8 @@ class LoopTrial:
 
         Raises:
             ConfigError: where the trial was finished before or nothing was reported; for seconds
-                that are no positive number; and without seconds where the objective needs them and
-                the trial has not diverged.
+                that are no positive number; without seconds where the objective needs them and the
+                trial has not diverged; and before the end of a schedule that ends with the trial.
         """
         if self._finished is not None:
             raise ConfigError(
@@ -393,8 +403,11 @@ class LoopTrial:
     def may_go_on(self) -> bool:
         """Whether the study may ask the trial to go on later.
 
-        It asks neither a run of the winner on a fresh seed nor a trial at its budget's end.
+        It asks neither a run of the winner on a fresh seed nor a trial at the end of its budget or
+        schedule.
         """
+        if self._schedule_ends:
+            return False
         is_at_budget_end = self._budget_end is not None and self._state.steps >= self._budget_end
         return self._spec.replicate_of is None and not is_at_budget_end
 
@@ -420,6 +433,12 @@ class LoopTrial:
                 f"trial {self.number} ended without an evaluation, and a trial ends by its metric: "
                 f"call trial.report(step, value) with {self.metric} before trial.finish()"
             )
+        # Without its schedule's end a trial tells nothing of how long a schedule it takes.
+        if self._schedule_ends and self._trains_on:
+            raise ConfigError(
+                f"trial {self.number} ended with a report at step {self._state.steps}, but its "
+                f"schedule ends at trial.max_steps={self.max_steps}: train and report until then"
+            )
         # A trial that has diverged has no time to the target.
         if train_seconds is None and self._needs_seconds and not self.has_diverged:
             raise ConfigError(
@@ -443,9 +462,12 @@ class LoopTrial:
                 f"after {state.steps}: report the optimizer's steps since the trial's first one"
             )
         if self._refuses_further_steps and steps > state.last_step:
+            end = "its budget, at which trials are compared"
+            if self._schedule_ends:
+                end = "its schedule"
             raise ConfigError(
-                f"trial {self.number} reports step {steps}, past the {state.last_step} of its "
-                "budget, at which trials are compared: end it at trial.max_steps, and report there"
+                f"trial {self.number} reports step {steps}, past the {state.last_step} of {end}: "
+                "end it at trial.max_steps, and report there"
             )
 
 
