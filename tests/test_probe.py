@@ -303,7 +303,7 @@ def test_a_real_ceiling():
     [(0.0, None), (5.0, None), (50.0, 1), (10.0, 5), (500.0, 1)],
 )
 def test_a_probe_reads_as_many_batches_as_take_seconds(seconds, batches):
-    tried = PreflightFindings(8, StepTime(0.0, 0.1), 4, (), seconds, 10)
+    tried = PreflightFindings(8, StepTime(0.0, 0.1), (), seconds, 10)
     assert evaluated_batches(tried) == batches
     assert evaluated_batches(None) is None
 

@@ -125,7 +125,7 @@ def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
         "hardware.step_time.min_steps=3",
         "hardware.step_time.rungs=3",
     )
-    found = PreflightFindings(32, StepTime(0.0, seconds_per_example), 4, ())
+    found = PreflightFindings(32, StepTime(0.0, seconds_per_example), ())
     device = torch.device("cpu")
     space = make_space(options)
     protocol = make_protocol(options, recipe)
@@ -268,7 +268,7 @@ def test_a_reference_outside_the_range_is_timed_where_it_runs(monkeypatch, optio
     monkeypatch.setattr(timing, "time_bare", lambda *arguments: (0.01,))
     own = ("search.batch_size.low=32", "search.batch_size.high=512", "hardware.step_time.repeats=1")
     resolved_options, recipe = resolved("workload=digits", "device=cpu", *own, *options)
-    found = PreflightFindings(32, StepTime(0.0, 1e-3), 4, ())
+    found = PreflightFindings(32, StepTime(0.0, 1e-3), ())
     ceiling = replace(make_survey().ceiling, smallest=32, above=None)
     ceiling = replace(ceiling, at=make_probe_result(512), model=MemoryModel(2.0**20, 1.0))
     ceiling = replace(ceiling, **changes)
