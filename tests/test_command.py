@@ -460,6 +460,7 @@ def test_json_of_what_has_none_is_refused(bstune):
     assert "--json is of" in err
 
 
+@pytest.mark.slow
 def test_hydras_own_options(bstune, tmp_path):
     status, out, _ = bstune("--cfg", "job", "+workload=digits", "seed=3")
     assert status == 0

@@ -720,6 +720,7 @@ def test_warm_up_lasts_its_steps_where_evaluations_cut_it_short(warmup_steps):
     assert result.seconds_per_step == 1.0
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_keeps_the_time_it_took():
     fake = FakeTime()
     module = timed(fake, lambda batch: 1.0 if batch < 5 else out_of_memory())

@@ -344,6 +344,7 @@ def test_a_trial_whose_loop_is_left_is_said_and_asked_again(body, caplog):
     assert outcomes == ["reached", "reached", "cut short", "cut short"]
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_finished_is_stored_though_its_loop_is_left():
     def finish(trial):
         descend(trial)
@@ -361,6 +362,7 @@ def test_the_last_report_of_a_trial_is_known_while_it_trains():
     assert last_report(trial) == (2, None)
 
 
+@pytest.mark.slow
 def test_a_loop_that_goes_on_without_finish_is_asked_again_until_it_is_too_often():
     asked = []
 
@@ -719,6 +721,7 @@ def fail_with_a_missing_key(trial):
         trial.fail(error)
 
 
+@pytest.mark.slow
 def test_errors_that_end_a_study_are_told_with_their_cause():
     with pytest.raises(UserCodeError, match="in fail_with_a_missing_key") as raised:
         train_all(quadratic(), fail_with_a_missing_key)
@@ -790,6 +793,7 @@ def test_an_application_of_hydra_trains_in_another_program():
         assert backend.trains_in_loop == (not in_hindsight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -904,6 +908,7 @@ def test_a_target_that_the_first_evaluation_meets_is_told_once(
     assert ["trial.report(0, value)" in line for line in said] == [may_be_wrong_way] * is_told
 
 
+@pytest.mark.slow
 def test_an_own_run_that_is_no_better_than_untrained_weights_sets_no_target():
     """Nothing of the study is half stored: the next call asks trial 0 again, and goes on."""
     trials = iter(quadratic(target="loss"))
@@ -942,6 +947,7 @@ def test_an_own_target_that_the_first_evaluation_meets_is_doubted(
     assert capsys.readouterr().out.count("trial.report(0, value)") == is_told
 
 
+@pytest.mark.slow
 def test_a_loop_that_ends_between_reports_stands_at_its_last_one():
     study = quadratic(**FOR_LOSS, trials=6)
     # The step after which each trial was asked to end for now.

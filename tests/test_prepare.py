@@ -90,6 +90,7 @@ def train(backend):
     return backend.run
 
 
+@pytest.mark.slow
 def test_stopped_and_continued_is_the_same_training(backend, output):
     train = backend.run
     whole = train(SPEC, output, None)

@@ -108,6 +108,7 @@ def test_a_target_that_each_first_evaluation_meets_is_found(histories, goal, tol
     assert all_met_at_first(ended_at(trials, Target("e", goal, "min"))) == told
 
 
+@pytest.mark.slow
 def test_such_a_target_is_refused(folder):
     # No error is above 1.
     with pytest.raises(StudyError, match=r"val/error <= 1\.5 at its first.*val/error <= 0\.14"):

@@ -927,6 +927,7 @@ def test_a_record_that_was_cut_short_while_the_storage_is_away_does_not_block_th
     assert "has a record that was cut short" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_worker_joins_with_the_arguments_of_the_latest_command(bstune, tmp_path):
     # The second command of the study allows a trial more.
     for trials in (1, 2):

@@ -55,6 +55,7 @@ def without_clock(trial):
     return trial.batch_size, trial.lr, trial.seed, trial.status, trial.steps, trial.history
 
 
+@pytest.mark.slow
 def test_a_study_of_a_command_line_is_the_commands(tmp_path, bstune):
     made_table(tmp_path)
     study = of_command_line(*REPLAY, "study=s")
