@@ -5,6 +5,7 @@ import math
 import os
 import re
 import signal
+from collections import Counter
 from contextlib import chdir
 from functools import partial
 from pathlib import Path
@@ -752,6 +753,27 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
     assert set(asked) == {None}
     # The second call finds by the records that nothing was saved, and says nothing again.
     assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
+
+
+def test_a_loop_that_stops_by_itself_is_not_asked_the_same_for_ever(capsys):
+    """Its patience ends each trial at step 15, and it saves nothing."""
+    runs = Counter()
+    numbers = []
+    study = quadratic(target="loss<=1e-6", trials=2)
+    for trial in study:
+        descend(trial, saves=False, ends=15)
+        trial.finish()
+        runs[values_of(trial)[:3]] += 1
+        numbers.append(trial.number)
+        assert max(runs.values()) <= 3
+    # Some were asked again.
+    assert len(runs) == 2 < len(numbers)
+    summary = study.result.summary
+    assert (summary.configurations, summary.trials) == (2, 2)
+    assert summary.continued == len(numbers) - 2
+    assert summary.spend.examples == sum(record.examples for record in study.result.records)
+    assert [record.number for record in study.result.records] == numbers
+    assert capsys.readouterr().out.count("its configuration is not asked again") == 1
 
 
 @pytest.mark.parametrize(
