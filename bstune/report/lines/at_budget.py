@@ -181,7 +181,7 @@ def as_good(result: StudyResult) -> Iterator[str]:
             f"batch sizes {low} to {high} are not shown to be worse; learning rate {lr_low} at "
             f"{low}, {lr_high} at {high}"
         )
-    beyond = beyond_text(sizes.is_low_open, sizes.is_high_open, "were not searched")
+    beyond = beyond_text(sizes.is_low_open, sizes.is_high_open, "are not known")
     yield f"{text}{beyond}{memory_text(result)}"
 
 
