@@ -776,6 +776,27 @@ def test_a_loop_that_stops_by_itself_is_not_asked_the_same_for_ever(capsys):
     assert capsys.readouterr().out.count("its configuration is not asked again") == 1
 
 
+@pytest.mark.parametrize("replicates", [0, 1])
+def test_of_two_that_come_to_the_same_metric_the_users_own_is_used(replicates, capsys):
+    """The recall saturates at 0.3, and small batch sizes are there a little earlier."""
+    options = [f"search.replicates={replicates}"]
+    study = quadratic(**FOR_LOSS | {"target": "recall"}, batch_sizes=(8, 64), options=options)
+    for trial in study:
+        step = trial.first_step
+        goes_on = True
+        while goes_on:
+            step = min(step + 10, trial.max_steps)
+            goes_on = trial.report(step, 0.3 * (1.0 - math.exp(-0.05 * step)))
+        trial.save_to.write_text("saved")
+        trial.finish(seconds=0.1 * (step - trial.first_step))
+    at_budget = study.result.summary.at_budget
+    # The others are better by some 1e-7 only.
+    assert max(record.best_value("max") for record in study.result.records) > at_budget.winner.value
+    assert (at_budget.winner.batch_size, study.result.best.batch_size) == (64, 64)
+    assert at_budget.gain is None
+    assert "GAIN      none: your batch size 64" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("changes", "values"),
     [

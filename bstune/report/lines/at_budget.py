@@ -113,7 +113,7 @@ def gain(result: StudyResult) -> Iterator[str | None]:
     baseline_value = metric_words(baseline.expected, at_budget)
     basis = _basis_text(difference, baseline, at_budget.winner)
     compared = f"{yours}, which comes to {baseline_value}{basis}"
-    if not _is_better(difference):
+    if not _is_better(at_budget, difference):
         yield f"not shown to be better than {compared}: keep what you have"
         return
     better = "higher"
@@ -158,11 +158,14 @@ def _runs_words(name: str, point: PointAtBudget) -> str:
     return f"{name} on {plural(len(point.fresh.values), 'fresh seed')}"
 
 
-def _is_better(difference: GainAtBudget) -> bool:
-    """Whether the winner is better than the baseline: the interval, if any, must lie above 0."""
-    if difference.low is not None and difference.low <= 0.0:
-        return False
-    return difference.difference > 0.0
+def _is_better(at_budget: AtBudget, difference: GainAtBudget) -> bool:
+    """Whether the winner is better than the baseline.
+
+    The interval must lie above 0; without one, the difference above the scatter of seeds.
+    """
+    if difference.low is not None:
+        return difference.low > 0.0
+    return difference.difference > at_budget.seed_scatter
 
 
 def as_good(result: StudyResult) -> Iterator[str]:
@@ -387,7 +390,7 @@ def advice_to_keep(result: StudyResult) -> str | None:
         return advice_to_compare(result.search)
     if at_budget.gain is None:
         return "keep your configuration; to train with it:"
-    if _is_better(at_budget.gain):
+    if _is_better(at_budget, at_budget.gain):
         return None
     return (
         "keep your configuration, and train as you do today; to train with USE, batch size "

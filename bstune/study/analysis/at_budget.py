@@ -30,6 +30,7 @@ from bstune.result import (
 )
 from bstune.search.budget_findings import (
     BUDGET_SHARES,
+    NO_DIFFERENCE,
     BudgetFindings,
     MetricAtSize,
     NoDifference,
@@ -77,6 +78,11 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
     gain: GainAtBudget | None = None
     if runs is not None and baseline is not None and not same_point(runs.first, best):
         gain = _gain(prepared, done, best, runs, winner, baseline, posteriors[1.0])
+        # Of two that come to the same metric, the user's own is the one to use.
+        if is_tie(gain, baseline):
+            best = runs.first
+            winner = baseline
+            gain = None
     count_error: float | None = None
     if runs is not None:
         count_error = _count_error(prepared, done, best, runs.first)
@@ -108,6 +114,11 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
         seed_scatter=findings.gain_left.seed_scatter,
         count_error=count_error,
     )
+
+
+def is_tie(gain: GainAtBudget, baseline: PointAtBudget) -> bool:
+    """Whether a gain lies within the precision of the metric, so that it is none."""
+    return abs(gain.difference) <= NO_DIFFERENCE * abs(baseline.expected)
 
 
 def error_of_count(
