@@ -805,15 +805,18 @@ def test_of_two_that_come_to_the_same_metric_the_users_own_is_used(replicates, c
             {"tunable": {"decay": (0.1, 0.3)}},
             "best.batch_size, best.lr, best.hyperparameters['decay']",
         ),
+        (FOR_LOSS, "best.batch_size, best.lr"),
         # What no trial reached is not to be trained with.
         ({"target": "loss<=1e-9"}, None),
     ],
 )
 def test_a_loop_is_told_how_to_train_with_what_was_found(changes, values, capsys):
     study = quadratic(**changes)
+    last_step = {}
     for trial in study:
         descend(trial)
         trial.finish()
+        last_step[trial.batch_size] = trial.max_steps
     _, _, following = capsys.readouterr().out.partition("NEXT")
     if values is None:
         assert "best = " not in following
@@ -825,6 +828,15 @@ def test_a_loop_is_told_how_to_train_with_what_was_found(changes, values, capsys
     found = {"bstune": bstune}
     exec(reads, found)  # noqa: S102 (bstune wrote it)
     assert found["best"] == study.result.best
+    # How long it trains: until the target, or to the budget's end.
+    assert "best.steps" in rows[rows.index(reads) + 2]
+    assert ("loss <= 0.2" in rows[rows.index(reads) + 2]) == ("objective" not in changes)
+    assert found["best"].steps <= last_step[found["best"].batch_size]
+    # There is no module that result.train() could train.
+    for result in (study.result, bstune.load(study.result.folder)):
+        with pytest.raises(ConfigError, match=r"train your loop with best\.batch_size") as refusal:
+            result.train()
+        assert "best.steps" in str(refusal.value)
 
 
 def test_an_application_of_hydra_trains_in_another_program():
