@@ -776,6 +776,17 @@ def test_a_loop_that_stops_by_itself_is_not_asked_the_same_for_ever(capsys):
     assert capsys.readouterr().out.count("its configuration is not asked again") == 1
 
 
+def test_seconds_to_go_are_told_only_where_trials_take_longer_than_what_lies_between(capsys):
+    for trials in (2, 3):
+        for trial in quadratic(trials=trials):
+            descend(trial)
+            trial.finish()
+    printed = capsys.readouterr().out
+    assert "  continues after 2 configurations\n" in printed
+    # One more trial of some milliseconds says nothing of the decision before and the report after.
+    assert " ms to go" not in printed
+
+
 @pytest.mark.parametrize("replicates", [0, 1])
 def test_of_two_that_come_to_the_same_metric_the_users_own_is_used(replicates, capsys):
     """The recall saturates at 0.3, and small batch sizes are there a little earlier."""
