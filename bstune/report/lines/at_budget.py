@@ -104,8 +104,9 @@ def gain(result: StudyResult) -> Iterator[str | None]:
         yield "not known: no run of your own configuration came to its budget's end"
         return
     baseline = at_budget.baseline
-    size = format_count(baseline.batch_size)
-    yours = f"your batch size {size}, learning rate {format_number(baseline.lr)}"
+    # All schedules are as long as the budget, so that none is named.
+    point = point_text(baseline.batch_size, baseline.lr, baseline.hyperparameters, horizon=None)
+    yours = f"your {point}"
     difference = at_budget.gain
     if difference is None:
         yield text_without_better(result, yours)
