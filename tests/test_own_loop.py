@@ -940,6 +940,38 @@ def test_steps_past_a_trials_end_are_told_once(steps, limits, said):
 
 
 @pytest.mark.parametrize(
+    ("target", "value", "percent"),
+    [
+        ("recall>=0.2", 4.3, "20 is meant"),
+        # A share, which tells that the target is one.
+        ("recall>=0.2", 0.43, None),
+        # No percentage is as large.
+        ("reward>=0.2", 430.0, None),
+        ("perplexity<=4.5", 4.3, None),
+    ],
+)
+def test_a_first_evaluation_in_percent_tells_the_targets_scale(target, value, percent):
+    options = quadratic(target=target).options
+    said = []
+    backend = LoopBackend(options, make_protocol(options, None), said.append)
+    folder = Output(Path.cwd())
+    trial = backend.hand_over(make_spec(64, number=0), folder, None)
+    trial.report(20, value)
+    trial.finish(seconds=1.0)
+    backend.take_back(trial, folder)
+    (line,) = said
+    assert ("in percent" in line) == (percent is not None)
+    assert percent is None or line.endswith(percent)
+
+
+@pytest.mark.parametrize(("objective", "notes"), [("time", 1), ("both", 1), ("steps", 0)])
+def test_seconds_are_spoken_of_where_the_objective_has_them(objective, notes):
+    options = quadratic(objective=objective).options
+    backend = LoopBackend(options, make_protocol(options, None), pytest.fail)
+    assert len(backend.notes) == notes
+
+
+@pytest.mark.parametrize(
     ("number", "reports", "limits", "is_told", "may_be_wrong_way"),
     [
         (0, [(5, 3.0)], ANY_LOOP, True, True),

@@ -64,8 +64,12 @@ PAST_THE_END = (
 )
 MET_AT_ONCE = (
     "trial 0 met {target} at its first evaluation, {value} after {steps}: when it did is not "
-    "known, so evaluate earlier, or give a harder target"
+    "known, and batch sizes that all do so look alike; stop here and evaluate earlier, or give a "
+    "harder target with another study=NAME"
 )
+IN_PERCENT = "; if {metric} is in percent, {percent:g} is meant"
+# A metric of at most so many may be a percentage.
+PERCENT = 100.0
 WRONG_WAY = (
     "; a target that untrained weights meet too is the wrong way round, which trial.report(0, "
     "value) before the first step tells"
@@ -127,7 +131,6 @@ class LoopBackend(TrialBackend):
     """
 
     description = "a loop of yours"
-    notes = ("seconds are the trials' own, as no step was timed before",)
 
     def __init__(
         self,
@@ -146,6 +149,9 @@ class LoopBackend(TrialBackend):
         self._needs_seconds = (
             options.search.objective in ("time", "both") and not self._may_lack_seconds
         )
+        # Nothing is said of seconds that the objective does not ask for.
+        if options.search.objective in ("time", "both"):
+            self.notes = ("seconds are the trials' own, as no step was timed before",)
         self._say = say
         self._now = now
         # The batch size and the seconds of a step of each trial that reported its seconds.
@@ -387,9 +393,12 @@ class LoopBackend(TrialBackend):
             value=format_number(value),
             steps=plural(record.steps, "step"),
         )
+        target = self._protocol.target
         # The hint is for a loop that could report its start and has not. A start that was reported
         # has missed the target.
-        if trial.start_gap is None and not self._in_hindsight:
+        if target.mode == "max" and 0.0 < target.value <= 1.0 < (value or 0.0) <= PERCENT:
+            text += IN_PERCENT.format(metric=target.metric, percent=PERCENT * target.value)
+        elif trial.start_gap is None and not self._in_hindsight:
             text += WRONG_WAY
         self._say(text)
 
