@@ -774,6 +774,12 @@ def test_a_loop_that_stops_by_itself_is_not_asked_the_same_for_ever(capsys):
     assert summary.spend.examples == sum(record.examples for record in study.result.records)
     assert [record.number for record in study.result.records] == numbers
     assert capsys.readouterr().out.count("its configuration is not asked again") == 1
+    # A longer search tries other configurations.
+    longer = quadratic(target="loss<=1e-6", trials=3)
+    for trial in longer:
+        descend(trial, saves=False, ends=15)
+        trial.finish()
+    assert longer.result.summary.configurations == 3
 
 
 def test_seconds_to_go_are_told_only_where_trials_take_longer_than_what_lies_between(capsys):
