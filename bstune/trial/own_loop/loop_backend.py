@@ -362,11 +362,11 @@ class LoopBackend(TrialBackend):
         identity = record.run_identity
         earlier = self._last_run.get(identity)
         self._last_run[identity] = record.number, record.steps
-        is_again = earlier is not None and record.resumed_from is None
-        if self._has_told_of_no_further or not is_again or record.message != ENDED_SHORT:
+        if earlier is None or record.resumed_from is not None:
             return
         number, steps = earlier
-        if record.steps > steps:
+        ended_itself = record.message == ENDED_SHORT and record.steps <= steps
+        if self._has_told_of_no_further or not ended_itself:
             return
         self._has_told_of_no_further = True
         self._say(
