@@ -632,7 +632,7 @@ def test_the_same_call_continues_the_study(tune, capsys):
     # The first trial is not run again.
     assert second[["number", "lr", "steps"]].iloc[:1].equals(first[["number", "lr", "steps"]])
     assert len(second) == 2
-    assert "continues after 1 configuration;" in capsys.readouterr().out
+    assert "continues after 1 configuration" in capsys.readouterr().out
 
 
 @pytest.mark.slow

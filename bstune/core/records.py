@@ -28,6 +28,8 @@ ENDED_BY_STUDY = (CUT_SHORT, OUT_OF_TIME)
 LIGHTNINGS_LOOP = "Lightning's: "
 # The direction in which a metric is to go.
 Mode = Literal["min", "max"]
+# The batch size, the learning rate, the seed and the further hyper-parameters of a run.
+RunIdentity = tuple[int, float, int, tuple[tuple[str, int | float], ...]]
 # What a winner is best by.
 Merit = Literal["time", "steps"]
 # The largest count or measurement in a record.
@@ -277,6 +279,12 @@ class TrialResult:
     def reached(self) -> bool:
         """Whether the trial met its target."""
         return self.status == "reached"
+
+    @property
+    def run_identity(self) -> RunIdentity:
+        """What a run has in common with one that repeats it from its first step."""
+        values = tuple(sorted(self.hyperparameters.items()))
+        return self.batch_size, self.lr, self.seed, values
 
     @property
     def was_cut_short(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from bstune.core.objectives import Objective
-from bstune.core.records import TrialProtocol, TrialResult
+from bstune.core.records import RunIdentity, TrialProtocol, TrialResult
 from bstune.core.search_space import Space
 from bstune.trial.backend import TrialBackend
 
@@ -222,11 +222,10 @@ def reruns(trials: Iterable[TrialResult]) -> dict[int, int]:
     Both are given by their numbers. A stopped trial begins anew where its state cannot be read, or
     none is kept: its second run has the same seed and values, and continues no trial.
     """
-    last_part = dict[tuple[object, ...], int]()
+    last_part = dict[RunIdentity, int]()
     begun_anew = dict[int, int]()
     for trial in sorted(trials_of_search(trials), key=lambda trial: trial.number):
-        values = tuple(sorted(trial.hyperparameters.items()))
-        identity = (trial.batch_size, trial.lr, trial.seed, values)
+        identity = trial.run_identity
         if trial.resumed_from is None and identity in last_part:
             begun_anew[trial.number] = last_part[identity]
         # Only a stopped trial has anything to run once more for.

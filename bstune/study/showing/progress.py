@@ -18,7 +18,7 @@ from rich.table import Column
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.study.planning.plan import count_points, reruns
 from bstune.study.showing.live_table import live_html
-from bstune.system.console import format_number, format_seconds, plural, print_line
+from bstune.system.console import format_number, format_seconds, plural, print_line, to_go_text
 from bstune.system.watchdog import LINE_SECONDS, THREAD_LOOK_SECONDS
 
 # Gives the step and the value of a trial's last evaluation; None where it is not known.
@@ -90,9 +90,7 @@ class Progress:
 
         ``to_go``: the seconds that the rest of the study is predicted to take; None: not known.
         """
-        time_left = ""
-        if to_go is not None:
-            time_left = f"about {format_seconds(to_go)} to go"
+        time_left = to_go_text(to_go) or ""
         self._last_line_at = time.monotonic()
         self._waited = 0.0
         self._points = count_points(done)
