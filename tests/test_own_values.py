@@ -21,7 +21,7 @@ from torch.utils.data import (
 import bstune
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Budget, Target
-from bstune.study.planning.plan import QUICK_SECONDS
+from bstune.study.planning.plan import QUICK_SECONDS, wall_limit
 from bstune.trial.own_project.own_values import (
     own_batches,
     own_examples,
@@ -387,7 +387,8 @@ def test_a_module_and_data_are_enough():
     assert assumed(study) == ["reference", "batch_sizes", "wall_seconds", "budget", "target"]
     assert (options.scaling.batch_size, options.scaling.lr) == (24, 0.01)
     assert (options.search.batch_size.low, options.search.batch_size.high) == (1, 96)
-    assert options.search.wall_seconds == QUICK_SECONDS
+    assert (options.search.wall_seconds, options.quick) == (None, True)
+    assert wall_limit(options) == QUICK_SECONDS
     assert options.budget.budget == Budget(examples=9600)
     assert options.workload.budget.assumed_epoch == 96
     assert options.workload.target.value == "auto"

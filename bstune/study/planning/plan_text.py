@@ -78,7 +78,10 @@ def _means_text(prepared: PreparedStudy, wall_seconds_left: float) -> str:
         wall_time = f"{format_seconds(budget.wall_seconds)} of wall time"
         # The start of this command, and what earlier ones took.
         if wall_seconds_left < (1.0 - TOLD_SHARE) * budget.wall_seconds:
-            wall_time += f" ({format_seconds(wall_seconds_left)} of it left)"
+            why = ""
+            if prepared.elapsed() > budget.most_start:
+                why = ": the start counts for half at most"
+            wall_time += f" ({format_seconds(wall_seconds_left)} of it left{why})"
         means.append(wall_time)
     return ", ".join(means)
 
