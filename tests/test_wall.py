@@ -250,6 +250,12 @@ def test_a_start_takes_half_of_a_limit_that_nobody_has_stated_at_most(start, lef
     assert wall(10.0, study=study).seconds_left == 70.0 - start - REPORT_SECONDS
 
 
+def test_what_is_kept_is_a_share_of_what_the_search_has():
+    assert wall(400.0, most_start=50.0).reserve([STOPPED], COST) == 0.4 * 50.0
+    assert wall(20.0, most_start=50.0).reserve([STOPPED], COST) == 0.4 * 80.0
+    assert wall(20.0).reserve([STOPPED], COST) == 0.4 * 100.0
+
+
 def test_the_others_count_by_what_the_owners_start_counts_for():
     study = optuna.create_study()
     now = [40.0]

@@ -300,6 +300,13 @@ class WallTime:
         """Seconds until the report has to begin."""
         return self.limit - self.report_seconds - self._taken()
 
+    @property
+    def shared_seconds(self) -> float:
+        """Seconds of which shares are kept: of an assumed limit, what the starts leave."""
+        if math.isfinite(self._budget.most_start):
+            return self.limit - min(self._in_all().starts, self._budget.most_start)
+        return self.limit
+
     def trial_limit(self, is_baseline: bool) -> float:
         """Give the wall seconds after which a trial that begins now ends with its next step.
 
@@ -387,8 +394,8 @@ class WallTime:
     ) -> float:
         """Give the seconds to keep for what follows the search.
 
-        Before a trial has reached the target, that is a share of the limit, to continue the most
-        promising trial. After that it is the time of the runs on fresh seeds that are still to
+        Before a trial has reached the target, that is a share of the seconds that the search has,
+        to continue the most promising trial. After that it is the time of the runs on fresh seeds that are still to
         come: all those of the winners, and the baseline's first. The baseline's other runs and
         those of further candidates get at most ``OTHERS_SHARE`` of the limit. While the baseline
         itself is the best, one run of it is kept, and one of a winner that may still be found.
@@ -402,7 +409,7 @@ class WallTime:
             return 0.0
         winners = leaders(trials, self._budget)
         if not winners:
-            return RESCUE_SHARE * self.limit
+            return RESCUE_SHARE * self.shared_seconds
         replicates = self._budget.replicates
 
         def run_seconds(trial: TrialResult) -> float:
@@ -440,7 +447,7 @@ class WallTime:
                 of_first = run_seconds(baseline)
                 runs_left -= 1
             of_others += runs_left * run_seconds(baseline)
-        return of_winners + of_first + min(of_others, OTHERS_SHARE * self.limit)
+        return of_winners + of_first + min(of_others, OTHERS_SHARE * self.shared_seconds)
 
     def replicate_seconds(self, steps: float, batch_size: float, cost: TrialCost) -> float:
         """Predict the wall seconds of one run on a fresh seed, with the decision before it."""
