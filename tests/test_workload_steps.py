@@ -168,7 +168,7 @@ def test_slow_first_steps_do_not_limit_what_is_timed(
         "hardware.step_time.warmup_steps=2",
         "hardware.step_time.min_steps=3",
     )
-    found = PreflightFindings(2, StepTime(0.0, of_first_steps), 4, ())
+    found = PreflightFindings(2, StepTime(0.0, of_first_steps), ())
     ceiling = replace(make_survey().ceiling, smallest=2)
     ceiling = replace(ceiling, at=replace(ceiling.at, batch_size=512))
     space = make_space(options)
