@@ -21,6 +21,7 @@ from bstune.hardware.probe import (
     TrialProbe,
     _clock,
     _result_of,
+    cautious,
     evaluated_batches,
     largest_in_time,
     measure_ceiling,
@@ -355,6 +356,16 @@ def test_a_probe_reads_as_many_batches_as_take_seconds(seconds, batches):
     tried = PreflightFindings(8, StepTime(0.0, 0.1), (), seconds, 10)
     assert evaluated_batches(tried) == batches
     assert evaluated_batches(None) is None
+
+
+def test_on_a_cpu_large_batches_are_never_taken_to_be_as_fast_as_small_ones():
+    flat = PreflightFindings(4, StepTime(0.06, 0.0), ())
+    assert cautious(flat, "cpu").step_time == StepTime(0.06, pytest.approx(0.1 * 0.06 / 4))
+    steep = PreflightFindings(4, StepTime(0.0, 0.01), ())
+    assert cautious(steep, "cpu") == steep
+    # A GPU may have room for more examples in the same time.
+    assert cautious(flat, "cuda:0") == flat
+    assert cautious(None, "cpu") is None
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,8 @@ EVALUATION_SECONDS = 5.0
 # The share of a probe's seconds that its steps are to take by prediction. Its start and the noise
 # scale take some too, and the prediction is from a few steps at other batch sizes.
 PROBE_ROOM = 1 / 3
+# On a CPU this share of a step at the smallest batch size counts as in proportion to it, at least.
+LEAST_RISE = 0.1
 # The message of a probe that was ended by its time begins so.
 TOO_SLOW = "it did not end within"
 DEVICE_LOST = re.compile(
@@ -409,6 +411,20 @@ def evaluated_batches(tried: PreflightFindings | None) -> int | None:
     return max(1, round(share * tried.evaluation_batches))
 
 
+def cautious(tried: PreflightFindings | None, device: str) -> PreflightFindings | None:
+    """Give what a few steps have shown, with more seconds for large batches on a CPU.
+
+    There the seconds rise with the batch size. On a busy machine a few steps at two small sizes may
+    show no rise, and by that the largest size would take no longer than the smallest.
+    """
+    if tried is None or not device.startswith("cpu"):
+        return tried
+    law = tried.step_time
+    least_rise = LEAST_RISE * law(tried.smallest) / tried.smallest
+    risen = replace(law, per_example=max(law.per_example, least_rise))
+    return replace(tried, step_time=risen)
+
+
 def largest_in_time(high: int, low: int, seconds: float, step_time: StepTime) -> int:
     """Give the largest batch size from ``low`` to ``high`` whose step is predicted to end in time.
 
@@ -465,6 +481,7 @@ def measure_ceiling(
             f"batch size {high} is larger than the training data: the ceiling was looked for up to "
             f"{train_examples}"
         )
+    tried = cautious(tried, options.device)
     largest = min(high, train_examples)
     largest_to_probe = largest
     if tried is not None:

@@ -22,7 +22,7 @@ from bstune.core.search_space import Space
 from bstune.core.step_time import fit_line, fit_step_times
 from bstune.hardware import roofline, timing
 from bstune.hardware.memory import Ceiling
-from bstune.hardware.probe import DEVICE_LOST, largest_in_time
+from bstune.hardware.probe import DEVICE_LOST, cautious, largest_in_time
 from bstune.hardware.several_devices import TimeTrial, shared_steps
 from bstune.hardware.threads import (
     EXPECTED_VISITS,
@@ -119,6 +119,7 @@ def time_workload(
     former number again. ``tried`` is what a few steps have shown before; None: none were taken.
     """
     start = time.perf_counter()
+    tried = cautious(tried, options.device)
     device = torch.device(options.device)
     timed_protocol = protocol
     # With bstune's own loop switched off, Lightning's Trainer takes the timed steps.
