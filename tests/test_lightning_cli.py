@@ -199,6 +199,19 @@ def test_targets(text, parsed):
     assert parse_target(text) == parsed
 
 
+def test_data_that_make_their_batches_are_built_for_each_batch_size(tmp_path):
+    buckets = {"class_path": "lightning_cli.main.Buckets", "init_args": {"sizes": {"bs": 32}}}
+    workload, lines = made_of(changed(tmp_path, data=buckets), Chosen("val_loss=0.2"))
+    assert "data.init_args.sizes.bs is the batch size" in " ".join(lines)
+    recipe = HydraRecipe({"trial": {"batch_size": None}, "workload": workload}, {})
+    assert workload["reference"]["batch_size"] == recipe.data().sizes.bs == 32
+    assert recipe.data_at(20).sizes.bs == 20
+    # No number of these is the batch size.
+    fixed = {"class_path": "lightning_cli.main.Buckets", "init_args": {"fixed": 32}}
+    with pytest.raises(ConfigError, match=r"Buckets\..* makes the batches itself"):
+        made_of(changed(tmp_path, data=fixed), Chosen("val_loss=0.2"))
+
+
 @pytest.mark.parametrize(
     ("changes", "given", "line"),
     [

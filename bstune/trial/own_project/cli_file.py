@@ -11,7 +11,7 @@ import ast
 import difflib
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -315,10 +315,15 @@ def _look_for_rate(file: CliFile, missing: _Missing) -> None:
         missing.added["lr"] = alike[0]
 
 
-def numbers_of(sections: Mapping[str, object]) -> dict[str, float]:
-    """Give the numbers of a file among which its learning rate is, by dotted keys."""
+def numbers_of(
+    sections: Mapping[str, object], names: Sequence[str] = ("optimizer", "model")
+) -> dict[str, float]:
+    """Give the numbers of some of a file's sections by dotted keys.
+
+    By default they are the sections among whose numbers the learning rate is.
+    """
     numbers = dict[str, float]()
-    for name in ("optimizer", "model"):
+    for name in names:
         section = sections.get(name)
         if isinstance(section, dict):
             numbers.update(_numbers(section, f"{name}."))
