@@ -18,7 +18,13 @@ from rich.table import Column
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.study.planning.plan import count_points, reruns
 from bstune.study.showing.live_table import live_html
-from bstune.system.console import format_number, format_seconds, plural, print_line
+from bstune.system.console import (
+    format_number,
+    format_seconds,
+    plural,
+    print_line,
+    without_numbers,
+)
 from bstune.system.watchdog import LINE_SECONDS, THREAD_LOOK_SECONDS
 
 # Gives the step and the value of a trial's last evaluation; None where it is not known.
@@ -150,12 +156,14 @@ class Progress:
 
         An error's message is printed for each trial. A trial that no error ended may have a message
         on something that it went on without. Other trials go on without the same, so that message
-        is printed once.
+        is printed once, whatever the numbers in it.
         """
-        went_on = trial.status in WENT_ON
-        if trial.message is None or (went_on and trial.message in self._said):
+        if trial.message is None:
             return ""
-        self._said.add(trial.message)
+        kind = without_numbers(trial.message)
+        if trial.status in WENT_ON and kind in self._said:
+            return ""
+        self._said.add(kind)
         return f": {trial.message}"
 
     def waiting_line(self, now: float) -> str | None:
