@@ -191,25 +191,28 @@ def test_a_trial_of_a_budget_names_its_best_value(history, seen):
     assert seen in trial_line(trial, Target("val/error", 0.0, "min").never_met, last_step)
 
 
-def test_what_trials_went_on_without_is_said_once_and_why_they_failed_each_time(capsys):
-    without, failed = "the noise scale is not measured: 5 of 9", "ValueError: no"
+def test_what_ended_trials_is_said_once_and_why_they_failed_each_time(capsys):
+    ended, failed = "the training was stopped at step 9: it had enough", "ValueError: no"
     trials = [
-        make_trial(0, status="stopped", message=without),
+        make_trial(0, status="stopped", message=ended),
         make_trial(1, status="failed", message=failed, history=()),
-        # It differs in numbers alone.
-        make_trial(2, message="the noise scale is not measured: 17 of 34"),
+        make_trial(2, status="stopped", message=ended),
         make_trial(3, status="failed", message=failed, history=()),
+        # A warning has told it, and a note of the answer counts it.
+        make_trial(4, message="the noise scale is not measured: no"),
     ]
     progress = Progress(5, Target("val/error", 0.1, "min"), last_step, Console(width=200))
-    for count in range(5):
+    for count in range(6):
         progress.show(trials[:count])
-    # What the trial does without, why it failed, and the metric.
+    # What ended the trial, why it failed, and the metric.
     lines = capsys.readouterr().out.splitlines()
-    texts = ("noise scale", failed, "val/error 0.0995")
+    texts = (ended, failed, "val/error 0.0995")
     found = [tuple(text in line for text in texts) for line in lines]
     assert found == [
         (True, False, True),
         (False, True, False),
         (False, False, True),
         (False, True, False),
+        (False, False, True),
     ]
+    assert "noise scale" not in lines[-1]

@@ -161,12 +161,17 @@ def test_what_trials_went_on_without_is_said_once():
         make_trial(2, status="stopped", message=noise),
         # It differs in numbers alone.
         make_trial(5, message="the noise scale is not measured: 17 examples of 34"),
+        # What ended a trial says at which step.
+        make_trial(6, status="stopped", message="the training was stopped at step 7: enough"),
+        make_trial(7, status="stopped", message="the training was stopped at step 9: enough"),
         # A failed trial's message is its error.
         make_trial(3, status="failed", message="ValueError"),
     ]
     assert missing_in_trials([*trials, make_trial(4)]) == [
         f"{eagerly} (in 2 trials)",
         f"{noise} (in 2 trials)",
+        "the training was stopped at step 7: enough (in 1 trial)",
+        "the training was stopped at step 9: enough (in 1 trial)",
     ]
 
 

@@ -343,14 +343,16 @@ def _size_of_workload(backend: TrialBackend) -> WorkloadSize | None:
 def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
     """Give a line for each thing that trials went on without, with the number of these trials.
 
-    The noise scale is one such thing. Messages that differ in numbers alone are one line, the
+    The noise scale is one such thing. Messages on it that differ in numbers alone are one line, the
     first of them. Why a trial failed is said elsewhere.
     """
     counts = Counter[str]()
     messages = dict[str, str]()
     for trial in done:
         if trial.message and trial.status in ("reached", "stopped"):
-            kind = without_numbers(trial.message)
+            kind = trial.message
+            if trial.end_message is None:
+                kind = without_numbers(kind)
             messages.setdefault(kind, trial.message)
             counts[kind] += 1
     return [f"{messages[kind]} (in {plural(count, 'trial')})" for kind, count in counts.items()]

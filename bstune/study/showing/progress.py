@@ -18,13 +18,7 @@ from rich.table import Column
 from bstune.core.records import Target, TrialResult, TrialSpec
 from bstune.study.planning.plan import count_points, reruns
 from bstune.study.showing.live_table import live_html
-from bstune.system.console import (
-    format_number,
-    format_seconds,
-    plural,
-    print_line,
-    without_numbers,
-)
+from bstune.system.console import format_number, format_seconds, plural, print_line
 from bstune.system.watchdog import LINE_SECONDS, THREAD_LOOK_SECONDS
 
 # Gives the step and the value of a trial's last evaluation; None where it is not known.
@@ -154,17 +148,14 @@ class Progress:
     def _message(self, trial: TrialResult) -> str:
         """Give a trial's message as the end of its line; empty where nothing is to be printed.
 
-        An error's message is printed for each trial. A trial that no error ended may have a message
-        on something that it went on without. Other trials go on without the same, so that message
-        is printed once, whatever the numbers in it.
+        An error's message is printed for each trial, and what ended a trial once. What a trial went
+        on without was told in a warning, and a note of the answer counts such trials.
         """
-        if trial.message is None:
+        message = trial.end_message
+        if message is None or (trial.status in WENT_ON and message in self._said):
             return ""
-        kind = without_numbers(trial.message)
-        if trial.status in WENT_ON and kind in self._said:
-            return ""
-        self._said.add(kind)
-        return f": {trial.message}"
+        self._said.add(message)
+        return f": {message}"
 
     def waiting_line(self, now: float) -> str | None:
         """Write the line to print while a trial takes long; None where none is due.
