@@ -29,8 +29,9 @@ KEPT_OPTIONS = (
 )
 # What to do with data that cannot be read in batches of another size.
 HOW_TO_GIVE = (
-    "let them be made for each batch size, by data=lambda batch_size: MyData(batch_size), or in "
-    "YAML by ${trial.batch_size} in workload.data; their batches are then taken as they come"
+    "let them be made for each batch size, by data=lambda batch_size: MyData(batch_size) or "
+    "(train, val), or in YAML by ${trial.batch_size} in workload.data; their batches are then "
+    "taken as they come"
 )
 
 
