@@ -466,6 +466,16 @@ def test_a_files_length_is_a_number_over_zero(trainer, has_length):
     assert cli_file._has_length(trainer) == has_length
 
 
+@pytest.mark.parametrize("length", [{"max_epochs": -3}, {"max_steps": 0}, {"max_epochs": "-2"}])
+def test_a_length_below_zero_is_refused_also_where_time_ends_the_study(length, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"must be at least 1, or -1 for no limit, but got '?-?\d"
+    ):
+        read_file(changed(tmp_path, trainer=length), Chosen("val_loss=0.1", is_timed=True))
+    for fine in (-1, None, 3, "${oc.env:EPOCHS}"):
+        cli_file.check_lengths({"max_epochs": fine})
+
+
 @pytest.mark.parametrize(
     ("section", "wrong", "meant"),
     [

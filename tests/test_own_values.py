@@ -443,6 +443,23 @@ def test_what_is_given_is_not_assumed():
         ({"module": Net, "data": Data(), "target": "reward"}, "does not say which way is better"),
         ({"module": Net, "data": Data(), "target": "val_loss<=x"}, "target must be a metric and"),
         ({"module": Net, "data": Data(), "trainer": [1]}, "trainer must be a dict"),
+        # Whatever else is left out, the argument that Trainer does not have is named first.
+        (
+            {"module": Net, "data": Data(), "trainer": {"gradient_clip": 1, "callbacks": [1]}},
+            r"^trainer.gradient_clip is no argument of Trainer; did you mean gradient_clip_val\?",
+        ),
+        (
+            {"module": Net, "data": Data(), "trainer": {"max_epochs": -3}},
+            r"trainer.max_epochs must be at least 1, or -1 for no limit, but got -3",
+        ),
+        (
+            {"module": Net, "data": Data(), "trainer": {"max_steps": 0}},
+            r"trainer.max_steps must be at least 1, or -1 for no limit, but got 0",
+        ),
+        (
+            {"module": Net, "data": Data(), "trainer": {"max_epochs": "six"}},
+            r"trainer.max_epochs must be .*int.*, but got 'six'",
+        ),
         ({"target": "val_loss"}, "needs batch_sizes, reference, budget, such as"),
         ({}, "needs target, batch_sizes, reference, budget, such as"),
         # It is given, but not two numbers.

@@ -15,6 +15,8 @@ from bstune.core.search_space import MODULE, Tunable
 from bstune.options import Node, StudyOptions, option_at
 from bstune.trial.backend import LEFT_OUT, OWNED, owned_in_words
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule, Trainer
+from bstune.trial.lightning.trainer import check_arguments
+from bstune.trial.own_project.cli_file import check_lengths
 from bstune.trial.own_project.own_values import own_defaults
 from bstune.trial.own_project.python_recipe import PythonRecipe, Trial, data_of, module_builder
 
@@ -254,7 +256,8 @@ def sorted_trainer(
         that bstune sets, and that has Lightning's default, says nothing and is in neither.
 
     Raises:
-        ConfigError: names all others that bstune sets.
+        ConfigError: for one that the Trainer does not have, or not with such a value; or names
+            all others that bstune sets.
     """
     if given is None:
         return {}, ()
@@ -262,6 +265,8 @@ def sorted_trainer(
         raise ConfigError(
             f"trainer must be a dict of the Trainer's arguments, but got {type(given).__name__}"
         )
+    check_arguments({name: value for name, value in given.items() if name != "_target_"})
+    check_lengths({name: given[name] for name in taken if name in given})
     defaults = inspect.signature(Trainer).parameters
     kept = dict[str, object]()
     left_out = list[str]()
