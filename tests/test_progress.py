@@ -8,6 +8,7 @@ from toolbox import make_spec, make_trial
 
 from bstune.core.records import Target
 from bstune.study.showing.progress import MINUTE, Progress, ending, trial_line
+from bstune.trial.processes.reached import Reached
 
 
 def last_step(batch_size):
@@ -70,22 +71,28 @@ def test_a_line_comes_from_time_to_time_while_a_trial_trains():
 
 
 @pytest.mark.parametrize(
-    ("begun", "last", "texts"),
+    ("begun", "reached", "texts"),
     [
-        ([make_spec(64)], None, ["trial 3", "B 64, lr 0.1", "up to 1000 steps"]),
-        ([make_spec(64, max_steps=10, max_seconds=90.0)], None, ["up to 10 steps or 90.0 s"]),
-        ([make_spec(64)], (20, 0.25), ["val/error 0.25 after 20 steps"]),
-        ([make_spec(64)], (20, None), ["val/error nan after 20 steps"]),
-        ([make_spec(64), make_spec(32, number=4)], (20, 0.2), ["training trials 3, 4"]),
+        ([make_spec(64)], Reached(), ["trial 3", "B 64, lr 0.1; up to 1000 steps"]),
+        ([make_spec(64, max_steps=10, max_seconds=90.0)], Reached(), ["up to 10 steps or 90.0 s"]),
+        ([make_spec(64)], Reached(evaluation=(20, 0.25)), ["val/error 0.25 after 20 steps"]),
+        ([make_spec(64)], Reached(evaluation=(20, None)), ["val/error nan after 20 steps"]),
+        ([make_spec(64)], Reached(steps=57), ["lr 0.1; step 57 of up to 1000 steps)"]),
+        (
+            [make_spec(64)],
+            Reached(57, (20, 0.25)),
+            ["step 57 of up to 1000 steps; val/error 0.25 after 20 steps"],
+        ),
+        ([make_spec(64), make_spec(32, number=4)], Reached(30), ["training trials 3, 4"]),
         # Another process trains.
-        ([], None, ["training elsewhere"]),
+        ([], Reached(), ["training elsewhere"]),
     ],
 )
-def test_the_line_says_what_is_known_of_the_trial_that_trains(begun, last, texts):
+def test_the_line_says_what_is_known_of_the_trial_that_trains(begun, reached, texts):
     progress = Progress(5, Target("val/error", 0.1, "min"), last_step, Console(width=200))
     progress.show([])
     for spec in begun:
-        progress.begin(spec, lambda: last)
+        progress.begin(spec, lambda: reached)
     line = progress.waiting_line(progress._last_line_at + 20.0)
     for text in [*texts, "for 20.0 s", "0 of 5"]:
         assert text in line
