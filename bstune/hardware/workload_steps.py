@@ -608,13 +608,14 @@ class _Visits:
         return trial_step_seconds, bare_step_seconds
 
     def _in_words(self, batch_size: int) -> str:
-        """Say which visit begins, and for how long there may be others."""
+        """Say which visit begins, of how many, and for how long there may be others."""
         number = len(self.timed) + 1
-        text = f"{TIMING} (batch size {batch_size}, visit {number} of {max(number, self.planned)}"
+        text = f"{TIMING} (batch size {batch_size}, visit {number}"
         left = self.ends_at - time.perf_counter()
-        if left > 0.0:
-            text += f", at most about {format_seconds(left)} more"
-        return f"{text})"
+        if left <= 0.0:
+            return f"{text}, no time for others)"
+        most = max(number, self.planned)
+        return f"{text} of at most {most}, about {format_seconds(left)} more)"
 
     def _expected_seconds(self, batch_size: int) -> float:
         """Predict the seconds of a step by the visits so far, else by the steps tried before.
