@@ -1,6 +1,7 @@
 """The steps of a workload, timed, and their cost beside the device's limits."""
 
 import re
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,8 +21,10 @@ from bstune.hardware.workload_steps import (
     _device_errors,
     _roofline,
     _time_ladder,
+    _Visits,
     threads_of_fit,
 )
+from bstune.system.watchdog import Wait
 from bstune.trial.backend import make_protocol, make_space
 from bstune.trial.checks.preflight import PreflightFindings
 from bstune.trial.workload import build_workload
@@ -338,3 +341,25 @@ def test_a_device_that_is_lost():
         raise RuntimeError("CUDA error: GPU is lost\nmore")
     with pytest.raises(RuntimeError, match="another"), _device_errors():
         raise RuntimeError("another")
+
+
+def test_a_visit_says_its_number_and_how_long_others_may_take():
+    visits = _Visits(
+        wait=Wait("the timing of steps"),
+        planned=6,
+        ends_at=time.perf_counter() + 100.0,
+        space=None,
+        step_time=None,
+        warmup_steps=0,
+        bare_seconds=0.0,
+        time_trial=None,
+        time_bare=None,
+        tried=None,
+        overhead_notes=[],
+        timed=[(8.0, 0.1)] * 2,
+    )
+    text = visits._in_words(64)
+    seconds = float(re.search(r"batch size 64, visit 3 of at most 6, about (\S+) s more", text)[1])
+    assert 90.0 < seconds <= 100.0
+    visits.ends_at = time.perf_counter()
+    assert "visit 3, no time for others" in visits._in_words(64)
