@@ -190,6 +190,8 @@ def _paused_study(
     # A live line would be mixed with what the loop prints.
     console = safe_console(markup=False, emoji=False, highlight=False, force_interactive=False)
 
+    # Lines name options as the user states them: as arguments of the call, or, in a Hydra sweep,
+    # whose jobs have a command, as keys of the sweeper.
     spelled = in_python if limits.job_command is None else in_hydra
 
     def say(line: str) -> None:

@@ -417,8 +417,11 @@ class LoopBackend(TrialBackend):
     def _mark(self, state: Path, start_gap: float | None) -> None:
         """Write the file that marks a trial saved beside it as the study's.
 
-        ``start_gap`` is the trial's distance from the target before training; None: not known.
+        Args:
+            state: the path of that file.
+            start_gap: the trial's distance from the target before training; None: not known.
         """
+        # A file there that bstune has not written stays as it is.
         if may_take(state):
             with whole_file(state) as file:
                 text = json.dumps({START_GAP: start_gap})
