@@ -274,9 +274,9 @@ def test_a_trial_has_what_it_is_to_be_trained_with():
         assert "decay=" in repr(trial)
         with pytest.raises(AttributeError, match="no 'dropout'"):
             _ = trial.dropout
-        # The batch of 64 needs at least as many examples.
-        with pytest.raises(ConfigError, match="larger than the data set"):
-            trial.batches(63)
+        # The study may ask for 1,024 examples later, and says so before its first step.
+        with pytest.raises(ConfigError, match="batch size 1024 is larger than the data set"):
+            trial.batches(1023)
         trial.finish(seconds=descend(trial, seconds_per_step=0.5))
     (record,) = study.result.records
     assert record.seconds_per_step == 0.5
@@ -1157,7 +1157,8 @@ class Endless(IterableDataset):
         (1, range(39), None),
         (1, Endless(), None),
         (2, range(40), None),
-        # Of 39 examples the last one is dropped, and 19 micro-batches are left.
+        # Of 39 examples the last one is dropped, and 19 micro-batches are left. Another batch size
+        # may do, so that this trial alone has failed.
         (2, range(39), "an epoch of 19 micro-batches ends with a step of 1"),
         (4, range(38), "an epoch of 19 micro-batches ends with a step of 3"),
         (2, Endless(), "gradient_accumulation_steps=2 needs training data with a length"),
@@ -1172,11 +1173,17 @@ def test_each_step_of_hugging_faces_trainer_has_the_trials_batch_size(micro_batc
     # Two examples on the device in each micro-batch.
     callback = TrialCallback(made_trial(batch_size=2 * micro_batches))
     loader = DataLoader(data, 2, drop_last=True)
-    if message is None:
-        callback.on_train_begin(given, None, None, train_dataloader=loader)
+    control = SimpleNamespace(should_training_stop=False)
+    if isinstance(data, Endless) and message is not None:
+        with pytest.raises(ConfigError, match=message):
+            callback.on_train_begin(given, None, control, train_dataloader=loader)
         return
-    with pytest.raises(ConfigError, match=message):
-        callback.on_train_begin(given, None, None, train_dataloader=loader)
+    callback.on_train_begin(given, None, control, train_dataloader=loader)
+    finished = callback._trial.finished
+    assert control.should_training_stop == (finished is not None) == (message is not None)
+    if finished is not None:
+        assert finished.result().status == "failed"
+        assert re.search(message, finished.result().message)
 
 
 # Transformers gives advice to whoever trains a toy.
@@ -1215,16 +1222,53 @@ def test_hugging_faces_trainer_accumulates_whole_batches_and_evaluates_afterward
     callbacks = [TrialCallback(trial)]
     data = {"train_dataset": rows(images, labels), "eval_dataset": rows(*VAL)}
     trainer = Trainer(Classifier(), arguments, callbacks=callbacks, **data)
-    if examples % trial.batch_size:
-        with pytest.raises(ConfigError, match="an epoch of 9 micro-batches ends with a step of 1"):
-            trainer.train()
-        return
     trainer.train()
     finished = trial.finished
+    if examples % trial.batch_size:
+        message = finished.result().message
+        assert "an epoch of 9 micro-batches ends with a step of 1" in message
+        return
     assert finished.result().steps == 20
     assert "eval_loss" in trainer.evaluate()
     # An evaluation after the training changes nothing.
     assert trial.finished is finished
+
+
+def test_a_batch_size_that_hugging_faces_trainer_cannot_take_fails_its_trial_alone():
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    control = SimpleNamespace(should_training_stop=False)
+    statuses_of = []
+    for trial in quadratic(trials=2):
+        callback = TrialCallback(trial)
+        # The data are not known, as those of an iterable data set, and have no batch for trial 1.
+        if trial.number == 1:
+            callback.on_train_end(None, None, control)
+            statuses_of.append(trial.finished.result().status)
+            continue
+        descend(trial)
+        trial.finish()
+        statuses_of.append("reached")
+    # The point failed, another one took its place, and the same call asks neither again.
+    assert statuses_of == ["reached", "failed", "reached"]
+    assert list(quadratic(trials=2)) == []
+
+
+@pytest.mark.parametrize(("examples", "is_refused"), [(1023, True), (1024, False)])
+def test_hugging_faces_first_trial_refuses_batch_sizes_beyond_the_data(examples, is_refused):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    trial = next(iter(quadratic()))
+    stated = {"train_batch_size": 64, "gradient_accumulation_steps": 1, "seed": trial.seed}
+    given = SimpleNamespace(**(ARGUMENTS | stated | {"max_steps": trial.max_steps}))
+    loader = DataLoader(range(examples), 64, drop_last=True)
+    if not is_refused:
+        TrialCallback(trial).on_train_begin(given, None, None, train_dataloader=loader)
+        return
+    with pytest.raises(ConfigError, match="batch size 1024 is larger than the data set"):
+        TrialCallback(trial).on_train_begin(given, None, None, train_dataloader=loader)
 
 
 def test_hugging_faces_seconds_are_those_between_evaluations():

@@ -42,7 +42,7 @@ from transformers.trainer_utils import get_last_checkpoint, has_length
 
 from bstune.core.errors import ConfigError
 from bstune.trial.devices.device import synchronize
-from bstune.trial.own_loop.loop_trial import LoopTrial
+from bstune.trial.own_loop.loop_trial import LoopTrial, check_examples
 
 # Schedules that do not depend on the number of a trial's steps.
 SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
@@ -73,8 +73,11 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 
     Raises:
         ConfigError: when training starts, where the arguments are not the trial's, nothing is
-            evaluated, the Trainer chooses its batch size itself, or an epoch's last step has fewer
-            examples than the trial's.
+            evaluated, the Trainer chooses its batch size itself, or the study may ask for larger
+            batches than the training data have examples.
+
+    A trial has failed, and the search goes on, where its batch size alone is at fault: where an
+    epoch's last step has fewer examples than the trial's, or no step is taken.
     """
 
     def __init__(self, trial: LoopTrial, now: Callable[[], float] = time.perf_counter) -> None:
@@ -83,6 +86,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._seconds = 0.0
         # The moment from which on seconds are counted now; None: they are not.
         self._since: float | None = None
+        self._has_stepped = False
 
     def on_train_begin(
         self,
@@ -92,9 +96,18 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         train_dataloader: Sized | None = None,
         **_: Any,
     ) -> None:
-        """Refuse arguments that are not the trial's."""
-        _check(args, self._trial)
+        """Refuse arguments that are not the trial's, and end a trial whose steps would differ."""
+        trial = self._trial
+        _check(args, trial)
         _check_accumulation(args.gradient_accumulation_steps, train_dataloader)
+        examples = _examples_of(train_dataloader, args.train_batch_size)
+        if examples is not None:
+            check_examples(trial, examples)
+        odd_step = _odd_step(args.gradient_accumulation_steps, train_dataloader)
+        if odd_step is not None:
+            # Other batch sizes may divide an epoch, so that the study goes on.
+            trial.fail(ConfigError(odd_step))
+            control.should_training_stop = True
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -109,6 +122,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Have the trial's last step evaluated, and stop counting before an evaluation."""
+        self._has_stepped = True
         if state.global_step >= self._trial.max_steps:
             control.should_evaluate = True
         if control.should_evaluate or control.should_training_stop:
@@ -155,9 +169,21 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Finish the trial with the counted seconds."""
+        """Finish the trial with the counted seconds; it has failed where no step was taken."""
         self._pause()
-        self._trial.finish(seconds=self._seconds)
+        trial = self._trial
+        if trial.finished is not None:
+            return
+        if not self._has_stepped:
+            trial.fail(
+                ConfigError(
+                    "the Trainer took no step, as where an epoch has no whole batch of "
+                    f"{trial.batch_size} examples: lower the largest of batch_sizes, or give more "
+                    "training data"
+                )
+            )
+            return
+        trial.finish(seconds=self._seconds)
 
     def _pause(self) -> None:
         """Stop counting seconds."""
@@ -211,22 +237,40 @@ def _check(args: TrainingArguments, trial: LoopTrial) -> None:
 
 
 def _check_accumulation(micro_batches: int, loader: Sized | None) -> None:
-    """Refuse micro-batches that leave fewer of them to the last step of an epoch.
-
-    The Trainer would take that step with the micro-batches that are left.
-    """
-    if micro_batches == 1:
-        return
-    if loader is None or not has_length(loader):
+    """Refuse micro-batches of data without a length, whose last step may be smaller."""
+    if micro_batches > 1 and not _has_length(loader):
         raise ConfigError(
             f"gradient_accumulation_steps={micro_batches} needs training data with a length, as an "
             "epoch's last step may be smaller than the trial's: give such data, or leave it out"
         )
-    micro_batches_left = len(loader) % micro_batches
-    if micro_batches_left:
-        raise ConfigError(
-            f"an epoch of {len(loader)} micro-batches ends with a step of {micro_batches_left} in "
-            f"place of gradient_accumulation_steps={micro_batches}: leave out examples of the "
-            "training data until they are a multiple of the trial's batch size, or leave "
-            "gradient_accumulation_steps out"
-        )
+
+
+def _odd_step(micro_batches: int, loader: Sized | None) -> str | None:
+    """Say that an epoch's last step would have fewer micro-batches; None: each step has all.
+
+    The Trainer would take that step with the micro-batches that are left.
+    """
+    if loader is None or micro_batches == 1 or not len(loader) % micro_batches:
+        return None
+    return (
+        f"an epoch of {len(loader)} micro-batches ends with a step of "
+        f"{len(loader) % micro_batches} in place of gradient_accumulation_steps={micro_batches}: "
+        "leave out examples of the training data until they are a multiple of the trial's batch "
+        "size, or leave gradient_accumulation_steps out"
+    )
+
+
+def _has_length(data: object) -> bool:
+    """Whether data, or a loader of them, have a length."""
+    return data is not None and bool(has_length(data))
+
+
+def _examples_of(loader: Sized | None, micro_batch_size: int) -> int | None:
+    """Count the examples of an epoch, before its last batch is dropped; None: not known.
+
+    A sampler may draw more than the data set has.
+    """
+    data_set = getattr(loader, "dataset", None)
+    if loader is None or not _has_length(loader) or not _has_length(data_set):
+        return None
+    return max(len(data_set), len(loader) * micro_batch_size)

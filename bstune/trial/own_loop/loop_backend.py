@@ -135,6 +135,7 @@ class LoopBackend(TrialBackend):
     ) -> None:
         self._protocol = protocol
         self._budget = options.budget
+        self._largest_batch_size = round(options.search.batch_size.high)
         self._is_for_loss = options.search.objective == "loss"
         # A trial may end without its seconds until the study knows whether its objective is time or
         # steps.
@@ -287,6 +288,7 @@ class LoopBackend(TrialBackend):
             needs_seconds=self._needs_seconds,
             now=self._now,
             noise_scale=beginning.noise_scale,
+            largest_batch_size=self._largest_batch_size,
         )
 
     def take_back(self, trial: LoopTrial, folder: Output) -> Finished:

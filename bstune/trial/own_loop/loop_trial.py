@@ -69,6 +69,7 @@ class LoopTrial:
         needs_seconds: whether the study's objective needs the seconds of training.
         now: a monotonic clock, in seconds.
         noise_scale: measurements of the stopped trial that this one continues.
+        largest_batch_size: that the study may ask for; None: not known.
     """
 
     metric: str
@@ -88,8 +89,10 @@ class LoopTrial:
         needs_seconds: bool,
         now: Callable[[], float],
         noise_scale: Measurements = (),
+        largest_batch_size: int | None = None,
     ) -> None:
         self._spec = spec
+        self._largest_batch_size = largest_batch_size
         self._noise_scale = noise_scale
         self._needs_seconds = needs_seconds
         self._state = state
@@ -180,18 +183,14 @@ class LoopTrial:
             examples: the number of training examples.
 
         Raises:
-            ConfigError: where ``examples`` is no positive whole number, or less than the batch
-                size.
+            ConfigError: where ``examples`` is no positive whole number, or less than the largest
+                batch size of the study.
         """
         # A number of numpy's or torch's is taken, too. Anything else is refused as it was given.
         count = as_int(examples)
         checked = examples if count is None else count
         check_positive_integer("the examples of trial.batches", checked)
-        if self.batch_size > examples:
-            raise ConfigError(
-                f"batch size {self.batch_size} is larger than the data set ({examples} examples): "
-                "lower the largest of batch_sizes"
-            )
+        check_examples(self, examples)
         # A study of a module makes two generators: of the order, and of its loader's workers.
         order, _ = seeded_generators(self.seed, "cpu", count=2)
         return endless_indices(
@@ -447,6 +446,23 @@ class LoopTrial:
                 f"trial {self.number} reports step {steps}, past the {state.last_step} of its "
                 "budget, at which trials are compared: end it at trial.max_steps, and report there"
             )
+
+
+def check_examples(trial: LoopTrial, examples: int) -> None:
+    """Raise a ConfigError where the study may ask for larger batches than the data have examples.
+
+    Its first trial is refused, before a later one of such a batch size could fail at each call.
+    ``examples``: of the training data. It is no attribute of the trial, whose names something
+    tunable cannot have.
+    """
+    largest = trial.batch_size
+    if trial._largest_batch_size is not None:
+        largest = max(largest, trial._largest_batch_size)
+    if largest > examples:
+        raise ConfigError(
+            f"batch size {largest} is larger than the data set ({examples} examples): "
+            "lower the largest of batch_sizes"
+        )
 
 
 def is_name_of_a_trial(name: str) -> bool:
