@@ -1108,7 +1108,12 @@ ARGUMENTS = {
     "max_steps": 20,
     "dataloader_drop_last": True,
     "lr_scheduler_type": "constant",
+    "warmup_steps": 0.1,
+    # As the TrainingArguments of Hugging Face's transformers 5 have it, for a share of 0.1.
+    "get_warmup_steps": lambda steps: math.ceil(steps * 0.1),
 }
+# Thirty steps, however many the trial has.
+WHOLE = {"warmup_steps": 30, "get_warmup_steps": lambda steps: 30}
 
 
 @pytest.mark.parametrize(
@@ -1129,6 +1134,16 @@ ARGUMENTS = {
         ({"dataloader_drop_last": False}, "dataloader_drop_last=True"),
         # A schedule with a horizon would change whenever a trial goes on.
         ({"lr_scheduler_type": "linear"}, "lr_scheduler_type=linear depends on max_steps"),
+        # So would a warm-up that is a share of it.
+        ({"lr_scheduler_type": "constant_with_warmup"}, r"warmup_steps=0\.1 is a share of max_st"),
+        ({"lr_scheduler_type": "inverse_sqrt"}, r"warmup_steps=0\.1 is a share of max_steps"),
+        ({"lr_scheduler_type": "constant_with_warmup", **WHOLE}, None),
+        ({"lr_scheduler_type": "inverse_sqrt", **WHOLE}, None),
+        # All are told at once.
+        (
+            {"lr_scheduler_type": "cosine", "dataloader_drop_last": False, "seed": 42},
+            r"(?s)seed=trial\.seed\n.*dataloader_drop_last=True\n.*=cosine depends on max_steps",
+        ),
     ],
 )
 def test_what_hugging_faces_trainer_may_not_have(changes, message):

@@ -46,6 +46,8 @@ from bstune.trial.own_loop.loop_trial import LoopTrial, check_examples
 
 # Schedules that do not depend on the number of a trial's steps.
 SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
+# A warm-up of more steps for so many than for one is a share of them.
+MANY_STEPS = 10**9
 
 
 def last_checkpoint(trial: LoopTrial) -> str | None:
@@ -97,17 +99,20 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         **_: Any,
     ) -> None:
         """Refuse arguments that are not the trial's, and end a trial whose steps would differ."""
-        trial = self._trial
-        _check(args, trial)
-        _check_accumulation(args.gradient_accumulation_steps, train_dataloader)
-        examples = _examples_of(train_dataloader, args.train_batch_size)
-        if examples is not None:
-            check_examples(trial, examples)
+        mistakes = _mistakes(args, self._trial, train_dataloader)
         odd_step = _odd_step(args.gradient_accumulation_steps, train_dataloader)
-        if odd_step is not None:
+        if odd_step is not None and not mistakes:
             # Other batch sizes may divide an epoch, so that the study goes on.
-            trial.fail(ConfigError(odd_step))
+            self._trial.fail(ConfigError(odd_step))
             control.should_training_stop = True
+            return
+        if odd_step is not None:
+            mistakes.append(odd_step)
+        if len(mistakes) > 1:
+            listed = "\n".join(f"  {mistake}" for mistake in mistakes)
+            raise ConfigError(f"the Trainer does not train the trial:\n{listed}")
+        if mistakes:
+            raise ConfigError(mistakes[0])
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -194,23 +199,26 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
             self._since = None
 
 
-def _check(args: TrainingArguments, trial: LoopTrial) -> None:
-    """Refuse arguments with which the Trainer would not train the trial."""
+def _mistakes(
+    args: TrainingArguments, trial: LoopTrial, train_dataloader: Sized | None
+) -> list[str]:
+    """List the arguments and the data with which the Trainer would not train the trial."""
+    mistakes = list[str]()
     if args.eval_strategy == "no":
-        raise ConfigError(
+        mistakes.append(
             "the Trainer evaluates nothing, and a trial ends by its metric: give "
             "TrainingArguments(eval_strategy='steps', eval_steps=...)"
         )
     if args.auto_find_batch_size:
-        raise ConfigError("bstune sets the batch size: leave auto_find_batch_size out")
+        mistakes.append("bstune sets the batch size: leave auto_find_batch_size out")
     if args.world_size > 1:
-        raise ConfigError(
+        mistakes.append(
             f"the Trainer runs in {args.world_size} processes, each of which would search by "
             "itself: run it in one"
         )
     batch_size = args.train_batch_size * args.gradient_accumulation_steps
     if batch_size != trial.batch_size:
-        raise ConfigError(
+        mistakes.append(
             f"the Trainer takes {batch_size} examples a step, but the trial's batch size is "
             f"{trial.batch_size}: give per_device_train_batch_size=trial.batch_size"
         )
@@ -218,31 +226,54 @@ def _check(args: TrainingArguments, trial: LoopTrial) -> None:
     trial_names = {"learning_rate": "lr"}
     for name, value in trial_values.items():
         if getattr(args, name) != value:
-            raise ConfigError(
+            mistakes.append(
                 f"the Trainer has {name}={getattr(args, name)}, but the trial {value}: give "
                 f"{name}=trial.{trial_names.get(name, name)}"
             )
     if not args.dataloader_drop_last:
-        raise ConfigError(
+        mistakes.append(
             "the last batch of an epoch may be smaller than the trial's: give "
             "dataloader_drop_last=True"
         )
+    mistakes += _mistakes_of_schedule(args)
+    mistakes += _mistakes_of_data(args, trial, train_dataloader)
+    return mistakes
+
+
+def _mistakes_of_schedule(args: TrainingArguments) -> list[str]:
+    """List what lets the learning rate depend on the number of a trial's steps."""
     # The type is a member of an enum, or its text.
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     if schedule not in SCHEDULES:
-        raise ConfigError(
+        return [
             f"lr_scheduler_type={schedule} depends on max_steps, which differ from trial to trial: "
             f"give one of {', '.join(SCHEDULES)}"
-        )
+        ]
+    # The constant schedule has no warm-up, whatever the arguments say.
+    if schedule == "constant" or args.get_warmup_steps(1) == args.get_warmup_steps(MANY_STEPS):
+        return []
+    return [
+        f"warmup_steps={args.warmup_steps:g} is a share of max_steps, which differ from trial to "
+        "trial: give a whole number of steps"
+    ]
 
 
-def _check_accumulation(micro_batches: int, loader: Sized | None) -> None:
-    """Refuse micro-batches of data without a length, whose last step may be smaller."""
+def _mistakes_of_data(args: TrainingArguments, trial: LoopTrial, loader: Sized | None) -> list[str]:
+    """List what the training data lack for batches of all of the study's sizes."""
+    micro_batches = args.gradient_accumulation_steps
+    mistakes = list[str]()
     if micro_batches > 1 and not _has_length(loader):
-        raise ConfigError(
+        mistakes.append(
             f"gradient_accumulation_steps={micro_batches} needs training data with a length, as an "
             "epoch's last step may be smaller than the trial's: give such data, or leave it out"
         )
+    examples = _examples_of(loader, args.train_batch_size)
+    if examples is not None:
+        try:
+            check_examples(trial, examples)
+        except ConfigError as error:
+            mistakes.append(str(error))
+    return mistakes
 
 
 def _odd_step(micro_batches: int, loader: Sized | None) -> str | None:
@@ -250,12 +281,15 @@ def _odd_step(micro_batches: int, loader: Sized | None) -> str | None:
 
     The Trainer would take that step with the micro-batches that are left.
     """
-    if loader is None or micro_batches == 1 or not len(loader) % micro_batches:
+    if loader is None or micro_batches == 1 or not _has_length(loader):
+        return None
+    micro_batches_left = len(loader) % micro_batches
+    if not micro_batches_left:
         return None
     return (
-        f"an epoch of {len(loader)} micro-batches ends with a step of "
-        f"{len(loader) % micro_batches} in place of gradient_accumulation_steps={micro_batches}: "
-        "leave out examples of the training data until they are a multiple of the trial's batch "
+        f"an epoch of {len(loader)} micro-batches ends with a step of {micro_batches_left} in "
+        f"place of gradient_accumulation_steps={micro_batches}: leave out "
+        "examples of the training data until they are a multiple of the trial's batch "
         "size, or leave gradient_accumulation_steps out"
     )
 
