@@ -1286,6 +1286,59 @@ def test_hugging_faces_first_trial_refuses_batch_sizes_beyond_the_data(examples,
         TrialCallback(trial).on_train_begin(given, None, None, train_dataloader=loader)
 
 
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "drop_last", "named"),
+    [
+        # 533 = 13 * 41: of two batches of 256 the last 21 rows are left out.
+        (533, 256, True, ("leaves out 21 of 533 rows", "per_device_eval_batch_size=41,")),
+        # No divisor of a prime number is a batch size but itself.
+        (523, 256, True, ("leaves out 11 of 523 rows", "per_device_eval_batch_size=523,")),
+        (512, 256, True, None),
+        (533, 256, False, None),
+        (Endless(), 8, True, None),
+    ],
+)
+def test_rows_that_hugging_faces_evaluation_leaves_out_are_told_once(
+    rows, batch_size, drop_last, named, caplog
+):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations import huggingface
+
+    huggingface._warn_once.cache_clear()
+    data = range(rows) if isinstance(rows, int) else rows
+    loader = DataLoader(data, batch_size, drop_last=drop_last)
+    given = SimpleNamespace(**ARGUMENTS, eval_batch_size=batch_size)
+    for step in (1, 2):
+        callback = huggingface.TrialCallback(made_trial())
+        state = SimpleNamespace(global_step=step)
+        callback.on_evaluate(given, state, None, {"loss": 1.0}, eval_dataloader=loader)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (named is not None)
+    for part in named or ():
+        assert part in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "metrics", "message"),
+    [
+        # All rows lie in the one batch that is dropped.
+        (533, {}, "leaves out 533 of 533 rows.*per_device_eval_batch_size=533,"),
+        (1024, {}, "the Trainer's evaluation has no metric: give compute_metrics"),
+        (1024, {"eval_loss": 1.0}, "but the Trainer evaluates eval_loss: let the target"),
+    ],
+)
+def test_an_evaluation_without_the_targets_metric_says_what_it_lacks(rows, metrics, message):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    loader = DataLoader(range(rows), 1024, drop_last=True)
+    given = SimpleNamespace(**ARGUMENTS, eval_batch_size=1024)
+    # The Trainer's times and epochs are no metrics to aim at.
+    told = {"epoch": 1.0, "eval_runtime": 0.1, "eval_samples_per_second": 5.0, **metrics}
+    with pytest.raises(ConfigError, match=message):
+        TrialCallback(made_trial()).on_evaluate(given, None, None, told, eval_dataloader=loader)
+
+
 def test_hugging_faces_seconds_are_those_between_evaluations():
     pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
     from bstune.integrations.huggingface import TrialCallback

@@ -32,8 +32,10 @@ Arguments that do not train the trial are refused by name. It needs
 ``pip install 'bstune[huggingface]'``.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sized
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,11 @@ from bstune.core.errors import ConfigError
 from bstune.trial.devices.device import synchronize
 from bstune.trial.own_loop.loop_trial import LoopTrial, check_examples
 
+logger = logging.getLogger(__name__)
+# The Trainer's evaluation has these beside its metrics; endings of their names.
+NO_METRICS = ("epoch", "_runtime", "_per_second", "_preparation_time")
+# A divisor of the validation rows that is smaller by more than this factor is no batch size.
+FAR_SMALLER = 8
 # Schedules that do not depend on the number of a trial's steps.
 SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 # A warm-up of more steps for so many than for one is a share of them.
@@ -146,6 +153,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         state: TrainerState,
         control: TrainerControl,
         metrics: dict[str, float],
+        eval_dataloader: Sized | None = None,
         **_: Any,
     ) -> None:
         """Report the metric, and stop the training once the trial ends.
@@ -155,11 +163,11 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         trial = self._trial
         if trial.finished is not None:
             return
+        left_out = _left_out(args, eval_dataloader)
         if trial.metric not in metrics:
-            raise ConfigError(
-                f"the target's metric is {trial.metric!r}, but the Trainer evaluates "
-                f"{', '.join(sorted(metrics))}: let the target name one of them"
-            )
+            raise ConfigError(left_out or _without_metric(trial.metric, metrics))
+        if left_out is not None:
+            _warn_once(left_out)
         # Of a trial that goes on, this step was reported before the trial was stopped.
         if 0 < state.global_step <= trial.first_step:
             return
@@ -308,3 +316,41 @@ def _examples_of(loader: Sized | None, micro_batch_size: int) -> int | None:
     if loader is None or not _has_length(loader) or not _has_length(data_set):
         return None
     return max(len(data_set), len(loader) * micro_batch_size)
+
+
+def _without_metric(metric: str, metrics: dict[str, float]) -> str:
+    """Say that an evaluation had another ``metric`` than the target's, and which it had."""
+    found = sorted(name for name in metrics if not name.endswith(NO_METRICS))
+    if not found:
+        return (
+            f"the target's metric is {metric!r}, but the Trainer's evaluation has no metric: give "
+            "compute_metrics, or validation data with labels"
+        )
+    return (
+        f"the target's metric is {metric!r}, but the Trainer evaluates {', '.join(found)}: let the "
+        "target name one of them"
+    )
+
+
+def _left_out(args: TrainingArguments, loader: Sized | None) -> str | None:
+    """Say which validation rows ``dataloader_drop_last`` leaves out; None: none, or not known."""
+    rows_of = getattr(loader, "dataset", None)
+    if loader is None or not _has_length(loader) or not _has_length(rows_of):
+        return None
+    rows = len(rows_of)
+    left_out = rows - len(loader) * args.eval_batch_size
+    # A loader that keeps its last batch covers all rows.
+    if left_out <= 0 or left_out >= args.eval_batch_size:
+        return None
+    divisors = [size for size in range(1, args.eval_batch_size + 1) if rows % size == 0]
+    divisor = divisors[-1] if FAR_SMALLER * divisors[-1] >= args.eval_batch_size else rows
+    return (
+        f"the evaluation leaves out {left_out} of {rows} rows, as dataloader_drop_last drops its "
+        f"last batch too: give per_device_eval_batch_size={divisor}, which divides them"
+    )
+
+
+@cache
+def _warn_once(line: str) -> None:
+    """Log a warning, once in a process, as each trial has a call-back of its own."""
+    logger.warning(line)
