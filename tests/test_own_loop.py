@@ -1339,6 +1339,37 @@ def test_an_evaluation_without_the_targets_metric_says_what_it_lacks(rows, metri
         TrialCallback(made_trial()).on_evaluate(given, None, None, told, eval_dataloader=loader)
 
 
+@pytest.mark.parametrize(
+    ("last_step", "callbacks", "is_told"),
+    [
+        (10, {"EarlyStoppingCallback": {}}, True),
+        (10, {"TrainerControl": {}}, False),
+        # The trial has ended by itself.
+        (20, {"EarlyStoppingCallback": {}}, False),
+    ],
+)
+def test_a_call_back_that_stops_early_is_named(last_step, callbacks, is_told, caplog):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations import huggingface
+
+    huggingface._warn_once.cache_clear()
+    given = SimpleNamespace(output_dir="saved", **ARGUMENTS)
+    control = SimpleNamespace(should_evaluate=True, should_training_stop=False)
+    state = SimpleNamespace(global_step=last_step, stateful_callbacks=callbacks)
+    for _ in range(2):
+        clock = FakeTime()
+        callback = huggingface.TrialCallback(made_trial(), clock)
+        callback.on_step_begin(given, state, control)
+        clock.sleep(1.0)
+        callback.on_step_end(given, state, control)
+        callback.on_evaluate(given, state, control, {"loss": 1.0})
+        callback.on_train_end(given, state, control)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == is_told
+    for line in lines:
+        assert line.startswith("EarlyStoppingCallback ends trials")
+
+
 def test_hugging_faces_seconds_are_those_between_evaluations():
     pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
     from bstune.integrations.huggingface import TrialCallback
