@@ -28,7 +28,9 @@
 ...     )
 ...     trainer.train(resume_from_checkpoint=last_checkpoint(trial))
 
-Arguments that do not train the trial are refused by name. It needs
+Arguments that do not train the trial are refused by name. To train with the answer, ``best =
+study.result.best``, give ``TrainingArguments(per_device_train_batch_size=best.batch_size,
+learning_rate=best.lr, ...)``, with the other arguments as the trials had them. It needs
 ``pip install 'bstune[huggingface]'``.
 """
 
