@@ -39,7 +39,7 @@ import time
 from collections.abc import Callable, Sized
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint, has_length
@@ -309,7 +309,7 @@ def _odd_step(micro_batches: int, loader: Sized | None) -> str | None:
     )
 
 
-def _has_length(data: object) -> bool:
+def _has_length(data: object) -> TypeGuard[Sized]:
     """Whether data, or a loader of them, have a length."""
     return data is not None and bool(has_length(data))
 

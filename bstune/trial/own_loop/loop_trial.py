@@ -461,7 +461,7 @@ def check_examples(trial: LoopTrial, examples: int) -> None:
     if largest > examples:
         raise ConfigError(
             f"batch size {largest} is larger than the data set ({examples} examples): "
-            "lower the largest of batch_sizes"
+            "lower the largest of batch_sizes, and give another name, as the study has begun"
         )
 
 
