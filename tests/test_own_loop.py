@@ -5,6 +5,7 @@ import math
 import os
 import re
 import signal
+from collections import Counter
 from contextlib import chdir
 from functools import partial
 from pathlib import Path
@@ -344,6 +345,7 @@ def test_a_trial_whose_loop_is_left_is_said_and_asked_again(body, caplog):
     assert outcomes == ["reached", "reached", "cut short", "cut short"]
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_finished_is_stored_though_its_loop_is_left():
     def finish(trial):
         descend(trial)
@@ -361,6 +363,7 @@ def test_the_last_report_of_a_trial_is_known_while_it_trains():
     assert last_report(trial) == (2, None)
 
 
+@pytest.mark.slow
 def test_a_loop_that_goes_on_without_finish_is_asked_again_until_it_is_too_often():
     asked = []
 
@@ -719,6 +722,7 @@ def fail_with_a_missing_key(trial):
         trial.fail(error)
 
 
+@pytest.mark.slow
 def test_errors_that_end_a_study_are_told_with_their_cause():
     with pytest.raises(UserCodeError, match="in fail_with_a_missing_key") as raised:
         train_all(quadratic(), fail_with_a_missing_key)
@@ -753,6 +757,65 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
     assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
 
 
+def test_a_loop_that_stops_by_itself_is_not_asked_the_same_for_ever(capsys):
+    """Its patience ends each trial at step 15, and it saves nothing."""
+    runs = Counter()
+    numbers = []
+    study = quadratic(target="loss<=1e-6", trials=2)
+    for trial in study:
+        descend(trial, saves=False, ends=15)
+        trial.finish()
+        runs[values_of(trial)[:3]] += 1
+        numbers.append(trial.number)
+        assert max(runs.values()) <= 3
+    # Some were asked again.
+    assert len(runs) == 2 < len(numbers)
+    summary = study.result.summary
+    assert (summary.configurations, summary.trials) == (2, 2)
+    assert summary.continued == len(numbers) - 2
+    assert summary.spend.examples == sum(record.examples for record in study.result.records)
+    assert [record.number for record in study.result.records] == numbers
+    assert capsys.readouterr().out.count("its configuration is not asked again") == 1
+    # A longer search tries other configurations.
+    longer = quadratic(target="loss<=1e-6", trials=3)
+    for trial in longer:
+        descend(trial, saves=False, ends=15)
+        trial.finish()
+    assert longer.result.summary.configurations == 3
+
+
+def test_seconds_to_go_are_told_only_where_trials_take_longer_than_what_lies_between(capsys):
+    for trials in (2, 3):
+        for trial in quadratic(trials=trials):
+            descend(trial)
+            trial.finish()
+    printed = capsys.readouterr().out
+    assert "  continues after 2 configurations\n" in printed
+    # One more trial of some milliseconds says nothing of the decision before and the report after.
+    assert " ms to go" not in printed
+
+
+@pytest.mark.parametrize("replicates", [0, 1])
+def test_of_two_that_come_to_the_same_metric_the_users_own_is_used(replicates, capsys):
+    """The recall saturates at 0.3, and small batch sizes are there a little earlier."""
+    options = [f"search.replicates={replicates}"]
+    study = quadratic(**FOR_LOSS | {"target": "recall"}, batch_sizes=(8, 64), options=options)
+    for trial in study:
+        step = trial.first_step
+        goes_on = True
+        while goes_on:
+            step = min(step + 10, trial.max_steps)
+            goes_on = trial.report(step, 0.3 * (1.0 - math.exp(-0.05 * step)))
+        trial.save_to.write_text("saved")
+        trial.finish(seconds=0.1 * (step - trial.first_step))
+    at_budget = study.result.summary.at_budget
+    # The others are better by some 1e-7 only.
+    assert max(record.best_value("max") for record in study.result.records) > at_budget.winner.value
+    assert (at_budget.winner.batch_size, study.result.best.batch_size) == (64, 64)
+    assert at_budget.gain is None
+    assert "GAIN      none: your batch size 64" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("changes", "values"),
     [
@@ -760,15 +823,18 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
             {"tunable": {"decay": (0.1, 0.3)}},
             "best.batch_size, best.lr, best.hyperparameters['decay']",
         ),
+        (FOR_LOSS, "best.batch_size, best.lr"),
         # What no trial reached is not to be trained with.
         ({"target": "loss<=1e-9"}, None),
     ],
 )
 def test_a_loop_is_told_how_to_train_with_what_was_found(changes, values, capsys):
     study = quadratic(**changes, trials=1)
+    last_step = {}
     for trial in study:
         descend(trial)
         trial.finish()
+        last_step[trial.batch_size] = trial.max_steps
     _, _, following = capsys.readouterr().out.partition("NEXT")
     if values is None:
         assert "best = " not in following
@@ -780,6 +846,15 @@ def test_a_loop_is_told_how_to_train_with_what_was_found(changes, values, capsys
     found = {"bstune": bstune}
     exec(reads, found)  # noqa: S102 (bstune wrote it)
     assert found["best"] == study.result.best
+    # How long it trains: until the target, or to the budget's end.
+    assert "best.steps" in rows[rows.index(reads) + 2]
+    assert ("loss <= 0.2" in rows[rows.index(reads) + 2]) == ("objective" not in changes)
+    assert found["best"].steps <= last_step[found["best"].batch_size]
+    # There is no module that result.train() could train.
+    for result in (study.result, bstune.load(study.result.folder)):
+        with pytest.raises(ConfigError, match=r"train your loop with best\.batch_size") as refusal:
+            result.train()
+        assert "best.steps" in str(refusal.value)
 
 
 def test_an_application_of_hydra_trains_in_another_program():
@@ -790,6 +865,7 @@ def test_an_application_of_hydra_trains_in_another_program():
         assert backend.trains_in_loop == (not in_hindsight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -872,6 +948,38 @@ def test_steps_past_a_trials_end_are_told_once(steps, limits, said):
 
 
 @pytest.mark.parametrize(
+    ("target", "value", "percent"),
+    [
+        ("recall>=0.2", 4.3, "20 is meant"),
+        # A share, which tells that the target is one.
+        ("recall>=0.2", 0.43, None),
+        # No percentage is as large.
+        ("reward>=0.2", 430.0, None),
+        ("perplexity<=4.5", 4.3, None),
+    ],
+)
+def test_a_first_evaluation_in_percent_tells_the_targets_scale(target, value, percent):
+    options = quadratic(target=target).options
+    said = []
+    backend = LoopBackend(options, make_protocol(options, None), said.append)
+    folder = Output(Path.cwd())
+    trial = backend.hand_over(make_spec(64, number=0), folder, None)
+    trial.report(20, value)
+    trial.finish(seconds=1.0)
+    backend.take_back(trial, folder)
+    (line,) = said
+    assert ("in percent" in line) == (percent is not None)
+    assert percent is None or line.endswith(percent)
+
+
+@pytest.mark.parametrize(("objective", "notes"), [("time", 1), ("both", 1), ("steps", 0)])
+def test_seconds_are_spoken_of_where_the_objective_has_them(objective, notes):
+    options = quadratic(objective=objective).options
+    backend = LoopBackend(options, make_protocol(options, None), pytest.fail)
+    assert len(backend.notes) == notes
+
+
+@pytest.mark.parametrize(
     ("number", "reports", "limits", "is_told", "may_be_wrong_way"),
     [
         (0, [(5, 3.0)], ANY_LOOP, True, True),
@@ -904,6 +1012,7 @@ def test_a_target_that_the_first_evaluation_meets_is_told_once(
     assert ["trial.report(0, value)" in line for line in said] == [may_be_wrong_way] * is_told
 
 
+@pytest.mark.slow
 def test_an_own_run_that_is_no_better_than_untrained_weights_sets_no_target():
     """Nothing of the study is half stored: the next call asks trial 0 again, and goes on."""
     trials = iter(quadratic(target="loss"))
@@ -942,6 +1051,7 @@ def test_an_own_target_that_the_first_evaluation_meets_is_doubted(
     assert capsys.readouterr().out.count("trial.report(0, value)") == is_told
 
 
+@pytest.mark.slow
 def test_a_loop_that_ends_between_reports_stands_at_its_last_one():
     study = quadratic(**FOR_LOSS, trials=6)
     # The step after which each trial was asked to end for now.

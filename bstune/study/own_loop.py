@@ -12,7 +12,8 @@ process: an error or Ctrl-C in the body ends the study as in any of its own part
   tau(B) is made, as there is no survey. ``objective="steps"`` needs none.
 * **What the loop saves** at ``trial.save_to`` is its ``resume_from`` when it goes on, and
   ``first_step`` its steps so far. Where nothing is saved trials start afresh, which a line says
-  once. bstune removes what nothing needs.
+  once; one that its loop ends no later than before is not asked again. bstune removes what nothing
+  needs.
 * **A loop that is left**, by ``break``, an error, Ctrl-C or a kill, goes on by the same call. A
   body that ends without ``finish`` has failed; three failures in a row end the study.
 * **Refused** are what only a trial of bstune's can take: ``workers``, ``devices``, ``compile``,
