@@ -32,7 +32,13 @@ from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial import loop_noise_scale
 from bstune.trial.backend import make_protocol
 from bstune.trial.own_loop.loop_backend import ANY_LOOP, LoopBackend, LoopLimits
-from bstune.trial.own_loop.loop_trial import ENDED_SHORT, LoopTrial, last_report
+from bstune.trial.own_loop.loop_trial import (
+    ENDED_BY_CALLBACK,
+    ENDED_SHORT,
+    LoopTrial,
+    has_ended_short,
+    last_report,
+)
 from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 
@@ -1450,34 +1456,30 @@ def test_an_evaluation_without_the_targets_metric_says_what_it_lacks(rows, metri
 
 
 @pytest.mark.parametrize(
-    ("last_step", "callbacks", "is_told"),
+    ("last_step", "callbacks", "message"),
     [
-        (10, {"EarlyStoppingCallback": {}}, True),
-        (10, {"TrainerControl": {}}, False),
+        (10, {"EarlyStoppingCallback": {}}, ENDED_BY_CALLBACK.format(name="EarlyStoppingCallback")),
+        (10, {"TrainerControl": {}}, ENDED_SHORT),
         # The trial has ended by itself.
-        (20, {"EarlyStoppingCallback": {}}, False),
+        (20, {"EarlyStoppingCallback": {}}, None),
     ],
 )
-def test_a_call_back_that_stops_early_is_named(last_step, callbacks, is_told, caplog):
+def test_a_call_back_that_stops_early_is_named(last_step, callbacks, message):
     pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
     from bstune.integrations import huggingface
 
-    huggingface._warn_once.cache_clear()
     given = SimpleNamespace(output_dir="saved", **ARGUMENTS)
     control = SimpleNamespace(should_evaluate=True, should_training_stop=False)
     state = SimpleNamespace(global_step=last_step, stateful_callbacks=callbacks)
-    for _ in range(2):
-        clock = FakeTime()
-        callback = huggingface.TrialCallback(made_trial(), clock)
-        callback.on_step_begin(given, state, control)
-        clock.sleep(1.0)
-        callback.on_step_end(given, state, control)
-        callback.on_evaluate(given, state, control, {"loss": 1.0})
-        callback.on_train_end(given, state, control)
-    lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == is_told
-    for line in lines:
-        assert line.startswith("EarlyStoppingCallback ends trials")
+    clock = FakeTime()
+    callback = huggingface.TrialCallback(made_trial(), clock)
+    callback.on_step_begin(given, state, control)
+    clock.sleep(1.0)
+    callback.on_step_end(given, state, control)
+    callback.on_evaluate(given, state, control, {"loss": 1.0})
+    callback.on_train_end(given, state, control)
+    record = callback._trial.finished.result()
+    assert (record.message, has_ended_short(record)) == (message, last_step < 20)
 
 
 def test_hugging_faces_seconds_are_those_between_evaluations():
@@ -1500,7 +1502,7 @@ def test_hugging_faces_seconds_are_those_between_evaluations():
             callback.on_evaluate(given, SimpleNamespace(global_step=step), control, {"loss": 1.0})
     assert control.should_training_stop
     assert control.should_save
-    callback.on_train_end(given, None, control)
+    callback.on_train_end(given, SimpleNamespace(stateful_callbacks={}), control)
     record = trial.finished.result()
     # Twenty steps of 0.5 s, without the 100 s of the evaluation.
     assert (record.steps, record.train_seconds) == (20, 10.0)

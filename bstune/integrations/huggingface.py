@@ -46,7 +46,7 @@ from transformers.trainer_utils import get_last_checkpoint, has_length
 
 from bstune.core.errors import ConfigError
 from bstune.trial.devices.device import synchronize
-from bstune.trial.own_loop.loop_trial import LoopTrial, check_examples
+from bstune.trial.own_loop.loop_trial import LoopTrial, check_examples, name_what_ends
 
 logger = logging.getLogger(__name__)
 # The Trainer's evaluation has these beside its metrics; endings of their names.
@@ -98,8 +98,6 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         # The moment from which on seconds are counted now; None: they are not.
         self._since: float | None = None
         self._has_stepped = False
-        # Whether the last report was answered to train on.
-        self._goes_on = False
 
     def on_train_begin(
         self,
@@ -175,8 +173,8 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         # Of a trial that goes on, this step was reported before the trial was stopped.
         if 0 < state.global_step <= trial.first_step:
             return
-        self._goes_on = trial.report(state.global_step, metrics[trial.metric])
-        if self._goes_on:
+        goes_on = trial.report(state.global_step, metrics[trial.metric])
+        if goes_on:
             return
         control.should_training_stop = True
         # A checkpoint elsewhere is not found by the trial that continues this one.
@@ -200,9 +198,9 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
                 )
             )
             return
-        # The study would have trained on.
-        if self._goes_on:
-            _tell_of_early_stopping(state)
+        stoppers = [name for name in state.stateful_callbacks if "EarlyStopping" in name]
+        if stoppers:
+            name_what_ends(trial, stoppers[0])
         trial.finish(seconds=self._seconds)
 
     def _pause(self) -> None:
@@ -355,16 +353,6 @@ def _left_out(args: TrainingArguments, loader: Sized | None) -> str | None:
         f"the evaluation leaves out {left_out} of {rows} rows, as dataloader_drop_last drops its "
         f"last batch too: give per_device_eval_batch_size={divisor}, which divides them"
     )
-
-
-def _tell_of_early_stopping(state: TrainerState) -> None:
-    """Say once that a call-back ends trials which the study would have trained on."""
-    stoppers = [name for name in state.stateful_callbacks if "EarlyStopping" in name]
-    if stoppers:
-        _warn_once(
-            f"{stoppers[0]} ends trials before trial.max_steps, which then cannot go on: leave it "
-            "out, as the study ends trials by itself"
-        )
 
 
 @cache

@@ -34,7 +34,10 @@ from bstune.trial.parts.verdict import Verdict
 from bstune.trial.processes.messages import Finished
 
 NOT_FINISHED = "its loop went on without trial.finish(seconds=...)"
-ENDED_SHORT = "its last report was before trial.max_steps: report there too, so that it can go on"
+# What the message of a trial that its loop ended too early begins with.
+BEFORE_END = "its last report was before trial.max_steps"
+ENDED_SHORT = f"{BEFORE_END}: report there too, so that it can go on"
+ENDED_BY_CALLBACK = f"{BEFORE_END}, as {{name}} ended it: leave that out, so that it can go on"
 
 Measurements = tuple[tuple[int, float, float], ...]
 """The number, the unbiased |G|^2 and tr Sigma of each step whose noise scale was measured."""
@@ -93,6 +96,8 @@ class LoopTrial:
     ) -> None:
         self._spec = spec
         self._largest_batch_size = largest_batch_size
+        # What ends the trial before its last step, where it has a name.
+        self._ended_by: str | None = None
         self._noise_scale = noise_scale
         self._needs_seconds = needs_seconds
         self._state = state
@@ -287,6 +292,8 @@ class LoopTrial:
         ended_short = self._trains_on
         if ended_short:
             state.message = ENDED_SHORT
+            if self._ended_by is not None:
+                state.message = ENDED_BY_CALLBACK.format(name=self._ended_by)
         wall_seconds = self._now() - self._began
         # In a study's sums the wall time stands for seconds that were not reported.
         seconds_in_sums = wall_seconds if train_seconds is None else train_seconds
@@ -463,6 +470,16 @@ def check_examples(trial: LoopTrial, examples: int) -> None:
             f"batch size {largest} is larger than the data set ({examples} examples): "
             "lower the largest of batch_sizes, and give another name, as the study has begun"
         )
+
+
+def name_what_ends(trial: LoopTrial, name: str) -> None:
+    """Name a call-back that may end a trial before its last step, for the trial's message."""
+    trial._ended_by = name
+
+
+def has_ended_short(record: TrialResult) -> bool:
+    """Whether a trial's loop has ended it before its last step, so that it cannot go on."""
+    return record.message is not None and record.message.startswith(BEFORE_END)
 
 
 def is_name_of_a_trial(name: str) -> bool:
