@@ -32,7 +32,13 @@ from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial import loop_noise_scale
 from bstune.trial.backend import make_protocol
 from bstune.trial.own_loop.loop_backend import ANY_LOOP, LoopBackend, LoopLimits
-from bstune.trial.own_loop.loop_trial import ENDED_SHORT, LoopTrial, last_report
+from bstune.trial.own_loop.loop_trial import (
+    ENDED_BY_CALLBACK,
+    ENDED_SHORT,
+    LoopTrial,
+    has_ended_short,
+    last_report,
+)
 from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 
@@ -275,9 +281,9 @@ def test_a_trial_has_what_it_is_to_be_trained_with():
         assert "decay=" in repr(trial)
         with pytest.raises(AttributeError, match="no 'dropout'"):
             _ = trial.dropout
-        # The batch of 64 needs at least as many examples.
-        with pytest.raises(ConfigError, match="larger than the data set"):
-            trial.batches(63)
+        # The study may ask for 1,024 examples later, and says so before its first step.
+        with pytest.raises(ConfigError, match="batch size 1024 is larger than the data set"):
+            trial.batches(1023)
         trial.finish(seconds=descend(trial, seconds_per_step=0.5))
     (record,) = study.result.records
     assert record.seconds_per_step == 0.5
@@ -1218,7 +1224,12 @@ ARGUMENTS = {
     "max_steps": 20,
     "dataloader_drop_last": True,
     "lr_scheduler_type": "constant",
+    "warmup_steps": 0.1,
+    # As the TrainingArguments of Hugging Face's transformers 5 have it, for a share of 0.1.
+    "get_warmup_steps": lambda steps: math.ceil(steps * 0.1),
 }
+# Thirty steps, however many the trial has.
+WHOLE = {"warmup_steps": 30, "get_warmup_steps": lambda steps: 30}
 
 
 @pytest.mark.parametrize(
@@ -1239,6 +1250,16 @@ ARGUMENTS = {
         ({"dataloader_drop_last": False}, "dataloader_drop_last=True"),
         # A schedule with a horizon would change whenever a trial goes on.
         ({"lr_scheduler_type": "linear"}, "lr_scheduler_type=linear depends on max_steps"),
+        # So would a warm-up that is a share of it.
+        ({"lr_scheduler_type": "constant_with_warmup"}, r"warmup_steps=0\.1 is a share of max_st"),
+        ({"lr_scheduler_type": "inverse_sqrt"}, r"warmup_steps=0\.1 is a share of max_steps"),
+        ({"lr_scheduler_type": "constant_with_warmup", **WHOLE}, None),
+        ({"lr_scheduler_type": "inverse_sqrt", **WHOLE}, None),
+        # All are told at once.
+        (
+            {"lr_scheduler_type": "cosine", "dataloader_drop_last": False, "seed": 42},
+            r"(?s)seed=trial\.seed\n.*dataloader_drop_last=True\n.*=cosine depends on max_steps",
+        ),
     ],
 )
 def test_what_hugging_faces_trainer_may_not_have(changes, message):
@@ -1267,7 +1288,8 @@ class Endless(IterableDataset):
         (1, range(39), None),
         (1, Endless(), None),
         (2, range(40), None),
-        # Of 39 examples the last one is dropped, and 19 micro-batches are left.
+        # Of 39 examples the last one is dropped, and 19 micro-batches are left. Another batch size
+        # may do, so that this trial alone has failed.
         (2, range(39), "an epoch of 19 micro-batches ends with a step of 1"),
         (4, range(38), "an epoch of 19 micro-batches ends with a step of 3"),
         (2, Endless(), "gradient_accumulation_steps=2 needs training data with a length"),
@@ -1282,11 +1304,17 @@ def test_each_step_of_hugging_faces_trainer_has_the_trials_batch_size(micro_batc
     # Two examples on the device in each micro-batch.
     callback = TrialCallback(made_trial(batch_size=2 * micro_batches))
     loader = DataLoader(data, 2, drop_last=True)
-    if message is None:
-        callback.on_train_begin(given, None, None, train_dataloader=loader)
+    control = SimpleNamespace(should_training_stop=False)
+    if isinstance(data, Endless) and message is not None:
+        with pytest.raises(ConfigError, match=message):
+            callback.on_train_begin(given, None, control, train_dataloader=loader)
         return
-    with pytest.raises(ConfigError, match=message):
-        callback.on_train_begin(given, None, None, train_dataloader=loader)
+    callback.on_train_begin(given, None, control, train_dataloader=loader)
+    finished = callback._trial.finished
+    assert control.should_training_stop == (finished is not None) == (message is not None)
+    if finished is not None:
+        assert finished.result().status == "failed"
+        assert re.search(message, finished.result().message)
 
 
 # Transformers gives advice to whoever trains a toy.
@@ -1325,16 +1353,133 @@ def test_hugging_faces_trainer_accumulates_whole_batches_and_evaluates_afterward
     callbacks = [TrialCallback(trial)]
     data = {"train_dataset": rows(images, labels), "eval_dataset": rows(*VAL)}
     trainer = Trainer(Classifier(), arguments, callbacks=callbacks, **data)
-    if examples % trial.batch_size:
-        with pytest.raises(ConfigError, match="an epoch of 9 micro-batches ends with a step of 1"):
-            trainer.train()
-        return
     trainer.train()
     finished = trial.finished
+    if examples % trial.batch_size:
+        message = finished.result().message
+        assert "an epoch of 9 micro-batches ends with a step of 1" in message
+        return
     assert finished.result().steps == 20
     assert "eval_loss" in trainer.evaluate()
     # An evaluation after the training changes nothing.
     assert trial.finished is finished
+
+
+def test_a_batch_size_that_hugging_faces_trainer_cannot_take_fails_its_trial_alone():
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    control = SimpleNamespace(should_training_stop=False)
+    statuses_of = []
+    for trial in quadratic(trials=2):
+        callback = TrialCallback(trial)
+        # The data are not known, as those of an iterable data set, and have no batch for trial 1.
+        if trial.number == 1:
+            callback.on_train_end(None, None, control)
+            statuses_of.append(trial.finished.result().status)
+            continue
+        descend(trial)
+        trial.finish()
+        statuses_of.append("reached")
+    # The point failed, another one took its place, and the same call asks neither again.
+    assert statuses_of == ["reached", "failed", "reached"]
+    assert list(quadratic(trials=2)) == []
+
+
+@pytest.mark.parametrize(("examples", "is_refused"), [(1023, True), (1024, False)])
+def test_hugging_faces_first_trial_refuses_batch_sizes_beyond_the_data(examples, is_refused):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    trial = next(iter(quadratic()))
+    stated = {"train_batch_size": 64, "gradient_accumulation_steps": 1, "seed": trial.seed}
+    given = SimpleNamespace(**(ARGUMENTS | stated | {"max_steps": trial.max_steps}))
+    loader = DataLoader(range(examples), 64, drop_last=True)
+    if not is_refused:
+        TrialCallback(trial).on_train_begin(given, None, None, train_dataloader=loader)
+        return
+    with pytest.raises(ConfigError, match="batch size 1024 is larger than the data set"):
+        TrialCallback(trial).on_train_begin(given, None, None, train_dataloader=loader)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "drop_last", "named"),
+    [
+        # 533 = 13 * 41: of two batches of 256 the last 21 rows are left out.
+        (533, 256, True, ("leaves out 21 of 533 rows", "per_device_eval_batch_size=41,")),
+        # No divisor of a prime number is a batch size but itself.
+        (523, 256, True, ("leaves out 11 of 523 rows", "per_device_eval_batch_size=523,")),
+        (512, 256, True, None),
+        (533, 256, False, None),
+        (Endless(), 8, True, None),
+    ],
+)
+def test_rows_that_hugging_faces_evaluation_leaves_out_are_told_once(
+    rows, batch_size, drop_last, named, caplog
+):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations import huggingface
+
+    huggingface._warn_once.cache_clear()
+    data = range(rows) if isinstance(rows, int) else rows
+    loader = DataLoader(data, batch_size, drop_last=drop_last)
+    given = SimpleNamespace(**ARGUMENTS, eval_batch_size=batch_size)
+    for step in (1, 2):
+        callback = huggingface.TrialCallback(made_trial())
+        state = SimpleNamespace(global_step=step)
+        callback.on_evaluate(given, state, None, {"loss": 1.0}, eval_dataloader=loader)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (named is not None)
+    for part in named or ():
+        assert part in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "metrics", "message"),
+    [
+        # All rows lie in the one batch that is dropped.
+        (533, {}, "leaves out 533 of 533 rows.*per_device_eval_batch_size=533,"),
+        (1024, {}, "the Trainer's evaluation has no metric: give compute_metrics"),
+        (1024, {"eval_loss": 1.0}, "but the Trainer evaluates eval_loss: let the target"),
+    ],
+)
+def test_an_evaluation_without_the_targets_metric_says_what_it_lacks(rows, metrics, message):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    loader = DataLoader(range(rows), 1024, drop_last=True)
+    given = SimpleNamespace(**ARGUMENTS, eval_batch_size=1024)
+    # The Trainer's times and epochs are no metrics to aim at.
+    told = {"epoch": 1.0, "eval_runtime": 0.1, "eval_samples_per_second": 5.0, **metrics}
+    with pytest.raises(ConfigError, match=message):
+        TrialCallback(made_trial()).on_evaluate(given, None, None, told, eval_dataloader=loader)
+
+
+@pytest.mark.parametrize(
+    ("last_step", "callbacks", "message"),
+    [
+        (10, {"EarlyStoppingCallback": {}}, ENDED_BY_CALLBACK.format(name="EarlyStoppingCallback")),
+        (10, {"TrainerControl": {}}, ENDED_SHORT),
+        # The trial has ended by itself.
+        (20, {"EarlyStoppingCallback": {}}, None),
+    ],
+)
+def test_a_call_back_that_stops_early_is_named(last_step, callbacks, message):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations import huggingface
+
+    given = SimpleNamespace(output_dir="saved", **ARGUMENTS)
+    control = SimpleNamespace(should_evaluate=True, should_training_stop=False)
+    state = SimpleNamespace(global_step=last_step, stateful_callbacks=callbacks)
+    clock = FakeTime()
+    callback = huggingface.TrialCallback(made_trial(), clock)
+    callback.on_step_begin(given, state, control)
+    clock.sleep(1.0)
+    callback.on_step_end(given, state, control)
+    callback.on_evaluate(given, state, control, {"loss": 1.0})
+    callback.on_train_end(given, state, control)
+    record = callback._trial.finished.result()
+    assert (record.message, has_ended_short(record)) == (message, last_step < 20)
 
 
 def test_hugging_faces_seconds_are_those_between_evaluations():
@@ -1357,7 +1502,7 @@ def test_hugging_faces_seconds_are_those_between_evaluations():
             callback.on_evaluate(given, SimpleNamespace(global_step=step), control, {"loss": 1.0})
     assert control.should_training_stop
     assert control.should_save
-    callback.on_train_end(given, None, control)
+    callback.on_train_end(given, SimpleNamespace(stateful_callbacks={}), control)
     record = trial.finished.result()
     # Twenty steps of 0.5 s, without the 100 s of the evaluation.
     assert (record.steps, record.train_seconds) == (20, 10.0)

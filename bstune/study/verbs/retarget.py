@@ -357,7 +357,7 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
     trials = with_common_step_time(prepared, recorded)
     posterior = study_posterior(prepared, trials, REPORT_PARTICLES)
     notes = list[str]()
-    analysis = analyse(prepared, trials, posterior, notes)
+    analysis = analyse(prepared, trials, posterior, notes, ran_for_target=is_own)
     best = content.best
     if is_own:
         asked = _asked(prepared, earlier)

@@ -32,7 +32,7 @@ from bstune.system.files import (
 )
 from bstune.trial.backend import JobCommand, TrialBackend
 from bstune.trial.devices.device import processor, resolve_device
-from bstune.trial.own_loop.loop_trial import ENDED_SHORT, LoopTrial, Measurements
+from bstune.trial.own_loop.loop_trial import LoopTrial, Measurements, has_ended_short
 from bstune.trial.parts.state import TrialState, state_after
 from bstune.trial.parts.verdict import Verdict
 from bstune.trial.processes.messages import Finished
@@ -142,6 +142,7 @@ class LoopBackend(TrialBackend):
     ) -> None:
         self._protocol = protocol
         self._budget = options.budget
+        self._largest_batch_size = round(options.search.batch_size.high)
         self._is_for_loss = options.search.objective == "loss"
         # A trial may end without its seconds until the study knows whether its objective is time or
         # steps.
@@ -234,7 +235,7 @@ class LoopBackend(TrialBackend):
         Three kinds cannot: a run of the winner on a fresh seed (``replicate_of``), a trial that the
         loop ended before its last step, and one that has spent its budget.
         """
-        is_final = record.replicate_of is not None or record.message == ENDED_SHORT
+        is_final = record.replicate_of is not None or has_ended_short(record)
         is_at_budget_end = self._is_for_loss and record.steps >= self._budget_end(record.batch_size)
         return record.status == "stopped" and not is_final and not is_at_budget_end
 
@@ -302,6 +303,7 @@ class LoopBackend(TrialBackend):
             needs_seconds=self._needs_seconds,
             now=self._now,
             noise_scale=beginning.noise_scale,
+            largest_batch_size=self._largest_batch_size,
         )
 
     def take_back(self, trial: LoopTrial, folder: Output) -> Finished:
@@ -314,7 +316,7 @@ class LoopBackend(TrialBackend):
         record = finished.result()
         message = record.message
         # A loop that does not stop at max_steps ends each trial at a step of its own: no fault.
-        if message == ENDED_SHORT and not self.stops:
+        if has_ended_short(record) and not self.stops:
             message = None
         record = replace(record, device=self.device, message=message)
         self._take_seconds(record)
@@ -365,7 +367,7 @@ class LoopBackend(TrialBackend):
         if earlier is None or record.resumed_from is not None:
             return
         number, steps = earlier
-        ended_itself = record.message == ENDED_SHORT and record.steps <= steps
+        ended_itself = has_ended_short(record) and record.steps <= steps
         if self._has_told_of_no_further or not ended_itself:
             return
         self._has_told_of_no_further = True
