@@ -364,7 +364,7 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
         ),
         # One evaluation shows no improvement, and none that it has ended.
         (
-            [ONCE, replace(ONCE, number=1), STOPPED],
+            [ONCE, replace(ONCE, number=1, seed=1), STOPPED],
             "2 of 3 stopped trials had fewer than two evaluations, which show no improvement",
             "evaluations more often, or search.trials=128: the same command continues them",
         ),
@@ -375,7 +375,7 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
         ),
         # Those that do not tell are left out of the majority.
         (
-            [ONCE, FLAT, replace(FLAT, number=2)],
+            [ONCE, FLAT, replace(FLAT, number=2, seed=2)],
             "2 of 3 stopped trials no longer improved when they were stopped",
             "an easier target",
         ),
@@ -428,7 +428,7 @@ def test_advice_follows_the_cause(trials, why, change):
     assert ("search.seconds=240" in texts(limited, "NEXT")[0]) == ended_by_search
 
 
-@pytest.mark.parametrize("others", [[STOPPED, replace(STOPPED, number=8)], [make_trial(2)]])
+@pytest.mark.parametrize("others", [[STOPPED, replace(STOPPED, number=8, seed=8)], [make_trial(2)]])
 def test_a_trial_that_failed_is_named_whatever_most_others_came_to(others):
     failed = make_trial(0, status="failed", history=(), message="ValueError: x")
     cautions = texts(result_of([failed, *others], budget=Budget(400, 1)), "CAUTION")
@@ -593,6 +593,32 @@ def test_cautions_are_what_would_change_the_answer_the_worst_first():
     assert found[SHOWN_CAUTIONS] not in shown
 
 
+@pytest.mark.parametrize(
+    ("changes", "spelled"),
+    [
+        ({}, ("search.batch_size.high", "study=NAME")),
+        ({"in_python": True}, ("batch_sizes[1]", "name=NAME")),
+        (
+            {"in_python": True, "in_hydra": True},
+            ("high end of the batch size", "hydra.sweeper.study_name=NAME"),
+        ),
+    ],
+)
+def test_a_range_that_ends_too_early_is_told_as_that(changes, spelled):
+    """No number of trials would show what lies beyond the range."""
+    note = "the interval ends: a larger search.batch_size.high, with another study=NAME"
+    beyond = changed(hand_critical(None, 5800.0, None), next_trials=(), note=note)
+    whole = changed(WHOLE, critical_batch_size=beyond, **changes)
+    (*_, caution) = texts(whole, "CAUTION")
+    assert all(name in caution for name in spelled)
+    assert "trials" not in caution
+    # MORE does not advise what CAUTION does not.
+    assert len(texts(whole, "MORE")) == 1
+    # An end that lies within the range is looked for by further trials.
+    within = changed(beyond, next_trials=NARROWER)
+    assert "looks further" in texts(changed(whole, critical_batch_size=within), "CAUTION")[-1]
+
+
 def make_gain(**changes):
     values = {
         "ratio": 2.6,
@@ -656,6 +682,18 @@ def test_a_gain_says_on_which_runs_it_stands(changes, basis, is_cautioned):
     found = [text for text in texts(whole, "CAUTION") if "GAIN" in text]
     assert len(found) == is_cautioned
     assert all("a larger search.wall_seconds" in text for text in found)
+
+
+def test_a_gain_over_a_trial_that_was_evaluated_rarely_says_so():
+    baseline = make_baseline()
+    points = tuple(
+        changed(point, number=baseline.number, steps_low=300, steps=400)
+        for point in WHOLE.points[:1]
+    )
+    whole = changed(WHOLE, baseline=baseline, gain=make_gain(**SINGLE), points=points)
+    assert (
+        "yours in its single search trial, after 300 to 400 steps, USE" in texts(whole, "GAIN")[0]
+    )
 
 
 @pytest.mark.parametrize(("horizon", "is_bound"), [(None, True), (860, False)])

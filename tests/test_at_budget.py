@@ -3,7 +3,9 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -18,8 +20,10 @@ from builders import (
 from toolbox import made_table, make_result, metric_values, trials_of
 
 import bstune
+from bstune.core import scaling
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import OUT_OF_TIME, Target
+from bstune.core.search_space import Space
 from bstune.core.step_time_law import law_of_trials
 from bstune.report.answer import answer
 from bstune.report.budget_rows import budget_rows
@@ -35,7 +39,8 @@ from bstune.result import (
     SearchPlan,
     SizeGrowthOverBudget,
 )
-from bstune.study.analysis.at_budget import _mean_and_half_width, error_of_count
+from bstune.search.budget_findings import AsGoodSizes, MetricAtSize
+from bstune.study.analysis.at_budget import _as_good, _mean_and_half_width, error_of_count
 from bstune.study.at_budget import (
     best_full,
     due_run,
@@ -264,6 +269,12 @@ WITH_SECONDS = changed(hand_budget_point(128, 0.28), seconds=37.0)
             ("yours predicted from its single search trial, USE on 3 fresh seeds",),
         ),
         ({"gain": changed(UNPAIRED, seeds=1)}, ("on 1 fresh seed of both",)),
+        (
+            {"baseline": changed(hand_budget_point(64, 0.4), hyperparameters={"dim": 32})},
+            ("than your batch size 64, learning rate 0.1, dim 32, which comes to",),
+        ),
+        # One seed differs from another by 0.01: a smaller gain may be luck.
+        ({"gain": changed(UNPAIRED, difference=0.009)}, ("not shown to be better", "keep what")),
         (
             {"winner": WITH_SECONDS, "baseline": changed(WITH_SECONDS, seconds=8.0)},
             ("takes 4.6 times as long as yours",),
@@ -761,10 +772,40 @@ def test_a_metric_is_written_down_to_where_seeds_differ(value, scatter, expected
 
 
 @pytest.mark.parametrize(
+    ("full", "high"),
+    [
+        # The user's own trial at 256 has another rate: it says nothing of the best one's there.
+        ([(68, 3.0), (80, 2.5), (256, 0.0)], 152),
+        # One that has about the rate speaks for an octave around it.
+        ([(68, 3.0), (256, 2.5)], 431),
+        # Nothing beside the winner ran to the budget's end.
+        ([(68, 3.0)], 128),
+    ],
+)
+def test_what_is_as_good_at_the_budget_was_run_to_its_end_nearby(full, high):
+    """The trials' rates are in octaves over the rule's, as the best one of all sizes is, by 3."""
+    space = Space(64, 4096, 1, 1.0, partial(scaling.sqrt, reference_batch_size=256, reference_lr=1))
+    curve = []
+    for quarter in range(25):
+        size = round(64 * 2 ** (quarter / 4))
+        lr = 8.0 * math.sqrt(size / 256)
+        curve.append(MetricAtSize(size, 0.3, 0.2, 0.4, lr, lr / 2, lr * 2))
+    findings = SimpleNamespace(as_good=AsGoodSizes(64, 431, True, False), curve=curve)
+    trials = []
+    for number, (size, delta) in enumerate(full):
+        lr = 2.0**delta * math.sqrt(size / 256)
+        trials.append(run(number, batch_size=size, lr=lr))
+    found = _as_good(findings, trials[0], trials, space)
+    assert (found.low, found.high) == (64, high)
+    assert found.is_low_open
+    assert found.is_high_open == (high < 431)
+
+
+@pytest.mark.parametrize(
     ("is_low_open", "expected"),
     [
         (False, "no other batch size than about 8"),
-        (True, "no other batch size than about 8; smaller ones were not searched"),
+        (True, "no other batch size than about 8; smaller ones are not known"),
     ],
 )
 def test_one_batch_size_that_is_as_good_may_be_an_end(is_low_open, expected):

@@ -15,6 +15,7 @@ from bstune.system.console import (
     plain_console,
     plural,
     print_line,
+    to_go_text,
     wrapped,
 )
 
@@ -53,6 +54,14 @@ def test_durations_have_three_digits_and_a_unit():
         "278 h",
     ]
     assert list(map(format_seconds, seconds)) == texts
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, None), (0.0, None), (0.0085, None), (0.99, None), (1.0, "about 1.00 s to go")],
+)
+def test_less_than_a_second_to_go_is_not_told(seconds, text):
+    assert to_go_text(seconds) == text
 
 
 def test_counts_are_exact():

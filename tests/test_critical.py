@@ -140,9 +140,9 @@ def test_an_interval_beyond_the_search_asks_for_other_batch_sizes_and_no_trials(
     b_crit, sizes, options
 ):
     found = critical_batch(posterior_of(b_crit, sizes=sizes))
-    assert found.note == (
-        options and f"the interval reaches beyond the search: {options} would show more"
-    )
+    note = f": {options}, with another study=NAME, would show more"
+    assert found.note is None if options is None else found.note.endswith(note)
+    assert found.is_beyond_search == (options is not None)
     assert bool(found.next_trials) == (options is None)
     assert found.value is None
 

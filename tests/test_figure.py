@@ -317,6 +317,7 @@ def test_one_batch_size_claims_neither_a_slope_nor_a_critical_batch_size():
         assert not text.startswith("critical")
 
 
+@pytest.mark.slow
 def test_stopped_trials_are_shown_only_where_they_bound_the_curve():
     trials = [
         make_trial(0, 64, steps=500),

@@ -534,6 +534,7 @@ def search(workload, seed, spending, mode="min"):
 LAW = Law(s_min=300.0, b_crit=400.0, lr=0.03, batch_size=128.0, noise=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_a_study_finds_the_best_point_of_a_law(mode):
     workload = Workload(LAW, seconds_of(LAW, 2.0))

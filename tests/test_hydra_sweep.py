@@ -431,6 +431,7 @@ def test_a_task_that_has_been_mended_is_asked_the_same_trial_again(sweep):
     assert records[-1].batch_size == 32
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_unless_it_may_not(sweep, capsys):
     assert len(sweep("hydra.sweeper.n_trials=1", *SHORT)) == 1
     assert len(sweep("hydra.sweeper.n_trials=2", *SHORT)) == 2

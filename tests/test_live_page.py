@@ -289,6 +289,7 @@ def test_a_study_that_is_cut_short(prepared, monkeypatch, killed):
     assert not is_running_page(report)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("always_due")
 def test_a_final_page_that_cannot_be_made_leaves_none_that_runs(prepared, monkeypatch):
     def fail(*_):
@@ -300,6 +301,7 @@ def test_a_final_page_that_cannot_be_made_leaves_none_that_runs(prepared, monkey
     assert any("no page of the study" in note for note in found.result.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("always_due")
 def test_a_loop_of_ones_own_has_the_page_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

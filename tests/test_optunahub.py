@@ -91,6 +91,7 @@ def test_a_package_has_the_registrys_layout(package):
     assert not re.search("<[a-z/]", page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_readmes_examples_run(package, hub, capsys):
     for block in python_blocks(REGISTRY / package / "README.md", "Example"):

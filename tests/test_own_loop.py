@@ -5,6 +5,7 @@ import math
 import os
 import re
 import signal
+from collections import Counter
 from contextlib import chdir
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,14 @@ from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial import loop_noise_scale
 from bstune.trial.backend import make_protocol
 from bstune.trial.own_loop.loop_backend import ANY_LOOP, LoopBackend, LoopLimits
-from bstune.trial.own_loop.loop_trial import ENDED_SHORT, LoopTrial, last_report
+from bstune.trial.own_loop.loop_trial import (
+    ENDED_BY_CALLBACK,
+    ENDED_SHORT,
+    LoopTrial,
+    has_ended_short,
+    last_report,
+    name_what_ends,
+)
 from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 
@@ -349,6 +357,15 @@ def test_how_a_trial_ends_whose_schedule_ends_with_it(reports, status, message):
     assert (record.status, record.steps, record.horizon) == (status, reports[-1][0], 20)
 
 
+def test_what_ends_a_trial_before_its_schedule_does_is_named():
+    trial, _ = scheduled_trial()
+    name_what_ends(trial, "EarlyStoppingCallback")
+    with pytest.raises(
+        ConfigError, match="was ended by EarlyStoppingCallback with a report at step 10"
+    ):
+        train_by([(10, 0.5)], trial)
+
+
 def train_by(reports, trial):
     for report in reports:
         trial.report(*report)
@@ -412,9 +429,9 @@ def test_a_trial_has_what_it_is_to_be_trained_with():
         assert "decay=" in repr(trial)
         with pytest.raises(AttributeError, match="no 'dropout'"):
             _ = trial.dropout
-        # The batch of 64 needs at least as many examples.
-        with pytest.raises(ConfigError, match="larger than the data set"):
-            trial.batches(63)
+        # The study may ask for 1,024 examples later, and says so before its first step.
+        with pytest.raises(ConfigError, match="batch size 1024 is larger than the data set"):
+            trial.batches(1023)
         trial.finish(seconds=descend(trial, seconds_per_step=0.5))
     (record,) = study.result.records
     assert record.seconds_per_step == 0.5
@@ -482,6 +499,7 @@ def test_a_trial_whose_loop_is_left_is_said_and_asked_again(body, caplog):
     assert outcomes == ["reached", "reached", "cut short", "cut short"]
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_finished_is_stored_though_its_loop_is_left():
     def finish(trial):
         descend(trial)
@@ -499,6 +517,7 @@ def test_the_last_report_of_a_trial_is_known_while_it_trains():
     assert last_report(trial) == (2, None)
 
 
+@pytest.mark.slow
 def test_a_loop_that_goes_on_without_finish_is_asked_again_until_it_is_too_often():
     asked = []
 
@@ -859,6 +878,7 @@ def fail_with_a_missing_key(trial):
         trial.fail(error)
 
 
+@pytest.mark.slow
 def test_errors_that_end_a_study_are_told_with_their_cause():
     with pytest.raises(UserCodeError, match="in fail_with_a_missing_key") as raised:
         train_all(quadratic(), fail_with_a_missing_key)
@@ -893,6 +913,65 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
     assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
 
 
+def test_a_loop_that_stops_by_itself_is_not_asked_the_same_for_ever(capsys):
+    """Its patience ends each trial at step 15, and it saves nothing."""
+    runs = Counter()
+    numbers = []
+    study = quadratic(target="loss<=1e-6", trials=2)
+    for trial in study:
+        descend(trial, saves=False, ends=15)
+        trial.finish()
+        runs[values_of(trial)[:3]] += 1
+        numbers.append(trial.number)
+        assert max(runs.values()) <= 3
+    # Some were asked again.
+    assert len(runs) == 2 < len(numbers)
+    summary = study.result.summary
+    assert (summary.configurations, summary.trials) == (2, 2)
+    assert summary.continued == len(numbers) - 2
+    assert summary.spend.examples == sum(record.examples for record in study.result.records)
+    assert [record.number for record in study.result.records] == numbers
+    assert capsys.readouterr().out.count("its configuration is not asked again") == 1
+    # A longer search tries other configurations.
+    longer = quadratic(target="loss<=1e-6", trials=3)
+    for trial in longer:
+        descend(trial, saves=False, ends=15)
+        trial.finish()
+    assert longer.result.summary.configurations == 3
+
+
+def test_seconds_to_go_are_told_only_where_trials_take_longer_than_what_lies_between(capsys):
+    for trials in (2, 3):
+        for trial in quadratic(trials=trials):
+            descend(trial)
+            trial.finish()
+    printed = capsys.readouterr().out
+    assert "  continues after 2 configurations\n" in printed
+    # One more trial of some milliseconds says nothing of the decision before and the report after.
+    assert " ms to go" not in printed
+
+
+@pytest.mark.parametrize("replicates", [0, 1])
+def test_of_two_that_come_to_the_same_metric_the_users_own_is_used(replicates, capsys):
+    """The recall saturates at 0.3, and small batch sizes are there a little earlier."""
+    options = [f"search.replicates={replicates}"]
+    study = quadratic(**FOR_LOSS | {"target": "recall"}, batch_sizes=(8, 64), options=options)
+    for trial in study:
+        step = trial.first_step
+        goes_on = True
+        while goes_on:
+            step = min(step + 10, trial.max_steps)
+            goes_on = trial.report(step, 0.3 * (1.0 - math.exp(-0.05 * step)))
+        trial.save_to.write_text("saved")
+        trial.finish(seconds=0.1 * (step - trial.first_step))
+    at_budget = study.result.summary.at_budget
+    # The others are better by some 1e-7 only.
+    assert max(record.best_value("max") for record in study.result.records) > at_budget.winner.value
+    assert (at_budget.winner.batch_size, study.result.best.batch_size) == (64, 64)
+    assert at_budget.gain is None
+    assert "GAIN      none: your batch size 64" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("changes", "values"),
     [
@@ -901,15 +980,18 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
             "best.batch_size, best.lr, best.hyperparameters['decay']",
         ),
         ({"schedule_ends": True}, "best.batch_size, best.lr, best.horizon as max_steps"),
+        (FOR_LOSS, "best.batch_size, best.lr"),
         # What no trial reached is not to be trained with.
         ({"target": "loss<=1e-9"}, None),
     ],
 )
 def test_a_loop_is_told_how_to_train_with_what_was_found(changes, values, capsys):
     study = quadratic(**changes, trials=1)
+    last_step = {}
     for trial in study:
         descend(trial)
         trial.finish()
+        last_step[trial.batch_size] = trial.max_steps
     _, _, following = capsys.readouterr().out.partition("NEXT")
     if values is None:
         assert "best = " not in following
@@ -921,6 +1003,15 @@ def test_a_loop_is_told_how_to_train_with_what_was_found(changes, values, capsys
     found = {"bstune": bstune}
     exec(reads, found)  # noqa: S102 (bstune wrote it)
     assert found["best"] == study.result.best
+    # How long it trains: until the target, or to the budget's end.
+    assert "best.steps" in rows[rows.index(reads) + 2]
+    assert ("loss <= 0.2" in rows[rows.index(reads) + 2]) == ("objective" not in changes)
+    assert found["best"].steps <= last_step[found["best"].batch_size]
+    # There is no module that result.train() could train.
+    for result in (study.result, bstune.load(study.result.folder)):
+        with pytest.raises(ConfigError, match=r"train your loop with best\.batch_size") as refusal:
+            result.train()
+        assert "best.steps" in str(refusal.value)
 
 
 def test_an_application_of_hydra_trains_in_another_program():
@@ -931,6 +1022,7 @@ def test_an_application_of_hydra_trains_in_another_program():
         assert backend.trains_in_loop == (not in_hindsight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -1013,6 +1105,38 @@ def test_steps_past_a_trials_end_are_told_once(steps, limits, said):
 
 
 @pytest.mark.parametrize(
+    ("target", "value", "percent"),
+    [
+        ("recall>=0.2", 4.3, "20 is meant"),
+        # A share, which tells that the target is one.
+        ("recall>=0.2", 0.43, None),
+        # No percentage is as large.
+        ("reward>=0.2", 430.0, None),
+        ("perplexity<=4.5", 4.3, None),
+    ],
+)
+def test_a_first_evaluation_in_percent_tells_the_targets_scale(target, value, percent):
+    options = quadratic(target=target).options
+    said = []
+    backend = LoopBackend(options, make_protocol(options, None), said.append)
+    folder = Output(Path.cwd())
+    trial = backend.hand_over(make_spec(64, number=0), folder, None)
+    trial.report(20, value)
+    trial.finish(seconds=1.0)
+    backend.take_back(trial, folder)
+    (line,) = said
+    assert ("in percent" in line) == (percent is not None)
+    assert percent is None or line.endswith(percent)
+
+
+@pytest.mark.parametrize(("objective", "notes"), [("time", 1), ("both", 1), ("steps", 0)])
+def test_seconds_are_spoken_of_where_the_objective_has_them(objective, notes):
+    options = quadratic(objective=objective).options
+    backend = LoopBackend(options, make_protocol(options, None), pytest.fail)
+    assert len(backend.notes) == notes
+
+
+@pytest.mark.parametrize(
     ("number", "reports", "limits", "is_told", "may_be_wrong_way"),
     [
         (0, [(5, 3.0)], ANY_LOOP, True, True),
@@ -1045,6 +1169,7 @@ def test_a_target_that_the_first_evaluation_meets_is_told_once(
     assert ["trial.report(0, value)" in line for line in said] == [may_be_wrong_way] * is_told
 
 
+@pytest.mark.slow
 def test_an_own_run_that_is_no_better_than_untrained_weights_sets_no_target():
     """Nothing of the study is half stored: the next call asks trial 0 again, and goes on."""
     trials = iter(quadratic(target="loss"))
@@ -1083,6 +1208,7 @@ def test_an_own_target_that_the_first_evaluation_meets_is_doubted(
     assert capsys.readouterr().out.count("trial.report(0, value)") == is_told
 
 
+@pytest.mark.slow
 def test_a_loop_that_ends_between_reports_stands_at_its_last_one():
     study = quadratic(**FOR_LOSS, trials=6)
     # The step after which each trial was asked to end for now.
@@ -1249,7 +1375,12 @@ ARGUMENTS = {
     "max_steps": 20,
     "dataloader_drop_last": True,
     "lr_scheduler_type": "constant",
+    "warmup_steps": 0.1,
+    # As the TrainingArguments of Hugging Face's transformers 5 have it, for a share of 0.1.
+    "get_warmup_steps": lambda steps: math.ceil(steps * 0.1),
 }
+# Thirty steps, however many the trial has.
+WHOLE = {"warmup_steps": 30, "get_warmup_steps": lambda steps: 30}
 
 
 @pytest.mark.parametrize(
@@ -1269,7 +1400,23 @@ ARGUMENTS = {
         # The last, smaller batch of an epoch would be a step of another size.
         ({"dataloader_drop_last": False}, "dataloader_drop_last=True"),
         # A schedule with a horizon would change whenever a trial goes on.
-        ({"lr_scheduler_type": "linear"}, r"linear depends on max_steps.*schedule_ends=True"),
+        (
+            {"lr_scheduler_type": "linear"},
+            r"^lr_scheduler_type=linear depends on max_steps.*schedule_ends=True",
+        ),
+        # So would a warm-up that is a share of it.
+        (
+            {"lr_scheduler_type": "constant_with_warmup"},
+            r"warmup_steps=0\.1 is a share of max_steps.*schedule_ends=True",
+        ),
+        ({"lr_scheduler_type": "inverse_sqrt"}, r"warmup_steps=0\.1 is a share of max_steps"),
+        ({"lr_scheduler_type": "constant_with_warmup", **WHOLE}, None),
+        ({"lr_scheduler_type": "inverse_sqrt", **WHOLE}, None),
+        # All are told at once.
+        (
+            {"lr_scheduler_type": "cosine", "dataloader_drop_last": False, "seed": 42},
+            r"(?s)seed=trial\.seed\n.*dataloader_drop_last=True\n.*=cosine depends on max_steps",
+        ),
     ],
 )
 def test_what_hugging_faces_trainer_may_not_have(changes, message):
@@ -1286,7 +1433,8 @@ def test_what_hugging_faces_trainer_may_not_have(changes, message):
         callback.on_train_begin(given, None, None, train_dataloader=loader)
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+# The warm-up is a share of the trial's steps.
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup"])
 def test_hugging_faces_trainer_may_have_any_schedule_that_ends_with_its_trial(schedule):
     pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
     from bstune.integrations.huggingface import TrialCallback
@@ -1309,7 +1457,8 @@ class Endless(IterableDataset):
         (1, range(39), None),
         (1, Endless(), None),
         (2, range(40), None),
-        # Of 39 examples the last one is dropped, and 19 micro-batches are left.
+        # Of 39 examples the last one is dropped, and 19 micro-batches are left. Another batch size
+        # may do, so that this trial alone has failed.
         (2, range(39), "an epoch of 19 micro-batches ends with a step of 1"),
         (4, range(38), "an epoch of 19 micro-batches ends with a step of 3"),
         (2, Endless(), "gradient_accumulation_steps=2 needs training data with a length"),
@@ -1324,11 +1473,17 @@ def test_each_step_of_hugging_faces_trainer_has_the_trials_batch_size(micro_batc
     # Two examples on the device in each micro-batch.
     callback = TrialCallback(made_trial(batch_size=2 * micro_batches))
     loader = DataLoader(data, 2, drop_last=True)
-    if message is None:
-        callback.on_train_begin(given, None, None, train_dataloader=loader)
+    control = SimpleNamespace(should_training_stop=False)
+    if isinstance(data, Endless) and message is not None:
+        with pytest.raises(ConfigError, match=message):
+            callback.on_train_begin(given, None, control, train_dataloader=loader)
         return
-    with pytest.raises(ConfigError, match=message):
-        callback.on_train_begin(given, None, None, train_dataloader=loader)
+    callback.on_train_begin(given, None, control, train_dataloader=loader)
+    finished = callback._trial.finished
+    assert control.should_training_stop == (finished is not None) == (message is not None)
+    if finished is not None:
+        assert finished.result().status == "failed"
+        assert re.search(message, finished.result().message)
 
 
 # Transformers gives advice to whoever trains a toy.
@@ -1367,16 +1522,133 @@ def test_hugging_faces_trainer_accumulates_whole_batches_and_evaluates_afterward
     callbacks = [TrialCallback(trial)]
     data = {"train_dataset": rows(images, labels), "eval_dataset": rows(*VAL)}
     trainer = Trainer(Classifier(), arguments, callbacks=callbacks, **data)
-    if examples % trial.batch_size:
-        with pytest.raises(ConfigError, match="an epoch of 9 micro-batches ends with a step of 1"):
-            trainer.train()
-        return
     trainer.train()
     finished = trial.finished
+    if examples % trial.batch_size:
+        message = finished.result().message
+        assert "an epoch of 9 micro-batches ends with a step of 1" in message
+        return
     assert finished.result().steps == 20
     assert "eval_loss" in trainer.evaluate()
     # An evaluation after the training changes nothing.
     assert trial.finished is finished
+
+
+def test_a_batch_size_that_hugging_faces_trainer_cannot_take_fails_its_trial_alone():
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    control = SimpleNamespace(should_training_stop=False)
+    statuses_of = []
+    for trial in quadratic(trials=2):
+        callback = TrialCallback(trial)
+        # The data are not known, as those of an iterable data set, and have no batch for trial 1.
+        if trial.number == 1:
+            callback.on_train_end(None, None, control)
+            statuses_of.append(trial.finished.result().status)
+            continue
+        descend(trial)
+        trial.finish()
+        statuses_of.append("reached")
+    # The point failed, another one took its place, and the same call asks neither again.
+    assert statuses_of == ["reached", "failed", "reached"]
+    assert list(quadratic(trials=2)) == []
+
+
+@pytest.mark.parametrize(("examples", "is_refused"), [(1023, True), (1024, False)])
+def test_hugging_faces_first_trial_refuses_batch_sizes_beyond_the_data(examples, is_refused):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    trial = next(iter(quadratic()))
+    stated = {"train_batch_size": 64, "gradient_accumulation_steps": 1, "seed": trial.seed}
+    given = SimpleNamespace(**(ARGUMENTS | stated | {"max_steps": trial.max_steps}))
+    loader = DataLoader(range(examples), 64, drop_last=True)
+    if not is_refused:
+        TrialCallback(trial).on_train_begin(given, None, None, train_dataloader=loader)
+        return
+    with pytest.raises(ConfigError, match="batch size 1024 is larger than the data set"):
+        TrialCallback(trial).on_train_begin(given, None, None, train_dataloader=loader)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "drop_last", "named"),
+    [
+        # 533 = 13 * 41: of two batches of 256 the last 21 rows are left out.
+        (533, 256, True, ("leaves out 21 of 533 rows", "per_device_eval_batch_size=41,")),
+        # No divisor of a prime number is a batch size but itself.
+        (523, 256, True, ("leaves out 11 of 523 rows", "per_device_eval_batch_size=523,")),
+        (512, 256, True, None),
+        (533, 256, False, None),
+        (Endless(), 8, True, None),
+    ],
+)
+def test_rows_that_hugging_faces_evaluation_leaves_out_are_told_once(
+    rows, batch_size, drop_last, named, caplog
+):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations import huggingface
+
+    huggingface._warn_once.cache_clear()
+    data = range(rows) if isinstance(rows, int) else rows
+    loader = DataLoader(data, batch_size, drop_last=drop_last)
+    given = SimpleNamespace(**ARGUMENTS, eval_batch_size=batch_size)
+    for step in (1, 2):
+        callback = huggingface.TrialCallback(made_trial())
+        state = SimpleNamespace(global_step=step)
+        callback.on_evaluate(given, state, None, {"loss": 1.0}, eval_dataloader=loader)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (named is not None)
+    for part in named or ():
+        assert part in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "metrics", "message"),
+    [
+        # All rows lie in the one batch that is dropped.
+        (533, {}, "leaves out 533 of 533 rows.*per_device_eval_batch_size=533,"),
+        (1024, {}, "the Trainer's evaluation has no metric: give compute_metrics"),
+        (1024, {"eval_loss": 1.0}, "but the Trainer evaluates eval_loss: let the target"),
+    ],
+)
+def test_an_evaluation_without_the_targets_metric_says_what_it_lacks(rows, metrics, message):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    loader = DataLoader(range(rows), 1024, drop_last=True)
+    given = SimpleNamespace(**ARGUMENTS, eval_batch_size=1024)
+    # The Trainer's times and epochs are no metrics to aim at.
+    told = {"epoch": 1.0, "eval_runtime": 0.1, "eval_samples_per_second": 5.0, **metrics}
+    with pytest.raises(ConfigError, match=message):
+        TrialCallback(made_trial()).on_evaluate(given, None, None, told, eval_dataloader=loader)
+
+
+@pytest.mark.parametrize(
+    ("last_step", "callbacks", "message"),
+    [
+        (10, {"EarlyStoppingCallback": {}}, ENDED_BY_CALLBACK.format(name="EarlyStoppingCallback")),
+        (10, {"TrainerControl": {}}, ENDED_SHORT),
+        # The trial has ended by itself.
+        (20, {"EarlyStoppingCallback": {}}, None),
+    ],
+)
+def test_a_call_back_that_stops_early_is_named(last_step, callbacks, message):
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations import huggingface
+
+    given = SimpleNamespace(output_dir="saved", **ARGUMENTS)
+    control = SimpleNamespace(should_evaluate=True, should_training_stop=False)
+    state = SimpleNamespace(global_step=last_step, stateful_callbacks=callbacks)
+    clock = FakeTime()
+    callback = huggingface.TrialCallback(made_trial(), clock)
+    callback.on_step_begin(given, state, control)
+    clock.sleep(1.0)
+    callback.on_step_end(given, state, control)
+    callback.on_evaluate(given, state, control, {"loss": 1.0})
+    callback.on_train_end(given, state, control)
+    record = callback._trial.finished.result()
+    assert (record.message, has_ended_short(record)) == (message, last_step < 20)
 
 
 def test_hugging_faces_seconds_are_those_between_evaluations():
@@ -1399,7 +1671,7 @@ def test_hugging_faces_seconds_are_those_between_evaluations():
             callback.on_evaluate(given, SimpleNamespace(global_step=step), control, {"loss": 1.0})
     assert control.should_training_stop
     assert control.should_save
-    callback.on_train_end(given, None, control)
+    callback.on_train_end(given, SimpleNamespace(stateful_callbacks={}), control)
     record = trial.finished.result()
     # Twenty steps of 0.5 s, without the 100 s of the evaluation.
     assert (record.steps, record.train_seconds) == (20, 10.0)

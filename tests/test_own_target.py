@@ -214,6 +214,7 @@ def own_goal(folder):
     return yaml.safe_load((folder / "config.yaml").read_text())["workload"]["target"]["value"]
 
 
+@pytest.mark.slow
 def test_the_first_trial_sets_the_target_and_the_others_are_to_reach_it(study):
     goal = own_goal(study)
     first, *others = trials_of(study)

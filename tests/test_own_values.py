@@ -21,7 +21,7 @@ from torch.utils.data import (
 import bstune
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Budget, Target
-from bstune.study.planning.plan import QUICK_SECONDS
+from bstune.study.planning.plan import QUICK_SECONDS, wall_limit
 from bstune.trial.own_project.own_values import (
     own_batches,
     own_examples,
@@ -181,6 +181,26 @@ class Unsized(Sampler):
         return iter(range(96))
 
 
+class Buckets(Sampler):
+    """Batches of the project's own, as one that sorts examples by length makes them."""
+
+    def __init__(self, batch_size, batches):
+        self.batch_size = batch_size
+        self.batches = batches
+
+    def __iter__(self):
+        numbers = torch.randperm(96).tolist()
+        for batch in range(self.batches):
+            yield numbers[batch * self.batch_size : (batch + 1) * self.batch_size]
+
+    def __len__(self):
+        return self.batches
+
+
+def in_buckets(batch_size, batches):
+    return DataLoader(ROWS, batch_sampler=Buckets(batch_size, batches))
+
+
 def with_sampler(sampler, batch_size):
     return DataLoader(ROWS, batch_size=batch_size, sampler=sampler)
 
@@ -194,6 +214,14 @@ def with_sampler(sampler, batch_size):
         (DataLoader(Stream(), batch_size=8), 8, (8, None)),
         # The last batch may have a single example.
         (FourBatches(), 8, (8, 24)),
+        # 4 full batches are all 96 examples, and so are 6 with a smaller one at the end.
+        (in_buckets(24, 4), None, (24, 96)),
+        (in_buckets(24, 4), 24, (24, 96)),
+        (in_buckets(17, 6), None, (17, 96)),
+        # The smaller one is left out.
+        (in_buckets(17, 5), None, (17, 85)),
+        # Some of the data, in batches of which the last one may be small.
+        (in_buckets(17, 4), None, (17, 51)),
         (FourBatches(), None, (None, None)),
     ],
 )
@@ -206,17 +234,25 @@ def test_an_epoch_is_as_long_as_sampler_or_loader_say(loader, given_batch_size, 
 @pytest.mark.parametrize(
     ("sampler", "arguments", "reference", "asks_for_budget"),
     [
-        (Twice(), {}, "reference=(16, 0.01)", False),
-        (Twice(), {"trainer": {"accumulate_grad_batches": 2}}, "reference=(32, 0.01)", False),
-        (Unsized(), {}, "reference=(16, 0.01)", True),
-        (Unsized(), {"reference": (16, 0.1)}, "data=lambda", True),
+        # The batch size that is known is the default, and the class states the rate.
+        (Twice(), {}, "data=lambda batch_size=16:", False),
+        (Unsized(), {}, "data=lambda batch_size=16:", True),
+        (Twice(), {"module": NoDefault}, "reference=(16, learning rate)", False),
+        (
+            Twice(),
+            {"module": NoDefault, "trainer": {"accumulate_grad_batches": 2}},
+            "reference=(32, learning rate)",
+            False,
+        ),
+        (Unsized(), {"reference": (16, 0.1)}, "data=lambda batch_size:", True),
     ],
 )
 def test_one_error_names_all_that_a_custom_sampler_needs(
     sampler, arguments, reference, asks_for_budget
 ):
+    given = {"module": Net, "data": loader_data(with_sampler(sampler, 16)), **arguments}
     with pytest.raises(ConfigError) as error:
-        bstune.Study(Net, loader_data(with_sampler(sampler, 16)), **arguments)
+        bstune.Study(**given)
     text = str(error.value)
     assert "data=lambda" in text
     assert reference in text
@@ -232,6 +268,9 @@ def test_a_function_of_the_batch_size_needs_no_more_than_a_reference():
     assert "budget" not in str(error.value)
     study = bstune.Study(Net, loaders, reference=(16, 0.01), target="val_loss<=0.2")
     assert study.options.search.batch_size.high == 192
+    # As the refusal of a data module with such a sampler says it.
+    stated = bstune.Study(Net, lambda batch_size=16: loaders(batch_size), target="val_loss<=0.2")
+    assert (stated.options.scaling.batch_size, stated.options.scaling.lr) == (16, 0.01)
     assert study.options.budget.budget == Budget(examples=19200)
 
 
@@ -359,7 +398,8 @@ def test_a_module_and_data_are_enough():
     assert assumed(study) == ["reference", "batch_sizes", "wall_seconds", "budget", "target"]
     assert (options.scaling.batch_size, options.scaling.lr) == (24, 0.01)
     assert (options.search.batch_size.low, options.search.batch_size.high) == (1, 96)
-    assert options.search.wall_seconds == QUICK_SECONDS
+    assert (options.search.wall_seconds, options.quick) == (None, True)
+    assert wall_limit(options) == QUICK_SECONDS
     assert options.budget.budget == Budget(examples=9600)
     assert options.workload.budget.assumed_epoch == 96
     assert options.workload.target.value == "auto"
@@ -432,6 +472,23 @@ def test_what_is_given_is_not_assumed():
         ({"module": Net, "data": Data(), "target": "reward"}, "does not say which way is better"),
         ({"module": Net, "data": Data(), "target": "val_loss<=x"}, "target must be a metric and"),
         ({"module": Net, "data": Data(), "trainer": [1]}, "trainer must be a dict"),
+        # Whatever else is left out, the argument that Trainer does not have is named first.
+        (
+            {"module": Net, "data": Data(), "trainer": {"gradient_clip": 1, "callbacks": [1]}},
+            r"^trainer.gradient_clip is no argument of Trainer; did you mean gradient_clip_val\?",
+        ),
+        (
+            {"module": Net, "data": Data(), "trainer": {"max_epochs": -3}},
+            r"trainer.max_epochs must be at least 1, or -1 for no limit, but got -3",
+        ),
+        (
+            {"module": Net, "data": Data(), "trainer": {"max_steps": 0}},
+            r"trainer.max_steps must be at least 1, or -1 for no limit, but got 0",
+        ),
+        (
+            {"module": Net, "data": Data(), "trainer": {"max_epochs": "six"}},
+            r"trainer.max_epochs must be .*int.*, but got 'six'",
+        ),
         ({"target": "val_loss"}, "needs batch_sizes, reference, budget, such as"),
         ({}, "needs target, batch_sizes, reference, budget, such as"),
         # It is given, but not two numbers.

@@ -54,6 +54,7 @@ def in_folder(tmp_path, monkeypatch):
 
 
 # Lightning gives advice to whoever trains a toy.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_target_stopping_in_a_study_of_ones_own(in_folder):
     names = run_example(stop_at_target)

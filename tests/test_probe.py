@@ -21,10 +21,12 @@ from bstune.hardware.probe import (
     TrialProbe,
     _clock,
     _result_of,
+    cautious,
     evaluated_batches,
     largest_in_time,
     measure_ceiling,
 )
+from bstune.options import with_option
 from bstune.trial.checks.preflight import PreflightFindings
 from bstune.workloads.models import mlp
 
@@ -298,14 +300,72 @@ def test_a_real_ceiling():
 
 
 @pytest.mark.parametrize(
+    ("slow_from", "full_from", "ceiling", "probed"),
+    [
+        # Nothing is slow.
+        (1200, 1200, 1000, [1000, 4]),
+        # The largest size is: sizes up to the middle of log B follow by the memory of both others.
+        (1000, 1200, 252, [1000, 4, 64]),
+        # The user's own size runs today, however slow the machine is now.
+        (10, 1200, 64, [1000, 4, 64]),
+        # Less memory than the probe of 1000 would have shown ends the range as ever.
+        (1000, 40, 4, [1000, 4, 64]),
+        (1200, 500, 4, [1000, 4]),
+    ],
+)
+def test_a_probe_that_was_too_slow_leaves_the_users_own_batch_size(
+    monkeypatch, slow_from, full_from, ceiling, probed
+):
+    def result(self, size):
+        if size >= slow_from:
+            return ProbeResult(size, "error", 4096 * MiB, message="it did not end within 60 s")
+        if size >= full_from:
+            return ProbeResult(size, "training", 4096 * MiB, peak_bytes=5000 * MiB)
+        peak = (100 + size) * MiB
+        return ProbeResult(size, "fits", 4096 * MiB, training_bytes=peak, peak_bytes=peak)
+
+    monkeypatch.setattr(TrialProbe, "__call__", result)
+    options, recipe = digits()
+    options = with_option(options, "scaling.batch_size", 64)
+    # The survey's time is over with its first probe.
+    found = measure_ceiling(
+        options,
+        recipe,
+        4,
+        1000,
+        1200,
+        limit=4096 * MiB,
+        steps=3,
+        seconds=60.0,
+        multiple=1,
+        relative=0.01,
+        largest_first=True,
+        verify=0,
+        is_late=lambda: True,
+    )
+    assert found.batch_size == ceiling
+    assert [probe.batch_size for probe in found.probes] == probed
+
+
+@pytest.mark.parametrize(
     ("seconds", "batches"),
     # The seconds are of ten batches.
     [(0.0, None), (5.0, None), (50.0, 1), (10.0, 5), (500.0, 1)],
 )
 def test_a_probe_reads_as_many_batches_as_take_seconds(seconds, batches):
-    tried = PreflightFindings(8, StepTime(0.0, 0.1), 4, (), seconds, 10)
+    tried = PreflightFindings(8, StepTime(0.0, 0.1), (), seconds, 10)
     assert evaluated_batches(tried) == batches
     assert evaluated_batches(None) is None
+
+
+def test_on_a_cpu_large_batches_are_never_taken_to_be_as_fast_as_small_ones():
+    flat = PreflightFindings(4, StepTime(0.06, 0.0), ())
+    assert cautious(flat, "cpu").step_time == StepTime(0.06, pytest.approx(0.1 * 0.06 / 4))
+    steep = PreflightFindings(4, StepTime(0.0, 0.01), ())
+    assert cautious(steep, "cpu") == steep
+    # A GPU may have room for more examples in the same time.
+    assert cautious(flat, "cuda:0") == flat
+    assert cautious(None, "cpu") is None
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ class MyData(LightningDataModule):
         return torch.cat([points, torch.ones(len(points), 1)], dim=1), labels
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoever trains a toy
 def test_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

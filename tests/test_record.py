@@ -50,6 +50,7 @@ def trained(monkeypatch, tmp_path):
     return records
 
 
+@pytest.mark.slow
 def test_a_grid_is_recorded_resumed_and_replayed(trained, record, tmp_path, monkeypatch):
     command = ("grids/t.jsonl", *SHAPE, *DIGITS, *BUDGET)
     folder = tmp_path / "grids"

@@ -107,6 +107,7 @@ def failing(numbers, error=BAD_LUCK):
 AMPLE = ("search.trials=20", "search.wall_seconds=100", "search.replicates=3")
 
 
+@pytest.mark.slow
 def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsys):
     """Imports take 20 s and a trial 10 s: three replicates fit after three trials, and another winner's do not."""
     clock = SimpleNamespace(now=20.0)
@@ -132,6 +133,7 @@ def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsy
     )
 
 
+@pytest.mark.slow
 def test_each_trial_that_ends_stores_the_wall_time_so_that_a_kill_loses_one_at_most(study):
     """The time that is stored as a trial begins is what a process killed in it leaves behind."""
     clock = SimpleNamespace(now=20.0)
@@ -150,6 +152,7 @@ def test_each_trial_that_ends_stores_the_wall_time_so_that_a_kill_loses_one_at_m
     assert stored[1:] == [20.0 + 10.0 * trials for trials in range(1, len(stored))]
 
 
+@pytest.mark.slow
 def test_the_search_has_the_time_that_fresh_seeds_leave(study, monkeypatch):
     """Fresh seeds take 2 s of the 10 s that are kept for each: three further points have time."""
     clock = SimpleNamespace(now=20.0)
@@ -518,6 +521,7 @@ def test_only_the_owner_sends_to_mlflow(study, tmp_path):
     assert compose_joined(begun, ["mlflow.enabled=true"]).options.mlflow.enabled is False
 
 
+@pytest.mark.slow
 def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_path, capsys):
     """The owner's third trial lasts until a worker on another device has run what was left."""
     joined = []
@@ -583,6 +587,8 @@ def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path):
         ({"wall_seconds": 4.0}, False),
         # It ended by itself.
         ({"message": "the training was stopped at step 9"}, False),
+        # It went on without something, which did not end it.
+        ({"message": "the noise scale is not measured: no"}, True),
     ],
 )
 def test_a_trial_that_ran_out_of_time_can_go_on(changes, is_out):

@@ -26,7 +26,7 @@ from bstune.study.planning.plan import SearchBudget
 from bstune.study.planning.replicates import Winner
 from bstune.study.prepare import compose_joined
 from bstune.study.storage import patience
-from bstune.study.storage.asking import Ranking, ask, ask_replicate, distributions
+from bstune.study.storage.asking import Ranking, ask, ask_continuation, ask_replicate, distributions
 from bstune.study.storage.attributes import FORMAT, FROZEN_SETTINGS, STUDY_ID
 from bstune.study.storage.connection import check_storage
 from bstune.study.storage.dense_steps import dense_search_steps
@@ -369,6 +369,21 @@ def test_what_continues_a_trial_is_no_further_point(study):
     assert free_indices(study, 2) == [7]
     run(study, asked_with(study, 7, 90, resumed_from=last))
     assert (free_indices(study, 2), free_indices(study, 3)) == ([], [8, 9])
+
+
+def test_a_point_that_runs_again_from_its_first_step_takes_no_other_points_place(study):
+    stopped = run(study, asked_with(study, 0, 20))
+    run(study, asked_with(study, 1, 21))
+    assert free_indices(study, 2) == []
+    again = ask_continuation(study, stopped, 40, SPACE, afresh=True)
+    # While it runs, and after it was cut short and has run.
+    assert (again[1].trial_index, free_indices(study, 3)) == (2, [3])
+    finish_abandoned(study, "steps", lambda worker: True)
+    assert free_indices(study, 2) == [2]
+    _, spec = now = asked_with(study, 2, 999)
+    assert (spec.seed, spec.max_steps, spec.resumed_from) == (stopped.seed, 40, None)
+    run(study, now)
+    assert (free_indices(study, 2), free_indices(study, 3)) == ([], [3])
 
 
 def test_a_trial_that_was_cut_short_is_asked_again_as_it_was(study):
@@ -927,6 +942,7 @@ def test_a_record_that_was_cut_short_while_the_storage_is_away_does_not_block_th
     assert "has a record that was cut short" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_worker_joins_with_the_arguments_of_the_latest_command(bstune, tmp_path):
     # The second command of the study allows a trial more.
     for trials in (1, 2):

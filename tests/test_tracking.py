@@ -178,6 +178,7 @@ def break_method(
     monkeypatch.setattr(MlflowClient, method, broken)
 
 
+@pytest.mark.slow
 def test_creating_the_database_prints_nothing_and_leaves_only_the_database(created):
     path, printed, files = created
     assert (printed, files) == ("", ["mlflow.db"])
@@ -785,6 +786,7 @@ def colour_of(uri: str, study: str) -> str:
     return parent_of(uri, study).data.tags["mlflow.runColor"]
 
 
+@pytest.mark.slow
 def test_each_study_has_a_colour_of_its_own_which_a_user_may_change(uri, monkeypatch):
     few = PALETTE[:4]
     monkeypatch.setattr("bstune.tracking.colours.PALETTE", few)

@@ -1,6 +1,7 @@
 """The steps of a workload, timed, and their cost beside the device's limits."""
 
 import re
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,8 +21,10 @@ from bstune.hardware.workload_steps import (
     _device_errors,
     _roofline,
     _time_ladder,
+    _Visits,
     threads_of_fit,
 )
+from bstune.system.watchdog import Wait
 from bstune.trial.backend import make_protocol, make_space
 from bstune.trial.checks.preflight import PreflightFindings
 from bstune.trial.workload import build_workload
@@ -125,7 +128,7 @@ def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
         "hardware.step_time.min_steps=3",
         "hardware.step_time.rungs=3",
     )
-    found = PreflightFindings(32, StepTime(0.0, seconds_per_example), 4, ())
+    found = PreflightFindings(32, StepTime(0.0, seconds_per_example), ())
     device = torch.device("cpu")
     space = make_space(options)
     protocol = make_protocol(options, recipe)
@@ -138,6 +141,50 @@ def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
     # Without the framework no visit takes more than 2.5 s.
     assert all(5 * seconds_per_example * size <= 2.5 for size in bare)
     assert bool(bare) == (seconds_per_example < 1.0)
+
+
+@pytest.mark.parametrize(
+    ("of_first_steps", "seconds_of_survey", "largest", "is_told"),
+    [
+        # The steps that were tried were as slow as those that are timed.
+        (0.01, 50.0, 300, True),
+        # They were ten times as slow: more is timed, up to the ceiling.
+        (0.1, 500.0, 512, False),
+        (0.1, 50.0, 298, True),
+    ],
+)
+def test_slow_first_steps_do_not_limit_what_is_timed(
+    monkeypatch, of_first_steps, seconds_of_survey, largest, is_told
+):
+    timed = []
+
+    def time_trial(workload, protocol, size, lr, steps):
+        timed.append(size)
+        return (0.01 * size,) * steps
+
+    monkeypatch.setattr(timing, "time_trial", time_trial)
+    monkeypatch.setattr(timing, "time_bare", lambda *arguments: (0.01,))
+    options, recipe = resolved(
+        "workload=digits",
+        "device=cpu",
+        "search.batch_size.low=2",
+        "hardware.step_time.warmup_steps=2",
+        "hardware.step_time.min_steps=3",
+    )
+    found = PreflightFindings(2, StepTime(0.0, of_first_steps), ())
+    ceiling = replace(make_survey().ceiling, smallest=2)
+    ceiling = replace(ceiling, at=replace(ceiling.at, batch_size=512))
+    space = make_space(options)
+    protocol = make_protocol(options, recipe)
+    device = torch.device("cpu")
+    measured, notes = _time_ladder(
+        options, recipe, space, protocol, None, ceiling, device, seconds_of_survey, found
+    )
+    assert max(timed) == measured.timings[-1].batch_size == pytest.approx(largest, abs=3)
+    assert len(notes) == is_told
+    # What the note says is true of the steps that were timed.
+    for note in notes:
+        assert "each takes longer than 3.00 s" in note
 
 
 def fake_time_trial(monkeypatch, running, waiting):
@@ -268,7 +315,7 @@ def test_a_reference_outside_the_range_is_timed_where_it_runs(monkeypatch, optio
     monkeypatch.setattr(timing, "time_bare", lambda *arguments: (0.01,))
     own = ("search.batch_size.low=32", "search.batch_size.high=512", "hardware.step_time.repeats=1")
     resolved_options, recipe = resolved("workload=digits", "device=cpu", *own, *options)
-    found = PreflightFindings(32, StepTime(0.0, 1e-3), 4, ())
+    found = PreflightFindings(32, StepTime(0.0, 1e-3), ())
     ceiling = replace(make_survey().ceiling, smallest=32, above=None)
     ceiling = replace(ceiling, at=make_probe_result(512), model=MemoryModel(2.0**20, 1.0))
     ceiling = replace(ceiling, **changes)
@@ -294,3 +341,25 @@ def test_a_device_that_is_lost():
         raise RuntimeError("CUDA error: GPU is lost\nmore")
     with pytest.raises(RuntimeError, match="another"), _device_errors():
         raise RuntimeError("another")
+
+
+def test_a_visit_says_its_number_and_how_long_others_may_take():
+    visits = _Visits(
+        wait=Wait("the timing of steps"),
+        planned=6,
+        ends_at=time.perf_counter() + 100.0,
+        space=None,
+        step_time=None,
+        warmup_steps=0,
+        bare_seconds=0.0,
+        time_trial=None,
+        time_bare=None,
+        tried=None,
+        overhead_notes=[],
+        timed=[(8.0, 0.1)] * 2,
+    )
+    text = visits._in_words(64)
+    seconds = float(re.search(r"batch size 64, visit 3 of at most 6, about (\S+) s more", text)[1])
+    assert 90.0 < seconds <= 100.0
+    visits.ends_at = time.perf_counter()
+    assert "visit 3, no time for others" in visits._in_words(64)

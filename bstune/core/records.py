@@ -24,10 +24,16 @@ CUT_SHORT = "the process ended before the trial did; it is asked again"
 # The same of a run on a fresh seed that the study's wall time has ended: it is no miss.
 OUT_OF_TIME = "the wall time ended before the run did; it is asked again"
 ENDED_BY_STUDY = (CUT_SHORT, OUT_OF_TIME)
+# Messages of a trial that went on without something begin so. They say nothing of its end.
+NO_NOISE_SCALE = "the noise scale is not measured"
+NOT_COMPILED = "trained eagerly"
+WENT_ON_WITHOUT = (NO_NOISE_SCALE, NOT_COMPILED)
 # The name of a training loop that is Lightning's own, not bstune's, begins so.
 LIGHTNINGS_LOOP = "Lightning's: "
 # The direction in which a metric is to go.
 Mode = Literal["min", "max"]
+# The batch size, the learning rate, the seed and the further hyper-parameters of a run.
+RunIdentity = tuple[int, float, int, tuple[tuple[str, int | float], ...]]
 # What a winner is best by.
 Merit = Literal["time", "steps"]
 # The largest count or measurement in a record.
@@ -279,9 +285,22 @@ class TrialResult:
         return self.status == "reached"
 
     @property
+    def run_identity(self) -> RunIdentity:
+        """What a run has in common with one that repeats it from its first step."""
+        values = tuple(sorted(self.hyperparameters.items()))
+        return self.batch_size, self.lr, self.seed, values
+
+    @property
     def was_cut_short(self) -> bool:
         """Whether its study's interruption or wall time ended it: it is no failure of its own."""
         return self.status == "failed" and self.message in ENDED_BY_STUDY
+
+    @property
+    def end_message(self) -> str | None:
+        """The message on what ended the trial; None where it is on what the trial went without."""
+        if self.message is None or self.message.startswith(WENT_ON_WITHOUT):
+            return None
+        return self.message
 
     @property
     def outcome(self) -> str:

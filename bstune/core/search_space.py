@@ -191,5 +191,7 @@ class SizeLimits:
         if self.examples is not None and batch_size > self.examples:
             return f"{own}, is larger than the training data, {self.examples} examples"
         if self.in_memory is not None and batch_size > self.in_memory:
-            return f"{own}, does not fit into the memory, where {self.in_memory} does"
+            return (
+                f"{own}, is past {self.in_memory}, the largest that was seen to fit into the memory"
+            )
         return None

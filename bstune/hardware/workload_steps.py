@@ -19,10 +19,10 @@ import torch
 from bstune.core.errors import HardwareError
 from bstune.core.records import StepsOf, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
-from bstune.core.step_time import fit_step_times
+from bstune.core.step_time import fit_line, fit_step_times
 from bstune.hardware import roofline, timing
 from bstune.hardware.memory import Ceiling
-from bstune.hardware.probe import DEVICE_LOST, largest_in_time
+from bstune.hardware.probe import DEVICE_LOST, cautious, largest_in_time
 from bstune.hardware.several_devices import TimeTrial, shared_steps
 from bstune.hardware.threads import (
     EXPECTED_VISITS,
@@ -36,7 +36,7 @@ from bstune.options import StepTimeOptions, StudyOptions
 from bstune.recipe import Recipe
 from bstune.system.console import format_seconds
 from bstune.system.failures import optional
-from bstune.system.watchdog import waiting_for
+from bstune.system.watchdog import Wait, waiting_for
 from bstune.trial.batches.loader import loaders_of
 from bstune.trial.checks.preflight import PreflightFindings
 from bstune.trial.checks.small_evaluations import FEW_EXAMPLES, in_small_batches
@@ -52,10 +52,14 @@ if TYPE_CHECKING:
 
 # Of ``hardware.seconds``: what each kind of the device's own ceilings takes at most.
 CEILINGS_SHARE = 0.02
+# What lines call the timing of steps.
+TIMING = "the timing of steps"
 # Of what is left for timing steps: the first visit to the largest batch size, a visit without the
 # framework, and the choice of the number of threads.
 LARGEST_SHARE = 0.3
 BARE_SHARE = 0.05
+# The largest batch size to time is raised where it becomes so many times as large at least.
+LEAST_RAISE = 1.5
 THREADS_SHARE = 0.15
 # Seconds that timed steps may take before a fit. Steps that are longer hide what threads wait for.
 SECONDS_BEFORE_FIT = 10.0
@@ -117,6 +121,7 @@ def time_workload(
     former number again. ``tried`` is what a few steps have shown before; None: none were taken.
     """
     start = time.perf_counter()
+    tried = cautious(tried, options.device)
     device = torch.device(options.device)
     timed_protocol = protocol
     # With bstune's own loop switched off, Lightning's Trainer takes the timed steps.
@@ -394,7 +399,7 @@ def _time_ladder(
     # The steps before a graph is captured are not like the replays that follow, which are timed.
     warmup_steps = max(step_time.warmup_steps, eager_steps(protocol.fast, device))
     with_warmup = replace(protocol, warmup_steps=warmup_steps)
-    sizes, notes = _sizes_to_time(options, space, workload, ceiling, warmup_steps, seconds, tried)
+    ladder = _sizes_to_time(options, space, workload, ceiling, warmup_steps, seconds, tried)
     # Gives the seconds in which this process has waited for a processor so far.
     waited = processor_wait_of(device)
     start = time.perf_counter()
@@ -413,8 +418,11 @@ def _time_ladder(
         timers = shared_steps(options, recipe, warmup_steps)
         # With a note on overhead no bare loop is timed.
         overhead_notes.append(f"no share of overhead: {protocol.devices} devices share the steps")
-    with timers as time_trial:
+    with timers as time_trial, waiting_for(TIMING, whole=True) as wait:
         visits = _Visits(
+            wait=wait,
+            planned=len(ladder.sizes) * step_time.repeats,
+            ends_at=start + seconds,
             space=space,
             step_time=step_time,
             warmup_steps=warmup_steps,
@@ -426,12 +434,69 @@ def _time_ladder(
         )
         if is_shared:
             # The processes start with the first trial, which is no part of a step.
-            time_trial(sizes[0], space.lowest_rate_spec(sizes[0]).lr, 1)
+            smallest = ladder.sizes[0]
+            time_trial(smallest, space.lowest_rate_spec(smallest).lr, 1)
+
+        def resized(seconds_left: float) -> tuple[int, ...]:
+            """Raise the largest size, where the first visits were faster than the steps before."""
+            nonlocal ladder
+            ladder = _raised(ladder, visits, ceiling, seconds_left)
+            return ladder.sizes
+
         measured = timing.measure_step_times(
-            visits.visit, sizes, step_time.repeats, options.seed, seconds
+            visits.visit, ladder.sizes, step_time.repeats, options.seed, seconds, resized=resized
         )
+        wait.what = TIMING
+    notes = list[str]()
+    if ladder.largest < ceiling.batch_size:
+        notes.append(_untimed_note(ladder.largest, ladder.longest_step))
+    notes += [*ladder.notes, *overhead_notes]
     share_waited = (waited() - waited_before) / (time.perf_counter() - start)
-    return replace(measured, waited=share_waited), (*notes, *overhead_notes)
+    return replace(measured, waited=share_waited), tuple(notes)
+
+
+@dataclass(frozen=True)
+class _Ladder:
+    """The batch sizes at which steps are timed.
+
+    Args:
+        sizes: the batch sizes, from the smallest.
+        largest: of them, in the range; the user's own may lie outside.
+        longest_step: the seconds that a step may take.
+        notes: on what is not timed besides.
+    """
+
+    sizes: tuple[int, ...]
+    largest: int
+    longest_step: float
+    notes: tuple[str, ...] = ()
+
+
+def _raised(ladder: _Ladder, visits: "_Visits", ceiling: Ceiling, seconds_left: float) -> _Ladder:
+    """Raise the largest batch size as far as the first visits to both ends show that time allows.
+
+    The first steps of a process, on which the sizes were chosen, may be many times as slow as those
+    that follow. A raise by less than ``LEAST_RAISE`` is not worth another visit.
+    """
+    largest = ladder.sizes[-1]
+    # One outside the range, the user's own, stays the largest one.
+    if ladder.largest != largest or largest >= ceiling.batch_size:
+        return ladder
+    step_time = visits.step_time
+    longest_step = _longest_step(step_time, visits.warmup_steps, seconds_left)
+    law = fit_line(visits.timed)
+    in_time = largest_in_time(ceiling.batch_size, ceiling.smallest, longest_step, law)
+    multiple = visits.space.multiple
+    if in_time < ceiling.batch_size:
+        in_time = in_time // multiple * multiple
+    if longest_step <= 0.0 or in_time < LEAST_RAISE * largest:
+        # What is longer than that is told as predicted, or as the end of the time.
+        still_fits = law(largest + 1) <= ladder.longest_step
+        return replace(ladder, longest_step=0.0) if still_fits else ladder
+    sizes = timing.ladder(ceiling.smallest, in_time, step_time.rungs, multiple)
+    # A smaller size of the user's own stays, which the ladder does not have.
+    sizes = tuple(sorted({*sizes, ladder.sizes[0]}))
+    return replace(ladder, sizes=sizes, largest=in_time, longest_step=longest_step)
 
 
 def _sizes_to_time(
@@ -442,8 +507,8 @@ def _sizes_to_time(
     warmup_steps: int,
     seconds: float,
     tried: PreflightFindings | None,
-) -> tuple[tuple[int, ...], list[str]]:
-    """Choose the batch sizes at which steps are timed, with notes on those that are not.
+) -> _Ladder:
+    """Choose the batch sizes at which steps are timed.
 
     The arguments are those of :func:`_time_ladder`, and the warm-up steps of a visit.
     """
@@ -451,8 +516,6 @@ def _sizes_to_time(
     longest_step = _longest_step(step_time, warmup_steps, seconds)
     largest = _largest_to_time(step_time, warmup_steps, space, ceiling, seconds, tried)
     notes = list[str]()
-    if largest < ceiling.batch_size:
-        notes.append(_untimed_note(largest, longest_step))
     sizes = timing.ladder(ceiling.smallest, largest, step_time.rungs, space.multiple)
     reference = reference_outside(options, space)
     if reference is not None:
@@ -460,7 +523,7 @@ def _sizes_to_time(
             sizes = tuple(sorted({*sizes, reference}))
         else:
             notes.append(f"steps at your own batch size {reference} are not timed but predicted")
-    return sizes, notes
+    return _Ladder(sizes, largest, longest_step, tuple(notes))
 
 
 def reference_outside(options: StudyOptions, space: Space) -> int | None:
@@ -549,6 +612,12 @@ def _largest_to_time(
 class _Visits:
     """Visits to batch sizes: each times a few steps of a trial, and of a bare loop if it pays."""
 
+    wait: Wait
+    """Named by the lines that are printed meanwhile."""
+    planned: int
+    """How many visits there are to be at first."""
+    ends_at: float
+    """When all of them are to have ended, in seconds of ``time.perf_counter``."""
     space: Space
     step_time: StepTimeOptions
     warmup_steps: int
@@ -572,6 +641,7 @@ class _Visits:
         A bare loop is plain PyTorch: what a trial's step takes more is the framework's overhead.
         Its seconds are empty where it was not timed.
         """
+        self.wait.what = self._in_words(batch_size)
         # The lowest rate searched: a high one might diverge at once, which ends the trial.
         lr = self.space.lowest_rate_spec(batch_size).lr
         steps = _steps_of_visit(self.step_time, self._expected_seconds(batch_size))
@@ -593,6 +663,16 @@ class _Visits:
         with optional("no share of overhead", self.overhead_notes):
             bare_step_seconds = self.time_bare(batch_size, lr, steps)
         return trial_step_seconds, bare_step_seconds
+
+    def _in_words(self, batch_size: int) -> str:
+        """Say which visit begins, of how many, and for how long there may be others."""
+        number = len(self.timed) + 1
+        text = f"{TIMING} (batch size {batch_size}, visit {number}"
+        left = self.ends_at - time.perf_counter()
+        if left <= 0.0:
+            return f"{text}, no time for others)"
+        most = max(number, self.planned)
+        return f"{text} of at most {most}, about {format_seconds(left)} more)"
 
     def _expected_seconds(self, batch_size: int) -> float:
         """Predict the seconds of a step by the visits so far, else by the steps tried before.

@@ -99,9 +99,9 @@ class AsGoodAtBudget(Part, frozen=True):
     lr_high: Positive
     """The best learning rate at ``high``."""
     is_low_open: bool
-    """Whether ``low`` is the smallest that was searched."""
+    """Whether smaller ones may be as good: they were not searched, or no trial speaks for them."""
     is_high_open: bool
-    """Whether ``high`` is the largest that was searched."""
+    """Whether larger ones may be as good: they were not searched, or no trial speaks for them."""
 
 
 class SizeAtBudget(Part, frozen=True):

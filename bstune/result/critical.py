@@ -78,6 +78,14 @@ class CriticalBatchSize(CriticalInterval, frozen=True):
         """Whether the trials leave at least one end of the interval open."""
         return self.low is None or self.high is None
 
+    @property
+    def is_beyond_search(self) -> bool:
+        """Whether only batch sizes beyond those of the search would close an open interval.
+
+        For any other one that is open, trials are named.
+        """
+        return self.is_open and self.note is not None and not self.next_trials
+
 
 class CriticalAtTarget(CriticalInterval, frozen=True):
     """The critical batch size at another target than the study's."""

@@ -79,7 +79,7 @@ class StudyResult(Part, frozen=True):
     configurations: Count | None = None
     """Points that were searched, as ``search.trials`` counts them. None in an older file."""
     continued: Count
-    """Parts of trials that another part continues."""
+    """Parts of trials that another one continues, or runs once more from the first step."""
     spend: Spend
     """The seconds and examples of all trials."""
     statuses: dict[Text, Count]

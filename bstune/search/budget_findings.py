@@ -460,11 +460,15 @@ def _behind_at_points(posterior: BudgetPosterior, x: Array, z: Array, other: Arr
 def _mean_gain(
     posterior: BudgetPosterior, ruler: Ruler, best_behind: Array, behind: Array
 ) -> float:
-    """Average over m draws how much better a point's metric is than the best one's.
+    """Average over m draws how much better a point's metric is than that of the predicted best.
 
-    A draw in which it is worse counts as 0. ``behind`` is how far the point lags the best full
-    trial, the ruler, in log steps, and ``best_behind`` how far the best point does, (m,) each.
+    Args:
+        posterior: whose m draws they are.
+        ruler: the full trial with the best metric, in whose log steps lags are told.
+        best_behind: how far the predicted best point lags the ruler in each draw: (m,).
+        behind: how far the point does: (m,).
     """
     best_metric = _metric_at_end(posterior, ruler, best_behind)
+    # In a draw in which the point lags further than the best one, it gains 0.
     metric = _metric_at_end(posterior, ruler, np.minimum(behind, best_behind))
     return float(np.abs(best_metric - metric).mean())

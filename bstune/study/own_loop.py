@@ -15,7 +15,8 @@ process: an error or Ctrl-C in the body ends the study as in any of its own part
   tau(B) is made, as there is no survey. ``objective="steps"`` needs none.
 * **What the loop saves** at ``trial.save_to`` is its ``resume_from`` when it goes on, and
   ``first_step`` its steps so far. Where nothing is saved trials start afresh, which a line says
-  once. bstune removes what nothing needs.
+  once; one that its loop ends no later than before is not asked again. bstune removes what nothing
+  needs.
 * **A loop that is left**, by ``break``, an error, Ctrl-C or a kill, goes on by the same call. A
   body that ends without ``finish`` has failed; three failures in a row end the study.
 * **Refused** are what only a trial of bstune's can take: ``workers``, ``devices``, ``compile``,
@@ -192,6 +193,8 @@ def _paused_study(
     # A live line would be mixed with what the loop prints.
     console = safe_console(markup=False, emoji=False, highlight=False, force_interactive=False)
 
+    # Lines name options as the user states them: as arguments of the call, or, in a Hydra sweep,
+    # whose jobs have a command, as keys of the sweeper.
     spelled = in_python if limits.job_command is None else in_hydra
 
     def say(line: str) -> None:

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import optuna
 from rich.console import Console
 
 from bstune.core.records import TrialResult
-from bstune.options import GivenOptions
+from bstune.options import GivenOptions, StudyOptions
 from bstune.report.answer import Line, answer
 from bstune.report.budget_figure import draw_budget
 from bstune.report.figure import draw_curve
@@ -37,7 +38,7 @@ from bstune.study.prepared import PreparedStudy
 from bstune.study.showing.printed import from_here, places, show, show_places
 from bstune.study.storage.trials import results
 from bstune.study.winners import checkpoints_elsewhere, mark_winners, metrics_of_winners
-from bstune.system.console import plural, print_line
+from bstune.system.console import plural, print_line, without_numbers
 from bstune.system.failures import optional
 from bstune.system.files import Output, write_text
 from bstune.system.watchdog import waiting_for, watching
@@ -186,7 +187,7 @@ def _next_in_python(
     elif prepared.backend.job_command is not None:
         how_to_train = [_command_of_job(prepared.backend.job_command, result)]
     elif prepared.backend.trains_in_loop:
-        how_to_train = _with_own_loop(prepared, result)
+        how_to_train = how_to_train_loop(prepared.files.root, prepared.options, result)
     else:
         return []
     advice = next_steps.advice_to_keep(result)
@@ -197,32 +198,42 @@ def _next_in_python(
     return [("NEXT", tuple(how_to_train))]
 
 
-def _winner_of(result: StudyResult) -> TrialPoint:
-    """Give the winner, by the target or at the budget, of a result that has one of the two."""
-    winner = result.winner if result.at_budget is None else result.at_budget.winner
-    assert winner is not None  # noqa: S101 (the caller has looked)
-    return winner
-
-
 def _command_of_job(command: JobCommand, result: StudyResult) -> str:
     """Write the application's own command, with the winner's values as overrides."""
-    winner = _winner_of(result)
+    winner = result.winner if result.at_budget is None else result.at_budget.winner
+    assert winner is not None  # noqa: S101 (there is one of the two)
     return command(round(winner.batch_size), winner.lr, winner.hyperparameters)
 
 
-def _with_own_loop(prepared: PreparedStudy, result: StudyResult) -> list[str]:
-    """Write how a loop of the user's trains the winner: the line that reads it, and its values."""
-    winner = _winner_of(result)
+def how_to_train_loop(folder: Path, options: StudyOptions, result: StudyResult) -> list[str]:
+    """Write how a loop of the user's trains the winner: what reads it, its values, and how long.
+
+    Args:
+        folder: the study's own.
+        options: of the study.
+        result: of the study.
+    """
     values = ["best.batch_size", "best.lr"]
-    for name in prepared.options.search.tune:
+    for name in options.search.tune:
         values.append(f"best.hyperparameters[{name!r}]")
+    length = "a schedule stays as long as in the trials"
+    best: TrialPoint | None = result.winner or result.so_far
+    if result.at_budget is not None:
+        best = result.at_budget.winner
     # The horizon is the length of a schedule that ends with its trial.
-    if winner.horizon is not None:
+    if best is not None and best.horizon is not None:
         values.append("best.horizon as max_steps")
-    return [
-        f"best = bstune.load({str(from_here(prepared.files.root))!r}).best",
+        length = "its schedule ends at max_steps"
+    lines = [
+        f"best = bstune.load({str(from_here(folder))!r}).best",
         f"train your loop with {', '.join(values)} in place of the trial's",
     ]
+    if result.at_budget is not None:
+        lines.append(f"it takes best.steps steps, the whole budget; {length}")
+    # Where half of the fresh seeds missed the target, its steps are not known.
+    elif result.winner is not None and result.winner.steps is not None:
+        lines.append(f"it ends at {result.target}, after about best.steps steps; {length}")
+    return lines
 
 
 def has_figures_of(result: StudyResult, files: Output) -> bool:
@@ -354,13 +365,19 @@ def _size_of_workload(backend: TrialBackend) -> WorkloadSize | None:
 def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
     """Give a line for each thing that trials went on without, with the number of these trials.
 
-    The noise scale is one such thing. Why a trial failed is said elsewhere.
+    The noise scale is one such thing. Messages on it that differ in numbers alone are one line, the
+    first of them. Why a trial failed is said elsewhere.
     """
     counts = Counter[str]()
+    messages = dict[str, str]()
     for trial in done:
         if trial.message and trial.status in ("reached", "stopped"):
-            counts[trial.message] += 1
-    return [f"{message} (in {plural(count, 'trial')})" for message, count in counts.items()]
+            kind = trial.message
+            if trial.end_message is None:
+                kind = without_numbers(kind)
+            messages.setdefault(kind, trial.message)
+            counts[kind] += 1
+    return [f"{messages[kind]} (in {plural(count, 'trial')})" for kind, count in counts.items()]
 
 
 def _track(prepared: PreparedStudy, tracking: "Tracking", result: StudyResult) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.objectives import SOUGHT
 from bstune.core.records import TrialResult
-from bstune.options import StudyOptions
+from bstune.options import GivenOptions, StudyOptions
 from bstune.recipe import Recipe
 from bstune.report.answer import answer
 from bstune.report.budget_figure import budget_figure
@@ -29,7 +29,7 @@ from bstune.report.study_folder import read_study
 from bstune.result import Best, CriticalInterval, Gain, GainAtBudget, StudyResult
 from bstune.study.folder_config import options_of_folder
 from bstune.study.planning.replicates import fresh_runs, run_to_train
-from bstune.study.report import Findings
+from bstune.study.report import Findings, how_to_train_loop
 from bstune.study.showing.outcome import outcome_line
 from bstune.study.storage.opening import find_study
 from bstune.study.verbs.retarget import study_so_far
@@ -113,10 +113,14 @@ class Result:
         ConfigError where there is neither.
         """
         # It imports torch and Lightning.
-        from bstune.study.given import recipe_of
+        from bstune.study.given import NO_MODULE, recipe_of
 
+        options = self._known_options()
         if module is not None and data is not None:
-            return recipe_of(module, data, self._known_options())
+            return recipe_of(module, data, options)
+        if isinstance(options, GivenOptions) and options.workload.given_module == NO_MODULE:
+            how = "; ".join(how_to_train_loop(self.folder, options, self.summary))
+            raise ConfigError(f"a loop of yours trains the winner, not result.train(): {how}")
         if self.recipe is None:
             raise ConfigError(
                 "a study's folder holds no code: give result.train(module=..., data=...), as "
@@ -261,7 +265,7 @@ class Result:
         Args:
             module: as :class:`bstune.Study` takes it, for a result that was read from a folder. The
                 study's arguments of the Trainer are read there, too, but for call-backs, loggers
-                and other objects.
+                and other objects: a line names those that are not given in ``trainer``.
             data: likewise.
             fast: whether the lean loop takes the steps where it can: the same steps, in less time.
             trainer: further arguments of the Trainer.
@@ -278,6 +282,7 @@ class Result:
         import torch
 
         from bstune.hardware.workload_steps import threads_of_fit
+        from bstune.study.given import line_on_lacking_objects
         from bstune.trial.parts.metric import metric
         from bstune.trial.plain import fit
         from bstune.trial.processes.restored import restored
@@ -286,6 +291,10 @@ class Result:
         best = self.best
         options = self._known_options()
         recipe = self._recipe_to_train(module, data)
+        if recipe is not self.recipe:
+            line = line_on_lacking_objects(options, trainer)
+            if line is not None:
+                print_line(plain_console(), line)
         trial_of_search = next(trial for trial in self.records if trial.number == best.number)
         runs = fresh_runs(self.records).get(best.number, ())
         trial = run_to_train(trial_of_search, runs, best.horizon)

@@ -50,6 +50,11 @@ def format_count(value: float | None) -> str:
     return f"{value:.0f}"
 
 
+# The least seconds that are told of what is still to come: what a study does by itself, its next
+# decision or its report, takes as long.
+LEAST_TO_GO = 1.0
+
+
 def format_seconds(seconds: float | None) -> str:
     """Write a duration with three significant digits, in ms, s, min or h. None is a dash."""
     if seconds is None:
@@ -62,6 +67,13 @@ def format_seconds(seconds: float | None) -> str:
     if value > 0.0:
         decimals = max(0, 2 - math.floor(math.log10(value)))
     return f"{value:,.{decimals}f} {unit}"
+
+
+def to_go_text(seconds: float | None) -> str | None:
+    """Write ``about 90.0 s to go``; None where that is not known, or less than a line is worth."""
+    if seconds is None or seconds < LEAST_TO_GO:
+        return None
+    return f"about {format_seconds(seconds)} to go"
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
@@ -78,6 +90,11 @@ def time_unit(seconds: float) -> tuple[float, str]:
 def plural(count: int, noun: str) -> str:
     """Write a count with its noun: ``1 trial``, ``2 trials``, ``12,345 trials``."""
     return f"{format_count(count)} {noun}{'s' * (count != 1)}"
+
+
+def without_numbers(text: str) -> str:
+    """Replace the whole numbers in a text, so that texts which differ in these alone are equal."""
+    return re.sub(r"\d+", "#", text)
 
 
 def listing(names: Sequence[str]) -> str:

@@ -104,8 +104,9 @@ def gain(result: StudyResult) -> Iterator[str | None]:
         yield "not known: no run of your own configuration came to its budget's end"
         return
     baseline = at_budget.baseline
-    size = format_count(baseline.batch_size)
-    yours = f"your batch size {size}, learning rate {format_number(baseline.lr)}"
+    # All schedules are as long as the budget, so that none is named.
+    point = point_text(baseline.batch_size, baseline.lr, baseline.hyperparameters, horizon=None)
+    yours = f"your {point}"
     difference = at_budget.gain
     if difference is None:
         yield text_without_better(result, yours)
@@ -113,7 +114,7 @@ def gain(result: StudyResult) -> Iterator[str | None]:
     baseline_value = metric_words(baseline.expected, at_budget)
     basis = _basis_text(difference, baseline, at_budget.winner)
     compared = f"{yours}, which comes to {baseline_value}{basis}"
-    if not _is_better(difference):
+    if not _is_better(at_budget, difference):
         yield f"not shown to be better than {compared}: keep what you have"
         return
     better = "higher"
@@ -158,11 +159,14 @@ def _runs_words(name: str, point: PointAtBudget) -> str:
     return f"{name} on {plural(len(point.fresh.values), 'fresh seed')}"
 
 
-def _is_better(difference: GainAtBudget) -> bool:
-    """Whether the winner is better than the baseline: the interval, if any, must lie above 0."""
-    if difference.low is not None and difference.low <= 0.0:
-        return False
-    return difference.difference > 0.0
+def _is_better(at_budget: AtBudget, difference: GainAtBudget) -> bool:
+    """Whether the winner is better than the baseline.
+
+    The interval must lie above 0; without one, the difference above the scatter of seeds.
+    """
+    if difference.low is not None:
+        return difference.low > 0.0
+    return difference.difference > at_budget.seed_scatter
 
 
 def as_good(result: StudyResult) -> Iterator[str]:
@@ -181,7 +185,7 @@ def as_good(result: StudyResult) -> Iterator[str]:
             f"batch sizes {low} to {high} are not shown to be worse; learning rate {lr_low} at "
             f"{low}, {lr_high} at {high}"
         )
-    beyond = beyond_text(sizes.is_low_open, sizes.is_high_open, "were not searched")
+    beyond = beyond_text(sizes.is_low_open, sizes.is_high_open, "are not known")
     yield f"{text}{beyond}{memory_text(result)}"
 
 
@@ -387,7 +391,7 @@ def advice_to_keep(result: StudyResult) -> str | None:
         return advice_to_compare(result.search)
     if at_budget.gain is None:
         return "keep your configuration; to train with it:"
-    if _is_better(at_budget.gain):
+    if _is_better(at_budget, at_budget.gain):
         return None
     return (
         "keep your configuration, and train as you do today; to train with USE, batch size "

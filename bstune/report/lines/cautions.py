@@ -228,10 +228,13 @@ def _noisy_timing(result: StudyResult) -> Iterator[str]:
         yield f"{noise.text}: trials time their own steps, so let nothing else run beside them"
 
 
-def _open_interval(result: StudyResult) -> Iterator[str]:
+def _open_interval(result: StudyResult) -> Iterator[str | None]:
     """Tell of a critical batch size whose interval is open, and name what would close it."""
     critical = result.critical_batch_size
     if critical is None or critical.is_of_one_size or not critical.is_open:
+        return
+    if critical.is_beyond_search:
+        yield critical.note
         return
     open_ends = list[str]()
     if critical.low is None:

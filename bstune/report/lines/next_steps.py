@@ -85,7 +85,12 @@ def more(result: StudyResult) -> Iterator[str | None]:
 
 
 def how_to_narrow(critical: CriticalBatchSize, search: SearchPlan) -> str | None:
-    """Write which option would close or narrow B_crit's interval. None where it is narrow."""
+    """Write which option would close or narrow B_crit's interval.
+
+    None where it is narrow, and where no trial of this search would close it.
+    """
+    if critical.is_beyond_search:
+        return None
     is_narrow = False
     if critical.low is not None and critical.high is not None:
         is_narrow = critical.high <= NARROW_INTERVAL * critical.low

@@ -4,7 +4,7 @@ Nothing is trained, written or printed here.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,10 +51,16 @@ from bstune.study.analysis.scale_out import StepTimesOfSizes, scale_out, step_ti
 from bstune.study.analysis.step_times import law_of, step_time_of, timing_of
 from bstune.study.analysis.summary import Analysis, OverTarget
 from bstune.study.analysis.unreached import best_so_far
-from bstune.study.planning.baseline import baseline_result, baseline_runs, gain_of
+from bstune.study.planning.baseline import (
+    BaselineRuns,
+    baseline_result,
+    baseline_runs,
+    gain_of,
+)
 from bstune.study.planning.replicates import (
     Winner,
     confirmed_points,
+    fresh_runs,
     next_beyond_limit,
     selection_luck,
     stand_in_for,
@@ -74,6 +80,7 @@ def analyse(
     done: Sequence[TrialResult],
     posterior: Posterior,
     missing: list[str],
+    ran_for_target: bool = True,
 ) -> Analysis:
     """Analyse the trials of a study with a target: critical batch size, winners, curve, gain.
 
@@ -82,6 +89,9 @@ def analyse(
         done: its trials.
         posterior: of these trials.
         missing: gets a line for each part that fails.
+        ran_for_target: whether the trials were run for this target. Where they were run for another
+            one, the winner has no fresh seeds: it gives way to the user's own configuration where
+            that is expected to be faster.
     """
     space = prepared.space
     budget = prepared.budget
@@ -89,6 +99,10 @@ def analyse(
     # The first merit that an objective seeks is that of the winner to use.
     merit = SOUGHT[budget.objective].merits[0]
     ranked = _rank(prepared, done, posterior, merit)
+    runs = baseline_runs(done, prepared.baseline)
+    if not ran_for_target:
+        best = own_where_faster(ranked.best, done, runs, posterior, merit)
+        ranked = replace(ranked, best=best)
     winner = ranked.best.get(merit)
     critical = critical_batch(posterior, in_seconds=budget.objective != "steps")
     b_crit: float | None = None
@@ -102,7 +116,6 @@ def analyse(
     # The law is tau with its error.
     law = law_of(prepared, done)
     points_with_fresh_seeds = confirmed_points(done, budget.replicates)
-    runs = baseline_runs(done, prepared.baseline)
     baseline_run = None if runs is None else runs.first
     # The gain has an error of timing where the seconds of the two batch sizes have one.
     timing_error = 0.0
@@ -216,6 +229,36 @@ def _rank(
         best[merit] = winner
     beyond_limit = next_beyond_limit(done, predicted, objective, replicates, max_candidates)
     return _Ranked(best, point_not_run_again(beyond_limit, passed_over, max_candidates))
+
+
+def own_where_faster(
+    best: Mapping[Merit, Winner],
+    done: Sequence[TrialResult],
+    own: BaselineRuns | None,
+    posterior: Posterior,
+    use: Merit,
+) -> dict[Merit, Winner]:
+    """Put the user's own configuration in the place of a winner that its gain says is slower.
+
+    A winner that ran on a fresh seed keeps its place, as does one whose gain is not known.
+
+    Args:
+        best: the winners.
+        done: the study's trials.
+        own: the runs of the user's own configuration, if any.
+        posterior: of these trials.
+        use: time or steps, by which the winner to use is the best.
+    """
+    winner = best.get(use)
+    if own is None or winner is None or winner.runs or not own.first.reached:
+        return dict(best)
+    gain = gain_of(own, winner, use, seed_scatter(posterior).scatter)
+    if gain is None or gain.at_least or gain.ratio >= 1.0:
+        return dict(best)
+    number = own.first.number
+    steps = fresh_steps(posterior).get(number, float(own.first.steps))
+    runs = fresh_runs(done).get(number, ())
+    return {**best, use: Winner(trial=own.first, steps=steps, runs=runs)}
 
 
 def as_it_ran(winner: Winner) -> Winner:

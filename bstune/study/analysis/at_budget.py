@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 from scipy.special import stdtrit
 
 from bstune.core.records import TrialResult
+from bstune.core.search_space import Space
 from bstune.core.step_time_law import StepTimeLaw
 from bstune.result import (
     INTERVAL_LEVEL,
@@ -29,6 +30,7 @@ from bstune.result import (
 )
 from bstune.search.budget_findings import (
     BUDGET_SHARES,
+    NO_DIFFERENCE,
     BudgetFindings,
     MetricAtSize,
     NoDifference,
@@ -39,6 +41,7 @@ from bstune.search.budget_findings import (
 )
 from bstune.search.fixed_budget import BudgetPosterior
 from bstune.search.ruler import RunningBest, running_best
+from bstune.study.analysis.as_good import NEAR_OCTAVES
 from bstune.study.analysis.model import REPORT_PARTICLES, budget_posteriors
 from bstune.study.analysis.step_times import law_of
 from bstune.study.at_budget import fresh_runs_of, is_full, known_best
@@ -75,6 +78,11 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
     gain: GainAtBudget | None = None
     if runs is not None and baseline is not None and not same_point(runs.first, best):
         gain = _gain(prepared, done, best, runs, winner, baseline, posteriors[1.0])
+        # Of two that come to the same metric, the user's own is the one to use.
+        if is_tie(gain, baseline):
+            best = runs.first
+            winner = baseline
+            gain = None
     count_error: float | None = None
     if runs is not None:
         count_error = _count_error(prepared, done, best, runs.first)
@@ -97,7 +105,7 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
         winner=winner,
         baseline=baseline,
         gain=gain,
-        as_good=_as_good(findings, best),
+        as_good=_as_good(findings, best, ranked, prepared.space),
         curve=tuple(_size(point) for point in findings.curve),
         growth=size_growth,
         same=_same(findings.no_difference),
@@ -106,6 +114,11 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
         seed_scatter=findings.gain_left.seed_scatter,
         count_error=count_error,
     )
+
+
+def is_tie(gain: GainAtBudget, baseline: PointAtBudget) -> bool:
+    """Whether a gain lies within the precision of the metric, so that it is none."""
+    return abs(gain.difference) <= NO_DIFFERENCE * abs(baseline.expected)
 
 
 def error_of_count(
@@ -340,30 +353,62 @@ def _curves(
     return curves
 
 
-def _as_good(findings: BudgetFindings, winner: TrialResult) -> AsGoodAtBudget:
+def _as_good(
+    findings: BudgetFindings, winner: TrialResult, full: Sequence[TrialResult], space: Space
+) -> AsGoodAtBudget:
     """Give the range of batch sizes that are not shown to be worse than the best.
 
-    The winner, which fresh seeds have chosen, is always in it.
+    The winner, which fresh seeds have chosen, is always in it. From there it goes on to both sides
+    as far as trials speak for it that ran to the budget's end.
+
+    Args:
+        findings: the range by the posterior, and the curve over batch sizes.
+        winner: the trial to use.
+        full: the trials that ran to the budget's end.
+        space: has the scaling rule.
     """
     sizes = findings.as_good
+    curve = findings.curve
+    first = min(range(len(curve)), key=lambda i: _octaves(curve[i].batch_size, winner.batch_size))
+    last = first
+    while first > 0 and curve[first - 1].batch_size >= sizes.low:
+        if not _speaks_for(full, curve[first - 1], space):
+            break
+        first -= 1
+    while last < len(curve) - 1 and curve[last + 1].batch_size <= sizes.high:
+        if not _speaks_for(full, curve[last + 1], space):
+            break
+        last += 1
     # Pairs of batch size and learning rate compare by the batch size.
     of_winner = (winner.batch_size, winner.lr)
-    low, lr_low = min((sizes.low, _rate_at(findings.curve, sizes.low)), of_winner)
-    high, lr_high = max((sizes.high, _rate_at(findings.curve, sizes.high)), of_winner)
+    low, lr_low = min((curve[first].batch_size, curve[first].lr), of_winner)
+    high, lr_high = max((curve[last].batch_size, curve[last].lr), of_winner)
     return AsGoodAtBudget(
         low=low,
         high=high,
         lr_low=lr_low,
         lr_high=lr_high,
-        is_low_open=sizes.low_open,
-        is_high_open=sizes.high_open,
+        is_low_open=sizes.low_open or low > sizes.low,
+        is_high_open=sizes.high_open or high < sizes.high,
     )
 
 
-def _rate_at(curve: Sequence[MetricAtSize], batch_size: int) -> float:
-    """Give the best learning rate at the nearest batch size of the curve."""
-    nearest = min(curve, key=lambda point: abs(math.log(point.batch_size / batch_size)))
-    return nearest.lr
+def _speaks_for(full: Sequence[TrialResult], point: MetricAtSize, space: Space) -> bool:
+    """Whether a trial that ran to the budget's end lies near a point of the curve.
+
+    It does within ``NEAR_OCTAVES`` of its batch size, and of its learning rate beside the rule's.
+    """
+    delta = space.delta(point.batch_size, point.lr)
+    return any(
+        _octaves(trial.batch_size, point.batch_size) <= NEAR_OCTAVES
+        and abs(space.delta(trial.batch_size, trial.lr) - delta) <= NEAR_OCTAVES
+        for trial in full
+    )
+
+
+def _octaves(first: float, second: float) -> float:
+    """Give the distance of two batch sizes in octaves."""
+    return abs(math.log2(first / second))
 
 
 def _size(point: MetricAtSize) -> SizeAtBudget:

@@ -358,7 +358,9 @@ def _beyond_search(below: bool, above: bool) -> str | None:
         options.append("a larger search.batch_size.high")
     if not options:
         return None
-    return f"the interval reaches beyond the search: {' and '.join(options)} would show more"
+    reaches = "the critical batch size's interval reaches beyond the search"
+    # A study keeps its range of batch sizes.
+    return f"{reaches}: {' and '.join(options)}, with another study=NAME, would show more"
 
 
 def _set_by_trials(prior: Prior, low: float, middle: float, high: float) -> tuple[bool, bool]:

@@ -48,7 +48,7 @@ from bstune.result import (
 )
 from bstune.search.noise_scale_prior import measured_noise_scale
 from bstune.study.analysis.unreached import failures_of, unreached_because
-from bstune.study.planning.plan import count_points
+from bstune.study.planning.plan import count_points, reruns
 from bstune.study.planning.replicates import Winner, summary_of_runs
 
 
@@ -156,7 +156,10 @@ def summarize(
     # What was cut short with its process is asked again, and counts then.
     ran = [trial for trial in trials if not trial.was_cut_short]
     # A trial that was stopped and continued is one configuration: its last part has all of it.
-    whole_trials = last_part_of_each(ran)
+    runs = last_part_of_each(ran)
+    # So is one that ran once more from its first step: its last run stands for all.
+    replaced = set(reruns(ran).values())
+    whole_trials = [trial for trial in runs if trial.number not in replaced]
     tested = {name: dict(metrics) for name, metrics in (test or {}).items()}
     study_arguments: tuple[str, ...] | None = None
     if arguments is not None:
@@ -181,7 +184,7 @@ def summarize(
         trials=len(whole_trials),
         configurations=count_points(trials),
         continued=len(ran) - len(whole_trials),
-        spend=_spend(trials, whole_trials),
+        spend=_spend(trials, runs),
         statuses=_statuses(whole_trials),
         failures=failures_of(whole_trials),
         unreached=_unreached(trials, whole_trials, asked, ran_for_target),
@@ -377,16 +380,17 @@ def _training_loops(trials: Sequence[TrialResult]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _spend(trials: Sequence[TrialResult], whole_trials: Sequence[TrialResult]) -> Spend:
+def _spend(trials: Sequence[TrialResult], runs: Sequence[TrialResult]) -> Spend:
     """Add up what the trials took.
 
-    Of a trial that was continued, the last part counts the examples of all its parts.
+    ``runs``: the trials, with only the last part of one that was continued, which counts the
+    examples of all its parts.
     """
     seconds = sum(
         trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials
     )
-    examples = sum(trial.examples for trial in whole_trials)
-    return Spend(trials=len(whole_trials), seconds=seconds, examples=examples)
+    examples = sum(trial.examples for trial in runs)
+    return Spend(trials=len(runs), seconds=seconds, examples=examples)
 
 
 def _smallest_out_of_memory(whole_trials: Sequence[TrialResult]) -> int | None:

@@ -5,10 +5,18 @@ from collections.abc import Sequence
 from bstune.core.records import Budget, TrialResult
 from bstune.search.each_batch_size import batch_sizes
 from bstune.study.at_budget import question_of
+from bstune.study.planning.duration import advice_on_time
 from bstune.study.planning.plan import count_points, max_seconds, remaining_seconds
 from bstune.study.planning.survey_time import seconds_left_of
 from bstune.study.prepared import PreparedStudy
-from bstune.system.console import format_count, format_number, format_seconds, plural
+from bstune.system.console import (
+    LEAST_TO_GO,
+    format_count,
+    format_number,
+    format_seconds,
+    plural,
+    to_go_text,
+)
 from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
 
 # Of the wall time, what is spent before the search begins is told from this share on.
@@ -78,7 +86,10 @@ def _means_text(prepared: PreparedStudy, wall_seconds_left: float) -> str:
         wall_time = f"{format_seconds(budget.wall_seconds)} of wall time"
         # The start of this command, and what earlier ones took.
         if wall_seconds_left < (1.0 - TOLD_SHARE) * budget.wall_seconds:
-            wall_time += f" ({format_seconds(wall_seconds_left)} of it left)"
+            why = ""
+            if prepared.elapsed() > budget.most_start:
+                why = ": the start counts for half at most"
+            wall_time += f" ({format_seconds(wall_seconds_left)} of it left{why})"
         means.append(wall_time)
     return ", ".join(means)
 
@@ -149,14 +160,25 @@ def _duration_text(
     # Trials that have ended tell it; before the first one the seconds of a step give a bound.
     remaining = remaining_seconds(budget, done)
     if remaining is not None:
-        seconds_to_go = remaining / max(1, options.search.workers)
-        seconds = format_seconds(min(seconds_to_go, wall_seconds_left))
-        tried = plural(count_points(done), "configuration")
-        return f"continues after {tried}; about {seconds} to go"
+        workers = max(1, options.search.workers)
+        points = count_points(done)
+        tried = f"continues after {plural(points, 'configuration')}"
+        # What lies between trials is not known before: short ones do not tell how long the rest is.
+        if remaining < LEAST_TO_GO * (budget.trials - points):
+            return tried
+        time_left = to_go_text(min(remaining / workers, wall_seconds_left))
+        return tried if time_left is None else f"{tried}; {time_left}"
     if prepared.backend.knows_step_time:
         most = max_seconds(
             budget, prepared.space, prepared.protocol, prepared.backend, options.budget.seconds
         )
+        most /= max(1, options.search.workers)
+        # A replay answers at once, however long its runs took.
+        limited = budget.wall_seconds is not None or budget.seconds is not None
+        limited = limited or prepared.recipe is None
+        advice = advice_on_time(most, budget.trials, options.device, limited)
+        if advice is not None:
+            return advice
         # A shorter limit of wall time has a line of its own.
         if budget.wall_seconds is None or most < budget.wall_seconds:
             return f"at most about {format_seconds(most)} if every trial ran to its budget"

@@ -19,7 +19,7 @@ from bstune.search.candidates import most_promising
 from bstune.search.curve_decision import GIVEN_UP_AT
 from bstune.study.analysis.model import study_posterior
 from bstune.study.planning.baseline import baseline_runs
-from bstune.study.planning.plan import trials_of_search
+from bstune.study.planning.plan import reruns, trials_of_search
 from bstune.study.planning.replicates import same_point
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepared import PreparedStudy
@@ -77,10 +77,11 @@ def choose_rescue(
             can go no further, such as where the run in a recorded table ends.
     """
     posterior = study_posterior(prepared, trials, LOOK_PARTICLES)
+    exhausted = _exhausted(trials, ended_below_limit)
     chosen = most_promising(
         posterior,
         lambda batch_size: float(prepared.protocol.last_step(round(batch_size))),
-        lambda number: number not in ended_below_limit and _can_train_further(prepared, number),
+        lambda number: number not in exhausted and _can_train_further(prepared, number),
     )
     if chosen is None:
         return None
@@ -90,6 +91,20 @@ def choose_rescue(
     if max_steps is None:
         return None
     return Rescue(stopped, max_steps)
+
+
+def _exhausted(
+    trials: Sequence[TrialResult], ended_below_limit: Collection[int]
+) -> Collection[int]:
+    """Find the stopped trials that are not run once more, where none can be continued.
+
+    A later run of the same configuration and seed stands in the place of the earlier ones. It runs
+    again in its turn, below its limit or not, as long as it has come further than they did.
+    """
+    earlier = reruns(trials)
+    steps = {trial.number: trial.steps for trial in trials}
+    came_further = {later for later, former in earlier.items() if steps[later] > steps[former]}
+    return (set(ended_below_limit) - came_further) | set(earlier.values())
 
 
 def baseline_to_finish(

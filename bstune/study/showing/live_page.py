@@ -28,7 +28,7 @@ from bstune.study.prepared import PreparedStudy
 from bstune.study.report import asked_of
 from bstune.study.showing.live_table import CURVE_HEADS, curve_rows, octave_text, octaves
 from bstune.study.showing.printed import short_path
-from bstune.system.console import format_number, format_seconds, plural
+from bstune.system.console import format_number, format_seconds, plural, to_go_text
 from bstune.system.failures import optional
 from bstune.system.files import write_text_once
 
@@ -207,9 +207,8 @@ def _progress(prepared: PreparedStudy, done: Sequence[TrialResult], to_go: float
     told = f"{points} of {plural(prepared.budget.trials, 'configuration')} tried"
     if len(done) > points:
         told += f", in {plural(len(done), 'run')}"
-    if to_go is not None:
-        told += f"; about {format_seconds(to_go)} to go"
-    return told
+    time_left = to_go_text(to_go)
+    return told if time_left is None else f"{told}; {time_left}"
 
 
 def _best(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:

@@ -12,6 +12,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from bstune.search.sampler import RECORD, RESUMED_FROM
+from bstune.study.planning.plan import FIRST_REPLICATE
 from bstune.study.storage.trials import (
     Trials,
     busy_workers,
@@ -53,18 +54,21 @@ def free_indices(trials: Trials, points: int) -> list[int]:
     """List the indices of a search that no trial holds, in rising order.
 
     There are as many indices as ``points``, and one more for each trial that continues a stopped
-    one, up to ``MAX_CONTINUED`` per point. Without that bound a search whose target nothing reaches
-    could go on for ever with the points that it has.
+    one or runs it again from its first step, up to ``MAX_CONTINUED`` per point. Without that bound
+    a search whose target nothing reaches could go on for ever with the points that it has.
     """
     taken = set[int | None]()
-    # Whether the last trial that was asked at an index continues another one.
+    # Whether the last trial that was asked at an index goes on with another one.
     continues: dict[int | None, bool] = {}
+    # The first index with each seed. A trial that is run again has its seed at an index of its own.
+    first_with = dict[int, int]()
     for trial in read_trials(trials):
         trial_index = trial_index_of(trial)
         if trial.state in HOLDS_INDEX:
             taken.add(trial_index)
-        if is_asked(trial):
-            continues[trial_index] = RESUMED_FROM in trial.user_attrs
+        if trial_index is not None and trial_index < FIRST_REPLICATE and is_asked(trial):
+            first = first_with.setdefault(spec_of(trial).seed, trial_index)
+            continues[trial_index] = RESUMED_FROM in trial.user_attrs or first != trial_index
     count = points + min(sum(continues.values()), MAX_CONTINUED * points)
     return [trial_index for trial_index in range(count) if trial_index not in taken]
 

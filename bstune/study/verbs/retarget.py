@@ -296,8 +296,10 @@ def study_so_far(path: Path, trust: bool = False) -> StudyFolder:
         # Without either file this raises the error that there is no study.
         study = read_study(path)
         reported = study.result.trials + study.result.continued
-        # With more trials than its result reports, it has gone on since and has not ended.
-        if len(study.files.trials) <= reported:
+        # With more trials than its result reports, it has gone on since and has not ended. Trials
+        # that were cut short with their process are in no result.
+        ran = [trial for trial in study.files.trials if not trial.was_cut_short]
+        if len(ran) <= reported:
             return study
     study = at_target(files, None, trust)
     notes = ("the study has not ended: this is what its trials say so far", *study.files.notes)
@@ -355,7 +357,7 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
     trials = with_common_step_time(prepared, recorded)
     posterior = study_posterior(prepared, trials, REPORT_PARTICLES)
     notes = list[str]()
-    analysis = analyse(prepared, trials, posterior, notes)
+    analysis = analyse(prepared, trials, posterior, notes, ran_for_target=is_own)
     best = content.best
     if is_own:
         asked = _asked(prepared, earlier)
@@ -536,7 +538,7 @@ def _prepared(
     if content.hardware is not None:
         # Batch sizes that do not fit into memory were not searched.
         ceiling = content.hardware.ceiling
-        high = min(space.high, ceiling.at.batch_size)
+        high = min(space.high, ceiling.batch_size)
         space = replace(space, low=ceiling.smallest, high=high)
     # Whether its batch size fitted need not be known: where it did not, no trial is the baseline's.
     baseline = baseline_of(options, space, SizeLimits())

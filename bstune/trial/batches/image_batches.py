@@ -158,7 +158,8 @@ class TrainBatches:
             options["batch_size"] = self.batch_size
         mirror = None
         if self._mirrored is not None:
-            # The group's place in the stream, which may straddle two epochs.
+            # The group's place in the stream, which may straddle two epochs. The stream counts a
+            # batch once it is handed out, so that it may have handed out a part of this group.
             batches_before = stream.drawn - stream.drawn % stream.batches_together
             first = batches_before * self.batch_size
             places = torch.arange(first, first + len(index), device=self._images.device)

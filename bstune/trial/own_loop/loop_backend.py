@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 import bstune
-from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
+from bstune.core.records import RunIdentity, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.step_time import StepTime, fit_line
 from bstune.core.step_time_law import law_of_trials
 from bstune.options import StudyOptions, flatten
@@ -32,7 +32,7 @@ from bstune.system.files import (
 )
 from bstune.trial.backend import JobCommand, TrialBackend, chooses_horizons
 from bstune.trial.devices.device import processor, resolve_device
-from bstune.trial.own_loop.loop_trial import ENDED_SHORT, LoopTrial, Measurements
+from bstune.trial.own_loop.loop_trial import LoopTrial, Measurements, has_ended_short
 from bstune.trial.parts.state import TrialState, state_after
 from bstune.trial.parts.verdict import Verdict
 from bstune.trial.processes.messages import Finished
@@ -53,15 +53,23 @@ NOT_SAVED = (
     "nothing was saved at {place} when trial {number} was stopped: trials that go on start afresh, "
     "from their first step"
 )
-
+NO_FURTHER = (
+    "trial {number} ended at step {steps} of {end}, no later than trial {earlier} before it: its "
+    "configuration is not asked again; to let it go on report at trial.max_steps, or save what it "
+    "goes on from at {place}"
+)
 PAST_THE_END = (
     "trial {number} reported step {steps}, past trial.max_steps={end}: its further steps are time "
     "that the study has not planned; take min(10, trial.max_steps - step) steps between reports"
 )
 MET_AT_ONCE = (
     "trial 0 met {target} at its first evaluation, {value} after {steps}: when it did is not "
-    "known, so evaluate earlier, or give a harder target"
+    "known, and batch sizes that all do so look alike; stop here and evaluate earlier, or give a "
+    "harder target with another study=NAME"
 )
+IN_PERCENT = "; if {metric} is in percent, {percent:g} is meant"
+# A metric of at most so many may be a percentage.
+PERCENT = 100.0
 WRONG_WAY = (
     "; a target that untrained weights meet too is the wrong way round, which trial.report(0, "
     "value) before the first step tells"
@@ -126,7 +134,6 @@ class LoopBackend(TrialBackend):
     """
 
     description = "a loop of yours"
-    notes = ("seconds are the trials' own, as no step was timed before",)
 
     def __init__(
         self,
@@ -138,6 +145,7 @@ class LoopBackend(TrialBackend):
     ) -> None:
         self._protocol = protocol
         self._budget = options.budget
+        self._largest_batch_size = round(options.search.batch_size.high)
         self._is_for_loss = options.search.objective == "loss"
         # A trial may end without its seconds until the study knows whether its objective is time or
         # steps.
@@ -145,6 +153,9 @@ class LoopBackend(TrialBackend):
         self._needs_seconds = (
             options.search.objective in ("time", "both") and not self._may_lack_seconds
         )
+        # Nothing is said of seconds that the objective does not ask for.
+        if options.search.objective in ("time", "both"):
+            self.notes = ("seconds are the trials' own, as no step was timed before",)
         self._say = say
         self._now = now
         # The batch size and the seconds of a step of each trial that reported its seconds.
@@ -152,6 +163,10 @@ class LoopBackend(TrialBackend):
         self._fitted_step_time: Callable[[float], float] = UNTIMED
         # Whether a trial was told that it ran past its last step.
         self._has_told_of_end = False
+        # The number and the steps of the last run of each configuration and seed.
+        self._last_run: dict[RunIdentity, tuple[int, int]] = {}
+        # Whether a configuration was told to be given up, as its loop ends it by itself.
+        self._has_told_of_no_further = False
         # The number of trials in a row that ended before their last step.
         self._cut_in_a_row = 0
         # Whether the loop's schedule ends with each trial.
@@ -221,6 +236,7 @@ class LoopBackend(TrialBackend):
         """
         for record in done:
             self._take_seconds(record)
+            self._last_run[record.run_identity] = record.number, record.steps
         # A trial whose continuation failed is not among these: it is to be continued once more.
         resumed = {record.resumed_from for record in done if record.status != "failed"}
         to_be_saved = list[TrialResult]()
@@ -236,7 +252,7 @@ class LoopBackend(TrialBackend):
         Three kinds cannot: a run of the winner on a fresh seed (``replicate_of``), a trial that the
         loop ended before its last step, and one that has spent its budget.
         """
-        is_final = record.replicate_of is not None or record.message == ENDED_SHORT
+        is_final = record.replicate_of is not None or has_ended_short(record)
         is_at_budget_end = self._is_for_loss and record.steps >= self._budget_end(record.batch_size)
         return record.status == "stopped" and not is_final and not is_at_budget_end
 
@@ -305,6 +321,7 @@ class LoopBackend(TrialBackend):
             needs_seconds=self._needs_seconds,
             now=self._now,
             noise_scale=beginning.noise_scale,
+            largest_batch_size=self._largest_batch_size,
         )
 
     def take_back(self, trial: LoopTrial, folder: Output) -> Finished:
@@ -317,7 +334,7 @@ class LoopBackend(TrialBackend):
         record = finished.result()
         message = record.message
         # A loop that does not stop at max_steps ends each trial at a step of its own: no fault.
-        if message == ENDED_SHORT and not self.stops:
+        if has_ended_short(record) and not self.stops:
             message = None
         # The horizon is the length of a schedule that ends with its trial.
         horizon: int | None = None
@@ -326,6 +343,7 @@ class LoopBackend(TrialBackend):
         record = replace(record, device=self.device, message=message, horizon=horizon)
         self._take_seconds(record)
         self._tell_if_past_end(trial, record)
+        self._tell_if_no_further(trial, record)
         self._tell_if_met_at_once(trial, record)
         self._keep_saved(trial, record, folder)
         return replace(finished, record=record)
@@ -360,6 +378,31 @@ class LoopBackend(TrialBackend):
             PAST_THE_END.format(number=record.number, steps=record.steps, end=trial.max_steps)
         )
 
+    def _tell_if_no_further(self, trial: LoopTrial, record: TrialResult) -> None:
+        """Say once that a trial which ran again from its first step has come no further than before.
+
+        Its loop ended it, as by a patience of its own, and would do so each time.
+        """
+        identity = record.run_identity
+        earlier = self._last_run.get(identity)
+        self._last_run[identity] = record.number, record.steps
+        if earlier is None or record.resumed_from is not None:
+            return
+        number, steps = earlier
+        ended_itself = has_ended_short(record) and record.steps <= steps
+        if self._has_told_of_no_further or not ended_itself:
+            return
+        self._has_told_of_no_further = True
+        self._say(
+            NO_FURTHER.format(
+                number=record.number,
+                steps=record.steps,
+                end=trial.max_steps,
+                earlier=number,
+                place=self._save_place,
+            )
+        )
+
     def _tell_if_met_at_once(self, trial: LoopTrial, record: TrialResult) -> None:
         """Say that the study's first trial met the target at its first evaluation.
 
@@ -374,9 +417,12 @@ class LoopBackend(TrialBackend):
             value=format_number(value),
             steps=plural(record.steps, "step"),
         )
+        target = self._protocol.target
         # The hint is for a loop that could report its start and has not. A start that was reported
         # has missed the target.
-        if trial.start_gap is None and not self._in_hindsight:
+        if target.mode == "max" and 0.0 < target.value <= 1.0 < (value or 0.0) <= PERCENT:
+            text += IN_PERCENT.format(metric=target.metric, percent=PERCENT * target.value)
+        elif trial.start_gap is None and not self._in_hindsight:
             text += WRONG_WAY
         self._say(text)
 
@@ -395,8 +441,11 @@ class LoopBackend(TrialBackend):
     def _mark(self, state: Path, start_gap: float | None) -> None:
         """Write the file that marks a trial saved beside it as the study's.
 
-        ``start_gap`` is the trial's distance from the target before training; None: not known.
+        Args:
+            state: the path of that file.
+            start_gap: the trial's distance from the target before training; None: not known.
         """
+        # A file there that bstune has not written stays as it is.
         if may_take(state):
             with whole_file(state) as file:
                 text = json.dumps({START_GAP: start_gap})

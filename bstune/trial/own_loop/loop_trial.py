@@ -34,7 +34,10 @@ from bstune.trial.parts.verdict import Verdict
 from bstune.trial.processes.messages import Finished
 
 NOT_FINISHED = "its loop went on without trial.finish(seconds=...)"
-ENDED_SHORT = "its last report was before trial.max_steps: report there too, so that it can go on"
+# What the message of a trial that its loop ended too early begins with.
+BEFORE_END = "its last report was before trial.max_steps"
+ENDED_SHORT = f"{BEFORE_END}: report there too, so that it can go on"
+ENDED_BY_CALLBACK = f"{BEFORE_END}, as {{name}} ended it: leave that out, so that it can go on"
 
 Measurements = tuple[tuple[int, float, float], ...]
 """The number, the unbiased |G|^2 and tr Sigma of each step whose noise scale was measured."""
@@ -71,6 +74,7 @@ class LoopTrial:
         noise_scale: measurements of the stopped trial that this one continues.
         schedule_ends: whether the loop's schedule ends at ``max_steps``: a trial that ends before
             it without the target is refused, and none goes on.
+        largest_batch_size: that the study may ask for; None: not known.
     """
 
     metric: str
@@ -91,8 +95,12 @@ class LoopTrial:
         now: Callable[[], float],
         noise_scale: Measurements = (),
         schedule_ends: bool = False,
+        largest_batch_size: int | None = None,
     ) -> None:
         self._spec = spec
+        self._largest_batch_size = largest_batch_size
+        # What ends the trial before its last step, where it has a name.
+        self._ended_by: str | None = None
         self._noise_scale = noise_scale
         self._schedule_ends = schedule_ends
         self._needs_seconds = needs_seconds
@@ -190,18 +198,14 @@ class LoopTrial:
             examples: the number of training examples.
 
         Raises:
-            ConfigError: where ``examples`` is no positive whole number, or less than the batch
-                size.
+            ConfigError: where ``examples`` is no positive whole number, or less than the largest
+                batch size of the study.
         """
         # A number of numpy's or torch's is taken, too. Anything else is refused as it was given.
         count = as_int(examples)
         checked = examples if count is None else count
         check_positive_integer("the examples of trial.batches", checked)
-        if self.batch_size > examples:
-            raise ConfigError(
-                f"batch size {self.batch_size} is larger than the data set ({examples} examples): "
-                "lower the largest of batch_sizes"
-            )
+        check_examples(self, examples)
         # A study of a module makes two generators: of the order, and of its loader's workers.
         order, _ = seeded_generators(self.seed, "cpu", count=2)
         return endless_indices(
@@ -298,6 +302,8 @@ class LoopTrial:
         ended_short = self._trains_on
         if ended_short:
             state.message = ENDED_SHORT
+            if self._ended_by is not None:
+                state.message = ENDED_BY_CALLBACK.format(name=self._ended_by)
         wall_seconds = self._now() - self._began
         # In a study's sums the wall time stands for seconds that were not reported.
         seconds_in_sums = wall_seconds if train_seconds is None else train_seconds
@@ -435,8 +441,9 @@ class LoopTrial:
             )
         # Without its schedule's end a trial tells nothing of how long a schedule it takes.
         if self._schedule_ends and self._trains_on:
+            ended = "ended" if self._ended_by is None else f"was ended by {self._ended_by}"
             raise ConfigError(
-                f"trial {self.number} ended with a report at step {self._state.steps}, but its "
+                f"trial {self.number} {ended} with a report at step {self._state.steps}, but its "
                 f"schedule ends at trial.max_steps={self.max_steps}: train and report until then"
             )
         # A trial that has diverged has no time to the target.
@@ -469,6 +476,33 @@ class LoopTrial:
                 f"trial {self.number} reports step {steps}, past the {state.last_step} of {end}: "
                 "end it at trial.max_steps, and report there"
             )
+
+
+def check_examples(trial: LoopTrial, examples: int) -> None:
+    """Raise a ConfigError where the study may ask for larger batches than the data have examples.
+
+    Its first trial is refused, before a later one of such a batch size could fail at each call.
+    ``examples``: of the training data. It is no attribute of the trial, whose names something
+    tunable cannot have.
+    """
+    largest = trial.batch_size
+    if trial._largest_batch_size is not None:
+        largest = max(largest, trial._largest_batch_size)
+    if largest > examples:
+        raise ConfigError(
+            f"batch size {largest} is larger than the data set ({examples} examples): "
+            "lower the largest of batch_sizes, and give another name, as the study has begun"
+        )
+
+
+def name_what_ends(trial: LoopTrial, name: str) -> None:
+    """Name a call-back that may end a trial before its last step, for the trial's message."""
+    trial._ended_by = name
+
+
+def has_ended_short(record: TrialResult) -> bool:
+    """Whether a trial's loop has ended it before its last step, so that it cannot go on."""
+    return record.message is not None and record.message.startswith(BEFORE_END)
 
 
 def is_name_of_a_trial(name: str) -> bool:
