@@ -658,6 +658,18 @@ def test_a_gain_says_on_which_runs_it_stands(changes, basis, is_cautioned):
     assert all("a larger search.wall_seconds" in text for text in found)
 
 
+def test_a_gain_over_a_trial_that_was_evaluated_rarely_says_so():
+    baseline = make_baseline()
+    points = tuple(
+        changed(point, number=baseline.number, steps_low=300, steps=400)
+        for point in WHOLE.points[:1]
+    )
+    whole = changed(WHOLE, baseline=baseline, gain=make_gain(**SINGLE), points=points)
+    assert (
+        "yours in its single search trial, after 300 to 400 steps, USE" in texts(whole, "GAIN")[0]
+    )
+
+
 @pytest.mark.parametrize(("horizon", "is_bound"), [(None, True), (860, False)])
 def test_a_schedule_that_ended_before_the_target_is_no_bound(horizon, is_bound):
     """Under a longer schedule the target may be met earlier."""

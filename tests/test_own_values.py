@@ -21,7 +21,7 @@ from torch.utils.data import (
 import bstune
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Budget, Target
-from bstune.study.planning.plan import QUICK_SECONDS
+from bstune.study.planning.plan import QUICK_SECONDS, wall_limit
 from bstune.trial.own_project.own_values import (
     own_batches,
     own_examples,
@@ -181,6 +181,26 @@ class Unsized(Sampler):
         return iter(range(96))
 
 
+class Buckets(Sampler):
+    """Batches of the project's own, as one that sorts examples by length makes them."""
+
+    def __init__(self, batch_size, batches):
+        self.batch_size = batch_size
+        self.batches = batches
+
+    def __iter__(self):
+        numbers = torch.randperm(96).tolist()
+        for batch in range(self.batches):
+            yield numbers[batch * self.batch_size : (batch + 1) * self.batch_size]
+
+    def __len__(self):
+        return self.batches
+
+
+def in_buckets(batch_size, batches):
+    return DataLoader(ROWS, batch_sampler=Buckets(batch_size, batches))
+
+
 def with_sampler(sampler, batch_size):
     return DataLoader(ROWS, batch_size=batch_size, sampler=sampler)
 
@@ -194,6 +214,14 @@ def with_sampler(sampler, batch_size):
         (DataLoader(Stream(), batch_size=8), 8, (8, None)),
         # The last batch may have a single example.
         (FourBatches(), 8, (8, 24)),
+        # 4 full batches are all 96 examples, and so are 6 with a smaller one at the end.
+        (in_buckets(24, 4), None, (24, 96)),
+        (in_buckets(24, 4), 24, (24, 96)),
+        (in_buckets(17, 6), None, (17, 96)),
+        # The smaller one is left out.
+        (in_buckets(17, 5), None, (17, 85)),
+        # Some of the data, in batches of which the last one may be small.
+        (in_buckets(17, 4), None, (17, 51)),
         (FourBatches(), None, (None, None)),
     ],
 )
@@ -359,7 +387,8 @@ def test_a_module_and_data_are_enough():
     assert assumed(study) == ["reference", "batch_sizes", "wall_seconds", "budget", "target"]
     assert (options.scaling.batch_size, options.scaling.lr) == (24, 0.01)
     assert (options.search.batch_size.low, options.search.batch_size.high) == (1, 96)
-    assert options.search.wall_seconds == QUICK_SECONDS
+    assert (options.search.wall_seconds, options.quick) == (None, True)
+    assert wall_limit(options) == QUICK_SECONDS
     assert options.budget.budget == Budget(examples=9600)
     assert options.workload.budget.assumed_epoch == 96
     assert options.workload.target.value == "auto"

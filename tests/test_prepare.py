@@ -541,6 +541,8 @@ def test_an_mlflow_that_cannot_be_imported_is_a_note(uri, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("wall_seconds", "start", "seconds"),
     [
+        # quick=true: its start counts for half of it at most.
+        (None, 500.0, [6.0]),
         (1000, 0.0, [90.0]),
         # It is a tenth of what the start has left.
         (400, 100.0, [30.0]),
@@ -566,12 +568,14 @@ def test_the_survey_leaves_most_of_the_wall_time_to_the_search(
         "workload=digits",
         "device=cpu",
         "search.workers=0",
-        f"search.wall_seconds={wall_seconds}",
+        f"search.wall_seconds={wall_seconds or 'null'}",
+        f"quick={wall_seconds is None}",
         elapsed=lambda: start,
     )
     prepared.close()
     assert prepared.options.hardware.seconds == 90
     assert asked == seconds
     # What is advised for a later start counts the same survey.
-    left = wall_seconds - start
-    assert survey_seconds(prepared.options, wall_seconds, left) == sum(seconds)
+    if wall_seconds is not None:
+        left = wall_seconds - start
+        assert survey_seconds(prepared.options, wall_seconds, left) == sum(seconds)

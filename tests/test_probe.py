@@ -25,6 +25,7 @@ from bstune.hardware.probe import (
     largest_in_time,
     measure_ceiling,
 )
+from bstune.options import with_option
 from bstune.trial.checks.preflight import PreflightFindings
 from bstune.workloads.models import mlp
 
@@ -295,6 +296,54 @@ def test_a_real_ceiling():
         HardwareError, match=r"the smallest batch size, 11, is larger than .* \(10 examples\)"
     ):
         measure_ceiling(*digits(), 11, 12, 10, limit=64 * MiB, **options)
+
+
+@pytest.mark.parametrize(
+    ("slow_from", "full_from", "ceiling", "probed"),
+    [
+        # Nothing is slow.
+        (1200, 1200, 1000, [1000, 4]),
+        # The largest size is: sizes up to the middle of log B follow by the memory of both others.
+        (1000, 1200, 252, [1000, 4, 64]),
+        # The user's own size runs today, however slow the machine is now.
+        (10, 1200, 64, [1000, 4, 64]),
+        # Less memory than the probe of 1000 would have shown ends the range as ever.
+        (1000, 40, 4, [1000, 4, 64]),
+        (1200, 500, 4, [1000, 4]),
+    ],
+)
+def test_a_probe_that_was_too_slow_leaves_the_users_own_batch_size(
+    monkeypatch, slow_from, full_from, ceiling, probed
+):
+    def result(self, size):
+        if size >= slow_from:
+            return ProbeResult(size, "error", 4096 * MiB, message="it did not end within 60 s")
+        if size >= full_from:
+            return ProbeResult(size, "training", 4096 * MiB, peak_bytes=5000 * MiB)
+        peak = (100 + size) * MiB
+        return ProbeResult(size, "fits", 4096 * MiB, training_bytes=peak, peak_bytes=peak)
+
+    monkeypatch.setattr(TrialProbe, "__call__", result)
+    options, recipe = digits()
+    options = with_option(options, "scaling.batch_size", 64)
+    # The survey's time is over with its first probe.
+    found = measure_ceiling(
+        options,
+        recipe,
+        4,
+        1000,
+        1200,
+        limit=4096 * MiB,
+        steps=3,
+        seconds=60.0,
+        multiple=1,
+        relative=0.01,
+        largest_first=True,
+        verify=0,
+        is_late=lambda: True,
+    )
+    assert found.batch_size == ceiling
+    assert [probe.batch_size for probe in found.probes] == probed
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,18 @@ def test_one_live_line_on_a_terminal(capsys):
     [
         (
             {},
-            "trial 3  configuration 4 of 5  B 64  lr 0.1  reached at val/error 0.0995 after 400 steps, 4.00 s",
+            "trial 3  configuration 4 of 5  B 64  lr 0.1  reached at val/error 0.0995 after 400 steps, about 4.00 s",
+        ),
+        # Evaluated every 100 steps, it may have met the target at any of the last 100.
+        (
+            {"steps_low": 300},
+            "trial 3  configuration 4 of 5  B 64  lr 0.1  reached at val/error 0.0995 "
+            "after 300 to 400 steps, about 4.00 s",
+        ),
+        (
+            {"steps_low": 300, "horizon": 400},
+            "trial 3  configuration 4 of 5  B 64  lr 0.1  reached at val/error 0.0995 "
+            "after 400 steps of 400, about 4.00 s",
         ),
         (
             {"status": "stopped", "resumed_from": 1, "horizon": 500},

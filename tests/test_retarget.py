@@ -1,5 +1,7 @@
 import json
 import shutil
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -8,9 +10,11 @@ from toolbox import contents, made_table, make_trial, numbers, statuses, trials_
 
 from bstune.config import read_yaml
 from bstune.core.errors import ConfigError, StudyError
-from bstune.core.records import Target
+from bstune.core.records import CUT_SHORT, Target, TrialResult, TrialSpec
 from bstune.report.answer import answer
 from bstune.report.lines.cautions import cautions
+from bstune.report.schema import CeilingAt, SurveyedCeiling, SurveyedSteps
+from bstune.report.study_folder import read_files, read_study
 from bstune.study.folder_config import options_of_folder
 from bstune.study.verbs import retarget
 from bstune.study.verbs.retarget import (
@@ -20,6 +24,7 @@ from bstune.study.verbs.retarget import (
     ended_at,
     is_near,
     read_at_target,
+    study_so_far,
 )
 from bstune.system.files import Output
 
@@ -295,6 +300,30 @@ def test_a_study_that_has_gone_on_since_its_results_is_shown_with_all_its_trials
     printed = capsys.readouterr().out
     assert "the study has not ended" in printed
     assert f"{told['configurations']} configurations" in printed
+
+
+def test_a_trial_that_was_cut_short_leaves_a_study_that_has_ended_as_it_is(folder):
+    told = read_study(folder).result
+    trials = trials_of(folder)
+    spec = TrialSpec(len(trials), len(trials), 32, 0.1, 0.0, 1)
+    cut = TrialResult.unmeasured(spec, "failed", message=CUT_SHORT)
+    with (folder / "trials.jsonl").open("a") as lines:
+        lines.write(cut.to_json() + "\n")
+    found = study_so_far(folder)
+    assert found.result == told
+    assert len(found.files.trials) == len(trials) + 1
+
+
+def test_the_batch_sizes_of_a_survey_that_predicts_its_ceiling_were_searched(folder):
+    ceiling = SurveyedCeiling(at=CeilingAt(batch_size=64), smallest=2, predicted=4096)
+    survey = SimpleNamespace(
+        ceiling=ceiling, measured=SurveyedSteps(), seconds_of="trainer", threads=None
+    )
+    content = replace(read_files(Output(folder)), hardware=survey)
+    prepared, _ = retarget._prepared(Output(folder), content, goal=None, trust=False)
+    searched = options_of_folder(content.config, folder / "config.yaml").search.batch_size
+    assert (prepared.space.low, prepared.space.high) == (2, min(4096, searched.high))
+    assert searched.high > 64
 
 
 def test_a_file_that_is_no_study_is_refused_and_nothing_of_its_folder_is_shown(folder):

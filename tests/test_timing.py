@@ -75,6 +75,34 @@ def test_enough_time_measures_all_and_without_time_both_ends_are_visited():
     assert measured((8,), 2, 0.0).cut == (8,)
 
 
+def test_the_largest_size_may_be_raised_after_the_first_visits_to_both_ends():
+    time = FakeTime()
+    visited = []
+    left = []
+
+    def run(size):
+        visited.append(size)
+        time.sleep(line(size))
+        return (line(size),) * 3, ()
+
+    def resized(seconds_left):
+        left.append(seconds_left)
+        return [8, 90, 1000]
+
+    found = measure_step_times(run, SIZES, 2, 0, 1e9, time, resized=resized)
+    assert visited[:3] == [8, 500, 1000]
+    assert left == [pytest.approx(1e9 - line(8) - line(500))]
+    # The size that was the largest one has been timed as well.
+    assert sizes_of(found) == [8, 90, 500, 1000]
+    # Both ends that stay leave the visits as they are.
+    orders = []
+    for same in (None, lambda seconds_left: SIZES):
+        visited.clear()
+        measure_step_times(run, SIZES, 2, 0, 1e9, time, resized=same)
+        orders.append(list(visited))
+    assert orders[0] == orders[1]
+
+
 def test_summary():
     # Means of 2 and 4.5: their middle and quartiles, and a rise by 125%.
     timing = summarize_visits(8, [(1.0, 2.0, 3.0), (4.0, 5.0)])

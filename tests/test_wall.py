@@ -40,12 +40,12 @@ def step_time(batch_size):
 COST = TrialCost(fixed=1.0, slope=2.0, tau=step_time)
 
 
-def wall(elapsed, limit=100.0, replicates=3, objective="time", **changes):
+def wall(elapsed, limit=100.0, replicates=3, objective="time", most_start=math.inf, **changes):
     budget = replace(BUDGET, wall_seconds=limit, replicates=replicates, objective=objective)
+    budget = replace(budget, most_start=most_start)
     study = changes.pop("study", None) or optuna.create_study()
-    return WallTime(
-        study, budget, lambda: elapsed, **{"owner": True, "now": lambda: 1000.0, **changes}
-    )
+    clock = elapsed if callable(elapsed) else lambda: elapsed
+    return WallTime(study, budget, clock, **{"owner": True, "now": lambda: 1000.0, **changes})
 
 
 def spec(resumed_from=None):
@@ -220,6 +220,58 @@ def test_a_study_that_is_continued_has_what_is_left():
     assert joined.seconds_left == 100.0 - (950.0 - 930.0) - REPORT_SECONDS, (
         "it counts by the owner's start"
     )
+
+
+@pytest.mark.parametrize(
+    ("start", "left"),
+    [
+        # The start counts in full up to half of the limit.
+        (30.0, 70.0),
+        (50.0, 50.0),
+        (400.0, 50.0),
+    ],
+)
+def test_a_start_takes_half_of_a_limit_that_nobody_has_stated_at_most(start, left):
+    study = optuna.create_study()
+    now = [start]
+    first = wall(lambda: now[0], study=study, most_start=50.0)
+    assert first.seconds_left == left - REPORT_SECONDS
+    assert study.user_attrs[BEGAN] == 1000.0 - (100.0 - left)
+    # The search itself counts in full.
+    first.begin_trial()
+    now[0] += 20.0
+    assert first.seconds_left == left - 20.0 - REPORT_SECONDS
+    first.keep()
+    # A study whose search has had its seconds gets no more of them by another start.
+    second = wall(300.0, study=study, most_start=50.0)
+    assert second.seconds_left == 50.0 - 20.0 - REPORT_SECONDS
+    # A limit that is stated later counts the starts in full.
+    assert study.user_attrs[TAKEN] == start + 20.0
+    assert wall(10.0, study=study).seconds_left == 70.0 - start - REPORT_SECONDS
+
+
+def test_what_is_kept_is_a_share_of_what_the_search_has():
+    assert wall(400.0, most_start=50.0).reserve([STOPPED], COST) == 0.4 * 50.0
+    assert wall(20.0, most_start=50.0).reserve([STOPPED], COST) == 0.4 * 80.0
+    assert wall(20.0).reserve([STOPPED], COST) == 0.4 * 100.0
+
+
+def test_the_others_count_by_what_the_owners_start_counts_for():
+    study = optuna.create_study()
+    now = [40.0]
+    owner = wall(lambda: now[0], study=study, most_start=50.0, now=lambda: 1000.0 + now[0])
+    now[0] = 90.0
+    owner.begin_trial()
+    joined = wall(3.0, study=study, owner=False, most_start=50.0, now=lambda: 1100.0)
+    assert joined.seconds_left == 100.0 - 50.0 - 10.0 - REPORT_SECONDS
+
+
+def test_a_command_without_a_limit_counts_for_a_later_one_that_has_one():
+    study = optuna.create_study()
+    first = wall(60.0, study=study, limit=None)
+    first.begin_trial()
+    first.keep()
+    assert wall(10.0, study=study).seconds_left == 100.0 - 70.0 - REPORT_SECONDS
 
 
 def test_a_command_that_began_no_trial_is_not_charged():

@@ -140,6 +140,50 @@ def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
     assert bool(bare) == (seconds_per_example < 1.0)
 
 
+@pytest.mark.parametrize(
+    ("of_first_steps", "seconds_of_survey", "largest", "is_told"),
+    [
+        # The steps that were tried were as slow as those that are timed.
+        (0.01, 50.0, 300, True),
+        # They were ten times as slow: more is timed, up to the ceiling.
+        (0.1, 500.0, 512, False),
+        (0.1, 50.0, 298, True),
+    ],
+)
+def test_slow_first_steps_do_not_limit_what_is_timed(
+    monkeypatch, of_first_steps, seconds_of_survey, largest, is_told
+):
+    timed = []
+
+    def time_trial(workload, protocol, size, lr, steps):
+        timed.append(size)
+        return (0.01 * size,) * steps
+
+    monkeypatch.setattr(timing, "time_trial", time_trial)
+    monkeypatch.setattr(timing, "time_bare", lambda *arguments: (0.01,))
+    options, recipe = resolved(
+        "workload=digits",
+        "device=cpu",
+        "search.batch_size.low=2",
+        "hardware.step_time.warmup_steps=2",
+        "hardware.step_time.min_steps=3",
+    )
+    found = PreflightFindings(2, StepTime(0.0, of_first_steps), ())
+    ceiling = replace(make_survey().ceiling, smallest=2)
+    ceiling = replace(ceiling, at=replace(ceiling.at, batch_size=512))
+    space = make_space(options)
+    protocol = make_protocol(options, recipe)
+    device = torch.device("cpu")
+    measured, notes = _time_ladder(
+        options, recipe, space, protocol, None, ceiling, device, seconds_of_survey, found
+    )
+    assert max(timed) == measured.timings[-1].batch_size == pytest.approx(largest, abs=3)
+    assert len(notes) == is_told
+    # What the note says is true of the steps that were timed.
+    for note in notes:
+        assert "each takes longer than 3.00 s" in note
+
+
 def fake_time_trial(monkeypatch, running, waiting):
     """Let steps run and wait for given seconds by number of threads; list the calls' threads."""
     calls = []

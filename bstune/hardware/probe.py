@@ -29,13 +29,13 @@ import re
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -44,7 +44,7 @@ from bstune.core.errors import BstuneError, ConfigError, HardwareError
 from bstune.core.records import Budget, TrialProtocol, TrialSpec
 from bstune.core.step_time import StepTime
 from bstune.hardware import memory
-from bstune.hardware.memory import Ceiling, ProbeOutcome, ProbeResult, find_ceiling
+from bstune.hardware.memory import Ceiling, ProbeOutcome, ProbeResult, find_ceiling, fit_memory
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.system import interruption
@@ -70,6 +70,8 @@ EVALUATION_SECONDS = 5.0
 # The share of a probe's seconds that its steps are to take by prediction. Its start and the noise
 # scale take some too, and the prediction is from a few steps at other batch sizes.
 PROBE_ROOM = 1 / 3
+# The message of a probe that was ended by its time begins so.
+TOO_SLOW = "it did not end within"
 DEVICE_LOST = re.compile(
     "No CUDA GPUs are available|no CUDA-capable device|busy or unavailable|GPU is lost|"
     "fallen off the bus|uncorrectable ECC|CUDA driver|unspecified launch failure"
@@ -203,7 +205,7 @@ class TrialProbe:
                     # On a GPU the probe limits itself.
                     resident = memory.resident_bytes(process.pid) if self.on_cpu else 0
                     if time.monotonic() > end:
-                        stopped = f"it did not end within {self.seconds:g} s"
+                        stopped = f"{TOO_SLOW} {self.seconds:g} s"
                     elif self.limit is not None and resident > self.limit:
                         stopped = resident
             finally:
@@ -488,7 +490,54 @@ def measure_ceiling(
         evaluation_batches=evaluated_batches(tried),
     )
     ceiling = find_ceiling(probe, low, largest_to_probe, notes=notes, **search)
+    own = options.scaling.whole_batch_size
+    if _was_too_slow(ceiling.above) and ceiling.at.batch_size < own < ceiling.above.batch_size:
+        report = search.get("report", lambda result: None)
+        return _about_own(ceiling, own, probe, report, notes)
     if ceiling.above is not None:
         return ceiling
     # All that was probed fits: larger sizes may be left, which there was no time to probe.
     return ceiling.extended(largest)
+
+
+def _was_too_slow(result: ProbeResult | None) -> TypeGuard[ProbeResult]:
+    """Whether a probe was ended by its time, which tells nothing of the memory."""
+    if result is None or result.message is None:
+        return False
+    return result.outcome == "error" and result.message.startswith(TOO_SLOW)
+
+
+def _about_own(
+    ceiling: Ceiling,
+    own: int,
+    probe: memory.Probe,
+    report: Callable[[ProbeResult], None],
+    notes: Sequence[str],
+) -> Ceiling:
+    """Give the ceiling where a probe was too slow on a busy machine, and the answer far below.
+
+    The user's own batch size runs today: it is probed, whatever the time. It fits, too, where its
+    probe is too slow as well. Larger sizes may follow by the memory of both, up to the middle of
+    log B between it and the one that was too slow.
+
+    Args:
+        ceiling: as it was found, below ``own``.
+        own: the user's own batch size.
+        probe: trains at a batch size.
+        report: takes the result of the probe.
+        notes: lines that the answer begins with.
+    """
+    slow = ceiling.above
+    assert slow is not None  # noqa: S101 (the caller has looked)
+    result = probe(own)
+    report(result)
+    probes = (*ceiling.probes, result)
+    text = f"batch size {slow.batch_size} was not probed to its end ({slow.message})"
+    lines = (*notes, text)
+    if _was_too_slow(result):
+        return replace(ceiling, above=None, probes=probes, predicted=own, notes=lines)
+    if not result.fits:
+        return replace(ceiling, above=result, probes=probes)
+    model = fit_memory([each for each in probes if each.fits])
+    found = replace(ceiling, at=result, above=None, probes=probes, model=model, notes=lines)
+    return found.extended(math.floor(math.sqrt(own * slow.batch_size)))

@@ -136,6 +136,7 @@ def measure_step_times(
     seed: int,
     max_seconds: float,
     now: Callable[[], float] = time.perf_counter,
+    resized: Callable[[float], Sequence[int]] | None = None,
 ) -> Measured:
     """Measure the seconds of a step at each batch size, in ``repeats`` visits to it.
 
@@ -151,9 +152,11 @@ def measure_step_times(
         seed: of the order.
         max_seconds: what all visits may take.
         now: a clock.
+        resized: gives the batch sizes anew after the first visits to both ends, from the seconds
+            that are left. The smallest one is the same. None: they stay.
     """
     start = now()
-    both_ends = (min(sizes), max(sizes))
+    both_ends = {min(sizes), max(sizes)}
     # The batch size and the seconds of each visit so far.
     visits = list[tuple[float, float]]()
     # By batch size: the seconds of single steps, a sequence for each visit. They are of trials, and
@@ -176,7 +179,18 @@ def measure_step_times(
             bare_seconds.setdefault(size, []).append(bare)
         visits.append((float(size), now() - began))
 
-    for size in visit_order(sizes, repeats, seed):
+    order = visit_order(sizes, repeats, seed)
+    for size in order[: len(both_ends)]:
+        visit(size)
+    order = order[len(both_ends) :]
+    if resized is not None:
+        new_sizes = resized(max_seconds - (now() - start))
+        if max(new_sizes) != max(sizes):
+            sizes = sorted({*new_sizes, *both_ends})
+            both_ends = {min(sizes), max(sizes)}
+            # The smallest one has had its first visit.
+            order = visit_order(sizes, repeats, seed)[1:]
+    for size in order:
         visit(size)
     # With these visits a batch size has MOST_REPEATS times as many as without.
     for _ in range((MOST_REPEATS - 1) * repeats):

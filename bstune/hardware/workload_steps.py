@@ -19,7 +19,7 @@ import torch
 from bstune.core.errors import HardwareError
 from bstune.core.records import StepsOf, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
-from bstune.core.step_time import fit_step_times
+from bstune.core.step_time import fit_line, fit_step_times
 from bstune.hardware import roofline, timing
 from bstune.hardware.memory import Ceiling
 from bstune.hardware.probe import DEVICE_LOST, largest_in_time
@@ -56,6 +56,8 @@ CEILINGS_SHARE = 0.02
 # framework, and the choice of the number of threads.
 LARGEST_SHARE = 0.3
 BARE_SHARE = 0.05
+# The largest batch size to time is raised where it becomes so many times as large at least.
+LEAST_RAISE = 1.5
 THREADS_SHARE = 0.15
 # Seconds that timed steps may take before a fit. Steps that are longer hide what threads wait for.
 SECONDS_BEFORE_FIT = 10.0
@@ -394,7 +396,7 @@ def _time_ladder(
     # The steps before a graph is captured are not like the replays that follow, which are timed.
     warmup_steps = max(step_time.warmup_steps, eager_steps(protocol.fast, device))
     with_warmup = replace(protocol, warmup_steps=warmup_steps)
-    sizes, notes = _sizes_to_time(options, space, workload, ceiling, warmup_steps, seconds, tried)
+    ladder = _sizes_to_time(options, space, workload, ceiling, warmup_steps, seconds, tried)
     # Gives the seconds in which this process has waited for a processor so far.
     waited = processor_wait_of(device)
     start = time.perf_counter()
@@ -426,12 +428,68 @@ def _time_ladder(
         )
         if is_shared:
             # The processes start with the first trial, which is no part of a step.
-            time_trial(sizes[0], space.lowest_rate_spec(sizes[0]).lr, 1)
+            smallest = ladder.sizes[0]
+            time_trial(smallest, space.lowest_rate_spec(smallest).lr, 1)
+
+        def resized(seconds_left: float) -> tuple[int, ...]:
+            """Raise the largest size, where the first visits were faster than the steps before."""
+            nonlocal ladder
+            ladder = _raised(ladder, visits, ceiling, seconds_left)
+            return ladder.sizes
+
         measured = timing.measure_step_times(
-            visits.visit, sizes, step_time.repeats, options.seed, seconds
+            visits.visit, ladder.sizes, step_time.repeats, options.seed, seconds, resized=resized
         )
+    notes = list[str]()
+    if ladder.largest < ceiling.batch_size:
+        notes.append(_untimed_note(ladder.largest, ladder.longest_step))
+    notes += [*ladder.notes, *overhead_notes]
     share_waited = (waited() - waited_before) / (time.perf_counter() - start)
-    return replace(measured, waited=share_waited), (*notes, *overhead_notes)
+    return replace(measured, waited=share_waited), tuple(notes)
+
+
+@dataclass(frozen=True)
+class _Ladder:
+    """The batch sizes at which steps are timed.
+
+    Args:
+        sizes: the batch sizes, from the smallest.
+        largest: of them, in the range; the user's own may lie outside.
+        longest_step: the seconds that a step may take.
+        notes: on what is not timed besides.
+    """
+
+    sizes: tuple[int, ...]
+    largest: int
+    longest_step: float
+    notes: tuple[str, ...] = ()
+
+
+def _raised(ladder: _Ladder, visits: "_Visits", ceiling: Ceiling, seconds_left: float) -> _Ladder:
+    """Raise the largest batch size as far as the first visits to both ends show that time allows.
+
+    The first steps of a process, on which the sizes were chosen, may be many times as slow as those
+    that follow. A raise by less than ``LEAST_RAISE`` is not worth another visit.
+    """
+    largest = ladder.sizes[-1]
+    # One outside the range, the user's own, stays the largest one.
+    if ladder.largest != largest or largest >= ceiling.batch_size:
+        return ladder
+    step_time = visits.step_time
+    longest_step = _longest_step(step_time, visits.warmup_steps, seconds_left)
+    law = fit_line(visits.timed)
+    in_time = largest_in_time(ceiling.batch_size, ceiling.smallest, longest_step, law)
+    multiple = visits.space.multiple
+    if in_time < ceiling.batch_size:
+        in_time = in_time // multiple * multiple
+    if longest_step <= 0.0 or in_time < LEAST_RAISE * largest:
+        # What is longer than that is told as predicted, or as the end of the time.
+        still_fits = law(largest + 1) <= ladder.longest_step
+        return replace(ladder, longest_step=0.0) if still_fits else ladder
+    sizes = timing.ladder(ceiling.smallest, in_time, step_time.rungs, multiple)
+    # A smaller size of the user's own stays, which the ladder does not have.
+    sizes = tuple(sorted({*sizes, ladder.sizes[0]}))
+    return replace(ladder, sizes=sizes, largest=in_time, longest_step=longest_step)
 
 
 def _sizes_to_time(
@@ -442,8 +500,8 @@ def _sizes_to_time(
     warmup_steps: int,
     seconds: float,
     tried: PreflightFindings | None,
-) -> tuple[tuple[int, ...], list[str]]:
-    """Choose the batch sizes at which steps are timed, with notes on those that are not.
+) -> _Ladder:
+    """Choose the batch sizes at which steps are timed.
 
     The arguments are those of :func:`_time_ladder`, and the warm-up steps of a visit.
     """
@@ -451,8 +509,6 @@ def _sizes_to_time(
     longest_step = _longest_step(step_time, warmup_steps, seconds)
     largest = _largest_to_time(step_time, warmup_steps, space, ceiling, seconds, tried)
     notes = list[str]()
-    if largest < ceiling.batch_size:
-        notes.append(_untimed_note(largest, longest_step))
     sizes = timing.ladder(ceiling.smallest, largest, step_time.rungs, space.multiple)
     reference = reference_outside(options, space)
     if reference is not None:
@@ -460,7 +516,7 @@ def _sizes_to_time(
             sizes = tuple(sorted({*sizes, reference}))
         else:
             notes.append(f"steps at your own batch size {reference} are not timed but predicted")
-    return sizes, notes
+    return _Ladder(sizes, largest, longest_step, tuple(notes))
 
 
 def reference_outside(options: StudyOptions, space: Space) -> int | None:

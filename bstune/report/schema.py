@@ -68,13 +68,20 @@ class SurveyedCeiling(SurveyPart, frozen=True):
     """The memory ceiling and the probes that found it."""
 
     at: CeilingAt
-    """The ceiling itself."""
+    """The largest probe that fits."""
     smallest: BatchSize
     """The smallest batch size that was asked for."""
     model: SurveyedMemory | None = None
     """Memory by batch size. None where the device gives no figures."""
     probes: Items[ProbeRow] = ()
     """The batch sizes that were tried."""
+    predicted: BatchSize | None = None
+    """The largest batch size by the model. None where the largest one was probed."""
+
+    @property
+    def batch_size(self) -> int:
+        """The ceiling itself, in examples."""
+        return self.at.batch_size if self.predicted is None else self.predicted
 
 
 class Timing(SurveyPart, frozen=True):

@@ -19,6 +19,8 @@ from bstune.result import (
 from bstune.system.console import format_count, format_number, format_seconds, plural, time_unit
 
 PREDICTED = "predicted, not run again on fresh seeds"
+# From this share of the steps on, an evaluation that missed the target is near the one that met it.
+NEAR_EVALUATIONS = 0.9
 
 
 def device_text(device: str) -> str:
@@ -45,6 +47,20 @@ def winner_text(winner: WinnerResult, tokens: int | None = None) -> str:
     ``tokens``: tokens of an example, if it has some: then ``batch size 204 (13,056 tokens)``.
     """
     return point_text(winner.batch_size, winner.lr, winner.hyperparameters, winner.horizon, tokens)
+
+
+def met_between(steps_low: int, steps: int) -> str | None:
+    """Write after which steps a target was met that is evaluated rarely: ``300 to 400 steps``.
+
+    None where the evaluations tell the steps well enough, and where the first one met it.
+
+    Args:
+        steps_low: of the last evaluation that missed the target.
+        steps: of the first one that met it.
+    """
+    if steps_low == 0 or steps_low > NEAR_EVALUATIONS * steps:
+        return None
+    return f"{steps_low} to {steps} steps"
 
 
 def baseline_text(baseline: BaselineResult) -> str:

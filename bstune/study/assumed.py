@@ -102,13 +102,13 @@ class Completed:
 
     Args:
         given: the arguments.
-        wall_seconds: ``search.wall_seconds``, which was assumed as well; None: it was not.
+        quick: whether the study's time is assumed as well, that of ``quick=true``.
         lines: what was assumed, a line each, with the argument that changes it.
         budget_seconds: ``budget.seconds``, which was assumed as well; None: it was not.
     """
 
     given: GivenObjects
-    wall_seconds: float | None
+    quick: bool
     lines: tuple[str, ...]
     budget_seconds: float | None = None
 
@@ -154,7 +154,7 @@ def complete(stated: Stated) -> Completed:
             "bstune finds these by itself only where it is given module and data"
         )
     given = _given_objects(stated, target, sizes, reference, budget)
-    return Completed(given, wall_seconds=None, lines=tuple(_lines_on_tunables(stated)))
+    return Completed(given, quick=False, lines=tuple(_lines_on_tunables(stated)))
 
 
 def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
@@ -191,7 +191,7 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     given = _given_objects(with_own_trainer, target, sizes, reference, limits.budget)
     return Completed(
         given=replace(given, assumed_epoch=limits.assumed_epoch),
-        wall_seconds=limits.wall_seconds,
+        quick=limits.quick,
         lines=tuple(lines),
         budget_seconds=limits.budget_seconds,
     )
@@ -321,8 +321,8 @@ class _Limits:
     """The budget of a trial, and what is assumed with it; None: it is not assumed."""
 
     budget: Budget
-    wall_seconds: float | None = None
-    """``search.wall_seconds``, of the study."""
+    quick: bool = False
+    """Whether the study has the time of ``quick=true``."""
     budget_seconds: float | None = None
     """``budget.seconds``, of a trial for the objective loss."""
     assumed_epoch: int | None = None
@@ -343,11 +343,10 @@ def _limits_of_trial(
     lacks_budget = not stated.has_budget
     # Neither the call nor the project's Trainer says how long a training is.
     lacks_length = lacks_budget and not length.is_own
-    wall_seconds: float | None = None
-    if lacks_length and not stated.is_timed:
-        wall_seconds = QUICK_SECONDS
+    quick = lacks_length and not stated.is_timed
+    if quick:
         lines.append(
-            f"wall_seconds={wall_seconds:g}: the study takes {format_seconds(wall_seconds)}, "
+            f"wall_seconds={QUICK_SECONDS:g}: the study takes {format_seconds(QUICK_SECONDS)}, "
             "as neither it nor trainer={'max_epochs': N} says how long"
         )
     budget_seconds: float | None = None
@@ -371,7 +370,7 @@ def _limits_of_trial(
         assumed_epoch = project.examples
     return _Limits(
         budget=Budget(examples=length.examples),
-        wall_seconds=wall_seconds,
+        quick=quick,
         budget_seconds=budget_seconds,
         assumed_epoch=assumed_epoch,
     )

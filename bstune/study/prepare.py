@@ -26,7 +26,7 @@ from bstune.study.planning.baseline import (
 )
 from bstune.study.planning.doubts import doubt_of_direction
 from bstune.study.planning.next_command import START_SLACK
-from bstune.study.planning.plan import QUICK_SECONDS, SearchBudget
+from bstune.study.planning.plan import SearchBudget, most_start_seconds, wall_limit
 from bstune.study.planning.survey_time import is_surveyed, seconds_left_of
 from bstune.study.planning.trial_budget import single_trial, with_budget_in_time, with_single_budget
 from bstune.study.prepare_training import PreparedRuns, prepare_training
@@ -122,8 +122,6 @@ def _prepare(
     :func:`prepare`, which has the same arguments, calls this.
     """
     options = with_single_budget(options, recipe)
-    if options.quick and options.search.wall_seconds is None:
-        options = with_option(options, "search.wall_seconds", QUICK_SECONDS)
     threads_given = options.threads
     resolved = _resolved(options, recipe, backend)
     options = resolved.options
@@ -434,7 +432,8 @@ def search_budget(options: StudyOptions) -> SearchBudget:
         objective=search.objective,
         trials=search.trials,
         seconds=search.seconds,
-        wall_seconds=search.wall_seconds,
+        wall_seconds=wall_limit(options),
+        most_start=most_start_seconds(options),
         precision=search.precision,
         least_gain=search.least_gain,
         replicates=search.replicates,

@@ -12,8 +12,7 @@ from bstune.core.search_space import Space
 from bstune.options import StudyOptions, with_option
 from bstune.recipe import Recipe
 from bstune.study.planning.doubts import doubt_of_scale
-from bstune.study.planning.duration import advice_on_time
-from bstune.study.planning.plan import SearchBudget, max_seconds
+from bstune.study.planning.plan import SearchBudget
 from bstune.study.planning.survey_time import LEAST_LEFT, is_surveyed, needs_survey, survey_limit
 from bstune.study.training import Training, TrainingHere, TrainingProcess, Tried, TriedBackend
 from bstune.system.console import plural
@@ -130,11 +129,6 @@ def _try_and_survey(
     doubt = doubt_of_scale(protocol.target, tried.findings.start_metric)
     if doubt is not None:
         say(doubt)
-    if trial is None:
-        advice = _advice_on_length(options, protocol, space, budget, backend)
-        if advice is not None:
-            say(advice)
-            backend.notes += (advice,)
     survey, was_cached = _survey_in_time(
         options, recipe, protocol, space, training, tried, seconds_left, say
     )
@@ -224,20 +218,6 @@ def _take_survey(backend: TriedBackend, training: Training, survey: "Survey", wo
     # The law is later fitted to the trials' own steps as well. Those of trials side by side would
     # falsify it, as such trials slow each other down.
     backend.step_time = law if workers <= 1 else law.without_trials()
-
-
-def _advice_on_length(
-    options: StudyOptions,
-    protocol: TrialProtocol,
-    space: Space,
-    budget: SearchBudget,
-    backend: TrialBackend,
-) -> str | None:
-    """Say what a long study takes, and what would make it fit; None for one that is not long."""
-    seconds = max_seconds(budget, space, protocol, backend, options.budget.seconds)
-    seconds /= max(1, options.search.workers)
-    limited = budget.wall_seconds is not None or budget.seconds is not None
-    return advice_on_time(seconds, budget.trials, options.device, limited)
 
 
 def _time_several_devices(

@@ -198,8 +198,8 @@ class Study:
             self.assumptions = completed.lines
             if completed.budget_seconds is not None:
                 chosen["budget.seconds"] = completed.budget_seconds
-            if completed.wall_seconds is not None:
-                chosen["search.wall_seconds"] = completed.wall_seconds
+            if completed.quick:
+                chosen["quick"] = True
             # Without a module a loop of the user's trains, whose steps bstune cannot time.
             if arguments["module"] is None:
                 _refuse_survey(arguments["survey"], options)

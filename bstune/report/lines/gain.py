@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from bstune.core.search_space import SAME_POINT, are_near
 from bstune.report.lines.unreached import none_to_use
-from bstune.report.words import baseline_text
+from bstune.report.words import baseline_text, met_between
 from bstune.result import (
     AtEqualSeconds,
     BaselineResult,
@@ -41,7 +41,7 @@ def gain(result: StudyResult) -> Iterator[str]:
     if compared.merit == "time":
         better = "as fast as"
     ratio = _ratio_text(compared.ratio)
-    basis = _basis_text(compared, baseline, result.search.replicates)
+    basis = _basis_text(compared, result, baseline)
     # A bound has no interval.
     is_bound = compared.at_least or compared.low is None
     # A schedule that ended before the target bounds nothing: under a longer one, the target may be
@@ -73,15 +73,20 @@ def is_shown(gain: Gain) -> bool:
     return gain.low is None or gain.low > 1.0
 
 
-def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> str:
+def _basis_text(compared: Gain, result: StudyResult, baseline: BaselineResult) -> str:
     """Write the end of a sentence: on which runs the gain was measured.
 
-    It is empty where both sides had all ``replicates``, the fresh seeds that were planned.
+    It is empty where both sides had all fresh seeds that were planned.
     """
-    ran_on_all_seeds = compared.seeds > 0 and compared.seeds >= replicates
+    ran_on_all_seeds = compared.seeds > 0 and compared.seeds >= result.search.replicates
     if ran_on_all_seeds and baseline.status == "reached":
         return ""
-    text = f"; {_runs_text(compared)}"
+    met: str | None = None
+    for point in result.points:
+        is_of_baseline_run = point.number == baseline.number and baseline.horizon is None
+        if is_of_baseline_run and point.steps is not None:
+            met = met_between(point.steps_low, point.steps)
+    text = f"; {_runs_text(compared, met)}"
     # The gain leaves out runs of the baseline that missed the target: with them it would be larger.
     missed = baseline.runs - baseline.reached
     # The baseline's run in the search is not among ``runs``, those on fresh seeds. If it missed the
@@ -95,8 +100,12 @@ def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> st
     return text
 
 
-def _runs_text(compared: Gain) -> str:
-    """Write on which runs a gain was measured: ``on 1 fresh seed of both``, or those of each."""
+def _runs_text(compared: Gain, met: str | None) -> str:
+    """Write on which runs a gain was measured: ``on 1 fresh seed of both``, or those of each.
+
+    ``met``: after which steps the baseline's search trial met the target, where evaluations lie far
+    apart; else None.
+    """
     if compared.seeds:
         return f"on {plural(compared.seeds, 'fresh seed')} of both"
     if compared.baseline_seeds is None or compared.winner_seeds is None:
@@ -105,6 +114,8 @@ def _runs_text(compared: Gain) -> str:
     if compared.winner_seeds:
         of_winner = f"USE on {plural(compared.winner_seeds, 'fresh seed')}"
     of_baseline = "yours in its single search trial"
+    if met is not None:
+        of_baseline += f", after {met}"
     if compared.baseline_seeds:
         of_baseline = f"yours on {plural(compared.baseline_seeds, 'other fresh seed')}"
     return f"{of_baseline}, {of_winner}"

@@ -10,6 +10,7 @@ import numpy as np
 from bstune.core.objectives import Objective
 from bstune.core.records import TrialProtocol, TrialResult
 from bstune.core.search_space import Space
+from bstune.options import StudyOptions
 from bstune.trial.backend import TrialBackend
 
 # Trial indices of replicates begin here; no search has so many.
@@ -21,6 +22,9 @@ RESCUE_SHARE = 0.4
 MEANS_SHARE = 0.125
 # Seconds of wall time that a study with quick=true has.
 QUICK_SECONDS = 120.0
+# Of a limit that nobody has stated, at most this share is spent on the starts of the study's
+# commands: on a busy machine imports and preflight alone would take all of it.
+START_SHARE = 0.5
 # Batch sizes at which the mean over log B is taken.
 QUADRATURE = 64
 # What a seed is for. It is made of this, the study's seed and the trial's index.
@@ -55,6 +59,7 @@ class SearchBudget:
         trials: how many the search may try; one that continues another is the same trial.
         seconds: of training, over the whole search; None: any.
         wall_seconds: of the study's wall time, see :mod:`bstune.study.planning.wall`; None: any.
+        most_start: of those seconds, as many as the starts of its commands count for at most.
         stratified: share of trials whose batch size is spread evenly over log B, for samplers that
             stop no trials.
         seed: of the study.
@@ -78,6 +83,7 @@ class SearchBudget:
     replicates: int = 0
     candidates: int = 1
     baseline: bool = False
+    most_start: float = math.inf
 
     def trial_seed(self, trial_index: int) -> int:
         """Give the seed of a trial, for its initial weights, order of data and augmentation."""
@@ -145,6 +151,22 @@ class SearchBudget:
             f"stopped: search.seconds={self.seconds:g} of training are spent ({trained:.1f} s)",
             "search.seconds",
         )
+
+
+def wall_limit(options: StudyOptions) -> float | None:
+    """Give the seconds of wall time that a study has, stated or assumed; None: any number."""
+    if options.search.wall_seconds is not None:
+        return options.search.wall_seconds
+    return QUICK_SECONDS if options.quick else None
+
+
+def most_start_seconds(options: StudyOptions) -> float:
+    """Give the seconds for which the starts of a study's commands count at most, in all.
+
+    A limit that the user has stated holds for the starts, too.
+    """
+    is_assumed = options.quick and options.search.wall_seconds is None
+    return START_SHARE * QUICK_SECONDS if is_assumed else math.inf
 
 
 def is_baseline_replicate(trial_index: int) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from bstune.core.records import Budget, TrialResult
 from bstune.search.each_batch_size import batch_sizes
 from bstune.study.at_budget import question_of
+from bstune.study.planning.duration import advice_on_time
 from bstune.study.planning.plan import count_points, max_seconds, remaining_seconds
 from bstune.study.planning.survey_time import seconds_left_of
 from bstune.study.prepared import PreparedStudy
@@ -78,7 +79,10 @@ def _means_text(prepared: PreparedStudy, wall_seconds_left: float) -> str:
         wall_time = f"{format_seconds(budget.wall_seconds)} of wall time"
         # The start of this command, and what earlier ones took.
         if wall_seconds_left < (1.0 - TOLD_SHARE) * budget.wall_seconds:
-            wall_time += f" ({format_seconds(wall_seconds_left)} of it left)"
+            why = ""
+            if prepared.elapsed() > budget.most_start:
+                why = ": the start counts for half at most"
+            wall_time += f" ({format_seconds(wall_seconds_left)} of it left{why})"
         means.append(wall_time)
     return ", ".join(means)
 
@@ -157,6 +161,13 @@ def _duration_text(
         most = max_seconds(
             budget, prepared.space, prepared.protocol, prepared.backend, options.budget.seconds
         )
+        most /= max(1, options.search.workers)
+        # A replay answers at once, however long its runs took.
+        limited = budget.wall_seconds is not None or budget.seconds is not None
+        limited = limited or prepared.recipe is None
+        advice = advice_on_time(most, budget.trials, options.device, limited)
+        if advice is not None:
+            return advice
         # A shorter limit of wall time has a line of its own.
         if budget.wall_seconds is None or most < budget.wall_seconds:
             return f"at most about {format_seconds(most)} if every trial ran to its budget"

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from bstune.core.records import TrialSpec
 from bstune.options import StudyOptions
-from bstune.study.storage.opening import stored_wall_seconds
+from bstune.study.planning.plan import most_start_seconds, wall_limit
+from bstune.study.storage.opening import stored_time_taken
 
 # The least search.wall_seconds with a survey: a shorter study has no seconds for one.
 LEAST_SURVEYED = 100.0
@@ -19,15 +20,16 @@ SURVEY_SHARE_OF_BUDGET = 0.25
 
 
 def seconds_left_of(options: StudyOptions, elapsed: Callable[[], float]) -> Callable[[], float]:
-    """Make the function that gives what is left of ``search.wall_seconds``; without it, inf.
+    """Make the function that gives what is left of a study's wall time; inf without a limit.
 
-    ``elapsed``: says how many seconds ago the command began.
+    ``elapsed``: says how many seconds ago the command began, which has not begun a trial yet.
     """
-    wall_seconds = options.search.wall_seconds
-    if wall_seconds is None:
+    limit = wall_limit(options)
+    if limit is None:
         return lambda: math.inf
-    before = stored_wall_seconds(options.study, options.storage)
-    return lambda: wall_seconds - before - elapsed()
+    before = stored_time_taken(options.study, options.storage)
+    most_start = most_start_seconds(options)
+    return lambda: limit - before.with_start(elapsed()).counted(most_start)
 
 
 def needs_survey(options: StudyOptions) -> bool:
@@ -46,7 +48,7 @@ def _may_be_surveyed(options: StudyOptions, wall_seconds: float | None) -> bool:
 
 def is_surveyed(options: StudyOptions, trial: TrialSpec | None) -> bool:
     """Whether the hardware is surveyed: for a study that allows it, and has time or need for it."""
-    return trial is None and _may_be_surveyed(options, options.search.wall_seconds)
+    return trial is None and _may_be_surveyed(options, wall_limit(options))
 
 
 def survey_limit(options: StudyOptions, seconds_left: float) -> float:

@@ -9,6 +9,7 @@ from bstune.core.step_time import seconds_between
 from bstune.options import StudyOptions, shown, with_option
 from bstune.recipe import Recipe
 from bstune.study.planning.assumed_budget import SecondsLeft, budget_in_time
+from bstune.study.planning.plan import most_start_seconds, wall_limit
 from bstune.study.storage.opening import stored_budget_times
 from bstune.system.console import format_number
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
@@ -74,8 +75,9 @@ def with_budget_in_time(
         return options, None
     batch_size = options.scaling.whole_batch_size
     wall_left: float | None = None
-    if options.search.wall_seconds is not None:
-        wall_left = options.search.wall_seconds - elapsed()
+    limit = wall_limit(options)
+    if limit is not None:
+        wall_left = limit - min(elapsed(), most_start_seconds(options))
     left = SecondsLeft(
         training=options.search.seconds,
         wall=wall_left,

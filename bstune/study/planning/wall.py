@@ -1,8 +1,8 @@
 """The wall time of a study: what its commands took, and what is kept for after the search.
 
 It is counted from the start of the owner's process, so that imports, survey and preflight are part
-of it, over all commands that have owned the study. The others that run its trials count by the
-owner's clock.
+of it, over all commands that have owned the study. Under a limit that nobody has stated, they count
+for half of it at most. The others that run its trials count by the owner's clock.
 
 The study plans backwards. The report takes its time at the end, before it the winner's fresh seeds.
 Where nothing has reached the target yet, a share is kept to continue the most promising trial until
@@ -39,6 +39,8 @@ from bstune.study.planning.replicates import fresh_runs, ranked, same_point
 BEGAN = "bstune:began"
 # Attribute of the study: the seconds that its commands have taken.
 TAKEN = "bstune:wall_seconds"
+# Attribute of the study: those of them before each command's first trial.
+STARTS = "bstune:start_seconds"
 # Before each replicate, and once before the answer, the posterior is drawn more finely than for a
 # decision. Until that has been measured it is taken to last as long as so many of them: on digits
 # they were 1 to 4 of what lies between two trials, for 7 to 64 points, on busy cores.
@@ -115,6 +117,36 @@ def fit_cost(
     return TrialCost(float(fixed), max(float(slope), 1.0), tau)
 
 
+@dataclass(frozen=True)
+class TimeTaken:
+    """The wall seconds that the commands of a study have taken."""
+
+    starts: float = 0.0
+    """Before the first trial of each command."""
+    searches: float = 0.0
+    """From those trials on."""
+
+    @classmethod
+    def of(cls, study: optuna.Study) -> "TimeTaken":
+        """Read what the earlier commands of a study have stored."""
+        starts = float(study.user_attrs.get(STARTS, 0.0))
+        taken = float(study.user_attrs.get(TAKEN, 0.0))
+        return cls(starts, max(taken - starts, 0.0))
+
+    def with_start(self, seconds: float) -> "TimeTaken":
+        """Give what it is after another start of so many seconds."""
+        return TimeTaken(self.starts + seconds, self.searches)
+
+    @property
+    def seconds(self) -> float:
+        """All of them."""
+        return self.starts + self.searches
+
+    def counted(self, most_start: float) -> float:
+        """Give the seconds that count where the starts count for ``most_start`` at most."""
+        return min(self.starts, most_start) + self.searches
+
+
 class WallTime:
     """What is left of ``search.wall_seconds``; without that limit, all the time there is."""
 
@@ -148,18 +180,32 @@ class WallTime:
         self._looks: list[float] = []
         # When the last trial ended.
         self._last_end: float | None = None
-        # Gives the seconds that the study has taken. The owner adds up those of its commands, and
-        # stores when, by the wall clock, the first would have begun, had there been no pauses
-        # between them. The other processes count from that moment.
+        # What the commands before this one have taken.
+        self._earlier = TimeTaken.of(study)
+        # Gives the seconds of the limit that the study has taken. The owner adds up those of its
+        # commands, and stores when, by the wall clock, the first would have begun, had there been
+        # no pauses between them. The other processes count from that moment.
         self._taken: Callable[[], float] = elapsed
+        self._now = now
         if math.isfinite(self.limit):
-            earlier = study.user_attrs.get(TAKEN, 0.0)
             if owner:
-                self._taken = lambda: earlier + elapsed()
-                study.set_user_attr(BEGAN, now() - self._taken())
+                self._taken = lambda: self._in_all().counted(budget.most_start)
+                self._store_begin()
             else:
                 began = study.user_attrs.get(BEGAN, now())
                 self._taken = lambda: now() - began
+
+    def _in_all(self) -> TimeTaken:
+        """Add up what this command and those before it have taken."""
+        elapsed = self._elapsed()
+        if self._start is None:
+            return self._earlier.with_start(elapsed)
+        searched = elapsed - self._start
+        return TimeTaken(self._earlier.starts + self._start, self._earlier.searches + searched)
+
+    def _store_begin(self) -> None:
+        """Store the moment from which the other processes count."""
+        self._study.set_user_attr(BEGAN, self._now() - self._taken())
 
     def within(self, limit: float) -> "WallTime":
         """Give what would be left if the limit were another one."""
@@ -171,6 +217,9 @@ class WallTime:
         """Note that a trial begins now: from the first one on this command's seconds count."""
         if self._start is None:
             self._start = self._elapsed()
+            # The end of a start that did not count in full makes the study younger.
+            if self._owner and math.isfinite(min(self.limit, self._budget.most_start)):
+                self._store_begin()
 
     def pause(self) -> None:
         """Leave the time from now to the next trial out of what a decision on a trial takes."""
@@ -181,10 +230,14 @@ class WallTime:
 
         It is to be called as each trial ends: a process that is killed then loses one trial's at
         most. The seconds of a command that began no trial are not counted: it came to nothing, and
-        the next one has to start anew.
+        the next one has to start anew. Those of a command without a limit are: the next one may
+        have one.
         """
-        if self._start is not None and self._owner and math.isfinite(self.limit):
-            self._study.set_user_attr(TAKEN, self._taken())
+        if self._start is not None and self._owner:
+            in_all = self._in_all()
+            self._study.set_user_attr(TAKEN, in_all.seconds)
+            if self._study.user_attrs.get(STARTS) != in_all.starts:
+                self._study.set_user_attr(STARTS, in_all.starts)
 
     @property
     def has_begun_trial(self) -> bool:
@@ -205,8 +258,10 @@ class WallTime:
         """
         if self._start is None and not runs_follow:
             # A command that began no trial is not charged for its own seconds.
-            return self._taken() - self._elapsed()
-        return self._taken() + min(reserve, max(self.seconds_left, 0.0)) + self.report_seconds
+            return self._earlier.seconds
+        # A limit that the next command states counts the starts in full.
+        taken = self._in_all().seconds if self._owner else self._taken()
+        return taken + min(reserve, max(self.seconds_left, 0.0)) + self.report_seconds
 
     @property
     def report_seconds(self) -> float:
@@ -244,6 +299,13 @@ class WallTime:
     def seconds_left(self) -> float:
         """Seconds until the report has to begin."""
         return self.limit - self.report_seconds - self._taken()
+
+    @property
+    def shared_seconds(self) -> float:
+        """Seconds of which shares are kept: of an assumed limit, what the starts leave."""
+        if math.isfinite(self._budget.most_start):
+            return self.limit - min(self._in_all().starts, self._budget.most_start)
+        return self.limit
 
     def trial_limit(self, is_baseline: bool) -> float:
         """Give the wall seconds after which a trial that begins now ends with its next step.
@@ -332,8 +394,8 @@ class WallTime:
     ) -> float:
         """Give the seconds to keep for what follows the search.
 
-        Before a trial has reached the target, that is a share of the limit, to continue the most
-        promising trial. After that it is the time of the runs on fresh seeds that are still to
+        Before a trial has reached the target, that is a share of the seconds that the search has,
+        to continue the most promising trial. After that it is the time of the runs on fresh seeds that are still to
         come: all those of the winners, and the baseline's first. The baseline's other runs and
         those of further candidates get at most ``OTHERS_SHARE`` of the limit. While the baseline
         itself is the best, one run of it is kept, and one of a winner that may still be found.
@@ -347,7 +409,7 @@ class WallTime:
             return 0.0
         winners = leaders(trials, self._budget)
         if not winners:
-            return RESCUE_SHARE * self.limit
+            return RESCUE_SHARE * self.shared_seconds
         replicates = self._budget.replicates
 
         def run_seconds(trial: TrialResult) -> float:
@@ -385,7 +447,7 @@ class WallTime:
                 of_first = run_seconds(baseline)
                 runs_left -= 1
             of_others += runs_left * run_seconds(baseline)
-        return of_winners + of_first + min(of_others, OTHERS_SHARE * self.limit)
+        return of_winners + of_first + min(of_others, OTHERS_SHARE * self.shared_seconds)
 
     def replicate_seconds(self, steps: float, batch_size: float, cost: TrialCost) -> float:
         """Predict the wall seconds of one run on a fresh seed, with the decision before it."""

@@ -122,7 +122,7 @@ def _reserved_at_budget(
 ) -> float:
     """Give the wall seconds to keep for the fresh seeds of winner and baseline that are to come.
 
-    They are at most ``RESCUE_SHARE`` of the study's limit.
+    They are at most ``RESCUE_SHARE`` of the seconds that the search has.
     """
     # Which point wins is open until the search ends: all runs count as at the reference.
     reference = prepared.options.scaling.batch_size
@@ -130,7 +130,7 @@ def _reserved_at_budget(
     ended = sum(len(runs) for runs in fresh_runs(trials).values())
     runs_left = max(prepared.budget.replicates * points - ended, 0)
     seconds = runs_left * full_run_seconds(prepared, wall, reference, cost)
-    return min(seconds, RESCUE_SHARE * wall.limit)
+    return min(seconds, RESCUE_SHARE * wall.shared_seconds)
 
 
 def advised_limit(

@@ -16,6 +16,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from bstune.core.records import Target, TrialResult, TrialSpec
+from bstune.report.words import met_between
 from bstune.study.planning.plan import count_points, reruns
 from bstune.study.showing.live_table import live_html
 from bstune.system.console import format_number, format_seconds, plural, print_line
@@ -318,11 +319,16 @@ def trial_line(
     outcome = f"{ending(trial, last_step)}{_metric_text(trial, target)}"
     # The steps of a trial whose process has died are not known.
     if trial.steps or trial.status != "failed":
-        outcome += f" after {plural(trial.steps, 'step')}"
+        after: str | None = None
+        # A schedule that ends with its trial is evaluated at its end.
+        if trial.reached and trial.horizon is None:
+            after = met_between(trial.steps_low, trial.steps)
+        outcome += f" after {after or plural(trial.steps, 'step')}"
     # The horizon: the steps of a schedule that ends with the trial.
     if trial.horizon is not None:
         outcome += f" of {trial.horizon}"
+    # The law of a step's seconds is fitted anew as trials end: the answer may have others.
     if trial.time_to_target is not None:
-        outcome += f", {format_seconds(trial.time_to_target)}"
+        outcome += f", about {format_seconds(trial.time_to_target)}"
     parts = (f"trial {trial.number}", place, point, outcome)
     return "  ".join(part for part in parts if part)

@@ -52,8 +52,9 @@ STUDY_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
     BUDGET_TIMES: TypeAdapter(list[list[int | float]]),
     wall.BEGAN: TypeAdapter(float),
     wall.TAKEN: TypeAdapter(float),
+    wall.STARTS: TypeAdapter(float),
 }
-OPTIONAL_ATTRIBUTES = (TESTS, GOAL, BUDGET_TIMES, wall.BEGAN, wall.TAKEN)
+OPTIONAL_ATTRIBUTES = (TESTS, GOAL, BUDGET_TIMES, wall.BEGAN, wall.TAKEN, wall.STARTS)
 TRIAL_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
     SPEC: TypeAdapter(str),
     RECORD: TypeAdapter(str),

@@ -19,7 +19,7 @@ from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.option_names import ARGUMENT_OPTIONS
 from bstune.core.records import dump_json
 from bstune.search.sampler import RECORD
-from bstune.study.planning.wall import TAKEN
+from bstune.study.planning.wall import TimeTaken
 from bstune.study.storage.attributes import (
     ARGUMENTS,
     BUDGET_TIMES,
@@ -217,12 +217,12 @@ def stored_settings(name: str, url: str) -> Mapping[str, object]:
         return {}
 
 
-def stored_wall_seconds(name: str, url: str) -> float:
-    """Read the seconds of wall time that a study has taken; 0 where there is none to be read."""
+def stored_time_taken(name: str, url: str) -> TimeTaken:
+    """Read the wall time that a study has taken; 0 s where there is no study to be read."""
     try:
-        return float(find_study(name, url).user_attrs.get(TAKEN, 0.0))
+        return TimeTaken.of(find_study(name, url))
     except StudyError:
-        return 0.0
+        return TimeTaken()
 
 
 def stored_budget_times(name: str, url: str) -> tuple[tuple[int, float], ...] | None:

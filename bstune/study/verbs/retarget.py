@@ -296,8 +296,10 @@ def study_so_far(path: Path, trust: bool = False) -> StudyFolder:
         # Without either file this raises the error that there is no study.
         study = read_study(path)
         reported = study.result.trials + study.result.continued
-        # With more trials than its result reports, it has gone on since and has not ended.
-        if len(study.files.trials) <= reported:
+        # With more trials than its result reports, it has gone on since and has not ended. Trials
+        # that were cut short with their process are in no result.
+        ran = [trial for trial in study.files.trials if not trial.was_cut_short]
+        if len(ran) <= reported:
             return study
     study = at_target(files, None, trust)
     notes = ("the study has not ended: this is what its trials say so far", *study.files.notes)
@@ -536,7 +538,7 @@ def _prepared(
     if content.hardware is not None:
         # Batch sizes that do not fit into memory were not searched.
         ceiling = content.hardware.ceiling
-        high = min(space.high, ceiling.at.batch_size)
+        high = min(space.high, ceiling.batch_size)
         space = replace(space, low=ceiling.smallest, high=high)
     # Whether its batch size fitted need not be known: where it did not, no trial is the baseline's.
     baseline = baseline_of(options, space, SizeLimits())

@@ -143,7 +143,8 @@ def length_of(loaders: object) -> int | None:
 def examples_of(loaders: object, batch_size: int | None) -> int | None:
     """Give the examples in an epoch of one or several loaders.
 
-    The number is exact where a plain sampler tells it; otherwise it counts the batches that are
+    The number is exact where a plain sampler tells it. A sampler of batches that has as many as the
+    data set fills is taken to draw each example once. Otherwise it counts the batches that are
     certainly full. None where an epoch has no end, its length is not known, or the number is 0.
 
     Args:
@@ -156,6 +157,13 @@ def examples_of(loaders: object, batch_size: int | None) -> int | None:
     batches = length_of(loaders)
     if batches is None or batch_size is None:
         return None
+    if isinstance(loaders, DataLoader):
+        rows = sized_len(loaders.dataset) or 0
+        if batches == math.ceil(rows / batch_size):
+            return rows
+        # It leaves out a smaller batch at the end.
+        if batches == rows // batch_size:
+            return batches * batch_size
     # All but the last batch are full; the last one, which may have as little as one example, is
     # not counted.
     return (batches - 1) * batch_size or None
