@@ -6,7 +6,7 @@ References such as ``${trial.lr}`` resolve anew for each trial. No other module 
 import inspect
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -87,13 +87,51 @@ class HydraRecipe:
         return target_of(self._config.workload.module)
 
     def data(self) -> "LightningDataModule":
-        """Instantiate the data's node."""
+        """Instantiate the data's node, at the reference's batch size where it refers to one."""
+        if self._has_data_for_each_batch_size:
+            return self._data_for(self._own_batch_size)
         data = self._config.workload.data
         return instantiate(data, "workload.data")  # type: ignore[no-any-return]
 
     @property
-    def data_at(self) -> None:
-        """None: a node builds the same data at each batch size."""
+    def data_at(self) -> "Callable[[int], LightningDataModule] | None":
+        """The function that builds the data for a batch size, where the node refers to it.
+
+        It does by ``${trial.batch_size}``. None: the node builds the same data at each one.
+        """
+        return self._data_for if self._has_data_for_each_batch_size else None
+
+    def _data_for(self, batch_size: int) -> "LightningDataModule":
+        """Instantiate the data's node for a batch size."""
+        data = self._config_for(batch_size).workload.data
+        return instantiate(data, "workload.data")  # type: ignore[no-any-return]
+
+    def _config_for(self, batch_size: int) -> DictConfig:
+        """Give a copy of the config in which a trial has this batch size."""
+        config = self._config.copy()
+        config.trial.batch_size = batch_size
+        return config
+
+    @property
+    def _own_batch_size(self) -> int:
+        """The user's own batch size, the reference's, at which the data are looked at first."""
+        batch_size = OmegaConf.select(self._config, "scaling.batch_size")
+        if batch_size is None:
+            batch_size = self._config.workload.reference.batch_size
+        return round(float(batch_size))
+
+    @cached_property
+    def _has_data_for_each_batch_size(self) -> bool:
+        """Whether the data's node resolves differently for two batch sizes."""
+        resolved = list[object]()
+        for batch_size in (1, 2):
+            data = self._config_for(batch_size).workload.data
+            try:
+                resolved.append(OmegaConf.to_container(data, resolve=True))
+            # A reference that leads nowhere is named when the node is instantiated.
+            except OmegaConfBaseException:
+                return False
+        return resolved[0] != resolved[1]
 
     def module(self, values: TrialValues) -> "LightningModule":
         """Instantiate the module's node, with a trial's values where it refers to them."""

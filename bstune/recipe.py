@@ -60,7 +60,7 @@ class Recipe(Protocol):
 
     @property
     def data_at(self) -> "Callable[[int], LightningDataModule] | None":
-        """The function that builds the data for a batch size, if the user gives one.
+        """The function that builds the data for a batch size, where the user's depend on it.
 
         None: the data are the same at each batch size.
         """

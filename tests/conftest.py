@@ -332,9 +332,9 @@ def shapes() -> "Callable[[nn.Module, Tensor], list[tuple[int, ...]]]":
 def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """The warnings of trials; one that was given before the test is given again."""
     # The import takes seconds, which few tests need.
-    from bstune.trial.devices.errors import warn_once
+    from bstune.trial.devices.errors import WARNED
 
-    warn_once.cache_clear()
+    WARNED.clear()
     return lambda: [
         record.getMessage()
         for record in caplog.records

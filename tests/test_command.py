@@ -186,11 +186,11 @@ def refused(bstune, folder, message, *arguments):
         ),
         (
             "workload=digits +workload.trainer.nope=3",
-            "trainer.nope: TypeError: Trainer.__init__() got an unexpected",
+            "trainer.nope is no argument of Trainer; arguments: accelerator, ",
         ),
         (
             "workload=digits +trainer.nope=3",
-            "trainer.nope: TypeError: Trainer.__init__() got an unexpected",
+            "trainer.nope is no argument of Trainer; arguments: accelerator, ",
         ),
         (
             "workload=digits search.tune=[momentum] workload.tunable.momentum.low=-1",

@@ -44,7 +44,7 @@ def workload_of(batch_size_of):
 
 def test_batches_that_are_alike_at_two_batch_sizes_are_refused():
     with pytest.raises(
-        ConfigError, match=r"data\(4\) and data\(8\) both .* \(16, 3\) and \(16,\): let the loaders"
+        ConfigError, match=r"batch sizes 4 and 8 both .* \(16, 3\) and \(16,\): let their loaders"
     ):
         check_batches(workload_of(lambda batch_size: 16), 4, 8)
     check_batches(workload_of(lambda batch_size: batch_size), 4, 8)
@@ -83,6 +83,6 @@ def test_schedules_by_epochs_are_refused_where_no_epoch_ends(
 @pytest.mark.parametrize(("loader", "has_epochs"), [(DataLoader(DATA, 4), True), (iter(()), False)])
 def test_what_is_assumed_is_said(loader, has_epochs):
     note = note_on_given_batches(loader)
-    assert note.startswith("assumed: batches are those that data(batch_size) gives")
+    assert note.startswith("assumed: batches are those that the data made for each")
     assert ("without epochs" in note) is not has_epochs
     assert "skips those that it has seen" in note

@@ -22,6 +22,7 @@ from torch import nn
 
 from bstune.hydra_recipe import instantiate
 from bstune.options import option_at
+from bstune.trial.devices.errors import WARNED
 from bstune.trial.fast import graph
 from bstune.trial.fast.graph import CapturedSteps
 from bstune.trial.loop import run_trial
@@ -43,7 +44,7 @@ def recorded(monkeypatch):
     monkeypatch.setattr(graph, "DEVICES", ("cpu",))
     monkeypatch.setattr(graph, "record", record)
     # Warnings come once a process, and each test counts its own.
-    graph.warn_once.cache_clear()
+    WARNED.clear()
     return captures
 
 

@@ -199,6 +199,19 @@ def test_targets(text, parsed):
     assert parse_target(text) == parsed
 
 
+def test_data_that_make_their_batches_are_built_for_each_batch_size(tmp_path):
+    buckets = {"class_path": "lightning_cli.main.Buckets", "init_args": {"sizes": {"bs": 32}}}
+    workload, lines = made_of(changed(tmp_path, data=buckets), Chosen("val_loss=0.2"))
+    assert "data.init_args.sizes.bs is the batch size" in " ".join(lines)
+    recipe = HydraRecipe({"trial": {"batch_size": None}, "workload": workload}, {})
+    assert workload["reference"]["batch_size"] == recipe.data().sizes.bs == 32
+    assert recipe.data_at(20).sizes.bs == 20
+    # No number of these is the batch size.
+    fixed = {"class_path": "lightning_cli.main.Buckets", "init_args": {"fixed": 32}}
+    with pytest.raises(ConfigError, match=r"Buckets\..* makes the batches itself"):
+        made_of(changed(tmp_path, data=fixed), Chosen("val_loss=0.2"))
+
+
 @pytest.mark.parametrize(
     ("changes", "given", "line"),
     [
@@ -451,6 +464,16 @@ def test_the_command_writes_nothing_for_bad_input(arguments, line, bstune, tmp_p
 )
 def test_a_files_length_is_a_number_over_zero(trainer, has_length):
     assert cli_file._has_length(trainer) == has_length
+
+
+@pytest.mark.parametrize("length", [{"max_epochs": -3}, {"max_steps": 0}, {"max_epochs": "-2"}])
+def test_a_length_below_zero_is_refused_also_where_time_ends_the_study(length, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"must be at least 1, or -1 for no limit, but got '?-?\d"
+    ):
+        read_file(changed(tmp_path, trainer=length), Chosen("val_loss=0.1", is_timed=True))
+    for fine in (-1, None, 3, "${oc.env:EPOCHS}"):
+        cli_file.check_lengths({"max_epochs": fine})
 
 
 @pytest.mark.parametrize(

@@ -201,9 +201,9 @@ class OwnIterator(DataLoader):
         (OwnIterator([1, 2]), "OwnIterator has an __iter__ of its own"),
         (
             DataLoader([1, 2], batch_size=None),
-            r"no batch size of its own \(batch_sampler is NoneType\)",
+            r"no batch size \(batch_size=None\)",
         ),
-        (DataLoader([1, 2], batch_sampler=[[0], [1]]), "batch_sampler is list"),
+        (DataLoader([1, 2], batch_sampler=[[0], [1]]), "its batch_sampler, list, makes"),
         (
             loader(sampler=OwnWeights([1.0] * 10, 10)),
             "its sampler, OwnWeights, is not one of torch's",

@@ -234,17 +234,25 @@ def test_an_epoch_is_as_long_as_sampler_or_loader_say(loader, given_batch_size, 
 @pytest.mark.parametrize(
     ("sampler", "arguments", "reference", "asks_for_budget"),
     [
-        (Twice(), {}, "reference=(16, 0.01)", False),
-        (Twice(), {"trainer": {"accumulate_grad_batches": 2}}, "reference=(32, 0.01)", False),
-        (Unsized(), {}, "reference=(16, 0.01)", True),
-        (Unsized(), {"reference": (16, 0.1)}, "data=lambda", True),
+        # The batch size that is known is the default, and the class states the rate.
+        (Twice(), {}, "data=lambda batch_size=16:", False),
+        (Unsized(), {}, "data=lambda batch_size=16:", True),
+        (Twice(), {"module": NoDefault}, "reference=(16, learning rate)", False),
+        (
+            Twice(),
+            {"module": NoDefault, "trainer": {"accumulate_grad_batches": 2}},
+            "reference=(32, learning rate)",
+            False,
+        ),
+        (Unsized(), {"reference": (16, 0.1)}, "data=lambda batch_size:", True),
     ],
 )
 def test_one_error_names_all_that_a_custom_sampler_needs(
     sampler, arguments, reference, asks_for_budget
 ):
+    given = {"module": Net, "data": loader_data(with_sampler(sampler, 16)), **arguments}
     with pytest.raises(ConfigError) as error:
-        bstune.Study(Net, loader_data(with_sampler(sampler, 16)), **arguments)
+        bstune.Study(**given)
     text = str(error.value)
     assert "data=lambda" in text
     assert reference in text
@@ -260,6 +268,9 @@ def test_a_function_of_the_batch_size_needs_no_more_than_a_reference():
     assert "budget" not in str(error.value)
     study = bstune.Study(Net, loaders, reference=(16, 0.01), target="val_loss<=0.2")
     assert study.options.search.batch_size.high == 192
+    # As the refusal of a data module with such a sampler says it.
+    stated = bstune.Study(Net, lambda batch_size=16: loaders(batch_size), target="val_loss<=0.2")
+    assert (stated.options.scaling.batch_size, stated.options.scaling.lr) == (16, 0.01)
     assert study.options.budget.budget == Budget(examples=19200)
 
 
@@ -461,6 +472,23 @@ def test_what_is_given_is_not_assumed():
         ({"module": Net, "data": Data(), "target": "reward"}, "does not say which way is better"),
         ({"module": Net, "data": Data(), "target": "val_loss<=x"}, "target must be a metric and"),
         ({"module": Net, "data": Data(), "trainer": [1]}, "trainer must be a dict"),
+        # Whatever else is left out, the argument that Trainer does not have is named first.
+        (
+            {"module": Net, "data": Data(), "trainer": {"gradient_clip": 1, "callbacks": [1]}},
+            r"^trainer.gradient_clip is no argument of Trainer; did you mean gradient_clip_val\?",
+        ),
+        (
+            {"module": Net, "data": Data(), "trainer": {"max_epochs": -3}},
+            r"trainer.max_epochs must be at least 1, or -1 for no limit, but got -3",
+        ),
+        (
+            {"module": Net, "data": Data(), "trainer": {"max_steps": 0}},
+            r"trainer.max_steps must be at least 1, or -1 for no limit, but got 0",
+        ),
+        (
+            {"module": Net, "data": Data(), "trainer": {"max_epochs": "six"}},
+            r"trainer.max_epochs must be .*int.*, but got 'six'",
+        ),
         ({"target": "val_loss"}, "needs batch_sizes, reference, budget, such as"),
         ({}, "needs target, batch_sizes, reference, budget, such as"),
         # It is given, but not two numbers.

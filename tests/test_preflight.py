@@ -937,8 +937,8 @@ WEIGHTED = Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64)))
         (
             Data(STREAM),
             (
-                r"train_dataloader\(\) cannot .*: its data set, Stream, is iterable .*; tune it "
-                r".*data=lambda batch_size"
+                r"train_dataloader\(\) cannot .*: its data set, Stream, is iterable .*; let "
+                r"them .*data=lambda batch_size"
             ),
         ),
         (
@@ -967,7 +967,7 @@ WEIGHTED = Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64)))
         # Which batches it makes is its own affair, and nobody can say what another size would be.
         (
             Data(DataLoader(DATA, batch_sampler=Buckets(SequentialSampler(DATA), 4, False))),
-            "batch_sampler is Buckets",
+            "its batch_sampler, Buckets, makes",
         ),
         (Data(DataLoader(DATA, sampler=range(64))), "its sampler, range, is not one of torch's"),
         (

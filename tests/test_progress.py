@@ -8,6 +8,7 @@ from toolbox import make_spec, make_trial
 
 from bstune.core.records import Target
 from bstune.study.showing.progress import MINUTE, Progress, ending, trial_line
+from bstune.trial.processes.reached import Reached
 
 
 def last_step(batch_size):
@@ -70,22 +71,28 @@ def test_a_line_comes_from_time_to_time_while_a_trial_trains():
 
 
 @pytest.mark.parametrize(
-    ("begun", "last", "texts"),
+    ("begun", "reached", "texts"),
     [
-        ([make_spec(64)], None, ["trial 3", "B 64, lr 0.1", "up to 1000 steps"]),
-        ([make_spec(64, max_steps=10, max_seconds=90.0)], None, ["up to 10 steps or 90.0 s"]),
-        ([make_spec(64)], (20, 0.25), ["val/error 0.25 after 20 steps"]),
-        ([make_spec(64)], (20, None), ["val/error nan after 20 steps"]),
-        ([make_spec(64), make_spec(32, number=4)], (20, 0.2), ["training trials 3, 4"]),
+        ([make_spec(64)], Reached(), ["trial 3", "B 64, lr 0.1; up to 1000 steps"]),
+        ([make_spec(64, max_steps=10, max_seconds=90.0)], Reached(), ["up to 10 steps or 90.0 s"]),
+        ([make_spec(64)], Reached(evaluation=(20, 0.25)), ["val/error 0.25 after 20 steps"]),
+        ([make_spec(64)], Reached(evaluation=(20, None)), ["val/error nan after 20 steps"]),
+        ([make_spec(64)], Reached(steps=57), ["lr 0.1; step 57 of up to 1000 steps)"]),
+        (
+            [make_spec(64)],
+            Reached(57, (20, 0.25)),
+            ["step 57 of up to 1000 steps; val/error 0.25 after 20 steps"],
+        ),
+        ([make_spec(64), make_spec(32, number=4)], Reached(30), ["training trials 3, 4"]),
         # Another process trains.
-        ([], None, ["training elsewhere"]),
+        ([], Reached(), ["training elsewhere"]),
     ],
 )
-def test_the_line_says_what_is_known_of_the_trial_that_trains(begun, last, texts):
+def test_the_line_says_what_is_known_of_the_trial_that_trains(begun, reached, texts):
     progress = Progress(5, Target("val/error", 0.1, "min"), last_step, Console(width=200))
     progress.show([])
     for spec in begun:
-        progress.begin(spec, lambda: last)
+        progress.begin(spec, lambda: reached)
     line = progress.waiting_line(progress._last_line_at + 20.0)
     for text in [*texts, "for 20.0 s", "0 of 5"]:
         assert text in line
@@ -202,24 +209,28 @@ def test_a_trial_of_a_budget_names_its_best_value(history, seen):
     assert seen in trial_line(trial, Target("val/error", 0.0, "min").never_met, last_step)
 
 
-def test_what_trials_went_on_without_is_said_once_and_why_they_failed_each_time(capsys):
-    without, failed = "the noise scale is not measured", "ValueError: no"
+def test_what_ended_trials_is_said_once_and_why_they_failed_each_time(capsys):
+    ended, failed = "the training was stopped at step 9: it had enough", "ValueError: no"
     trials = [
-        make_trial(0, status="stopped", message=without),
+        make_trial(0, status="stopped", message=ended),
         make_trial(1, status="failed", message=failed, history=()),
-        make_trial(2, message=without),
+        make_trial(2, status="stopped", message=ended),
         make_trial(3, status="failed", message=failed, history=()),
+        # A warning has told it, and a note of the answer counts it.
+        make_trial(4, message="the noise scale is not measured: no"),
     ]
     progress = Progress(5, Target("val/error", 0.1, "min"), last_step, Console(width=200))
-    for count in range(5):
+    for count in range(6):
         progress.show(trials[:count])
-    # What the trial does without, why it failed, and the metric.
+    # What ended the trial, why it failed, and the metric.
     lines = capsys.readouterr().out.splitlines()
-    texts = (without, failed, "val/error 0.0995")
+    texts = (ended, failed, "val/error 0.0995")
     found = [tuple(text in line for text in texts) for line in lines]
     assert found == [
         (True, False, True),
         (False, True, False),
         (False, False, True),
         (False, True, False),
+        (False, False, True),
     ]
+    assert "noise scale" not in lines[-1]

@@ -155,16 +155,23 @@ def test_the_curves_seconds_per_step_are_the_trials_where_the_objective_is_steps
 
 def test_what_trials_went_on_without_is_said_once():
     eagerly = "trained eagerly, as compile=default failed: E"
-    noise = "the noise scale is not measured: E"
+    noise = "the noise scale is not measured: 5 examples of 9"
     trials = [make_trial(i, message=eagerly) for i in range(2)]
     trials += [
         make_trial(2, status="stopped", message=noise),
+        # It differs in numbers alone.
+        make_trial(5, message="the noise scale is not measured: 17 examples of 34"),
+        # What ended a trial says at which step.
+        make_trial(6, status="stopped", message="the training was stopped at step 7: enough"),
+        make_trial(7, status="stopped", message="the training was stopped at step 9: enough"),
         # A failed trial's message is its error.
         make_trial(3, status="failed", message="ValueError"),
     ]
     assert missing_in_trials([*trials, make_trial(4)]) == [
         f"{eagerly} (in 2 trials)",
-        f"{noise} (in 1 trial)",
+        f"{noise} (in 2 trials)",
+        "the training was stopped at step 7: enough (in 1 trial)",
+        "the training was stopped at step 9: enough (in 1 trial)",
     ]
 
 

@@ -587,6 +587,8 @@ def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path):
         ({"wall_seconds": 4.0}, False),
         # It ended by itself.
         ({"message": "the training was stopped at step 9"}, False),
+        # It went on without something, which did not end it.
+        ({"message": "the noise scale is not measured: no"}, True),
     ],
 )
 def test_a_trial_that_ran_out_of_time_can_go_on(changes, is_out):

@@ -5,7 +5,9 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import chdir
 
 import pytest
-from builders import changed, hand_critical, options_and_recipe, result_of
+from builders import changed, hand_critical, options_and_recipe, options_of, result_of
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
 from pydantic import ValidationError
 from test_tune import QUICK, QUIET, Net, loaders
 from toolbox import entries, made_table, make_result, make_spec, trials_of
@@ -13,6 +15,7 @@ from toolbox import entries, made_table, make_result, make_spec, trials_of
 import bstune
 from bstune.core.errors import ConfigError
 from bstune.options import GivenOptions, ReplayedOptions, TrainedOptions
+from bstune.study.given import line_on_lacking_objects
 from bstune.study.prepare import compose_checked
 from bstune.study.result import Result
 from bstune.trial.loop import run_trial
@@ -188,6 +191,28 @@ def test_a_folder_is_opened_as_the_result_that_it_is(tmp_path):
     steps = {trial.number: trial.steps for trial in opened.records}
     # As many as the best trial took.
     assert trainer.global_step == steps[opened.best.number]
+
+
+def test_a_training_anew_names_the_objects_that_it_lacks():
+    trainer = {
+        "gradient_clip_val": 1.0,
+        "callbacks": [LearningRateMonitor("step"), EarlyStopping("val_loss")],
+        "logger": CSVLogger("logs"),
+    }
+    study = bstune.Study(**arguments(**OBJECTS, trainer=trainer))
+    line = line_on_lacking_objects(study.options, {})
+    assert "callbacks (LearningRateMonitor and EarlyStopping) and logger (CSVLogger)" in line
+    assert "train(module=..., data=..., callbacks=[...], logger=...)" in line
+    line = line_on_lacking_objects(study.options, {"callbacks"})
+    assert "lacks the study's logger (CSVLogger), which" in line
+    assert line_on_lacking_objects(study.options, {"callbacks", "logger"}) is None
+    # What a study stores as it is is no object that is lacking.
+    stored = bstune.Study(**arguments(**OBJECTS, trainer={"logger": False, "callbacks": []}))
+    assert line_on_lacking_objects(stored.options, {}) is None
+    # A config names them by nodes.
+    callback = "+workload.trainer.callbacks=[{class_path: lightning.pytorch.callbacks.Timer}]"
+    options = options_of("workload=digits", callback)
+    assert "callbacks (Timer)" in line_on_lacking_objects(options, {})
 
 
 def test_a_study_that_has_not_ended_is_opened_by_its_trials(tmp_path):

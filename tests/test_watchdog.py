@@ -183,6 +183,28 @@ def test_a_line_every_ten_seconds_says_what_is_waited_for_and_how_long():
     assert over == [], "what is no step has no limit"
 
 
+def test_a_whole_is_named_in_place_of_its_short_parts():
+    watch, pass_seconds, said, _ = watched()
+    timing = Wait("the timing (size 8)", watch, whole=True)
+    watch.begin(timing)
+    for size in (16, 32, 64):
+        part = Wait("Data.setup()", watch)
+        watch.begin(part)
+        pass_seconds(4)
+        watch.drop(part)
+        timing.what = f"the timing (size {size})"
+    # The parts come and go, and their sum is the whole's seconds.
+    assert said == ["waiting for the timing (size 32), 10 s"]
+    part = Wait("Data.setup()", watch)
+    watch.begin(part)
+    pass_seconds(20)
+    # A part that takes long is named by itself.
+    assert said[-1] == "waiting for Data.setup(), 18 s"
+    watch.drop(part)
+    watch.drop(timing)
+    assert said[-2:] == ["Data.setup(): took 20 s", "the timing (size 64): took 32 s"]
+
+
 def test_what_is_printed_puts_the_line_off():
     watch, pass_seconds, said, _ = watched()
     pass_seconds(6)

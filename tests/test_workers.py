@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 
 import pytest
@@ -22,13 +23,15 @@ from bstune.study.searching.early_end import first_trials
 from bstune.system.failures import described
 from bstune.system.files import Output
 from bstune.trial.processes.fork_server import _ignoring_ctrl_c
-from bstune.trial.processes.workers import Workers
+from bstune.trial.processes.reached import Reached, forget, tell_evaluation, told_here
+from bstune.trial.processes.workers import InProcess, Workers
 
 # What the processes import: nothing that takes long. What is asked of a trial is its batch size.
 TOY = """
 import os, signal, sys, threading
 from dataclasses import replace
 from bstune.core.errors import ConfigError
+from bstune.trial.processes.reached import tell_evaluation, tell_steps
 
 
 class Odd(Exception):
@@ -56,6 +59,8 @@ def open_train(record):
             case 7:
                 threading.Event().wait()
             case 8:
+                tell_steps(57)
+                tell_evaluation(50, 0.25)
                 (output.root / "here").touch()
                 while not (output.root / "go").exists():
                     threading.Event().wait(0.01)
@@ -110,6 +115,38 @@ def toy_train(write_module):
 
 def spec(batch_size, number=0):
     return make_spec(batch_size, number=number, trial_index=number)
+
+
+def test_how_far_a_trial_is_is_known_while_it_trains(toy_train, tmp_path):
+    output = Output(tmp_path)
+    with Workers(toy_train, 1) as workers:
+        assert workers.reached(1) == Reached()
+        workers.start(spec(8, 1), output, None)
+        while not (tmp_path / "here").exists():
+            time.sleep(0.01)
+        assert workers.reached(1) == Reached(57, (50, 0.25))
+        assert workers.reached(2) == Reached()
+        (tmp_path / "go").touch()
+        workers.wait()
+        # The process has another trial, which has told nothing.
+        workers.start(spec(64, 3), output, None)
+        assert workers.reached(3) == Reached()
+        workers.wait()
+
+
+def test_a_trial_in_this_process_tells_how_far_it_is(tmp_path):
+    def train(spec, output, parent):
+        # Nothing is left of what another trial has told.
+        assert told_here() == Reached()
+        tell_evaluation(9, None)
+        return make_result()
+
+    forget()
+    tell_evaluation(50, 0.5)
+    runner = InProcess(train)
+    runner.start(spec(8), Output(tmp_path), None)
+    runner.wait().result()
+    assert runner.reached(0) == Reached(evaluation=(9, None))
 
 
 def test_records_and_errors_come_back(toy_train, tmp_path):

@@ -268,14 +268,42 @@ class ValidatesOnTwo(Foreign):
         return [super().val_dataloader()] * 2
 
 
-def foreign(kind, *overrides, module=Seeing):
+class Buckets(Foreign):
+    """Its batches, of its own sampler's making, have neighbours alone."""
+
+    def train_dataloader(self):
+        size = self.options["sizes"]["bs"]
+        batches = [range(first, first + size) for first in range(0, 30 - size + 1, size)]
+        return DataLoader(self.train, batch_sampler=batches)
+
+
+def foreign(kind, *overrides, module=Seeing, **arguments):
     data = f"{__name__}.{kind.__name__}"
     # The names of this file are targets like those of a project.
     settings = {
         "workload.module": {"_target_": f"{__name__}.{module.__name__}"},
-        "workload.data": {"_target_": data},
+        "workload.data": {"_target_": data, **arguments},
     }
     return build_workload(*composed_with(settings, *overrides))
+
+
+def test_a_node_that_refers_to_the_batch_size_builds_data_for_each_trial():
+    workload = foreign(Buckets, sizes={"bs": "${trial.batch_size}"})
+    # The data that are looked at first have the reference's batch size.
+    assert Buckets.last.options == {"sizes": {"bs": 64}}
+    for size in (5, 10):
+        batches = first(workload.train_batches(spec(size)), 3)
+        assert [labels.tolist() for _, labels in batches] == [
+            list(range(start, start + size)) for start in (0, size, 2 * size)
+        ]
+    # A node that refers to something else in the config, or to nothing, is built once.
+    for arguments in ({}, {"sizes": "${seed}"}):
+        assert composed_recipe(Foreign, **arguments).data_at is None
+
+
+def composed_recipe(kind, **arguments):
+    node = {"_target_": f"{__name__}.{kind.__name__}", **arguments}
+    return composed_with({"workload.data": node})[1]
 
 
 # The module's own rate, and the trial's.

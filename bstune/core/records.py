@@ -24,6 +24,10 @@ CUT_SHORT = "the process ended before the trial did; it is asked again"
 # The same of a run on a fresh seed that the study's wall time has ended: it is no miss.
 OUT_OF_TIME = "the wall time ended before the run did; it is asked again"
 ENDED_BY_STUDY = (CUT_SHORT, OUT_OF_TIME)
+# Messages of a trial that went on without something begin so. They say nothing of its end.
+NO_NOISE_SCALE = "the noise scale is not measured"
+NOT_COMPILED = "trained eagerly"
+WENT_ON_WITHOUT = (NO_NOISE_SCALE, NOT_COMPILED)
 # The name of a training loop that is Lightning's own, not bstune's, begins so.
 LIGHTNINGS_LOOP = "Lightning's: "
 # The direction in which a metric is to go.
@@ -282,6 +286,13 @@ class TrialResult:
     def was_cut_short(self) -> bool:
         """Whether its study's interruption or wall time ended it: it is no failure of its own."""
         return self.status == "failed" and self.message in ENDED_BY_STUDY
+
+    @property
+    def end_message(self) -> str | None:
+        """The message on what ended the trial; None where it is on what the trial went without."""
+        if self.message is None or self.message.startswith(WENT_ON_WITHOUT):
+            return None
+        return self.message
 
     @property
     def outcome(self) -> str:

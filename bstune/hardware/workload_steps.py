@@ -36,7 +36,7 @@ from bstune.options import StepTimeOptions, StudyOptions
 from bstune.recipe import Recipe
 from bstune.system.console import format_seconds
 from bstune.system.failures import optional
-from bstune.system.watchdog import waiting_for
+from bstune.system.watchdog import Wait, waiting_for
 from bstune.trial.batches.loader import loaders_of
 from bstune.trial.checks.preflight import PreflightFindings
 from bstune.trial.checks.small_evaluations import FEW_EXAMPLES, in_small_batches
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 # Of ``hardware.seconds``: what each kind of the device's own ceilings takes at most.
 CEILINGS_SHARE = 0.02
+# What lines call the timing of steps.
+TIMING = "the timing of steps"
 # Of what is left for timing steps: the first visit to the largest batch size, a visit without the
 # framework, and the choice of the number of threads.
 LARGEST_SHARE = 0.3
@@ -415,8 +417,11 @@ def _time_ladder(
         timers = shared_steps(options, recipe, warmup_steps)
         # With a note on overhead no bare loop is timed.
         overhead_notes.append(f"no share of overhead: {protocol.devices} devices share the steps")
-    with timers as time_trial:
+    with timers as time_trial, waiting_for(TIMING, whole=True) as wait:
         visits = _Visits(
+            wait=wait,
+            planned=len(ladder.sizes) * step_time.repeats,
+            ends_at=start + seconds,
             space=space,
             step_time=step_time,
             warmup_steps=warmup_steps,
@@ -440,6 +445,7 @@ def _time_ladder(
         measured = timing.measure_step_times(
             visits.visit, ladder.sizes, step_time.repeats, options.seed, seconds, resized=resized
         )
+        wait.what = TIMING
     notes = list[str]()
     if ladder.largest < ceiling.batch_size:
         notes.append(_untimed_note(ladder.largest, ladder.longest_step))
@@ -605,6 +611,12 @@ def _largest_to_time(
 class _Visits:
     """Visits to batch sizes: each times a few steps of a trial, and of a bare loop if it pays."""
 
+    wait: Wait
+    """Named by the lines that are printed meanwhile."""
+    planned: int
+    """How many visits there are to be at first."""
+    ends_at: float
+    """When all of them are to have ended, in seconds of ``time.perf_counter``."""
     space: Space
     step_time: StepTimeOptions
     warmup_steps: int
@@ -628,6 +640,7 @@ class _Visits:
         A bare loop is plain PyTorch: what a trial's step takes more is the framework's overhead.
         Its seconds are empty where it was not timed.
         """
+        self.wait.what = self._in_words(batch_size)
         # The lowest rate searched: a high one might diverge at once, which ends the trial.
         lr = self.space.lowest_rate_spec(batch_size).lr
         steps = _steps_of_visit(self.step_time, self._expected_seconds(batch_size))
@@ -649,6 +662,15 @@ class _Visits:
         with optional("no share of overhead", self.overhead_notes):
             bare_step_seconds = self.time_bare(batch_size, lr, steps)
         return trial_step_seconds, bare_step_seconds
+
+    def _in_words(self, batch_size: int) -> str:
+        """Say which visit begins, and for how long there may be others."""
+        number = len(self.timed) + 1
+        text = f"{TIMING} (batch size {batch_size}, visit {number} of {max(number, self.planned)}"
+        left = self.ends_at - time.perf_counter()
+        if left > 0.0:
+            text += f", at most about {format_seconds(left)} more"
+        return f"{text})"
 
     def _expected_seconds(self, batch_size: int) -> float:
         """Predict the seconds of a step by the visits so far, else by the steps tried before.

@@ -50,6 +50,7 @@ from bstune.trial.own_project.python_recipe import (
     Loaders,
     Trial,
     data_module,
+    default_batch_size,
     is_function,
     module_builder,
 )
@@ -213,14 +214,17 @@ def _project_of(stated: Stated, module: Module, data: Data) -> "_Project":
     that show the rest, such as the number of examples.
     """
     made_for_batch_size: int | None = None
+    default: int | None = None
     if is_function(data):
-        made_for_batch_size = ANY_BATCH_SIZE
+        default = default_batch_size(data)
+        made_for_batch_size = default or ANY_BATCH_SIZE
         if stated.reference is not None:
             made_for_batch_size = round(stated.reference[0])
     return _Project(
         module=module,
         data=data_module(data, made_for_batch_size or ANY_BATCH_SIZE),
         made_for_batch_size=made_for_batch_size,
+        states_batch_size=default is not None,
         trainer=dict(stated.trainer or {}),
     )
 
@@ -229,7 +233,7 @@ def _check_batches(project: "_Project", stated: Stated) -> None:
     """Refuse data that do not tell the arguments that are left out, and name all of these at once.
 
     Data that have a batch size of their own must tell it, and allow to be read in another one. Data
-    that a function makes for a batch size do not tell which one the user runs today.
+    that a function makes for a batch size tell the one that the user runs today by its default.
     """
     # The data need to tell none of the three.
     if stated.reference and stated.batch_sizes and stated.budget:
@@ -237,7 +241,12 @@ def _check_batches(project: "_Project", stated: Stated) -> None:
     batches = project.batches
     if project.has_own_batch_size and batches.problem is None:
         return
-    lacks_reference = stated.reference is None
+    # Data of one batch size tell it, and a function can say it as its default.
+    default: int | None = None
+    if project.has_own_batch_size and stated.reference is None and _states_rate(stated):
+        default = batches.batch_size
+    says_batch_size = project.states_batch_size or default is not None
+    lacks_reference = stated.reference is None and not says_batch_size
     needed = list[str]()
     if lacks_reference:
         needed.append(_reference_in_words(project, stated))
@@ -245,7 +254,7 @@ def _check_batches(project: "_Project", stated: Stated) -> None:
     if batches.examples is None and not (stated.batch_sizes and stated.budget):
         needed.append(OF_NO_EPOCH)
     if project.has_own_batch_size:
-        raise refusal(project.data_name, batches, needed)
+        raise refusal(project.data_name, batches, needed, default)
     arguments = ", ".join(needed)
     if lacks_reference:
         raise ConfigError(
@@ -253,6 +262,11 @@ def _check_batches(project: "_Project", stated: Stated) -> None:
         )
     if needed:
         raise ConfigError(f"give {arguments}: {batches.problem}")
+
+
+def _states_rate(stated: Stated) -> bool:
+    """Whether the module's class, or its optimizers, state the rate that the user runs today."""
+    return stated.overrides_lr or (callable(stated.module) and own_rate(stated.module) is not None)
 
 
 def _check_reference(project: "_Project", stated: Stated, batch_size: int) -> None:
@@ -419,6 +433,8 @@ class _Project:
     # The batch size for which the user's function has made the data. None where the user gave the
     # data themselves, which have a batch size of their own.
     made_for_batch_size: int | None
+    # Whether the user's function says by its default which batch size is run today.
+    states_batch_size: bool
     trainer: dict[str, Any]
 
     @property

@@ -12,9 +12,13 @@ from bstune.config import read_yaml
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target
 from bstune.core.search_space import MODULE, Tunable
+from bstune.hydra_recipe import target_of
 from bstune.options import Node, StudyOptions, option_at
+from bstune.system.console import listing
 from bstune.trial.backend import LEFT_OUT, OWNED, owned_in_words
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule, Trainer
+from bstune.trial.lightning.trainer import check_arguments
+from bstune.trial.own_project.cli_file import check_lengths
 from bstune.trial.own_project.own_values import own_defaults
 from bstune.trial.own_project.python_recipe import PythonRecipe, Trial, data_of, module_builder
 
@@ -159,17 +163,66 @@ def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe
 def _stored_trainer_arguments(options: StudyOptions) -> dict[str, object]:
     """Collect the arguments of the Trainer that a study's options hold as plain values."""
     stored = dict[str, object]()
+    for name, value in _trainer_arguments(options).items():
+        if not _is_object(name, value):
+            stored[name] = value
+    return stored
+
+
+def line_on_lacking_objects(options: StudyOptions, given: Collection[str]) -> str | None:
+    """Name the study's objects of the Trainer that a training anew lacks; None where it has all.
+
+    Such are call-backs and loggers, of which a study's options hold the classes alone.
+
+    Args:
+        options: of the study.
+        given: names of the arguments of the Trainer that the training is given anew.
+    """
+    lacking = list[str]()
+    arguments = list[str]()
+    for name, value in _trainer_arguments(options).items():
+        classes = _classes_in(value)
+        if name in given or not classes or not _is_object(name, value):
+            continue
+        lacking.append(f"{name} ({listing(classes)})")
+        arguments.append(f"{name}=[...]" if isinstance(value, list | tuple) else f"{name}=...")
+    if not lacking:
+        return None
+    return (
+        f"this training lacks the study's {listing(lacking)}, which are objects and not stored: "
+        f"train(module=..., data=..., {', '.join(arguments)}) has them"
+    )
+
+
+def _trainer_arguments(options: StudyOptions) -> dict[str, object]:
+    """Collect the arguments of the Trainer that a study's options hold, objects as their classes."""
+    collected = dict[str, object]()
     sections = ("trainer", "workload.trainer", "workload.given_trainer")
     for section in sections:
         arguments = option_at(options, section)
         # A study has some of these sections alone.
-        if not isinstance(arguments, Mapping):
-            continue
-        for name, value in arguments.items():
-            is_object = name in OBJECTS_OF_TRAINER or isinstance(value, Mapping)
-            if not is_object:
-                stored[name] = value
-    return stored
+        if isinstance(arguments, Mapping):
+            collected |= arguments
+    return collected
+
+
+def _is_object(name: str, value: object) -> bool:
+    """Whether a stored argument of the Trainer stands for an object, or may stand for one."""
+    return name in OBJECTS_OF_TRAINER or isinstance(value, Mapping)
+
+
+def _classes_in(value: object) -> list[str]:
+    """List the classes of the objects that a stored argument of the Trainer stands for.
+
+    Each is the name itself, or a node that builds the object. None and switches are no objects.
+    """
+    values = value if isinstance(value, list | tuple) else [value]
+    classes = list[str]()
+    for one in values:
+        path = target_of(one) if isinstance(one, Mapping) else one
+        if isinstance(path, str) and path:
+            classes.append(path.rpartition(".")[2])
+    return classes
 
 
 def middles_of(tunable: Mapping[str, Any] | None) -> dict[str, float]:
@@ -254,7 +307,8 @@ def sorted_trainer(
         that bstune sets, and that has Lightning's default, says nothing and is in neither.
 
     Raises:
-        ConfigError: names all others that bstune sets.
+        ConfigError: for one that the Trainer does not have, or not with such a value; or names
+            all others that bstune sets.
     """
     if given is None:
         return {}, ()
@@ -262,6 +316,8 @@ def sorted_trainer(
         raise ConfigError(
             f"trainer must be a dict of the Trainer's arguments, but got {type(given).__name__}"
         )
+    check_arguments({name: value for name, value in given.items() if name != "_target_"})
+    check_lengths({name: given[name] for name in taken if name in given})
     defaults = inspect.signature(Trainer).parameters
     kept = dict[str, object]()
     left_out = list[str]()

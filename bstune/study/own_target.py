@@ -149,7 +149,7 @@ class OwnRun:
     def was_cut(self, record: TrialResult) -> bool:
         """Whether the study's wall time ended the run, before its plan did."""
         # Anything else that ends a run leaves a message.
-        by_itself = record.status == "stopped" and record.message is None
+        by_itself = record.status == "stopped" and record.end_message is None
         has_limit = self.wall_seconds is not None
         return has_limit and by_itself and record.steps < self.planned_steps
 

@@ -261,7 +261,7 @@ class Result:
         Args:
             module: as :class:`bstune.Study` takes it, for a result that was read from a folder. The
                 study's arguments of the Trainer are read there, too, but for call-backs, loggers
-                and other objects.
+                and other objects: a line names those that are not given in ``trainer``.
             data: likewise.
             fast: whether the lean loop takes the steps where it can: the same steps, in less time.
             trainer: further arguments of the Trainer.
@@ -278,6 +278,7 @@ class Result:
         import torch
 
         from bstune.hardware.workload_steps import threads_of_fit
+        from bstune.study.given import line_on_lacking_objects
         from bstune.trial.parts.metric import metric
         from bstune.trial.plain import fit
         from bstune.trial.processes.restored import restored
@@ -286,6 +287,10 @@ class Result:
         best = self.best
         options = self._known_options()
         recipe = self._recipe_to_train(module, data)
+        if recipe is not self.recipe:
+            line = line_on_lacking_objects(options, trainer)
+            if line is not None:
+                print_line(plain_console(), line)
         trial_of_search = next(trial for trial in self.records if trial.number == best.number)
         runs = fresh_runs(self.records).get(best.number, ())
         trial = run_to_train(trial_of_search, runs, best.horizon)

@@ -44,7 +44,7 @@ from bstune.study.searching.limits import advised_for_baseline, planned_baseline
 from bstune.study.showing.live_page import LivePage
 from bstune.study.showing.outcome import outcome_line
 from bstune.study.showing.progress import (
-    LastEvaluation,
+    HowFar,
     Progress,
     lines_while_waiting,
     trial_line,
@@ -121,15 +121,15 @@ def make_show(
     return show
 
 
-def make_begin(progress: Progress, page: LivePage) -> Callable[[TrialSpec, LastEvaluation], None]:
+def make_begin(progress: Progress, page: LivePage) -> Callable[[TrialSpec, HowFar], None]:
     """Make the function to call before each trial begins.
 
     It brings the page up to date, then tells the progress.
     """
 
-    def begin(spec: TrialSpec, last_evaluation: LastEvaluation) -> None:
+    def begin(spec: TrialSpec, how_far: HowFar) -> None:
         page.catch_up()
-        progress.begin(spec, last_evaluation)
+        progress.begin(spec, how_far)
 
     return begin
 

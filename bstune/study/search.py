@@ -46,7 +46,7 @@ from bstune.study.searching.trial_files import (
     numbers_that_may_go_on,
     numbers_that_may_win,
 )
-from bstune.study.showing.progress import LastEvaluation
+from bstune.study.showing.progress import HowFar
 from bstune.study.storage.asking import Ranking, ask, ask_continuation, ask_replicate
 from bstune.study.storage.attributes import DEVICE_KIND, OUTPUT
 from bstune.study.storage.lease import Leases
@@ -107,7 +107,7 @@ class Search:
         wall: WallTime,
         tracking: "Tracking | None",
         show: Callable[[Sequence[TrialResult], float | None], None],
-        before_trial: Callable[[TrialSpec, LastEvaluation], None] | None = None,
+        before_trial: Callable[[TrialSpec, HowFar], None] | None = None,
     ) -> None:
         """Prepare to run the trials of a study.
 
@@ -507,7 +507,7 @@ class Search:
         if self._prepared.options.search.workers <= 1 and not self._others_train:
             self._began_alone.add(spec.number)
         if self._before_trial is not None:
-            self._before_trial(spec, partial(runner.last_evaluation, spec.number))
+            self._before_trial(spec, partial(runner.reached, spec.number))
         self._wall.begin_trial()
         runner.start(spec, self._prepared.files, resumed_from)
 

@@ -80,6 +80,11 @@ def plural(count: int, noun: str) -> str:
     return f"{format_count(count)} {noun}{'s' * (count != 1)}"
 
 
+def without_numbers(text: str) -> str:
+    """Replace the whole numbers in a text, so that texts which differ in these alone are equal."""
+    return re.sub(r"\d+", "#", text)
+
+
 def listing(names: Sequence[str]) -> str:
     """List names in words: ``a``, ``a and b``, ``a, b and c``. There must be one at least."""
     *others, last = names

@@ -55,10 +55,19 @@ class Wait:
         what: its name in the lines that are printed.
         watch: the watch that looks at it; None: nobody does.
         steps: whether it consists of training steps or evaluations, each of which has a limit.
+        whole: whether lines name it in place of its parts, but for a part that takes long.
     """
 
-    def __init__(self, what: str, watch: "Watch | None" = None, *, steps: bool = False) -> None:
+    def __init__(
+        self,
+        what: str,
+        watch: "Watch | None" = None,
+        *,
+        steps: bool = False,
+        whole: bool = False,
+    ) -> None:
         self.what = what
+        self.whole = whole
         self.steps = steps
         # Whether the part that is waited for now has the limit of a step.
         self.limited = steps
@@ -181,8 +190,17 @@ class Watch:
                     self._stands_at = _instructions(frame)
                 return
         if now - self._printed >= self._silence:
-            wait.said = True
-            self.say(f"{WAITING}{wait.what}, {wait.seconds:.0f} s")
+            named = self._named(wait)
+            named.said = True
+            self.say(f"{WAITING}{named.what}, {named.seconds:.0f} s")
+
+    def _named(self, wait: Wait) -> Wait:
+        """Choose what a line names: ``wait``, or the whole that it is a short part of."""
+        if wait.seconds < self._silence:
+            for around in reversed(self._waits):
+                if around.whole:
+                    return around
+        return wait
 
     def _count_seconds(self, wait: Wait, now: float) -> None:
         """Add the seconds since the last look; those of a new step begin at 0."""
@@ -195,8 +213,12 @@ class Watch:
             if wait.limited:
                 wait.seconds = 0.0
         # After a longer gap the process itself was stopped, as on a laptop that slept.
-        if passed < STOPPED_SECONDS:
-            wait.seconds += passed
+        if passed >= STOPPED_SECONDS:
+            return
+        wait.seconds += passed
+        for around in self._waits[:-1]:
+            if around.whole:
+                around.seconds += passed
 
     def _end_again(self) -> None:
         """Tell the thread again to end, if it still stands where it was when first told.
@@ -355,13 +377,16 @@ def watching(
 
 
 @contextmanager
-def waiting_for(what: str, *, steps: bool = False) -> Iterator[Wait]:
+def waiting_for(what: str, *, steps: bool = False, whole: bool = False) -> Iterator[Wait]:
     """Name what the body waits for: the watch, if there is one, prints that name.
 
-    ``steps``: whether it consists of training steps or evaluations, each of which has a limit.
+    Args:
+        what: the name, which the body may change.
+        steps: whether it consists of training steps or evaluations, each of which has a limit.
+        whole: whether lines name it in place of its parts, but for a part that takes long.
     """
     watch = _watches[-1] if _watches else None
-    wait = Wait(what, watch, steps=steps)
+    wait = Wait(what, watch, steps=steps, whole=whole)
     if watch is None:
         yield wait
         return

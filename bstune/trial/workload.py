@@ -77,7 +77,7 @@ from bstune.trial.lightning.installed import (
 from bstune.trial.lightning.packages import is_lightning, is_overridden
 from bstune.trial.lightning.trainer import (
     BATCH_HOOKS,
-    check_types,
+    check_arguments,
     make_trainer,
     serving,
     without_recording_or_stopping,
@@ -203,7 +203,7 @@ def checked_protocol(options: StudyOptions, recipe: Recipe) -> TrialProtocol:
     """
     check_devices(options)
     protocol = make_protocol(options, recipe)
-    check_types(protocol.trainer)
+    check_arguments(protocol.trainer)
     error = _error_of_trainer(protocol.trainer)
     if error is None:
         return protocol

@@ -118,7 +118,9 @@ def unreached_because(
 def _is_cut_before_horizon(trial: TrialResult) -> bool:
     """Whether a trial ended before its schedule did, and no call-back ended it."""
     # One that a call-back ended has a message.
-    return trial.horizon is not None and trial.steps < trial.horizon and trial.message is None
+    if trial.horizon is None or trial.end_message is not None:
+        return False
+    return trial.steps < trial.horizon
 
 
 def _number_at_budget(trials: Sequence[TrialResult], budget: Budget) -> int:

@@ -84,7 +84,7 @@ def is_out_of_time(spec: TrialSpec, result: TrialResult) -> bool:
     return (
         spec.max_seconds is not None
         and result.status == "stopped"
-        and result.message is None
+        and result.end_message is None
         and result.wall_seconds > spec.max_seconds
     )
 

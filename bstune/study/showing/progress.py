@@ -21,9 +21,10 @@ from bstune.study.planning.plan import count_points, reruns
 from bstune.study.showing.live_table import live_html
 from bstune.system.console import format_number, format_seconds, plural, print_line
 from bstune.system.watchdog import LINE_SECONDS, THREAD_LOOK_SECONDS
+from bstune.trial.processes.reached import Reached
 
 # Gives the step and the value of a trial's last evaluation; None where it is not known.
-LastEvaluation = Callable[[], tuple[int, float | None] | None]
+HowFar = Callable[[], Reached]
 # Seconds between two lines while a long trial trains.
 MINUTE = 60.0
 # Statuses of trials that no error ended.
@@ -62,7 +63,7 @@ class Progress:
         # Configurations that have been tried.
         self._points = 0
         # The trials that have begun and not been shown as ended, in the order in which they began.
-        self._running: dict[int, tuple[TrialSpec, LastEvaluation]] = {}
+        self._running: dict[int, tuple[TrialSpec, HowFar]] = {}
         if console.is_interactive:
             # One line: a long one is cut at its end.
             column = Column(no_wrap=True, ratio=1)
@@ -77,12 +78,12 @@ class Progress:
             )
             self._task = self.live.add_task("configurations", total=total)
 
-    def begin(self, spec: TrialSpec, last_evaluation: LastEvaluation = lambda: None) -> None:
+    def begin(self, spec: TrialSpec, how_far: HowFar = Reached) -> None:
         """Note that a trial begins, which lines name while it takes long.
 
-        ``last_evaluation``: gives its last step and value then, None where these are not known.
+        ``how_far``: gives its steps and its last evaluation then, as far as they are known.
         """
-        self._running[spec.number] = spec, last_evaluation
+        self._running[spec.number] = spec, how_far
 
     def show(self, done: Sequence[TrialResult], to_go: float | None = None) -> None:
         """Show the finished trials.
@@ -149,15 +150,14 @@ class Progress:
     def _message(self, trial: TrialResult) -> str:
         """Give a trial's message as the end of its line; empty where nothing is to be printed.
 
-        An error's message is printed for each trial. A trial that no error ended may have a message
-        on something that it went on without. Other trials go on without the same, so that message
-        is printed once.
+        An error's message is printed for each trial, and what ended a trial once. What a trial went
+        on without was told in a warning, and a note of the answer counts such trials.
         """
-        went_on = trial.status in WENT_ON
-        if trial.message is None or (went_on and trial.message in self._said):
+        message = trial.end_message
+        if message is None or (trial.status in WENT_ON and message in self._said):
             return ""
-        self._said.add(trial.message)
-        return f": {trial.message}"
+        self._said.add(message)
+        return f": {message}"
 
     def waiting_line(self, now: float) -> str | None:
         """Write the line to print while a trial takes long; None where none is due.
@@ -183,21 +183,24 @@ class Progress:
         if len(running) > 1:
             numbers = ", ".join(str(spec.number) for spec, _ in running)
             return f"training trials {numbers} for {waited}; {tried}"
-        ((spec, last_evaluation),) = running
-        known = self._known_of(spec, last_evaluation())
+        ((spec, how_far),) = running
+        known = self._known_of(spec, how_far())
         return f"training trial {spec.number} for {waited} ({known}); {tried}"
 
-    def _known_of(self, spec: TrialSpec, evaluation: tuple[int, float | None] | None) -> str:
-        """Say what trains, how long it may, and the value and the step of its last evaluation."""
+    def _known_of(self, spec: TrialSpec, reached: Reached) -> str:
+        """Say what trains, how far it is of how long it may, and what it was evaluated to last."""
         last_step = self._last_step(spec.batch_size)
         if spec.max_steps is not None:
             last_step = min(last_step, spec.max_steps)
-        text = f"{_place(spec)}; up to {plural(last_step, 'step')}"
+        text = f"{_place(spec)}; "
+        if reached.steps is not None:
+            text += f"step {reached.steps} of "
+        text += f"up to {plural(last_step, 'step')}"
         if spec.max_seconds is not None:
             text += f" or {format_seconds(spec.max_seconds)}"
-        if evaluation is None:
+        if reached.evaluation is None:
             return text
-        step, value = evaluation
+        step, value = reached.evaluation
         shown = "nan" if value is None else format_number(value)
         return f"{text}; {self._target.metric} {shown} after {plural(step, 'step')}"
 

@@ -29,8 +29,9 @@ KEPT_OPTIONS = (
 )
 # What to do with data that cannot be read in batches of another size.
 HOW_TO_GIVE = (
-    "tune it from Python with data=lambda batch_size: (train, val): the batches of such a "
-    "function of the batch size are taken as they come"
+    "let them be made for each batch size, by data=lambda batch_size: MyData(batch_size) or "
+    "(train, val), or in YAML by ${trial.batch_size} in workload.data; their batches are then "
+    "taken as they come"
 )
 
 
@@ -115,10 +116,9 @@ def not_rebatchable(loader: object) -> str | None:
     if type(loader).__iter__ is not DataLoader.__iter__:
         return f"{type(loader).__name__} has an __iter__ of its own"
     if type(loader.batch_sampler) is not BatchSampler:
-        return (
-            "it has no batch size of its own (batch_sampler is "
-            f"{type(loader.batch_sampler).__name__})"
-        )
+        if loader.batch_sampler is None:
+            return "it has no batch size (batch_size=None)"
+        return f"its batch_sampler, {type(loader.batch_sampler).__name__}, makes the batches itself"
     if epoch_of(loader) is None:
         name = type(loader.batch_sampler.sampler).__name__
         return f"its sampler, {name}, is not one of torch's, whose epochs can be drawn again"

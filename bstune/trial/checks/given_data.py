@@ -1,4 +1,4 @@
-"""Checks and a note for data whose batches are taken as a function of the batch size gives them."""
+"""Checks and a note for data that are made for each batch size: their batches are taken as is."""
 
 import torch
 
@@ -18,13 +18,13 @@ def refuse_options_that_cut_batches(options: StudyOptions) -> None:
     size = options.protocol.micro_batch_size
     if size is not None:
         raise ConfigError(
-            f"protocol.micro_batch_size={size} cuts batches, but those of data=lambda batch_size: "
-            "... are taken as they come: leave it out"
+            f"protocol.micro_batch_size={size} cuts batches, but those of data that are made for "
+            "each batch size are taken as they come: leave it out"
         )
     if options.devices > 1:
         raise ConfigError(
-            f"devices={options.devices} share each batch, but those of data=lambda batch_size: ... "
-            "are taken as they come: leave it out"
+            f"devices={options.devices} share each batch, but those of data that are made for each "
+            "batch size are taken as they come: leave it out"
         )
 
 
@@ -32,8 +32,9 @@ def note_on_given_batches(loaders: object) -> str:
     """Give the line that tells the user that batches are taken as the loaders give them."""
     epochs = "" if length_of(loaders) is not None else ", without epochs, as there is no length"
     return (
-        f"assumed: batches are those that data(batch_size) gives, as they come{epochs}; a stopped "
-        "trial that goes on opens them anew and skips those that it has seen"
+        "assumed: batches are those that the data made for each batch size give, as they "
+        f"come{epochs}; a stopped trial that goes on opens them anew and skips those that it has "
+        "seen"
     )
 
 
@@ -52,13 +53,13 @@ def check_batches(workload: Workload, small: int, large: int) -> None:
         batches = workload.train_batches(spec)
         if not isinstance(batches, GivenBatches):
             return
-        with waiting_for(f"the first batch of data({batch_size})"):
+        with waiting_for(f"the first batch of the data for batch size {batch_size}"):
             shapes.append(shapes_in(batches.stream.draw()))
     if shapes[0] and shapes[0] == shapes[1]:
         shown = listing([str(tuple(shape)) for shape in shapes[0]])
         raise ConfigError(
-            f"data({small}) and data({large}) both give batches of the shape {shown}: let the "
-            "loaders that the function returns have the batch size that it is called with"
+            f"the data made for batch sizes {small} and {large} both give batches of the shape "
+            f"{shown}: let their loaders have the batch size that they are made for"
         )
 
 

@@ -2,10 +2,10 @@
 
 import logging
 import re
-from functools import cache
 
 import torch
 
+from bstune.system.console import without_numbers
 from bstune.trial.devices.device import memory_ran_out
 from bstune.trial.lightning.installed import is_oom_error
 
@@ -40,7 +40,14 @@ def first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-@cache
+# Messages that were logged, without their numbers.
+WARNED = set[str]()
+
+
 def warn_once(message: str) -> None:
-    """Log a warning, once in the life of the process: the cache remembers each message."""
+    """Log a warning, once in the life of the process, whatever the numbers in it."""
+    kind = without_numbers(message)
+    if kind in WARNED:
+        return
+    WARNED.add(kind)
     logger.warning("%s", message)

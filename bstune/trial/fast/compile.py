@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 
 from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
-from bstune.core.records import CUDA_GRAPH_MODES
+from bstune.core.records import CUDA_GRAPH_MODES, NOT_COMPILED
 from bstune.trial.devices.errors import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
 from bstune.trial.fast.watch import watching_uses
 from bstune.trial.lightning.installed import LightningModule, Trainer
@@ -292,7 +292,7 @@ class Compiling:
 
     def _fail(self, reason: str) -> None:
         """End the compiling for a reason, and let the module run eagerly."""
-        self.failed = f"trained eagerly, as compile={self._mode} failed: {reason}"
+        self.failed = f"{NOT_COMPILED}, as compile={self._mode} failed: {reason}"
         warn_once(
             f"compile={self._mode} fails, so the training is eager (compile=null leaves it out): "
             f"{reason}"

@@ -25,6 +25,8 @@ is of. A module finds in its Trainer:
 """
 
 import copy
+import difflib
+import inspect
 import logging
 import math
 import re
@@ -123,14 +125,21 @@ class NullLogger(DummyLogger):
     log_dir = root_dir = save_dir
 
 
-def check_types(options: Mapping[str, Any]) -> None:
-    """Raise a ConfigError for a plain value of a type that the Trainer's annotation does not allow.
+def check_arguments(options: Mapping[str, Any]) -> None:
+    """Raise a ConfigError for an argument that the Trainer does not have, or not of this type.
 
-    Objects and unknown names are left to the Trainer. None leaves an option out.
+    Of a plain value its type must be one that the Trainer's annotation allows. Objects are left to
+    the Trainer. None leaves an option out.
 
     Args:
         options: the Trainer's arguments, by name.
     """
+    known = inspect.signature(Trainer).parameters
+    for name in options:
+        if name not in known:
+            meant = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {meant[0]}?" if meant else f"arguments: {', '.join(known)}"
+            raise ConfigError(f"trainer.{name} is no argument of Trainer; {hint}")
     hints = get_type_hints(Trainer.__init__)
     for name, value in options.items():
         if name not in hints or value is None or not _is_plain(value):

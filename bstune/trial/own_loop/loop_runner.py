@@ -8,6 +8,7 @@ from bstune.system.files import Output
 from bstune.trial.own_loop.loop_backend import LoopBackend
 from bstune.trial.own_loop.loop_trial import LoopTrial, last_report
 from bstune.trial.processes.messages import Finished
+from bstune.trial.processes.reached import Reached
 
 
 class LoopRunner:
@@ -52,12 +53,12 @@ class LoopRunner:
         """The specs of the trials that were not taken back yet."""
         return [trial.spec for trial in self._trials]
 
-    def last_evaluation(self, number: int) -> tuple[int, float | None] | None:
-        """Give the step and the value that a trial's loop has reported last; None before any."""
+    def reached(self, number: int) -> Reached:
+        """Give the step and the value that a trial's loop has reported last."""
         for trial in self._trials:
             if trial.number == number:
-                return last_report(trial)
-        return None
+                return Reached(evaluation=last_report(trial))
+        return Reached()
 
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
         """Make a trial for the loop, which gets it once the study waits for trials to end."""

@@ -11,7 +11,7 @@ import ast
 import difflib
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -126,6 +126,8 @@ def read_file(path: Path, chosen: Chosen) -> CliFile:
     unknown = list(_unknown_arguments(sections))
     if unknown:
         raise ConfigError("\n".join(f"{one_line(str(path))}: {line}" for line in unknown))
+    if isinstance(sections.get("trainer"), dict):
+        check_lengths(sections["trainer"], one_line(str(path)))
     file = CliFile(path, chosen, sections, tuple(ignored))
     if not chosen.is_timed and not _has_length(sections.get("trainer")):
         missing.things.append(
@@ -275,6 +277,24 @@ def _source_of(module: str) -> Path | None:
     return None
 
 
+def check_lengths(trainer: Mapping[str, object], file: str = "") -> None:
+    """Raise a ConfigError for a number that is no length of a Trainer's run: 0, or below but -1.
+
+    Args:
+        trainer: its arguments, by name. -1 and None set no limit; what is no number is passed over.
+        file: the name of the file that has them; empty: they are given in Python.
+    """
+    for name in LENGTHS:
+        value = trainer.get(name)
+        number = _number(value)
+        if number is None or number > 0 or number == -1:
+            continue
+        place = f"{file}: " if file else ""
+        raise ConfigError(
+            f"{place}trainer.{name} must be at least 1, or -1 for no limit, but got {value!r:.100}"
+        )
+
+
 def _has_length(trainer: object) -> bool:
     """Whether a file's section ``trainer`` says how long the training is; -1 and null do not.
 
@@ -282,17 +302,18 @@ def _has_length(trainer: object) -> bool:
     """
     if not isinstance(trainer, dict):
         return False
-    return any(_is_positive(trainer.get(name)) for name in LENGTHS)
+    numbers = [_number(trainer.get(name)) for name in LENGTHS]
+    return any(number is not None and number > 0 for number in numbers)
 
 
-def _is_positive(value: object) -> bool:
-    """Whether a value is a number over 0, or a text that has one."""
+def _number(value: object) -> float | None:
+    """Give the number that a value is, or that a text has; None for any other value."""
     if not isinstance(value, int | float | str):
-        return False
+        return None
     try:
-        return float(value) > 0
+        return float(value)
     except ValueError:
-        return False
+        return None
 
 
 def _look_for_rate(file: CliFile, missing: _Missing) -> None:
@@ -315,10 +336,15 @@ def _look_for_rate(file: CliFile, missing: _Missing) -> None:
         missing.added["lr"] = alike[0]
 
 
-def numbers_of(sections: Mapping[str, object]) -> dict[str, float]:
-    """Give the numbers of a file among which its learning rate is, by dotted keys."""
+def numbers_of(
+    sections: Mapping[str, object], names: Sequence[str] = ("optimizer", "model")
+) -> dict[str, float]:
+    """Give the numbers of some of a file's sections by dotted keys.
+
+    By default they are the sections among whose numbers the learning rate is.
+    """
     numbers = dict[str, float]()
-    for name in ("optimizer", "model"):
+    for name in names:
         section = sections.get(name)
         if isinstance(section, dict):
             numbers.update(_numbers(section, f"{name}."))

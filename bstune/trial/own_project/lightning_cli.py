@@ -7,6 +7,7 @@ by type hints included.
 """
 
 from argparse import ArgumentError
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from types import MethodType
@@ -120,7 +121,16 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
         built = dict(with_value(built, rate_key, "${trial.lr}"))
     data = build_data(parsed["data"])
     data_name = parsed["data"]["class_path"]
-    own_batch_size, examples = rebatchable(own_batches(data, data_name), data_name)
+    own = own_batches(data, data_name)
+    data_node = parsed["data"]
+    size_key: str | None = None
+    # Data that make their batches themselves are built for each batch size.
+    if own.problem is not None:
+        size_key = _batch_size_key(parsed, data_name, own.batch_size)
+    if size_key is not None:
+        data_node = with_value(parsed, size_key, "${trial.batch_size}")["data"]
+        own = replace(own, problem=None)
+    own_batch_size, examples = rebatchable(own, data_name)
     accumulated = parsed["trainer"].get("accumulate_grad_batches") or 1
     batch_size = own_batch_size * accumulated
     check_trained_size(batch_size, examples)
@@ -145,13 +155,14 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
         "batch_size": {"low": smallest, "high": largest},
         "budget": trial_budget,
         "target": target,
-        "data": {"_target_": f"{this_module}.build_data", **as_it_is, "data": parsed["data"]},
+        "data": {"_target_": f"{this_module}.build_data", **as_it_is, "data": data_node},
         "module": {"_target_": f"{this_module}.build_module", **as_it_is, **built},
         "trainer": trainer,
     }
     lines = [
         _line_on_rate(rate_key, lr, own_batch_size, accumulated),
         f"{examples} training examples",
+        *_size_key_lines(size_key),
         *_sizes_lines(chosen, smallest, largest),
         *assumed,
     ]
@@ -163,6 +174,36 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     if left_out:
         lines.append(left_to_bstune(left_out))
     return workload, lines
+
+
+def _batch_size_key(parsed: Node, data_name: str, batch_size: int | None) -> str | None:
+    """Find the number of a file's section ``data`` that sets the batch size.
+
+    Args:
+        parsed: the file's sections with all values.
+        data_name: the name of the data, for messages.
+        batch_size: of the data's own batches; None: it is not known.
+
+    Returns:
+        Its dotted key: twice the number gives batches of twice the size. None where no number
+        does, or the batch size is not known.
+    """
+    if batch_size is None:
+        return None
+    numbers = numbers_of(parsed, ["data"])
+    equal = [key for key, number in numbers.items() if number == batch_size]
+    # One that is named for it is tried before others, as each try sets the data up.
+    equal.sort(key=lambda key: "batch" not in key.rpartition(".")[2])
+    for key in equal:
+        twice = build_data(with_value(parsed, key, 2 * batch_size)["data"])
+        if own_batches(twice, data_name).batch_size == 2 * batch_size:
+            return key
+    return None
+
+
+def _size_key_lines(key: str | None) -> list[str]:
+    """Say which number of the file is the batch size, where the data are built for each one."""
+    return [] if key is None else [f"{key} is the batch size, for each of which data are built"]
 
 
 def _sizes_lines(chosen: Chosen, smallest: int, largest: int) -> list[str]:

@@ -112,20 +112,26 @@ def _batch_size_of(loader: object) -> int | None:
     return None
 
 
-def refusal(name: str, batches: OwnBatches, needed: Sequence[str]) -> ConfigError:
+def refusal(
+    name: str, batches: OwnBatches, needed: Sequence[str], default: int | None = None
+) -> ConfigError:
     """Make the error for batches that cannot be read in another size.
 
     Args:
         name: of the data.
         batches: the project's own.
         needed: further arguments of the study, in words, that a function of the batch size needs.
+        default: the user's own batch size, where the function's default is to say it.
     """
     also = ""
+    how = HOW_TO_GIVE
     if needed:
         also = f"; there give {', '.join(needed)}, too"
+    if default is not None:
+        how = how.replace("lambda batch_size:", f"lambda batch_size={default}:")
     return ConfigError(
         f"{name}.train_dataloader() cannot be read in batches of another size: {batches.problem}; "
-        f"{HOW_TO_GIVE}{also}"
+        f"{how}{also}"
     )
 
 

@@ -435,6 +435,21 @@ def is_function(data: object) -> TypeGuard[Callable[[int], object]]:
     return callable(data) and not isinstance(data, type) and not _is_data_module(data)
 
 
+def default_batch_size(function: Callable[[int], object]) -> int | None:
+    """Give the default of a function of the batch size: the batch size that the user runs today.
+
+    None where its argument has no default that is a batch size.
+    """
+    try:
+        arguments = list(inspect.signature(function).parameters.values())
+    # The signature of a built-in function may not be known.
+    except (TypeError, ValueError):
+        return None
+    default = arguments[0].default if arguments else None
+    is_batch_size = isinstance(default, int) and not isinstance(default, bool) and default > 0
+    return default if is_batch_size else None
+
+
 def data_module(data: object, batch_size: int) -> "LightningDataModule | DataAt":
     """Make the data module that the user's function gives at a batch size.
 

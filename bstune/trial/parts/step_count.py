@@ -3,6 +3,7 @@
 from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.parts.skipped_steps import SkippedSteps
 from bstune.trial.parts.state import TrialState
+from bstune.trial.processes.reached import tell_steps
 
 # After so many skipped steps in a row the trial has diverged. A gradient scaler halves its scale at
 # each of them, so by then a finite loss would not overflow.
@@ -32,6 +33,7 @@ class StepCount:
         state = self._state
         if self._skipped_steps is None or not self._skipped_steps.skipped(state.loss):
             state.steps += 1
+            tell_steps(state.steps)
             self._skipped_in_a_row = 0
             return
         state.skipped += 1

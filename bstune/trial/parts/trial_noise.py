@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from bstune.core.errors import BstuneError
+from bstune.core.records import NO_NOISE_SCALE
 from bstune.system.failures import cause
-from bstune.trial.devices.errors import USER_CODE_ERRORS, warn_once
+from bstune.trial.devices.errors import USER_CODE_ERRORS, is_out_of_memory, warn_once
 from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.noise_scale import NoiseScale
 
@@ -89,7 +91,8 @@ class TrialNoiseScale:
     ) -> None:
         """Measure a step on parts of its batch, or get ready to read its micro-batches."""
         if self._measures:
-            self._attempt(self._noise_scale.on_train_batch_start, trainer, module, batch, batch_idx)
+            measure = self._noise_scale.on_train_batch_start
+            self._attempt(measure, trainer, module, batch, batch_idx, on_part=True)
 
     def after_backward(self, trainer: Trainer, module: LightningModule) -> None:
         """Measure a step after its last micro-batch."""
@@ -102,15 +105,26 @@ class TrialNoiseScale:
         trainer: Trainer,
         module: LightningModule,
         *arguments: object,
+        on_part: bool = False,
     ) -> None:
-        """Call a hook of the noise scale; an error in it ends the measuring, with one warning."""
+        """Call a hook of the noise scale; an error in it ends the measuring, with one warning.
+
+        ``on_part``: whether the hook runs the training step on a part of its batch.
+        """
         try:
             measure(trainer, module, *arguments)
         except USER_CODE_ERRORS as error:
             self._measures = False
             self._noise_scale.on_exception(trainer, module, error)
+            why = cause(error)
+            # The step takes the whole batch in training, so that its code is not blamed.
+            is_users = not isinstance(error, BstuneError) and not is_out_of_memory(error)
+            if on_part and is_users:
+                why = (
+                    "batches cannot be split into parts by their first dimension (a part alone: "
+                    f"{type(error).__name__})"
+                )
             self.missing = (
-                "the noise scale is not measured (protocol.noise_scale_every=null leaves it out): "
-                f"{cause(error)}"
+                f"{NO_NOISE_SCALE} (protocol.noise_scale_every=null leaves it out): {why}"
             )
             warn_once(self.missing)

@@ -9,6 +9,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import Status, Target
 from bstune.core.trial_end import status_at, steps_low_of
 from bstune.trial.parts.state import TrialState
+from bstune.trial.processes.reached import tell_evaluation
 
 
 class Verdict:
@@ -68,6 +69,7 @@ class Verdict:
         """
         state = self._state
         state.history.append((state.steps, value))
+        tell_evaluation(state.steps, value)
         has_reached = value is not None and self._target.reached(value)
         status = self._end(self._divergence_of(value, loss), has_reached=has_reached)
         # The last step at which the target was missed bounds the steps to the target from below.

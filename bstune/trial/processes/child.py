@@ -9,7 +9,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableSequence
 from contextlib import chdir
 from multiprocessing.connection import Connection
 from typing import NoReturn
@@ -22,6 +22,7 @@ from bstune.system.files import Output
 from bstune.system.secrets import know
 from bstune.system.terminal import install_filters
 from bstune.trial.processes.messages import Call, CallAnswer, Finished, SaidLine, Train, failed
+from bstune.trial.processes.reached import tell_in
 
 
 def work(
@@ -30,6 +31,7 @@ def work(
     environment: Mapping[str, str],
     secrets: tuple[str, ...],
     printed: Connection | None = None,
+    reached: MutableSequence[float] | None = None,
 ) -> None:
     """Train trials and answer calls in this process, one at a time, until the connection closes.
 
@@ -39,6 +41,7 @@ def work(
         environment: the environment variables of the process that asks.
         secrets: texts that are never printed.
         printed: takes what is printed; None: it goes where the fork server prints.
+        reached: numbers that say how far a trial is; None: nobody reads them.
     """
     if printed is not None:
         # Standard output and standard error, of libraries in C as well.
@@ -49,6 +52,8 @@ def work(
     faulthandler.enable(file=2)
     # The fork server still has the environment of its own start.
     os.environ.update(environment)
+    if reached is not None:
+        tell_in(reached)
     # The filters keep these secrets out of logs and warnings.
     know(secrets)
     install_filters()

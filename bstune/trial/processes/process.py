@@ -23,6 +23,7 @@ from bstune.trial.processes.messages import (
     SaidLine,
     Train,
 )
+from bstune.trial.processes.reached import Reached, forget, reached_by, shared_numbers
 from bstune.trial.processes.trials_log import TrialsLog
 
 # Seconds between two looks for signals while trials train.
@@ -49,7 +50,8 @@ class Process:
         printed = None if log is None else log.pipe()
         # Texts that the process must never print, as this one must not.
         secrets = known()
-        arguments = (open_train, childs_end, dict(os.environ), secrets, printed)
+        self._numbers = shared_numbers()
+        arguments = (open_train, childs_end, dict(os.environ), secrets, printed, self._numbers)
         self.process = make_process(work, arguments)
         start_process(self.process)
         if printed is not None:
@@ -68,6 +70,11 @@ class Process:
         """
         return [self.connection, self.process.sentinel]
 
+    @property
+    def reached(self) -> Reached:
+        """How far the trial is that the process trains."""
+        return reached_by(self._numbers)
+
     def is_alive(self) -> bool:
         """Whether the process runs."""
         return self.process.is_alive()
@@ -81,6 +88,7 @@ class Process:
         """Send a trial to the process; its time begins here."""
         self.started = time.monotonic()
         self.trials += 1
+        forget(self._numbers)
         # An OSError says that the process has just died, which finish() will see.
         with suppress(OSError):
             self.connection.send(request)

@@ -12,6 +12,7 @@ from bstune.core.records import TrialResult, TrialSpec
 from bstune.system.files import Output
 from bstune.trial.processes.messages import Finished, Train
 from bstune.trial.processes.process import END_SECONDS, LOOK_SECONDS, Process
+from bstune.trial.processes.reached import Reached
 from bstune.trial.processes.trials_log import TrialsLog
 
 # The longest time between the ends of the processes that train one trial together. They end at the
@@ -47,6 +48,11 @@ class Team:
         for rank in self._unanswered:
             handles += rank.handles
         return handles
+
+    @property
+    def reached(self) -> Reached:
+        """How far the trial is that the processes train together."""
+        return self._ranks[0].reached
 
     def is_alive(self) -> bool:
         """Whether all processes run."""

@@ -30,6 +30,7 @@ from bstune.system.exits import Terminated
 from bstune.system.files import Output
 from bstune.trial.processes.messages import Finished, Train, failed
 from bstune.trial.processes.process import LOOK_SECONDS, SIGNAL_SECONDS, Process
+from bstune.trial.processes.reached import Reached, forget, told_here
 from bstune.trial.processes.team import Team
 from bstune.trial.processes.trials_log import TrialsLog
 
@@ -60,9 +61,9 @@ class Runner(Protocol):
     def running(self) -> list[TrialSpec]:
         """The started trials that neither :meth:`wait` nor :meth:`poll` has given yet."""
 
-    def last_evaluation(self, number: int) -> tuple[int, float | None] | None:
-        """Give the step and the value of a trial's last evaluation, as far as it is known here."""
-        return None
+    def reached(self, number: int) -> Reached:
+        """Give the steps and the last evaluation of a trial, as far as they are known here."""
+        return Reached()
 
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
         """Begin a trial, which may go on from the stopped one that ``resumed_from`` records."""
@@ -103,6 +104,10 @@ class InProcess(Runner):
         """The trial that waits to be run."""
         return [] if self._waiting is None else [self._waiting[0]]
 
+    def reached(self, number: int) -> Reached:
+        """Give how far the trial is that this process trains."""
+        return told_here()
+
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
         """Take a trial, which :meth:`wait` runs."""
         self._waiting = spec, output, resumed_from
@@ -115,6 +120,7 @@ class InProcess(Runner):
         assert self._waiting is not None  # noqa: S101 (it was started)
         spec, output, resumed_from = self._waiting
         self._waiting = None
+        forget()
         start = time.monotonic()
         try:
             # The user's code may change the working directory: chdir puts it back.
@@ -239,6 +245,14 @@ class Workers(Runner):
     def running(self) -> list[TrialSpec]:
         """The started trials that neither :meth:`wait` nor :meth:`poll` has given yet."""
         return list(self._running.values())
+
+    def reached(self, number: int) -> Reached:
+        """Give how far a trial is that one of the processes trains."""
+        # Another thread asks, while trials begin and end.
+        for worker, spec in list(self._running.items()):
+            if spec.number == number:
+                return worker.reached
+        return Reached()
 
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
         """Train a trial in a process that has nothing to do.

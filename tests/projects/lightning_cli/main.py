@@ -1,11 +1,14 @@
 """Classifies digits: ``python -m lightning_cli.main fit --config lightning_cli/config.yaml``."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningCLI, OptimizerCallable
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 
 class SklearnDigits(LightningDataModule):
@@ -29,6 +32,42 @@ class SklearnDigits(LightningDataModule):
 
     def test_dataloader(self) -> DataLoader:
         return DataLoader(self.parts[2], batch_size=100)
+
+
+@dataclass
+class Sizes:
+    bs: int = 32
+    validation: int = 100
+
+
+class Neighbours(Sampler[list[int]]):
+    """Batches of examples that lie side by side, as a sampler makes them that sorts by length."""
+
+    def __init__(self, n: int, batch_size: int) -> None:
+        self.n = n
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in torch.randperm(len(self)).tolist():
+            first = batch * self.batch_size
+            yield list(range(first, first + self.batch_size))
+
+    def __len__(self) -> int:
+        return self.n // self.batch_size
+
+
+class Buckets(SklearnDigits):
+    """Digits in batches of a sampler's own making; ``fixed`` is a batch size that stays."""
+
+    def __init__(self, sizes: Sizes | None = None, fixed: int = 0) -> None:
+        super().__init__()
+        self.sizes = sizes or Sizes()
+        self.fixed = fixed
+
+    def train_dataloader(self) -> DataLoader:
+        batch_size = 32 if self.fixed else self.sizes.bs
+        sampler = Neighbours(len(self.parts[0]), batch_size)
+        return DataLoader(self.parts[0], batch_sampler=sampler)
 
 
 class LitMLP(LightningModule):
