@@ -6,6 +6,7 @@ import pytest
 import torch
 import yaml
 from optuna.trial import create_trial
+from rich.console import Console
 from toolbox import make_result
 
 from bstune import __main__
@@ -13,7 +14,7 @@ from bstune.config import compose
 from bstune.core.errors import ConfigError, DataError, StudyError
 from bstune.options import flat_settings
 from bstune.search.sampler import RECORD
-from bstune.study import early_checks
+from bstune.study import early_checks, run
 from bstune.study.planning.wall import SHORTEST_START, STARTS, TAKEN
 from bstune.study.storage.opening import open_study
 from bstune.workloads import datasets
@@ -224,6 +225,18 @@ def test_a_study_is_continued_only_with_time_before_its_data_are_asked_for(monke
     monkeypatch.setattr(datasets, "fetch", lambda *_: pytest.fail("the data came first"))
     with pytest.raises(StudyError):
         early_checks.check_early(compose(["workload=mnist_cnn"]).options, print)
+
+
+def test_a_study_of_python_objects_is_continued_only_with_time_before_it_is_prepared(monkeypatch):
+    def refuse(options):
+        raise StudyError("no time")
+
+    monkeypatch.setattr(run, "check_unchanged", lambda options: None)
+    monkeypatch.setattr(run, "check_time_left", refuse)
+    monkeypatch.setattr(run, "prepare", lambda *_: pytest.fail("it was prepared first"))
+    composed = compose(BEGUN)
+    with pytest.raises(StudyError):
+        run.run(composed.options, composed.recipe, None, Console())
 
 
 def test_torchs_own_file_says_whether_it_has_cuda():
