@@ -62,6 +62,7 @@ from bstune.system.terminal import ArgumentParser
 CONFIG_NAME = "config"
 # How the line of an option begins that there is none of.
 UNKNOWN = "unknown option"
+DID_YOU_MEAN = ": did you mean "
 # In front of a key that a config does not have yet, as on Hydra's command line.
 ADDS = "+"
 GROUPS = ("workload", "scaling", "sampler", "schedule", "algorithm")
@@ -666,22 +667,35 @@ def _options_and_mistakes(
     return options, _lines_on(mistakes, written)
 
 
+def _guessed_names(mistakes: Mapping[str, str]) -> set[str]:
+    """Name the options that misspelled ones are likely to mean, by the lines on these."""
+    guessed = set[str]()
+    for line in mistakes.values():
+        unknown, guess, meant = line.partition(DID_YOU_MEAN)
+        if guess and unknown.startswith(UNKNOWN):
+            guessed |= set(meant.removesuffix("?").split(" or "))
+    return guessed
+
+
 def _lines_on(mistakes: Mapping[str, str], written: Mapping[str, object]) -> list[str]:
     """Choose the lines that the user sees, and put them in order.
 
     An option that is a copy of another one, ``${name}``, has the other's mistake, which is shown
-    once. Unknown names come first: a misspelled name breaks references to the right one.
+    once. Unknown names come first: a misspelled name breaks references to the right one, which is
+    not told to be missing as well.
 
     Args:
         mistakes: the line of each mistake, by the option's dotted key.
         written: each option's value by its dotted key, with references as they are written.
     """
     lines = list[str]()
+    guessed = _guessed_names(mistakes)
     for name in sorted(mistakes, key=lambda name: not mistakes[name].startswith(UNKNOWN)):
         originals = _originals(name, written)
         # Where a section itself is mistaken, so is each copy of an option of it.
         sections = {original.rpartition(".")[0] for original in originals}
-        if mistakes.keys().isdisjoint(originals | sections):
+        is_misspelled = name in guessed and " is missing: " in mistakes[name]
+        if mistakes.keys().isdisjoint(originals | sections) and not is_misspelled:
             lines.append(mistakes[name])
     # Where options are copies of each other, all lines would be left out: then all are shown.
     return lines or list(mistakes.values())
@@ -889,7 +903,7 @@ def _unknown_line(name: str, names: Mapping[str, object], options: type[StudyOpt
     others += [f"{own_section}.{option}" for option in beside]
     meant = " or ".join(nearest(name, dict.fromkeys(others)))
     if meant:
-        return f"{UNKNOWN} {name}: did you mean {meant}?"
+        return f"{UNKNOWN} {name}{DID_YOU_MEAN}{meant}?"
     if beside:
         return f"{UNKNOWN} {name}; {own_section} has {', '.join(beside)}"
     return f"{UNKNOWN} {name}; bstune --cfg job +workload=NAME lists the options"

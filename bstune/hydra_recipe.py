@@ -22,7 +22,7 @@ from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.search_space import OVERRIDE_LR
 from bstune.hydra_versions import ALLOW_ALL_TARGETS
 from bstune.options import Node
-from bstune.recipe import TrialValues
+from bstune.recipe import HOW_IN_YAML, TrialValues
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule, LightningModule
@@ -92,6 +92,11 @@ class HydraRecipe:
             return self._data_for(self._own_batch_size)
         data = self._config.workload.data
         return instantiate(data, "workload.data")  # type: ignore[no-any-return]
+
+    @property
+    def how_to_give_data(self) -> str:
+        """How the data's node lets the data be built for each batch size."""
+        return HOW_IN_YAML
 
     @property
     def data_at(self) -> "Callable[[int], LightningDataModule] | None":

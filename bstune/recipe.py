@@ -31,6 +31,32 @@ def looks_like_rate(name: str) -> bool:
     return "lr" in words or "learning_rate" in "_".join(words)
 
 
+# What to do in YAML with data that cannot be read in batches of another size.
+HOW_IN_YAML = (
+    "let the data be built for each batch size, by batch_size: ${trial.batch_size} in "
+    "workload.data; their batches are then taken as they come"
+)
+
+
+def how_in_python(name: str | None = None, default: int | None = None) -> str:
+    """Say what to do in Python with data that cannot be read in batches of another size.
+
+    Args:
+        name: of the user's data module; None: it is not known, or the data are loaders.
+        default: the user's own batch size, where the function's default is to say it.
+    """
+    argument = "batch_size" if default is None else f"batch_size={default}"
+    built = f"{name or 'MyData'}(..., batch_size=batch_size)"
+    return (
+        f"let the data be made for each batch size, by data=lambda {argument}: {built} or "
+        "(train, val); their batches are then taken as they come"
+    )
+
+
+# The same, where it is not known how the study is given.
+HOW_TO_GIVE = f"{how_in_python()}; in YAML, {HOW_IN_YAML}"
+
+
 @dataclass(frozen=True)
 class TrialValues:
     """The values of one trial that its module is built from."""
@@ -64,6 +90,10 @@ class Recipe(Protocol):
 
         None: the data are the same at each batch size.
         """
+
+    @property
+    def how_to_give_data(self) -> str:
+        """What the user can do with data that cannot be read in other batch sizes, for messages."""
 
     def module(self, values: TrialValues) -> "LightningModule":
         """Build a trial's module, with weights of its own."""

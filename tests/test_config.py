@@ -644,6 +644,27 @@ def test_what_is_given_stays_where_the_table_would_say_otherwise():
 
 
 @pytest.mark.parametrize(
+    ("given", "unknown", "meant"),
+    [
+        ("~workload.budget +workload.budgett.steps=9", "workload.budgett", "workload.budget"),
+        ("~workload.target.mode +workload.target.mod=min", "workload.target.mod", "mode"),
+    ],
+)
+def test_a_misspelled_name_is_one_mistake(given, unknown, meant):
+    (line,) = mistakes("workload=digits", *given.split())
+    assert line.startswith(f"unknown option {unknown}: did you mean ")
+    assert line.endswith(f"{meant}?")
+
+
+def test_what_is_missing_beside_a_misspelled_name_is_told():
+    given = ("~workload.precision", "+search.trails=9")
+    assert [line.split(":")[0] for line in mistakes("workload=digits", *given)] == [
+        "unknown option search.trails",
+        "workload.precision is missing",
+    ]
+
+
+@pytest.mark.parametrize(
     ("override", "line"),
     [
         (

@@ -146,6 +146,24 @@ class Decays(Callback):
             group["lr"] = pl_module.lr / self.steps
 
 
+class DecaysFromItsState(Decays):
+    """Its state is in the checkpoint, and is not applied."""
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+
+class DecaysWithASchedule(Lit):
+    """It returns a schedule, beside which the call-back's state is lost."""
+
+    def configure_callbacks(self):
+        return DecaysFromItsState()
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [LambdaLR(optimizer, lambda step: 1.0)]
+
+
 class DecaysInACallback(Lit):
     def configure_callbacks(self):
         return Decays()
@@ -184,6 +202,21 @@ def test_what_a_checkpoint_does_not_hold_is_named_and_no_trial_is_continued(kind
     (note,) = found.notes
     # A single line, whatever the loss has changed.
     assert f"the checkpoint does not hold {named};" in note
+
+
+def test_a_call_backs_state_is_in_the_checkpoint_and_may_still_not_be_restored():
+    found = look_at(DecaysWithASchedule)
+    assert not found.continues
+    (note,) = found.notes
+    assert "holds the state of DecaysFromItsState" in note
+    assert "not restore DecaysFromItsState.steps (int); " in note
+    assert "does not hold" not in note
+
+
+@pytest.mark.parametrize("has_schedule", [False, True])
+def test_a_schedule_is_advised_only_where_none_is_returned(has_schedule):
+    lost = LostState(2, (WEIGHTS,), {"steps": Attribute("int", 2, "")}, has_schedule)
+    assert ("return a schedule" in lost.text("Net")) == (not has_schedule)
 
 
 def test_where_no_trial_goes_on_nothing_is_said_of_it():

@@ -1,15 +1,21 @@
+import re
 import sys
 
 import optuna
 import pytest
 import torch
 import yaml
+from optuna.trial import create_trial
+from rich.console import Console
+from toolbox import make_result
 
 from bstune import __main__
 from bstune.config import compose
 from bstune.core.errors import ConfigError, DataError, StudyError
 from bstune.options import flat_settings
-from bstune.study import early_checks
+from bstune.search.sampler import RECORD
+from bstune.study import early_checks, run
+from bstune.study.planning.wall import SHORTEST_START, STARTS, TAKEN
 from bstune.study.storage.opening import open_study
 from bstune.workloads import datasets
 
@@ -162,6 +168,75 @@ def test_a_study_in_the_making_is_left_to_its_opening(tmp_path):
     optuna.create_study(study_name="theirs", storage=url).set_user_attr("mine", 1)
     with pytest.raises(StudyError):
         early_checks.check_unchanged(compose([*BEGUN, f"storage={url}", "study=theirs"]).options)
+
+
+@pytest.mark.parametrize(
+    ("limit", "changes", "is_refused"),
+    [
+        # The study has taken 300 s, and its shortest start 120 s.
+        (400, {}, True),
+        (200, {}, True),
+        (430, {}, False),
+        # The last command had this limit: its answer is asked for once more.
+        (300, {}, False),
+        # All trials have run; there is no answer yet; no start is known.
+        (400, {"trials": 2}, False),
+        (400, {"has_answer": False}, False),
+        (400, {"start": 0.0}, False),
+        (None, {}, False),
+    ],
+)
+def test_a_limit_that_cannot_hold_another_start_is_refused(tmp_path, limit, changes, is_refused):
+    start = 120.0
+    places = begin(tmp_path)
+    study = optuna.load_study(study_name="begun", storage=f"sqlite:///{tmp_path}/study.db")
+    study.set_user_attr(TAKEN, 300.0)
+    study.set_user_attr(STARTS, 260.0)
+    study.set_user_attr(SHORTEST_START, changes.get("start", start))
+    for number in range(2):
+        record = make_result(number=number, batch_size=32 * (number + 1), wall_seconds=10.0)
+        study.add_trial(create_trial(value=1.0, user_attrs={RECORD: record.to_json()}))
+    folder = tmp_path / "out"
+    (folder / "config.yaml").write_text("search: {wall_seconds: 300.0}")
+    if changes.get("has_answer", True):
+        (folder / "curve.json").touch()
+
+    def options(seconds):
+        given = f"search.wall_seconds={'null' if seconds is None else seconds}"
+        plan = f"search.trials={changes.get('trials', 9)}"
+        return compose([*BEGUN, *places, given, plan]).options
+
+    if not is_refused:
+        early_checks.check_time_left(options(limit))
+        return
+    with pytest.raises(StudyError) as error:
+        early_checks.check_time_left(options(limit))
+    enough = int(re.findall(r"search\.wall_seconds=(\d+)", str(error.value))[-1])
+    # It has time for the time taken, a start and a trial, and is not refused itself.
+    assert enough > 300 + start + 10
+    early_checks.check_time_left(options(enough))
+
+
+def test_a_study_is_continued_only_with_time_before_its_data_are_asked_for(monkeypatch):
+    def refuse(options):
+        raise StudyError("no time")
+
+    monkeypatch.setattr(early_checks, "check_time_left", refuse)
+    monkeypatch.setattr(datasets, "fetch", lambda *_: pytest.fail("the data came first"))
+    with pytest.raises(StudyError):
+        early_checks.check_early(compose(["workload=mnist_cnn"]).options, print)
+
+
+def test_a_study_of_python_objects_is_continued_only_with_time_before_it_is_prepared(monkeypatch):
+    def refuse(options):
+        raise StudyError("no time")
+
+    monkeypatch.setattr(run, "check_unchanged", lambda options: None)
+    monkeypatch.setattr(run, "check_time_left", refuse)
+    monkeypatch.setattr(run, "prepare", lambda *_: pytest.fail("it was prepared first"))
+    composed = compose(BEGUN)
+    with pytest.raises(StudyError):
+        run.run(composed.options, composed.recipe, None, Console())
 
 
 def test_torchs_own_file_says_whether_it_has_cuda():

@@ -212,6 +212,18 @@ def test_data_that_make_their_batches_are_built_for_each_batch_size(tmp_path):
         made_of(changed(tmp_path, data=fixed), Chosen("val_loss=0.2"))
 
 
+def test_a_stream_takes_its_length_from_the_trainers_steps(tmp_path):
+    stream = {"class_path": "lightning_cli.main.Stream", "init_args": {"batch_size": 32}}
+    with pytest.raises(ConfigError, match=r"^give trainer\.max_steps, as no loader tells"):
+        made_of(changed(tmp_path, data=stream), Chosen("val_loss=0.2"))
+    length = {"max_steps": 600, "max_epochs": -1}
+    workload, _ = made_of(changed(tmp_path, data=stream, trainer=length), Chosen("val_loss=0.2"))
+    assert workload["budget"]["examples"] == 600 * 32
+    assert workload["batch_size"] == {"low": 4, "high": 512}
+    recipe = HydraRecipe({"trial": {"batch_size": None}, "workload": workload}, {})
+    assert recipe.data_at(20).hparams.batch_size == 20
+
+
 @pytest.mark.parametrize(
     ("changes", "given", "line"),
     [

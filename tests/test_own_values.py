@@ -27,7 +27,6 @@ from bstune.trial.own_project.own_values import (
     own_examples,
     own_metric,
     own_rate,
-    rebatchable,
 )
 
 X = torch.randn(96, 3, generator=torch.Generator().manual_seed(0))
@@ -156,14 +155,14 @@ class NeedsTrainer(Data):
         (loader_data([X]), "returns 1 loader in a list"),
         (
             loader_data(DataLoader(Stream(), batch_size=8)),
-            "Stream, is iterable .*data=lambda batch_size",
+            r"Stream, is iterable .*data=lambda batch_size=8: Data\(\.\.\., batch_size=batch_size\)",
         ),
         (NeedsTrainer(), "failed with AttributeError"),
     ],
 )
 def test_other_kinds_of_loaders_are_named(data, problem):
     with pytest.raises(ConfigError, match=problem):
-        rebatchable(own_batches(data, "Data"), "Data")
+        bstune.Study(Net, data)
 
 
 class Twice(Sampler):

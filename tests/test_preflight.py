@@ -938,7 +938,7 @@ WEIGHTED = Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64)))
             Data(STREAM),
             (
                 r"train_dataloader\(\) cannot .*: its data set, Stream, is iterable .*; let "
-                r"them .*data=lambda batch_size"
+                r"the data .*data=lambda batch_size"
             ),
         ),
         (

@@ -162,20 +162,28 @@ def test_trials_that_failed_by_themselves_are_counted_with_the_last_error(
 
 
 @pytest.mark.parametrize(
-    ("steps", "horizon", "advised"),
+    ("steps", "horizon", "budget", "is_cut", "examples"),
     [
-        # 200 steps of 64 examples of a schedule of 900, and one that came to its end.
-        (200, 900, "budget.examples=12800"),
-        (200, 200, None),
-        (200, None, None),
+        # 225 steps of 64 examples of a schedule of 900.
+        (225, 900, Budget(1, 900 * 64), True, 14400),
+        # That is less than a quarter of the user's own run, in examples or in steps of 256.
+        (224, 900, Budget(1, 900 * 64), True, None),
+        (899, 950, Budget(900, 1), True, None),
+        (900, 950, Budget(900, 1), True, 57600),
+        # These came to their schedule's end, or have none.
+        (200, 200, Budget(1, 900 * 64), False, None),
+        (200, None, Budget(1, 900 * 64), False, None),
     ],
 )
-def test_a_cut_schedule_asks_for_a_budget_that_ends_in_time(steps, horizon, advised):
-    trial = make_trial(
-        0, status="stopped", steps=steps, history=((100, 0.6), (200, 0.5)), horizon=horizon
-    )
-    result = result_of([trial], TARGET, Budget(1, 900 * 64))
+def test_a_cut_schedule_asks_for_a_budget_that_ends_in_time(
+    steps, horizon, budget, is_cut, examples
+):
+    history = ((100, 0.6), (200, 0.5))
+    trial = make_trial(0, status="stopped", steps=steps, history=history, horizon=horizon)
+    result = result_of([trial], TARGET, budget)
+    assert result.reference.batch_size == 256
+    assert result.unreached.cut_schedules == is_cut
     change = cause_of(result).change
-    if advised is not None:
-        assert advised in change
-    assert result.unreached.cut_schedules == (advised is not None)
+    if is_cut:
+        assert (f"budget.examples={examples}" in change) == (examples is not None)
+        assert ("search.wall_seconds" in change) == (examples is None)

@@ -16,6 +16,7 @@ from bstune.study.planning.wall import (
     REPORT_DECISIONS,
     REPORT_SECONDS,
     TAKEN,
+    TimeTaken,
     TrialCost,
     WallTime,
     fit_cost,
@@ -248,6 +249,19 @@ def test_a_start_takes_half_of_a_limit_that_nobody_has_stated_at_most(start, lef
     # A limit that is stated later counts the starts in full.
     assert study.user_attrs[TAKEN] == start + 20.0
     assert wall(10.0, study=study).seconds_left == 70.0 - start - REPORT_SECONDS
+
+
+def test_the_shortest_start_is_stored_without_its_survey():
+    study = optuna.create_study()
+    # Each starts in so many seconds, of which the survey takes some.
+    for seconds, surveyed in [(60.0, 20.0), (70.0, 0.0), (30.0, 5.0)]:
+        one = wall(seconds, study=study, surveyed=surveyed)
+        one.begin_trial()
+        one.keep()
+    assert TimeTaken.of(study) == TimeTaken(160.0, 0.0, shortest_start=25.0)
+    # A start without a trial is none.
+    wall(1.0, study=study).keep()
+    assert TimeTaken.of(study).shortest_start == 25.0
 
 
 def test_what_is_kept_is_a_share_of_what_the_search_has():

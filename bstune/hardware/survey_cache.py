@@ -78,7 +78,9 @@ def survey_of(
     protocol = checked_protocol(options, recipe)
     with watching(log, options.protocol.trial_seconds) as say:
         data = load_data(options, recipe)
-        check_loaders(data, is_given=recipe.data_at is not None)
+        check_loaders(
+            data, is_given=recipe.data_at is not None, how_to_give=recipe.how_to_give_data
+        )
         check_largest(space.high, train_examples(data))
         build = partial(build_workload, options, recipe, data)
         return cached_survey(options, recipe, space, protocol, data, build, say)

@@ -1,7 +1,8 @@
 """What is refused before torch is imported, which takes 5 to 30 s.
 
 A device that is not there, an output folder that cannot be used, options that the study did not
-begin with, and data that are missing and cannot be downloaded.
+begin with, a limit that has no time for another trial, and data that are missing and cannot be
+downloaded.
 """
 
 import importlib
@@ -10,9 +11,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from bstune.core.errors import ConfigError
+from bstune.core.errors import ConfigError, InputError, StudyError
 from bstune.options import StudyOptions, TrainedWorkload, flat_settings
 from bstune.system.files import Identity, Output, check_owner, check_writable
+from bstune.system.inputs import parse_yaml, read_text
 from bstune.system.watchdog import waiting_for, watching
 
 # Its loaders' files are known without reading them.
@@ -31,7 +33,8 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
     Raises:
         ConfigError: for a CUDA device where torch was built without CUDA.
         StudyError: for an output folder that cannot be written, or is another study's; for options
-            that must not change and differ from those with which the study began.
+            that must not change and differ from those with which the study began; for a wall time
+            that is over before another trial could begin.
         DataError: for data that are missing and cannot be downloaded.
     """
     device = options.device
@@ -42,6 +45,7 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
         )
     check_output(options)
     check_unchanged(options)
+    check_time_left(options)
     if not isinstance(options.workload, TrainedWorkload):
         return
     for loader, root in known_loaders(options.workload.data):
@@ -98,6 +102,49 @@ def check_unchanged(options: StudyOptions) -> None:
             compared[key] = value
     refuse_changes(study, compared, now)
     check_same_output(study, Path(options.output).absolute())
+
+
+def check_time_left(options: StudyOptions) -> None:
+    """Refuse to continue a study that has an answer, where the limit cannot hold another start.
+
+    A command with the limit that its last one had is not refused: it asks for the answer as it is.
+
+    Raises:
+        StudyError: where the wall time is over before another trial could begin.
+    """
+    limit = options.search.wall_seconds
+    files = Output(Path(options.output).absolute())
+    # Without an answer the command is worth its start: it gives one.
+    if limit is None or options.trial.batch_size is not None or not files.curve.exists():
+        return
+    if limit == _last_limit(files.config):
+        return
+    # These import Optuna, which other checks need not wait for.
+    from bstune.study.planning.next_start import limit_to_continue
+    from bstune.study.planning.wall import TimeTaken
+    from bstune.study.storage.opening import begun_study
+
+    study = begun_study(options.study, options.storage)
+    enough = None if study is None else limit_to_continue(options, study)
+    if study is None or enough is None:
+        return
+    taken = TimeTaken.of(study)
+    raise StudyError(
+        f"search.wall_seconds={limit:g} leaves no time for another trial: the study has taken "
+        f"{taken.seconds:.0f} s, and its shortest start took {taken.shortest_start:.0f} s; give "
+        f"search.wall_seconds={enough}, and a multiple of it for a search; the answer so far is in "
+        f"{options.output}: bstune report {options.output} prints it"
+    )
+
+
+def _last_limit(config: Path) -> object:
+    """Read the limit on wall time of a study's last command; None where it is not known."""
+    try:
+        content = parse_yaml(read_text(config, "the config"), "the config")
+    except InputError:
+        return None
+    search = content.get("search") if isinstance(content, dict) else None
+    return search.get("wall_seconds") if isinstance(search, dict) else None
 
 
 def _stated_machine(options: StudyOptions, began: Mapping[str, object]) -> dict[str, object]:

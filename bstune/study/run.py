@@ -23,7 +23,7 @@ from bstune.core.records import TrialResult, TrialSpec
 from bstune.options import GivenOptions, StudyOptions
 from bstune.recipe import Recipe
 from bstune.study.analysis.critical import ended_where_met
-from bstune.study.early_checks import check_unchanged
+from bstune.study.early_checks import check_time_left, check_unchanged
 from bstune.study.folder_config import text_of_options
 from bstune.study.own_target import (
     OwnRun,
@@ -168,6 +168,7 @@ def run(
     # of short trials and measurements, so that options are compared here first.
     if recipe is not None:
         check_unchanged(options)
+        check_time_left(options)
     # A dumb terminal shows no live line, and gets plain ones.
     if console.is_interactive:
         with console.status("preparing") as status:
@@ -252,7 +253,13 @@ def paused_study(
             _write_first_files(prepared, missing)
             prepared = _with_budget_times(prepared, study)
         page = LivePage(files.report, prepared.elapsed, say)
-        wall = WallTime(study, prepared.budget, prepared.elapsed, owner=True)
+        wall = WallTime(
+            study,
+            prepared.budget,
+            prepared.elapsed,
+            owner=True,
+            surveyed=prepared.survey_seconds,
+        )
         if prepared.sets_target:
             prepared = yield from _with_own_target(prepared, study, leases, wall, console, page)
             write_text(files.config, text_of_options(prepared.options))

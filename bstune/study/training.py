@@ -228,7 +228,11 @@ class TrainingService:
         say(f"reading the data of {options.workload.name}")
         data = load_data(options, self._recipe)
         with seeded(options.seed), waiting_for(f"the loaders of {type(data).__name__}"):
-            check_loaders(data, is_given=self._recipe.data_at is not None)
+            check_loaders(
+                data,
+                is_given=self._recipe.data_at is not None,
+                how_to_give=self._recipe.how_to_give_data,
+            )
             examples = train_examples(data)
             if trial is None:
                 # Loaders without a length have 0 examples: their number is not known.

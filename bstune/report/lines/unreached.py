@@ -12,6 +12,8 @@ WALL_SECONDS = "search.wall_seconds"
 NOTHING_REACHED = "nothing that was tried reached the target"
 # Where more trials or a larger budget are advised, they are this many times as many.
 ADVISED_TIMES = 4
+# A budget that ends in time is advised from this share of the user's own run on.
+LEAST_SHARE_OF_RUN = 0.25
 # At a rate so many times below the user's own one, a training that diverges has another cause.
 FAR_BELOW = 100.0
 
@@ -133,21 +135,28 @@ def cause_of(result: StudyResult) -> Cause:
     return _cause_of_stops(unreached, unreached.stopped, result)
 
 
-def _cause_of_cuts(unreached: Unreached, stopped: str, search: SearchPlan) -> Cause:
+def _cause_of_cuts(unreached: Unreached, stopped: str, result: StudyResult) -> Cause:
     """Word the cause where the study's time cut most trials before their schedule's end.
+
+    A budget that ends in time is advised only where it is a real share of the user's own run: in
+    less of it a warm-up may not even end.
 
     ``stopped``: the number of stopped trials, in words.
     """
     why = f"{unreached.cut_schedules} of {stopped} ended before the schedule did"
-    if not unreached.cut_examples:
-        return Cause(why, more_of_limit(search) or f"a much larger {WALL_SECONDS}")
+    more_time = more_of_limit(result.search)
+    # A budget lasts until all of its limits are spent.
+    of_steps = (unreached.budget_steps or 1) * result.reference.batch_size
+    of_own_run = max(of_steps, unreached.budget_examples or 1)
+    if not unreached.cut_examples or unreached.cut_examples < LEAST_SHARE_OF_RUN * of_own_run:
+        return Cause(why, more_time or f"a much larger {WALL_SECONDS}")
     budget = f"budget.examples={unreached.cut_examples}"
-    # A budget lasts until all of its limits are spent: one step leaves the length to the examples.
+    # One step leaves the length to the examples.
     if unreached.budget_steps is not None and unreached.budget_steps > 1:
         budget = f"budget.steps=1 {budget}"
     change = f"a budget whose schedule ends in time, such as {budget}"
-    if search.limit is not None:
-        change += f", or {more_of_limit(search)}"
+    if more_time is not None:
+        change += f", or {more_time}"
     return Cause(why, change)
 
 
@@ -163,7 +172,7 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
     # Most were stopped before their schedule had brought the learning rate down: that tells nothing
     # of where a whole schedule ends.
     if 2 * unreached.cut_schedules >= count:
-        return _cause_of_cuts(unreached, of_stopped, result.search)
+        return _cause_of_cuts(unreached, of_stopped, result)
     improving = unreached.improving
     too_few_evaluations = unreached.untold
     # Most were evaluated once or never: they show no change.

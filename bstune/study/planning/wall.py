@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import optuna
@@ -41,6 +41,8 @@ BEGAN = "bstune:began"
 TAKEN = "bstune:wall_seconds"
 # Attribute of the study: those of them before each command's first trial.
 STARTS = "bstune:start_seconds"
+# Attribute of the study: the shortest of these starts, without a survey of the hardware.
+SHORTEST_START = "bstune:shortest_start"
 # Before each replicate, and once before the answer, the posterior is drawn more finely than for a
 # decision. Until that has been measured it is taken to last as long as so many of them: on digits
 # they were 1 to 4 of what lies between two trials, for 7 to 64 points, on busy cores.
@@ -125,17 +127,20 @@ class TimeTaken:
     """Before the first trial of each command."""
     searches: float = 0.0
     """From those trials on."""
+    shortest_start: float = 0.0
+    """Of the starts, without its survey: no later command is likely to begin a trial sooner."""
 
     @classmethod
     def of(cls, study: optuna.Study) -> "TimeTaken":
         """Read what the earlier commands of a study have stored."""
         starts = float(study.user_attrs.get(STARTS, 0.0))
         taken = float(study.user_attrs.get(TAKEN, 0.0))
-        return cls(starts, max(taken - starts, 0.0))
+        shortest = float(study.user_attrs.get(SHORTEST_START, 0.0))
+        return cls(starts, max(taken - starts, 0.0), shortest)
 
     def with_start(self, seconds: float) -> "TimeTaken":
         """Give what it is after another start of so many seconds."""
-        return TimeTaken(self.starts + seconds, self.searches)
+        return replace(self, starts=self.starts + seconds)
 
     @property
     def seconds(self) -> float:
@@ -157,6 +162,7 @@ class WallTime:
         elapsed: Callable[[], float],
         owner: bool,
         now: Callable[[], float] = time.time,
+        surveyed: float = 0.0,
     ) -> None:
         """Begin to count.
 
@@ -166,6 +172,7 @@ class WallTime:
             elapsed: gives the seconds that this command has taken.
             owner: whether this process owns the study, so that its clock counts.
             now: gives the seconds of the wall clock, by which the others count.
+            surveyed: the seconds that this command's survey of the hardware took.
         """
         self._study = study
         self._budget = budget
@@ -187,6 +194,7 @@ class WallTime:
         # no pauses between them. The other processes count from that moment.
         self._taken: Callable[[], float] = elapsed
         self._now = now
+        self._surveyed = surveyed
         if math.isfinite(self.limit):
             if owner:
                 self._taken = lambda: self._in_all().counted(budget.most_start)
@@ -200,8 +208,13 @@ class WallTime:
         elapsed = self._elapsed()
         if self._start is None:
             return self._earlier.with_start(elapsed)
+        before = self._earlier
+        shortest = self._start - self._surveyed
+        # Zero: no earlier command has stored its start.
+        if before.shortest_start > 0.0:
+            shortest = min(shortest, before.shortest_start)
         searched = elapsed - self._start
-        return TimeTaken(self._earlier.starts + self._start, self._earlier.searches + searched)
+        return TimeTaken(before.starts + self._start, before.searches + searched, shortest)
 
     def _store_begin(self) -> None:
         """Store the moment from which the other processes count."""
@@ -238,6 +251,7 @@ class WallTime:
             self._study.set_user_attr(TAKEN, in_all.seconds)
             if self._study.user_attrs.get(STARTS) != in_all.starts:
                 self._study.set_user_attr(STARTS, in_all.starts)
+                self._study.set_user_attr(SHORTEST_START, in_all.shortest_start)
 
     @property
     def has_begun_trial(self) -> bool:

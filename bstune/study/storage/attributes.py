@@ -53,8 +53,17 @@ STUDY_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
     wall.BEGAN: TypeAdapter(float),
     wall.TAKEN: TypeAdapter(float),
     wall.STARTS: TypeAdapter(float),
+    wall.SHORTEST_START: TypeAdapter(float),
 }
-OPTIONAL_ATTRIBUTES = (TESTS, GOAL, BUDGET_TIMES, wall.BEGAN, wall.TAKEN, wall.STARTS)
+OPTIONAL_ATTRIBUTES = (
+    TESTS,
+    GOAL,
+    BUDGET_TIMES,
+    wall.BEGAN,
+    wall.TAKEN,
+    wall.STARTS,
+    wall.SHORTEST_START,
+)
 TRIAL_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
     SPEC: TypeAdapter(str),
     RECORD: TypeAdapter(str),

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from bstune.core.errors import ConfigError, check_positive_integer
+from bstune.recipe import HOW_TO_GIVE
 from bstune.system.console import plural
 from bstune.trial.batches.batch_sampler import StreamBatchSampler
 from bstune.trial.batches.epochs import epoch_of
@@ -26,12 +27,6 @@ KEPT_OPTIONS = (
     "prefetch_factor",
     "timeout",
     "worker_init_fn",
-)
-# What to do with data that cannot be read in batches of another size.
-HOW_TO_GIVE = (
-    "let them be made for each batch size, by data=lambda batch_size: MyData(batch_size) or "
-    "(train, val), or in YAML by ${trial.batch_size} in workload.data; their batches are then "
-    "taken as they come"
 )
 
 

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
-from bstune.trial.lightning.packages import is_lightning
+from bstune.trial.lightning.packages import is_lightning, is_overridden
 
 # About so many elements of a large tensor or array are read, evenly over all of them.
 MAX_SAMPLE = 2**16
@@ -59,19 +59,28 @@ class Attribute:
         kind: the name of its class.
         rank: the lower, the likelier a training depends on a value of this kind.
         fingerprint: of all that is read of the value.
+        has_state: whether it is a call-back's that gives the checkpoint a state by ``state_dict``.
     """
 
     kind: str
     rank: int
     fingerprint: str
+    has_state: bool = False
 
 
 def attributes_of(trainer: Trainer, module: LightningModule) -> dict[str, Attribute]:
     """Fingerprint a training's plain attributes, by their paths such as ``encoder.noise``."""
+    with_state = set[str]()
+    for callback in _callbacks_of(trainer):
+        if is_overridden("state_dict", callback):
+            with_state |= {path for path, _ in _values_of_callback(callback)}
     attributes = dict[str, Attribute]()
     for path, value in plain_values(trainer, module):
         attributes[path] = Attribute(
-            kind=type(value).__name__, rank=_rank(value), fingerprint=fingerprint(value)
+            kind=type(value).__name__,
+            rank=_rank(value),
+            fingerprint=fingerprint(value),
+            has_state=path in with_state,
         )
     return attributes
 
@@ -85,11 +94,8 @@ def plain_values(trainer: Trainer, module: LightningModule) -> Iterator[tuple[st
         # The states of metrics begin anew with each epoch.
         if not _is_metric(layer):
             yield from _under(name, _values_of_module(layer))
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        # bstune's own call-backs keep clocks and records, on which no training depends.
-        if not type(callback).__module__.startswith("bstune."):
-            yield from _under(type(callback).__name__, vars(callback).items())
+    for callback in _callbacks_of(trainer):
+        yield from _values_of_callback(callback)
     for optimizer in trainer.optimizers:
         plain = dict[str, object]()
         # Private attributes are torch's own bookkeeping.
@@ -97,6 +103,20 @@ def plain_values(trainer: Trainer, module: LightningModule) -> Iterator[tuple[st
             if name not in HELD_OF_OPTIMIZERS and not name.startswith("_"):
                 plain[name] = value
         yield from _under(type(optimizer).__name__, plain.items())
+
+
+def _callbacks_of(trainer: Trainer) -> list[Callback]:
+    """List a trainer's call-backs but for bstune's own.
+
+    These keep clocks and records, on which no training depends.
+    """
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return [one for one in callbacks if not type(one).__module__.startswith("bstune.")]
+
+
+def _values_of_callback(callback: Callback) -> Iterator[tuple[str, object]]:
+    """Yield the attributes of a call-back, by their paths."""
+    yield from _under(type(callback).__name__, vars(callback).items())
 
 
 def _under(path: str, values: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:

@@ -7,7 +7,7 @@ that DataLoader workers change at random.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,10 +23,10 @@ LEARNING_RATES = "learning rates"
 WEIGHTS = "weights"
 # The most attributes that a message names.
 MAX_NAMED = 3
-HOW_TO_SAVE = (
-    "save it in on_save_checkpoint and load it in on_load_checkpoint, or let configure_optimizers "
-    "return a schedule"
-)
+HOW_TO_SAVE = "save it in on_save_checkpoint and load it in on_load_checkpoint"
+# Lightning itself saves a schedule that it is given.
+OR_SCHEDULE = ", or let configure_optimizers return a schedule"
+HOW_TO_RESTORE = "let state_dict hold it, and load_state_dict set it or on_fit_start after that"
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Course:
         weights: weights after the last one.
         metrics: of an evaluation then, by name.
         exact: whether equal trainings have equal results to the bit.
+        has_schedule: whether configure_optimizers has returned a schedule.
     """
 
     steps: int
@@ -52,6 +53,7 @@ class Course:
     weights: Mapping[str, Tensor]
     metrics: Mapping[str, float]
     exact: bool
+    has_schedule: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,13 @@ class LostState:
         steps: after which the difference was seen.
         effects: names of what differed: learning rates, weights, or metrics.
         attributes: those that differed before these steps, by their paths.
+        has_schedule: whether configure_optimizers has returned a schedule.
     """
 
     steps: int
     effects: tuple[str, ...]
     attributes: Mapping[str, Attribute]
+    has_schedule: bool = False
 
     def text(self, module: str) -> str:
         """Word the difference in a line, with advice; ``module`` is the name of its class."""
@@ -76,16 +80,33 @@ class LostState:
 
         # A training depends likeliest on the attributes of the lowest rank.
         likeliest = sorted(self.attributes, key=rank_and_path)
-        named = [f"{path} ({self.attributes[path].kind})" for path in likeliest[:MAX_NAMED]]
-        if len(likeliest) > MAX_NAMED:
-            named.append(f"{len(likeliest) - MAX_NAMED} more")
+        # A call-back's state is in the checkpoint: what differs was not in it, or not restored.
+        unsaved = [path for path in likeliest if not self.attributes[path].has_state]
+        unrestored = [path for path in likeliest if self.attributes[path].has_state]
         seen = (
             f"{plural(self.steps, 'step')} after its checkpoint {module} has other "
             f"{listing(self.effects)} than without the stop"
         )
-        if not named:
+        if not likeliest:
             return f"{seen}, though none of its attributes shows why"
-        return f"{seen}: the checkpoint does not hold {', '.join(named)}; {HOW_TO_SAVE}"
+        causes = list[str]()
+        if unsaved:
+            how = HOW_TO_SAVE if self.has_schedule else HOW_TO_SAVE + OR_SCHEDULE
+            causes.append(f"the checkpoint does not hold {self._named(unsaved)}; {how}")
+        if unrestored:
+            owners = sorted({path.partition(".")[0] for path in unrestored})
+            causes.append(
+                f"the checkpoint holds the state of {listing(owners)}, but loading it does not "
+                f"restore {self._named(unrestored)}; {HOW_TO_RESTORE}"
+            )
+        return f"{seen}: {'; '.join(causes)}"
+
+    def _named(self, paths: Sequence[str]) -> str:
+        """Name the first few of some attributes, with their types, and count the rest."""
+        named = [f"{path} ({self.attributes[path].kind})" for path in paths[:MAX_NAMED]]
+        if len(paths) > MAX_NAMED:
+            named.append(f"{len(paths) - MAX_NAMED} more")
+        return ", ".join(named)
 
 
 def lost_state(
@@ -124,7 +145,7 @@ def lost_state(
         shown = of_straight or of_resumed
         if is_telling and of_straight != of_resumed and shown is not None:
             lost[path] = shown
-    return LostState(resumed.steps, repeated, lost)
+    return LostState(resumed.steps, repeated, lost, straight.has_schedule)
 
 
 def differences(course: Course, other: Course) -> tuple[str, ...]:

@@ -3,14 +3,17 @@
 from torch.utils.data import DataLoader
 
 from bstune.core.errors import ConfigError
+from bstune.recipe import HOW_TO_GIVE
 from bstune.system.failures import place_of
 from bstune.trial.batches.counted_stream import has_no_length
-from bstune.trial.batches.loader import HOW_TO_GIVE, loaders_of, not_rebatchable
+from bstune.trial.batches.loader import loaders_of, not_rebatchable
 from bstune.trial.lightning.installed import LightningDataModule
 from bstune.trial.lightning.packages import is_overridden
 
 
-def check_loaders(data: LightningDataModule, *, is_given: bool = False) -> None:
+def check_loaders(
+    data: LightningDataModule, *, is_given: bool = False, how_to_give: str = HOW_TO_GIVE
+) -> None:
     """Raise a ConfigError for a data module whose loaders a trial cannot use.
 
     A trial reads the training data in batches of its own size, and other loaders as they are.
@@ -19,6 +22,7 @@ def check_loaders(data: LightningDataModule, *, is_given: bool = False) -> None:
         data: the data module, set up.
         is_given: whether a function of the batch size has made it, so that its training batches may
             be taken as they come.
+        how_to_give: says how the user can let such a function make it.
     """
     # Such a data module makes batches of any size itself.
     if hasattr(data, "train_batches"):
@@ -34,7 +38,7 @@ def check_loaders(data: LightningDataModule, *, is_given: bool = False) -> None:
     if problem is not None and not is_given:
         raise ConfigError(
             f"{name}.train_dataloader() cannot be read in batches of another size: {problem}; "
-            f"{HOW_TO_GIVE}. Or return DataLoader(dataset, batch_size=..., shuffle=True) over a "
+            f"{how_to_give}. Or return DataLoader(dataset, batch_size=..., shuffle=True) over a "
             "data set with __len__ and __getitem__ (a ConcatDataset or StackDataset of several), "
             "or give the data module train_batches(batch_size, micro_batch_size, seed), which "
             "yields batches of that size without end"

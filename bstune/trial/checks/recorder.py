@@ -540,6 +540,7 @@ class FollowedSteps:
             weights=weights_of(module),
             metrics=metrics,
             exact=self._exact,
+            has_schedule=bool(trainer.lr_scheduler_configs),
         )
 
 

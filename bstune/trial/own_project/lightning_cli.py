@@ -35,13 +35,13 @@ from bstune.trial.own_project.cli_file import (
 )
 from bstune.trial.own_project.own_values import (
     MOST_EPOCHS,
+    OwnBatches,
     OwnMetric,
     check_trained_size,
     own_batches,
     own_examples,
     own_metric,
     rate_of_optimizers,
-    rebatchable,
 )
 
 SHORT_PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
@@ -130,10 +130,12 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     if size_key is not None:
         data_node = with_value(parsed, size_key, "${trial.batch_size}")["data"]
         own = replace(own, problem=None)
-    own_batch_size, examples = rebatchable(own, data_name)
+    own_batch_size = _checked_batch_size(own, data_name, parsed["trainer"])
+    examples = own.examples
     accumulated = parsed["trainer"].get("accumulate_grad_batches") or 1
     batch_size = own_batch_size * accumulated
-    check_trained_size(batch_size, examples)
+    if examples is not None:
+        check_trained_size(batch_size, examples)
     assumed = list[str]()
     trial_budget = _budget_of_trial(parsed["trainer"], batch_size, examples, assumed)
     if chosen.target is None:
@@ -144,7 +146,9 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     this_module = build_module.__module__
     # The range of batch sizes lies around the file's own.
     smallest = max(1, batch_size // FACTOR_BELOW)
-    largest = min(examples, batch_size * FACTOR_ABOVE)
+    largest = batch_size * FACTOR_ABOVE
+    if examples is not None:
+        largest = min(examples, largest)
     # LightningCLI's parser builds the classes that are named below these nodes; Hydra must not.
     as_it_is = {"_recursive_": False}
     workload = {
@@ -161,7 +165,7 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     }
     lines = [
         _line_on_rate(rate_key, lr, own_batch_size, accumulated),
-        f"{examples} training examples",
+        "training data without a length" if examples is None else f"{examples} training examples",
         *_size_key_lines(size_key),
         *_sizes_lines(chosen, smallest, largest),
         *assumed,
@@ -174,6 +178,33 @@ def workload_of(file: CliFile) -> tuple[dict[str, Any], list[str]]:
     if left_out:
         lines.append(left_to_bstune(left_out))
     return workload, lines
+
+
+def _checked_batch_size(own: OwnBatches, data_name: str, trainer: Node) -> int:
+    """Give the batch size of a file's own batches.
+
+    Args:
+        own: without a problem where a number of the file sets their size.
+        data_name: the name of the data, for messages.
+        trainer: the Trainer's arguments, by name.
+
+    Raises:
+        ConfigError: for batches of which no study can be made; it names all that the file lacks.
+    """
+    lacks = list[str]()
+    if own.problem is not None or own.batch_size is None:
+        lacks.append(
+            f"{data_name}.train_dataloader() cannot be read in batches of another size: "
+            f"{own.problem}; let a number of the section data be its batch size, for each of which "
+            "the data are then built"
+        )
+    # Only the steps of a Trainer tell the length of a run whose data have none.
+    if own.examples is None and "max_steps" not in _own_lengths(trainer):
+        lacks.append("give trainer.max_steps, as no loader tells how long an epoch is")
+    if lacks:
+        raise ConfigError("; ".join(lacks))
+    assert own.batch_size is not None  # noqa: S101 (it was refused above)
+    return own.batch_size
 
 
 def _batch_size_key(parsed: Node, data_name: str, batch_size: int | None) -> str | None:
@@ -217,19 +248,20 @@ def _sizes_lines(chosen: Chosen, smallest: int, largest: int) -> list[str]:
 
 
 def _budget_of_trial(
-    trainer: Node, batch_size: int, examples: int, assumed: list[str]
+    trainer: Node, batch_size: int, examples: int | None, assumed: list[str]
 ) -> dict[str, int]:
     """Give the config of a trial's budget, which the length of the file's own run sets.
 
     Args:
         trainer: the Trainer's arguments, by name.
         batch_size: with which the file trains.
-        examples: of an epoch.
+        examples: of an epoch; None: it has no length, and the Trainer's steps limit the run.
         assumed: gets a line on the budget where the file's own run has no length.
     """
-    budget = own_examples(trainer, batch_size, examples)
+    budget = own_examples(trainer, batch_size, examples or 0)
     is_assumed = budget is None
     if budget is None:
+        assert examples is not None  # noqa: S101 (_checked_batch_size has refused it)
         budget = _assumed_budget(examples, assumed)
     # A trial ends once both its steps and its examples are spent. These are the steps that the
     # budget's examples come to at ``FACTOR_BELOW`` times the file's batch size: at larger sizes a
@@ -237,7 +269,7 @@ def _budget_of_trial(
     fewest_steps = max(1, budget // (FACTOR_BELOW * batch_size))
     trial_budget = {"steps": fewest_steps, "examples": budget}
     # A study with little time may shorten a budget that was assumed, and tells so in epochs.
-    if is_assumed:
+    if is_assumed and examples is not None:
         trial_budget["assumed_epoch"] = examples
     return trial_budget
 

@@ -17,13 +17,13 @@ from bstune.core.errors import BstuneError, ConfigError
 from bstune.core.metric_names import choose_loss, mode_of
 from bstune.core.records import Mode
 from bstune.core.search_space import SizeLimits
-from bstune.recipe import RATES, looks_like_rate
+from bstune.recipe import RATES, how_in_python, looks_like_rate
 from bstune.system.failures import described, place_of
 from bstune.system.interruption import temporary_folder
 from bstune.trial.backend import OWNED, refuse_rate_and_batch_size_finders
 from bstune.trial.batches.epochs import epoch_length
 from bstune.trial.batches.given_batches import examples_of
-from bstune.trial.batches.loader import HOW_TO_GIVE, not_rebatchable
+from bstune.trial.batches.loader import not_rebatchable
 from bstune.trial.checks.start import check_hooks, how_to_log
 from bstune.trial.lightning.installed import (
     Callback,
@@ -124,30 +124,14 @@ def refusal(
         default: the user's own batch size, where the function's default is to say it.
     """
     also = ""
-    how = HOW_TO_GIVE
+    # Loaders have no class of the user's.
+    how = how_in_python(name if name.isidentifier() else None, default)
     if needed:
         also = f"; there give {', '.join(needed)}, too"
-    if default is not None:
-        how = how.replace("lambda batch_size:", f"lambda batch_size={default}:")
     return ConfigError(
         f"{name}.train_dataloader() cannot be read in batches of another size: {batches.problem}; "
         f"{how}{also}"
     )
-
-
-def rebatchable(batches: OwnBatches, name: str) -> tuple[int, int]:
-    """Give the batch size and the examples of an epoch of batches that can be read in other sizes.
-
-    Raises:
-        ConfigError: for other batches; it says all that a study of them needs.
-    """
-    if batches.problem is None and batches.batch_size is not None and batches.examples is not None:
-        return batches.batch_size, batches.examples
-    needed = [REFERENCE]
-    # Without the length of an epoch a study needs more from the user.
-    if batches.examples is None:
-        needed.append(OF_NO_EPOCH)
-    raise refusal(name, batches, needed)
 
 
 def check_trained_size(batch_size: int, examples: int, given: str | None = None) -> None:

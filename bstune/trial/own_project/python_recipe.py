@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bstune.core.errors import ConfigError
-from bstune.recipe import RATES, TrialValues, left_to_bstune, looks_like_rate
+from bstune.recipe import RATES, TrialValues, how_in_python, left_to_bstune, looks_like_rate
 from bstune.system.failures import place_of
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule
 
@@ -106,6 +106,12 @@ class PythonRecipe:
         if isinstance(self.data_module, DataAt):
             return self.data_module(self.data_module.batch_size)
         return self.data_module
+
+    @property
+    def how_to_give_data(self) -> str:
+        """How a function makes the data for each batch size."""
+        name = None if isinstance(self.data_module, Loaders) else self.data_name
+        return how_in_python(name)
 
     @property
     def data_at(self) -> "DataAt | None":

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningCLI, OptimizerCallable
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 
 class SklearnDigits(LightningDataModule):
@@ -68,6 +68,22 @@ class Buckets(SklearnDigits):
         batch_size = 32 if self.fixed else self.sizes.bs
         sampler = Neighbours(len(self.parts[0]), batch_size)
         return DataLoader(self.parts[0], batch_sampler=sampler)
+
+
+class Endless(IterableDataset):
+    def __init__(self, rows: TensorDataset) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        while True:
+            yield from self.rows
+
+
+class Stream(SklearnDigits):
+    """Digits without an end, in the order in which they come."""
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(Endless(self.parts[0]), batch_size=self.hparams.batch_size)
 
 
 class LitMLP(LightningModule):
