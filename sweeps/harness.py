@@ -387,8 +387,12 @@ def _typed_and_plain_parameters(
 
 @contextmanager
 def _held_alone(folder: Path) -> Iterator[None]:
-    """Hold a sweep's folder, which is made, while the body runs; StudyError if another does."""
+    """Hold a sweep's folder, which is made, while the body runs; StudyError if another does.
+
+    A folder that was made for it and is empty afterwards goes.
+    """
     choose = "choose another with sweep.output=DIR"
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK_NAME)
@@ -407,6 +411,10 @@ def _held_alone(folder: Path) -> Iterator[None]:
         # It goes while it is held: afterwards it may be another process's.
         (folder / LOCK_NAME).unlink(missing_ok=True)
         lock.release()
+        # The deepest one comes first. From one that holds something on, all hold something.
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
 
 
 def run_sweep(name: str, options: Sequence[str]) -> None:

@@ -541,8 +541,10 @@ class Search:
             self._storage_is_gone = isinstance(error, StorageGoneError)
             self._keep(result)
             raise
-        # The time taken is stored now, so that it counts even if the process is killed next.
-        patient(self._wall.keep)()
+        # Under a limit the time taken is stored now, so that it counts even if the process is killed
+        # next. Without one it is stored at the end: a trial takes no further transaction.
+        if math.isfinite(self._wall.limit):
+            patient(self._wall.keep)()
         if is_at_baseline(result, self._prepared.baseline):
             # The baseline is asked again after a failure: the last run counts.
             self.failed_baseline = finished if result.status == "failed" else None

@@ -241,8 +241,8 @@ class WallTime:
     def keep(self) -> None:
         """Store what the study has taken, for the command that continues it.
 
-        It is to be called as each trial ends: a process that is killed then loses one trial's at
-        most. The seconds of a command that began no trial are not counted: it came to nothing, and
+        Under a limit it is to be called as each trial ends: a process that is killed then loses one
+        trial's at most. The seconds of a command that began no trial are not counted: it came to nothing, and
         the next one has to start anew. Those of a command without a limit are: the next one may
         have one.
         """
