@@ -150,7 +150,7 @@ def of_extrapolate(rng, folder):
     )
     values = ("--values", "s=1,other=2,third=3") if rng.random() < 0.5 else ()
     studies = (f"outputs/{name}" for name in ("s", "other", "third"))
-    files = ("--card", "card.yaml", "--figure", "laws.png") if rng.random() < 0.3 else ()
+    files = ("--card", "card.yaml") if rng.random() < 0.3 else ()
     return how, ("extrapolate", *studies, "--at", at, *values, *files)
 
 

@@ -206,6 +206,10 @@ def test_data_that_make_their_batches_are_built_for_each_batch_size(tmp_path):
     recipe = HydraRecipe({"trial": {"batch_size": None}, "workload": workload}, {})
     assert workload["reference"]["batch_size"] == recipe.data().sizes.bs == 32
     assert recipe.data_at(20).sizes.bs == 20
+    # Another number that equals it is tried first, and data with twice that number fail.
+    buckets["init_args"]["batches_kept"] = 32
+    _, lines = made_of(changed(tmp_path, data=buckets), Chosen("val_loss=0.2"))
+    assert "data.init_args.sizes.bs is the batch size" in " ".join(lines)
     # No number of these is the batch size.
     fixed = {"class_path": "lightning_cli.main.Buckets", "init_args": {"fixed": 32}}
     with pytest.raises(ConfigError, match=r"Buckets\..* makes the batches itself"):

@@ -18,7 +18,7 @@ from toolbox import (
 )
 
 from bstune.core.errors import StudyError
-from bstune.core.records import Target
+from bstune.core.records import NO_NOISE_SCALE, Target
 from bstune.study import search
 from bstune.study.analysis.critical import ended_where_met
 from bstune.study.own_target import OwnRun, goal_of, own_result
@@ -132,6 +132,9 @@ def test_a_run_that_came_to_nothing_sets_no_target():
         goal_of(stopped, TARGET)
     with pytest.raises(StudyError, match="ended as diverged: too far"):
         goal_of(replace(stopped, status="diverged", message="too far"), TARGET)
+    # What a run went on without did not end it.
+    with pytest.raises(StudyError, match="ended as diverged; give"):
+        goal_of(replace(stopped, status="diverged", message=f"{NO_NOISE_SCALE}: x"), TARGET)
 
 
 ACCURACY = Target("val_acc", 0.0, "max").never_met

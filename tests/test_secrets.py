@@ -285,6 +285,19 @@ def test_a_long_text_takes_no_minutes(text):
         ),
         # Messages of HTTP clients.
         ("401 for Authorization: Bearer abc.def=.ghi", "401 for Authorization: ***"),
+        # The same where a library refuses the header's value.
+        (
+            "Illegal header value b'Bearer abc.def1=.ghi\\n'",
+            "Illegal header value b'Bearer ***\\n'",
+        ),
+        # A line that ConfigParser refuses, such as one of ~/.mlflow/credentials.
+        (
+            r"line: 1 'mlflow_tracking_password = a1-b\n'",
+            r"line: 1 'mlflow_tracking_password = ***\n'",
+        ),
+        # A line of the user's code, and JSON with blanks.
+        ("in f: token = 'abcdefg1'", "in f: token = '***'"),
+        ('{"token" : "abcdefg1"}', '{"token" : "***"}'),
         # An option of another program.
         ("curl -u --password=ab x", "curl -u --password=*** x"),
         # Each of the cookies is a secret.
@@ -292,6 +305,10 @@ def test_a_long_text_takes_no_minutes(text):
         ("{'Set-Cookie': 'a=b1234567; c=d'}", "{'Set-Cookie': '***'}"),
         # what is none
         ("password: null", "password: null"),
+        ("token = self.tokens.of(12)", "token = self.tokens.of(12)"),
+        ("token = self.read1(path)", "token = self.read1(path)"),
+        ("bearer authentication with HTTP/1.1", "bearer authentication with HTTP/1.1"),
+        ("Bearer authentication", "Bearer authentication"),
         ("(using password: YES)", "(using password: YES)"),
         # Amounts, and a key of a mapping.
         ("tokens=5 key=3", "tokens=5 key=3"),

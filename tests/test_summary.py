@@ -144,7 +144,7 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
         (
             [DIVERGED],
             TARGET,
-            {"smallest_diverged_lr": 0.7, "message": "the loss is not finite", "stopped": 0},
+            {"smallest_diverged_lr": 0.7, "stopped": 0},
         ),
     ],
 )

@@ -270,6 +270,20 @@ def test_what_is_kept_is_a_share_of_what_the_search_has():
     assert wall(20.0).reserve([STOPPED], COST) == 0.4 * 100.0
 
 
+def test_a_look_takes_its_seconds_in_a_start_that_no_longer_counts():
+    now = [400.0]
+    one = wall(lambda: now[0], most_start=50.0)
+    with one.fine_look():
+        now[0] += 3.0
+    assert one.fine_decision_seconds == 3.0
+
+
+def test_of_a_limit_that_is_stated_next_shares_of_all_are_kept():
+    one = wall(400.0, most_start=50.0)
+    assert one.within(300.0).reserve([STOPPED], COST) == 0.4 * 300.0
+    assert one.reserve([STOPPED], COST) == 0.4 * 50.0
+
+
 def test_the_others_count_by_what_the_owners_start_counts_for():
     study = optuna.create_study()
     now = [40.0]

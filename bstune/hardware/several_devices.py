@@ -82,7 +82,7 @@ def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> It
             result = finished.result()
             # The trial has no target: where all goes well its last step stops it.
             if result.status != "stopped" or result.seconds_per_step is None:
-                message = result.message or "its module stopped it"
+                message = result.end_message or "its module stopped it"
                 # With the frames of the user's code in which an error was raised, if one was.
                 reason = f"{message} (status {result.status}, step {result.steps})"
                 raise HardwareError(

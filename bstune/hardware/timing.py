@@ -420,7 +420,7 @@ def time_trial(
         ended = f"the trial ended after {result.steps} of {budget.steps} ({result.status})"
         raise HardwareError(
             f"{steps} steps were to be timed at batch size {batch_size}, but {ended}: "
-            f"{result.message or 'its module stopped it'}"
+            f"{result.end_message or 'its module stopped it'}"
         )
     return timed
 

@@ -104,8 +104,6 @@ class Unreached(Part, frozen=True):
     """``budget.examples`` of a trial. Not None where ``stopped`` is known."""
     smallest_diverged_lr: Positive | None = None
     """The smallest learning rate that diverged. None where none did."""
-    message: Text | None = None
-    """The message of the last trial that has one, such as an error. None without one."""
 
     @model_validator(mode="after")
     def _check_budget(self) -> "Unreached":

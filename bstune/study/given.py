@@ -195,7 +195,7 @@ def line_on_lacking_objects(options: StudyOptions, given: Collection[str]) -> st
 
 
 def _trainer_arguments(options: StudyOptions) -> dict[str, object]:
-    """Collect the arguments of the Trainer that a study's options hold, objects as their classes."""
+    """Collect the Trainer's arguments that a study's options hold, objects as their classes."""
     collected = dict[str, object]()
     sections = ("trainer", "workload.trainer", "workload.given_trainer")
     for section in sections:

@@ -197,8 +197,8 @@ def goal_of(
     how_else = "give the target a value, target=VALUE, or another reference, scaling.lr=LR"
     if record.status not in ("stopped", "reached"):
         because = ""
-        if record.message is not None:
-            because = f": {record.message}"
+        if record.end_message is not None:
+            because = f": {record.end_message}"
         raise StudyError(
             f"{TO_BE_OWN} its run at batch size "
             f"{record.batch_size} and learning rate {record.lr:g} ended as "

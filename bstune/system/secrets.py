@@ -94,9 +94,15 @@ _KEY = r"(?<![\w.\-])-{0,2}(?P<key>[A-Za-z_][\w.\-]{0,100})"
 _PAIRS = (
     re.compile(_KEY + r"=(?P<value>(?![\[({])(?:\$\{[^{}]{0,200}\}|[^\s&,;\"'\\)\]}<>]){1,4096})"),
     re.compile(
-        _KEY + r"(?:=|[\"']: ?)[bruf]?(?P<mark>[\"'])"
+        _KEY + r"(?: ?= ?|[\"'] ?: ?)[bruf]?(?P<mark>[\"'])"
         r"(?P<value>(?:\\.|(?!(?P=mark))[^\\]){1,4096})(?P=mark)"
     ),
+    # A line of an INI file, and a token as HTTP's libraries name it, without its header. With a
+    # digit they are neither code nor prose.
+    re.compile(
+        _KEY + r" = (?P<value>(?=[^\s\d(]{0,100}\d)[^\s&,;\"'\\()\[\]{}<>]{1,4096}+)(?![(\[])"
+    ),
+    re.compile(r"\b(?P<key>Bearer) (?P<value>(?=[^\s\d]{0,100}\d)[\w+/=.~\-]{8,8192})"),
     re.compile(
         r"(?<![\w.\-])(?P<key>[\w.\-]{0,100}?(?:password|passwd|passphrase|secret)):[ \t]+"
         r"(?P<value>[^\s\"'\\,;\])}]{1,4096})",

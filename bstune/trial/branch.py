@@ -284,7 +284,7 @@ def branch(
     if was_stopped and record.steps < steps:
         raise ConfigError(
             f"a branch at batch size {batch_size} ended after {record.steps} of its {steps} steps: "
-            f"{record.message or 'something stopped its Trainer'}"
+            f"{record.end_message or 'something stopped its Trainer'}"
         )
     if was_stopped and (not record.history or record.history[-1][0] < steps):
         raise ConfigError(

@@ -93,11 +93,6 @@ def unreached_because(
         if trial.steps >= MIN_STEPS:
             cut_examples = max(cut_examples, trial.steps * trial.batch_size)
     diverged = [trial.lr for trial in trials if trial.status == "diverged"]
-    # The last message of all trials.
-    message: str | None = None
-    for trial in trials:
-        if trial.message:
-            message = trial.message[:MAX_TEXT]
     return Unreached(
         closest=closest,
         easier=finite(easier),
@@ -111,7 +106,6 @@ def unreached_because(
         budget_steps=budget.steps,
         budget_examples=budget.examples,
         smallest_diverged_lr=min(diverged, default=None),
-        message=message,
     )
 
 

@@ -221,9 +221,10 @@ class WallTime:
         self._study.set_user_attr(BEGAN, self._now() - self._taken())
 
     def within(self, limit: float) -> "WallTime":
-        """Give what would be left if the limit were another one."""
+        """Give what would be left if the user stated another limit: of that one shares are kept."""
         other = copy(self)
         other.limit = limit
+        other._budget = replace(self._budget, most_start=math.inf)
         return other
 
     def begin_trial(self) -> None:
@@ -231,7 +232,7 @@ class WallTime:
         if self._start is None:
             self._start = self._elapsed()
             # The end of a start that did not count in full makes the study younger.
-            if self._owner and math.isfinite(min(self.limit, self._budget.most_start)):
+            if self._owner and math.isfinite(self._budget.most_start):
                 self._store_begin()
 
     def pause(self) -> None:
@@ -293,9 +294,10 @@ class WallTime:
     @contextmanager
     def fine_look(self) -> Iterator[None]:
         """Note how long the body takes: it decides by a posterior with many draws."""
-        began = self._taken()
+        # In a start that no longer counts, what the study has taken stands still.
+        began = self._elapsed()
         yield
-        self._looks.append(self._taken() - began)
+        self._looks.append(self._elapsed() - began)
 
     @property
     def decision_seconds(self) -> float:
@@ -409,10 +411,11 @@ class WallTime:
         """Give the seconds to keep for what follows the search.
 
         Before a trial has reached the target, that is a share of the seconds that the search has,
-        to continue the most promising trial. After that it is the time of the runs on fresh seeds that are still to
-        come: all those of the winners, and the baseline's first. The baseline's other runs and
-        those of further candidates get at most ``OTHERS_SHARE`` of the limit. While the baseline
-        itself is the best, one run of it is kept, and one of a winner that may still be found.
+        to continue the most promising trial. After that it is the time of the runs on fresh seeds
+        that are still to come: all those of the winners, and the baseline's first. The baseline's
+        other runs and those of further candidates get at most ``OTHERS_SHARE`` of the search's
+        seconds. While the baseline itself is the best, one run of it is kept, and one of a winner
+        that may still be found.
 
         Args:
             trials: that have ended.

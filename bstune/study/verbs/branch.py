@@ -220,7 +220,7 @@ def _branch_of(record: TrialResult, batch_size: int, seed: int) -> Branch:
         steps=record.steps,
         status=record.status,
         value=value,
-        message=record.message,
+        message=record.end_message,
     )
 
 

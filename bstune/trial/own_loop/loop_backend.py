@@ -379,7 +379,7 @@ class LoopBackend(TrialBackend):
         )
 
     def _tell_if_no_further(self, trial: LoopTrial, record: TrialResult) -> None:
-        """Say once that a trial which ran again from its first step has come no further than before.
+        """Say once that a trial which ran again from its first step came no further than before.
 
         Its loop ended it, as by a patience of its own, and would do so each time.
         """

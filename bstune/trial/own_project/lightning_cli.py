@@ -7,6 +7,7 @@ by type hints included.
 """
 
 from argparse import ArgumentError
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -226,9 +227,11 @@ def _batch_size_key(parsed: Node, data_name: str, batch_size: int | None) -> str
     # One that is named for it is tried before others, as each try sets the data up.
     equal.sort(key=lambda key: "batch" not in key.rpartition(".")[2])
     for key in equal:
-        twice = build_data(with_value(parsed, key, 2 * batch_size)["data"])
-        if own_batches(twice, data_name).batch_size == 2 * batch_size:
-            return key
+        # Data may fail with twice a number that is no batch size, such as one of their classes.
+        with suppress(Exception):
+            twice = build_data(with_value(parsed, key, 2 * batch_size)["data"])
+            if own_batches(twice, data_name).batch_size == 2 * batch_size:
+                return key
     return None
 
 

@@ -57,10 +57,17 @@ class Neighbours(Sampler[list[int]]):
 
 
 class Buckets(SklearnDigits):
-    """Digits in batches of a sampler's own making; ``fixed`` is a batch size that stays."""
+    """Digits in batches of a sampler's own making; ``fixed`` is a batch size that stays.
 
-    def __init__(self, sizes: Sizes | None = None, fixed: int = 0) -> None:
+    Another number of ``batches_kept`` than 32 is refused.
+    """
+
+    def __init__(
+        self, sizes: Sizes | None = None, fixed: int = 0, batches_kept: int | None = None
+    ) -> None:
         super().__init__()
+        if batches_kept not in (None, 32):
+            raise ValueError(f"cannot keep {batches_kept} batches")
         self.sizes = sizes or Sizes()
         self.fixed = fixed
 
