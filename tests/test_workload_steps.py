@@ -19,8 +19,12 @@ from bstune.hardware.workload_steps import (
     HowTimed,
     _choose_threads,
     _device_errors,
+    _Ladder,
+    _longest_step,
+    _raised,
     _roofline,
     _time_ladder,
+    _untimed_note,
     _Visits,
     threads_of_fit,
 )
@@ -363,3 +367,31 @@ def test_a_visit_says_its_number_and_how_long_others_may_take():
     assert 90.0 < seconds <= 100.0
     visits.ends_at = time.perf_counter()
     assert "visit 3, no time for others" in visits._in_words(64)
+
+
+@pytest.mark.parametrize(
+    ("largest", "timed", "seconds_left", "raised", "why"),
+    [
+        # The first visits were fast.
+        (64, [(4, 0.01), (64, 0.02)], 20.0, 1024, None),
+        # A step at 81 would be in time, which is not worth another visit.
+        (64, [(4, 0.1), (64, 0.95)], 25.0, 64, "longer than 950 ms"),
+        # With 5 s left a first visit may take 1.5 s, which is 250 ms a step.
+        (64, [(4, 0.1), (64, 0.95)], 5.0, 64, "used up"),
+        # Six steps of twice the shortest are in time, and then they are not.
+        (8, [(4, 1.0), (8, 1.05)], 14.7, 84, "longer than 735 ms"),
+        (8, [(4, 1.5), (8, 1.55)], 8.7, 8, "longer than 1.35 s"),
+    ],
+)
+def test_the_largest_size_is_raised_as_far_as_a_visit_ends_in_time(
+    largest, timed, seconds_left, raised, why
+):
+    step_time = SimpleNamespace(min_steps=4, rungs=6)
+    space = SimpleNamespace(multiple=1)
+    visits = SimpleNamespace(step_time=step_time, warmup_steps=2, timed=timed, space=space)
+    ceiling = SimpleNamespace(batch_size=1024, smallest=4)
+    ladder = _Ladder((4, largest), largest, _longest_step(step_time, 2, 27.0))
+    found = _raised(ladder, visits, ceiling, seconds_left)
+    assert max(found.sizes) == found.largest == raised
+    if why is not None:
+        assert why in _untimed_note(found.largest, found.longest_step)

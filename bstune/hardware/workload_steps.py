@@ -489,10 +489,14 @@ def _raised(ladder: _Ladder, visits: "_Visits", ceiling: Ceiling, seconds_left: 
     multiple = visits.space.multiple
     if in_time < ceiling.batch_size:
         in_time = in_time // multiple * multiple
-    if longest_step <= 0.0 or in_time < LEAST_RAISE * largest:
+    # A step that is long even at the smallest size may take twice as long, if there is time for it.
+    has_time = LARGEST_SHARE * law(in_time) <= longest_step
+    if not has_time or in_time < LEAST_RAISE * largest:
         # What is longer than that is told as predicted, or as the end of the time.
-        still_fits = law(largest + 1) <= ladder.longest_step
-        return replace(ladder, longest_step=0.0) if still_fits else ladder
+        if law(largest + 1) > ladder.longest_step:
+            return ladder
+        longest_timed = law(largest) if has_time and in_time > largest else 0.0
+        return replace(ladder, longest_step=longest_timed)
     sizes = timing.ladder(ceiling.smallest, in_time, step_time.rungs, multiple)
     # A smaller size of the user's own stays, which the ladder does not have.
     sizes = tuple(sorted({*sizes, ladder.sizes[0]}))

@@ -23,7 +23,7 @@ from bstune.system.console import format_number, format_seconds, plural, print_l
 from bstune.system.watchdog import LINE_SECONDS, THREAD_LOOK_SECONDS
 from bstune.trial.processes.reached import Reached
 
-# Gives the step and the value of a trial's last evaluation; None where it is not known.
+# Gives how far a trial is, as far as it is known.
 HowFar = Callable[[], Reached]
 # Seconds between two lines while a long trial trains.
 MINUTE = 60.0
