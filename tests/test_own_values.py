@@ -221,6 +221,8 @@ def with_sampler(sampler, batch_size):
         (in_buckets(17, 5), None, (17, 85)),
         # Some of the data, in batches of which the last one may be small.
         (in_buckets(17, 4), None, (17, 51)),
+        # Larger batches than the data fill.
+        (in_buckets(100, 0), None, (100, None)),
         (FourBatches(), None, (None, None)),
     ],
 )

@@ -541,8 +541,8 @@ class Search:
             self._storage_is_gone = isinstance(error, StorageGoneError)
             self._keep(result)
             raise
-        # Under a limit the time taken is stored now, so that it counts even if the process is killed
-        # next. Without one it is stored at the end: a trial takes no further transaction.
+        # Under a limit the time taken is stored now, so that it counts even if the process is
+        # killed next. Without one it is stored at the end: a trial takes no further transaction.
         if math.isfinite(self._wall.limit):
             patient(self._wall.keep)()
         if is_at_baseline(result, self._prepared.baseline):

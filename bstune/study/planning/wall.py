@@ -243,9 +243,9 @@ class WallTime:
         """Store what the study has taken, for the command that continues it.
 
         Under a limit it is to be called as each trial ends: a process that is killed then loses one
-        trial's at most. The seconds of a command that began no trial are not counted: it came to nothing, and
-        the next one has to start anew. Those of a command without a limit are: the next one may
-        have one.
+        trial's at most. The seconds of a command that began no trial are not counted: it came to
+        nothing, and the next one has to start anew. Those of a command without a limit are: the
+        next one may have one.
         """
         if self._start is not None and self._owner:
             in_all = self._in_all()

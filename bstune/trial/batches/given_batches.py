@@ -160,10 +160,10 @@ def examples_of(loaders: object, batch_size: int | None) -> int | None:
     if isinstance(loaders, DataLoader):
         rows = sized_len(loaders.dataset) or 0
         if batches == math.ceil(rows / batch_size):
-            return rows
+            return rows or None
         # It leaves out a smaller batch at the end.
         if batches == rows // batch_size:
-            return batches * batch_size
+            return batches * batch_size or None
     # All but the last batch are full; the last one, which may have as little as one example, is
     # not counted.
     return (batches - 1) * batch_size or None

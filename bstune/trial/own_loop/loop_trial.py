@@ -161,7 +161,7 @@ class LoopTrial:
 
     @property
     def schedule_ends(self) -> bool:
-        """Whether the loop's schedule ends with the trial, as ``Study(schedule_ends=True)`` has it."""
+        """Whether the loop's schedule ends with the trial: ``Study(schedule_ends=True)``."""
         return self._schedule_ends
 
     @property
