@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,8 @@ def test_the_tutorial_runs_and_shows_its_pictures(tmp_path):
     assert "application/vnd.plotly.v1+json" in plot
 
     (study,) = (cell for source, cell in cells.items() if "bstune.tune(" in source)
-    live = [data for data in displayed(study, "display_data") if "to go" in data["text/plain"]]
+    shown = displayed(study, "display_data")
+    live = [data for data in shown if re.match(r"\d+ of \d+ conf", data["text/plain"])]
     assert len(live) == 1
     # The curve so far and the newest trials.
     assert live[0]["text/html"].count("<table") == 2

@@ -66,7 +66,7 @@ class StudyOptions(Section):
     """Mode of torch.compile, which needs larger hardware.seconds and hardware.memory.probe_seconds;
     null: eager."""
     quick: bool = False
-    """Set search.wall_seconds=120, unless that is given."""
+    """Take some 120 s, unless search.wall_seconds is given."""
     debug: bool
     """Show a traceback instead of a plain message."""
     workload: WorkloadOptions
