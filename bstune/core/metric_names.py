@@ -38,6 +38,8 @@ MORE_IS_BETTER = (
     "r2",
 )
 LOSS = "loss"
+# A value of a metric of at most so many may be a percentage.
+PERCENT = 100.0
 
 
 def mode_of(metric: str) -> "Mode | None":

@@ -59,7 +59,7 @@ TIMING = "the timing of steps"
 LARGEST_SHARE = 0.3
 BARE_SHARE = 0.05
 # The largest batch size to time is raised where it becomes so many times as large at least.
-LEAST_RAISE = 1.5
+LEAST_LADDER_RAISE = 1.5
 THREADS_SHARE = 0.15
 # Seconds that timed steps may take before a fit. Steps that are longer hide what threads wait for.
 SECONDS_BEFORE_FIT = 10.0
@@ -476,7 +476,7 @@ def _raised(ladder: _Ladder, visits: "_Visits", ceiling: Ceiling, seconds_left: 
     """Raise the largest batch size as far as the first visits to both ends show that time allows.
 
     The first steps of a process, on which the sizes were chosen, may be many times as slow as those
-    that follow. A raise by less than ``LEAST_RAISE`` is not worth another visit.
+    that follow. A raise by less than ``LEAST_LADDER_RAISE`` is not worth another visit.
     """
     largest = ladder.sizes[-1]
     # One outside the range, the user's own, stays the largest one.
@@ -491,7 +491,7 @@ def _raised(ladder: _Ladder, visits: "_Visits", ceiling: Ceiling, seconds_left: 
         in_time = in_time // multiple * multiple
     # A step that is long even at the smallest size may take twice as long, if there is time for it.
     has_time = LARGEST_SHARE * law(in_time) <= longest_step
-    if not has_time or in_time < LEAST_RAISE * largest:
+    if not has_time or in_time < LEAST_LADDER_RAISE * largest:
         # What is longer than that is told as predicted, or as the end of the time.
         if law(largest + 1) > ladder.longest_step:
             return ladder

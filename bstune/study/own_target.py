@@ -46,7 +46,7 @@ SEED_SCATTER = 0.25
 # recorded tables.
 ANNEALED_SCATTER = 0.05
 # A limit of wall time is advised if it is at least this many times the present one.
-LEAST_RAISE = 1.2
+LEAST_LIMIT_RAISE = 1.2
 # Significant digits of a goal, which is read and typed.
 DIGITS = 4
 
@@ -164,7 +164,7 @@ class OwnRun:
         """The option that gives the run more time, in words."""
         limit = self.wall_seconds or 0.0
         # A limit that is hardly more than the present one would not mend it.
-        if self.advised_seconds is None or self.advised_seconds < LEAST_RAISE * limit:
+        if self.advised_seconds is None or self.advised_seconds < LEAST_LIMIT_RAISE * limit:
             return f"a multiple of search.wall_seconds={limit:g}"
         return f"search.wall_seconds={self.advised_seconds}"
 

@@ -1,8 +1,8 @@
-"""Refuses arguments that a public function does not have, as options are refused: with a guess."""
+"""Refuses arguments that a function or a class does not have, as options are: with a guess."""
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -24,6 +24,14 @@ def without_unknown_arguments(function: Callable[Arguments, Value]) -> Callable[
         return function(*arguments, **options)
 
     return call
+
+
+def hint_on(name: str, known: Collection[str]) -> str:
+    """Name the nearest of the known arguments; where none is near, list all of them."""
+    meant = difflib.get_close_matches(name, known, n=1)
+    if meant:
+        return f"did you mean {meant[0]}?"
+    return f"arguments: {', '.join(known)}"
 
 
 def _line_on(name: str, known: list[str]) -> str:

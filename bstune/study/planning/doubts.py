@@ -1,10 +1,7 @@
 """Questions about a target that may not be the one that was meant. They refuse nothing."""
 
-from bstune.core.metric_names import mode_of
+from bstune.core.metric_names import PERCENT, mode_of
 from bstune.core.records import Target
-
-# A target of at most so many may be a percentage.
-PERCENT = 100.0
 
 
 def doubt_of_direction(target: Target) -> str | None:

@@ -25,7 +25,6 @@ is of. A module finds in its Trainer:
 """
 
 import copy
-import difflib
 import inspect
 import logging
 import math
@@ -39,6 +38,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from bstune.core.errors import ConfigError
+from bstune.system.arguments import hint_on
 from bstune.system.lightning_package import installed_lightning
 from bstune.trial.devices import distributed
 from bstune.trial.lightning.installed import (
@@ -137,8 +137,7 @@ def check_arguments(options: Mapping[str, Any]) -> None:
     known = inspect.signature(Trainer).parameters
     for name in options:
         if name not in known:
-            meant = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {meant[0]}?" if meant else f"arguments: {', '.join(known)}"
+            hint = hint_on(str(name), known)
             raise ConfigError(f"trainer.{name} is no argument of Trainer; {hint}")
     hints = get_type_hints(Trainer.__init__)
     for name, value in options.items():

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 import bstune
+from bstune.core.metric_names import PERCENT
 from bstune.core.records import RunIdentity, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.step_time import StepTime, fit_line
 from bstune.core.step_time_law import law_of_trials
@@ -68,8 +69,6 @@ MET_AT_ONCE = (
     "harder target with another study=NAME"
 )
 IN_PERCENT = "; if {metric} is in percent, {percent:g} is meant"
-# A metric of at most so many may be a percentage.
-PERCENT = 100.0
 WRONG_WAY = (
     "; a target that untrained weights meet too is the wrong way round, which trial.report(0, "
     "value) before the first step tells"

@@ -8,7 +8,6 @@ the command to type, as far as the file tells it.
 """
 
 import ast
-import difflib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from bstune.core.metric_names import parse_target
 from bstune.core.search_space import OVERRIDE_LR
 from bstune.options import Node
 from bstune.recipe import RATES, looks_like_rate
+from bstune.system.arguments import hint_on
 from bstune.system.console import listing
 from bstune.system.inputs import one_line, parse_yaml, read_text
 
@@ -219,10 +219,7 @@ def _lines_on_unknown(
         name = str(key).partition(".")[0].removesuffix("+")
         if name in known:
             continue
-        meant = difflib.get_close_matches(name, known, n=1)
-        hint = f"arguments: {', '.join(known)}"
-        if meant:
-            hint = f"did you mean {meant[0]}?"
+        hint = hint_on(name, known)
         yield f"{section}: {one_line(name)} is no argument of {called}; {hint}"
 
 
