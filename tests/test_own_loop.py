@@ -1584,12 +1584,11 @@ def test_hugging_faces_first_trial_refuses_batch_sizes_beyond_the_data(examples,
     ],
 )
 def test_rows_that_hugging_faces_evaluation_leaves_out_are_told_once(
-    rows, batch_size, drop_last, named, caplog
+    rows, batch_size, drop_last, named, warned
 ):
     pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
     from bstune.integrations import huggingface
 
-    huggingface._warn_once.cache_clear()
     data = range(rows) if isinstance(rows, int) else rows
     loader = DataLoader(data, batch_size, drop_last=drop_last)
     given = SimpleNamespace(**ARGUMENTS, eval_batch_size=batch_size)
@@ -1597,7 +1596,7 @@ def test_rows_that_hugging_faces_evaluation_leaves_out_are_told_once(
         callback = huggingface.TrialCallback(made_trial())
         state = SimpleNamespace(global_step=step)
         callback.on_evaluate(given, state, None, {"loss": 1.0}, eval_dataloader=loader)
-    lines = [record.getMessage() for record in caplog.records]
+    lines = warned()
     assert len(lines) == (named is not None)
     for part in named or ():
         assert part in lines[0]

@@ -34,10 +34,8 @@ learning_rate=best.lr, ...)``, with the other arguments as the trials had them. 
 ``pip install 'bstune[huggingface]'``.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sized
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -46,9 +44,9 @@ from transformers.trainer_utils import get_last_checkpoint, has_length
 
 from bstune.core.errors import ConfigError
 from bstune.trial.devices.device import synchronize
+from bstune.trial.devices.errors import warn_once
 from bstune.trial.own_loop.loop_trial import LoopTrial, check_examples, name_what_ends
 
-logger = logging.getLogger(__name__)
 # The Trainer's evaluation has these beside its metrics; endings of their names.
 NO_METRICS = ("epoch", "_runtime", "_per_second", "_preparation_time")
 # A divisor of the validation rows that is smaller by more than this factor is no batch size.
@@ -169,7 +167,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         if trial.metric not in metrics:
             raise ConfigError(left_out or _without_metric(trial.metric, metrics))
         if left_out is not None:
-            _warn_once(left_out)
+            warn_once(left_out)
         # Of a trial that goes on, this step was reported before the trial was stopped.
         if 0 < state.global_step <= trial.first_step:
             return
@@ -354,9 +352,3 @@ def _left_out(args: TrainingArguments, loader: Sized | None) -> str | None:
         f"the evaluation leaves out {left_out} of {rows} rows, as dataloader_drop_last drops its "
         f"last batch too: give per_device_eval_batch_size={divisor}, which divides them"
     )
-
-
-@cache
-def _warn_once(line: str) -> None:
-    """Log a warning, once in a process, as each trial has a call-back of its own."""
-    logger.warning(line)
