@@ -425,6 +425,7 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
         options: arguments of a command line, in full.
     """
     unknown: list[str] = []
+    left_out: set[str] = set()
     options = quote_for_hydra(options)
     with (
         _callers_hydra_aside(),
@@ -434,15 +435,16 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
         while True:
             known = list[str]()
             for option in options:
-                if option.split("=")[0].lstrip("+~") not in unknown:
+                if option.split("=")[0].lstrip("+~") not in left_out:
                     known.append(option)
             try:
                 return hydra_compose(name, known), unknown
             except (HydraException, OmegaConfBaseException) as error:
                 refused = re.match(r"Could not override '([^']+)'", str(error))
-                if refused is None or refused[1] in unknown:
+                if refused is None or refused[1] in left_out:
                     raise ConfigError(plain_error(error)) from error
-                unknown.append(refused[1])
+                left_out.add(refused[1])
+                unknown.append(_unknown_name(refused[1], error))
             # These are for bytes that are no text, for numbers, and for defaults without an end.
             except (YAMLError, ValueError, RecursionError) as error:
                 raise ConfigError(
@@ -450,6 +452,17 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
                 ) from error
             except OSError as error:
                 raise ConfigError(f"a config file cannot be read: {error.strerror}") from error
+
+
+def _unknown_name(option: str, error: Exception) -> str:
+    """Name what Hydra does not know of an option: a key in its value, or the option itself.
+
+    Args:
+        option: that Hydra refused, such as ``search`` of ``search={trails: 3}``.
+        error: that Hydra raised. Its cause is OmegaConf's, which has the key in full.
+    """
+    key = str(getattr(error.__cause__, "full_key", ""))
+    return key if key.startswith(f"{option}.") else option
 
 
 @contextmanager
@@ -899,6 +912,8 @@ def _unknown_line(name: str, names: Mapping[str, object], options: type[StudyOpt
     # The unknown option itself, and what is below it, stand among the names.
     others = [option for option in names if not f"{option}.".startswith(f"{name}.")]
     own_section = name.rpartition(".")[0]
+    if f"{own_section}._target_" in names:
+        return _unknown_argument_line(name, own_section, others)
     beside = options_of_section(options, name)
     others += [f"{own_section}.{option}" for option in beside]
     meant = " or ".join(nearest(name, dict.fromkeys(others)))
@@ -907,3 +922,24 @@ def _unknown_line(name: str, names: Mapping[str, object], options: type[StudyOpt
     if beside:
         return f"{UNKNOWN} {name}; {own_section} has {', '.join(beside)}"
     return f"{UNKNOWN} {name}; bstune --cfg job +workload=NAME lists the options"
+
+
+def _unknown_argument_line(name: str, section: str, others: Sequence[str]) -> str:
+    """Write the line on an unknown argument of an object that Hydra builds.
+
+    The object may well take the argument, though the config does not have it.
+
+    Args:
+        name: of the unknown option.
+        section: the object's own name.
+        others: the names of the options in the config.
+    """
+    beside = list[str]()
+    for option in others:
+        is_own = option.startswith(f"{section}.") and not option.endswith("._target_")
+        if is_own:
+            beside.append(option)
+    meant = nearest(name, beside)
+    if meant:
+        return f"{UNKNOWN} {name}{DID_YOU_MEAN}{meant[0]}?"
+    return f"{UNKNOWN} {name}; to give {section} one more argument, write +{name}=VALUE"

@@ -363,6 +363,26 @@ def test_a_target_is_a_number_or_auto(value):
             "+workload.budget.step=3",
             "unknown option workload.budget.step: did you mean workload.bu",
         ),
+        # A mapping is taken apart: what it has too much is named.
+        ("search={trails:3}", "unknown option search.trails: did you mean search.trials?"),
+        (
+            "workload.batch_size={lowe:16}",
+            "unknown option workload.batch_size.lowe: did you mean workload.batch_size.low?",
+        ),
+        # An object that Hydra builds may take an argument that its config does not have.
+        (
+            "workload.module.optimizer={momentum:0.3,nesterov:true}",
+            "unknown option workload.module.optimizer.nesterov; to give workload.module.optimizer "
+            "one more argument, write +workload.module.optimizer.nesterov=VALUE",
+        ),
+        (
+            "workload.module.optimizer.nesterov=true",
+            "unknown option workload.module.optimizer.nesterov; to give ",
+        ),
+        (
+            "workload.module.optimizer.momentun=0.3",
+            "unknown option workload.module.optimizer.momentun: did you mean workload.module.opti",
+        ),
         # An option of the study in a workload's file.
         ("+workload.device=cpu", "workload.device: device is an option of the study, not of its"),
         ("+workload.search.trials=3", "workload.search: search is an option of the study, not of"),
