@@ -220,6 +220,23 @@ def test_jobs_are_stopped_and_continued(saved, sweep):
     assert len({record.seed for record in records if record.replicate_of is not None}) == 3
 
 
+def test_a_schedule_that_ends_with_its_job_is_as_long_as_the_job(sweep, capsys):
+    schedule = ["linear=true", "hydra.sweeper.schedule_ends=true", CONTINUED[0]]
+    records = sweep("hydra.sweeper.n_trials=4", *schedule, SEEDED, STEPS)
+    lengths = {}
+    for record in records:
+        assert record.resumed_from is None
+        assert record.steps == record.horizon or record.status == "reached"
+        (overrides,) = Path().glob(f"multirun/*/*/{record.number}/.hydra/overrides.yaml")
+        lengths[record.number] = record.horizon
+        assert f"max_steps={record.horizon}" in yaml.safe_load(overrides.read_text())
+    # The search chooses the length.
+    assert len(set(lengths.values())) > 1
+    best = bstune.load("outputs/train").best
+    (command,) = re.findall(r"python .*train\.py .*", capsys.readouterr().out)
+    assert f"max_steps={best.horizon}" in command.split()
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """Return the numbers of the jobs of each launch."""
@@ -382,6 +399,14 @@ def test_a_job_that_comes_to_nothing_is_a_trial(
         (["hydra.sweeper.target=null"], "hydra.sweeper.target is missing"),
         (["hydra.sweeper.budget=null"], "hydra.sweeper.budget must be"),
         (["hydra.sweeper.resume_from=resume_from"], "name max_steps"),
+        (
+            ["hydra.sweeper.schedule_ends=true"],
+            "schedule_ends=true needs .*hydra.sweeper.max_steps=",
+        ),
+        (
+            [*CONTINUED, "hydra.sweeper.schedule_ends=true"],
+            "resume_from=resume_from .* leave one of the two out",
+        ),
         (["hydra.sweeper.seed=sed"], "no sed: add 'sed: null' to it, or name it .sed"),
         (
             [*CONTINUED, "hydra.sweeper.resume_from=resume"],

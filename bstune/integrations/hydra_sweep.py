@@ -24,6 +24,8 @@ The keys below ``hydra.sweeper`` (all of them are in
   continued; ``checkpoint: PATH`` is where a job saves below its output folder, in place of
   ``save_to``. Without them each job runs to its end. ``seed`` names the key of the trial's seed;
   without it nothing runs again on fresh seeds.
+* ``schedule_ends: true`` says that a job's learning rate schedule ends at its ``max_steps``: the
+  search then chooses how long each schedule is.
 * ``sampler`` is one of bstune's by name, or a node with the ``_target_`` of any of Optuna's.
 * ``n_jobs`` trials are handed together to ``hydra/launcher``, and the next ones follow once all
   have ended. Where a launcher loses a whole batch, each of its jobs is launched once more, by
@@ -62,6 +64,7 @@ from bstune.core.option_names import ARGUMENT_OPTIONS, in_hydra, in_python
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.integrations.hydra_params import Params, bare, read_params
 from bstune.options import StudyOptions, with_option
+from bstune.result.values import TrialPoint
 from bstune.study.commands import rounded_within
 from bstune.study.own_loop import batches_of
 from bstune.study.result import Result
@@ -135,6 +138,7 @@ class Settings:
     resume_from: str | None
     save_to: str | None
     checkpoint: str | None
+    schedule_ends: bool
     target: str | None
     mode: str | None
     budget: Mapping[str, int] | None
@@ -211,7 +215,8 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     # A line says that jobs which take no seed are never run again on a fresh one.
     assumptions = () if settings.seed is not None else (SAME_SEED,)
     run_jobs = partial(_run_jobs, launcher, settings, params)
-    limits = replace(_limits(settings, params), job_command=partial(_job_command, params))
+    job_command = partial(_job_command, params, settings.max_steps)
+    limits = replace(_limits(settings, params), job_command=job_command)
     with _refused_in_hydra():
         _run_for_objective(run_jobs, study.options, limits, assumptions)
         _write_results(study.result, params, folder)
@@ -236,25 +241,25 @@ def _refused_in_hydra() -> Iterator[None]:
         raise
 
 
-def _job_command(
-    params: Params, batch_size: int, lr: float, others: Mapping[str, int | float | None]
-) -> str:
-    """Write the application's own command that trains at these values.
+def _job_command(params: Params, max_steps_key: str | None, point: TrialPoint) -> str:
+    """Write the application's own command that trains a point.
 
     Args:
         params: of the sweep, whose fixed overrides all its jobs have.
-        batch_size: to train with.
-        lr: to train with; it is rounded to what is shown.
-        others: further values, by name.
+        max_steps_key: the application's key of the steps after which a job ends; None: it has none.
+        point: to train. Its learning rate is rounded to what is shown.
     """
     shown = dict[str, float]()
-    for name, value in others.items():
+    for name, value in point.hyperparameters.items():
         tunable = params.tunable[name]
         if value is not None:
             shown[name] = rounded_within(value, tunable["low"], tunable["high"])
     values = params.values(shown)
-    values[params.batch_size] = str(batch_size)
-    values[params.lr] = repr(rounded_within(lr, params.rates.low, params.rates.high))
+    values[params.batch_size] = str(round(point.batch_size))
+    values[params.lr] = repr(rounded_within(point.lr, params.rates.low, params.rates.high))
+    # The length of a schedule that ends with its job.
+    if max_steps_key is not None and point.horizon is not None:
+        values[max_steps_key] = str(point.horizon)
     return shlex.join([*application_words(sys.argv), *_override_lines(params, values)])
 
 
@@ -292,6 +297,7 @@ def _limits(settings: Settings, params: Params) -> LoopLimits:
     # takes ``max_steps`` can be stopped before the end of its budget.
     return LoopLimits(
         stops=settings.max_steps is not None,
+        schedule_ends=settings.schedule_ends,
         lr_range=(params.rates.low, params.rates.high),
         jobs=settings.n_jobs,
         in_hindsight=True,
@@ -434,6 +440,16 @@ def _check(settings: Settings, config: DictConfig) -> None:
             f"hydra.sweeper.resume_from={settings.resume_from} lets a stopped job go on: name "
             "max_steps, which stops it, too, and where it is saved: save_to=KEY, or "
             "checkpoint=PATH below its output folder"
+        )
+    if settings.schedule_ends and settings.max_steps is None:
+        raise ConfigError(
+            "hydra.sweeper.schedule_ends=true needs the key of a job's length, at which its "
+            "schedule ends: name it, hydra.sweeper.max_steps=KEY"
+        )
+    if settings.schedule_ends and settings.resume_from is not None:
+        raise ConfigError(
+            f"hydra.sweeper.resume_from={settings.resume_from} lets a stopped job go on, but by "
+            "schedule_ends=true each job's schedule ends with it: leave one of the two out"
         )
     for name in NAMED_KEYS:
         key = getattr(settings, name)

@@ -202,7 +202,7 @@ def _command_of_job(command: JobCommand, result: StudyResult) -> str:
     """Write the application's own command, with the winner's values as overrides."""
     winner = result.winner if result.at_budget is None else result.at_budget.winner
     assert winner is not None  # noqa: S101 (there is one of the two)
-    return command(round(winner.batch_size), winner.lr, winner.hyperparameters)
+    return command(winner)
 
 
 def how_to_train_loop(folder: Path, options: StudyOptions, result: StudyResult) -> list[str]:

@@ -16,6 +16,7 @@ from bstune.core.search_space import Space, Tunable
 from bstune.hydra_recipe import instantiate, instantiate_partial, named_target
 from bstune.options import StudyOptions, option_at
 from bstune.recipe import Recipe
+from bstune.result.values import TrialPoint
 from bstune.system.console import listing
 from bstune.system.files import Output
 
@@ -90,8 +91,8 @@ class Timed:
     threads: int | None
 
 
-# Writes the command that trains at a batch size and a learning rate, with further values by name.
-JobCommand = Callable[[int, float, Mapping[str, int | float | None]], str]
+# Writes the command that trains a point.
+JobCommand = Callable[[TrialPoint], str]
 
 
 class TrialBackend:

@@ -47,6 +47,8 @@ def main(config):
     size = config.data.batch_size
     seconds = 0.0
     limit = config.max_steps or -(-config.examples // size)
+    if config.linear:
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, limit)
     order = torch.Generator().manual_seed(config.seed + step)
     while step < limit:
         began = time.perf_counter()
@@ -56,6 +58,8 @@ def main(config):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if config.linear:
+                schedule.step()
             step += 1
         seconds += time.perf_counter() - began
         history.append((step, validate(model)))

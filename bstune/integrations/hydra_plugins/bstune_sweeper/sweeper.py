@@ -37,6 +37,9 @@ class BstuneSweeperConf:
     save_to: str | None = None
     # Where a job leaves what it can go on from, below its output folder, in place of save_to.
     checkpoint: str | None = None
+    # Whether a job's learning rate schedule ends at its max_steps. Then no job is stopped before,
+    # and the search chooses how long each schedule is.
+    schedule_ends: bool = False
     # val_loss<=0.5, or a metric alone; its mode where the name does not say which way is better.
     target: str | None = None
     mode: str | None = None
