@@ -311,6 +311,39 @@ def test_the_gain_is_the_mean_ratio_on_the_same_seeds():
     assert by_steps.ratio == pytest.approx(gain.ratio)
 
 
+def with_own_seconds(runs, measured):
+    """As many of the runs as there are seconds, each with its own."""
+    timed = []
+    for run, seconds in zip(runs, measured, strict=False):
+        timed.append(replace(run, measured_seconds_per_step=seconds))
+    return tuple(timed)
+
+
+@pytest.mark.parametrize(
+    # The runs' own seconds of a step: of the winner's, and of the baseline's.
+    ("of_winner", "of_baseline", "ratio"),
+    [
+        # A winner whose steps take twice what the law of all trials says has half the gain.
+        ((0.02, 0.02, 0.02), (0.01, 0.01, 0.01), 2.0),
+        # It is the geometric mean over seeds.
+        ((0.02, 0.01, 0.005), (0.01, 0.01, 0.01), 4.0),
+        ((0.02, 0.02), (0.01, 0.01), None),
+        ((None, 0.02, 0.02), (0.01, 0.01, 0.01), None),
+    ],
+)
+def test_the_gain_by_the_runs_own_seconds_stands_beside_it(of_winner, of_baseline, ratio):
+    # 200/50, 240/60 and 280/70 are 4 each.
+    trial, runs = at(256, 0.3, 40, 50, 60, 70)
+    own, again = at(64, 0.1, 999, 200, 240, 280, first=10)
+    runs = with_own_seconds(runs, of_winner)
+    again = with_own_seconds(again, of_baseline)
+    winner = Winner(trial, 50.0, runs)
+    gain = gain_of(BaselineRuns(own, again), winner, "time", 0.1)
+    assert gain.by_own_seconds == (ratio and pytest.approx(ratio, rel=0.02))
+    assert gain.ratio == pytest.approx(4.0, rel=0.02)
+    assert gain_of(BaselineRuns(own, again), winner, "steps", 0.1).by_own_seconds is None
+
+
 def test_a_gain_is_known_no_better_than_the_seconds_of_a_step_are():
     trial, runs = at(256, 0.3, 40, 50, 60, 70)
     own, again = at(64, 0.1, 999, 200, 240, 280, first=10)

@@ -16,6 +16,7 @@ from toolbox import make_result, make_trial
 from bstune.core.curve import CurveBand
 from bstune.core.step_time_law import fit_step_time_law
 from bstune.report.answer import answer
+from bstune.report.lines.cautions import _other_by_own_seconds
 from bstune.report.trust import trust
 from bstune.result import INTERVAL_LEVEL, Gain, GainAtBudget, SearchPlan, StepTiming
 from bstune.study import commands
@@ -89,6 +90,37 @@ def test_timings_that_are_not_to_be_trusted_are_said(error, waited, is_quiet):
     assert noise.good == is_quiet
     assert f"{error:.0%}" in noise.text
     assert ("busy" in noise.text) == (waited > 0.0)
+
+
+@pytest.mark.parametrize(
+    ("own", "surveyed", "is_said"),
+    [
+        (1.7, False, True),
+        (5.4, False, True),
+        (2.6, False, False),
+        (None, False, False),
+        # A survey timed a few steps of all sizes side by side.
+        (1.7, True, False),
+    ],
+)
+def test_another_gain_by_the_runs_own_seconds_is_said(own, surveyed, is_said):
+    timing = StepTiming(
+        seconds_of="lean", surveyed=surveyed, relative_error=0.02, waited=0.0, threads=None
+    )
+    gain = Gain(
+        ratio=2.7,
+        low=1.4,
+        high=5.0,
+        level=0.9,
+        merit="time",
+        seeds=3,
+        at_least=False,
+        by_own_seconds=own,
+    )
+    result = SimpleNamespace(gain=gain, timing=timing)
+    said = list(_other_by_own_seconds(result))
+    assert len(said) == is_said
+    assert not is_said or f"{own} times" in said[0]
 
 
 @pytest.mark.parametrize("apart", [(), (64, 1024)])

@@ -1,5 +1,6 @@
 """CAUTION: all that could change the answer."""
 
+import math
 from collections.abc import Iterator
 
 from bstune.report.lines.next_steps import how_to_narrow
@@ -12,6 +13,8 @@ from bstune.system.console import format_count, format_number, plural
 # A winner with at least this chance of reaching the target gets no caution: it is a little below
 # nine of ten, as the chance itself is a prediction.
 SURE_CHANCE = 0.8
+# From this factor on, the gain by the runs' own seconds is told beside the one by all trials.
+APART_BY_OWN_SECONDS = 1.25
 TRAINING_SECONDS = "search.seconds"
 
 
@@ -46,6 +49,7 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
     yield from _too_easy(result)
     yield from _first_evaluation_hits(result)
     yield from _noisy_timing(result)
+    yield from _other_by_own_seconds(result)
     yield from _open_interval(result)
 
 
@@ -226,6 +230,27 @@ def _noisy_timing(result: StudyResult) -> Iterator[str]:
         yield f"{noise.text}: on a quiet machine, hardware.refresh=true times them anew"
     else:
         yield f"{noise.text}: trials time their own steps, so let nothing else run beside them"
+
+
+def _other_by_own_seconds(result: StudyResult) -> Iterator[str]:
+    """Tell where the compared runs' own seconds give another gain than the law of all trials.
+
+    That law has one cost for a step of a batch size. Steps may change their cost while they train,
+    as episodes that become longer do, or the machine was busy while some of the runs trained. A
+    survey's seconds are of a few steps side by side, so nothing is said of them.
+    """
+    gain = result.gain
+    is_surveyed = result.timing is None or result.timing.surveyed
+    if gain is None or gain.by_own_seconds is None or is_surveyed:
+        return
+    apart = abs(math.log(gain.by_own_seconds / gain.ratio))
+    if apart < math.log(APART_BY_OWN_SECONDS):
+        return
+    yield (
+        f"timed by its {plural(gain.seeds, 'fresh seed')} alone USE is "
+        f"{format_number(gain.by_own_seconds, 2)} times as fast: steps may change their cost while "
+        "they train, or the machine was busy for some of them"
+    )
 
 
 def _open_interval(result: StudyResult) -> Iterator[str | None]:

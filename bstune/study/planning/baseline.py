@@ -16,7 +16,7 @@ chosen for its runs on these seeds, among others: its expected luck is taken off
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
 from scipy.special import stdtrit
@@ -32,6 +32,8 @@ from bstune.trial.backend import chooses_batch_sizes
 
 # Degrees of freedom that the posterior's scatter from seed to seed counts for.
 POSTERIOR_DEGREES = 8
+# So many common seeds tell the ratio of the runs' own seconds: fewer have one run's luck.
+FEWEST_OWN_PAIRS = 3
 # The share of its steps that is taken to have missed the target in a run that met it at its first
 # evaluation.
 MISSED_SHARE = 0.5
@@ -327,7 +329,9 @@ def gain_of(
     if differences:
         pairs = len(differences)
         stands_on = _GainRuns(of_both=pairs, of_baseline=pairs, of_winner=pairs)
-        return _interval(differences, scatter, doubt, merit, stands_on)
+        gain = _interval(differences, scatter, doubt, merit, stands_on)
+        own_ratio = _ratio_of_own_seconds(runs, reached) if merit == "time" else None
+        return gain.model_copy(update={"by_own_seconds": own_ratio})
     of_baseline = _mean_log_merit(baseline_stands_on, merit)
     of_winner = _expected_log_merit(winner, reached, merit)
     if of_baseline is None or of_winner is None:
@@ -443,6 +447,26 @@ def _paired_differences(
         if of_baseline is not None and of_winner is not None:
             differences.append(of_baseline - of_winner)
     return differences
+
+
+def _ratio_of_own_seconds(runs: BaselineRuns, reached: Sequence[TrialResult]) -> float | None:
+    """Compare both by the seconds that their runs took themselves: the geometric mean over seeds.
+
+    None where fewer than ``FEWEST_OWN_PAIRS`` seeds have both, and where a run was not timed.
+
+    ``reached``: the winner's runs that reached the target.
+    """
+    of_baseline = tuple(_with_own_seconds(run) for run in runs.again)
+    of_winner = [_with_own_seconds(run) for run in reached]
+    differences = _paired_differences(replace(runs, again=of_baseline), of_winner, "time")
+    if len(differences) < FEWEST_OWN_PAIRS:
+        return None
+    return math.exp(fmean(differences))
+
+
+def _with_own_seconds(run: TrialResult) -> TrialResult:
+    """Give a run's record with the seconds of a step that the run itself took; None: unknown."""
+    return replace(run, seconds_per_step=run.measured_seconds_per_step)
 
 
 def _log_merit(run: TrialResult, merit: Merit) -> float | None:
