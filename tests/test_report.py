@@ -22,7 +22,7 @@ from bstune.result import INTERVAL_LEVEL, Gain, GainAtBudget, SearchPlan, StepTi
 from bstune.study import commands
 from bstune.study.analysis.analyse import curve_of
 from bstune.study.analysis.scale_out import step_times
-from bstune.study.analysis.step_times import not_told_apart
+from bstune.study.analysis.step_times import not_told_apart, own_over_timed
 from bstune.study.analysis.summary import Analysis, summarize, winner_result
 from bstune.study.commands import best_yaml, train_command
 from bstune.study.planning.replicates import Winner
@@ -78,18 +78,47 @@ def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(
 
 
 @pytest.mark.parametrize(
-    # Neither the seconds may scatter, nor the process have waited for a processor.
-    ("error", "waited", "is_quiet"),
-    [(0.02, 0.0, True), (0.3, 0.0, False), (0.02, 0.5, False)],
+    # Neither the seconds may scatter, nor the process have waited for a processor, nor the runs of
+    # the winner have taken other seconds than those that were timed.
+    ("error", "waited", "own", "is_quiet"),
+    [
+        (0.02, 0.0, None, True),
+        (0.3, 0.0, None, False),
+        (0.02, 0.5, None, False),
+        (0.02, 0.0, 1.4, True),
+        (0.02, 0.0, 1.9, False),
+        (0.02, 0.0, 0.5, False),
+    ],
 )
-def test_timings_that_are_not_to_be_trusted_are_said(error, waited, is_quiet):
+def test_timings_that_are_not_to_be_trusted_are_said(error, waited, own, is_quiet):
     timing = StepTiming(
-        seconds_of="lean", surveyed=True, relative_error=error, waited=waited, threads=1
+        seconds_of="lean",
+        surveyed=True,
+        relative_error=error,
+        waited=waited,
+        threads=1,
+        own_over_timed=own,
     )
     (noise,) = [one for one in trust(result_of([], timing=timing)) if one.name == "noise"]
     assert noise.good == is_quiet
     assert f"{error:.0%}" in noise.text
     assert ("busy" in noise.text) == (waited > 0.0)
+
+
+@pytest.mark.parametrize(
+    # The runs' own seconds of a step, where 0.01 were timed.
+    ("of_trial", "of_runs", "ratio"),
+    [
+        (0.02, (), 2.0),
+        (0.02, (0.01, 0.04), 2.0),
+        (0.02, (None, 0.04), 4.0),
+        (None, (), None),
+    ],
+)
+def test_a_winners_own_seconds_are_held_against_those_that_were_timed(of_trial, of_runs, ratio):
+    first = replace(make_trial(0), seconds_per_step=0.01, measured_seconds_per_step=of_trial)
+    runs = [replace(first, measured_seconds_per_step=seconds) for seconds in of_runs]
+    assert own_over_timed(Winner(first, 100.0, tuple(runs))) == (ratio and pytest.approx(ratio))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """How far the parts of an answer can be trusted: its curve, its winner's seeds, its timings."""
 
+import math
 from dataclasses import dataclass
 
 from bstune.report.words import fresh_text, sizes_that_reached
@@ -10,6 +11,8 @@ from bstune.system.console import format_count, format_number, plural
 GOOD_INTERVAL = 3.0
 # Timings are noisy if the relative error of a step's seconds is larger than this.
 NOISY_ERROR = 0.1
+# From this factor on, the winner's own seconds and those that were timed are told apart.
+APART_FROM_SURVEY = 1.5
 # A machine is busy if timed steps wait for a processor for a larger share of the time than this.
 BUSY_SHARE = 0.1
 
@@ -123,6 +126,12 @@ def trust_in_timing(result: StudyResult) -> Trust | None:
         if result.gain is not None and result.gain.merit == "time":
             of_gain = "; GAIN's counts the part that differs between its two batch sizes"
         return Trust("noise", f"{busy}; {error}{_meaning_for_use(result)}{of_gain}", good=False)
+    own = timing.own_over_timed
+    # What a survey timed is what a quiet machine takes; the user waited for the runs themselves.
+    if own is not None and abs(math.log(own)) > math.log(APART_FROM_SURVEY):
+        text = f"the runs of USE took {format_number(own, 2)} times the seconds that were timed"
+        busier = "the trials ran" if own > 1.0 else "steps were timed"
+        return Trust("noise", f"{text}: the machine was busier while {busier}; {error}", good=False)
     if timing.relative_error > NOISY_ERROR or timing.not_told_apart:
         # Seconds that trials measured themselves cannot be measured anew, so this says what their
         # error means for USE. After a survey it is left out: the caution names the option that

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from bstune.result.values import BatchSize, Count, Items, Level, NotNegative, Part
+from bstune.result.values import BatchSize, Count, Items, Level, NotNegative, Part, Positive
 
 
 class StepTiming(Part, frozen=True):
@@ -22,6 +22,11 @@ class StepTiming(Part, frozen=True):
     """Further batch sizes that ran on fresh seeds, with about the winner's seconds to the target.
 
     They lie nearer to the winner's than steps are timed.
+    """
+    own_over_timed: Positive | None = None
+    """Seconds of a step in the winner's own runs over those that were timed: the geometric mean.
+
+    The runs are those on fresh seeds, else its trial. None: there is no winner, or no survey.
     """
 
 

@@ -7,6 +7,7 @@ where these were few, as :meth:`bstune.core.step_time_law.StepTimeLaw.joined_wit
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 from bstune.core.records import TrialResult
 from bstune.core.step_time_law import StepTimeLaw, law_of_trials
@@ -143,7 +144,23 @@ def timing_of(
         waited=surveyed.waited,
         threads=surveyed.threads,
         not_told_apart=not_distinct,
+        own_over_timed=None if winner is None else own_over_timed(winner),
     )
+
+
+def own_over_timed(winner: Winner) -> float | None:
+    """Compare the seconds of a step in a winner's own runs with those that a survey timed.
+
+    Give the geometric mean of their ratios over its fresh seeds, else that of its trial. None where
+    none of them has both.
+    """
+    log_ratios = list[float]()
+    for run in winner.runs or (winner.trial,):
+        if run.measured_seconds_per_step and run.seconds_per_step:
+            log_ratios.append(math.log(run.measured_seconds_per_step / run.seconds_per_step))
+    if not log_ratios:
+        return None
+    return math.exp(fmean(log_ratios))
 
 
 def not_told_apart(
