@@ -522,11 +522,12 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
     """
     options = composed.options
     is_trained = composed.recipe is not None
-    if is_trained:
+    if composed.recipe is not None:
         # It imports Hydra, which the help need not wait for.
-        from bstune.study.early_checks import check_early
+        from bstune.study.early_checks import check_early, check_takes_rate
 
         # What can be refused without torch is refused before torch is imported.
+        check_takes_rate(options, composed.recipe)
         check_early(options, write_out)
     with loading(training=is_trained):
         if is_trained and options.trial.batch_size is None and options.search.workers > 0:

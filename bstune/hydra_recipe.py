@@ -6,7 +6,7 @@ References such as ``${trial.lr}`` resolve anew for each trial. No other module 
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +33,20 @@ CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
 RATE_ARGUMENTS = ("lr", "learning_rate", "learningrate", "base_lr", "max_lr")
 # Two values of a trial that differ. A part that is built from the value differs between them.
 _TWO_VALUES: dict[str, tuple[float, float]] = {"lr": (1.0, 2.0), "total_steps": (1, 2)}
+
+
+def _rates_in(node: object, key: str) -> Iterator[str]:
+    """Find the numbers in a config's node that are called a learning rate, by their dotted keys.
+
+    ``key``: the node's own.
+    """
+    if not isinstance(node, dict):
+        return
+    for name, value in node.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and name in RATE_ARGUMENTS:
+            yield f"{key}.{name}"
+        yield from _rates_in(value, f"{key}.{name}")
 
 
 @dataclass(frozen=True)
@@ -185,20 +199,33 @@ class HydraRecipe:
         return f"{OVERRIDE_LR}=true"
 
     def advice_on_rate(self) -> str:
-        """Say which argument of the module should get ``${trial.lr}``."""
+        """Say which argument of the module should get ``${trial.lr}``.
+
+        A number in the module's nodes that is called a learning rate comes first. Next is an
+        argument of the module's class, if that is imported by now: importing takes seconds.
+        """
+        node = OmegaConf.to_container(self._config.workload.module, resolve=False)
+        written = next(_rates_in(node, "workload.module"), None)
+        if written is not None:
+            return f"set {written}='${{trial.lr}}'"
         module = self._config.workload.module
         inner = "init_args." if "class_path" in module else ""
-        parameters: Mapping[str, inspect.Parameter] = {}
-        # A module that cannot be imported is reported when it is built.
-        with suppress(ImportError, AttributeError, TypeError, ValueError):
-            parameters = inspect.signature(get_object(self.module_name)).parameters
-        for argument in RATE_ARGUMENTS:
-            if argument in parameters:
-                return f"set workload.module.{inner}{argument}='${{trial.lr}}'"
+        for argument in self._rate_arguments():
+            return f"set workload.module.{inner}{argument}='${{trial.lr}}'"
         return (
             f"pass ${{trial.lr}} in workload.module to whatever of {self.module_name} takes the "
             "learning rate"
         )
+
+    def _rate_arguments(self) -> list[str]:
+        """List the arguments of the module's class that are rates; none if it is not imported."""
+        if self.module_name.rpartition(".")[0] not in sys.modules:
+            return []
+        # A class that is not there is reported when the module is built.
+        with suppress(ImportError, AttributeError, TypeError, ValueError):
+            parameters = inspect.signature(get_object(self.module_name)).parameters
+            return [argument for argument in RATE_ARGUMENTS if argument in parameters]
+        return []
 
     def on(self, device: str, precision: str) -> "HydraRecipe":
         """Give the recipe whose references to the device and the precision have these values."""

@@ -31,10 +31,10 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime
+from bstune.study.early_checks import check_takes_rate
 from bstune.system.watchdog import Wait
 from bstune.trial.batches.loader import rebatch
 from bstune.trial.checks import recorder, short_runs
-from bstune.trial.checks.learning_rate import check_takes_rate
 from bstune.trial.checks.loaders import check_loaders
 from bstune.trial.checks.monitors import monitors_of
 from bstune.trial.checks.preflight import preflight
@@ -864,6 +864,11 @@ def test_a_target_that_untrained_weights_meet_is_refused():
             r"pass \$\{trial.lr\} in workload.module to whatever of \S+Fixed takes",
         ),
         ({"_target_": "no.such"}, "whatever of no.such takes"),
+        # A number that stands in the config, however deep, before an argument of the class.
+        (
+            {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "optimizer": {"lr": 0.001}},
+            r"set workload.module.optimizer.lr='\$\{trial.lr\}'",
+        ),
         # Of arguments in LightningCLI's form the one that is a rate.
         (
             {"class_path": "torch.optim.lr_scheduler.OneCycleLR", "init_args": {}},
@@ -874,13 +879,13 @@ def test_a_target_that_untrained_weights_meet_is_refused():
 def test_a_config_that_does_not_use_the_rate_is_refused(module, message):
     composed = compose(["workload=digits", "device=cpu"])
     # digits itself passes the check.
-    check_takes_rate(composed.trained_recipe)
+    check_takes_rate(composed.options, composed.trained_recipe)
     settings = {"workload.module": module}
     if "lr" in module:
         settings = {"workload.module.lr": module["lr"]}
     changed = with_settings(composed, settings).trained_recipe
     with pytest.raises(ConfigError, match="nothing in the workload takes .*" + message):
-        check_takes_rate(changed)
+        check_takes_rate(composed.options, changed)
 
 
 # Data that cannot be read in other batches

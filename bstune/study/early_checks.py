@@ -1,8 +1,8 @@
 """What is refused before torch is imported, which takes 5 to 30 s.
 
-A device that is not there, an output folder that cannot be used, options that the study did not
-begin with, a limit that has no time for another trial, and data that are missing and cannot be
-downloaded.
+A device that is not there, a learning rate that nothing takes, an output folder that cannot be
+used, options that the study did not begin with, a limit that has no time for another trial, and
+data that are missing and cannot be downloaded.
 """
 
 import importlib
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bstune.core.errors import ConfigError, InputError, StudyError
 from bstune.options import StudyOptions, TrainedWorkload, flat_settings
+from bstune.recipe import Recipe
 from bstune.system.files import Identity, Output, check_owner, check_writable
 from bstune.system.inputs import parse_yaml, read_text
 from bstune.system.watchdog import waiting_for, watching
@@ -54,6 +55,17 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
         # A download is no training step: it has no limit, and only lines say that it goes on.
         with watching(say, seconds=None), waiting_for("the download"):
             fetch(loader, folder, say)
+
+
+def check_takes_rate(options: StudyOptions, recipe: Recipe) -> None:
+    """Raise a ConfigError for a workload in which nothing takes the trial's learning rate."""
+    if options.scaling.override_lr or recipe.takes("lr"):
+        return
+    raise ConfigError(
+        "nothing in the workload takes ${trial.lr}, so every learning rate would train alike: "
+        f"{recipe.advice_on_rate()}; or give {recipe.override}, which sets the rate in the "
+        "optimizer"
+    )
 
 
 def check_output(options: StudyOptions) -> None:

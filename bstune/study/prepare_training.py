@@ -11,6 +11,7 @@ from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.core.search_space import Space
 from bstune.options import StudyOptions, with_option
 from bstune.recipe import Recipe
+from bstune.study.early_checks import check_takes_rate
 from bstune.study.planning.doubts import doubt_of_scale
 from bstune.study.planning.plan import SearchBudget
 from bstune.study.planning.survey_time import LEAST_LEFT, is_surveyed, needs_survey, survey_limit
@@ -61,11 +62,7 @@ def prepare_training(
     say: Callable[[str], None],
 ) -> PreparedRuns:
     """Try a few steps, survey the hardware, and choose the processes that train."""
-    # torch takes seconds to import.
-    from bstune.trial.checks.learning_rate import check_takes_rate
-
-    if not options.scaling.override_lr:
-        check_takes_rate(recipe)
+    check_takes_rate(options, recipe)
     trials_log = TrialsLog(files.trials_log)
     # A single trial, and a study with search.workers=0, train in this process.
     in_processes = trial is None and options.search.workers > 0

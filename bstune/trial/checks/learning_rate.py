@@ -6,21 +6,10 @@ import torch
 from torch import Tensor
 
 from bstune.core.errors import ConfigError
-from bstune.recipe import Recipe
 from bstune.system.console import format_number, listing
 from bstune.trial.checks.proportion import are_in_proportion, schedule_out_of_proportion
 from bstune.trial.checks.short_trial import ShortTrial
 from bstune.trial.loop import Workload
-
-
-def check_takes_rate(recipe: Recipe) -> None:
-    """Raise a ConfigError for a recipe in which nothing takes the trial's learning rate."""
-    if not recipe.takes("lr"):
-        raise ConfigError(
-            "nothing in the workload takes ${trial.lr}, so every learning rate would train alike: "
-            f"{recipe.advice_on_rate()}; or give {recipe.override}, which sets the rate in the "
-            "optimizer"
-        )
 
 
 def check_rates(slow: ShortTrial, fast: ShortTrial, workload: Workload) -> None:
