@@ -30,6 +30,8 @@ APPLICATION = TESTS / "projects" / "hydra_sweep"
 QUIET = 'hydra.sweeper.options=["mlflow.enabled=false"]'
 # What a job is told when it is a trial that may go on.
 CONTINUED = [f"hydra.sweeper.{name}={name}" for name in ("max_steps", "resume_from", "save_to")]
+# Examples, by the application's config.
+BUDGET = 20_000
 SEARCH = ["--multirun", "hparams_search=bstune"]
 SEEDED = "hydra.sweeper.seed=seed"
 # Seconds differ from run to run, and with them what a search of the least time asks.
@@ -204,7 +206,7 @@ def test_jobs_go_on_where_a_key_says_from_what(keys, continues, place, sweep, mo
         ),
     ],
 )
-def test_jobs_are_stopped_and_continued(saved, sweep):
+def test_jobs_are_stopped_and_continued(saved, sweep, capsys):
     records = sweep("hydra.sweeper.n_trials=6", *CONTINUED[:2], *saved, SEEDED, STEPS)
     continued = [record for record in records if record.resumed_from is not None]
     assert continued
@@ -218,6 +220,10 @@ def test_jobs_are_stopped_and_continued(saved, sweep):
     assert continued[0].history[: len(first.history)] == first.history
     # The search's best points run again on three fresh seeds.
     assert len({record.seed for record in records if record.replicate_of is not None}) == 3
+    # A fresh seed may need more steps than the application's own: it gets those of the budget.
+    best = bstune.load("outputs/train").best
+    (command,) = re.findall(r"python .*train\.py .*", capsys.readouterr().out)
+    assert f"max_steps={math.ceil(BUDGET / best.batch_size)}" in command.split()
 
 
 def test_a_schedule_that_ends_with_its_job_is_as_long_as_the_job(sweep, capsys):

@@ -241,13 +241,16 @@ def _refused_in_hydra() -> Iterator[None]:
         raise
 
 
-def _job_command(params: Params, max_steps_key: str | None, point: TrialPoint) -> str:
+def _job_command(
+    params: Params, max_steps_key: str | None, point: TrialPoint, last_step: int
+) -> str:
     """Write the application's own command that trains a point.
 
     Args:
         params: of the sweep, whose fixed overrides all its jobs have.
         max_steps_key: the application's key of the steps after which a job ends; None: it has none.
         point: to train. Its learning rate is rounded to what is shown.
+        last_step: of a trial's budget at the point's batch size, which a seed may need.
     """
     shown = dict[str, float]()
     for name, value in point.hyperparameters.items():
@@ -257,9 +260,10 @@ def _job_command(params: Params, max_steps_key: str | None, point: TrialPoint) -
     values = params.values(shown)
     values[params.batch_size] = str(round(point.batch_size))
     values[params.lr] = repr(rounded_within(point.lr, params.rates.low, params.rates.high))
-    # The length of a schedule that ends with its job.
-    if max_steps_key is not None and point.horizon is not None:
-        values[max_steps_key] = str(point.horizon)
+    # The application's own max_steps may be fewer than the trials had. A job whose schedule ends
+    # with it is as long as that.
+    if max_steps_key is not None:
+        values[max_steps_key] = str(last_step if point.horizon is None else point.horizon)
     return shlex.join([*application_words(sys.argv), *_override_lines(params, values)])
 
 

@@ -185,7 +185,7 @@ def _next_in_python(
     if prepared.recipe is not None:
         how_to_train = ["result.train()"]
     elif prepared.backend.job_command is not None:
-        how_to_train = [_command_of_job(prepared.backend.job_command, result)]
+        how_to_train = [_command_of_job(prepared, prepared.backend.job_command, result)]
     elif prepared.backend.trains_in_loop:
         how_to_train = how_to_train_loop(prepared.files.root, prepared.options, result)
     else:
@@ -198,11 +198,11 @@ def _next_in_python(
     return [("NEXT", tuple(how_to_train))]
 
 
-def _command_of_job(command: JobCommand, result: StudyResult) -> str:
+def _command_of_job(prepared: PreparedStudy, command: JobCommand, result: StudyResult) -> str:
     """Write the application's own command, with the winner's values as overrides."""
     winner = result.winner if result.at_budget is None else result.at_budget.winner
     assert winner is not None  # noqa: S101 (there is one of the two)
-    return command(winner)
+    return command(winner, prepared.last_step(winner.batch_size))
 
 
 def how_to_train_loop(folder: Path, options: StudyOptions, result: StudyResult) -> list[str]:
