@@ -21,7 +21,12 @@ import bstune
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.integrations import hydra_sweep
 from bstune.integrations.hydra_params import Range, read_params
-from bstune.integrations.hydra_sweep import Settings, _settled_objective, application_words
+from bstune.integrations.hydra_sweep import (
+    Settings,
+    _check_direction,
+    _settled_objective,
+    application_words,
+)
 from bstune.study.storage.opening import stored_settings
 
 TESTS = Path(__file__).parent
@@ -422,6 +427,13 @@ def test_a_job_that_comes_to_nothing_is_a_trial(
         (["hydra.sweeper.sampler={seed: 1}"], "a node with a _target_"),
         (["hydra.sweeper.sampler=nope"], "nope"),
         (['hydra.sweeper.target="loss<0,3"'], "target"),
+        # The wrong way round, by the name or by the mode.
+        (['hydra.sweeper.target="val/f1<=0.9"'], "write val/f1>=0.9, or hydra.sweeper.mode=min"),
+        (['hydra.sweeper.target="val_loss>=5"'], "write val_loss<=5, or hydra.sweeper.mode=max"),
+        (
+            ['hydra.sweeper.target="score<=5"', "hydra.sweeper.mode=max"],
+            "write score>=5, or hydra.sweeper.mode=min",
+        ),
     ],
 )
 def test_what_a_sweep_may_not_hold(arguments, message, sweep, capsys, tmp_path):
@@ -431,6 +443,21 @@ def test_what_a_sweep_may_not_hold(arguments, message, sweep, capsys, tmp_path):
     assert re.search(f"error: .*{message}", capsys.readouterr().err, flags=re.DOTALL)
     # Nothing has been composed or launched.
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("target", "mode"),
+    [
+        ("val/f1<=0.9", "min"),
+        ("val/f1>=0.9", None),
+        ("val/f1=0.9", None),
+        # The name tells no direction, and a metric alone has no sign.
+        ("score<=5", None),
+        ("val/f1", "min"),
+    ],
+)
+def test_a_direction_that_is_meant_is_kept(target, mode):
+    _check_direction(target, mode)
 
 
 @pytest.mark.parametrize(

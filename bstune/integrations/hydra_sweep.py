@@ -58,6 +58,7 @@ from yaml import safe_dump
 
 from bstune.config import plain_error
 from bstune.core.errors import BstuneError, ConfigError, StudyError, UserCodeError
+from bstune.core.metric_names import mode_of, parse_target
 from bstune.core.numbers import as_float, as_int, shown
 from bstune.core.objectives import Objective
 from bstune.core.option_names import ARGUMENT_OPTIONS, in_hydra, in_python
@@ -433,6 +434,7 @@ def _check(settings: Settings, config: DictConfig) -> None:
             "hydra.sweeper.target is missing: give the metric and its goal, as val_loss<=0.5, or "
             "with objective=loss the metric alone"
         )
+    _check_direction(str(settings.target), settings.mode)
     if not settings.budget or not settings.budget.keys() <= {"steps", "examples"}:
         raise ConfigError(
             "hydra.sweeper.budget must be how long a job trains at most, as {examples: 100000} or "
@@ -462,6 +464,29 @@ def _check(settings: Settings, config: DictConfig) -> None:
                 f"hydra.sweeper.{name}={key}: the application's config has no {key}: add '{key}: "
                 f"null' to it, or name it +{key}"
             )
+
+
+def _check_direction(text: str, mode: str | None) -> None:
+    """Refuse a target the wrong way round: no job tells whether untrained weights meet it.
+
+    Args:
+        text: of the target.
+        mode: the direction that is stated besides; None: none is.
+    """
+    if not any(sign in text for sign in "<=>"):
+        return
+    metric, value, of_sign = parse_target(text, "hydra.sweeper.target")
+    usual = mode_of(metric)
+    stated = mode or usual
+    if stated is None or stated == of_sign:
+        return
+    by = "by its name" if mode is None else f"by mode={mode}"
+    verb, sign = ("rise", ">=") if stated == "max" else ("fall", "<=")
+    mended = f"{metric}{sign}{value:g}"
+    raise ConfigError(
+        f"hydra.sweeper.target={text}: {by} {metric} is to {verb}: write {mended}, or "
+        f"hydra.sweeper.mode={of_sign} if the other way is meant"
+    )
 
 
 def _has_key(config: DictConfig, key: str) -> bool:
