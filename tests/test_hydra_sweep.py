@@ -15,6 +15,7 @@ import mlflow
 import pytest
 import yaml
 from hydra.core.plugins import Plugins
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from toolbox import forked_training, trials_of
 
 import bstune
@@ -28,6 +29,7 @@ from bstune.integrations.hydra_sweep import (
     application_words,
 )
 from bstune.study.storage.opening import stored_settings
+from bstune.system.exits import Terminated
 
 TESTS = Path(__file__).parent
 PLUGINS = Path(bstune.__file__).parent / "integrations"
@@ -497,6 +499,37 @@ def test_a_study_goes_on_unless_it_may_not(sweep, capsys):
         sweep("hydra.sweeper.n_trials=3", "hydra.sweeper.load_if_exists=false", *SHORT)
     assert "'train' has begun" in capsys.readouterr().err
     assert len(trials_of(Path("outputs") / "train")) == 2
+
+
+def of_lightning(signal_error, error):
+    """Return the error that Lightning makes of a signal's."""
+    error.__context__ = signal_error
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "is_told"),
+    [
+        (KeyboardInterrupt(), 130, True),
+        (of_lightning(KeyboardInterrupt(), SystemExit(1)), 130, True),
+        (SIGTERMException(), 143, True),
+        (Terminated(), 143, True),
+        # The user's own exit.
+        (SystemExit(3), 3, False),
+    ],
+    ids=["Ctrl-C", "Ctrl-C in Lightning", "SIGTERM in Lightning", "SIGTERM", "exit"],
+)
+def test_a_signal_ends_a_sweep_with_a_line_and_its_status(
+    error, status, is_told, monkeypatch, capsys
+):
+    def end(*arguments):
+        raise error
+
+    monkeypatch.setattr(hydra_sweep, "_sweep", end)
+    with pytest.raises(SystemExit) as ended:
+        hydra_sweep.run_sweep(None, [])
+    assert ended.value.code == status
+    assert capsys.readouterr().err.startswith("interrupted: ") == is_told
 
 
 def run_application(*arguments):

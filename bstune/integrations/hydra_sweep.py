@@ -78,8 +78,9 @@ from bstune.study.storage.opening import (
 )
 from bstune.study.storage.trials import results
 from bstune.study.study import Study
+from bstune.system import interruption
 from bstune.system.console import plain_console, print_line
-from bstune.system.exits import is_interruption, sys_exit_error
+from bstune.system.exits import interrupted_status, is_interruption, sys_exit_error
 from bstune.system.files import write_text
 from bstune.system.terminal import write_error
 from bstune.trial.own_loop.loop_backend import LoopLimits
@@ -186,13 +187,20 @@ class Settings:
 def run_sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     """Run or continue the study, and write its results.
 
-    An error that the user can mend ends the process with a line and status 2.
+    An error that the user can mend ends the process with a line and status 2, Ctrl-C with one and
+    130, and a termination signal with one and 143.
     """
     try:
         _sweep(sweeper, arguments)
     except BstuneError as error:
         write_error(f"error: {error}")
         sys.exit(error.exit_status)
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not is_interruption(error):
+            raise
+        write_error(f"interrupted: {interruption.stage.value}")
+        # Lightning makes an exit with status 1 of Ctrl-C.
+        sys.exit(interrupted_status(error))
 
 
 def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
