@@ -540,7 +540,7 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
                 # while this process imports them for itself.
                 start_server()
             quieten(training=is_trained)
-            # Optuna, Rich and, to train, Lightning take 4 s and more: help and mistakes do not wait.
+            # Optuna, Rich and, to train, Lightning take 4 s and more: help does not wait.
             from bstune.study.study import Study
 
         study = Study.from_composed(composed, arguments)
