@@ -26,16 +26,10 @@ from bstune.study.analysis.step_times import not_told_apart
 from bstune.study.analysis.summary import Analysis, summarize, winner_result
 from bstune.study.commands import best_yaml, train_command
 from bstune.study.planning.replicates import Winner
-from bstune.study.report import (
-    JOB_ENDED_SHORT,
-    _next_in_python,
-    has_figures_of,
-    missing_in_trials,
-)
+from bstune.study.report import _next_in_python, has_figures_of, missing_in_trials
 from bstune.study.showing.printed import places, show, show_places
 from bstune.system.files import Output
-from bstune.trial.backend import Timed, TrialBackend
-from bstune.trial.own_loop.loop_trial import ENDED_SHORT
+from bstune.trial.backend import Timed
 
 
 @pytest.mark.parametrize(
@@ -205,26 +199,12 @@ def test_what_trials_went_on_without_is_said_once():
         # A failed trial's message is its error.
         make_trial(3, status="failed", message="ValueError"),
     ]
-    assert missing_in_trials([*trials, make_trial(4)], TrialBackend()) == [
+    assert missing_in_trials([*trials, make_trial(4)]) == [
         f"{eagerly} (in 2 trials)",
         f"{noise} (in 2 trials)",
         "the training was stopped at step 7: enough (in 1 trial)",
         "the training was stopped at step 9: enough (in 1 trial)",
     ]
-
-
-@pytest.mark.parametrize(
-    ("is_job", "continues", "told"),
-    [(False, True, ENDED_SHORT), (True, True, JOB_ENDED_SHORT), (True, False, None)],
-)
-def test_jobs_that_ended_short_are_told_of_where_they_could_go_on(is_job, continues, told):
-    backend = TrialBackend()
-    backend.continues = continues
-    if is_job:
-        backend.job_command = lambda point, last_step: ""
-    trial = make_trial(0, status="stopped", message=ENDED_SHORT)
-    lines = [] if told is None else [f"{told} (in 1 trial)"]
-    assert missing_in_trials([trial], backend) == lines
 
 
 def test_paths_are_printed_unbroken_and_as_they_are_typed(tmp_path, monkeypatch):

@@ -50,9 +50,6 @@ if TYPE_CHECKING:
 # Seconds without a line after the answer, after which one says what is waited for. On a machine
 # with 13 processes on its two cores the figures take 10 s; with nothing beside them, 0.7 s.
 SILENCE_AFTER_ANSWER = 4.0
-JOB_ENDED_SHORT = (
-    "its job's last evaluation was before max_steps: evaluate there too, so that it can go on"
-)
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def report_study(
     recorded = results(study)
     files = prepared.files
     done = with_common_step_time(prepared, recorded)
-    missing = [*missing, *missing_in_trials(done, prepared.backend)]
+    missing = [*missing, *missing_in_trials(done)]
     analysis = _analysis_of(prepared, done, sampled, missing)
     over_target = OverTarget()
     if prepared.budget.objective != "loss":
@@ -365,7 +362,7 @@ def _size_of_workload(backend: TrialBackend) -> WorkloadSize | None:
     return WorkloadSize(examples=backend.train_examples, parameters=backend.parameters)
 
 
-def missing_in_trials(done: Sequence[TrialResult], backend: TrialBackend) -> list[str]:
+def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
     """Give a line for each thing that trials went on without, with the number of these trials.
 
     The noise scale is one such thing. Messages on it that differ in numbers alone are one line, the
@@ -374,25 +371,13 @@ def missing_in_trials(done: Sequence[TrialResult], backend: TrialBackend) -> lis
     counts = Counter[str]()
     messages = dict[str, str]()
     for trial in done:
-        message = trial.message
-        # A job of a Hydra application knows nothing of trials, and may have no way to go on.
-        if backend.job_command is not None and _has_ended_short(trial):
-            message = JOB_ENDED_SHORT if backend.continues else None
-        if message and trial.status in ("reached", "stopped"):
-            kind = message
+        if trial.message and trial.status in ("reached", "stopped"):
+            kind = trial.message
             if trial.end_message is None:
                 kind = without_numbers(kind)
-            messages.setdefault(kind, message)
+            messages.setdefault(kind, trial.message)
             counts[kind] += 1
     return [f"{messages[kind]} (in {plural(count, 'trial')})" for kind, count in counts.items()]
-
-
-def _has_ended_short(trial: TrialResult) -> bool:
-    """Whether a trial's loop has ended it before its last step."""
-    # A report of other studies takes no torch.
-    from bstune.trial.own_loop.loop_trial import has_ended_short
-
-    return has_ended_short(trial)
 
 
 def _track(prepared: PreparedStudy, tracking: "Tracking", result: StudyResult) -> tuple[str, ...]:
