@@ -28,8 +28,11 @@ from bstune.integrations.hydra_sweep import (
     _settled_objective,
     application_words,
 )
+from bstune.study.own_loop import JOB_ENDED_SHORT, batches_of
 from bstune.study.storage.opening import stored_settings
 from bstune.system.exits import Terminated
+from bstune.trial.own_loop.loop_backend import LoopLimits
+from bstune.trial.own_loop.loop_trial import ENDED_SHORT
 
 TESTS = Path(__file__).parent
 PLUGINS = Path(bstune.__file__).parent / "integrations"
@@ -248,6 +251,36 @@ def test_a_schedule_that_ends_with_its_job_is_as_long_as_the_job(sweep, capsys):
     best = bstune.load("outputs/train").best
     (command,) = re.findall(r"python .*train\.py .*", capsys.readouterr().out)
     assert f"max_steps={best.horizon}" in command.split()
+
+
+@pytest.mark.parametrize(
+    ("is_job", "continues", "message"),
+    [(False, True, ENDED_SHORT), (True, True, JOB_ENDED_SHORT), (True, False, None)],
+)
+def test_a_job_that_ended_short_is_told_so_only_where_it_could_go_on(is_job, continues, message):
+    job_command = (lambda point, last_step: "") if is_job else None
+    limits = LoopLimits(in_hindsight=is_job, continues=continues, job_command=job_command)
+    study = bstune.Study(
+        target="val_loss<=0.1",
+        batch_sizes=(16, 64),
+        reference=(32, 0.2),
+        budget=bstune.Budget(steps=100),
+        objective="steps",
+        trials=1,
+        name="short",
+        mlflow=False,
+    )
+    batches = batches_of(study.options, (), limits)
+    (trial,) = next(batches)
+    for step in (10, 20):
+        trial.report(step, 10.0 / step)
+    assert trial.max_steps > 20
+    trial.finish()
+    # The next trial is asked once this one is stored.
+    next(batches, None)
+    batches.close()
+    first, *_ = trials_of(Path("outputs") / "short")
+    assert (first.status, first.steps, first.message) == ("stopped", 20, message)
 
 
 @pytest.fixture
