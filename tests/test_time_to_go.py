@@ -1,10 +1,13 @@
 """The points of a search that this command has seen end, and how fast they did."""
 
+from types import SimpleNamespace
+
 import pytest
-from toolbox import make_result
+from toolbox import make_result, make_trial
 
 from bstune.study.planning.duration import Pace
 from bstune.study.planning.plan import SearchBudget, count_points
+from bstune.study.searching import time_to_go
 from bstune.study.searching.time_to_go import PointEnds, points_to_come
 
 
@@ -56,3 +59,42 @@ def test_points_to_come_are_those_that_the_seconds_of_training_allow(seconds, po
         make_result(number=2, train_seconds=50.0, replicate_of=0),
     ]
     assert points_to_come(budget, trials) == points
+
+
+def fresh(number, of, **changes):
+    """A run of a trial on a fresh seed."""
+    values = {"batch_size": of.batch_size, "steps": of.steps, "steps_low": of.steps - 10}
+    return make_trial(number, replicate_of=of.number, **(values | changes))
+
+
+FIRST = make_trial(0, 64, steps=400)
+SECOND = make_trial(1, 16, steps=600)
+FASTER = make_trial(8, 256, steps=200, steps_low=190)
+RUNS_OF_FIRST = [fresh(2 + place, FIRST) for place in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("trials", "objective", "replicates", "expected"),
+    [
+        ([FIRST, SECOND], "steps", 3, [(3, 400)]),
+        # Two merits have a winner each, by time and by steps.
+        ([FIRST, make_trial(1, 256, steps=300, steps_low=290, tau=0.1)], "both", 3, [(6, 400)]),
+        ([FIRST, SECOND, *RUNS_OF_FIRST[:1]], "steps", 3, [(2, 400)]),
+        # A second point may run again, or not.
+        ([FIRST, SECOND, *RUNS_OF_FIRST], "steps", 3, [(0, 400)]),
+        # The study has gone on, and another point stands first, with the first run of it or none.
+        ([FIRST, SECOND, *RUNS_OF_FIRST, FASTER], "steps", 3, [(3, 200)]),
+        ([FIRST, SECOND, *RUNS_OF_FIRST, FASTER, fresh(9, FASTER)], "steps", 3, [(2, 200)]),
+        ([FIRST, SECOND], "steps", 0, [(0, 400)]),
+        ([make_trial(0, status="stopped")], "steps", 3, []),
+    ],
+)
+def test_fresh_seeds_to_come_are_those_of_the_point_that_stands_first_now(
+    trials, objective, replicates, expected, monkeypatch
+):
+    budget = SearchBudget(objective, 32, None, None, 0.5, 0, replicates=replicates, candidates=4)
+    prepared = SimpleNamespace(budget=budget, baseline=None)
+    wall = SimpleNamespace(replicate_seconds=lambda steps, batch_size, cost: steps)
+    monkeypatch.setattr(time_to_go, "trial_cost", lambda prepared, trials: None)
+    found = time_to_go._fresh_runs_to_come(prepared, wall, trials)
+    assert [(runs.count, runs.seconds) for runs in found] == expected

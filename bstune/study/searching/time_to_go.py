@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from bstune.core.records import TrialResult
 from bstune.study.at_budget import best_full, runs_to_come
 from bstune.study.planning.baseline import baseline_runs, count_fresh_seeds
-from bstune.study.planning.duration import Pace, Runs, pace_of, replicates_to_come, seconds_to_go
+from bstune.study.planning.duration import Pace, Runs, pace_of, seconds_to_go
 from bstune.study.planning.plan import SearchBudget, count_points, is_baseline_replicate
-from bstune.study.planning.replicates import runs_on_fresh_seeds
+from bstune.study.planning.replicates import next_replicate, runs_on_fresh_seeds
 from bstune.study.planning.wall import REPORT_SECONDS, WallTime, leaders
 from bstune.study.prepared import PreparedStudy
 from bstune.study.searching.limits import full_run_seconds, is_for_loss, trial_cost
@@ -102,8 +102,16 @@ def _fresh_runs_to_come(
 
     again = runs_on_fresh_seeds(trials)
     of_baseline = sum(is_baseline_replicate(trial.trial_index) for trial in again)
-    of_winners = len(again) - of_baseline
-    left_of_winners = replicates_to_come(of_winners, budget.replicates, len(winners))
+    left_of_winners = budget.replicates * len(winners)
+    # Once points have run again, a later one may stand first that has not, as in a study that has
+    # gone on: it is the one that runs next.
+    if len(again) > of_baseline:
+        due = next_replicate(trials, {}, budget.objective, budget.replicates, budget.candidates)
+        left_of_winners = 0
+        if due is not None:
+            winner, ran = due
+            winners = [winner.trial]
+            left_of_winners = budget.replicates - ran
     # The runs left count as runs of the winner that takes longest.
     longest = max(seconds(winner) for winner in winners)
     to_come = [Runs(left_of_winners, longest)]
