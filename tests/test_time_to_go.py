@@ -6,7 +6,7 @@ import pytest
 from toolbox import make_result, make_trial
 
 from bstune.study.planning.duration import Pace
-from bstune.study.planning.plan import SearchBudget, count_points
+from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget, count_points
 from bstune.study.searching import time_to_go
 from bstune.study.searching.time_to_go import PointEnds, points_to_come
 
@@ -71,30 +71,36 @@ FIRST = make_trial(0, 64, steps=400)
 SECOND = make_trial(1, 16, steps=600)
 FASTER = make_trial(8, 256, steps=200, steps_low=190)
 RUNS_OF_FIRST = [fresh(2 + place, FIRST) for place in range(3)]
+ALL_OF_FIRST = [FIRST, SECOND, *RUNS_OF_FIRST]
 
 
 @pytest.mark.parametrize(
-    ("trials", "objective", "replicates", "expected"),
+    ("trials", "replicates", "predicted", "expected"),
     [
-        ([FIRST, SECOND], "steps", 3, [(3, 400)]),
-        # Two merits have a winner each, by time and by steps.
-        ([FIRST, make_trial(1, 256, steps=300, steps_low=290, tau=0.1)], "both", 3, [(6, 400)]),
-        ([FIRST, SECOND, *RUNS_OF_FIRST[:1]], "steps", 3, [(2, 400)]),
+        ([make_trial(0, status="stopped")], 3, None, []),
+        ([FIRST, SECOND], 3, None, [(3, 400)]),
+        ([FIRST, SECOND], 0, None, [(0, 400)]),
+        ([*ALL_OF_FIRST[:3]], 3, None, [(2, 400)]),
+        # The baseline may run first.
+        ([FIRST, SECOND, fresh(2, SECOND, trial_index=FIRST_REPLICATE)], 3, None, [(3, 400)]),
         # A second point may run again, or not.
-        ([FIRST, SECOND, *RUNS_OF_FIRST], "steps", 3, [(0, 400)]),
-        # The study has gone on, and another point stands first, with the first run of it or none.
-        ([FIRST, SECOND, *RUNS_OF_FIRST, FASTER], "steps", 3, [(3, 200)]),
-        ([FIRST, SECOND, *RUNS_OF_FIRST, FASTER, fresh(9, FASTER)], "steps", 3, [(2, 200)]),
-        ([FIRST, SECOND], "steps", 0, [(0, 400)]),
-        ([make_trial(0, status="stopped")], "steps", 3, []),
+        (ALL_OF_FIRST, 3, None, [(0, 400)]),
+        # The study has gone on, and another point stands first, with no run of its own yet.
+        ([*ALL_OF_FIRST, FASTER], 3, None, [(3, 200)]),
+        ([*ALL_OF_FIRST, FASTER, fresh(9, FASTER)], 3, None, [(2, 200)]),
+        # It has gone on, and the same point stands first.
+        ([*ALL_OF_FIRST, make_trial(8, 32, steps=900)], 3, None, [(0, 400)]),
+        # Once a run was chosen by predictions, they tell which point is next.
+        ([*ALL_OF_FIRST, FASTER], 3, {0: 400.0, 1: 600.0, 8: 100.0}, [(3, 200)]),
+        ([*ALL_OF_FIRST], 3, {0: 400.0, 1: 900.0}, [(0, 400)]),
     ],
 )
 def test_fresh_seeds_to_come_are_those_of_the_point_that_stands_first_now(
-    trials, objective, replicates, expected, monkeypatch
+    trials, replicates, predicted, expected, monkeypatch
 ):
-    budget = SearchBudget(objective, 32, None, None, 0.5, 0, replicates=replicates, candidates=4)
+    budget = SearchBudget("steps", 32, None, None, 0.5, 0, replicates=replicates, candidates=4)
     prepared = SimpleNamespace(budget=budget, baseline=None)
     wall = SimpleNamespace(replicate_seconds=lambda steps, batch_size, cost: steps)
     monkeypatch.setattr(time_to_go, "trial_cost", lambda prepared, trials: None)
-    found = time_to_go._fresh_runs_to_come(prepared, wall, trials)
+    found = time_to_go._fresh_runs_to_come(prepared, wall, trials, predicted)
     assert [(runs.count, runs.seconds) for runs in found] == expected
