@@ -118,8 +118,8 @@ def _fresh_runs_to_come(
             trials, predicted, budget.objective, budget.replicates, budget.candidates
         )
         if due is not None:
-            winner, ran = due
-            winners = [winner.trial]
+            next_winner, ran = due
+            winners = [next_winner.trial]
             left_of_winners = budget.replicates - ran
     elif _has_tried_since(trials, of_winners):
         runs_of = fresh_runs(trials)
