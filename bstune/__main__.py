@@ -289,9 +289,11 @@ def explain(error: Exception, debug: bool = False) -> int:
     """Write an error, and give its exit status.
 
     An error of bstune's is written as plain lines, any other one, or with ``debug``, as a
-    traceback.
+    traceback. An interruption is no error.
     """
-    if isinstance(error, BstuneError) and not debug:
+    if isinstance(error, Interrupted):
+        write_error(str(error))
+    elif isinstance(error, BstuneError) and not debug:
         write_error(f"error: {error}")
     else:
         write_error("".join(traceback.format_exception(error)))
@@ -529,19 +531,19 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
         # What can be refused without torch is refused before torch is imported.
         check_takes_rate(options, composed.recipe)
         check_early(options, write_out)
-    with loading(training=is_trained):
-        if is_trained and options.trial.batch_size is None and options.search.workers > 0:
-            # It imports multiprocessing, which the help need not wait for.
-            from bstune.trial.processes.fork_server import start_server
-
-            # The server imports torch and Lightning for the trials' processes, which takes 3 s,
-            # while this process imports them for itself.
-            start_server()
-        quieten(training=is_trained)
-        # Optuna, Rich and, to train, Lightning take 4 s and more: help and mistakes do not wait.
-        from bstune.study.study import Study
-
     try:
+        with loading(training=is_trained):
+            if is_trained and options.trial.batch_size is None and options.search.workers > 0:
+                # It imports multiprocessing, which the help need not wait for.
+                from bstune.trial.processes.fork_server import start_server
+
+                # The server imports torch and Lightning for the trials' processes, which takes 3 s,
+                # while this process imports them for itself.
+                start_server()
+            quieten(training=is_trained)
+            # Optuna, Rich and, to train, Lightning take 4 s and more: help does not wait.
+            from bstune.study.study import Study
+
         study = Study.from_composed(composed, arguments)
         # The study's wall time counts from the start of this process on.
         result = study.run_on(plain_console(), elapsed=process_seconds)

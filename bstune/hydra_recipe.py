@@ -23,6 +23,7 @@ from bstune.core.search_space import OVERRIDE_LR
 from bstune.hydra_versions import ALLOW_ALL_TARGETS
 from bstune.options import Node
 from bstune.recipe import HOW_IN_YAML, TrialValues
+from bstune.system.arguments import hint_on
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule, LightningModule
@@ -253,7 +254,7 @@ def instantiate(node: Node | DictConfig, what: str) -> Any:
         if isinstance(error.__cause__, BstuneError):
             # The new error must not be the cause of its own cause.
             raise error.__cause__ from None
-        reason = _not_found(error) or " ".join(str(error).split())
+        reason = _not_found(error) or _raised(error, what) or " ".join(str(error).split())
         raise ConfigError(f"{what} cannot be built: {reason}") from error
 
 
@@ -308,6 +309,33 @@ def _targets(value: Any) -> Any:
             **(value.get("dict_kwargs") or {}),
         }
     return {key: _targets(item) for key, item in value.items()}
+
+
+def _raised(error: Exception, what: str) -> str | None:
+    """Say what a target raised when it was called, with a guess at an argument that it lacks.
+
+    None if the error is another one. ``what``: the name of the node that was built.
+    """
+    called = re.match(r"Error in call to target '([^']*)'", str(error))
+    cause = error.__cause__
+    if called is None or cause is None:
+        return None
+    target = called[1]
+    text = f"{target} raised {type(cause).__name__}: {' '.join(str(cause).split())}"
+    # Hydra names the key of a node within the one that was to be built.
+    key = re.search(r"full_key: (\S+)$", str(error))
+    if key is not None and key[1] != what:
+        text += f" (at {key[1]})"
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(cause))
+    # A target that is no class or function of Python's, or has been made on the fly, has none.
+    with suppress(ValueError, TypeError, ImportError):
+        parameters = inspect.signature(get_object(target)).parameters
+        # It may hand arguments on to a function whose own are not known here.
+        kinds = {parameter.kind for parameter in parameters.values()}
+        hands_on = inspect.Parameter.VAR_KEYWORD in kinds
+        if unknown is not None and unknown[1] not in parameters and not hands_on:
+            text += f": {hint_on(unknown[1], list(parameters))}"
+    return text
 
 
 def _not_found(error: Exception) -> str | None:

@@ -345,20 +345,20 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
     [
         (
             [STOPPED],
-            "1 of 1 stopped trial still improved when the search ended and stopped them",
+            "1 of 1 stopped trial still improved when the search ended",
             # Four times the trials of the plan.
             "search.trials=128: the same command continues them",
         ),
         (
             # It used up its budget, where the first one was stopped by the search.
             [replace(STOPPED, steps=400)],
-            "1 of 1 stopped trial still improved at the end of their budget",
+            "1 of 1 stopped trial still improved at the end of the budget",
             # Four times the budget of 400 steps; its examples are one, which is no limit.
             "a larger budget: budget.steps=1600",
         ),
         (
             [FLAT],
-            "1 of 1 stopped trial no longer improved when they were stopped",
+            "1 of 1 stopped trial no longer improved when stopped",
             # 5% above the closest value, 0.2.
             "an easier target (workload.target.value=0.21) or another learning rate (scaling.lr)",
         ),
@@ -376,7 +376,7 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
         # Those that do not tell are left out of the majority.
         (
             [ONCE, FLAT, replace(FLAT, number=2, seed=2)],
-            "2 of 3 stopped trials no longer improved when they were stopped",
+            "2 of 3 stopped trials no longer improved when stopped",
             "an easier target",
         ),
         (

@@ -112,6 +112,7 @@ def test_the_best_full_trial_is_one_of_the_searchs_own(mode, best):
 BASELINE = BaselineRuns(run(0, batch_size=64, lr=0.1))
 # Another batch size and rate than the baseline's.
 BEST = run(1, batch_size=16, lr=0.01)
+LATER = run(9, batch_size=128, lr=0.05)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +171,8 @@ def test_which_run_on_a_fresh_seed_is_due(trials, runs, due):
             BASELINE,
             [0, 2],
         ),
+        # Those of an earlier winner do not count: the study has gone on to another one.
+        ([LATER, *(again(2 + i, 1, 70 + i, i) for i in range(3))], LATER, BASELINE, [3, 3]),
         # Only the winner's: there is no baseline, or it is the winner itself.
         ([], BEST, None, [3]),
         ([], BASELINE.first, BASELINE, [3]),

@@ -10,7 +10,6 @@ from bstune.study.planning.duration import (
     Runs,
     advice_on_time,
     pace_of,
-    replicates_to_come,
     seconds_to_go,
     trials_that_fit,
 )
@@ -80,22 +79,3 @@ def test_the_first_points_say_little_of_the_pace(ends, before, pace):
 def test_what_is_left_is_points_runs_and_the_report(points_left, runs, limit, seconds):
     found = seconds_to_go(Pace(2.0, 5.0), 4, points_left, runs, 1.5, limit)
     assert found == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize(
-    ("ran", "replicates", "winners", "to_come"),
-    [
-        (0, 3, 1, 3),
-        # Two merits have a winner each: by time and by steps.
-        (0, 3, 2, 6),
-        (1, 3, 1, 2),
-        # A second point may run again, or not.
-        (3, 3, 1, 0),
-        (4, 3, 1, 2),
-        (0, 0, 1, 0),
-        # This study goes on without fresh seeds.
-        (3, 0, 1, 0),
-    ],
-)
-def test_runs_on_fresh_seeds_that_are_still_to_come(ran, replicates, winners, to_come):
-    assert replicates_to_come(ran, replicates, winners) == to_come

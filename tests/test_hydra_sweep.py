@@ -15,14 +15,24 @@ import mlflow
 import pytest
 import yaml
 from hydra.core.plugins import Plugins
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from toolbox import forked_training, trials_of
 
 import bstune
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.integrations import hydra_sweep
 from bstune.integrations.hydra_params import Range, read_params
-from bstune.integrations.hydra_sweep import Settings, _settled_objective, application_words
+from bstune.integrations.hydra_sweep import (
+    Settings,
+    _check_direction,
+    _settled_objective,
+    application_words,
+)
+from bstune.study.own_loop import JOB_ENDED_SHORT, batches_of
 from bstune.study.storage.opening import stored_settings
+from bstune.system.exits import Terminated
+from bstune.trial.own_loop.loop_backend import LoopLimits
+from bstune.trial.own_loop.loop_trial import ENDED_SHORT
 
 TESTS = Path(__file__).parent
 PLUGINS = Path(bstune.__file__).parent / "integrations"
@@ -30,6 +40,8 @@ APPLICATION = TESTS / "projects" / "hydra_sweep"
 QUIET = 'hydra.sweeper.options=["mlflow.enabled=false"]'
 # What a job is told when it is a trial that may go on.
 CONTINUED = [f"hydra.sweeper.{name}={name}" for name in ("max_steps", "resume_from", "save_to")]
+# Examples, by the application's config.
+BUDGET = 20_000
 SEARCH = ["--multirun", "hparams_search=bstune"]
 SEEDED = "hydra.sweeper.seed=seed"
 # Seconds differ from run to run, and with them what a search of the least time asks.
@@ -204,7 +216,7 @@ def test_jobs_go_on_where_a_key_says_from_what(keys, continues, place, sweep, mo
         ),
     ],
 )
-def test_jobs_are_stopped_and_continued(saved, sweep):
+def test_jobs_are_stopped_and_continued(saved, sweep, capsys):
     records = sweep("hydra.sweeper.n_trials=6", *CONTINUED[:2], *saved, SEEDED, STEPS)
     continued = [record for record in records if record.resumed_from is not None]
     assert continued
@@ -218,6 +230,10 @@ def test_jobs_are_stopped_and_continued(saved, sweep):
     assert continued[0].history[: len(first.history)] == first.history
     # The search's best points run again on three fresh seeds.
     assert len({record.seed for record in records if record.replicate_of is not None}) == 3
+    # A fresh seed may need more steps than the application's own: it gets those of the budget.
+    best = bstune.load("outputs/train").best
+    (command,) = re.findall(r"python .*train\.py .*", capsys.readouterr().out)
+    assert f"max_steps={math.ceil(BUDGET / best.batch_size)}" in command.split()
 
 
 def test_a_schedule_that_ends_with_its_job_is_as_long_as_the_job(sweep, capsys):
@@ -235,6 +251,36 @@ def test_a_schedule_that_ends_with_its_job_is_as_long_as_the_job(sweep, capsys):
     best = bstune.load("outputs/train").best
     (command,) = re.findall(r"python .*train\.py .*", capsys.readouterr().out)
     assert f"max_steps={best.horizon}" in command.split()
+
+
+@pytest.mark.parametrize(
+    ("is_job", "continues", "message"),
+    [(False, True, ENDED_SHORT), (True, True, JOB_ENDED_SHORT), (True, False, None)],
+)
+def test_a_job_that_ended_short_is_told_so_only_where_it_could_go_on(is_job, continues, message):
+    job_command = (lambda point, last_step: "") if is_job else None
+    limits = LoopLimits(in_hindsight=is_job, continues=continues, job_command=job_command)
+    study = bstune.Study(
+        target="val_loss<=0.1",
+        batch_sizes=(16, 64),
+        reference=(32, 0.2),
+        budget=bstune.Budget(steps=100),
+        objective="steps",
+        trials=1,
+        name="short",
+        mlflow=False,
+    )
+    batches = batches_of(study.options, (), limits)
+    (trial,) = next(batches)
+    for step in (10, 20):
+        trial.report(step, 10.0 / step)
+    assert trial.max_steps > 20
+    trial.finish()
+    # The next trial is asked once this one is stored.
+    next(batches, None)
+    batches.close()
+    first, *_ = trials_of(Path("outputs") / "short")
+    assert (first.status, first.steps, first.message) == ("stopped", 20, message)
 
 
 @pytest.fixture
@@ -416,6 +462,13 @@ def test_a_job_that_comes_to_nothing_is_a_trial(
         (["hydra.sweeper.sampler={seed: 1}"], "a node with a _target_"),
         (["hydra.sweeper.sampler=nope"], "nope"),
         (['hydra.sweeper.target="loss<0,3"'], "target"),
+        # The wrong way round, by the name or by the mode.
+        (['hydra.sweeper.target="val/f1<=0.9"'], "write val/f1>=0.9, or hydra.sweeper.mode=min"),
+        (['hydra.sweeper.target="val_loss>=5"'], "write val_loss<=5, or hydra.sweeper.mode=max"),
+        (
+            ['hydra.sweeper.target="score<=5"', "hydra.sweeper.mode=max"],
+            "write score>=5, or hydra.sweeper.mode=min",
+        ),
     ],
 )
 def test_what_a_sweep_may_not_hold(arguments, message, sweep, capsys, tmp_path):
@@ -425,6 +478,21 @@ def test_what_a_sweep_may_not_hold(arguments, message, sweep, capsys, tmp_path):
     assert re.search(f"error: .*{message}", capsys.readouterr().err, flags=re.DOTALL)
     # Nothing has been composed or launched.
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("target", "mode"),
+    [
+        ("val/f1<=0.9", "min"),
+        ("val/f1>=0.9", None),
+        ("val/f1=0.9", None),
+        # The name tells no direction, and a metric alone has no sign.
+        ("score<=5", None),
+        ("val/f1", "min"),
+    ],
+)
+def test_a_direction_that_is_meant_is_kept(target, mode):
+    _check_direction(target, mode)
 
 
 @pytest.mark.parametrize(
@@ -464,6 +532,37 @@ def test_a_study_goes_on_unless_it_may_not(sweep, capsys):
         sweep("hydra.sweeper.n_trials=3", "hydra.sweeper.load_if_exists=false", *SHORT)
     assert "'train' has begun" in capsys.readouterr().err
     assert len(trials_of(Path("outputs") / "train")) == 2
+
+
+def of_lightning(signal_error, error):
+    """Return the error that Lightning makes of a signal's."""
+    error.__context__ = signal_error
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "is_told"),
+    [
+        (KeyboardInterrupt(), 130, True),
+        (of_lightning(KeyboardInterrupt(), SystemExit(1)), 130, True),
+        (SIGTERMException(), 143, True),
+        (Terminated(), 143, True),
+        # The user's own exit.
+        (SystemExit(3), 3, False),
+    ],
+    ids=["Ctrl-C", "Ctrl-C in Lightning", "SIGTERM in Lightning", "SIGTERM", "exit"],
+)
+def test_a_signal_ends_a_sweep_with_a_line_and_its_status(
+    error, status, is_told, monkeypatch, capsys
+):
+    def end(*arguments):
+        raise error
+
+    monkeypatch.setattr(hydra_sweep, "_sweep", end)
+    with pytest.raises(SystemExit) as ended:
+        hydra_sweep.run_sweep(None, [])
+    assert ended.value.code == status
+    assert capsys.readouterr().err.startswith("interrupted: ") == is_told
 
 
 def run_application(*arguments):

@@ -28,6 +28,21 @@ def test_an_interruption_says_what_is_true_of_its_stage(monkeypatch, stage):
     assert sum(other.value in str(caught.value) for other in Stage) == 1
 
 
+def test_an_interruption_while_modules_load_is_one_as_well(monkeypatch):
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "loading", interrupted)
+    composed = compose(["workload=digits", "trial.batch_size=8", "trial.lr=0.1"])
+    with pytest.raises(Interrupted):
+        command.run(composed, [])
+
+
+def test_an_interruption_is_told_as_no_error(capsys):
+    assert command.explain(Interrupted("interrupted: x")) == 130
+    assert capsys.readouterr().err == "interrupted: x\n"
+
+
 def test_a_process_is_a_command_once_it_handles_signals():
     """In a process of its own, whose handlers are not pytest's."""
     code = (

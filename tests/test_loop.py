@@ -821,9 +821,7 @@ def test_a_trial_does_not_fail_with_its_measurement(error, warned):
     # The step takes a whole batch, so that its code is not blamed for a part.
     if str(error).startswith("shape"):
         text = "batches cannot be split into parts by their first dimension (a part alone: Runtime"
-    warning = (
-        f"the noise scale is not measured (protocol.noise_scale_every=null leaves it out): {text}"
-    )
+    warning = f"the noise scale is not measured: {text}"
     assert warned() == [result.message]
     assert result.message.startswith(warning)
     measured(4, check=refuse_parts)

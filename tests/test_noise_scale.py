@@ -584,11 +584,11 @@ def test_a_mapping_that_cannot_be_written_to_is_split_into_dicts():
     ("batch", "found"),
     [
         # A single number has no dimension to cut.
-        (torch.tensor(1.0), "but batch is or holds a tensor without dimensions"),
-        ((torch.zeros(4), torch.zeros(3)), "but batch is or holds tensors of lengths 3, 4"),
-        ((torch.zeros(4), 7), "but batch[1] is or holds int"),
-        ({"x": torch.zeros(4), "graph": object()}, "but batch['graph'] is or holds object"),
-        ((), "but batch is or holds no tensor"),
+        (torch.tensor(1.0), "batch is or holds a tensor without dimensions"),
+        ((torch.zeros(4), torch.zeros(3)), "batch is or holds tensors of lengths 3, 4"),
+        ((torch.zeros(4), 7), "batch[1] is or holds int"),
+        ({"x": torch.zeros(4), "graph": object()}, "batch['graph'] is or holds object"),
+        ((), "batch is or holds no tensor"),
     ],
 )
 def test_refuses_batches_that_cannot_be_split(batch, found):

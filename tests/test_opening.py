@@ -16,6 +16,9 @@ from bstune.study.storage.opening import (
 
 SCALING = "scaling.batch_size"
 REFERENCE = "workload.reference.batch_size"
+VALUE = "workload.target.value"
+TARGET = {"workload.target.metric": "val/f1", "workload.target.mode": "max", VALUE: 70.0}
+OTHER_TARGET = {"workload.target.metric": "loss", "workload.target.mode": "min", VALUE: 0.1}
 OPEN = {"seed": 0, "threads": 2, "device": "cpu (2 threads)", THREADS_ARE_OPEN: True}
 CHOSEN = {"seed": 0, "threads": 1, "device": "cpu (1 thread)"}
 
@@ -92,8 +95,16 @@ def test_a_study_that_is_not_there_has_no_settings(tmp_path, url):
         ({SCALING: 32, REFERENCE: 32}, {SCALING: 64, REFERENCE: 32}, [SCALING]),
         ({SCALING: 32, REFERENCE: 32}, {SCALING: 64, REFERENCE: 16}, [SCALING, REFERENCE]),
         ({SCALING: 32}, {SCALING: 64}, [SCALING]),
+        # One part of a target is told by its own name, several as the target.
+        (TARGET, {**TARGET, VALUE: 0.1}, [VALUE]),
+        ({**TARGET, "seed": 1}, {**OTHER_TARGET, "seed": 2}, ["target", "seed"]),
     ],
 )
 def test_a_changed_setting_is_listed_once(before, now, changed):
     lines = changed_settings(before, now).splitlines()
     assert [line.split(":")[0].strip() for line in lines] == changed
+
+
+def test_a_changed_target_is_told_whole():
+    (line,) = changed_settings(TARGET, OTHER_TARGET).splitlines()
+    assert line == "  target: was val/f1 >= 70.0, now loss <= 0.1"

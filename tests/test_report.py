@@ -229,8 +229,9 @@ def test_what_trials_went_on_without_is_said_once():
         make_trial(3, status="failed", message="ValueError"),
     ]
     assert missing_in_trials([*trials, make_trial(4)]) == [
-        f"{eagerly} (in 2 trials)",
-        f"{noise} (in 2 trials)",
+        # Why was told when it came to lack, and stands beside each trial on the page.
+        "trained eagerly (in 2 trials)",
+        "the noise scale is not measured (in 2 trials)",
         "the training was stopped at step 7: enough (in 1 trial)",
         "the training was stopped at step 9: enough (in 1 trial)",
     ]

@@ -16,6 +16,7 @@ from bstune.report.lines.cautions import cautions
 from bstune.report.schema import CeilingAt, SurveyedCeiling, SurveyedSteps
 from bstune.report.study_folder import read_files, read_study
 from bstune.study.folder_config import options_of_folder
+from bstune.study.planning.baseline import Baseline, baseline_runs
 from bstune.study.verbs import retarget
 from bstune.study.verbs.retarget import (
     Goal,
@@ -87,6 +88,24 @@ def test_what_continues_a_trial_that_met_the_target_is_left_out():
     same = ended_at(parts, TARGET)
     assert numbers(same) == [0, 1, 2, 3]
     assert statuses(same) == ["stopped", "stopped", "reached", "diverged"]
+
+
+def test_a_fresh_seed_of_a_part_that_is_left_out_counts_for_the_trial_that_met_the_target():
+    half = {"status": "stopped", "history": HISTORY[:3]}
+    parts = [
+        make_trial(0, steps=20, steps_low=20, **half),
+        make_trial(1, steps=30, steps_low=30, resumed_from=0, **half),
+        make_trial(2, steps=40, steps_low=20, history=HISTORY, resumed_from=1),
+        make_trial(3, steps=40, steps_low=20, history=HISTORY, seed=7, replicate_of=2),
+        make_trial(4, steps=40, steps_low=20, history=HISTORY, seed=8, replicate_of=1),
+    ]
+    baseline = Baseline(parts[0].batch_size, parts[0].lr, {})
+    # Trial 0 meets 0.2 itself. It misses the study's own target, which its last part meets.
+    for goal, first in ((0.2, 0), (TARGET.value, 2)):
+        runs = baseline_runs(ended_at(parts, Target("e", goal, "min")), baseline)
+        assert runs.first.number == first
+        assert numbers(runs.again) == [3, 4]
+        assert all(run.reached for run in runs.again)
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_seconds_to_go_count_points_until_the_search_ends(study, monkeypatch):
     """Four points are tried, and the best one runs again."""
     seen = list[tuple[int, bool]]()
 
-    def predict(prepared, wall, done, pace, search_has_ended):
+    def predict(prepared, wall, done, pace, search_has_ended, predicted):
         seen.append((len(done), search_has_ended))
         return 1.0
 

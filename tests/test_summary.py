@@ -99,15 +99,15 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
                     "batch_size": 256,
                     "lr": 0.4,
                 },
-                # The gap that is left and 5% of it.
-                "easier": pytest.approx(0.1 + 1.05 * 0.0324),
+                # The gap that is left and 5% of it, 0.13402, in as few digits as tell it from 0.1324.
+                "easier": 0.134,
                 "stopped": 2,
                 "improving": 2,
                 "improving_at_budget": 2,
             },
         ),
-        # The metric fell, though it is to rise.
-        ([CLOSE], UPWARDS, {"easier": pytest.approx(0.9 - 1.05 * 0.4), "improving": 0}),
+        # The metric fell, though it is to rise: it came no closer to any target.
+        ([CLOSE], UPWARDS, {"easier": None, "improving": 0}),
         (
             [CLOSE, FLAT],
             TARGET,

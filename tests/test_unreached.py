@@ -187,3 +187,79 @@ def test_a_cut_schedule_asks_for_a_budget_that_ends_in_time(
     if is_cut:
         assert (f"budget.examples={examples}" in change) == (examples is not None)
         assert ("search.wall_seconds" in change) == (examples is None)
+
+
+F1 = Target("val/f1", 70.0, "max")
+# A fraction that rises, with one dip at its end.
+RISING = (
+    (19, 0.0),
+    (92, 0.06),
+    (161, 0.295),
+    (169, 0.376),
+    (188, 0.534),
+    (207, 0.598),
+    (216, 0.581),
+)
+# It has come to rest, but for noise.
+RESTING = ((20, 0.0), (40, 0.5), (60, 0.59), (80, 0.60), (100, 0.59), (120, 0.6), (140, 0.602))
+
+
+def unreached(history, target):
+    trial = make_trial(0, status="stopped", steps=history[-1][0], history=history)
+    return result_of([trial], target, Budget(400, 1)).unreached
+
+
+@pytest.mark.parametrize(
+    ("history", "target", "improving"),
+    [
+        (RISING, F1, 1),
+        (RISING, Target("val/f1", 0.7, "max"), 1),
+        (RESTING, F1, 0),
+        # It never learned: its last value is its best by chance.
+        (((10, 0.1), (20, 0.11), (30, 0.09), (40, 0.1), (50, 0.112)), F1, 0),
+        # A loss of a far target, too.
+        (tuple((10 * n, 5.0 / n) for n in range(1, 9)), Target("loss", -100.0, "min"), 1),
+    ],
+)
+def test_a_far_target_does_not_make_what_improves_look_at_rest(history, target, improving):
+    assert unreached(history, target).improving == improving
+
+
+@pytest.mark.parametrize(
+    ("history", "target"),
+    [
+        (RESTING, F1),
+        (RESTING, Target("val/f1", 0.7, "max")),
+        (((10, 5.0), (50, 0.2004), (100, 0.2002)), Target("loss", -100.0, "min")),
+        (((10, 0.99601), (50, 0.99612), (100, 0.99613)), Target("val/acc", 0.999, "max")),
+    ],
+)
+def test_an_easier_target_lies_between_the_first_value_and_the_closest(history, target):
+    found = unreached(history, target)
+    first = history[0][1]
+    gap = target.gap(found.easier)
+    assert target.gap(found.closest.value) <= gap < target.gap(first)
+
+
+def test_no_easier_target_is_proposed_of_a_trial_that_came_no_closer():
+    assert unreached(((10, 0.5), (50, 0.6), (100, 0.7)), TARGET).easier is None
+
+
+@pytest.mark.parametrize(
+    ("history", "target", "meant"),
+    [
+        (RISING, F1, 0.7),
+        (RESTING, F1, 0.7),
+        (RISING, Target("val/f1", 0.7, "max"), None),
+        # In percent, and one that began beyond the fraction.
+        (((10, 3.0), (100, 40.0)), F1, None),
+        (((10, 0.8), (100, 0.9)), F1, None),
+    ],
+)
+def test_a_target_in_percent_of_a_fraction_is_proposed_as_a_fraction(history, target, meant):
+    trial = make_trial(0, status="stopped", steps=history[-1][0], history=history)
+    result = result_of([trial], target, Budget(400, 1))
+    assert result.unreached.as_fraction == meant
+    change = cause_of(result).change
+    assert ("workload.target.value=0.7)" in change) == (meant is not None)
+    assert change.count("workload.target.value=") <= 1

@@ -76,7 +76,15 @@ def labels_of(batches):
         ),
         ({"_target_": "stump.Leaf"}, "importing stump.Leaf fails: ZeroDivisionError"),
         # What the target itself says of its arguments.
-        ({"_target_": "builtins.int", "wrong": 1}, "wrong"),
+        ({"_target_": "builtins.int", "wrong": 1}, "builtins.int raised TypeError: 'wrong' is"),
+        (
+            {"_target_": "torch.nn.Linear", "_args_": [{"_target_": "math.sqrt", "_args_": [-1]}]},
+            r"math.sqrt raised ValueError: .* \(at _args_0\)$",
+        ),
+        (
+            {"_target_": "torch.nn.Linear", "in_featurs": 1, "out_features": 1},
+            "Linear raised TypeError: .*'in_featurs': did you mean in_features.$",
+        ),
         ({"_target_": "builtins.int", "x": "${no.such.key}"}, "no.such.key"),
     ],
 )

@@ -8,7 +8,7 @@ from bstune.core.errors import ConfigError
 
 # A target takes its mode from here.
 if TYPE_CHECKING:
-    from bstune.core.records import Mode
+    from bstune.core.records import Mode, Target
 
 # Words in the name of a metric that say which way is better.
 LESS_IS_BETTER = (
@@ -52,6 +52,20 @@ def mode_of(metric: str) -> "Mode | None":
     if is_less:
         return "min"
     return "max"
+
+
+def fraction_meant(target: "Target", start: float, closest: float) -> float | None:
+    """Give a target in percent as a fraction, where its metric looks like one; None elsewhere.
+
+    Args:
+        target: of the study.
+        start: the metric at first. One that lies beyond the fraction is of another scale.
+        closest: the metric where it came closest to the target. At 0 it tells nothing of its scale.
+    """
+    fraction = target.value / PERCENT
+    is_percentage = target.mode == "max" and 1.0 < target.value <= PERCENT
+    is_share = 0.0 <= start < fraction and 0.0 < closest <= 1.0
+    return fraction if is_percentage and is_share else None
 
 
 def choose_loss(metrics: Collection[str]) -> str | None:

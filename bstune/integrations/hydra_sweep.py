@@ -58,6 +58,7 @@ from yaml import safe_dump
 
 from bstune.config import plain_error
 from bstune.core.errors import BstuneError, ConfigError, StudyError, UserCodeError
+from bstune.core.metric_names import mode_of, parse_target
 from bstune.core.numbers import as_float, as_int, shown
 from bstune.core.objectives import Objective
 from bstune.core.option_names import ARGUMENT_OPTIONS, in_hydra, in_python
@@ -77,8 +78,9 @@ from bstune.study.storage.opening import (
 )
 from bstune.study.storage.trials import results
 from bstune.study.study import Study
+from bstune.system import interruption
 from bstune.system.console import plain_console, print_line
-from bstune.system.exits import is_interruption, sys_exit_error
+from bstune.system.exits import interrupted_status, is_interruption, sys_exit_error
 from bstune.system.files import write_text
 from bstune.system.terminal import write_error
 from bstune.trial.own_loop.loop_backend import LoopLimits
@@ -185,13 +187,20 @@ class Settings:
 def run_sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     """Run or continue the study, and write its results.
 
-    An error that the user can mend ends the process with a line and status 2.
+    An error that the user can mend ends the process with a line and status 2, Ctrl-C with one and
+    130, and a termination signal with one and 143.
     """
     try:
         _sweep(sweeper, arguments)
     except BstuneError as error:
         write_error(f"error: {error}")
         sys.exit(error.exit_status)
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not is_interruption(error):
+            raise
+        write_error(f"interrupted: {interruption.stage.value}")
+        # Lightning makes an exit with status 1 of Ctrl-C.
+        sys.exit(interrupted_status(error))
 
 
 def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
@@ -241,13 +250,16 @@ def _refused_in_hydra() -> Iterator[None]:
         raise
 
 
-def _job_command(params: Params, max_steps_key: str | None, point: TrialPoint) -> str:
+def _job_command(
+    params: Params, max_steps_key: str | None, point: TrialPoint, last_step: int
+) -> str:
     """Write the application's own command that trains a point.
 
     Args:
         params: of the sweep, whose fixed overrides all its jobs have.
         max_steps_key: the application's key of the steps after which a job ends; None: it has none.
         point: to train. Its learning rate is rounded to what is shown.
+        last_step: of a trial's budget at the point's batch size, which a seed may need.
     """
     shown = dict[str, float]()
     for name, value in point.hyperparameters.items():
@@ -257,9 +269,10 @@ def _job_command(params: Params, max_steps_key: str | None, point: TrialPoint) -
     values = params.values(shown)
     values[params.batch_size] = str(round(point.batch_size))
     values[params.lr] = repr(rounded_within(point.lr, params.rates.low, params.rates.high))
-    # The length of a schedule that ends with its job.
-    if max_steps_key is not None and point.horizon is not None:
-        values[max_steps_key] = str(point.horizon)
+    # The application's own max_steps may be fewer than the trials had. A job whose schedule ends
+    # with it is as long as that.
+    if max_steps_key is not None:
+        values[max_steps_key] = str(last_step if point.horizon is None else point.horizon)
     return shlex.join([*application_words(sys.argv), *_override_lines(params, values)])
 
 
@@ -429,6 +442,7 @@ def _check(settings: Settings, config: DictConfig) -> None:
             "hydra.sweeper.target is missing: give the metric and its goal, as val_loss<=0.5, or "
             "with objective=loss the metric alone"
         )
+    _check_direction(str(settings.target), settings.mode)
     if not settings.budget or not settings.budget.keys() <= {"steps", "examples"}:
         raise ConfigError(
             "hydra.sweeper.budget must be how long a job trains at most, as {examples: 100000} or "
@@ -458,6 +472,29 @@ def _check(settings: Settings, config: DictConfig) -> None:
                 f"hydra.sweeper.{name}={key}: the application's config has no {key}: add '{key}: "
                 f"null' to it, or name it +{key}"
             )
+
+
+def _check_direction(text: str, mode: str | None) -> None:
+    """Refuse a target the wrong way round: no job tells whether untrained weights meet it.
+
+    Args:
+        text: of the target.
+        mode: the direction that is stated besides; None: none is.
+    """
+    if not any(sign in text for sign in "<=>"):
+        return
+    metric, value, of_sign = parse_target(text, "hydra.sweeper.target")
+    usual = mode_of(metric)
+    stated = mode or usual
+    if stated is None or stated == of_sign:
+        return
+    by = "by its name" if mode is None else f"by mode={mode}"
+    verb, sign = ("rise", ">=") if stated == "max" else ("fall", "<=")
+    mended = f"{metric}{sign}{value:g}"
+    raise ConfigError(
+        f"hydra.sweeper.target={text}: {by} {metric} is to {verb}: write {mended}, or "
+        f"hydra.sweeper.mode={of_sign} if the other way is meant"
+    )
 
 
 def _has_key(config: DictConfig, key: str) -> bool:

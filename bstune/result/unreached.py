@@ -82,7 +82,12 @@ class Unreached(Part, frozen=True):
     closest: ClosestTrial | None
     """The trial that came closest. None where no trial has a metric."""
     easier: Real | None = None
-    """A target that the closest value would have met. None where there is none to advise."""
+    """A target that the closest value would have met, and the trial's first value would not.
+
+    None where there is none to advise.
+    """
+    as_fraction: Real | None = None
+    """The target as a fraction, where it looks like a percentage of one. None elsewhere."""
     stopped: Count | None = None
     """Trials that were stopped. None where nothing is known of how trials ended."""
     improving: Count = 0

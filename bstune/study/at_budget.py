@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from bstune.core.records import Target, TrialResult
 from bstune.options import StudyOptions
 from bstune.study.planning.baseline import BaselineRuns, has_run_beside, next_run_beside
-from bstune.study.planning.duration import Runs, replicates_to_come
+from bstune.study.planning.duration import Runs
 from bstune.study.planning.plan import is_baseline_replicate
 from bstune.study.planning.replicates import runs_on_fresh_seeds, same_point
 from bstune.system.console import format_seconds, plural
@@ -188,11 +188,9 @@ def runs_to_come(
     again = runs_on_fresh_seeds(trials)
     of_baseline = sum(is_baseline_replicate(trial.trial_index) for trial in again)
     is_winner_baseline = baseline is not None and same_point(baseline.first, winner)
-    # The baseline's own runs are the winner's, where it is the winner.
-    of_winner = len(again)
-    if not is_winner_baseline:
-        of_winner -= of_baseline
-    count = replicates_to_come(of_winner, replicates, winners=1)
+    # Those of an earlier winner do not count: a study that has gone on may have another one.
+    of_winner = len(fresh_runs_of(trials, _original(trials, winner).number))
+    count = max(0, replicates - of_winner)
     to_come = [Runs(count, seconds(winner.batch_size))]
     # One that diverged or failed is not run again. "Stopped" is how a trial ends at its budget.
     if baseline is not None and not is_winner_baseline and baseline.first.status == "stopped":

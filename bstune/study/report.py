@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import optuna
 from rich.console import Console
 
-from bstune.core.records import TrialResult
+from bstune.core.records import WENT_ON_WITHOUT, TrialResult
 from bstune.options import GivenOptions, StudyOptions
 from bstune.report.answer import Line, answer
 from bstune.report.budget_figure import draw_budget
@@ -38,7 +38,7 @@ from bstune.study.prepared import PreparedStudy
 from bstune.study.showing.printed import from_here, places, show, show_places
 from bstune.study.storage.trials import results
 from bstune.study.winners import checkpoints_elsewhere, mark_winners, metrics_of_winners
-from bstune.system.console import plural, print_line, without_numbers
+from bstune.system.console import plural, print_line
 from bstune.system.failures import optional
 from bstune.system.files import Output, write_text
 from bstune.system.watchdog import waiting_for, watching
@@ -185,7 +185,7 @@ def _next_in_python(
     if prepared.recipe is not None:
         how_to_train = ["result.train()"]
     elif prepared.backend.job_command is not None:
-        how_to_train = [_command_of_job(prepared.backend.job_command, result)]
+        how_to_train = [_command_of_job(prepared, prepared.backend.job_command, result)]
     elif prepared.backend.trains_in_loop:
         how_to_train = how_to_train_loop(prepared.files.root, prepared.options, result)
     else:
@@ -198,11 +198,11 @@ def _next_in_python(
     return [("NEXT", tuple(how_to_train))]
 
 
-def _command_of_job(command: JobCommand, result: StudyResult) -> str:
+def _command_of_job(prepared: PreparedStudy, command: JobCommand, result: StudyResult) -> str:
     """Write the application's own command, with the winner's values as overrides."""
     winner = result.winner if result.at_budget is None else result.at_budget.winner
     assert winner is not None  # noqa: S101 (there is one of the two)
-    return command(winner)
+    return command(winner, prepared.last_step(winner.batch_size))
 
 
 def how_to_train_loop(folder: Path, options: StudyOptions, result: StudyResult) -> list[str]:
@@ -365,19 +365,18 @@ def _size_of_workload(backend: TrialBackend) -> WorkloadSize | None:
 def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
     """Give a line for each thing that trials went on without, with the number of these trials.
 
-    The noise scale is one such thing. Messages on it that differ in numbers alone are one line, the
-    first of them. Why a trial failed is said elsewhere.
+    The noise scale is one such thing. Why it lacks was told when it came to lack, and stands beside
+    each trial on the page. Other messages have a line each. Why a trial failed is said elsewhere.
     """
     counts = Counter[str]()
-    messages = dict[str, str]()
     for trial in done:
         if trial.message and trial.status in ("reached", "stopped"):
             kind = trial.message
-            if trial.end_message is None:
-                kind = without_numbers(kind)
-            messages.setdefault(kind, trial.message)
+            for head in WENT_ON_WITHOUT:
+                if kind.startswith(head):
+                    kind = head
             counts[kind] += 1
-    return [f"{messages[kind]} (in {plural(count, 'trial')})" for kind, count in counts.items()]
+    return [f"{kind} (in {plural(count, 'trial')})" for kind, count in counts.items()]
 
 
 def _track(prepared: PreparedStudy, tracking: "Tracking", result: StudyResult) -> tuple[str, ...]:

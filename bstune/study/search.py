@@ -9,7 +9,7 @@ there. What it decides are functions of the trials, in :mod:`bstune.study.search
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -153,6 +153,9 @@ class Search:
         self._began_alone: set[int] = set()
         # When points ended here, from which the seconds to the study's end are predicted.
         self._point_ends = PointEnds()
+        # Steps that a fresh seed is predicted to take, by a trial's number, as when a run on one
+        # was chosen last; None before one was.
+        self._predicted: Mapping[int, float] | None = None
         # How many trials there were when it was last decided whether they suffice.
         self._trials_looked_at = 0
         # Whether the search has ended, so that only runs on fresh seeds follow.
@@ -432,6 +435,7 @@ class Search:
                 # The report takes this posterior, if no further trial ends before it.
                 self.sampled = done, posterior
                 predicted = fresh_steps(posterior)
+                self._predicted = predicted
                 horizons = fresh_horizons(posterior)
             due = due_to_target(self._prepared, self._wall, done, predicted, horizons)
             # If a baseline goes on and reaches the target now, its fresh seeds may be due.
@@ -656,7 +660,12 @@ class Search:
         if pace is None:
             return None
         return study_seconds_to_go(
-            self._prepared, self._wall, done, pace, search_has_ended=self._search_has_ended
+            self._prepared,
+            self._wall,
+            done,
+            pace,
+            search_has_ended=self._search_has_ended,
+            predicted=self._predicted,
         )
 
     def _search_end(self, done: Sequence[TrialResult]) -> SearchEnd | None:

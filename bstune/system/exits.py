@@ -1,6 +1,7 @@
 """``sys.exit`` and ``os._exit`` in the user's code end a command with a line, not with status 0."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,9 +24,26 @@ def is_interruption(error: BaseException) -> bool:
     """
     if interruption.status() is not None or isinstance(error, KeyboardInterrupt | Terminated):
         return True
-    # Lightning's SIGTERMException is imported nowhere below the layer of trials.
-    by_lightning = type(error).__name__ == "SIGTERMException"
-    return by_lightning or isinstance(error.__context__, KeyboardInterrupt)
+    return _is_lightnings(error) or isinstance(error.__context__, KeyboardInterrupt)
+
+
+def interrupted_status(error: BaseException) -> int:
+    """Give the exit status of a process that a signal ended: 128 plus the signal's number.
+
+    ``error``: that the signal raised.
+    """
+    status = interruption.status()
+    if status is not None:
+        return status
+    if isinstance(error, Terminated) or _is_lightnings(error):
+        return 128 + signal.SIGTERM
+    return 128 + signal.SIGINT
+
+
+def _is_lightnings(error: BaseException) -> bool:
+    """Whether it is what Lightning raises on a termination signal."""
+    # It is imported nowhere below the layer of trials.
+    return type(error).__name__ == "SIGTERMException"
 
 
 def sys_exit_error(error: SystemExit) -> RuntimeError:

@@ -91,8 +91,8 @@ class Timed:
     threads: int | None
 
 
-# Writes the command that trains a point.
-JobCommand = Callable[[TrialPoint], str]
+# Writes the command that trains a point, in at most so many steps.
+JobCommand = Callable[[TrialPoint, int], str]
 
 
 class TrialBackend:

@@ -463,9 +463,8 @@ def _slice(batch: Any, part: slice) -> object:
 def _not_split(place: str, content: str) -> ConfigError:
     """Make the error for a batch that cannot be split, whose part ``place`` holds ``content``."""
     return ConfigError(
-        "the noise scale needs batches with the examples along dimension 0 of each tensor, but "
-        f"{place} is or holds {content}: make the batch of tensors of one length, in tuples, lists "
-        "or dicts, or leave NoiseScale out"
+        f"{place} is or holds {content}: make the batch of tensors of one length, the number of "
+        "its examples, in tuples, lists or dicts"
     )
 
 

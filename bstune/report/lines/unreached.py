@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bstune.result import SearchPlan, StudyResult, Unreached
 from bstune.system.console import format_count, format_number, format_seconds, plural
@@ -132,7 +132,11 @@ def cause_of(result: StudyResult) -> Cause:
         # Well below the smallest rate that diverged.
         rate = format_number(smallest / 10.0, 2)
         return Cause(f"{share} diverged", f"smaller learning rates: scaling.lr={rate}")
-    return _cause_of_stops(unreached, unreached.stopped, result)
+    cause = _cause_of_stops(unreached, unreached.stopped, result)
+    if unreached.as_fraction is None:
+        return cause
+    fraction = f"the target as a fraction (workload.target.value={unreached.as_fraction:g})"
+    return replace(cause, change=f"{fraction} or {cause.change}")
 
 
 def _cause_of_cuts(unreached: Unreached, stopped: str, result: StudyResult) -> Cause:
@@ -189,17 +193,17 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
     # Most no longer improved: more steps would not bring them to the target.
     if 2 * improving < count - too_few_evaluations:
         changes = ["another learning rate (scaling.lr), another model or schedule"]
-        if unreached.easier:
-            value = format_number(unreached.easier, 2)
-            changes.insert(0, f"an easier target (workload.target.value={value})")
+        # What the target is as a fraction is told in its place.
+        if unreached.easier is not None and unreached.as_fraction is None:
+            changes.insert(0, f"an easier target (workload.target.value={unreached.easier:g})")
         flat = count - too_few_evaluations - improving
-        why = f"{flat} of {of_stopped} no longer improved when they were stopped"
+        why = f"{flat} of {of_stopped} no longer improved when stopped"
         return Cause(why, " or ".join(changes))
-    why = f"{improving} of {of_stopped} still improved when the search ended and stopped them"
+    why = f"{improving} of {of_stopped} still improved when the search ended"
     at_budget = unreached.improving_at_budget
     is_at_budget = 2 * at_budget >= improving
     if is_at_budget:
-        why = f"{at_budget} of {of_stopped} still improved at the end of their budget"
+        why = f"{at_budget} of {of_stopped} still improved at the end of the budget"
     return Cause(why, _more_steps(unreached, result.search, is_at_budget or is_beyond))
 
 

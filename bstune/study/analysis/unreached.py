@@ -8,6 +8,7 @@ of each.
 import math
 from collections.abc import Callable, Sequence
 
+from bstune.core.metric_names import fraction_meant
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.result import (
     MAX_TEXT,
@@ -23,16 +24,23 @@ from bstune.search.candidates import predicted_steps
 from bstune.search.posterior import Posterior
 
 # A trial still improves that gained this share of its distance to the target over the last half of
-# its steps.
+# its steps; or this share of all that it ever gained, if it rises or falls as a whole. A far target
+# would have each trial look as if it had come to rest.
 IMPROVEMENT = 0.05
+# The last evaluations of which the better one counts: one step back is no rest.
+LAST_EVALUATIONS = 2
+# The normal quantile of Mann's test for a trend, one-sided at 5%.
+TREND_QUANTILE = 1.645
 # Evaluations of a trial of which anything is predicted: fewer show no rate.
 LEAST_EVALUATIONS = 3
 # A prediction is told up to so many times the steps that its trial ran: farther off it may be wrong
 # by several times.
 FARTHEST_PREDICTION = 2.0
-# The easier target that is proposed lies so many times as far off as the closest trial came, so
-# that this trial would have met it.
-CLEARLY_EASIER = 1.05
+# The easier target that is proposed lies on this side of the closest value, so that its trial would
+# have met it: by this share of the trial's distance to the target, or of what it gained if less.
+CLEARLY_EASIER = 0.05
+# The digits of the easier target: as few as let it stand where it should.
+EASIER_DIGITS = range(2, 8)
 # A product of floats may lie this much, as a share, above a quotient of the same ones.
 STEP_ROUNDING = 1e-9
 
@@ -64,9 +72,12 @@ def unreached_because(
     best = _closest(trials, target)
     closest = None
     easier = None
+    as_fraction = None
     if best is not None:
         trial, step, value = best
-        easier = target.value + CLEARLY_EASIER * (value - target.value)
+        first_value = next(first for _, first in trial.history if first is not None)
+        easier = _easier(target, first_value, value)
+        as_fraction = fraction_meant(target, first_value, value)
         closest = ClosestTrial(
             value=value,
             steps=step,
@@ -75,7 +86,7 @@ def unreached_because(
             lr=trial.lr,
         )
     if not ran_for_target:
-        return Unreached(closest=closest)
+        return Unreached(closest=closest, as_fraction=as_fraction)
     stopped = [trial for trial in last_parts if trial.status == "stopped"]
     improving = list[TrialResult]()
     # Those with too few evaluations to tell whether they still improved.
@@ -96,6 +107,7 @@ def unreached_because(
     return Unreached(
         closest=closest,
         easier=finite(easier),
+        as_fraction=as_fraction,
         stopped=len(stopped),
         improving=len(improving),
         improving_at_budget=_number_at_budget(improving, budget),
@@ -107,6 +119,29 @@ def unreached_because(
         budget_examples=budget.examples,
         smallest_diverged_lr=min(diverged, default=None),
     )
+
+
+def _easier(target: Target, first: float, closest: float) -> float | None:
+    """Choose a target that a trial has met: between its first value and the closest.
+
+    It has few digits. None for a trial that came no closer than it began.
+
+    Args:
+        target: the one that was not reached.
+        first: the metric's first value in the closest trial.
+        closest: its value that came closest to the target.
+    """
+    gained = target.gap(first) - target.gap(closest)
+    if not gained > 0.0:
+        return None
+    back = CLEARLY_EASIER * min(target.gap(closest), gained)
+    # The sign is 1 if the metric is to fall: an easier target is then a larger one.
+    easier = closest + target.sign * back
+    for digits in EASIER_DIGITS:
+        rounded = float(f"{easier:.{digits - 1}e}")
+        if target.gap(closest) <= target.gap(rounded) < target.gap(first):
+            return rounded
+    return easier
 
 
 def _is_cut_before_horizon(trial: TrialResult) -> bool:
@@ -264,14 +299,31 @@ def _value_by(trial: TrialResult, seconds: float, target: Target) -> float | Non
 def _improves(trial: TrialResult, target: Target) -> bool | None:
     """Whether a trial came clearly closer to the target over the last half of its steps.
 
-    It is None for fewer than two evaluations, which show no change.
+    Clearly is by a share of its distance to the target; or of what it has gained in all, where its
+    values as a whole come closer. It is None for fewer than two evaluations, which show no change.
     """
     # A gap is how far the metric still is from the target.
     gaps = [(step, target.gap(value)) for step, value in trial.history if value is not None]
     if len(gaps) < 2:
         return None
     _, first_gap = gaps[0]
-    last_step, last_gap = gaps[-1]
+    last_step, _ = gaps[-1]
     gaps_of_first_half = [gap for step, gap in gaps if 2 * step <= last_step]
     least_gap = min(gaps_of_first_half, default=first_gap)
-    return last_gap < (1.0 - IMPROVEMENT) * least_gap
+    values = [gap for _, gap in gaps]
+    last_gap = min(values[-LAST_EVALUATIONS:])
+    if last_gap < (1.0 - IMPROVEMENT) * least_gap:
+        return True
+    gained = first_gap - min(values)
+    return _falls(values) and last_gap < least_gap - IMPROVEMENT * gained
+
+
+def _falls(values: Sequence[float]) -> bool:
+    """Whether values fall over time by the test of Mann (1945), which fewer than 4 never pass."""
+    count = len(values)
+    score = 0
+    for place, value in enumerate(values):
+        for later in values[place + 1 :]:
+            score += (later < value) - (later > value)
+    variance = count * (count - 1) * (2 * count + 5) / 18.0
+    return score > TREND_QUANTILE * math.sqrt(variance)

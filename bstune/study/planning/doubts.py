@@ -1,6 +1,6 @@
 """Questions about a target that may not be the one that was meant. They refuse nothing."""
 
-from bstune.core.metric_names import PERCENT, mode_of
+from bstune.core.metric_names import fraction_meant, mode_of
 from bstune.core.records import Target
 
 
@@ -32,13 +32,10 @@ def doubt_of_scale(target: Target, start: float | None) -> str | None:
         target: of the study.
         start: the metric before training; None where not known.
     """
-    if start is None or target.mode != "max":
+    if start is None:
         return None
-    fraction = target.value / PERCENT
-    # A metric that starts at 0 tells nothing of its scale, and no target lies below the start.
-    is_share = 0.0 < start <= 1.0 and start < fraction
-    is_percentage = 1.0 < target.value <= PERCENT
-    if not is_share or not is_percentage:
+    fraction = fraction_meant(target, start, closest=start)
+    if fraction is None:
         return None
     return (
         f"check the scale of {target.metric}: it starts at {start:.3g}, and its target is "

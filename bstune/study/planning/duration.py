@@ -90,26 +90,6 @@ def seconds_to_go(
     return min(search + fresh_seeds + report, max(0.0, limit))
 
 
-def replicates_to_come(ran: int, replicates: int, winners: int) -> int:
-    """Count the runs on fresh seeds that are still to come.
-
-    Before the first of them, each of the ``winners`` is expected to run ``replicates`` times, one
-    run after another. From then on, only the rest of the point that runs is certain: what it comes
-    to decides whether another one follows.
-
-    Args:
-        ran: how many runs on fresh seeds have ended, of all points.
-        replicates: runs of each point.
-        winners: how many points stand first, by steps or by time.
-    """
-    if ran == 0:
-        return replicates * winners
-    if replicates == 0:
-        return 0
-    # So many runs are missing to the next whole number of points.
-    return -ran % replicates
-
-
 def trials_that_fit(seconds: float, trials: int) -> int | None:
     """Count the trials that end within an hour, if all ``trials`` take ``seconds`` together.
 

@@ -61,6 +61,7 @@ FOLLOWED = {
     "search.batch_size.high": "workload.batch_size.high",
     "search.batch_size.low": "workload.batch_size.low",
 }
+TARGET_PARTS = ("workload.target.metric", "workload.target.mode", "workload.target.value")
 
 
 def open_study(
@@ -266,10 +267,16 @@ def check_joined(study: optuna.Study, frozen_settings: Mapping[str, object]) -> 
 def changed_settings(before: Mapping[str, object], now: Mapping[str, object]) -> str:
     """List the settings that differ, a line each; empty where none does.
 
-    A setting that only follows another one, as the reference follows the workload's, has no line.
+    A setting that only follows another one, as the reference follows the workload's, has no line. A
+    target of which more than one part differs is one line.
     """
     lines = list[str]()
-    for key in sorted(before.keys() | now.keys()):
+    keys = before.keys() | now.keys()
+    changed_parts = [key for key in TARGET_PARTS if before.get(key) != now.get(key)]
+    if len(changed_parts) > 1:
+        lines.append(f"  target: was {_target_text(before)}, now {_target_text(now)}")
+        keys = keys.difference(TARGET_PARTS)
+    for key in sorted(keys):
         was = before.get(key)
         is_now = now.get(key)
         followed = FOLLOWED.get(key)
@@ -279,6 +286,13 @@ def changed_settings(before: Mapping[str, object], now: Mapping[str, object]) ->
         if was != is_now and not follows:
             lines.append(f"  {key}: was {was!r}, now {is_now!r}")
     return "\n".join(lines)
+
+
+def _target_text(settings: Mapping[str, object]) -> str:
+    """Write the target that settings have, with ``?`` for a part that they lack."""
+    metric, mode, value = (settings.get(key, "?") for key in TARGET_PARTS)
+    sign = {"min": "<=", "max": ">="}.get(str(mode), "?")
+    return f"{metric} {sign} {value}"
 
 
 def _check_attributes(study: optuna.Study) -> None:

@@ -472,21 +472,24 @@ def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]
     """Give the records as if each trial had ended where it first met ``target``.
 
     A trial that continues one that met it is left out. A trial that reached the study's own,
-    easier target without meeting this one counts as stopped.
+    easier target without meeting this one counts as stopped. A run on a fresh seed of a trial that
+    is left out is one of the trial that met the target.
     """
     ended = list[TrialResult]()
-    # Numbers of the trials that met the target, and of those that continue them.
-    beyond = set[int]()
+    # The number of the trial that met the target, by its own and those of what continues it.
+    beyond = dict[int, int]()
     for trial in sorted(trials, key=lambda trial: trial.number):
         if trial.resumed_from in beyond:
-            beyond.add(trial.number)
+            beyond[trial.number] = beyond[trial.resumed_from]
             continue
         record = ended_where_met(trial, target)
         # It gives the trial itself where that never met the target.
         if record is not trial:
-            beyond.add(trial.number)
+            beyond[trial.number] = trial.number
         elif trial.reached:
             record = replace(trial, status="stopped", steps_low=trial.steps)
+        if trial.replicate_of in beyond:
+            record = replace(record, replicate_of=beyond[trial.replicate_of])
         ended.append(record)
     return ended
 

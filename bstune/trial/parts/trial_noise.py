@@ -124,7 +124,5 @@ class TrialNoiseScale:
                     "batches cannot be split into parts by their first dimension (a part alone: "
                     f"{type(error).__name__})"
                 )
-            self.missing = (
-                f"{NO_NOISE_SCALE} (protocol.noise_scale_every=null leaves it out): {why}"
-            )
+            self.missing = f"{NO_NOISE_SCALE}: {why}; protocol.noise_scale_every=null leaves it out"
             warn_once(self.missing)
