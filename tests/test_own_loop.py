@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import bstune
 from bstune.config import option_names
 from bstune.core.errors import ConfigError, StudyError, UserCodeError
+from bstune.core.option_names import in_python
 from bstune.core.records import CUT_SHORT, Target, TrialResult
 from bstune.study.own_loop import OWN_WORK, trials_of
 from bstune.system.files import Output, keep_trials, own_mark
@@ -697,6 +698,28 @@ def test_what_a_loop_may_not_do(misuse, message):
     trial.report(5, 1.0)
     with pytest.raises(ConfigError, match=message):
         misuse(trial)
+
+
+@pytest.mark.parametrize("start", [1.0, math.nan])
+def test_a_loop_that_counts_no_steps_is_refused_at_its_second_report(start):
+    trial = made_trial()
+    # The start is reported once.
+    assert trial.report(0, start)
+    with pytest.raises(ConfigError, match="must rise, but step 0 comes after 0"):
+        trial.report(trial.first_step, 1.0)
+    # A trial that goes on has reported its first step before.
+    trial = made_trial()
+    trial._state.first_step = trial._state.steps = 5
+    trial.resume_from = Path("saved")
+    with pytest.raises(ConfigError, match="continues one of 5 steps, but reports step 5"):
+        trial.report(trial.first_step, 1.0)
+
+
+def test_a_target_that_is_met_at_step_0_may_be_a_step_that_was_not_counted():
+    with pytest.raises(ConfigError, match="report the steps that it took") as error:
+        made_trial().report(0, 0.1)
+    # No option of the command line is named to a loop.
+    assert in_python(str(error.value)) == str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -1676,6 +1699,21 @@ def test_hugging_faces_seconds_are_those_between_evaluations():
     assert (record.steps, record.train_seconds) == (20, 10.0)
     with pytest.raises(ConfigError, match="but the Trainer evaluates accuracy"):
         TrialCallback(made_trial()).on_evaluate(given, None, control, {"accuracy": 1.0})
+
+
+def test_hugging_faces_start_is_reported_once():
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    trial = made_trial()
+    callback = TrialCallback(trial)
+    given = SimpleNamespace(output_dir="saved", **ARGUMENTS)
+    control = SimpleNamespace(should_training_stop=False)
+    # By eval_on_start, and by the user's code.
+    for _ in range(2):
+        callback.on_evaluate(given, SimpleNamespace(global_step=0), control, {"loss": 1.0})
+    assert trial.start_gap == pytest.approx(0.8)
+    assert not control.should_training_stop
 
 
 def test_a_trial_that_goes_on_counts_and_compares_from_its_first_step(tmp_path):
