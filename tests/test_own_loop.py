@@ -599,10 +599,21 @@ def test_seconds_may_be_any_number(seconds):
     assert (record.train_seconds, record.seconds_per_step) == (1.5, 0.5)
 
 
-def test_the_examples_may_be_a_number_of_numpys():
+@pytest.mark.parametrize("examples", [np.int64(100), 100.0])
+def test_the_examples_may_be_any_whole_number(examples):
     batch = next(made_trial().batches(100))
-    of_numpys = next(made_trial().batches(np.int64(100)))
-    assert of_numpys.tolist() == batch.tolist()
+    assert next(made_trial().batches(examples)).tolist() == batch.tolist()
+
+
+@pytest.mark.parametrize("step", [10.0, np.int64(10), np.float32(10.0), torch.tensor(10.0)])
+def test_a_step_may_be_any_whole_number(step):
+    trial = made_trial()
+    assert trial.report(step, 1.0)
+    assert last_report(trial) == (10, 1.0)
+    trial = made_trial()
+    trial.reach(step)
+    trial.finish()
+    assert trial.finished.result().steps == 10
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ A study hands a trial to the loop; the loop trains it and reports its metric. No
 """
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -213,12 +212,10 @@ class LoopTrial:
         count = as_int(examples)
         checked = examples if count is None else count
         check_positive_integer("the examples of trial.batches", checked)
-        check_examples(self, examples)
+        check_examples(self, checked)
         # A study of a module makes two generators: of the order, and of its loader's workers.
         order, _ = seeded_generators(self.seed, "cpu", count=2)
-        return endless_indices(
-            operator.index(examples), self.batch_size, order, first=self.first_step
-        )
+        return endless_indices(checked, self.batch_size, order, first=self.first_step)
 
     def report(self, step: int, value: object) -> bool:
         """Report the metric after a step of the optimizer, and learn whether to train on.
