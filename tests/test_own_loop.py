@@ -1099,7 +1099,7 @@ def test_a_loop_is_told_that_nothing_was_saved_where_it_could_go_on(limits, save
     folder = Output(Path.cwd())
     trial = backend.hand_over(make_spec(64, max_steps=10), folder, None)
     trial.report(10, 1.0)
-    trial.finish(seconds=1.0)
+    trial.finish()
     if saves:
         trial.save_to.write_text("weights")
     record = backend.take_back(trial, folder).result()
@@ -1132,10 +1132,44 @@ def test_steps_past_a_trials_end_are_told_once(steps, limits, said):
         trial = backend.hand_over(make_spec(64, number=number, max_steps=10), folder, None)
         assert not trial.report(step, 1.0)
         trial.save_to.write_text("weights")
-        trial.finish(seconds=1.0)
+        trial.finish()
         # The steps that it took count.
         assert backend.take_back(trial, folder).result().steps == step
     assert [line.partition(":")[0] for line in lines] == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limits", "said"),
+    [
+        # Ten seconds pass in each trial, evaluations included.
+        ([8.0, 9.0], ANY_LOOP, []),
+        ([None], ANY_LOOP, []),
+        # Two clocks differ a little.
+        ([10.05], ANY_LOOP, []),
+        # Seconds of all trials so far, and milliseconds, which are told once.
+        ([8.0, 16.0, 24.0], ANY_LOOP, ["trial 1 gave 16.0 s of training, but only 10.0 s had"]),
+        ([8000.0], ANY_LOOP, ["trial 0 gave 2.22 h of training, but only 10.0 s had"]),
+        # A job of another program has ended before its trial is told.
+        ([8000.0], LoopLimits(in_hindsight=True), []),
+    ],
+)
+def test_more_seconds_than_have_passed_are_told_once(seconds, limits, said):
+    options = quadratic().options
+    lines = []
+    clock = FakeTime()
+    protocol = make_protocol(options, None)
+    backend = LoopBackend(options, protocol, lines.append, now=clock, limits=limits)
+    folder = Output(Path.cwd())
+    for number, own_seconds in enumerate(seconds):
+        trial = backend.hand_over(make_spec(64, number=number, max_steps=10), folder, None)
+        clock.sleep(10.0)
+        assert not trial.report(10, 1.0)
+        trial.save_to.write_text("weights")
+        trial.finish(seconds=own_seconds)
+        # They are taken as they are given, as they may be those of a recorded run.
+        record = backend.take_back(trial, folder).result()
+        assert record.train_seconds == (own_seconds or 10.0)
+    assert [line.partition(" passed")[0] for line in lines] == said
 
 
 @pytest.mark.parametrize(
@@ -1156,7 +1190,7 @@ def test_a_first_evaluation_in_percent_tells_the_targets_scale(target, value, pe
     folder = Output(Path.cwd())
     trial = backend.hand_over(make_spec(64, number=0), folder, None)
     trial.report(20, value)
-    trial.finish(seconds=1.0)
+    trial.finish()
     backend.take_back(trial, folder)
     (line,) = said
     assert ("in percent" in line) == (percent is not None)
@@ -1197,7 +1231,7 @@ def test_a_target_that_the_first_evaluation_meets_is_told_once(
     for report in reports:
         trial.report(*report)
     trial.save_to.write_text("weights")
-    trial.finish(seconds=1.0)
+    trial.finish()
     backend.take_back(trial, folder)
     assert len(said) == is_told
     assert ["trial.report(0, value)" in line for line in said] == [may_be_wrong_way] * is_told
@@ -1730,7 +1764,8 @@ def test_hugging_faces_start_is_reported_once():
 def test_a_trial_that_goes_on_counts_and_compares_from_its_first_step(tmp_path):
     options = quadratic().options
     folder = Output(tmp_path)
-    backend = LoopBackend(options, make_protocol(options, None), say=pytest.fail)
+    clock = FakeTime()
+    backend = LoopBackend(options, make_protocol(options, None), say=pytest.fail, now=clock)
     first = backend.hand_over(make_spec(64, max_steps=3), folder, None)
     descend(first)
     first.finish()
@@ -1744,6 +1779,7 @@ def test_a_trial_that_goes_on_counts_and_compares_from_its_first_step(tmp_path):
         trial.report(1, 0.5)
     # 1,000 is over ten times the gap at the start, which was told in the first part alone.
     assert not trial.report(4, 1000.0)
+    clock.sleep(2.0)
     trial.finish(seconds=2.0)
     record = backend.take_back(trial, folder).result()
     # Its own part was one step, so the 2 s are those of one.
