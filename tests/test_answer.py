@@ -594,6 +594,27 @@ def test_cautions_are_what_would_change_the_answer_the_worst_first():
 
 
 @pytest.mark.parametrize(
+    ("changes", "who"),
+    [
+        ({"training_loops": {"lean": 40}}, "no code of yours"),
+        ({"training_loops": {"lean": 40}, "in_python": True}, "no code of yours"),
+        ({"training_loops": {}, "in_python": True}, "trial.seed, under another name=NAME"),
+        ({"training_loops": {}, "in_python": True, "in_hydra": True}, "hydra.sweeper.seed names"),
+    ],
+)
+def test_seeds_that_change_nothing_are_the_first_caution(changes, who):
+    whole = changed(WHOLE, seed_is_unused=True, **changes)
+    caution, *_ = texts(whole, "CAUTION")
+    assert who in caution
+    assert len(warnings(whole)) == 1
+    at_budget = result_of([LUCKY], at_budget=hand_at_budget(), objective="loss")
+    before = texts(at_budget, "CAUTION")
+    first, *rest = texts(changed(at_budget, seed_is_unused=True, **changes), "CAUTION")
+    assert who in first
+    assert len(rest) == len(before)
+
+
+@pytest.mark.parametrize(
     ("changes", "spelled"),
     [
         ({}, ("search.batch_size.high", "study=NAME")),

@@ -29,6 +29,7 @@ from bstune.config import option_names
 from bstune.core.errors import ConfigError, StudyError, UserCodeError
 from bstune.core.option_names import in_python
 from bstune.core.records import CUT_SHORT, Target, TrialResult
+from bstune.report.schema import read_result
 from bstune.study.own_loop import OWN_WORK, trials_of
 from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial import loop_noise_scale
@@ -282,17 +283,18 @@ def quadratic(**changes):
     return bstune.Study(**arguments(**own | {"trials": 4} | changes))
 
 
-def descend(trial, saves=True, seconds_per_step=None, ends=None):
-    """Train a trial to its end, or to ``ends``."""
+def descend(trial, saves=True, seconds_per_step=None, ends=None, seed=None):
+    """Train a trial to its end, or to ``ends``. ``seed`` is the loop's own, in the trial's place."""
     weights = np.ones(10) if trial.resume_from is None else np.load(trial.resume_from)
     step = trial.first_step
     goes_on = True
+    seed = trial.seed if seed is None else seed
     if step == 0:
         # A report at step 0 is what the untrained weights come to.
         trial.report(0, (weights**2).mean())
     while goes_on and step != ends:
         # The noise of a mean over a batch falls with the root of its size.
-        noise = np.random.default_rng([trial.seed, step]).normal(size=10)
+        noise = np.random.default_rng([seed, step]).normal(size=10)
         weights = weights - trial.lr * (weights + 3 * noise / math.sqrt(trial.batch_size))
         step += 1
         goes_on = trial.report(step, (weights**2).mean())
@@ -945,6 +947,21 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
     assert set(asked) == {None}
     # The second call finds by the records that nothing was saved, and says nothing again.
     assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
+
+
+@pytest.mark.parametrize("objective", ["steps", "loss"])
+@pytest.mark.parametrize("own_seed", [None, 0])
+def test_a_loop_that_does_not_use_the_trials_seed_is_told(objective, own_seed):
+    changes = FOR_LOSS if objective == "loss" else {}
+    options = ["search.replicates=2"]
+    study = quadratic(options=options, batch_sizes=(32, 64), trials=3, **changes)
+    for trial in study:
+        descend(trial, seed=own_seed)
+        trial.finish()
+    result = read_result(Path("outputs/quadratic/curve.json").read_text(), "curve.json")
+    assert result.seed_is_unused == (own_seed is not None)
+    # That all of its runs end with the same loss says nothing of other batch sizes.
+    assert result.at_budget is None or result.at_budget.same is None
 
 
 def test_a_loop_that_stops_by_itself_is_not_asked_the_same_for_ever(capsys):

@@ -30,6 +30,8 @@ NOT_COMPILED = "trained eagerly"
 WENT_ON_WITHOUT = (NO_NOISE_SCALE, NOT_COMPILED)
 # The name of a training loop that is Lightning's own, not bstune's, begins so.
 LIGHTNINGS_LOOP = "Lightning's: "
+# The device of a trial that recorded runs answer.
+REPLAY_DEVICE = "replay"
 # The direction in which a metric is to go.
 Mode = Literal["min", "max"]
 # The batch size, the learning rate, the seed and the further hyper-parameters of a run.

@@ -151,6 +151,8 @@ class StudyResult(Part, frozen=True):
 
     It is None for any other objective.
     """
+    seed_is_unused: bool = False
+    """Whether runs of a point on fresh seeds had the same metric, to the last bit."""
     over_target: Items[CriticalAtTarget]
     """The critical batch size at easier targets."""
     over_target_note: Text | None

@@ -3,7 +3,11 @@
 import math
 from collections.abc import Iterator
 
-from bstune.report.lines.cautions import gain_of_single_run, not_on_fresh_seeds
+from bstune.report.lines.cautions import (
+    gain_of_single_run,
+    not_on_fresh_seeds,
+    unused_seed,
+)
 from bstune.report.lines.gain import has_few_configurations, text_without_better
 from bstune.report.lines.next_steps import advice_to_compare, on_limits
 from bstune.report.lines.unreached import failures_text
@@ -307,6 +311,7 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
     # the worst.
     if at_budget.same is not None:
         yield _same_text(result.metric, at_budget, at_budget.same)
+    yield from unused_seed(result)
     # The mean leaves these seeds out. With them it would be worse.
     if at_budget.winner.fresh is not None and at_budget.winner.fresh.broken:
         broken = plural(at_budget.winner.fresh.broken, "fresh seed")

@@ -49,7 +49,7 @@ from bstune.result import (
 from bstune.search.noise_scale_prior import measured_noise_scale
 from bstune.study.analysis.unreached import failures_of, unreached_because
 from bstune.study.planning.plan import count_points, reruns
-from bstune.study.planning.replicates import Winner, summary_of_runs
+from bstune.study.planning.replicates import Winner, seed_changes_nothing, summary_of_runs
 
 
 @dataclass(frozen=True)
@@ -213,6 +213,7 @@ def summarize(
         not_run_again=analysis.not_run_again,
         untold_others=analysis.untold_others,
         at_budget=analysis.at_budget,
+        seed_is_unused=seed_changes_nothing(trials),
         over_target=tuple(over_target.rows),
         over_target_note=over_target.note,
         over_target_growth=over_target.growth,
