@@ -362,6 +362,12 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
             # 5% above the closest value, 0.2.
             "an easier target (workload.target.value=0.21) or another learning rate (scaling.lr)",
         ),
+        # All evaluations of all trials have one value.
+        (
+            [replace(FLAT, history=((10, 1.0), (100, 1.0))), replace(ONCE, history=((100, 1.0),))],
+            "val/error is 1 in all evaluations of all trials",
+            "to mend the training or the metric: nothing trains, or",
+        ),
         # One evaluation shows no improvement, and none that it has ended.
         (
             [ONCE, replace(ONCE, number=1, seed=1), STOPPED],
