@@ -267,7 +267,8 @@ CENSORED = {"status": "stopped", "steps": 800}
         (
             [fresh(3, 8, status="diverged")],
             "not known: 0 of 1 fresh seed reached the target",
-            "only 0 of 1 fresh seed reached the target at batch size 64, learning rate 0.1",
+            "only 0 of 1 fresh seed reached the target at batch size 64, learning rate 0.1; "
+            "1 diverged",
         ),
     ],
 )
@@ -709,6 +710,21 @@ def test_a_gain_says_on_which_runs_it_stands(changes, basis, is_cautioned):
     found = [text for text in texts(whole, "CAUTION") if "GAIN" in text]
     assert len(found) == is_cautioned
     assert all("a larger search.wall_seconds" in text for text in found)
+
+
+@pytest.mark.parametrize("has_baseline", [True, False])
+@pytest.mark.parametrize(("median", "is_advised"), [(None, True), (440.0, False)])
+def test_a_winner_that_misses_on_most_fresh_seeds_is_no_advice(has_baseline, median, is_advised):
+    fresh_seeds = changed(WHOLE.winner.confirmed, reached=1, steps_median=median, diverged=2)
+    winner = changed(WHOLE.winner, confirmed=fresh_seeds, steps=median)
+    baseline = make_baseline() if has_baseline else None
+    missed = changed(WHOLE, best_by_time=winner, baseline=baseline, search=SEARCH)
+    assert texts(missed, "CAUTION")[0].endswith("learning rate 0.4; 2 diverged")
+    advice, command = texts(missed, "NEXT")
+    assert (
+        "USE missed the target on 2 of 3 fresh seeds: try others with search.trials=128" in advice
+    ) == is_advised
+    assert command == WHOLE.train
 
 
 def test_a_gain_over_a_trial_that_was_evaluated_rarely_says_so():

@@ -91,7 +91,11 @@ def _missed_seeds(result: StudyResult) -> Iterator[str]:
     for winner in (result.winner, result.other_winner):
         if winner is None or winner.confirmed is None or winner.confirmed.all_reached:
             continue
-        yield f"only {fresh_text(winner.confirmed)} reached the target at {winner_text(winner)}"
+        diverged = ""
+        if winner.confirmed.diverged:
+            diverged = f"; {winner.confirmed.diverged} diverged"
+        share = fresh_text(winner.confirmed)
+        yield f"only {share} reached the target at {winner_text(winner)}{diverged}"
 
 
 def _chance_to_miss(result: StudyResult) -> Iterator[str]:

@@ -452,6 +452,7 @@ def summary_of_runs(
         steps_high=steps.high,
         # These met the target at their first evaluation, or at an unknown step before.
         untold=sum(run.reached and run.steps_low == 0 for run in runs),
+        diverged=sum(run.status == "diverged" for run in runs),
     )
 
 
