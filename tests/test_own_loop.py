@@ -868,6 +868,16 @@ def test_a_loop_for_the_loss_that_never_reports_at_its_last_step_goes_on_afresh(
     assert set(begun) == {0}
 
 
+def test_the_own_value_of_something_tunable_is_asked_of_the_study_not_of_a_module(capsys):
+    study = quadratic(tunable={"momentum": (0.0, 0.9)})
+    trial = next(iter(study))
+    assert trial.momentum == pytest.approx(0.45)
+    line, *_ = capsys.readouterr().out.splitlines()
+    assert line.startswith("assumed: momentum=0.45")
+    assert "module" not in line
+    assert "trial.momentum" in line
+
+
 def test_a_study_with_a_module_has_no_loop():
     data = DataLoader(TensorDataset(*TRAIN), 32), DataLoader(TensorDataset(*VAL), 300)
     with pytest.raises(ConfigError, match="schedule_ends=True is for a loop of yours"):
