@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bstune.core.records import REPLAY_DEVICE
 from bstune.report.drawing import BLUE, VERMILION
 from bstune.sweeps.baselines import FRONTIER, MAX_GP_TRIALS, SAMPLERS, Entry
 from bstune.sweeps.harness import Finding
@@ -25,7 +26,6 @@ from bstune.sweeps.search_problem import (
     ratio_after,
     spending_within,
 )
-from bstune.trial.replay import REPLAY_DEVICE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

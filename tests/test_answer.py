@@ -267,7 +267,8 @@ CENSORED = {"status": "stopped", "steps": 800}
         (
             [fresh(3, 8, status="diverged")],
             "not known: 0 of 1 fresh seed reached the target",
-            "only 0 of 1 fresh seed reached the target at batch size 64, learning rate 0.1",
+            "only 0 of 1 fresh seed reached the target at batch size 64, learning rate 0.1; "
+            "1 diverged",
         ),
     ],
 )
@@ -361,6 +362,12 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
             "1 of 1 stopped trial no longer improved when stopped",
             # 5% above the closest value, 0.2.
             "an easier target (workload.target.value=0.21) or another learning rate (scaling.lr)",
+        ),
+        # All evaluations of all trials have one value.
+        (
+            [replace(FLAT, history=((10, 1.0), (100, 1.0))), replace(ONCE, history=((100, 1.0),))],
+            "val/error is 1 in all evaluations of all trials",
+            "to mend the training or the metric: nothing trains, or",
         ),
         # One evaluation shows no improvement, and none that it has ended.
         (
@@ -594,6 +601,27 @@ def test_cautions_are_what_would_change_the_answer_the_worst_first():
 
 
 @pytest.mark.parametrize(
+    ("changes", "who"),
+    [
+        ({"training_loops": {"lean": 40}}, "no code of yours"),
+        ({"training_loops": {"lean": 40}, "in_python": True}, "no code of yours"),
+        ({"training_loops": {}, "in_python": True}, "trial.seed, under another name=NAME"),
+        ({"training_loops": {}, "in_python": True, "in_hydra": True}, "hydra.sweeper.seed names"),
+    ],
+)
+def test_seeds_that_change_nothing_are_the_first_caution(changes, who):
+    whole = changed(WHOLE, seed_is_unused=True, **changes)
+    caution, *_ = texts(whole, "CAUTION")
+    assert who in caution
+    assert len(warnings(whole)) == 1
+    at_budget = result_of([LUCKY], at_budget=hand_at_budget(), objective="loss")
+    before = texts(at_budget, "CAUTION")
+    first, *rest = texts(changed(at_budget, seed_is_unused=True, **changes), "CAUTION")
+    assert who in first
+    assert len(rest) == len(before)
+
+
+@pytest.mark.parametrize(
     ("changes", "spelled"),
     [
         ({}, ("search.batch_size.high", "study=NAME")),
@@ -682,6 +710,21 @@ def test_a_gain_says_on_which_runs_it_stands(changes, basis, is_cautioned):
     found = [text for text in texts(whole, "CAUTION") if "GAIN" in text]
     assert len(found) == is_cautioned
     assert all("a larger search.wall_seconds" in text for text in found)
+
+
+@pytest.mark.parametrize("has_baseline", [True, False])
+@pytest.mark.parametrize(("median", "is_advised"), [(None, True), (440.0, False)])
+def test_a_winner_that_misses_on_most_fresh_seeds_is_no_advice(has_baseline, median, is_advised):
+    fresh_seeds = changed(WHOLE.winner.confirmed, reached=1, steps_median=median, diverged=2)
+    winner = changed(WHOLE.winner, confirmed=fresh_seeds, steps=median)
+    baseline = make_baseline() if has_baseline else None
+    missed = changed(WHOLE, best_by_time=winner, baseline=baseline, search=SEARCH)
+    assert texts(missed, "CAUTION")[0].endswith("learning rate 0.4; 2 diverged")
+    advice, command = texts(missed, "NEXT")
+    assert (
+        "USE missed the target on 2 of 3 fresh seeds: try others with search.trials=128" in advice
+    ) == is_advised
+    assert command == WHOLE.train
 
 
 def test_a_gain_over_a_trial_that_was_evaluated_rarely_says_so():

@@ -333,6 +333,9 @@ def test_a_budget_that_tells_no_trial_from_another_is_said(differs_at, budget, t
     assert len(cautions) == 1
     assert text in cautions[0]
     assert list(lines.cautions(told(hand_at_budget(**budget)))) == []
+    # A metric that never changes says more than that no trial differs from another.
+    (caution,) = lines.cautions(changed(told(hand_at_budget(same=same, **budget)), only_value=0.1))
+    assert "nothing trains" in caution
 
 
 def hand_size_growth(batch_size=64.0, low=32.0, high=128.0, later_low=60.0):

@@ -104,8 +104,11 @@ def test_a_best_batch_size_at_the_end_of_those_searched_is_said():
     ],
 )
 def test_the_smallest_budget_that_shows_a_difference(metrics, same):
-    trials = [trial(number, metric) for number, metric in enumerate(metrics)]
+    trials = [trial(number, metric, 64 + number) for number, metric in enumerate(metrics)]
     found = findings_of({1.0: read(trials)})
+    # Runs of one batch size and learning rate say nothing of others.
+    at_one_point = [trial(number, metric) for number, metric in enumerate(metrics)]
+    assert findings_of({1.0: read(at_one_point)}).no_difference is None
     if same is None:
         assert found.no_difference is None
         return

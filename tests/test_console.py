@@ -30,6 +30,11 @@ def test_numbers_have_their_significant_digits():
         12345.0: "12,340",
         # Four digits of it are those of 100,000.
         99999.0: "100,000",
+        -999_900_000.0: "-999,900,000",
+        # A loss that has diverged.
+        999_990_000.0: "1e+09",
+        -2.94699e57: "-2.947e+57",
+        math.inf: "inf",
         math.nan: "nan",
     }
     for value, text in texts.items():

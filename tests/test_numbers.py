@@ -48,10 +48,14 @@ INTEGERS = [
     (True, None),
     (np.bool_(True), None),
     (torch.tensor(True), None),
-    # A float is no count, however whole.
-    (2.0, None),
-    (np.float64(2.0), None),
-    (torch.tensor(2.0), None),
+    # A count may have become a float, as by a division.
+    (2.0, 2),
+    (np.float64(2.0), 2),
+    (torch.tensor(2.0), 2),
+    (2.5, None),
+    (torch.tensor(2.5), None),
+    (math.inf, None),
+    (math.nan, None),
     (torch.tensor([1, 2]), None),
     ("2", None),
     (None, None),

@@ -8,11 +8,13 @@ import bstune
 from bstune.config import option_names
 from bstune.core.option_names import (
     ARGUMENT_OPTIONS,
+    OPTIONS_OF_TRIAL,
     SWEEPER_KEYS,
     PythonTerms,
     in_hydra,
     in_python,
 )
+from bstune.trial.own_loop.loop_trial import LoopTrial, is_name_of_a_trial
 
 TERMS = PythonTerms("val_loss", "<=", 64)
 
@@ -59,6 +61,15 @@ def test_options_become_arguments(text, expected):
 def test_what_needs_the_studys_terms_is_an_option_without_them():
     found = in_python("workload.target.value=0.04 and scaling.lr=0.01")
     assert found == "options=['workload.target.value=0.04'] and options=['scaling.lr=0.01']"
+
+
+def test_a_trials_attributes_are_no_options_though_a_section_has_their_name():
+    of_section = {name for name in option_names() if name.startswith("trial.")}
+    assert of_section == OPTIONS_OF_TRIAL
+    attributes = {f"trial.{name}" for name in dir(LoopTrial) if is_name_of_a_trial(name)}
+    for name in attributes - of_section:
+        text = f"past {name}=61: its further steps"
+        assert (in_python(text), in_hydra(text)) == (text, text)
 
 
 def test_each_argument_is_one_of_study_and_sets_an_option_that_there_is():

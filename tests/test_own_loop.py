@@ -27,7 +27,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import bstune
 from bstune.config import option_names
 from bstune.core.errors import ConfigError, StudyError, UserCodeError
+from bstune.core.option_names import in_python
 from bstune.core.records import CUT_SHORT, Target, TrialResult
+from bstune.report.schema import read_result
 from bstune.study.own_loop import OWN_WORK, trials_of
 from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial import loop_noise_scale
@@ -281,17 +283,18 @@ def quadratic(**changes):
     return bstune.Study(**arguments(**own | {"trials": 4} | changes))
 
 
-def descend(trial, saves=True, seconds_per_step=None, ends=None):
-    """Train a trial to its end, or to ``ends``."""
+def descend(trial, saves=True, seconds_per_step=None, ends=None, seed=None):
+    """Train a trial to its end, or to ``ends``. ``seed`` is the loop's own, in the trial's place."""
     weights = np.ones(10) if trial.resume_from is None else np.load(trial.resume_from)
     step = trial.first_step
     goes_on = True
+    seed = trial.seed if seed is None else seed
     if step == 0:
         # A report at step 0 is what the untrained weights come to.
         trial.report(0, (weights**2).mean())
     while goes_on and step != ends:
         # The noise of a mean over a batch falls with the root of its size.
-        noise = np.random.default_rng([trial.seed, step]).normal(size=10)
+        noise = np.random.default_rng([seed, step]).normal(size=10)
         weights = weights - trial.lr * (weights + 3 * noise / math.sqrt(trial.batch_size))
         step += 1
         goes_on = trial.report(step, (weights**2).mean())
@@ -598,10 +601,21 @@ def test_seconds_may_be_any_number(seconds):
     assert (record.train_seconds, record.seconds_per_step) == (1.5, 0.5)
 
 
-def test_the_examples_may_be_a_number_of_numpys():
+@pytest.mark.parametrize("examples", [np.int64(100), 100.0])
+def test_the_examples_may_be_any_whole_number(examples):
     batch = next(made_trial().batches(100))
-    of_numpys = next(made_trial().batches(np.int64(100)))
-    assert of_numpys.tolist() == batch.tolist()
+    assert next(made_trial().batches(examples)).tolist() == batch.tolist()
+
+
+@pytest.mark.parametrize("step", [10.0, np.int64(10), np.float32(10.0), torch.tensor(10.0)])
+def test_a_step_may_be_any_whole_number(step):
+    trial = made_trial()
+    assert trial.report(step, 1.0)
+    assert last_report(trial) == (10, 1.0)
+    trial = made_trial()
+    trial.reach(step)
+    trial.finish()
+    assert trial.finished.result().steps == 10
 
 
 @pytest.mark.parametrize(
@@ -697,6 +711,28 @@ def test_what_a_loop_may_not_do(misuse, message):
     trial.report(5, 1.0)
     with pytest.raises(ConfigError, match=message):
         misuse(trial)
+
+
+@pytest.mark.parametrize("start", [1.0, math.nan])
+def test_a_loop_that_counts_no_steps_is_refused_at_its_second_report(start):
+    trial = made_trial()
+    # The start is reported once.
+    assert trial.report(0, start)
+    with pytest.raises(ConfigError, match="must rise, but step 0 comes after 0"):
+        trial.report(trial.first_step, 1.0)
+    # A trial that goes on has reported its first step before.
+    trial = made_trial()
+    trial._state.first_step = trial._state.steps = 5
+    trial.resume_from = Path("saved")
+    with pytest.raises(ConfigError, match="continues one of 5 steps, but reports step 5"):
+        trial.report(trial.first_step, 1.0)
+
+
+def test_a_target_that_is_met_at_step_0_may_be_a_step_that_was_not_counted():
+    with pytest.raises(ConfigError, match="report the steps that it took") as error:
+        made_trial().report(0, 0.1)
+    # No option of the command line is named to a loop.
+    assert in_python(str(error.value)) == str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -832,6 +868,16 @@ def test_a_loop_for_the_loss_that_never_reports_at_its_last_step_goes_on_afresh(
     assert set(begun) == {0}
 
 
+def test_the_own_value_of_something_tunable_is_asked_of_the_study_not_of_a_module(capsys):
+    study = quadratic(tunable={"momentum": (0.0, 0.9)})
+    trial = next(iter(study))
+    assert trial.momentum == pytest.approx(0.45)
+    line, *_ = capsys.readouterr().out.splitlines()
+    assert line.startswith("assumed: momentum=0.45")
+    assert "module" not in line
+    assert "trial.momentum" in line
+
+
 def test_a_study_with_a_module_has_no_loop():
     data = DataLoader(TensorDataset(*TRAIN), 32), DataLoader(TensorDataset(*VAL), 300)
     with pytest.raises(ConfigError, match="schedule_ends=True is for a loop of yours"):
@@ -911,6 +957,21 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
     assert set(asked) == {None}
     # The second call finds by the records that nothing was saved, and says nothing again.
     assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
+
+
+@pytest.mark.parametrize("objective", ["steps", "loss"])
+@pytest.mark.parametrize("own_seed", [None, 0])
+def test_a_loop_that_does_not_use_the_trials_seed_is_told(objective, own_seed):
+    changes = FOR_LOSS if objective == "loss" else {}
+    options = ["search.replicates=2"]
+    study = quadratic(options=options, batch_sizes=(32, 64), trials=3, **changes)
+    for trial in study:
+        descend(trial, seed=own_seed)
+        trial.finish()
+    result = read_result(Path("outputs/quadratic/curve.json").read_text(), "curve.json")
+    assert result.seed_is_unused == (own_seed is not None)
+    # That all of its runs end with the same loss says nothing of other batch sizes.
+    assert result.at_budget is None or result.at_budget.same is None
 
 
 def test_a_loop_that_stops_by_itself_is_not_asked_the_same_for_ever(capsys):
@@ -1065,7 +1126,7 @@ def test_a_loop_is_told_that_nothing_was_saved_where_it_could_go_on(limits, save
     folder = Output(Path.cwd())
     trial = backend.hand_over(make_spec(64, max_steps=10), folder, None)
     trial.report(10, 1.0)
-    trial.finish(seconds=1.0)
+    trial.finish()
     if saves:
         trial.save_to.write_text("weights")
     record = backend.take_back(trial, folder).result()
@@ -1098,10 +1159,44 @@ def test_steps_past_a_trials_end_are_told_once(steps, limits, said):
         trial = backend.hand_over(make_spec(64, number=number, max_steps=10), folder, None)
         assert not trial.report(step, 1.0)
         trial.save_to.write_text("weights")
-        trial.finish(seconds=1.0)
+        trial.finish()
         # The steps that it took count.
         assert backend.take_back(trial, folder).result().steps == step
     assert [line.partition(":")[0] for line in lines] == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limits", "said"),
+    [
+        # Ten seconds pass in each trial, evaluations included.
+        ([8.0, 9.0], ANY_LOOP, []),
+        ([None], ANY_LOOP, []),
+        # Two clocks differ a little.
+        ([10.05], ANY_LOOP, []),
+        # Seconds of all trials so far, and milliseconds, which are told once.
+        ([8.0, 16.0, 24.0], ANY_LOOP, ["trial 1 gave 16.0 s of training, but only 10.0 s had"]),
+        ([8000.0], ANY_LOOP, ["trial 0 gave 2.22 h of training, but only 10.0 s had"]),
+        # A job of another program has ended before its trial is told.
+        ([8000.0], LoopLimits(in_hindsight=True), []),
+    ],
+)
+def test_more_seconds_than_have_passed_are_told_once(seconds, limits, said):
+    options = quadratic().options
+    lines = []
+    clock = FakeTime()
+    protocol = make_protocol(options, None)
+    backend = LoopBackend(options, protocol, lines.append, now=clock, limits=limits)
+    folder = Output(Path.cwd())
+    for number, own_seconds in enumerate(seconds):
+        trial = backend.hand_over(make_spec(64, number=number, max_steps=10), folder, None)
+        clock.sleep(10.0)
+        assert not trial.report(10, 1.0)
+        trial.save_to.write_text("weights")
+        trial.finish(seconds=own_seconds)
+        # They are taken as they are given, as they may be those of a recorded run.
+        record = backend.take_back(trial, folder).result()
+        assert record.train_seconds == (own_seconds or 10.0)
+    assert [line.partition(" passed")[0] for line in lines] == said
 
 
 @pytest.mark.parametrize(
@@ -1122,7 +1217,7 @@ def test_a_first_evaluation_in_percent_tells_the_targets_scale(target, value, pe
     folder = Output(Path.cwd())
     trial = backend.hand_over(make_spec(64, number=0), folder, None)
     trial.report(20, value)
-    trial.finish(seconds=1.0)
+    trial.finish()
     backend.take_back(trial, folder)
     (line,) = said
     assert ("in percent" in line) == (percent is not None)
@@ -1163,7 +1258,7 @@ def test_a_target_that_the_first_evaluation_meets_is_told_once(
     for report in reports:
         trial.report(*report)
     trial.save_to.write_text("weights")
-    trial.finish(seconds=1.0)
+    trial.finish()
     backend.take_back(trial, folder)
     assert len(said) == is_told
     assert ["trial.report(0, value)" in line for line in said] == [may_be_wrong_way] * is_told
@@ -1678,10 +1773,26 @@ def test_hugging_faces_seconds_are_those_between_evaluations():
         TrialCallback(made_trial()).on_evaluate(given, None, control, {"accuracy": 1.0})
 
 
+def test_hugging_faces_start_is_reported_once():
+    pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
+    from bstune.integrations.huggingface import TrialCallback
+
+    trial = made_trial()
+    callback = TrialCallback(trial)
+    given = SimpleNamespace(output_dir="saved", **ARGUMENTS)
+    control = SimpleNamespace(should_training_stop=False)
+    # By eval_on_start, and by the user's code.
+    for _ in range(2):
+        callback.on_evaluate(given, SimpleNamespace(global_step=0), control, {"loss": 1.0})
+    assert trial.start_gap == pytest.approx(0.8)
+    assert not control.should_training_stop
+
+
 def test_a_trial_that_goes_on_counts_and_compares_from_its_first_step(tmp_path):
     options = quadratic().options
     folder = Output(tmp_path)
-    backend = LoopBackend(options, make_protocol(options, None), say=pytest.fail)
+    clock = FakeTime()
+    backend = LoopBackend(options, make_protocol(options, None), say=pytest.fail, now=clock)
     first = backend.hand_over(make_spec(64, max_steps=3), folder, None)
     descend(first)
     first.finish()
@@ -1695,6 +1806,7 @@ def test_a_trial_that_goes_on_counts_and_compares_from_its_first_step(tmp_path):
         trial.report(1, 0.5)
     # 1,000 is over ten times the gap at the start, which was told in the first part alone.
     assert not trial.report(4, 1000.0)
+    clock.sleep(2.0)
     trial.finish(seconds=2.0)
     record = backend.take_back(trial, folder).result()
     # Its own part was one step, so the 2 s are those of one.

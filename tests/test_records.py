@@ -1,7 +1,9 @@
 import json
 import math
 
+import numpy as np
 import pytest
+import torch
 from toolbox import make_result
 
 from bstune.core.errors import ConfigError, RecordError
@@ -45,6 +47,34 @@ def test_impossible_targets_are_refused():
         Target("val/error", 0.1, "down")
     with pytest.raises(ConfigError, match=r"target\.value must be a finite number, but got nan"):
         Target("val/error", math.nan, "min")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("err", "0.05", "min"), r"target\.value must be a finite number, but got '0\.05'"),
+        (("err", "0.05"), r"target\.value must be a finite number, but got '0\.05'"),
+        (("err", None), r"target\.value must be a finite number, but got None"),
+        (("err", True, "min"), r"target\.value must be a finite number, but got True"),
+        (("err", [0.05], "min"), r"target\.value must be a finite number, but got \[0\.05\]"),
+        (("err", 10**400, "min"), r"target\.value must be a finite number, but got 1000"),
+        ((0.05, "err"), r"target\.metric must be a metric's name, but got 0\.05"),
+        ((None, 0.05, "min"), r"target\.metric must be a metric's name, but got None"),
+        (("", 0.05, "min"), r"target\.metric must be a metric's name, but got ''"),
+        (("err", 0.05, ["min"]), r"target\.mode must be min or max, but got \['min'\]"),
+    ],
+)
+def test_a_target_of_other_types_is_refused_in_a_line(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        Target(*arguments)
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.array([0.5]), torch.tensor(0.5)])
+def test_a_targets_value_may_be_any_number(value):
+    target = Target("val/error", value, "min")
+    assert (target.value, type(target.value)) == (0.5, float)
+    # The user's own whole number stays one.
+    assert type(Target("val/error", 1, "min").value) is int
 
 
 @pytest.mark.parametrize(

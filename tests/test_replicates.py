@@ -17,6 +17,7 @@ from bstune.study.planning.replicates import (
     next_beyond_limit,
     next_replicate,
     run_to_train,
+    seed_changes_nothing,
     selection_luck,
     stand_in_for,
     summary_of_runs,
@@ -318,6 +319,46 @@ def test_the_interval_over_seeds_holds_the_grid_the_scatter_and_the_error_of_tim
     assert row.time_high == pytest.approx(0.01 * high, rel=2e-3)
     if "time_error" in changes:
         assert (row.steps_low, row.steps_high) == (pytest.approx(90), pytest.approx(120))
+
+
+CURVE = ((10, 0.9), (20, 0.5), (30, 0.09))
+OTHER_CURVE = ((10, 0.9), (20, 0.5), (30, 0.0901))
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "changes", "is_unused"),
+    [
+        (CURVE, [CURVE, CURVE, CURVE], {}, True),
+        # The schedule of the fresh seeds may be another one than the trial's.
+        (OTHER_CURVE, [CURVE, CURVE], {}, True),
+        # A single fresh seed has only the trial beside it.
+        (CURVE, [CURVE], {}, True),
+        (OTHER_CURVE, [CURVE], {}, False),
+        (CURVE, [CURVE, CURVE, OTHER_CURVE], {}, False),
+        (CURVE, [], {}, False),
+        # Three evaluations have a step in common.
+        (CURVE, [CURVE, ((5, 1.0), *CURVE)], {}, True),
+        (CURVE, [CURVE, CURVE[:2]], {}, False),
+        # A loss that is not finite differs from any other.
+        (CURVE, [CURVE, (*CURVE[:2], (30, None))], {}, False),
+        # A metric that does not move tells no seed apart.
+        (CURVE, [((10, 0.0), (20, 0.0), (30, 0.0))] * 2, {}, False),
+        # One recorded run stands for several seeds.
+        (CURVE, [CURVE, CURVE], {"device": "replay"}, False),
+    ],
+)
+def test_fresh_seeds_that_change_nothing_are_found(first, others, changes, is_unused):
+    point = trial(0, history=first, **changes)
+    runs = []
+    for number, history in enumerate(others, 10):
+        runs.append(again_once(point, 30, number, history=history))
+    # Another point's runs, which have a single evaluation, say nothing.
+    beside = trial(1, history=CURVE[:1], **changes)
+    runs += again(beside, 10, 10)
+    assert seed_changes_nothing([point, beside, *runs]) == is_unused
+    # Where they differ, the seed is used.
+    differs = again_once(beside, 10, 30, history=((10, 0.8),))
+    assert not seed_changes_nothing([point, beside, *runs, differs])
 
 
 def test_a_run_that_met_the_target_at_its_first_evaluation_is_counted():

@@ -164,6 +164,25 @@ def test_why_no_trial_reached_the_target(trials, target, expected):
     assert StudyResult.model_validate_json(summary.to_json()) == summary
 
 
+@pytest.mark.parametrize(
+    ("histories", "value"),
+    [
+        ([((10, 0.5), (20, 0.5)), ((5, 0.5),)], 0.5),
+        # What is not finite is no value.
+        ([((10, 0.5), (20, 0.5)), ((5, 0.5), (10, None))], 0.5),
+        ([((10, 0.5), (20, 0.5)), ((5, 0.5001),)], None),
+        # So few may be equal by chance.
+        ([((10, 0.5),), ((5, 0.5),)], None),
+        ([()], None),
+    ],
+)
+def test_a_metric_that_never_changes_is_found(histories, value):
+    trials = []
+    for number, history in enumerate(histories):
+        trials.append(make_trial(number, status="stopped", history=history))
+    assert result_of(trials).only_value == value
+
+
 def test_censored_point_has_a_lower_end_only():
     trials = [
         make_trial(0, 64, status="stopped", steps_low=200),

@@ -23,12 +23,13 @@ def as_float(value: object) -> float | None:
 def as_int(value: object) -> int | None:
     """Convert a whole number to an int: Python's, numpy's, or a tensor of one value.
 
-    None for anything else, 2.0 and bools too.
+    A float may be one too, such as 2.0. None for anything else, bools too.
     """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except (RuntimeError, ValueError, TypeError):
-        return None
+        real = as_float(value)
+        return int(real) if real is not None and real.is_integer() else None
     # Bools have an index, too, and so has a tensor of one.
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool"
     return None if is_bool else number

@@ -82,9 +82,10 @@ SECTIONS = (
     "scaling",
     "search",
     "trainer",
-    "trial",
     "workload",
 )
+# Other names of this section are attributes of a loop's trial, such as trial.max_steps.
+OPTIONS_OF_TRIAL = {"trial.batch_size", "trial.lr", "trial.seed", "trial.total_steps"}
 # An option with its value, or alone, that stands neither in quotes nor in a path or a longer name.
 OPTION = re.compile(
     r"(?<![\w./'\"\[])(?P<name>[a-z_]+(?:\.[a-z_][a-z0-9_]*)+)\b(?![\w/(])"
@@ -181,7 +182,7 @@ def _override_with_value(name: str, value: str, terms: PythonTerms | None) -> st
     # of ``target`` (a metric and its value). Such an option goes into ``options``.
     if key not in (None, "reference", "target"):
         return f"{SWEEPER}.{key}={value}"
-    if name.split(".")[0] in SECTIONS:
+    if _is_option(name):
         return f"'{SWEEPER}.options=[\"{name}={value}\"]'"
     return None
 
@@ -214,9 +215,14 @@ def _option_with_value(name: str, value: str, terms: PythonTerms | None) -> str 
     for argument, option in ARGUMENT_OPTIONS.items():
         if option == name:
             return f"{argument}={_python_value(value)}"
-    if name.split(".")[0] in SECTIONS:
+    if _is_option(name):
         return f"options=['{name}={value}']"
     return None
+
+
+def _is_option(name: str) -> bool:
+    """Whether a name that a text has with a value is an option's."""
+    return name in OPTIONS_OF_TRIAL or name.split(".")[0] in SECTIONS
 
 
 def _python_value(value: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from bstune.core.errors import ConfigError, RecordError
 from bstune.core.evaluation_schedule import EvaluationSchedule
 from bstune.core.metric_names import mode_of
-from bstune.core.numbers import is_finite_number
+from bstune.core.numbers import as_float, is_finite_number, shown
 
 Status = Literal["reached", "stopped", "diverged", "out of memory", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -30,6 +30,8 @@ NOT_COMPILED = "trained eagerly"
 WENT_ON_WITHOUT = (NO_NOISE_SCALE, NOT_COMPILED)
 # The name of a training loop that is Lightning's own, not bstune's, begins so.
 LIGHTNINGS_LOOP = "Lightning's: "
+# The device of a trial that recorded runs answer.
+REPLAY_DEVICE = "replay"
 # The direction in which a metric is to go.
 Mode = Literal["min", "max"]
 # The batch size, the learning rate, the seed and the further hyper-parameters of a run.
@@ -66,8 +68,8 @@ class Target:
             out, as the metric's name says, such as ``min`` for a loss.
 
     Raises:
-        ConfigError: for an unknown mode, one that the name does not say, or a goal that is not a
-            finite number.
+        ConfigError: for an unknown mode, one that the name does not say, a goal that is not a
+            finite number, or a metric that is no name.
     """
 
     metric: str
@@ -76,21 +78,34 @@ class Target:
     mode: Mode = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        self._check_types()
         given: object = self.mode
         if given is None:
             # A frozen dataclass refuses a plain assignment, here too.
             object.__setattr__(self, "mode", self._mode_of_name())
         elif given not in ("min", "max"):
-            raise ConfigError(f"target.mode must be min or max, but got {given!r}")
-        if not math.isfinite(self.value):
-            raise ConfigError(f"target.value must be a finite number, but got {self.value}")
+            raise ConfigError(f"target.mode must be min or max, but got {shown(given)}")
+
+    def _check_types(self) -> None:
+        """Raise a ConfigError for a metric that is no name, and a value that is no finite number.
+
+        A number of numpy's, or of a tensor, becomes a float.
+        """
+        metric: object = self.metric
+        if not isinstance(metric, str) or not metric:
+            raise ConfigError(f"target.metric must be a metric's name, but got {shown(metric)}")
+        number = as_float(self.value)
+        if number is None or not math.isfinite(number):
+            raise ConfigError(f"target.value must be a finite number, but got {shown(self.value)}")
+        if type(self.value) not in (int, float):
+            object.__setattr__(self, "value", number)
 
     def _mode_of_name(self) -> Mode:
         """Give the mode that the metric's name tells, such as ``min`` for a loss.
 
         ConfigError if the name does not tell it.
         """
-        mode = mode_of(str(self.metric))
+        mode = mode_of(self.metric)
         if mode is None:
             raise ConfigError(
                 f"Target({self.metric!r}, {self.value!r}): the name does not say which way is "

@@ -96,6 +96,8 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         # The moment from which on seconds are counted now; None: they are not.
         self._since: float | None = None
         self._has_stepped = False
+        # Whether the untrained weights were reported.
+        self._has_start = False
 
     def on_train_begin(
         self,
@@ -171,6 +173,11 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         # Of a trial that goes on, this step was reported before the trial was stopped.
         if 0 < state.global_step <= trial.first_step:
             return
+        # The untrained weights may be evaluated twice, as by eval_on_start and by the user's code.
+        is_start = state.global_step == 0
+        if is_start and self._has_start:
+            return
+        self._has_start = is_start
         goes_on = trial.report(state.global_step, metrics[trial.metric])
         if goes_on:
             return

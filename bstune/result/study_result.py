@@ -151,6 +151,10 @@ class StudyResult(Part, frozen=True):
 
     It is None for any other objective.
     """
+    only_value: Real | None = None
+    """The metric's value where all evaluations of all trials have it. None where they differ."""
+    seed_is_unused: bool = False
+    """Whether runs of a point on fresh seeds had the same metric, to the last bit."""
     over_target: Items[CriticalAtTarget]
     """The critical batch size at easier targets."""
     over_target_note: Text | None

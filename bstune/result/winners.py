@@ -69,6 +69,8 @@ class Confirmed(Part, frozen=True):
     """Upper end of the 90% interval of ``steps_median``."""
     untold: Count = 0
     """Runs that met the target at their first evaluation, so that their steps are not known."""
+    diverged: Count = 0
+    """Runs that diverged."""
 
     @property
     def all_reached(self) -> bool:

@@ -157,7 +157,7 @@ class BudgetFindings:
     as_good: AsGoodSizes
     gain_left: GainLeft
     no_difference: NoDifference | None
-    """None where the full trials differ, or only one is."""
+    """None where the full trials differ, or are of one point."""
     growth: SizeGrowth | None
     """None where fewer than two shares of the budget have a full trial."""
 
@@ -282,11 +282,13 @@ def _no_difference(posterior: BudgetPosterior) -> NoDifference | None:
     """Find the metric that all full trials end with, and the smallest share at which they differed.
 
     Full trials have run to the budget's end; the share is of the budget. None where their metrics
-    differ at the budget's end, or where fewer than two trials are full.
+    differ at the budget's end, or where fewer than two points have a full trial: runs of one point
+    say nothing of batch sizes.
     """
+    points = {(run.x, run.z, run.other) for run in posterior.full}
     curves = [run.curve for run in posterior.full if run.curve is not None]
     final_metrics = posterior.scale.metric(np.array([curve.best for curve in curves]))
-    if len(curves) < 2 or _differ(final_metrics):
+    if len(points) < 2 or _differ(final_metrics):
         return None
     differs_at: float | None = None
     for log_share in np.unique(np.concatenate([curve.log_shares for curve in curves])).tolist():

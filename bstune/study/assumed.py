@@ -201,10 +201,12 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
 def _lines_on_tunables(stated: Stated) -> Iterator[str]:
     """Say of each further hyper-parameter with which value the user's own configuration runs."""
     for name, middle in without_own_value(stated.tunable, stated.module).items():
-        yield (
-            f"{name}={middle:g} in your own configuration, the middle of its range: the module's "
-            f"class has no default of it there; tunable={{{name!r}: {{..., 'own': VALUE}}}} says it"
-        )
+        own = f"{name}={middle:g} in your own configuration, the middle of its range"
+        how = f"tunable={{{name!r}: {{..., 'own': VALUE}}}}"
+        if stated.module is None:
+            yield f"{own}: {how} says another, and your loop trains with trial.{name}"
+        else:
+            yield f"{own}: the module's class has no default of it there; {how} says it"
 
 
 def _project_of(stated: Stated, module: Module, data: Data) -> "_Project":

@@ -28,14 +28,20 @@ LIGHTNING_LOGGERS = (
 )
 
 
+# From here on a number is written as a power of ten.
+HUGE = 1e9
+
+
 def format_number(value: float | None, digits: int = 4) -> str:
-    """Write a number with ``digits`` significant digits: 0.01234, 57, 4600, 12,340, 1e-05.
+    """Write a number with ``digits`` significant digits: 0.01234, 57, 4600, 12,340, 1e-05, 3e+12.
 
     None is a dash.
     """
     if value is None:
         return "-"
     rounded = float(f"{value:.{digits - 1}e}")
+    if abs(rounded) >= HUGE:
+        return f"{rounded:.{digits}g}"
     if abs(rounded) >= 1e4:
         return f"{rounded:,.0f}"
     return f"{rounded:.10g}"

@@ -30,7 +30,7 @@ import yaml
 import bstune
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.numbers import is_finite_number
-from bstune.core.records import Target, TrialProtocol, TrialResult, TrialSpec
+from bstune.core.records import REPLAY_DEVICE, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.trial_end import status_at, steps_low_of
 from bstune.options import ReplayedWorkload, StudyOptions, flatten
@@ -40,7 +40,6 @@ from bstune.trial.backend import TrialBackend, chooses_horizons
 from bstune.trial.recorded_run import Outcome, Run, at_share, weights_around
 from bstune.trial.replay_horizon import HorizonTable
 
-REPLAY_DEVICE = "replay"
 # The metric of a user's own table, unless the target names another.
 METRIC = "val/error"
 # The folder of the tables that ship with bstune.

@@ -3,10 +3,14 @@
 import math
 from collections.abc import Iterator
 
-from bstune.report.lines.cautions import gain_of_single_run, not_on_fresh_seeds
+from bstune.report.lines.cautions import (
+    gain_of_single_run,
+    not_on_fresh_seeds,
+    unused_seed,
+)
 from bstune.report.lines.gain import has_few_configurations, text_without_better
 from bstune.report.lines.next_steps import advice_to_compare, on_limits
-from bstune.report.lines.unreached import failures_text
+from bstune.report.lines.unreached import MEND_STUCK, failures_text, stuck_text
 from bstune.report.lines.use import overridden_text
 from bstune.report.trust import NOISY_ERROR
 from bstune.report.words import PREDICTED, beyond_text, memory_text, point_text
@@ -306,7 +310,12 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
     # Where all trials have the same metric at the budget's end, none is known to be best. That is
     # the worst.
     if at_budget.same is not None:
-        yield _same_text(result.metric, at_budget, at_budget.same)
+        stuck = stuck_text(result)
+        if stuck is not None:
+            yield f"{stuck}: mend {MEND_STUCK}"
+        else:
+            yield _same_text(result.metric, at_budget, at_budget.same)
+    yield from unused_seed(result)
     # The mean leaves these seeds out. With them it would be worse.
     if at_budget.winner.fresh is not None and at_budget.winner.fresh.broken:
         broken = plural(at_budget.winner.fresh.broken, "fresh seed")

@@ -35,6 +35,7 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
             yield result.stop_reason
         return
     yield from _few_passed(result)
+    yield from unused_seed(result)
     yield from _missed_seeds(result)
     yield from _chance_to_miss(result)
     yield from _ran_once(result)
@@ -56,12 +57,12 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
 def warnings(result: StudyResult) -> tuple[str, ...]:
     """Give the sentences that stand beside a study wherever it is compared.
 
-    They say that nothing reached the target, that fresh seeds missed it, that USE ran only once, or
-    that the target was too easy.
+    They say that nothing reached the target, that fresh seeds were all alike or missed it, that USE
+    ran only once, or that the target was too easy.
     """
     if result.winner is None:
         return tuple(closest_texts(result))
-    return (*_missed_seeds(result), *_ran_once(result), *_too_easy(result))
+    return (*unused_seed(result), *_missed_seeds(result), *_ran_once(result), *_too_easy(result))
 
 
 def _few_passed(result: StudyResult) -> Iterator[str]:
@@ -73,12 +74,32 @@ def _few_passed(result: StudyResult) -> Iterator[str]:
         )
 
 
+def unused_seed(result: StudyResult) -> Iterator[str]:
+    """Warn that fresh seeds changed nothing, so that they say nothing of a seed's luck."""
+    if not result.seed_is_unused:
+        return
+    use_it = "let no code of yours set a seed"
+    if result.in_hydra:
+        use_it = "let the application use the seed that hydra.sweeper.seed names"
+    # No loop that bstune knows took the steps.
+    elif result.in_python and not result.training_loops:
+        use_it = "seed your loop with trial.seed"
+    yield (
+        f"all fresh seeds gave the same {result.metric}, to the last bit, and so say nothing of "
+        f"another seed's luck: {use_it}, under another study=NAME"
+    )
+
+
 def _missed_seeds(result: StudyResult) -> Iterator[str]:
     """Name the winners with fresh seeds that missed the target."""
     for winner in (result.winner, result.other_winner):
         if winner is None or winner.confirmed is None or winner.confirmed.all_reached:
             continue
-        yield f"only {fresh_text(winner.confirmed)} reached the target at {winner_text(winner)}"
+        diverged = ""
+        if winner.confirmed.diverged:
+            diverged = f"; {winner.confirmed.diverged} diverged"
+        share = fresh_text(winner.confirmed)
+        yield f"only {share} reached the target at {winner_text(winner)}{diverged}"
 
 
 def _chance_to_miss(result: StudyResult) -> Iterator[str]:

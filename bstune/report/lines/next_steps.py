@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from bstune.report.lines.gain import is_not_compared, is_of_baseline, is_shown
 from bstune.report.lines.unreached import ADVISED_TIMES, cause_of, more_of_limit
 from bstune.result import CriticalBatchSize, SearchPlan, StudyResult
-from bstune.system.console import format_count
+from bstune.system.console import format_count, plural
 
 # An interval of B_crit is narrow if its upper end is at most this many times its lower one. Then no
 # more trials are advised.
@@ -45,13 +45,23 @@ def on_limits(train: str) -> Iterator[str]:
 def advice_to_keep(result: StudyResult) -> str | None:
     """Advise to keep the user's own configuration, if USE is not shown to be faster.
 
-    If it is open whether others are better, advise to try some. A command that trains the winner
-    follows the text. None without a winner or a baseline. None, too, where USE is another
-    configuration that is shown to be faster, or whose gain is not known.
+    If it is open whether others are better, or if USE missed the target on half of its fresh seeds,
+    advise to try some. A command that trains the winner follows the text. None without a winner or
+    a baseline. None, too, where USE is another configuration that is shown to be faster, or whose
+    gain is not known.
     """
     winner = result.winner
     baseline = result.baseline
-    if winner is None or baseline is None:
+    if winner is None:
+        return None
+    fresh = winner.confirmed
+    if fresh is not None and fresh.steps_median is None:
+        missed = f"{fresh.runs - fresh.reached} of {plural(fresh.runs, 'fresh seed')}"
+        return (
+            f"USE missed the target on {missed}: try others with {_raised(result.search)}; to "
+            "train with USE all the same:"
+        )
+    if baseline is None:
         return None
     if is_of_baseline(winner, baseline) and is_not_compared(result):
         return advice_to_compare(result.search)
@@ -68,8 +78,12 @@ def advice_to_keep(result: StudyResult) -> str | None:
 
 def advice_to_compare(search: SearchPlan) -> str:
     """Advise to try other configurations. The command that trains the user's own one follows."""
-    raised = more_of_limit(search) or f"search.trials={ADVISED_TIMES * search.trials}"
-    return f"try others with {raised}; to train with your own configuration:"
+    return f"try others with {_raised(search)}; to train with your own configuration:"
+
+
+def _raised(search: SearchPlan) -> str:
+    """Write the option that lets the search go on: more of the limit that ended it, or trials."""
+    return more_of_limit(search) or f"search.trials={ADVISED_TIMES * search.trials}"
 
 
 def more(result: StudyResult) -> Iterator[str | None]:

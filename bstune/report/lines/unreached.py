@@ -14,6 +14,8 @@ NOTHING_REACHED = "nothing that was tried reached the target"
 ADVISED_TIMES = 4
 # A budget that ends in time is advised from this share of the user's own run on.
 LEAST_SHARE_OF_RUN = 0.25
+# Why a metric never changes.
+MEND_STUCK = "the training or the metric: nothing trains, or the metric is not of what is trained"
 # At a rate so many times below the user's own one, a training that diverges has another cause.
 FAR_BELOW = 100.0
 
@@ -164,12 +166,23 @@ def _cause_of_cuts(unreached: Unreached, stopped: str, result: StudyResult) -> C
     return Cause(why, change)
 
 
+def stuck_text(result: StudyResult) -> str | None:
+    """Say that the metric never changed, in any trial; None where it did."""
+    if result.only_value is None:
+        return None
+    return f"{result.metric} is {format_number(result.only_value)} in all evaluations of all trials"
+
+
 def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Cause:
     """Find why stopped trials did not reach the target, by how many of them still improved.
 
     ``count``: how many trials were stopped.
     """
     of_stopped = plural(count, "stopped trial")
+    stuck = stuck_text(result)
+    # Untrained weights would meet any easier target.
+    if stuck is not None:
+        return Cause(stuck, f"to mend {MEND_STUCK}")
     so_far = result.so_far
     # More trials of the same budget would not reach what takes more steps than that.
     is_beyond = so_far is not None and so_far.beyond_budget

@@ -45,11 +45,12 @@ from bstune.result import (
     WinnerName,
     WinnerResult,
     WorkloadSize,
+    finite,
 )
 from bstune.search.noise_scale_prior import measured_noise_scale
-from bstune.study.analysis.unreached import failures_of, unreached_because
+from bstune.study.analysis.unreached import LEAST_EVALUATIONS, failures_of, unreached_because
 from bstune.study.planning.plan import count_points, reruns
-from bstune.study.planning.replicates import Winner, summary_of_runs
+from bstune.study.planning.replicates import Winner, seed_changes_nothing, summary_of_runs
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,8 @@ def summarize(
         not_run_again=analysis.not_run_again,
         untold_others=analysis.untold_others,
         at_budget=analysis.at_budget,
+        only_value=_only_value(trials),
+        seed_is_unused=seed_changes_nothing(trials),
         over_target=tuple(over_target.rows),
         over_target_note=over_target.note,
         over_target_growth=over_target.growth,
@@ -272,6 +275,19 @@ def _is_confirmed(objective: Objective, analysis: Analysis) -> bool:
     if fresh is None or not fresh.all_reached:
         return False
     return analysis.timing is None or not analysis.timing.not_told_apart
+
+
+def _only_value(trials: Sequence[TrialResult]) -> float | None:
+    """Give the metric that all evaluations of all trials have; None where some differ.
+
+    It is None for less than ``LEAST_EVALUATIONS``, too.
+    """
+    values = list[float]()
+    for trial in trials:
+        values += [value for _, value in trial.history if value is not None]
+    if len(values) < LEAST_EVALUATIONS or len(set(values)) > 1:
+        return None
+    return finite(values[0])
 
 
 def winner_to_use(objective: Objective, best: Mapping[Merit, Winner]) -> WinnerName | None:

@@ -23,7 +23,7 @@ from statistics import median
 import numpy as np
 
 from bstune.core.objectives import SOUGHT, Objective
-from bstune.core.records import Merit, TrialResult
+from bstune.core.records import REPLAY_DEVICE, Merit, TrialResult
 from bstune.core.search_space import are_near
 from bstune.core.step_timings import MEDIAN_ERROR
 from bstune.result import INTERVAL_QUANTILE, Confirmed, Reaching, finite
@@ -43,6 +43,9 @@ WORTH_A_CHANGE = 0.1
 # study always says the same.
 LUCK_DRAWS = 1000
 LUCK_SEED = 0
+# Runs on two seeds have the same metric if it is equal at so many common evaluations, and differs
+# at none.
+LEAST_EQUAL = 3
 
 
 @dataclass(frozen=True)
@@ -449,6 +452,7 @@ def summary_of_runs(
         steps_high=steps.high,
         # These met the target at their first evaluation, or at an unknown step before.
         untold=sum(run.reached and run.steps_low == 0 for run in runs),
+        diverged=sum(run.status == "diverged" for run in runs),
     )
 
 
@@ -546,6 +550,44 @@ def fresh_runs(trials: Sequence[TrialResult]) -> FreshRuns:
         if trial.number not in continued and trial.replicate_of is not None:
             replicates[trial.replicate_of] = (*replicates.get(trial.replicate_of, ()), trial)
     return replicates
+
+
+def seed_changes_nothing(trials: Sequence[TrialResult]) -> bool:
+    """Whether runs of a point on different seeds have the same metric, to the last bit.
+
+    The code that trains then has a seed of its own. It is False where the runs of some point
+    differ, and where too few evaluations have a step in common. Recorded runs say nothing of it:
+    one of them may stand for several seeds.
+
+    ``trials``: all that ended.
+    """
+    by_number = {trial.number: trial for trial in trials}
+    has_same = False
+    for number, runs in fresh_runs(trials).items():
+        first, *others = runs
+        # The point's own trial may have another schedule: only a single run is compared with it.
+        if not others and number in by_number:
+            others = [by_number[number]]
+        for other in others:
+            if first.seed == other.seed or first.device == REPLAY_DEVICE:
+                continue
+            values = _common_values(first, other)
+            if any(value != other_value for value, other_value in values):
+                return False
+            # A metric that does not change, as one of few levels, may be equal by chance.
+            has_changed = len(set(values)) > 1
+            has_same = has_same or (len(values) >= LEAST_EQUAL and has_changed)
+    return has_same
+
+
+def _common_values(run: TrialResult, other: TrialResult) -> list[tuple[float | None, float | None]]:
+    """Pair the metrics of two runs at the steps at which both were evaluated."""
+    of_run = dict(run.history)
+    pairs = list[tuple[float | None, float | None]]()
+    for step, value in other.history:
+        if step in of_run:
+            pairs.append((of_run[step], value))
+    return pairs
 
 
 def shared_seed(trials: Sequence[TrialResult], number: int) -> TrialResult | None:

@@ -21,7 +21,7 @@ from bstune.core.records import RunIdentity, TrialProtocol, TrialResult, TrialSp
 from bstune.core.step_time import StepTime, fit_line
 from bstune.core.step_time_law import law_of_trials
 from bstune.options import StudyOptions, flatten
-from bstune.system.console import format_number, plural
+from bstune.system.console import format_number, format_seconds, plural
 from bstune.system.files import (
     Output,
     is_own,
@@ -63,6 +63,15 @@ PAST_THE_END = (
     "trial {number} reported step {steps}, past trial.max_steps={end}: its further steps are time "
     "that the study has not planned; take min(10, trial.max_steps - step) steps between reports"
 )
+MORE_THAN_PASSED = (
+    "trial {number} gave {given} of training, but only {passed} had passed since it began: "
+    "trial.finish(seconds=...) takes seconds, not milliseconds, of this trial alone; those of a "
+    "recorded run may be more"
+)
+# Two clocks may tell so many seconds, and this share of them, apart. A coarse one has 64 ticks a
+# second.
+CLOCK_TICK_SECONDS = 0.02
+CLOCK_DRIFT = 0.01
 MET_AT_ONCE = (
     "trial 0 met {target} at its first evaluation, {value} after {steps}: when it did is not "
     "known, and batch sizes that all do so look alike; stop here and evaluate earlier, or give a "
@@ -162,6 +171,8 @@ class LoopBackend(TrialBackend):
         self._fitted_step_time: Callable[[float], float] = UNTIMED
         # Whether a trial was told that it ran past its last step.
         self._has_told_of_end = False
+        # Whether a trial was told that it gave more seconds than had passed.
+        self._has_told_of_seconds = False
         # The number and the steps of the last run of each configuration and seed.
         self._last_run: dict[RunIdentity, tuple[int, int]] = {}
         # Whether a configuration was told to be given up, as its loop ends it by itself.
@@ -342,6 +353,7 @@ class LoopBackend(TrialBackend):
         record = replace(record, device=self.device, message=message, horizon=horizon)
         self._take_seconds(record)
         self._tell_if_past_end(trial, record)
+        self._tell_if_more_than_passed(record)
         self._tell_if_no_further(trial, record)
         self._tell_if_met_at_once(trial, record)
         self._keep_saved(trial, record, folder)
@@ -375,6 +387,26 @@ class LoopBackend(TrialBackend):
         self._has_told_of_end = True
         self._say(
             PAST_THE_END.format(number=record.number, steps=record.steps, end=trial.max_steps)
+        )
+
+    def _tell_if_more_than_passed(self, record: TrialResult) -> None:
+        """Say once that a trial gave more seconds than had passed since it was handed over.
+
+        They are taken all the same, as a loop may replay recorded seconds. What a loop reports in
+        hindsight has passed before.
+        """
+        # A trial that gave no seconds has those that passed in their place.
+        passed = record.wall_seconds
+        most = (1.0 + CLOCK_DRIFT) * passed + CLOCK_TICK_SECONDS
+        if self._has_told_of_seconds or self._in_hindsight or record.train_seconds <= most:
+            return
+        self._has_told_of_seconds = True
+        self._say(
+            MORE_THAN_PASSED.format(
+                number=record.number,
+                given=format_seconds(record.train_seconds),
+                passed=format_seconds(passed),
+            )
         )
 
     def _tell_if_no_further(self, trial: LoopTrial, record: TrialResult) -> None:

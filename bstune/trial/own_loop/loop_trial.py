@@ -11,7 +11,6 @@ A study hands a trial to the loop; the loop trains it and reports its metric. No
 """
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +37,12 @@ NOT_FINISHED = "its loop went on without trial.finish(seconds=...)"
 BEFORE_END = "its last report was before trial.max_steps"
 ENDED_SHORT = f"{BEFORE_END}: report there too, so that it can go on"
 ENDED_BY_CALLBACK = f"{BEFORE_END}, as {{name}} ended it: leave that out, so that it can go on"
+
+# The loop's user may have written the target in a call of Study, or in a sweep of Hydra's.
+MET_AT_STEP_0 = (
+    "give the target the other direction or a harder value; if the loop has trained, report the "
+    "steps that it took, as step 0 is before any"
+)
 
 Measurements = tuple[tuple[int, float, float], ...]
 """The number, the unbiased |G|^2 and tr Sigma of each step whose noise scale was measured."""
@@ -111,6 +116,8 @@ class LoopTrial:
         self._now = now
         self._began = now()
         self._finished: Finished | None = None
+        # Whether step 0 was reported, which is no part of the history.
+        self._has_start = False
         # Whether the loop is to train on, as the last report was answered.
         self._trains_on = True
         self.metric = metric
@@ -205,12 +212,10 @@ class LoopTrial:
         count = as_int(examples)
         checked = examples if count is None else count
         check_positive_integer("the examples of trial.batches", checked)
-        check_examples(self, examples)
+        check_examples(self, checked)
         # A study of a module makes two generators: of the order, and of its loader's workers.
         order, _ = seeded_generators(self.seed, "cpu", count=2)
-        return endless_indices(
-            operator.index(examples), self.batch_size, order, first=self.first_step
-        )
+        return endless_indices(checked, self.batch_size, order, first=self.first_step)
 
     def report(self, step: int, value: object) -> bool:
         """Report the metric after a step of the optimizer, and learn whether to train on.
@@ -236,9 +241,12 @@ class LoopTrial:
         is_finite = math.isfinite(number)
         if not self._trains_on:
             return False
-        if steps == 0 and not self._state.history and self.first_step == 0:
+        is_start = steps == 0 and not self._state.history and self.first_step == 0
+        # A loop that reports step 0 again counts no steps, and would never end.
+        if is_start and not self._has_start:
+            self._has_start = True
             if is_finite:
-                self._verdict.begin(number)
+                self._verdict.begin(number, MET_AT_STEP_0)
             return True
         self._check_rises(steps)
         self._state.steps = steps

@@ -11,6 +11,9 @@ from bstune.core.trial_end import status_at, steps_low_of
 from bstune.trial.parts.state import TrialState
 from bstune.trial.processes.reached import tell_evaluation
 
+# What a target is changed to that untrained weights meet.
+OTHER_TARGET = "give workload.target.mode the other direction, or a harder value"
+
 
 class Verdict:
     """Ends a trial that an evaluation finds at its target, diverged, or at its last step.
@@ -44,8 +47,12 @@ class Verdict:
         self._may_start_at_target = may_start_at_target
         self._sets_goal = sets_goal
 
-    def begin(self, value: float) -> None:
+    def begin(self, value: float, change: str = OTHER_TARGET) -> None:
         """Take in the metric of the untrained weights, from which divergence is measured.
+
+        Args:
+            value: the metric.
+            change: what the user is to do where it meets the target already.
 
         Raises:
             ConfigError: where it meets the target already, and that is not allowed.
@@ -57,7 +64,7 @@ class Verdict:
             # The first evaluation then ends the trial, unless it is worse. Divergence is not
             # measured: there is no distance from the target at the start to measure it by.
             return
-        refuse_met_target(self._target, value)
+        refuse_met_target(self._target, value, change)
         self.start_gap = self._target.gap(value)
 
     def judge(self, value: float | None, loss: float | None) -> None:
@@ -121,10 +128,10 @@ class Verdict:
         return None
 
 
-def refuse_met_target(target: Target, value: float) -> None:
-    """Raise a ConfigError for a target that untrained weights meet."""
+def refuse_met_target(target: Target, value: float, change: str = OTHER_TARGET) -> None:
+    """Raise a ConfigError for a target that untrained weights meet; ``change`` says what to do."""
     if target.reached(value):
         raise ConfigError(
             f"the target {target} is met before training ({target.metric} starts at {value:g}): "
-            "give workload.target.mode the other direction, or a harder value"
+            f"{change}"
         )
