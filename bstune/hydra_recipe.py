@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.errors import InstantiationException
 from hydra.utils import get_object
 from hydra.utils import instantiate as hydra_instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import BstuneError, ConfigError
@@ -254,7 +254,7 @@ def instantiate(node: Node | DictConfig, what: str) -> Any:
         if isinstance(error.__cause__, BstuneError):
             # The new error must not be the cause of its own cause.
             raise error.__cause__ from None
-        reason = _not_found(error) or _raised(error, what) or " ".join(str(error).split())
+        reason = _not_found(error) or _raised(error, node, what) or " ".join(str(error).split())
         raise ConfigError(f"{what} cannot be built: {reason}") from error
 
 
@@ -311,10 +311,15 @@ def _targets(value: Any) -> Any:
     return {key: _targets(item) for key, item in value.items()}
 
 
-def _raised(error: Exception, what: str) -> str | None:
+def _raised(error: Exception, node: Node | DictConfig, what: str) -> str | None:
     """Say what a target raised when it was called, with a guess at an argument that it lacks.
 
-    None if the error is another one. ``what``: the name of the node that was built.
+    None if the error is another one.
+
+    Args:
+        error: that Hydra raised.
+        node: that was built.
+        what: the node's name.
     """
     called = re.match(r"Error in call to target '([^']*)'", str(error))
     cause = error.__cause__
@@ -333,9 +338,26 @@ def _raised(error: Exception, what: str) -> str | None:
         # It may hand arguments on to a function whose own are not known here.
         kinds = {parameter.kind for parameter in parameters.values()}
         hands_on = inspect.Parameter.VAR_KEYWORD in kinds
-        if unknown is not None and unknown[1] not in parameters and not hands_on:
+        is_lacking = unknown is not None and unknown[1] not in parameters and not hands_on
+        # What the target calls by itself may lack an argument, too: the config cannot mend that.
+        if unknown is not None and is_lacking and _gives(node, unknown[1]):
             text += f": {hint_on(unknown[1], list(parameters))}"
     return text
+
+
+def _gives(node: object, argument: str) -> bool:
+    """Whether a node, or one at any depth in it, gives the argument to its target."""
+    if isinstance(node, DictConfig | ListConfig):
+        node = OmegaConf.to_container(node, resolve=False)
+    if isinstance(node, list | tuple):
+        return any(_gives(item, argument) for item in node)
+    if not isinstance(node, Mapping):
+        return False
+    arguments = node.get("init_args") if "class_path" in node else node
+    is_given = isinstance(arguments, Mapping) and argument in arguments
+    if target_of(node) and is_given:
+        return True
+    return any(_gives(value, argument) for value in node.values())
 
 
 def _not_found(error: Exception) -> str | None:

@@ -342,6 +342,8 @@ def test_the_gain_by_the_runs_own_seconds_stands_beside_it(of_winner, of_baselin
     assert gain.by_own_seconds == (ratio and pytest.approx(ratio, rel=0.02))
     assert gain.ratio == pytest.approx(4.0, rel=0.02)
     assert gain_of(BaselineRuns(own, again), winner, "steps", 0.1).by_own_seconds is None
+    lucky = gain_of(BaselineRuns(own, again), winner, "time", 0.1, luck=math.log(1.2))
+    assert lucky.by_own_seconds == (ratio and pytest.approx(gain.by_own_seconds / 1.2))
 
 
 def test_a_gain_is_known_no_better_than_the_seconds_of_a_step_are():

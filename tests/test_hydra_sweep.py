@@ -16,15 +16,18 @@ import pytest
 import yaml
 from hydra.core.plugins import Plugins
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from loop_trials import made_trial
 from toolbox import forked_training, trials_of
 
 import bstune
+from bstune.core.errors import ConfigError
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.integrations import hydra_sweep
 from bstune.integrations.hydra_params import Range, read_params
 from bstune.integrations.hydra_sweep import (
     Settings,
     _check_direction,
+    _report_history,
     _settled_objective,
     application_words,
 )
@@ -469,6 +472,7 @@ def test_a_job_that_comes_to_nothing_is_a_trial(
             ['hydra.sweeper.target="score<=5"', "hydra.sweeper.mode=max"],
             "write score>=5, or hydra.sweeper.mode=min",
         ),
+        (["hydra.sweeper.mode=maximize"], "mode must be min or max, but got 'maximize'"),
     ],
 )
 def test_what_a_sweep_may_not_hold(arguments, message, sweep, capsys, tmp_path):
@@ -493,6 +497,33 @@ def test_what_a_sweep_may_not_hold(arguments, message, sweep, capsys, tmp_path):
 )
 def test_a_direction_that_is_meant_is_kept(target, mode):
     _check_direction(target, mode)
+
+
+@pytest.mark.parametrize(
+    ("history", "steps", "status"),
+    [
+        # The schedule ends at step 20, between two evaluations of the job.
+        ([(6, 0.9), (12, 0.8), (18, 0.7)], 20, "stopped"),
+        ([(18, None)], 18, "diverged"),
+        ([(10, 0.9), (20, 0.7)], 20, "stopped"),
+        # The untrained weights were evaluated twice.
+        ([(0, 1.0), (0, 1.0), (18, 0.7)], 20, "stopped"),
+        ([(6, 0.9), (12, 0.1)], 12, "reached"),
+    ],
+)
+def test_a_jobs_last_evaluation_stands_for_the_end_of_its_schedule(history, steps, status):
+    trial = made_trial(schedule_ends=True)
+    assert _report_history(trial, history) == steps
+    trial.finish(seconds=1.0)
+    finished = trial.abandon().result()
+    assert (finished.steps, finished.status) == (steps, status)
+
+
+def test_a_job_that_ended_long_before_its_schedule_is_refused():
+    trial = made_trial(schedule_ends=True)
+    assert _report_history(trial, [(5, 0.9), (10, 0.8)]) == 10
+    with pytest.raises(ConfigError, match="train and report until then"):
+        trial.finish(seconds=1.0)
 
 
 @pytest.mark.parametrize(

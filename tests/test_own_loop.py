@@ -16,6 +16,7 @@ import once
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from loop_trials import made_trial
 from projects.own_loop.digits import TRAIN, VAL, make_model, validate
 from test_pieces import example_in
 from test_study import without_clock
@@ -28,7 +29,7 @@ import bstune
 from bstune.config import option_names
 from bstune.core.errors import ConfigError, StudyError, UserCodeError
 from bstune.core.option_names import in_python
-from bstune.core.records import CUT_SHORT, Target, TrialResult
+from bstune.core.records import CUT_SHORT, TrialResult
 from bstune.report.schema import read_result
 from bstune.study.own_loop import OWN_WORK, trials_of
 from bstune.system.files import Output, keep_trials, own_mark
@@ -38,13 +39,10 @@ from bstune.trial.own_loop.loop_backend import ANY_LOOP, LoopBackend, LoopLimits
 from bstune.trial.own_loop.loop_trial import (
     ENDED_BY_CALLBACK,
     ENDED_SHORT,
-    LoopTrial,
     has_ended_short,
     last_report,
     name_what_ends,
 )
-from bstune.trial.parts.state import TrialState
-from bstune.trial.parts.verdict import Verdict
 
 # The objective loss has a metric as its target, and no value of it.
 FOR_LOSS = {"objective": "loss", "target": "loss"}
@@ -307,24 +305,6 @@ def descend(trial, saves=True, seconds_per_step=None, ends=None, seed=None):
 def train_all(study, body):
     for trial in study:
         body(trial)
-
-
-def made_trial(goal=0.2, clock=None, schedule_ends=False, **changes):
-    """A trial of at most 20 steps, without a study."""
-    state = TrialState(first_step=0, last_step=20, steps=0)
-    return LoopTrial(
-        spec=make_spec(**changes),
-        state=state,
-        verdict=Verdict(state, Target("loss", goal, "min"), divergence=10.0),
-        metric="loss",
-        save_to=Path("saved"),
-        resume_from=None,
-        budget_end=None,
-        refuses_further_steps=False,
-        needs_seconds=False,
-        now=clock or FakeTime(),
-        schedule_ends=schedule_ends,
-    )
 
 
 def scheduled_trial():

@@ -106,19 +106,27 @@ def test_timings_that_are_not_to_be_trusted_are_said(error, waited, own, is_quie
 
 
 @pytest.mark.parametrize(
-    # The runs' own seconds of a step, where 0.01 were timed.
-    ("of_trial", "of_runs", "ratio"),
+    # The runs' own seconds of a step, where 0.01 were timed, and what else they have.
+    ("of_trial", "of_runs", "changes", "ratio"),
     [
-        (0.02, (), 2.0),
-        (0.02, (0.01, 0.04), 2.0),
-        (0.02, (None, 0.04), 4.0),
-        (None, (), None),
+        (0.02, (), {}, 2.0),
+        (0.02, (0.01, 0.04), {}, 2.0),
+        (0.02, (None, 0.04), {}, 4.0),
+        (None, (), {}, None),
+        # The Trainer's steps are not compared with the lean loop's, nor those beside other trials.
+        (0.02, (0.01,), {"training_loop": "Lightning's: 2 optimizers"}, None),
+        (0.02, (0.01,), {"ran_alone": False}, None),
     ],
 )
-def test_a_winners_own_seconds_are_held_against_those_that_were_timed(of_trial, of_runs, ratio):
-    first = replace(make_trial(0), seconds_per_step=0.01, measured_seconds_per_step=of_trial)
+def test_a_winners_own_seconds_are_held_against_those_that_were_timed(
+    of_trial, of_runs, changes, ratio
+):
+    first = replace(
+        make_trial(0), seconds_per_step=0.01, measured_seconds_per_step=of_trial, **changes
+    )
     runs = [replace(first, measured_seconds_per_step=seconds) for seconds in of_runs]
-    assert own_over_timed(Winner(first, 100.0, tuple(runs))) == (ratio and pytest.approx(ratio))
+    winner = Winner(first, 100.0, tuple(runs))
+    assert own_over_timed(winner, "lean") == (ratio and pytest.approx(ratio))
 
 
 @pytest.mark.parametrize(

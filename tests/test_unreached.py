@@ -254,6 +254,8 @@ def test_no_easier_target_is_proposed_of_a_trial_that_came_no_closer():
         # In percent, and one that began beyond the fraction.
         (((10, 3.0), (100, 40.0)), F1, None),
         (((10, 0.8), (100, 0.9)), F1, None),
+        # A name that tells no share.
+        (RISING, Target("val/return", 70.0, "max"), None),
     ],
 )
 def test_a_target_in_percent_of_a_fraction_is_proposed_as_a_fraction(history, target, meant):

@@ -85,6 +85,8 @@ def labels_of(batches):
             {"_target_": "torch.nn.Linear", "in_featurs": 1, "out_features": 1},
             "Linear raised TypeError: .*'in_featurs': did you mean in_features.$",
         ),
+        # What the target gives on by itself is no argument of the node's.
+        ({"_target_": "branch.Leaf", "size": 1}, "Leaf raised TypeError: .*'in_featurs'$"),
         ({"_target_": "builtins.int", "x": "${no.such.key}"}, "no.such.key"),
     ],
 )
@@ -93,6 +95,9 @@ def test_what_cannot_be_built_is_named(target, text, tmp_path, monkeypatch):
     # It imports what is not there.
     (tmp_path / "tree.py").write_text("import soil.deep\n")
     (tmp_path / "stump.py").write_text("1 / 0\n")
+    (tmp_path / "branch.py").write_text(
+        "from torch.nn import Linear\n\n\ndef Leaf(size):\n    return Linear(in_featurs=size)\n"
+    )
     with pytest.raises(ConfigError, match=f"^workload.data cannot be built.*{text}.*$"):
         instantiate(target, "workload.data")
 

@@ -99,11 +99,16 @@ def own_steps(trials: Iterable[TrialResult]) -> list[OwnSteps]:
             OwnSteps(
                 batch_size=trial.batch_size,
                 seconds=seconds,
-                of_trainer=(trial.training_loop or "").startswith(LIGHTNINGS_LOOP),
+                of_trainer=took_trainers_steps(trial),
                 may_join=trial.ran_alone and trial.steps >= FEWEST_OWN_STEPS,
             )
         )
     return collected
+
+
+def took_trainers_steps(trial: TrialResult) -> bool:
+    """Whether Lightning's own loop took a trial's steps."""
+    return (trial.training_loop or "").startswith(LIGHTNINGS_LOOP)
 
 
 def with_step_time(result: TrialResult, step_time: Callable[[float], float]) -> TrialResult:

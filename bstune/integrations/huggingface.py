@@ -177,7 +177,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         is_start = state.global_step == 0
         if is_start and self._has_start:
             return
-        self._has_start = is_start
+        self._has_start |= is_start
         goes_on = trial.report(state.global_step, metrics[trial.metric])
         if goes_on:
             return

@@ -188,7 +188,8 @@ def run_sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     """Run or continue the study, and write its results.
 
     An error that the user can mend ends the process with a line and status 2, Ctrl-C with one and
-    130, and a termination signal with one and 143.
+    130, and a termination signal that Lightning or bstune has turned into an error with one and
+    143.
     """
     try:
         _sweep(sweeper, arguments)
@@ -481,6 +482,8 @@ def _check_direction(text: str, mode: str | None) -> None:
         text: of the target.
         mode: the direction that is stated besides; None: none is.
     """
+    if mode not in (None, "min", "max"):
+        raise ConfigError(f"hydra.sweeper.mode must be min or max, but got {mode!r}")
     if not any(sign in text for sign in "<=>"):
         return
     metric, value, of_sign = parse_target(text, "hydra.sweeper.target")
@@ -490,7 +493,7 @@ def _check_direction(text: str, mode: str | None) -> None:
         return
     by = "by its name" if mode is None else f"by mode={mode}"
     verb, sign = ("rise", ">=") if stated == "max" else ("fall", "<=")
-    mended = f"{metric}{sign}{value:g}"
+    mended = f"{metric}{sign}{value:.12g}"
     raise ConfigError(
         f"hydra.sweeper.target={text}: {by} {metric} is to {verb}: write {mended}, or "
         f"hydra.sweeper.mode={of_sign} if the other way is meant"
@@ -792,9 +795,13 @@ def _number_as_dict(trial: LoopTrial, returned: object, settings: Settings) -> d
 def _report_history(trial: LoopTrial, history: object) -> int:
     """Report a history of (step, metric), and give its last step.
 
-    A continued trial's history may begin before the trial's first step.
+    A continued trial's history may begin before the trial's first step. The last evaluation before
+    a schedule's end stands for that end.
     """
     last_step = trial.first_step
+    step_before_last = last_step
+    has_start = False
+    goes_on = True
     pairs = list(history) if isinstance(history, list | tuple) else []
     are_pairs = all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs)
     if not pairs or not are_pairs:
@@ -808,8 +815,13 @@ def _report_history(trial: LoopTrial, history: object) -> int:
         is_continued = trial.first_step > 0
         if is_continued and whole_step is not None and whole_step <= trial.first_step:
             continue
+        # Untrained weights may have been evaluated twice.
+        if whole_step == 0 and has_start:
+            continue
+        has_start = has_start or whole_step == 0
         # StopAtTarget and JSON have None for a value that is not finite.
         goes_on = trial.report(step, math.nan if value is None else value)
+        step_before_last = last_step
         last_step = int(step)
         if not goes_on:
             break
@@ -818,6 +830,12 @@ def _report_history(trial: LoopTrial, history: object) -> int:
             f"the task returned a history until step {pairs[-1][0]}, but its trial went on after "
             f"step {trial.first_step}: load what {trial.resume_from} has, and count on from there"
         )
+    # A job evaluates every so many steps, and its schedule may end between two evaluations.
+    is_last_before_end = 2 * last_step - step_before_last > trial.max_steps > last_step
+    if goes_on and trial.schedule_ends and is_last_before_end:
+        last_value = pairs[-1][1]
+        trial.report(trial.max_steps, math.nan if last_value is None else last_value)
+        return trial.max_steps
     return last_step
 
 

@@ -130,8 +130,9 @@ def trust_in_timing(result: StudyResult) -> Trust | None:
     # What a survey timed is what a quiet machine takes; the user waited for the runs themselves.
     if own is not None and abs(math.log(own)) > math.log(APART_FROM_SURVEY):
         text = f"the runs of USE took {format_number(own, 2)} times the seconds that were timed"
-        busier = "the trials ran" if own > 1.0 else "steps were timed"
-        return Trust("noise", f"{text}: the machine was busier while {busier}; {error}", good=False)
+        busier = "they ran" if own > 1.0 else "steps were timed"
+        why = f"the machine was busier while {busier}, or steps change their cost while they train"
+        return Trust("noise", f"{text}: {why}; {error}", good=False)
     if timing.relative_error > NOISY_ERROR or timing.not_told_apart:
         # Seconds that trials measured themselves cannot be measured anew, so this says what their
         # error means for USE. After a survey it is left out: the caution names the option that

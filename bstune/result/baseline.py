@@ -70,7 +70,7 @@ class Gain(Part, frozen=True):
     at_least: bool
     """Whether the ratio is a lower bound, as the baseline was stopped before the target."""
     by_own_seconds: Positive | None = None
-    """The same ratio by the seconds that the compared runs took themselves, luck included.
+    """The same ratio by the seconds that the compared runs took themselves.
 
     ``ratio`` has the seconds of a step from all trials together. None: it is of steps, or fewer
     than three seeds are common to both, or runs were not timed.

@@ -26,7 +26,8 @@ class StepTiming(Part, frozen=True):
     own_over_timed: Positive | None = None
     """Seconds of a step in the winner's own runs over those that were timed: the geometric mean.
 
-    The runs are those on fresh seeds, else its trial. None: there is no winner, or no survey.
+    The runs are those on fresh seeds, else its trial. None: there is no winner or no survey, or the
+    runs had another loop than the survey or ran beside others.
     """
 
 

@@ -312,7 +312,8 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
     if at_budget.same is not None:
         stuck = stuck_text(result)
         if stuck is not None:
-            yield f"{stuck}: mend {MEND_STUCK}"
+            # Nothing tells whether a value of the metric is the best that it can have.
+            yield f"{stuck}: mend {MEND_STUCK}; if it is as good as can be, evaluate earlier"
         else:
             yield _same_text(result.metric, at_budget, at_budget.same)
     yield from unused_seed(result)

@@ -208,7 +208,7 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
         changes = ["another learning rate (scaling.lr), another model or schedule"]
         # What the target is as a fraction is told in its place.
         if unreached.easier is not None and unreached.as_fraction is None:
-            changes.insert(0, f"an easier target (workload.target.value={unreached.easier:g})")
+            changes.insert(0, f"an easier target (workload.target.value={unreached.easier!r})")
         flat = count - too_few_evaluations - improving
         why = f"{flat} of {of_stopped} no longer improved when stopped"
         return Cause(why, " or ".join(changes))

@@ -9,9 +9,14 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from bstune.core.records import TrialResult
+from bstune.core.records import StepsOf, TrialResult
 from bstune.core.step_time_law import StepTimeLaw, law_of_trials
-from bstune.core.step_timings import OwnSteps, own_steps, with_step_time
+from bstune.core.step_timings import (
+    OwnSteps,
+    own_steps,
+    took_trainers_steps,
+    with_step_time,
+)
 from bstune.options import ReplayedWorkload
 from bstune.result import INTERVAL_QUANTILE, StepTiming
 from bstune.study.planning.replicates import Winner, summary_of_runs
@@ -144,23 +149,37 @@ def timing_of(
         waited=surveyed.waited,
         threads=surveyed.threads,
         not_told_apart=not_distinct,
-        own_over_timed=None if winner is None else own_over_timed(winner),
+        own_over_timed=None if winner is None else own_over_timed(winner, surveyed.seconds_of),
     )
 
 
-def own_over_timed(winner: Winner) -> float | None:
+def own_over_timed(winner: Winner, seconds_of: StepsOf) -> float | None:
     """Compare the seconds of a step in a winner's own runs with those that a survey timed.
 
     Give the geometric mean of their ratios over its fresh seeds, else that of its trial. None where
-    none of them has both.
+    no run can be compared: each needs the survey's kind of loop, as a step of the Trainer's may
+    take several times the lean loop's, and no other trial beside it.
+
+    Args:
+        winner: of the study.
+        seconds_of: whose steps the survey timed.
     """
     log_ratios = list[float]()
     for run in winner.runs or (winner.trial,):
-        if run.measured_seconds_per_step and run.seconds_per_step:
-            log_ratios.append(math.log(run.measured_seconds_per_step / run.seconds_per_step))
+        is_of_same_loop = took_trainers_steps(run) == (seconds_of == "trainer")
+        is_timed = bool(run.measured_seconds_per_step and run.seconds_per_step)
+        if is_timed and is_of_same_loop and run.ran_alone:
+            log_ratios.append(_log_own_over_timed(run))
     if not log_ratios:
         return None
     return math.exp(fmean(log_ratios))
+
+
+def _log_own_over_timed(run: TrialResult) -> float:
+    """Give the log of a run's own seconds of a step over those that were timed; it has both."""
+    assert run.measured_seconds_per_step is not None  # noqa: S101 (the caller has looked)
+    assert run.seconds_per_step is not None  # noqa: S101 (the caller has looked)
+    return math.log(run.measured_seconds_per_step / run.seconds_per_step)
 
 
 def not_told_apart(

@@ -8,7 +8,9 @@ of each.
 import math
 from collections.abc import Callable, Sequence
 
-from bstune.core.metric_names import fraction_meant
+import numpy as np
+
+from bstune.core.metric_names import fraction_meant, mode_of
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.result import (
     MAX_TEXT,
@@ -29,6 +31,8 @@ from bstune.search.posterior import Posterior
 IMPROVEMENT = 0.05
 # The last evaluations of which the better one counts: one step back is no rest.
 LAST_EVALUATIONS = 2
+# At most so many values of a trial are tested for a trend, which takes their number's square.
+TREND_VALUES = 200
 # The normal quantile of Mann's test for a trend, one-sided at 5%.
 TREND_QUANTILE = 1.645
 # Evaluations of a trial of which anything is predicted: fewer show no rate.
@@ -77,7 +81,9 @@ def unreached_because(
         trial, step, value = best
         first_value = next(first for _, first in trial.history if first is not None)
         easier = _easier(target, first_value, value)
-        as_fraction = fraction_meant(target, first_value, value)
+        # A metric whose name tells no share, such as a return, may well be meant as it stands.
+        if mode_of(target.metric) == "max":
+            as_fraction = fraction_meant(target, first_value, value)
         closest = ClosestTrial(
             value=value,
             steps=step,
@@ -320,10 +326,12 @@ def _improves(trial: TrialResult, target: Target) -> bool | None:
 
 def _falls(values: Sequence[float]) -> bool:
     """Whether values fall over time by the test of Mann (1945), which fewer than 4 never pass."""
-    count = len(values)
-    score = 0
-    for place, value in enumerate(values):
-        for later in values[place + 1 :]:
-            score += (later < value) - (later > value)
+    # Of many values, as where a loop reports each step, evenly spaced ones tell as much.
+    gap = math.ceil(len(values) / TREND_VALUES)
+    spaced = np.array(values[::gap], dtype=np.float64)
+    count = len(spaced)
+    # Each pair is there twice, with both signs: the later value less the earlier one counts.
+    differences = np.triu(np.sign(spaced[None, :] - spaced[:, None]), k=1)
+    score = -float(differences.sum())
     variance = count * (count - 1) * (2 * count + 5) / 18.0
     return score > TREND_QUANTILE * math.sqrt(variance)

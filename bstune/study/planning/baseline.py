@@ -330,7 +330,9 @@ def gain_of(
         pairs = len(differences)
         stands_on = _GainRuns(of_both=pairs, of_baseline=pairs, of_winner=pairs)
         gain = _interval(differences, scatter, doubt, merit, stands_on)
-        own_ratio = _ratio_of_own_seconds(runs, reached) if merit == "time" else None
+        own_ratio: float | None = None
+        if merit == "time":
+            own_ratio = _ratio_of_own_seconds(runs, reached, pairs, luck)
         return gain.model_copy(update={"by_own_seconds": own_ratio})
     of_baseline = _mean_log_merit(baseline_stands_on, merit)
     of_winner = _expected_log_merit(winner, reached, merit)
@@ -449,19 +451,25 @@ def _paired_differences(
     return differences
 
 
-def _ratio_of_own_seconds(runs: BaselineRuns, reached: Sequence[TrialResult]) -> float | None:
+def _ratio_of_own_seconds(
+    runs: BaselineRuns, reached: Sequence[TrialResult], pairs: int, luck: float
+) -> float | None:
     """Compare both by the seconds that their runs took themselves: the geometric mean over seeds.
 
     None where fewer than ``FEWEST_OWN_PAIRS`` seeds have both, and where a run was not timed.
 
-    ``reached``: the winner's runs that reached the target.
+    Args:
+        runs: the baseline's.
+        reached: the winner's runs that reached the target.
+        pairs: on how many seeds both reached it.
+        luck: as in :func:`gain_of`.
     """
     of_baseline = tuple(_with_own_seconds(run) for run in runs.again)
     of_winner = [_with_own_seconds(run) for run in reached]
     differences = _paired_differences(replace(runs, again=of_baseline), of_winner, "time")
-    if len(differences) < FEWEST_OWN_PAIRS:
+    if pairs < FEWEST_OWN_PAIRS or len(differences) < pairs:
         return None
-    return math.exp(fmean(differences))
+    return math.exp(fmean(differences) - luck)
 
 
 def _with_own_seconds(run: TrialResult) -> TrialResult:
