@@ -24,6 +24,7 @@ from bstune.hydra_versions import ALLOW_ALL_TARGETS
 from bstune.options import Node
 from bstune.recipe import HOW_IN_YAML, TrialValues
 from bstune.system.arguments import hint_on
+from bstune.system.written_arguments import written_arguments
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule, LightningModule
@@ -203,7 +204,7 @@ class HydraRecipe:
         """Say which argument of the module should get ``${trial.lr}``.
 
         A number in the module's nodes that is called a learning rate comes first. Next is an
-        argument of the module's class, if that is imported by now: importing takes seconds.
+        argument of the module's class by its source: importing it would take seconds.
         """
         node = OmegaConf.to_container(self._config.workload.module, resolve=False)
         written = next(_rates_in(node, "workload.module"), None)
@@ -211,22 +212,14 @@ class HydraRecipe:
             return f"set {written}='${{trial.lr}}'"
         module = self._config.workload.module
         inner = "init_args." if "class_path" in module else ""
-        for argument in self._rate_arguments():
-            return f"set workload.module.{inner}{argument}='${{trial.lr}}'"
+        named = written_arguments(self.module_name)
+        for argument in RATE_ARGUMENTS:
+            if argument in named:
+                return f"set workload.module.{inner}{argument}='${{trial.lr}}'"
         return (
             f"pass ${{trial.lr}} in workload.module to whatever of {self.module_name} takes the "
             "learning rate"
         )
-
-    def _rate_arguments(self) -> list[str]:
-        """List the arguments of the module's class that are rates; none if it is not imported."""
-        if self.module_name.rpartition(".")[0] not in sys.modules:
-            return []
-        # A class that is not there is reported when the module is built.
-        with suppress(ImportError, AttributeError, TypeError, ValueError):
-            parameters = inspect.signature(get_object(self.module_name)).parameters
-            return [argument for argument in RATE_ARGUMENTS if argument in parameters]
-        return []
 
     def on(self, device: str, precision: str) -> "HydraRecipe":
         """Give the recipe whose references to the device and the precision have these values."""
