@@ -529,6 +529,7 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
         from bstune.study.early_checks import check_early, check_takes_rate
 
         # What can be refused without torch is refused before torch is imported.
+        composed.recipe.check_targets()
         check_takes_rate(options, composed.recipe)
         check_early(options, write_out)
     try:

@@ -24,7 +24,7 @@ from bstune.hydra_versions import ALLOW_ALL_TARGETS
 from bstune.options import Node
 from bstune.recipe import HOW_IN_YAML, TrialValues
 from bstune.system.arguments import hint_on
-from bstune.system.written_arguments import written_arguments
+from bstune.system.sources import missing_target, written_arguments
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule, LightningModule
@@ -35,6 +35,19 @@ CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
 RATE_ARGUMENTS = ("lr", "learning_rate", "learningrate", "base_lr", "max_lr")
 # Two values of a trial that differ. A part that is built from the value differs between them.
 _TWO_VALUES: dict[str, tuple[float, float]] = {"lr": (1.0, 2.0), "total_steps": (1, 2)}
+
+
+def _targets_in(node: object) -> Iterator[str]:
+    """Find the classes and functions that a node of a config names, at any depth."""
+    if isinstance(node, list):
+        for value in node:
+            yield from _targets_in(value)
+    if isinstance(node, dict):
+        named = target_of(node)
+        if named and "$" not in named:
+            yield named
+        for value in node.values():
+            yield from _targets_in(value)
 
 
 def _rates_in(node: object, key: str) -> Iterator[str]:
@@ -199,6 +212,18 @@ class HydraRecipe:
     def override(self) -> str:
         """The option that sets the learning rate in the optimizer."""
         return f"{OVERRIDE_LR}=true"
+
+    def check_targets(self) -> None:
+        """Raise a ConfigError for a class or function of the workload that is not there.
+
+        Only sources are read, as an import takes seconds: one that may be there passes.
+        """
+        for key in ("data", "module"):
+            node = self._config.workload[key]
+            for target in _targets_in(OmegaConf.to_container(node, resolve=False)):
+                missing = missing_target(target)
+                if missing is not None:
+                    raise ConfigError(f"workload.{key} cannot be built: {missing}")
 
     def advice_on_rate(self) -> str:
         """Say which argument of the module should get ``${trial.lr}``.
