@@ -401,6 +401,60 @@ MOVES = [
     ],
 ]
 
+# Width and depth of further networks: the records, each with its place in the sentence.
+ON_TEXT = (
+    "workload=shakespeare_transformer",
+    CURVE,
+    "search.batch_size.low=8",
+    "search.batch_size.high=512",
+)
+TRANSFORMERS = {
+    "base": "studies/shakespeare_transformer",
+    "narrow": "widths/transformer_64",
+    "shallow": "widths/transformer_2_layers",
+}
+ON_CIFAR = (
+    "workload=cifar_resnet8",
+    "workload.target.value=0.5",
+    CURVE,
+    "prior.level_sigma=0.7",
+    "search.batch_size.high=2048",
+)
+RESNETS = {"narrow": "widths/resnet8_8", "base": "widths/resnet8_16"}
+
+
+def of_widths(names: tuple[str, ...], arguments: Arguments, *paths: Path) -> Values:
+    """Give the critical batch size of each study, by its place in the sentence."""
+    values = dict[str, object]()
+    for name, path in zip(names, paths, strict=True):
+        critical = found(path, arguments).critical
+        values[name] = interval_text(critical.value, critical.low, critical.high)
+    return values
+
+
+def widths_figure(sentence: str, studies: dict[str, str], arguments: Arguments) -> Figure:
+    return figure(
+        "what moves B_crit",
+        sentence,
+        partial(of_widths, tuple(studies), arguments),
+        *map(record_of, studies.values()),
+        tolerance=SAMPLED,
+    )
+
+
+MOVES += [
+    widths_figure(
+        "the Transformer's B_crit is {base}, {narrow} at half its width, {shallow} at half its depth",
+        TRANSFORMERS,
+        ON_TEXT,
+    ),
+    widths_figure(
+        "that of ResNet-8 is {base}, {narrow} at half its width",
+        RESNETS,
+        ON_CIFAR,
+    ),
+]
+
 # Optimizers over batch size.
 
 # Algorithm and schedule of each.
