@@ -747,8 +747,9 @@ def test_a_sweep_that_was_ended_before_its_objective_was_stored_goes_on(sweep, m
 
     with monkeypatch.context() as ending:
         ending.setattr(hydra_sweep, "change_objective", end)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(SystemExit) as ended:
             sweep("hydra.sweeper.n_trials=2", *NUMBERS)
+    assert ended.value.code == 130
     assert len(trials_of(Path("outputs") / "train")) == 1
     assert len(sweep("hydra.sweeper.n_trials=2", *NUMBERS)) == 2
     assert objective() == "steps"
