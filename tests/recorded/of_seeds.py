@@ -13,8 +13,9 @@ SEEDS = f"{RECORDED}/shallue_seeds.jsonl"
 KILLED = f"{RECORDED}/killed_twice.jsonl"
 SMOOTHING = f"{RECORDED}/smoothing.jsonl"
 LEVEL = 0.9
-# Up to this batch size smoothing lowers the best error within the examples.
-LARGEST_HELPED = 2048
+# Batch sizes with one best smoothing.
+SMALL_SIZES = (128, 256, 512)
+LARGE_SIZES = (4096, 8192)
 
 
 def log_sizes(path: Path, sweep: str, study: str) -> list[float]:
@@ -40,28 +41,31 @@ def ratio_over_seeds(sweep: str, study: str, other: str, path: Path) -> Values:
     }
 
 
-def smoothing_points(path: Path) -> Values:
-    """Give by how many points smoothing moves the best error within the examples, at most.
+def best_smoothing(path: Path) -> Values:
+    """Give the smoothing with the least mean error within the examples, by ranges of batch size.
 
-    It is the difference of the means over seeds, at each batch size: the largest fall up to
-    ``LARGEST_HELPED``, and the largest rise above.
+    It is one for all of ``SMALL_SIZES`` and one for all of ``LARGE_SIZES``. ``most`` is the largest
+    fall that the best smoothing brings over none, in points.
     """
-    means = dict[tuple[float, int], float]()
+    means = dict[int, dict[float, float]]()
     for row in rows_of(path):
         if row["budget"] == "1,000,000 examples":
-            means[row["smoothing"], row["batch_size"]] = statistics.fmean(row["values"])
+            by_smoothing = means.setdefault(row["batch_size"], {})
+            by_smoothing[row["smoothing"]] = statistics.fmean(row["values"])
+    best = dict[int, float]()
     falls = list[float]()
-    rises = list[float]()
-    for smoothing, batch_size in means:
-        if smoothing == 0.0:
-            continue
-        rise = means[smoothing, batch_size] - means[0.0, batch_size]
-        if batch_size <= LARGEST_HELPED:
-            falls.append(-100.0 * rise)
-        else:
-            rises.append(100.0 * rise)
-    assert min(*falls, *rises) > 0.0
-    return {"fall": max(falls), "rise": max(rises)}
+    for batch_size, by_smoothing in means.items():
+        best[batch_size] = min(by_smoothing, key=by_smoothing.__getitem__)
+        falls.append(100.0 * (by_smoothing[0.0] - by_smoothing[best[batch_size]]))
+    (small,) = {best[batch_size] for batch_size in SMALL_SIZES}
+    (large,) = {best[batch_size] for batch_size in LARGE_SIZES}
+    return {
+        "small": small,
+        "at_1024": best[1024],
+        "at_2048": best[2048],
+        "large": large,
+        "most": max(falls),
+    }
 
 
 def killed_sweeps(path: Path) -> Values:
@@ -95,9 +99,9 @@ FIGURES = [
     ),
     figure(
         "smoothing",
-        "by up to {fall:.2f} points at B = 128 to 2,048, and raises it by up to {rise:.2f} at 4,096 "
-        "and 8,192",
-        smoothing_points,
+        "{small:g} up to B = 512, {at_1024:g} at 1,024, {at_2048:g} at 2,048, then {large:g}, "
+        "lowering the error by up to {most:.2f} points",
+        best_smoothing,
         SMOOTHING,
     ),
     figure(
