@@ -551,7 +551,7 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
     except (KeyboardInterrupt, SystemExit) as error:
         if not is_interruption(error):
             raise
-        raise Interrupted(f"interrupted: {interruption.stage.value}") from error
+        raise Interrupted(interruption.text()) from error
     return result.to_json()
 
 

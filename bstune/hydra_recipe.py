@@ -24,7 +24,7 @@ from bstune.hydra_versions import ALLOW_ALL_TARGETS
 from bstune.options import Node
 from bstune.recipe import HOW_IN_YAML, TrialValues
 from bstune.system.arguments import hint_on
-from bstune.system.sources import missing_target, written_arguments
+from bstune.system.sources import missing_target, no_module_text, no_name_text, written_arguments
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule, LightningModule
@@ -398,8 +398,5 @@ def _not_found(error: Exception) -> str | None:
     if not is_part_of_target:
         return f"importing {target} needs the module {cause.name}, which is not installed"
     if parent:
-        return f"{parent} has no {name}, for {target}"
-    return (
-        f"there is no module {name}, for {target}: run bstune in the folder that holds it, "
-        "or install it"
-    )
+        return no_name_text(parent, name, target)
+    return no_module_text(name, target)

@@ -199,7 +199,7 @@ def run_sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     except (KeyboardInterrupt, SystemExit) as error:
         if not is_interruption(error):
             raise
-        write_error(f"interrupted: {interruption.stage.value}")
+        write_error(interruption.text())
         # Lightning makes an exit with status 1 of Ctrl-C.
         sys.exit(interrupted_status(error))
 

@@ -44,6 +44,11 @@ class Stage(Enum):
     )
 
 
+def text() -> str:
+    """Say what the interruption of this process's command leaves."""
+    return f"interrupted: {stage.value}"
+
+
 # What this process's command is doing.
 stage = Stage.PREPARATION
 # The first signal's number; None before any.

@@ -51,18 +51,28 @@ def missing_target(path: str) -> str | None:
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         return None
     if parts[0] not in sys.modules and importlib.util.find_spec(parts[0]) is None:
-        return (
-            f"there is no module {parts[0]}, for {path}: run bstune in the folder that holds it, "
-            "or install it"
-        )
+        return no_module_text(parts[0], path)
     # The module is the longest part of the path that is a file.
     for count in range(len(parts) - 1, 0, -1):
         source = _source_of(parts[:count])
         if source is not None:
             if _may_hold(source, parts[count]):
                 return None
-            return f"{'.'.join(parts[:count])} has no {parts[count]}, for {path}"
+            return no_name_text(".".join(parts[:count]), parts[count], path)
     return None
+
+
+def no_module_text(module: str, path: str) -> str:
+    """Say that there is no module, for the class or function at ``path``."""
+    return (
+        f"there is no module {module}, for {path}: run bstune in the folder that holds it, "
+        "or install it"
+    )
+
+
+def no_name_text(module: str, name: str, path: str) -> str:
+    """Say that a module lacks a name, for the class or function at ``path``."""
+    return f"{module} has no {name}, for {path}"
 
 
 def _may_hold(source: Path, name: str) -> bool:

@@ -166,20 +166,14 @@ def own_over_timed(winner: Winner, seconds_of: StepsOf) -> float | None:
     """
     log_ratios = list[float]()
     for run in winner.runs or (winner.trial,):
+        own = run.measured_seconds_per_step
+        timed = run.seconds_per_step
         is_of_same_loop = took_trainers_steps(run) == (seconds_of == "trainer")
-        is_timed = bool(run.measured_seconds_per_step and run.seconds_per_step)
-        if is_timed and is_of_same_loop and run.ran_alone:
-            log_ratios.append(_log_own_over_timed(run))
+        if own and timed and is_of_same_loop and run.ran_alone:
+            log_ratios.append(math.log(own / timed))
     if not log_ratios:
         return None
     return math.exp(fmean(log_ratios))
-
-
-def _log_own_over_timed(run: TrialResult) -> float:
-    """Give the log of a run's own seconds of a step over those that were timed; it has both."""
-    assert run.measured_seconds_per_step is not None  # noqa: S101 (the caller has looked)
-    assert run.seconds_per_step is not None  # noqa: S101 (the caller has looked)
-    return math.log(run.measured_seconds_per_step / run.seconds_per_step)
 
 
 def not_told_apart(
