@@ -31,11 +31,11 @@ from bstune.integrations.hydra_sweep import (
     _settled_objective,
     application_words,
 )
-from bstune.study.own_loop import JOB_ENDED_SHORT, batches_of
+from bstune.study.own_loop import batches_of
 from bstune.study.storage.opening import stored_settings
 from bstune.system.exits import Terminated
 from bstune.trial.own_loop.loop_backend import LoopLimits
-from bstune.trial.own_loop.loop_trial import ENDED_SHORT
+from bstune.trial.own_loop.loop_trial import ENDED_SHORT, JOB_ENDED_SHORT
 
 TESTS = Path(__file__).parent
 PLUGINS = Path(bstune.__file__).parent / "integrations"

@@ -40,19 +40,12 @@ from bstune.study.prepare import prepare
 from bstune.study.run import paused_study
 from bstune.study.search import Paused
 from bstune.system.console import print_line, quieten
-from bstune.system.files import Output
 from bstune.system.terminal import filtered, safe_console
 from bstune.system.user import name_user
 from bstune.trial.backend import make_protocol
 from bstune.trial.own_loop.loop_backend import ANY_LOOP, LoopBackend, LoopLimits
 from bstune.trial.own_loop.loop_runner import LoopRunner
-from bstune.trial.own_loop.loop_trial import (
-    BEFORE_END,
-    LoopTrial,
-    has_ended_short,
-    is_name_of_a_trial,
-)
-from bstune.trial.processes.messages import Finished
+from bstune.trial.own_loop.loop_trial import LoopTrial, is_name_of_a_trial
 
 # What a loop does by itself in place of an option, by the option or its section.
 OWN_WORK = {
@@ -80,24 +73,6 @@ OWN_WORK = {
 USED_WITHOUT_MODULE = ("hardware.enabled", "hardware.scale_out")
 # No noise scale is measured anyway.
 HARMLESS = {"protocol.noise_scale_every": None}
-# How a job may go on that ended before its last step.
-JOB_ENDED_SHORT = f"{BEFORE_END}: let its job evaluate there, too, so that it can go on"
-
-
-class JobBackend(LoopBackend):
-    """Hands trials to jobs of a Hydra application, which knows nothing of trials."""
-
-    def take_back(self, trial: LoopTrial, folder: Output) -> Finished:
-        """Take a trial back from its job; a job that ended early is told so in a job's words.
-
-        That is of use only where jobs can go on.
-        """
-        finished = super().take_back(trial, folder)
-        record = finished.result()
-        if not has_ended_short(record):
-            return finished
-        message = JOB_ENDED_SHORT if self._can_continue else None
-        return replace(finished, record=replace(record, message=message))
 
 
 def trials_of(
@@ -227,8 +202,7 @@ def _paused_study(
 
     for line in assumptions:
         say(f"assumed: {line}")
-    make_backend = LoopBackend if limits.job_command is None else JobBackend
-    backend = make_backend(options, make_protocol(options, recipe=None), say, limits=limits)
+    backend = LoopBackend(options, make_protocol(options, recipe=None), say, limits=limits)
 
     def open_runner(count: int) -> LoopRunner:
         runners.append(LoopRunner(backend, count))

@@ -33,7 +33,12 @@ from bstune.system.files import (
 )
 from bstune.trial.backend import JobCommand, TrialBackend, chooses_horizons
 from bstune.trial.devices.device import processor, resolve_device
-from bstune.trial.own_loop.loop_trial import LoopTrial, Measurements, has_ended_short
+from bstune.trial.own_loop.loop_trial import (
+    JOB_ENDED_SHORT,
+    LoopTrial,
+    Measurements,
+    has_ended_short,
+)
 from bstune.trial.parts.state import TrialState, state_after
 from bstune.trial.parts.verdict import Verdict
 from bstune.trial.processes.messages import Finished
@@ -357,6 +362,9 @@ class LoopBackend(TrialBackend):
         self._tell_if_no_further(trial, record)
         self._tell_if_met_at_once(trial, record)
         self._keep_saved(trial, record, folder)
+        # Of use to a job is only how it could go on, where jobs can.
+        if has_ended_short(record) and self.job_command is not None:
+            record = replace(record, message=JOB_ENDED_SHORT if self._can_continue else None)
         return replace(finished, record=record)
 
     def _note_cut(self, trial: LoopTrial, finished: Finished) -> None:

@@ -36,6 +36,8 @@ NOT_FINISHED = "its loop went on without trial.finish(seconds=...)"
 # What the message of a trial that its loop ended too early begins with.
 BEFORE_END = "its last report was before trial.max_steps"
 ENDED_SHORT = f"{BEFORE_END}: report there too, so that it can go on"
+# The same, in words for a job of a Hydra application.
+JOB_ENDED_SHORT = f"{BEFORE_END}: let its job evaluate there, too, so that it can go on"
 ENDED_BY_CALLBACK = f"{BEFORE_END}, as {{name}} ended it: leave that out, so that it can go on"
 
 # The loop's user may have written the target in a call of Study, or in a sweep of Hydra's.
