@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.errors import InstantiationException
 from hydra.utils import get_object
 from hydra.utils import instantiate as hydra_instantiate
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import BstuneError, ConfigError
@@ -37,17 +37,15 @@ RATE_ARGUMENTS = ("lr", "learning_rate", "learningrate", "base_lr", "max_lr")
 _TWO_VALUES: dict[str, tuple[float, float]] = {"lr": (1.0, 2.0), "total_steps": (1, 2)}
 
 
-def _targets_in(node: object) -> Iterator[str]:
-    """Find the classes and functions that a node of a config names, at any depth."""
-    if isinstance(node, list):
+def mappings_in(node: object) -> Iterator[Mapping[Any, Any]]:
+    """Find the mappings in a node of a config, itself among them, at any depth."""
+    if isinstance(node, list | tuple):
         for value in node:
-            yield from _targets_in(value)
-    if isinstance(node, dict):
-        named = target_of(node)
-        if named and "$" not in named:
-            yield named
+            yield from mappings_in(value)
+    if isinstance(node, Mapping):
+        yield node
         for value in node.values():
-            yield from _targets_in(value)
+            yield from mappings_in(value)
 
 
 def _rates_in(node: object, key: str) -> Iterator[str]:
@@ -220,8 +218,9 @@ class HydraRecipe:
         """
         for key in ("data", "module"):
             node = self._config.workload[key]
-            for target in _targets_in(OmegaConf.to_container(node, resolve=False)):
-                missing = missing_target(target)
+            for mapping in mappings_in(OmegaConf.to_container(node, resolve=False)):
+                # An empty name, and one that refers to another key, may be there.
+                missing = missing_target(target_of(mapping))
                 if missing is not None:
                     raise ConfigError(f"workload.{key} cannot be built: {missing}")
 
@@ -365,17 +364,13 @@ def _raised(error: Exception, node: Node | DictConfig, what: str) -> str | None:
 
 def _gives(node: object, argument: str) -> bool:
     """Whether a node, or one at any depth in it, gives the argument to its target."""
-    if isinstance(node, DictConfig | ListConfig):
+    if isinstance(node, DictConfig):
         node = OmegaConf.to_container(node, resolve=False)
-    if isinstance(node, list | tuple):
-        return any(_gives(item, argument) for item in node)
-    if not isinstance(node, Mapping):
-        return False
-    arguments = node.get("init_args") if "class_path" in node else node
-    is_given = isinstance(arguments, Mapping) and argument in arguments
-    if target_of(node) and is_given:
-        return True
-    return any(_gives(value, argument) for value in node.values())
+    for mapping in mappings_in(node):
+        arguments = mapping.get("init_args") if "class_path" in mapping else mapping
+        if target_of(mapping) and isinstance(arguments, Mapping) and argument in arguments:
+            return True
+    return False
 
 
 def _not_found(error: Exception) -> str | None:

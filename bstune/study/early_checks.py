@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bstune.core.errors import ConfigError, InputError, StudyError
+from bstune.hydra_recipe import mappings_in
 from bstune.options import StudyOptions, TrainedWorkload, flat_settings
 from bstune.recipe import Recipe
 from bstune.system.files import Identity, Output, check_owner, check_writable
@@ -204,13 +205,7 @@ def _assignments(text: str) -> Iterator[tuple[str, str]]:
 
 def known_loaders(node: object) -> Iterator[tuple[str, object]]:
     """Find the loaders of bstune's own data sets in a node of options, with the root of each."""
-    if isinstance(node, list):
-        for value in node:
-            yield from known_loaders(value)
-    if not isinstance(node, dict):
-        return
-    module, _, loader = str(node.get("_target_")).rpartition(".")
-    if module == DATASETS and "root" in node:
-        yield loader, node["root"]
-    for value in node.values():
-        yield from known_loaders(value)
+    for mapping in mappings_in(node):
+        module, _, loader = str(mapping.get("_target_")).rpartition(".")
+        if module == DATASETS and "root" in mapping:
+            yield loader, mapping["root"]
