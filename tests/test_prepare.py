@@ -551,8 +551,10 @@ def test_an_mlflow_that_cannot_be_imported_is_a_note(uri, tmp_path, monkeypatch)
     ],
 )
 def test_the_survey_leaves_most_of_the_wall_time_to_the_search(
-    monkeypatch, wall_seconds, start, seconds
+    monkeypatch, tmp_path, wall_seconds, start, seconds
 ):
+    # The README's first command leaves a database in the folder it runs in.
+    monkeypatch.chdir(tmp_path)
     asked = []
 
     def surveyed(options, *rest):
