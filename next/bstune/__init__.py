@@ -1,0 +1,48 @@
+"""bstune tunes the batch size and learning rate of a workload, and maps its critical batch size."""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "1.0.0.dev0"
+
+if TYPE_CHECKING:
+    from bstune.api import Result, load, tune
+    from bstune.core.records import Budget, Target
+    from bstune.core.rules import lr_of
+    from bstune.search.sampler import FrontierSampler
+    from bstune.trial.lightning import StopAtTarget
+
+__all__ = [
+    "Budget",
+    "FrontierSampler",
+    "Result",
+    "StopAtTarget",
+    "Target",
+    "__version__",
+    "load",
+    "lr_of",
+    "tune",
+]
+
+# Where each public name is: importing bstune alone imports nothing else.
+_HOMES = {
+    "Budget": "bstune.core.records",
+    "FrontierSampler": "bstune.search.sampler",
+    "Result": "bstune.api",
+    "StopAtTarget": "bstune.trial.lightning",
+    "Target": "bstune.core.records",
+    "load": "bstune.api",
+    "lr_of": "bstune.core.rules",
+    "tune": "bstune.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bstune' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

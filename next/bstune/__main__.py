@@ -1,0 +1,140 @@
+"""The command line: ``python -m bstune [VERB] ...``; a table maps each verb to a function."""
+
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bstune import __version__
+from bstune.core.errors import BstuneError, InputError, Interrupted
+
+# By design.md; each comes in a version of its own.
+LATER = ("worker", "survey", "compare", "lightning", "sweep")
+
+HELP = """\
+usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
+       python -m bstune +workload=NAME trial.batch_size=B trial.lr=LR
+       python -m bstune report FOLDER [--json]
+
+tune     find the batch size and learning rate that reach the target fastest
+         (the default); the same command continues a study
+report   print the answer of a study's folder again
+
+--json            print the result as JSON in place of the answer
+--config-dir DIR  where your own workload/NAME.yaml lies
+--cfg job         print the composed config and end
+--version, --help
+
+Options, the same on the command line, in a workload's file and in Python:
+"""
+
+
+def tune(arguments: Sequence[str]) -> int:
+    """Run a study, or one trial of it."""
+    as_json, rest = _without(arguments, "--json")
+    began = time.monotonic()
+    from bstune.config import compose
+
+    composed = compose(rest)
+    if composed.show:
+        print(composed.yaml, end="")
+        return 0
+    print(f"bstune {__version__}: {composed.options.workload}", file=sys.stderr, flush=True)
+    from bstune.api import run_study, train_once, workload_of
+
+    workload = workload_of(composed, rest)
+    if composed.options.trial.pair is not None:
+        record = train_once(composed.options, workload)
+        print(record.model_dump_json() if as_json else _of_one_run(record))
+        return 0
+    result = run_study(composed.options, workload)
+    print(result.model_dump_json(indent=1) if as_json else result)
+    if not as_json:
+        print(f"\nFiles      {result.folder}, page {result.folder / 'report.html'}")
+        print(f"Took       {time.monotonic() - began:.0f} s")
+    return 0
+
+
+def report(arguments: Sequence[str]) -> int:
+    """Print the answer of a study's folder."""
+    as_json, rest = _without(arguments, "--json")
+    if len(rest) != 1 or "=" in rest[0]:
+        raise InputError(f"report takes one folder, but got {' '.join(rest) or 'none'}")
+    from bstune.api import load
+
+    result = load(Path(rest[0]))
+    print(result.model_dump_json(indent=1) if as_json else result)
+    return 0
+
+
+VERBS: dict[str, Callable[[Sequence[str]], int]] = {"tune": tune, "report": report}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command line; its status is 2 for a mistake, 1 for user code that fails, or 0."""
+    if not arguments or "--help" in arguments or "-h" in arguments:
+        print(HELP + _options_help())
+        return 0
+    if "--version" in arguments:
+        print(__version__)
+        return 0
+    verb, rest = "tune", list(arguments)
+    is_option = "=" in rest[0] or rest[0].startswith("-")
+    if not is_option:
+        verb = rest.pop(0)
+    try:
+        if verb in LATER:
+            raise InputError(f"{verb} comes in a later version; this one has {' and '.join(VERBS)}")
+        if verb not in VERBS:
+            from bstune.system.console import guess
+
+            meant = guess(verb, VERBS)
+            hint = f"did you mean {meant}?" if meant else "python -m bstune --help lists them"
+            raise InputError(f"there is no verb {verb}: {hint}")
+        return VERBS[verb](rest)
+    except BstuneError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return Interrupted.exit_status
+
+
+def command() -> None:
+    """Run the console script ``bstune``."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def _without(arguments: Sequence[str], flag: str) -> tuple[bool, list[str]]:
+    """Whether a flag is given, and the arguments without it."""
+    return flag in arguments, [argument for argument in arguments if argument != flag]
+
+
+def _options_help() -> str:
+    """Each option with its line of meaning, in 80 columns."""
+    from bstune.options import option_meanings
+
+    lines = []
+    for name, meaning in option_meanings():
+        lines.append(
+            textwrap.fill(meaning, 80, initial_indent=f"  {name:<21} ", subsequent_indent=" " * 24)
+        )
+    return "\n".join(lines)
+
+
+def _of_one_run(record: object) -> str:
+    """One run in two lines."""
+    from bstune.core.records import Record
+    from bstune.system.console import number, seconds
+
+    assert isinstance(record, Record)  # noqa: S101 (an import at the top would cost every command)
+    value = record.finite_history[-1][1] if record.finite_history else float("nan")
+    return (
+        f"batch size {record.batch_size}, lr {number(record.lr)}: {record.status} after "
+        f"{record.steps} steps, {seconds(record.train_seconds)} of training, metric {value:.4g}"
+    )
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,367 @@
+"""What people call: tune a workload, load a study's result."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from bstune.config import Composed, options_from_python
+from bstune.core.errors import InputError, UserCodeError
+from bstune.core.question import Question
+from bstune.core.records import Budget, Record, Spec, StepTime, Target
+from bstune.core.space import Configuration
+from bstune.options import Options, space_of
+from bstune.recipe.project import recipe_of_project
+from bstune.recipe.recipe import Recipe
+from bstune.report.answer import render
+from bstune.report.figure import curve_figure
+from bstune.report.page import page
+from bstune.report.read import read_records, read_result
+from bstune.study.analysis import Study, analyse
+from bstune.study.finish import TrialsFile, write_study
+from bstune.study.loop import (
+    AskedTrial,
+    HangWatch,
+    asked_trials,
+    train_here,
+    train_in_worker,
+)
+from bstune.study.machine import RECORDED, Machine, describe_machine
+from bstune.study.plan import Deadline, Plan
+from bstune.study.progress import Progress, say
+from bstune.study.result import StudyResult
+from bstune.study.storage import StudyStorage
+from bstune.system.files import StudyFolder, claim_folder, whole_file, write_text
+from bstune.system.interruption import interruptible
+from bstune.tracking.mlflow import log_study
+from bstune.trial.table import Table, find_table
+from bstune.trial.table import train as train_from_table
+from bstune.trial.trial import Trial
+from bstune.trial.worker import Failure, InProcess, Worker
+
+
+class Result(StudyResult):
+    """What a study found, with its folder."""
+
+    folder: Path = Field(exclude=True)
+
+    @property
+    def records(self) -> list[Record]:
+        """All trials, in order of their numbers."""
+        return read_records(self.folder)
+
+    def __str__(self) -> str:
+        return render(self)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained, from a config or from Python objects.
+
+    Args:
+        name: of the workload.
+        train: trains one trial; it is sent to the worker with cloudpickle.
+        settings: what must not change while a study goes on, as JSON.
+        config: the config as YAML, without secrets.
+        table: recorded runs that answer in place of training.
+        train_command: the command that trains the best, without its values; None for Python.
+        rerun: the command that continues the study.
+    """
+
+    name: str
+    train: Callable[[Trial], None]
+    settings: Mapping[str, object]
+    config: str
+    table: Table | None
+    train_command: str | None
+    rerun: str
+
+
+def tune(
+    module: Any,
+    data: Any,
+    *,
+    target: str | Target,
+    baseline: tuple[int, float] | None = None,
+    batch_size: tuple[int, int] | None = None,
+    budget: Budget | Mapping[str, int] | int | None = None,
+    name: str | None = None,
+    trainer: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Result:
+    """Find the batch size and learning rate with which a project reaches its target fastest.
+
+    Args:
+        module: a LightningModule's class with an argument for the learning rate, or a function of
+            the trial that builds one, ``lambda trial: MyModule(lr=trial.lr)``.
+        data: a LightningDataModule, or a pair of a train and a validation DataLoader. Training
+            batches are made anew at each batch size; validation keeps the loader's own.
+        target: such as ``"val/loss <= 0.1"``.
+        baseline: batch size and rate that are used today.
+        batch_size: the smallest and the largest to try.
+        budget: of a trial that does not reach the target: steps, or steps and examples.
+        name: of the study; the module's name.
+        trainer: further arguments of Lightning's Trainer.
+        options: any other option of ``conf/config.yaml``, such as ``trials=32, wall_seconds=120``.
+
+    Returns:
+        The result; ``print(result)`` shows the answer.
+
+    Raises:
+        bstune.core.errors.BstuneError: for what cannot be used, in one line.
+    """
+    study = name or getattr(module, "__name__", type(module).__name__).strip("<>")
+    given = dict(options, target=target, baseline=baseline, batch_size=batch_size, budget=budget)
+    checked = options_from_python(workload=study, **given)
+    recipe = recipe_of_project(module, data, trainer=trainer, options=checked)
+    workload = Workload(
+        name=study,
+        train=_lightning(recipe),
+        settings={"module": study},
+        config="".join(
+            f"{key}: {value}\n" for key, value in checked.model_dump(mode="json").items()
+        ),
+        table=None,
+        train_command=None,
+        rerun=f"bstune.tune(..., name={study!r})",
+    )
+    return run_study(checked, workload)
+
+
+def load(folder: str | Path) -> Result:
+    """Read the result of a study from its folder; InputError if there is none."""
+    root = Path(folder)
+    return Result(**read_result(root).model_dump(), folder=root)
+
+
+def workload_of(composed: Composed, arguments: Sequence[str]) -> Workload:
+    """The workload of a composed command line."""
+    options = composed.options
+    command = "python -m bstune " + " ".join(_plain(arguments))
+    table = None
+    if composed.recipe is None:
+        table = find_table(composed.parts["table"])
+        train: Callable[[Trial], None] = partial(train_from_table, table)
+    else:
+        train = _lightning(composed.recipe)
+    kept = ("data", "module", "trainer", "table")
+    return Workload(
+        name=options.workload or "workload",
+        train=train,
+        settings={key: composed.parts.get(key) for key in kept},
+        config=composed.yaml,
+        table=table,
+        train_command=command,
+        rerun=command,
+    )
+
+
+def _plain(arguments: Sequence[str]) -> list[str]:
+    """A command's words as a shell takes them."""
+    import shlex
+
+    return [shlex.quote(argument) for argument in arguments]
+
+
+def _lightning(recipe: Recipe) -> Callable[[Trial], None]:
+    """Training by Lightning, whose import is left to the worker."""
+    return partial(_train_by_lightning, recipe)
+
+
+def _train_by_lightning(recipe: Recipe, trial: Trial) -> None:
+    from bstune.trial.lightning import train
+
+    train(recipe, trial)
+
+
+def run_study(options: Options, workload: Workload) -> Result:
+    """Run a study to its end, or go on with it: search, new seeds, answer, files, MLflow.
+
+    Raises:
+        BstuneError: for what cannot be used; Interrupted by Ctrl-C.
+    """
+    began = time.monotonic()
+    folder = StudyFolder(Path(options.output))
+    study_name = options.study or workload.name
+    with interruptible(), ExitStack() as stack:
+        claim_folder(folder, study_name, options.storage)
+        worker = None
+        machine = RECORDED
+        if workload.table is None:
+            worker = _worker(options, folder)
+            stack.callback(worker.close)
+            machine = _look_at_machine(worker, options)
+        plan = _plan(options, workload, folder, machine, began)
+        storage = StudyStorage(
+            options.storage, study_name, plan.space, _settings(options, workload)
+        )
+        say(
+            f"{workload.name}: {options.target}, "
+            f"batch sizes {plan.space.low} to {plan.space.high}, {options.trials} configurations, {machine.device}; files in {folder.root}"
+        )
+        folder.checkpoints.mkdir(exist_ok=True)
+        observers = (Progress(), TrialsFile(folder))
+        watch = HangWatch(options.wall_seconds, options.trial_seconds)
+        for asked in asked_trials(plan, storage, folder, observers):
+            if worker is None:
+                asked.record = train_here(asked, workload.train, options.target)
+                continue
+            asked.record = train_in_worker(
+                worker,
+                asked,
+                workload.train,
+                options.target,
+                watch,
+                partial(storage.heartbeat, asked.spec),
+            )
+        records = storage.records()
+        result = analyse(
+            Study(
+                plan=plan,
+                workload=workload.name,
+                name=study_name,
+                device=machine.device,
+                threads=machine.threads,
+                train_command=workload.train_command,
+                rerun=workload.rerun,
+            ),
+            records,
+        )
+        return _finish(options, workload, folder, result, records, machine)
+
+
+def _finish(
+    options: Options,
+    workload: Workload,
+    folder: StudyFolder,
+    result: StudyResult,
+    records: Sequence[Record],
+    machine: Machine,
+) -> Result:
+    """Write a study's files, and log it to MLflow."""
+    write_study(folder, result, records, workload.config, machine)
+    with whole_file(folder.figure) as file:
+        curve_figure(result, records).savefig(file, format="png", dpi=150)
+    write_text(folder.page, page(result, records, workload.config))
+    if options.mlflow.uri is not None:
+        uri, experiment = options.mlflow.uri, options.mlflow.experiment
+        logged = log_study(result, records, folder, uri=uri, experiment=experiment)
+        say(f"MLflow: {logged}")
+    return Result(**result.model_dump(), folder=folder.root)
+
+
+def _worker(options: Options, folder: StudyFolder) -> Worker | InProcess:
+    """A process of its own for the user's code, or this one."""
+    return InProcess() if options.workers == 0 else Worker(folder.log)
+
+
+def _look_at_machine(worker: Worker | InProcess, options: Options) -> Machine:
+    """Ask the worker what it runs on."""
+    worker.submit(describe_machine, options.device, options.threads)
+    while (outcome := worker.poll(1.0)) is None:
+        pass
+    if isinstance(outcome, Failure):
+        raise InputError(outcome.reason)
+    machine: Machine = outcome.value
+    return machine
+
+
+def _plan(
+    options: Options, workload: Workload, folder: StudyFolder, machine: Machine, began: float
+) -> Plan:
+    baseline = None
+    if options.baseline.pair is not None:
+        batch_size, lr = options.baseline.pair
+        baseline = Configuration(batch_size=batch_size, lr=lr)
+    deadline = None
+    if options.wall_seconds is not None:
+        deadline = Deadline(began, options.wall_seconds)
+    step_time: StepTime | None = None
+    if workload.table is not None:
+        step_time = workload.table.step_time
+    device = "cpu" if machine.device in ("cpu", RECORDED.device) else "cuda"
+    budget = Budget(steps=options.budget.steps, examples=options.budget.examples)
+    return Plan(
+        question=Question(options.target, budget),
+        space=space_of(options, device),
+        baseline=baseline,
+        trials=options.trials,
+        seeds=options.seeds,
+        seed=options.seed,
+        deadline=deadline,
+        step_time=step_time,
+        resumable=lambda number: workload.table is not None or folder.checkpoint(number).exists(),
+    )
+
+
+def _settings(options: Options, workload: Workload) -> dict[str, object]:
+    """What must not change while a study goes on."""
+    fixed = (
+        "objective",
+        "target",
+        "budget",
+        "batch_size",
+        "lr",
+        "baseline",
+        "scaling",
+        "precision",
+        "seed",
+    )
+    values = options.model_dump(mode="json", include=set(fixed))
+    return {**values, "target": str(options.target), **workload.settings}
+
+
+def train_once(options: Options, workload: Workload) -> Record:
+    """Train one configuration, ``trial.batch_size`` and ``trial.lr``, with its checkpoint.
+
+    Its folder is inside ``output``, and has the record and the checkpoint of its end.
+
+    Raises:
+        UserCodeError: if the training failed, with the user's file and line.
+    """
+    pair = options.trial.pair
+    if pair is None:
+        raise InputError("trial.batch_size and trial.lr are missing: give both for one run")
+    batch_size, lr = pair
+    name = f"trial-{batch_size}-{lr:.6g}-{options.trial.seed}"
+    folder = StudyFolder(Path(options.output) / name)
+    budget = Budget(steps=options.budget.steps, examples=options.budget.examples)
+    total_steps = budget.last_step(batch_size)
+    spec = Spec(
+        number=0,
+        place="once",
+        role="search",
+        batch_size=batch_size,
+        lr=lr,
+        seed=options.trial.seed,
+        max_steps=total_steps,
+    )
+    folder.root.mkdir(parents=True, exist_ok=True)
+    asked = AskedTrial(
+        spec=spec,
+        total_steps=total_steps,
+        earlier=None,
+        until=None,
+        save_to=folder.root / "checkpoint.ckpt",
+        resume_from=None,
+    )
+    with interruptible(), ExitStack() as stack:
+        if workload.table is not None:
+            record = train_here(asked, workload.train, options.target)
+        else:
+            worker = _worker(options, folder)
+            stack.callback(worker.close)
+            watch = HangWatch(trial_seconds=options.trial_seconds)
+            record = train_in_worker(
+                worker, asked, workload.train, options.target, watch, lambda: None
+            )
+    write_text(folder.trials, record.model_dump_json() + "\n")
+    write_text(folder.config, workload.config)
+    if record.status in ("failed", "refused", "out of memory"):
+        raise UserCodeError(record.message)
+    return record

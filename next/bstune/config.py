@@ -1,0 +1,223 @@
+"""Hydra in, options and a recipe out; no other module composes a config."""
+
+import argparse
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bstune.core.errors import InputError
+from bstune.options import Options, from_python, missing, options_from, unknown
+from bstune.recipe.hydra import NODES, recipe_of
+from bstune.recipe.recipe import Recipe
+from bstune.system.console import guess
+from bstune.system.secrets import hide, hide_in_text
+
+# In a wheel conf/ is the package bstune.conf; in the source tree it lies beside the package.
+_PACKAGE = Path(__file__).parent
+CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if path.is_dir())
+# What a workload's file has beside options.
+PARTS = {"table", "tunable"}
+# Hydra 1.3 has to be asked for its own behaviour; 1.4 has no other, and warns of the argument.
+VERSION: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A composed command line."""
+
+    options: Options
+    parts: dict[str, Any]
+    """The config as plain containers, references such as ``${trial.lr}`` as they are written.
+
+    Beside the options it may have ``table`` and ``tunable``.
+    """
+    recipe: Recipe | None
+    """What is trained; None for a workload that is answered from the recorded runs of ``table``."""
+    yaml: str
+    """The config for config.yaml, without secrets."""
+    show: bool
+    """``--cfg job``: print ``yaml`` and end."""
+
+
+def compose(arguments: Sequence[str]) -> Composed:
+    """Compose a command line: ``+workload=NAME OPTION=VALUE --config-dir DIR --cfg job``.
+
+    Nothing that the workload names is imported.
+
+    Raises:
+        InputError: for what cannot be used, a line each.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config-dir", "-cd", type=Path)
+    parser.add_argument("--cfg", choices=["job"])
+    try:
+        flags, rest = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        raise InputError(str(error)) from error
+    folders = [CONF]
+    overrides = []
+    if flags.config_dir is not None:
+        if not flags.config_dir.is_dir():
+            raise InputError(f"--config-dir must be a folder, but got {flags.config_dir}")
+        folders.append(flags.config_dir.absolute())
+        overrides.append(f"hydra.searchpath=['file://{folders[-1]}']")
+    workload = None
+    for argument in rest:
+        named = re.fullmatch(r"\+*workload=(.*)", argument)
+        if named:
+            workload = named[1]
+        else:
+            overrides.append(_quoted(argument))
+    known = {file.stem for folder in folders for file in folder.glob("workload/*.yaml")}
+    if workload not in known:
+        meant = guess(workload or "", known)
+        problem = f"there is no workload {workload}" if workload else "workload is missing"
+        hint = f"did you mean {meant}? " if meant else ""
+        raise InputError(f"{problem}: {hint}+workload=NAME takes {', '.join(sorted(known))}")
+    # A workload's keys land beside the options, whose defaults they replace.
+    config = _composed([f"+workload@_global_={workload}", *overrides])
+    config.workload = workload
+    if "table" in config or OmegaConf.is_missing(config, "table"):
+        _fill_from_table(config)
+    values = _values(config)
+    options = options_from(values)
+    parts: Any = OmegaConf.to_container(config)
+    # What is resolved stands in the place of its reference.
+    text = yaml.safe_dump(hide(parts | values), sort_keys=False)
+    recipe = None if "table" in parts else recipe_of(parts, options)
+    return Composed(options, parts, recipe, text, show=flags.cfg is not None)
+
+
+def options_from_python(**given: Any) -> Options:
+    """Check options that are spelled as Python arguments; see :func:`bstune.options.from_python`.
+
+    The others have the defaults of ``conf/config.yaml``. InputError as by
+    :func:`bstune.options.options_from`.
+    """
+    defaults = OmegaConf.load(CONF / "config.yaml")
+    # Targets, call-backs and other objects are kept as they are.
+    values = OmegaConf.create(from_python(given), flags={"allow_objects": True})
+    config: Any = OmegaConf.merge(defaults, values)
+    return options_from(_values(config))
+
+
+def _fill_from_table(config: DictConfig) -> None:
+    """Fill in what a workload leaves open that recorded runs answer, from their table.
+
+    The baseline is the geometric middle of the recorded batch sizes and of the rates.
+    """
+    # Other workloads need not wait for numpy.
+    from bstune.trial.table import find_table
+
+    if OmegaConf.is_missing(config, "table"):
+        raise InputError(missing("table"))
+    table = find_table(str(config.table))
+    if OmegaConf.is_interpolation(config, "study"):
+        config.study = f"{config.workload}-{Path(config.table).stem}"
+    if OmegaConf.is_missing(config.budget, "steps"):
+        config.budget = table.budget.model_dump()
+    low, high = table.range
+    defaults = {
+        "target": table.target and str(table.target),
+        "batch_size.low": low,
+        "batch_size.high": high,
+        "lr.low": table.lrs[0],
+        "lr.high": table.lrs[-1],
+        "baseline.batch_size": round(_middle(table.batch_sizes)),
+        "baseline.lr": _middle(table.lrs),
+    }
+    for name, value in defaults.items():
+        if value is not None and OmegaConf.select(config, name) is None:
+            OmegaConf.update(config, name, value)
+
+
+def _middle(values: Sequence[float]) -> float:
+    """Choose the value that is nearest to the geometric middle of rising values."""
+    middle = math.sqrt(values[0] * values[-1])
+    return min(values, key=lambda value: abs(math.log(value / middle)))
+
+
+def _quoted(argument: str) -> str:
+    """Quote a value that Hydra's grammar has no place for, such as ``target=val/loss <= 0.1``."""
+    name, equals, value = argument.partition("=")
+    try:
+        OverridesParser.create().parse_override(argument)
+    except HydraException as error:
+        # Lists, mappings and what is quoted already are meant as Hydra's own.
+        if not equals or value[:1] in ("[", "{", "'", '"'):
+            problem = f"{argument} must be OPTION=VALUE as Hydra reads it"
+            raise InputError(_one_line(problem, error)) from error
+        value = value.replace("'", "\\'")
+        return f"{name}='{value}'"
+    return argument
+
+
+def _composed(overrides: list[str]) -> DictConfig:
+    """Compose by Hydra; InputError of one line for whatever it refuses."""
+    try:
+        with hydra.initialize_config_dir(str(CONF), **VERSION):
+            return hydra.compose("config", overrides)
+    except HydraException as error:
+        refused = re.match(r"Could not override '(.+)'", str(error))
+        if refused is None:
+            raise InputError(_one_line(error, error.__cause__ or "")) from error
+        name = refused[1]
+        is_argument = name.partition(".")[0] in NODES
+        line = f"there is no {name}: +{name}=VALUE adds it" if is_argument else unknown(name)
+        raise InputError(line) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{mark.name}, line {mark.line + 1}" if mark else "a config file"
+        raise InputError(f"{place}: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise InputError(_one_line("a config file is no YAML", error)) from error
+
+
+def _one_line(*messages: object) -> str:
+    """Join messages in one line, without Hydra's search path, OmegaConf's keys, and secrets."""
+    parts = []
+    for message in messages:
+        part = re.split(r"Config search path|\s+full_key:", str(message))[0]
+        parts.append(" ".join(part.split()))
+    return hide_in_text(": ".join(filter(None, parts)))
+
+
+def _values(config: DictConfig) -> dict[str, Any]:
+    """Resolve the options of a config; nodes stay as they are written.
+
+    InputError for an option that is missing, and for a reference that leads nowhere.
+    """
+    plain: Any = OmegaConf.to_container(config)
+    absent = [missing(name) for name in _missing(plain, "")]
+    if absent:
+        raise InputError("\n".join(absent))
+    values = {}
+    try:
+        for key in plain:
+            value = plain[key] if key in NODES else config[key]
+            if OmegaConf.is_config(value):
+                value = OmegaConf.to_container(value, resolve=True)
+            if key not in PARTS:
+                values[key] = value
+    except OmegaConfBaseException as error:
+        raise InputError(f"{error.full_key}: {_one_line(error)}") from error
+    return values
+
+
+def _missing(value: Any, name: str) -> Iterator[str]:
+    """Name the keys below one whose value has to be given."""
+    if value == "???":
+        yield name
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _missing(inner, f"{name}.{key}" if name else key)

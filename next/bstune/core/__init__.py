@@ -1,0 +1,1 @@
+"""What everything is made of: records, questions, laws and clocks, without torch."""

@@ -1,0 +1,27 @@
+"""The few named exceptions; the command line turns each into one line and an exit status."""
+
+
+class BstuneError(Exception):
+    """An error that the user can fix: the message says what was received and what to do."""
+
+    exit_status = 2
+
+
+class InputError(BstuneError):
+    """An option, a file, a workload or an argument cannot be used."""
+
+
+class StudyError(BstuneError):
+    """A study cannot be opened or continued."""
+
+
+class UserCodeError(BstuneError):
+    """The user's own code raised: the message ends with its file and line."""
+
+    exit_status = 1
+
+
+class Interrupted(BstuneError):
+    """Ctrl-C or a termination signal ended a study, which the same command continues."""
+
+    exit_status = 130

@@ -1,0 +1,63 @@
+"""When a trial is evaluated: a rule over examples and past values, never over a clock.
+
+One evaluation costs ``COST`` times its examples, in examples trained. The next one waits until both
+hold:
+
+* Its step is ``RATIO`` times the last one's (at least one step on), rounded down: steps to target
+  are known to that ratio.
+* The cost of all evaluations, with it, is at most ``SHARE`` of the examples trained so far. Far
+  from the target it is half of that, which is saved for the dense evaluations near it.
+"""
+
+import math
+from collections.abc import Sequence
+
+from bstune.core.records import Target
+
+RATIO = 1.05
+SHARE = 0.25
+COST = 0.5
+# The target is near when it is predicted within this many times the steps so far.
+NEAR = 1.5
+# The prediction's line goes through the last evaluation and one at least so many times earlier:
+# through two close ones it would show their noise.
+LOOK_BACK = 1.25
+
+
+def is_near(history: Sequence[tuple[int, float | None]], target: Target) -> bool:
+    """Whether the target is predicted within ``NEAR`` times the steps of some evaluation.
+
+    A straight line in log steps predicts it. Metrics mostly flatten in log steps, so the line is
+    early rather than late. A trial that has once been near stays near. Values that are None or at
+    step 0 predict nothing.
+    """
+    gaps = [(step, target.gap(value)) for step, value in history if value is not None and step > 0]
+    return any(_predicted_near(gaps[: place + 1]) for place in range(1, len(gaps)))
+
+
+def _predicted_near(gaps: list[tuple[int, float]]) -> bool:
+    step, gap = gaps[-1]
+    earlier = gaps[0]
+    for pair in gaps[:-1]:
+        if pair[0] * LOOK_BACK <= step:
+            earlier = pair
+    slope = (gap - earlier[1]) / math.log(step / earlier[0])
+    return gap + slope * math.log(NEAR) <= 0.0
+
+
+def next_evaluation(
+    history: Sequence[tuple[int, float | None]], target: Target, batch_size: int, examples: int
+) -> int:
+    """The step of a trial's next evaluation, by the rule of the module's docstring.
+
+    Args:
+        history: (step, metric) of its evaluations so far.
+        target: whose nearness makes evaluations denser.
+        batch_size: in examples.
+        examples: of one evaluation.
+    """
+    last = history[-1][0] if history else 0
+    cost = (len(history) + 1) * COST * examples
+    allowed = SHARE if is_near(history, target) else SHARE / 2
+    affordable = math.ceil(cost / (allowed * batch_size))
+    return max(last + 1, math.floor(RATIO * last), affordable)

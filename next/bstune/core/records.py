@@ -1,0 +1,182 @@
+"""What a trial is asked for and what came of it: frozen values, one JSON line each.
+
+The JSON is strict: a value that does not exist is ``null``, never NaN or Infinity.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
+from pydantic.dataclasses import dataclass
+
+from bstune.core.errors import InputError
+
+Mode = Literal["min", "max"]
+Role = Literal["baseline", "search", "new seed"]
+Status = Literal[
+    "reached",  # the target, at an evaluation
+    "missed",  # its whole budget, without the target
+    "pruned",  # stopped before its budget ended: its steps are a bound
+    "diverged",  # the metric is no finite number
+    "out of memory",
+    "refused",  # a batch size that the user's code does not take
+    "failed",  # the user's code raised, or its process died
+]
+
+_TARGET = re.compile(r"\s*(?P<metric>[^<>=\s]+)\s*(?P<sign><=|>=)\s*(?P<goal>\S+)\s*")
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Target:
+    """A validation metric, its goal and its direction, such as ``val/error <= 0.10``.
+
+    Args:
+        metric: the name under which the module logs it.
+        goal: a finite number.
+        mode: ``min`` where the metric has to fall to the goal, ``max`` where it has to rise.
+    """
+
+    metric: Annotated[str, Field(min_length=1)]
+    goal: FiniteFloat
+    mode: Mode
+
+    @staticmethod
+    def parse(text: str) -> "Target":
+        """Read ``val/loss <= 0.1`` or ``val/accuracy >= 0.9``; InputError for another text."""
+        match = _TARGET.fullmatch(text)
+        try:
+            if match is None:
+                raise ValueError
+            goal = float(match["goal"])
+            if not math.isfinite(goal):
+                raise ValueError
+        except ValueError as error:
+            raise InputError(
+                f"target must be a metric, <= or >=, and a number, such as 'val/loss <= 0.1', "
+                f"but got {text!r}"
+            ) from error
+        return Target(match["metric"], goal, "min" if match["sign"] == "<=" else "max")
+
+    def gap(self, value: float) -> float:
+        """How far ``value`` is from the goal: zero or negative once it is reached, NaN for NaN."""
+        return value - self.goal if self.mode == "min" else self.goal - value
+
+    def reached(self, value: float) -> bool:
+        """Whether ``value`` meets the goal; NaN never does."""
+        return self.gap(value) <= 0.0
+
+    def closest(self, values: list[float]) -> float | None:
+        """The best of some values; None without one."""
+        return min(values, key=self.gap, default=None)
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'<=' if self.mode == 'min' else '>='} {self.goal:g}"
+
+
+class Frozen(BaseModel):
+    """A frozen value that refuses unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Budget(Frozen):
+    """How long a trial may train: until both its steps and its examples are spent.
+
+    ``seconds`` ends it earlier, where they are given; the question turns them into steps.
+    """
+
+    steps: Annotated[int, Field(ge=1)]
+    examples: Annotated[int, Field(ge=1)] = 1
+    seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
+
+    def last_step(self, batch_size: float) -> int:
+        """The step after which steps and examples are both spent."""
+        return max(self.steps, math.ceil(self.examples / batch_size))
+
+
+class Spec(Frozen):
+    """One configuration on one seed, up to a step."""
+
+    number: Annotated[int, Field(ge=0)]
+    """Optuna's number of the trial."""
+    place: str
+    """Its place in the plan: ``search/0``, ``seed/3/1``. A place that was lost is asked again."""
+    role: Role
+    batch_size: Annotated[int, Field(ge=1)]
+    """Examples per applied optimizer step."""
+    lr: Annotated[FiniteFloat, Field(gt=0)]
+    values: dict[str, int | float] = {}
+    """Further hyper-parameters of the configuration, by name."""
+    seed: Annotated[int, Field(ge=0)]
+    """Of the initial weights, the order of the data and the augmentation."""
+    max_steps: Annotated[int, Field(ge=1)]
+    """The step at which it stops, steps of the trial that it resumes included."""
+    resumed_from: int | None = None
+    """The pruned trial that it resumes: same configuration, same seed."""
+    repeats: int | None = None
+    """The trial whose configuration it runs on a new seed."""
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN: a metric that is no finite number is None."""
+    return value if value is None or math.isfinite(value) else None
+
+
+def _rising(history: tuple[tuple[int, float | None], ...]) -> tuple[tuple[int, float | None], ...]:
+    steps = [step for step, _ in history]
+    if steps != sorted(set(steps)):
+        raise ValueError(f"the steps of a history must rise, but got {steps[:20]}")
+    return history
+
+
+Evaluation = tuple[
+    Annotated[int, Field(ge=0)], Annotated[float | None, BeforeValidator(_without_nan)]
+]
+History = Annotated[tuple[Evaluation, ...], AfterValidator(_rising)]
+
+
+class Record(Spec):
+    """How a trial ended; steps, seconds and history are of the whole chain that it resumes."""
+
+    status: Status
+    steps: Annotated[int, Field(ge=0)]
+    """At the first evaluation that met the target, or in all."""
+    steps_low: Annotated[int, Field(ge=0)] = 0
+    """At the last evaluation that missed it: the steps to target lie in (steps_low, steps]."""
+    seconds_per_step: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    """Median over the segments between evaluations, after warm-up."""
+    train_seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    """Training alone, of this trial without the one that it resumes."""
+    other_seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    """Evaluation, start-up and saving of this trial."""
+    history: History = ()
+    """(step, metric) of each evaluation; None stands for a metric that is no finite number."""
+    message: str = ""
+    """Why it failed or diverged, in one line."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether it reached the target."""
+        return self.status == "reached"
+
+    @property
+    def configuration(self) -> tuple[int, float, tuple[tuple[str, int | float], ...]]:
+        """Batch size, rate and further values: what seeds and resumptions share."""
+        return self.batch_size, self.lr, tuple(sorted(self.values.items()))
+
+    @property
+    def finite_history(self) -> list[tuple[int, float]]:
+        """The evaluations whose metric is a finite number."""
+        return [(step, value) for step, value in self.history if value is not None]
+
+
+def ends(records: "list[Record] | tuple[Record, ...]") -> list[Record]:
+    """The last record of each chain of resumed trials, in order of their numbers."""
+    resumed = {record.resumed_from for record in records}
+    return [record for record in records if record.number not in resumed]
+
+
+StepTime = Callable[[float], float]
+"""Seconds of a step at a batch size, tau(B)."""

@@ -1,0 +1,422 @@
+"""Every option of a study: its type, its bounds and one line of meaning.
+
+``conf/config.yaml`` has the defaults. The names are the same on the command line
+(``baseline.lr=0.1``), in a workload's file and in Python (``baseline=(64, 0.1)``).
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import reduce
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, Strict, ValidationError
+from pydantic_core import ErrorDetails
+
+from bstune.core.errors import InputError
+from bstune.core.records import Budget, Frozen, Target
+from bstune.core.rules import lr_of
+from bstune.core.space import Space
+from bstune.system.console import guess
+from bstune.system.secrets import hide_in_text
+
+# A rate's default range goes so many octaves beyond the scaling rule's rates.
+LR_OCTAVES = 10
+# Batch sizes under mixed precision on CUDA are multiples of it, which fill tensor cores.
+MIXED_MULTIPLE = 8
+
+
+def _number(value: Any) -> Any:
+    """Refuse what pydantic would turn into a number: True and '3'."""
+    if isinstance(value, bool | str):
+        raise ValueError("must be a number")
+    return value
+
+
+def _target(value: Any) -> Any:
+    return value if isinstance(value, Target | dict) else Target.parse(str(value))
+
+
+def _survey(value: Any) -> Any:
+    """Take YAML's ``off``, which is a boolean, as the word."""
+    return "off" if value is False else value
+
+
+Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
+Seed = Annotated[int, BeforeValidator(_number), Field(ge=0, lt=2**32)]
+Positive = Annotated[FiniteFloat, BeforeValidator(_number), Field(gt=0)]
+Flag = Annotated[bool, Strict()]
+Text = Annotated[str, Field(min_length=1)]
+Node = dict[str, Any]
+
+
+class Section(Frozen):
+    """Options under one name; the text below a field is its line of ``--help``."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class BudgetOptions(Budget, Section):
+    """When a trial that does not reach the target ends."""
+
+    steps: Count
+    """Steps of a trial, at least: it ends when steps and examples are both spent."""
+    examples: Count
+    """Examples of a trial, at least."""
+    seconds: Positive | None
+    """Training seconds of a trial, at most."""
+
+
+class BatchSizeOptions(Section):
+    """The range of batch sizes."""
+
+    low: Count
+    """Smallest batch size."""
+    high: Count
+    """Largest batch size."""
+    multiple: Count | None
+    """Batch sizes are multiples of it; null: 8 under mixed precision on CUDA, else 1."""
+
+
+class LrOptions(Section):
+    """The range of learning rates."""
+
+    low: Positive | None
+    """Smallest learning rate; null: ten octaves below the scaling rule's."""
+    high: Positive | None
+    """Largest learning rate; null: ten octaves above the scaling rule's."""
+
+
+class BaselineOptions(Section):
+    """What is used today, and what the answer is compared with."""
+
+    batch_size: Count | None
+    """Batch size that is used today; null: there is no baseline."""
+    lr: Positive | None
+    """Learning rate that is used today."""
+
+    @property
+    def pair(self) -> tuple[int, float] | None:
+        """Batch size and rate; None without them."""
+        if self.batch_size is None or self.lr is None:
+            return None
+        return self.batch_size, self.lr
+
+
+class TrialOptions(BaselineOptions):
+    """One run in place of a study."""
+
+    batch_size: Count | None
+    """Train once at this batch size; null: a study."""
+    lr: Positive | None
+    """Train once at this learning rate."""
+    steps: Count | None
+    """Steps of that run; null: the budget's."""
+    seed: Seed
+    """Seed of that run."""
+
+
+class MlflowOptions(Section):
+    """Where MLflow gets the study."""
+
+    uri: Text | None
+    """MLflow's tracking address; null: nothing is logged."""
+    experiment: Text
+    """MLflow's experiment."""
+
+
+class Options(Section):
+    """All options, checked."""
+
+    workload: Text | None
+    """Name of the workload: a file of conf/workload, or of --config-dir."""
+    objective: Literal["time", "steps", "curve", "metric"]
+    """What is sought: least time or fewest steps to the target, the curve, or the best metric."""
+    target: Annotated[Target, BeforeValidator(_target)]
+    """Metric and goal of a trial, such as 'val/loss <= 0.1'."""
+    budget: BudgetOptions
+    """When a trial that does not reach the target ends."""
+    batch_size: BatchSizeOptions
+    """The range of batch sizes."""
+    lr: LrOptions
+    """The range of learning rates."""
+    baseline: BaselineOptions
+    """What is used today, and what the answer is compared with."""
+    scaling: Literal["none", "sqrt", "linear", "saturating", "surge"]
+    """Rule from batch size to learning rate that the search expects."""
+    tune: tuple[str, ...] | dict[str, tuple[float, float]] | None
+    """Further values that are searched: names of the workload's ranges, or names with ranges."""
+    trials: Count
+    """Configurations of the search."""
+    wall_seconds: Positive | None
+    """Seconds of the whole study; null: no limit."""
+    seeds: Annotated[int, BeforeValidator(_number), Field(ge=1, le=100)]
+    """New seeds that the best configuration and the baseline are run on."""
+    workers: Annotated[int, BeforeValidator(_number), Field(ge=0)]
+    """Processes that train at once; 0: this process, for a debugger."""
+    sampler: Literal["frontier", "tpe", "gp", "random", "qmc", "grid"]
+    """What proposes configurations."""
+    seed: Seed
+    """Seed of the study, from which those of its trials follow."""
+    study: Text | None
+    """Name of the study; the same name continues it."""
+    data: Node | None
+    """What builds the data: a _target_ and its arguments."""
+    module: Node | None
+    """What builds the LightningModule: a _target_ and its arguments."""
+    trainer: Node | None
+    """Further arguments of Lightning's Trainer."""
+    precision: Literal["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
+    """Precision of Lightning's Trainer."""
+    compile: Literal["default", "reduce-overhead", "max-autotune"] | None
+    """Mode of torch.compile; null: eager."""
+    micro_batch_size: Count | None
+    """Largest batch in memory at once; null: the whole batch."""
+    algorithm: str | Node | None
+    """Optimizer in place of the workload's own: a file of conf/algorithm."""
+    schedule: str | Node | None
+    """Schedule in place of the workload's own: a file of conf/schedule."""
+    schedule_ends: Flag
+    """The schedule ends with its trial, so that its length is chosen."""
+    override_lr: Flag
+    """Put the trial's rate into the optimizer's groups."""
+    validation_batch_size: Count | None
+    """Batch size of evaluations; null: the data's own."""
+    trial_seconds: Positive | None
+    """Seconds after which a trial that says nothing is ended; null: no limit."""
+    noise_scale: Flag
+    """Measure the gradient noise scale as well."""
+    device: Literal["auto", "cpu", "cuda"]
+    """Device of training; auto: CUDA where there is one."""
+    devices: Count
+    """Devices that share each batch."""
+    threads: Count | None
+    """Threads of torch; null: torch's own number."""
+    survey: Annotated[Literal["auto", "off", "refresh"], BeforeValidator(_survey)]
+    """Measure memory and step times first: where unknown, never, or again."""
+    survey_seconds: Positive
+    """Seconds of the survey, at most."""
+    memory_limit: Count | None
+    """Bytes of the device that may be used; null: what is free."""
+    trial: TrialOptions
+    """One run in place of a study."""
+    output: Text
+    """Folder of the study's files."""
+    storage: Text
+    """URL of Optuna's storage: SQLite, or PostgreSQL for several machines."""
+    data_root: Text
+    """Folder of downloaded data."""
+    mlflow: MlflowOptions
+    """Where MLflow gets the study."""
+    debug: Flag
+    """Show tracebacks of bstune's own errors."""
+
+
+# Options of later versions: the values that work now, and what this version does.
+NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
+    "objective": (("time",), "seeks the least time"),
+    "budget.seconds": ((None,), "counts budgets in steps and examples"),
+    "scaling": (("none", "sqrt", "linear"), "has the rules none, sqrt and linear"),
+    "tune": ((None, ()), "searches batch size and learning rate alone"),
+    "workers": ((0, 1), "trains in one process"),
+    "sampler": (("frontier",), "has the sampler frontier alone"),
+    "compile": ((None,), "does not compile"),
+    "micro_batch_size": ((None,), "keeps the whole batch in memory"),
+    "algorithm": ((None,), "keeps the workload's optimizer"),
+    "schedule": ((None,), "keeps the workload's schedule"),
+    "schedule_ends": ((False,), "does not choose a schedule's length"),
+    "override_lr": ((False,), "gives the rate to the module alone"),
+    "validation_batch_size": ((None,), "evaluates in the data's own batches"),
+    "noise_scale": ((False,), "does not measure the noise scale"),
+    "devices": ((1,), "trains on one device"),
+    "survey": (("off",), "has no survey"),
+    "survey_seconds": ((90,), "has no survey"),
+    "memory_limit": ((None,), "does not measure memory"),
+    "trial.steps": ((None,), "runs a trial to its budget"),
+}
+
+
+def _section(name: str) -> type[Section] | None:
+    """Give the model of a section of options; None for a name that is no section's."""
+    field = Options.model_fields.get(name)
+    annotation: Any = field and field.annotation
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return None
+
+
+def option_meanings() -> Iterator[tuple[str, str]]:
+    """Give each option's dotted name and its line of meaning, in the order of ``--help``."""
+    for name, field in Options.model_fields.items():
+        section = _section(name)
+        if section is None:
+            yield name, field.description or ""
+            continue
+        for key, inner in section.model_fields.items():
+            yield f"{name}.{key}", inner.description or ""
+
+
+OPTION_NAMES = tuple(name for name, _ in option_meanings())
+
+
+def options_from(values: Mapping[str, Any]) -> Options:
+    """Check the values of all options, nested as in ``conf/config.yaml``.
+
+    Raises:
+        InputError: with a line for each option that is unknown, missing or out of its bounds, that
+            contradicts another one, or that this version cannot serve yet.
+    """
+    try:
+        options = Options.model_validate(values)
+    except ValidationError as error:
+        lines: dict[str, str] = {}
+        for details in error.errors():
+            name = _option_at(details["loc"])
+            # Of the alternatives that a value may be, the first is told.
+            lines.setdefault(name, _mistake(name, details))
+        raise InputError("\n".join(lines.values())) from error
+    problems = [*_contradictions(options), *_later(options)]
+    if problems:
+        raise InputError("\n".join(problems))
+    return options
+
+
+def _option_at(location: tuple[int | str, ...]) -> str:
+    """Name the option that an error of pydantic lies in: it may lie deeper."""
+    depth = 1 if _section(str(location[0])) is None else 2
+    return ".".join(map(str, location[:depth]))
+
+
+def _mistake(name: str, details: ErrorDetails) -> str:
+    """Write an error of pydantic as one line."""
+    if details["type"] == "missing":
+        return missing(name)
+    if details["type"] == "extra_forbidden":
+        return unknown(name)
+    section = _section(name)
+    # A plain value stands in the place of a section.
+    if section is not None:
+        message = f"must have {', '.join(section.model_fields)}"
+    else:
+        # "Input should be a valid integer, unable to parse ..." becomes "must be a valid integer".
+        message = re.sub(r", (unable|got) .*", "", details["msg"])
+        message = re.sub(r"^(Input|String) should|^Value error, must", "must", message)
+        message = message.replace("greater than or equal to", "at least")
+        message = message.replace("less than or equal to", "at most")
+    return hide_in_text(f"{name} {message}, but got {details['input']!r:.200}")
+
+
+def missing(name: str) -> str:
+    """Say in one line that an option has to be given."""
+    return f"{name} is missing: give it, as {name}=VALUE"
+
+
+def unknown(name: str) -> str:
+    """Say in one line that there is no such option, and which one may be meant."""
+    meant = guess(name, OPTION_NAMES)
+    hint = f"did you mean {meant}?" if meant else "python -m bstune --help lists them"
+    return f"there is no option {name}: {hint}"
+
+
+def _contradictions(options: Options) -> Iterator[str]:
+    """Say which options contradict each other, a line each."""
+    sizes, rates, baseline = options.batch_size, options.lr, options.baseline
+    ranges = (
+        ("batch_size", sizes.low, sizes.high, baseline.batch_size),
+        ("lr", rates.low or 0.0, rates.high or math.inf, baseline.lr),
+    )
+    for name, low, high, used in ranges:
+        if low > high:
+            yield f"{name}.low must be at most {name}.high={high}, but got {low}"
+        elif used is not None and not low <= used <= high:
+            yield f"baseline.{name} must lie within {name}, {low} to {high}, but got {used}"
+    if rates.low is not None and rates.low == rates.high:
+        yield f"lr.low must be below lr.high={rates.high}, but got {rates.low}"
+    for key, size in (("low", sizes.low), ("high", sizes.high)):
+        if size % (sizes.multiple or 1):
+            yield (
+                f"batch_size.{key} must be a multiple of batch_size.multiple={sizes.multiple}, "
+                f"but got {size}"
+            )
+    for name, pair in (("baseline", baseline), ("trial", options.trial)):
+        if (pair.batch_size is None) != (pair.lr is None):
+            absent = "batch_size" if pair.batch_size is None else "lr"
+            yield f"{name}.{absent} is missing: give both batch size and learning rate"
+
+
+def _later(options: Options) -> Iterator[str]:
+    """Say which options this version cannot serve yet, a line each."""
+    for name, (working, what) in NOT_YET.items():
+        value = reduce(getattr, name.split("."), options)
+        if value not in working:
+            yield f"{name}={value}: this version {what}; leave it out"
+
+
+# Options that Python takes as a pair.
+_PAIRS = {"batch_size": ("low", "high"), "lr": ("low", "high"), "baseline": ("batch_size", "lr")}
+
+
+def from_python(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Nest options as ``conf/config.yaml`` does that are spelled as Python arguments.
+
+    ``baseline=(64, 0.1)``, ``batch_size=(8, 1024)``, ``lr=(1e-4, 1)``; ``budget`` is a number of
+    steps or a :class:`bstune.core.records.Budget`, ``target`` a text or a
+    :class:`bstune.core.records.Target`. None leaves an option at its default.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    for name, keys in _PAIRS.items():
+        pair = values.get(name)
+        if isinstance(pair, tuple | list):
+            if len(pair) != len(keys):
+                raise InputError(f"{name} must be ({', '.join(keys)}), but got {pair!r}")
+            values[name] = dict(zip(keys, pair, strict=True))
+    match values.get("budget"):
+        case Budget() as budget:
+            values["budget"] = budget.model_dump()
+        case int() as steps:
+            values["budget"] = {"steps": steps}
+    match values.get("target"):
+        case Target() as target:
+            values["target"] = asdict(target)
+    return values
+
+
+def space_of(options: Options, device: str) -> Space:
+    """Derive what is searched.
+
+    The scaling rule goes through the baseline or, without one, through the geometric middle of both
+    ranges. Rates whose range is open reach ten octaves beyond the rule's.
+
+    Args:
+        options: of the study.
+        device: ``cpu`` or ``cuda``, which decides the multiple that is open.
+
+    Raises:
+        InputError: if neither a baseline nor a range of rates says what rates are meant.
+    """
+    sizes, rates = options.batch_size, options.lr
+    multiple = sizes.multiple
+    if multiple is None:
+        is_mixed = device == "cuda" and "mixed" in options.precision
+        multiple = MIXED_MULTIPLE if is_mixed else 1
+    high = max(sizes.high // multiple, 1) * multiple
+    low = min(math.ceil(sizes.low / multiple) * multiple, high)
+    anchor: tuple[float, float] | None = options.baseline.pair
+    if anchor is None:
+        if rates.low is None or rates.high is None:
+            raise InputError(
+                "lr.low and lr.high are missing: without baseline.batch_size and baseline.lr "
+                "nothing else says which learning rates to try"
+            )
+        anchor = math.sqrt(low * high), math.sqrt(rates.low * rates.high)
+    rule_lrs = [lr_of(options.scaling, size, anchor) for size in (low, high)]
+    return Space(
+        low=low,
+        high=high,
+        lr_low=rates.low or min(rule_lrs) / 2**LR_OCTAVES,
+        lr_high=rates.high or max(rule_lrs) * 2**LR_OCTAVES,
+        rule=options.scaling,
+        anchor=anchor,
+        multiple=multiple,
+    )

@@ -1,0 +1,1 @@
+"""What is trained: functions that build module, data and Trainer arguments for a trial."""

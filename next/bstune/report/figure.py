@@ -1,0 +1,200 @@
+"""The figure of a study: steps, training time and learning rate over batch size.
+
+matplotlib is used without pyplot: nothing of the importing program's figures changes.
+"""
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from bstune.core.records import Record, ends
+from bstune.report.answer import answer
+from bstune.search.findings import CurvePoint
+from bstune.study.result import Confirmed, StudyResult
+from bstune.system import console
+
+# Okabe and Ito's colours, which readers with any colour vision tell apart.
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+GREY = "#8a8a8a"
+INCHES = (11.0, 4.2)
+# Letters of a line of the title.
+TITLE_WIDTH = 115
+# Room below and above the curve, the best and the baseline, as a factor.
+ROOM = 1.6
+# An axis over so many powers of ten has a number at each of them alone, else also at 2 and 5.
+MANY_DECADES = 2.5
+
+LINE: dict[str, Any] = {"color": BLUE, "label": "median at the best rate, with its 90% band"}
+BAND: dict[str, Any] = {"color": BLUE, "alpha": 0.18, "linewidth": 0}
+LAW: dict[str, Any] = {"color": "black", "linewidth": 0.9, "zorder": 4}
+CRITICAL: dict[str, Any] = {"color": PURPLE, "alpha": 0.15, "linewidth": 0, "zorder": 0}
+STAR: dict[str, Any] = {"marker": "*", "s": 170, "edgecolors": VERMILION, "zorder": 6}
+SQUARE: dict[str, Any] = {"marker": "s", "s": 45, "edgecolors": GREEN, "zorder": 5}
+DOT: dict[str, Any] = {"s": 14, "color": GREY, "label": "trial that reached the target"}
+BOUND: dict[str, Any] = {
+    "s": 18,
+    "marker": "^",
+    "facecolors": "none",
+    "edgecolors": GREY,
+    "label": "trial that ended before it: a bound",
+}
+CROSS: dict[str, Any] = {"s": 16, "marker": "x", "color": GREY, "label": "trial that diverged"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What a panel shows over batch size, of the curve, of a trial, and of new seeds."""
+
+    name: str
+    curve: Callable[[CurvePoint], tuple[float, float, float]]
+    """Low, median and high."""
+    trial: Callable[[Record], float | None]
+    confirmed: Callable[[Confirmed], float]
+    number: Callable[[float], str] = console.number
+
+
+def curve_figure(result: StudyResult, records: Sequence[Record]) -> Figure:
+    """Draw what a study found: three panels over batch size, all axes logarithmic.
+
+    Args:
+        result: the curve with its band, the law, the best and the baseline.
+        records: of all trials; the last of each resumed chain is shown. Runs on new seeds are not,
+            as the best and the baseline stand for them.
+    """
+    steps = Panel(
+        name=f"steps to {result.target}",
+        curve=lambda point: (point.steps_low, point.steps, point.steps_high),
+        trial=lambda record: record.steps,
+        confirmed=lambda runs: runs.steps,
+    )
+    time = Panel(
+        name="training time to the target",
+        curve=_curve_seconds,
+        trial=_trial_seconds,
+        confirmed=lambda runs: runs.seconds,
+        number=console.seconds,
+    )
+    rate = Panel(
+        name="learning rate",
+        curve=lambda point: (point.lr_low, point.lr, point.lr_high),
+        trial=lambda record: record.lr,
+        confirmed=lambda runs: runs.lr,
+    )
+    trials = [record for record in ends(tuple(records)) if record.role != "new seed"]
+    figure = Figure(figsize=INCHES, layout="constrained")
+    steps_axes, time_axes, rate_axes = figure.subplots(1, 3)
+    _draw_law(steps_axes, result)
+    _draw_panel(steps_axes, steps, result, trials)
+    _draw_panel(time_axes, time, result, trials)
+    diverged = [record for record in trials if record.status == "diverged"]
+    _scatter(rate_axes, rate, diverged, CROSS)
+    _draw_panel(rate_axes, rate, result, trials)
+    exponent = result.lr_exponent
+    if exponent is not None and exponent.value is not None:
+        rate_axes.set_title(f"the best grows as B^{exponent.value:.2f}", fontsize=9)
+    _draw_legend(figure, (steps_axes, rate_axes))
+    verdict = answer(result)[0]
+    title = textwrap.fill(f"{verdict.label}   {verdict.text}", TITLE_WIDTH)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
+    return figure
+
+
+def _curve_seconds(point: CurvePoint) -> tuple[float, float, float]:
+    each = point.step_seconds
+    return point.steps_low * each, point.steps * each, point.steps_high * each
+
+
+def _trial_seconds(record: Record) -> float | None:
+    return None if record.seconds_per_step is None else record.steps * record.seconds_per_step
+
+
+def _draw_panel(axes: Axes, panel: Panel, result: StudyResult, trials: Sequence[Record]) -> None:
+    """Draw the trials, the curve, the baseline and the best; a median that is a bound is hollow."""
+    bounds = [record for record in trials if record.status in ("pruned", "missed")]
+    _scatter(axes, panel, bounds, BOUND)
+    _scatter(axes, panel, [record for record in trials if record.reached], DOT)
+    heights: list[float] = []
+    if result.curve:
+        sizes = [point.batch_size for point in result.curve]
+        low, middle, high = zip(*map(panel.curve, result.curve), strict=True)
+        axes.fill_between(sizes, low, high, **BAND)
+        axes.plot(sizes, middle, **LINE)
+        heights += [*low, *high]
+    marks = (("baseline", result.baseline, SQUARE), ("best", result.best, STAR))
+    for label, runs, style in marks:
+        if runs is not None:
+            face = "none" if runs.is_bound else style["edgecolors"]
+            height = panel.confirmed(runs)
+            axes.scatter(runs.batch_size, height, facecolors=face, label=label, **style)
+            heights.append(height)
+    if result.curve:
+        # Trials far off the curve would leave it little room.
+        axes.set_ylim(min(heights) / ROOM, max(heights) * ROOM)
+    axes.set_ylabel(panel.name, parse_math=False)
+    _scale(axes, panel.number)
+
+
+def _scatter(axes: Axes, panel: Panel, records: Sequence[Record], style: dict[str, Any]) -> None:
+    """Draw trials that have a height; without any the legend has no entry for them."""
+    sizes = []
+    heights = []
+    for record in records:
+        height = panel.trial(record)
+        # A trial without a step has no place on a logarithmic axis.
+        if height:
+            sizes.append(record.batch_size)
+            heights.append(height)
+    if sizes:
+        axes.scatter(sizes, heights, **style)
+
+
+def _draw_law(axes: Axes, result: StudyResult) -> None:
+    """Draw S_min (1 + B_crit/B) and its double floor, which it crosses at B_crit."""
+    if result.critical is None or not result.curve:
+        return
+    sizes = [point.batch_size for point in result.curve]
+    ends_of_critical = result.critical.interval
+    value = ends_of_critical.value
+    floor = result.critical.s_min
+    if value is not None and floor is not None:
+        law = [floor * (1.0 + value / size) for size in sizes]
+        axes.plot(sizes, law, linestyle="--", label="law S_min (1 + B_crit/B)", **LAW)
+        axes.axhline(2.0 * floor, linestyle=":", label="2 S_min", **LAW)
+    # An end that is open reaches to the panel's edge.
+    low = max(ends_of_critical.low or sizes[0], sizes[0])
+    high = min(ends_of_critical.high or sizes[-1], sizes[-1])
+    is_known = ends_of_critical.low is not None or ends_of_critical.high is not None
+    if is_known and low < high:
+        axes.axvspan(low, high, label="critical batch size B_crit, 90%", **CRITICAL)
+
+
+def _scale(axes: Axes, number: Callable[[float], str]) -> None:
+    """Make both axes logarithmic, with batch sizes at powers of two and plain numbers."""
+    axes.set(xscale="log", yscale="log", xlabel="batch size")
+    axes.xaxis.set_major_locator(LogLocator(2, numticks=9))
+    low, high = axes.get_ylim()
+    has_many = math.log10(high / low) > MANY_DECADES
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0,) if has_many else (1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,.0f}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(NullFormatter())
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.15)
+
+
+def _draw_legend(figure: Figure, panels: Sequence[Axes]) -> None:
+    """Draw one legend for all panels, each entry once."""
+    entries: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    style: dict[str, Any] = {"loc": "outside lower center", "ncols": 5, "frameon": False}
+    if entries:
+        figure.legend(entries.values(), entries.keys(), fontsize=8, **style)

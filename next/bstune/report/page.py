@@ -1,0 +1,57 @@
+"""The page of a study: answer, figure and trials in one file, without network or scripts."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib import rc_context
+
+from bstune.core.records import Record
+from bstune.report.answer import MOST_WARNINGS, answer, header
+from bstune.report.figure import curve_figure
+from bstune.study.result import StudyResult
+from bstune.system import console
+
+# Ids in an SVG follow from it, so that the same study gives the same page.
+HASH_SALT = "bstune"
+
+
+def page(result: StudyResult, records: Sequence[Record], config_text: str) -> str:
+    """Write the page of a study as HTML; all texts in it are escaped.
+
+    Args:
+        result: what the study found.
+        records: of all its trials.
+        config_text: the composed config, without secrets.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = console.number
+    environment.filters["seconds"] = console.seconds
+    verdict, *rows = answer(result)
+    return environment.get_template("page.html.j2").render(
+        result=result,
+        records=records,
+        header=header(result),
+        verdict=verdict,
+        rows=rows,
+        further_warnings=result.warnings[MOST_WARNINGS:],
+        figure=Markup(_svg(result, records)),  # noqa: S704 matplotlib escapes its texts
+        config_text=config_text,
+    )
+
+
+def _svg(result: StudyResult, records: Sequence[Record]) -> str:
+    """Draw the figure as an SVG element."""
+    text = io.StringIO()
+    with rc_context({"svg.hashsalt": HASH_SALT}):
+        curve_figure(result, records).savefig(text, format="svg", metadata={"Date": None})
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :]

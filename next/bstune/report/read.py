@@ -1,0 +1,57 @@
+"""Read a study's folder back: it is data, read within limits, and nothing in it is run."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from bstune.core.errors import InputError
+from bstune.core.records import Record
+from bstune.study.result import SCHEMA, StudyResult
+from bstune.system.files import StudyFolder, read_json, read_text
+
+# A result of 1,000 trials has some 40 kB.
+RESULT_LIMIT_BYTES = 5_000_000
+
+
+def read_result(folder: Path) -> StudyResult:
+    """Read the result in a study's folder.
+
+    Raises:
+        InputError: if curve.json is missing, too large, broken or of another schema.
+    """
+    path = StudyFolder(folder).curve
+    values = read_json(path, RESULT_LIMIT_BYTES)
+    if not isinstance(values, dict):
+        raise InputError(f"{path} must be a study's result, but is no mapping")
+    schema = values.get("schema_number")
+    if schema != SCHEMA:
+        raise InputError(
+            f"{path} must have the schema number {SCHEMA}, but has {schema!r}: run its study again"
+        )
+    try:
+        return StudyResult.model_validate(values)
+    except ValidationError as error:
+        raise InputError(f"{path} is no study's result: {_first(error)}") from error
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Read the records in a study's folder, in the order of its lines.
+
+    Raises:
+        InputError: if trials.jsonl is missing, too large or broken.
+    """
+    path = StudyFolder(folder).trials
+    records = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        try:
+            records.append(Record.model_validate_json(line))
+        except ValidationError as error:
+            raise InputError(f"{path}, line {number}, is no trial: {_first(error)}") from error
+    return records
+
+
+def _first(error: ValidationError) -> str:
+    """Write the first of a value's errors in one line."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]

@@ -1,0 +1,152 @@
+"""The law of the steps to the target over batch size and learning rate, and what is known before.
+
+With x = log2 B and z = log2 lr, both relative to the middle of the batch sizes where that is said::
+
+    log S(B, lr) = level + log(1 + B_crit/B) - log(1 + B_crit/B_mid) + misfit(x) + penalty(d)
+    d = z - log2 lr*(B) = z - (rule(x) + shift + exponent (x - x_mid))
+
+The curve is S_min (1 + B_crit/B) of McCandlish et al. 2018 (arXiv 1812.06162, eq. 2.11). Off the
+best rate steps rise as a hyperbola below it and as a parabola above it: both are assumptions. The
+misfit is piecewise linear in x; it belongs to the findings, and the search does without.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstune.core.records import Budget
+from bstune.core.rules import EXPONENTS
+from bstune.core.space import Space
+
+Array = NDArray[np.float64]
+
+# Columns of the draws, with their units.
+LEVEL = 0  # log steps at the middle batch size and its best rate
+B_CRIT = 1  # log(B_crit/B_mid)
+SHIFT = 2  # octaves of lr*(B_mid) above the rule's
+EXPONENT = 3  # of lr*(B), over the rule's
+LOW = 4  # log of what an octave adds to log steps, far below the best rate
+HIGH = 5  # log of the octaves above the best rate at which log steps have risen by 1/2
+NOISE = 6  # log of the standard deviation of log steps from seed to seed
+MISFIT_SIZE = 7  # log of the standard deviation of the misfit at a knot
+KNOTS = 8  # this column and the further ones: the misfit at each knot, in units of its size
+
+# Prior means and standard deviations in the order of the columns; SHIFT is a Student's t with 3
+# degrees of freedom. The level's mean is a quarter of the budget. They are wide guesses: a factor
+# of 20 for the level, of 6 for B_crit, 2.5 octaves for the rate. A prior of the rate that does not
+# follow the rule costs 1.14 times the best's time after 10 times the best trial's cost.
+LEVEL_BELOW_BUDGET = math.log(4.0)
+MEANS = (0.0, 0.0, 0.0, 0.0, math.log(0.45), math.log(1.2), math.log(0.15))
+SPREADS = (3.0, math.log(6.0), 2.5, 0.35, 0.35, 0.4, 0.5)
+SHIFT_DEGREES = 3.0
+# With these, 90% intervals of B_crit hold 26 of 27 truths (nine kinds of synthetic curves).
+MISFIT_MEAN = math.log(0.08)
+MISFIT_SPREAD = 0.8
+OCTAVES_BETWEEN_KNOTS = 1.5
+# Octaves below the best rate over which the penalty turns from a parabola into a line.
+LOW_TURN = 1.2
+
+
+@dataclass(frozen=True)
+class Law:
+    """The law over a space; draws of its parameters are rows of ``theta``, (m, parameters).
+
+    Args:
+        low, high: log2 of the batch sizes that are searched.
+        rule_at_middle: log2 of the rule's rate at the middle.
+        rule_exponent: of the rule.
+        mean, spread: of the prior, (parameters,).
+        knots: of the misfit, in log2 B; none for a law without.
+    """
+
+    low: float
+    high: float
+    rule_at_middle: float
+    rule_exponent: float
+    mean: Array
+    spread: Array
+    knots: Array
+
+    @property
+    def middle(self) -> float:
+        """log2 of the geometric middle of the batch sizes."""
+        return 0.5 * (self.low + self.high)
+
+    def rule(self, x: Array) -> Array:
+        """log2 of the scaling rule's rate at log2 batch sizes."""
+        return self.rule_at_middle + self.rule_exponent * (x - self.middle)
+
+    def best_rate(self, theta: Array, x: Array) -> Array:
+        """log2 lr*(B) of m draws at n batch sizes, (m, n)."""
+        exponents = theta[:, EXPONENT, None] * (x - self.middle)
+        return self.rule(x) + theta[:, SHIFT, None] + exponents
+
+    def curve(self, theta: Array, x: Array) -> Array:
+        """log S*(B) of m draws at n batch sizes, (m, n)."""
+        log_b = (x - self.middle) * math.log(2.0)
+        log_b_crit = theta[:, B_CRIT, None]
+        relative = np.logaddexp(0.0, log_b_crit - log_b) - np.logaddexp(0.0, log_b_crit)
+        law: Array = theta[:, LEVEL, None] + relative
+        if not self.knots.size:
+            return law
+        hats = np.stack([np.interp(x, self.knots, hat) for hat in np.eye(self.knots.size)])
+        return law + np.exp(theta[:, MISFIT_SIZE, None]) * (theta[:, KNOTS:] @ hats)
+
+    def above(self, theta: Array, x: Array, z: Array) -> Array:
+        """The penalty of rates above the best one, in log steps, (m, n); trials diverge by it."""
+        octaves = np.maximum(z - self.best_rate(theta, x), 0.0)
+        return 0.5 * octaves**2 * np.exp(-2.0 * theta[:, HIGH, None])
+
+    def below(self, theta: Array, x: Array, z: Array) -> Array:
+        """The penalty of rates below the best one, in log steps, (m, n)."""
+        octaves = np.minimum(z - self.best_rate(theta, x), 0.0)
+        return np.exp(theta[:, LOW, None]) * (np.hypot(octaves, LOW_TURN) - LOW_TURN)
+
+    def log_steps(self, theta: Array, x: Array, z: Array) -> Array:
+        """log S(B, lr) of m draws at n configurations, (m, n)."""
+        return self.curve(theta, x) + self.below(theta, x, z) + self.above(theta, x, z)
+
+    def sample_prior(self, count: int, rng: np.random.Generator) -> Array:
+        """Draws before any trial, (count, parameters)."""
+        theta: Array = self.mean + self.spread * rng.standard_normal((count, self.mean.size))
+        theta[:, SHIFT] = self.spread[SHIFT] * rng.standard_t(SHIFT_DEGREES, count)
+        return theta
+
+    def log_prior(self, theta: Array) -> Array:
+        """Log density of the prior up to a constant, (m,)."""
+        squares = ((theta - self.mean) / self.spread) ** 2
+        normal: Array = squares.sum(axis=1) - squares[:, SHIFT]
+        tail = 0.5 * (SHIFT_DEGREES + 1.0) * np.log1p(squares[:, SHIFT] / SHIFT_DEGREES)
+        return -0.5 * normal - tail
+
+
+def make_law(space: Space, budget: Budget, misfit: bool) -> Law:
+    """The law over a space, with a prior around its rule and a quarter of the budget.
+
+    Args:
+        space: batch sizes and the rule.
+        budget: of a trial.
+        misfit: whether the curve may leave the law, piecewise linearly.
+    """
+    low = math.log2(space.low)
+    high = math.log2(space.high)
+    mean = np.array(MEANS)
+    spread = np.array(SPREADS)
+    mean[LEVEL] = math.log(budget.last_step(2.0**space.middle)) - LEVEL_BELOW_BUDGET
+    knots = np.zeros(0)
+    if misfit:
+        intervals = max(1, round((high - low) / OCTAVES_BETWEEN_KNOTS))
+        knots = np.linspace(low, high, intervals + 1)
+        mean = np.concatenate([mean, [MISFIT_MEAN], np.zeros(knots.size)])
+        spread = np.concatenate([spread, [MISFIT_SPREAD], np.ones(knots.size)])
+    return Law(
+        low=low,
+        high=high,
+        rule_at_middle=math.log2(space.rule_lr(2.0**space.middle)),
+        rule_exponent=EXPONENTS[space.rule],
+        mean=mean,
+        spread=spread,
+        knots=knots,
+    )

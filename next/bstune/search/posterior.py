@@ -1,0 +1,279 @@
+"""The posterior of the law, by a tempered Monte Carlo sampler over all trials.
+
+Draws of the prior are led to the posterior through likelihoods to rising powers. At each power they
+are resampled, and moved by Metropolis steps of two kinds: towards a normal distribution fitted to
+all draws, and along the difference of two of them (ter Braak 2006, differential evolution).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from bstune.core.question import Question
+from bstune.core.records import Record, Spec, Target, ends
+from bstune.core.space import Space
+from bstune.search.histories import LEAST_LEFT, excess_scale, extrapolate, log_curve
+from bstune.search.law import NOISE, Law, make_law
+
+Array = NDArray[np.float64]
+
+# How a row tells of log S.
+VALUE = 0
+BOUND = 1
+DIVERGED = 2
+
+# Standard deviation of a bound's log steps: a step more or less decides nothing.
+BOUND_DEVIATION = 0.1
+# An extrapolation whose deviation is over this share of its log factor, and which more than
+# e-folds the steps, is a bound one deviation below.
+WIDE_SHARE = 0.5
+FAR = 1.0
+MOST_BOUND_DEVIATION = 0.5
+# A value is an outlier with this probability, and scatters by so much more then.
+OUTLIER_SHARE = 0.04
+OUTLIER_DEVIATION = 0.8
+# A bound, or a divergence, is wrong with about this probability.
+WRONG_SHARE = 0.01
+# A trial diverges where rates above the best cost about so much log steps, and its deviation.
+DIVERGES_AT = 1.5
+DIVERGES_DEVIATION = 0.4
+
+# Sampler: least share of effective draws after a rise of the power, and its bisections.
+LEAST_EFFECTIVE = 0.5
+BISECTIONS = 25
+# The largest step of differential evolution, times 1/sqrt(parameters) (ter Braak 2006).
+JUMP = 2.38 / math.sqrt(2.0)
+# How much of a draw's place a move towards the normal distribution keeps.
+KEPT = (0.3, 0.7, 0.95)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What trials tell of the steps to the target, one row each."""
+
+    x: Array
+    """log2 of the batch size."""
+    z: Array
+    """log2 of the learning rate."""
+    log_steps: Array
+    deviation: Array
+    """Of ``log_steps``, without the noise from seed to seed."""
+    kind: NDArray[np.int64]
+    """VALUE, BOUND (at least ``log_steps``) or DIVERGED (``log_steps`` tells nothing)."""
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Draws of the law's parameters, given trials."""
+
+    law: Law
+    theta: Array
+    """(draws, parameters)."""
+    rows: Rows
+    chains: tuple[Record, ...]
+    """The last record of each chain that tells something, in the order of ``rows``; running trials
+    have rows behind theirs."""
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of log steps from seed to seed."""
+        return math.sqrt(float(np.exp(2.0 * self.theta[:, NOISE]).mean()))
+
+
+def sample_posterior(
+    question: Question,
+    space: Space,
+    records: Sequence[Record],
+    *,
+    seed: int,
+    running: Sequence[Spec] = (),
+    misfit: bool = False,
+    draws: int = 192,
+    moves: int = 3,
+) -> Posterior:
+    """Sample the posterior; the same arguments give the same draws.
+
+    Failed, refused and out-of-memory trials tell nothing. Without any other the draws are the
+    prior's.
+
+    Args:
+        question: whose target and budget the trials have.
+        space: batch sizes and the rule.
+        records: of all finished trials, new seeds included.
+        seed: of the study.
+        running: trials that count as done at the steps that the others predict.
+        misfit: whether the curve may leave the law: for findings, not for decisions.
+        draws: how many.
+        moves: Metropolis steps at each power, twice as many at the last.
+    """
+    law = make_law(space, question.budget, misfit)
+    chains = tuple(ends([record for record in records if _tells(record)]))
+    rows = rows_of(chains, question.target)
+    rng = np.random.default_rng([seed, len(records), len(running)])
+    theta = sample(law, rows, rng, draws, moves)
+    if running:
+        rows = _with_predictions(rows, law, theta, running)
+        theta = sample(law, rows, rng, draws, moves)
+    return Posterior(law, theta, rows, chains)
+
+
+def _tells(record: Record) -> bool:
+    if record.status == "diverged":
+        return True
+    return record.status in ("reached", "missed", "pruned") and record.steps > 0
+
+
+def rows_of(chains: Sequence[Record], target: Target) -> Rows:
+    """One row a chain, in their order.
+
+    A trial that reached the target gives a value, in the middle of the interval that its
+    evaluations leave; one that diverged says that its rate was too high; one that missed gives a
+    bound; and one that was pruned a bound or an extrapolated value.
+    """
+    scale = excess_scale(target, chains)
+    reached = [log_curve(chain, target, scale) for chain in chains if chain.reached]
+    table = []
+    for chain in chains:
+        row = (0.0, 1.0, DIVERGED)
+        if chain.reached:
+            row = _reached_row(chain)
+        elif chain.status == "missed":
+            row = (math.log(chain.steps), BOUND_DEVIATION, BOUND)
+        elif chain.status == "pruned":
+            row = _pruned_row(chain, log_curve(chain, target, scale), reached)
+        table.append((math.log2(chain.batch_size), math.log2(chain.lr), *row))
+    x, z, log_steps, deviation, kind = np.array(table, dtype=float).reshape(-1, 5).T
+    return Rows(x, z, log_steps, deviation, kind.astype(int))
+
+
+def _reached_row(chain: Record) -> tuple[float, float, int]:
+    # The first evaluation may have been late: the interval spans a factor of two at most.
+    width = math.log(chain.steps / max(chain.steps_low, 0.5 * chain.steps))
+    return math.log(chain.steps) - 0.5 * width, width / math.sqrt(12.0), VALUE
+
+
+def _pruned_row(chain: Record, curve: Array, reached: Sequence[Array]) -> tuple[float, float, int]:
+    log_ran = math.log(chain.steps)
+    extrapolation = extrapolate(curve, reached)
+    if extrapolation is None:
+        return log_ran, BOUND_DEVIATION, BOUND
+    log_factor = max(extrapolation.log_steps - log_ran, LEAST_LEFT)
+    deviation = extrapolation.deviation
+    if log_factor > FAR and deviation > WIDE_SHARE * log_factor:
+        least = max(log_factor - deviation, 0.0)
+        return log_ran + least, min(deviation, MOST_BOUND_DEVIATION), BOUND
+    return log_ran + log_factor, deviation, VALUE
+
+
+def _with_predictions(rows: Rows, law: Law, theta: Array, running: Sequence[Spec]) -> Rows:
+    """The rows and one more for each running trial: a value, at the mean of the draws."""
+    x = np.log2([spec.batch_size for spec in running])
+    z = np.log2([spec.lr for spec in running])
+    count = len(running)
+    return Rows(
+        x=np.concatenate([rows.x, x]),
+        z=np.concatenate([rows.z, z]),
+        log_steps=np.concatenate([rows.log_steps, law.log_steps(theta, x, z).mean(axis=0)]),
+        deviation=np.concatenate([rows.deviation, np.zeros(count)]),
+        kind=np.concatenate([rows.kind, np.full(count, VALUE)]),
+    )
+
+
+def log_likelihood(law: Law, theta: Array, rows: Rows) -> Array:
+    """Log likelihood of m draws, (m,): normal values with outliers, and Tobit bounds."""
+    above = law.above(theta, rows.x, rows.z)
+    expected = law.curve(theta, rows.x) + law.below(theta, rows.x, rows.z) + above
+    variance = np.exp(2.0 * theta[:, NOISE, None]) + rows.deviation**2
+    off = rows.log_steps - expected
+    wide = variance + OUTLIER_DEVIATION**2
+    usual = (1.0 - OUTLIER_SHARE) * np.exp(-0.5 * off**2 / variance) / np.sqrt(variance)
+    outlier = OUTLIER_SHARE * np.exp(-0.5 * off**2 / wide) / np.sqrt(wide)
+    # 1e-30 keeps the log finite where both have underflowed.
+    value = np.log(usual + outlier + 1e-30)
+    bound = np.log(ndtr(-off / np.sqrt(variance)) + WRONG_SHARE)
+    diverged = np.log(ndtr((above - DIVERGES_AT) / DIVERGES_DEVIATION) + WRONG_SHARE)
+    total: Array = np.choose(rows.kind, [value, bound, diverged]).sum(axis=1)
+    return total
+
+
+def sample(law: Law, rows: Rows, rng: np.random.Generator, draws: int, moves: int) -> Array:
+    """Draws of the parameters given rows, (draws, parameters)."""
+    theta = law.sample_prior(draws, rng)
+    if not rows.x.size:
+        return theta
+    likelihood = log_likelihood(law, theta, rows)
+    prior = law.log_prior(theta)
+    power = 0.0
+    while power < 1.0:
+        rise = _next_rise(likelihood, 1.0 - power)
+        power = min(power + rise, 1.0)
+        picked = _resample(np.exp(rise * (likelihood - likelihood.max())), rng)
+        theta, likelihood, prior = theta[picked], likelihood[picked], prior[picked]
+        for move in range(2 * moves if power == 1.0 else moves):
+            propose = _jump if move % 2 else _towards_normal
+            proposed, correction = propose(law, theta, rng)
+            new_likelihood = log_likelihood(law, proposed, rows)
+            new_prior = law.log_prior(proposed)
+            log_ratio = power * (new_likelihood - likelihood) + new_prior - prior + correction
+            moved = np.log(rng.random(draws)) < log_ratio
+            theta[moved] = proposed[moved]
+            likelihood[moved] = new_likelihood[moved]
+            prior[moved] = new_prior[moved]
+    return theta
+
+
+def _next_rise(likelihood: Array, most: float) -> float:
+    """The largest rise of the power that leaves enough effective draws, by bisection."""
+
+    def is_effective(rise: float) -> bool:
+        weights = np.exp(rise * (likelihood - likelihood.max()))
+        effective = weights.sum() ** 2 / (weights @ weights)
+        return bool(effective >= LEAST_EFFECTIVE * len(likelihood))
+
+    if is_effective(most):
+        return most
+    low = 0.0
+    high = most
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        if is_effective(middle):
+            low = middle
+        else:
+            high = middle
+    return max(low, 1e-9)
+
+
+def _resample(weights: Array, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Places of draws in proportion to their weights, by systematic resampling."""
+    count = len(weights)
+    shares = (rng.random() + np.arange(count)) / count
+    places = np.searchsorted(np.cumsum(weights / weights.sum()), shares)
+    return np.minimum(places, count - 1)
+
+
+def _jump(law: Law, theta: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Move along the difference of two other draws; a symmetric proposal."""
+    count, parameters = theta.shape
+    lengths = JUMP / math.sqrt(parameters) * rng.uniform(0.3, 1.0, (count, 1))
+    difference = theta[rng.permutation(count)] - theta[rng.permutation(count)]
+    jitter = 1e-3 * law.spread * rng.standard_normal(theta.shape)
+    return theta + lengths * difference + jitter, np.zeros(count)
+
+
+def _towards_normal(law: Law, theta: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Move within the normal distribution fitted to the draws, and the log ratio that corrects it.
+
+    It is a Crank-Nicolson proposal, which leaves that distribution as it is.
+    """
+    mean = theta.mean(axis=0)
+    covariance = np.cov(theta.T) + 1e-6 * np.diag(law.spread**2)
+    root = np.linalg.cholesky(covariance)
+    kept = rng.choice(KEPT, (len(theta), 1))
+    old = np.linalg.solve(root, (theta - mean).T).T
+    new = kept * old + np.sqrt(1.0 - kept**2) * rng.standard_normal(theta.shape)
+    correction = 0.5 * ((new**2).sum(axis=1) - (old**2).sum(axis=1))
+    return mean + new @ root.T, correction

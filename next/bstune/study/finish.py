@@ -1,0 +1,47 @@
+"""The files that a study ends with: its result, its records, the best, its config and machine."""
+
+from collections.abc import Sequence
+
+import yaml
+
+from bstune.core.records import Record
+from bstune.study.machine import Machine
+from bstune.study.result import StudyResult
+from bstune.system.files import StudyFolder, append_line, write_text
+
+
+def write_study(
+    folder: StudyFolder,
+    result: StudyResult,
+    records: Sequence[Record],
+    config: str,
+    machine: Machine,
+) -> None:
+    """Write a study's files; each is whole or as it was.
+
+    Args:
+        folder: of the study.
+        result: which becomes curve.json.
+        records: of all trials, in order of their numbers; they become trials.jsonl.
+        config: the composed config as YAML, without secrets.
+        machine: on which it ran.
+    """
+    write_text(folder.curve, result.model_dump_json(indent=1) + "\n")
+    lines = [record.model_dump_json() + "\n" for record in records]
+    write_text(folder.trials, "".join(lines))
+    write_text(folder.config, config)
+    write_text(folder.hardware, machine.model_dump_json(indent=1) + "\n")
+    if result.best is not None:
+        best = {"batch_size": result.best.batch_size, "lr": result.best.lr, **result.best.values}
+        write_text(folder.best, yaml.safe_dump({"trial": best}))
+
+
+class TrialsFile:
+    """An observer that appends each record to trials.jsonl while a study runs."""
+
+    def __init__(self, folder: StudyFolder) -> None:
+        self._folder = folder
+
+    def finished(self, record: Record) -> None:
+        """Append a record."""
+        append_line(self._folder.trials, record.model_dump_json())

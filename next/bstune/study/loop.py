@@ -1,0 +1,189 @@
+"""The loop of a study: ask, train, store; a generator, so that any training can be its body."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bstune.core.errors import UserCodeError
+from bstune.core.records import Record, Spec, Target
+from bstune.study.plan import Ask, Done, Plan, Wait, fatal_failure, next_step
+from bstune.study.storage import StudyStorage
+from bstune.system.files import StudyFolder
+from bstune.trial.trial import Trial, run_trial
+from bstune.trial.worker import Failure, InProcess, Worker, tell_progress
+
+# Seconds between two looks at the worker, or at what other processes run.
+POLL_SECONDS = 0.2
+# A trial hangs when nothing comes of it for the larger of this, in seconds, and so many times the
+# longest silence before; before the first evaluation of a study it may have data to download.
+HANG_SECONDS = 60.0
+HANG_RATIO = 20.0
+START_SECONDS = 600.0
+# The most of a time limit that a silence may take.
+HANG_SHARE = 0.1
+
+
+class Observer(Protocol):
+    """Is told of each trial."""
+
+    def finished(self, record: Record) -> None:
+        """A trial has ended, and its record is stored."""
+
+
+@dataclass
+class AskedTrial:
+    """A trial to train; whoever trains it sets ``record``."""
+
+    spec: Spec
+    total_steps: int
+    """Where its schedule, and its budget, ends."""
+    earlier: Record | None
+    """The record of the trial that it resumes."""
+    until: float | None
+    """The ``time.monotonic()`` at which it stops; None: no limit."""
+    save_to: Path | None
+    resume_from: Path | None
+    record: Record | None = None
+
+    def trial(self, target: Target) -> Trial:
+        """The trial that is reported to."""
+        return Trial(
+            self.spec,
+            target,
+            total_steps=self.total_steps,
+            earlier=self.earlier,
+            save_to=self.save_to,
+            resume_from=self.resume_from,
+            until=self.until,
+        )
+
+
+def asked_trials(
+    plan: Plan,
+    storage: StudyStorage,
+    folder: StudyFolder,
+    observers: Sequence[Observer] = (),
+    now: Callable[[], float] = time.monotonic,
+) -> Iterator[AskedTrial]:
+    """Yield one trial after another until the plan is done; each one's record is stored after it.
+
+    A trial that is left without a record, as its body was interrupted, is asked again later.
+
+    Raises:
+        UserCodeError: after failures that end a study, with the user's own error.
+    """
+    while True:
+        records = storage.records()
+        message = fatal_failure(records)
+        if message is not None:
+            raise UserCodeError(message)
+        step = next_step(plan, records, storage.running(), now())
+        if isinstance(step, Done):
+            return
+        if isinstance(step, Wait):
+            time.sleep(POLL_SECONDS)
+            storage.settle()
+            continue
+        spec = storage.claim(step)
+        if spec is None:
+            continue
+        asked = _prepare(plan, spec, step, records, folder)
+        try:
+            yield asked
+        finally:
+            if asked.record is None:
+                storage.abandon(spec)
+            else:
+                storage.finish(asked.record)
+        if asked.record is not None:
+            for observer in observers:
+                observer.finished(asked.record)
+
+
+def _prepare(
+    plan: Plan, spec: Spec, ask: Ask, records: Sequence[Record], folder: StudyFolder
+) -> AskedTrial:
+    earlier = None
+    resume_from = None
+    if spec.resumed_from is not None:
+        earlier = next(record for record in records if record.number == spec.resumed_from)
+        resume_from = folder.checkpoint(spec.resumed_from)
+    # Only trials of the search are resumed.
+    save_to = folder.checkpoint(spec.number) if spec.role != "new seed" else None
+    return AskedTrial(
+        spec=spec,
+        total_steps=plan.question.budget.last_step(spec.batch_size),
+        earlier=earlier,
+        until=ask.until,
+        save_to=save_to,
+        resume_from=resume_from,
+    )
+
+
+@dataclass
+class HangWatch:
+    """How long a trial may be silent before it counts as hanging.
+
+    Args:
+        wall_seconds: the time limit of the study.
+        trial_seconds: the user's own limit.
+        longest_silence: of a trial so far, in seconds; 0: nothing has been evaluated yet.
+    """
+
+    wall_seconds: float | None = None
+    trial_seconds: float | None = None
+    longest_silence: float = 0.0
+
+    @property
+    def limit(self) -> float:
+        """Seconds."""
+        if self.trial_seconds is not None:
+            return self.trial_seconds
+        limit = max(HANG_SECONDS, HANG_RATIO * self.longest_silence)
+        if self.longest_silence == 0.0:
+            limit = START_SECONDS
+        if self.wall_seconds is not None:
+            limit = min(limit, HANG_SHARE * self.wall_seconds)
+        return limit
+
+
+def train_here(asked: AskedTrial, train: Callable[[Trial], None], target: Target) -> Record:
+    """Train a trial in this process."""
+    trial = asked.trial(target)
+    trial.on_progress = tell_progress
+    return run_trial(train, trial)
+
+
+def train_in_worker(
+    worker: Worker | InProcess,
+    asked: AskedTrial,
+    train: Callable[[Trial], None],
+    target: Target,
+    watch: HangWatch,
+    alive: Callable[[], None],
+) -> Record:
+    """Train a trial in the worker's process; whatever happens there, a record comes back.
+
+    Args:
+        worker: that the trial is sent to.
+        asked: the trial.
+        train: that is called with it.
+        target: that ends it.
+        watch: which ends it when it is silent for too long.
+        alive: called again and again while it trains.
+    """
+    worker.submit(train_here, asked, train, target)
+    silence = 0.0
+    while (outcome := worker.poll(POLL_SECONDS)) is None:
+        alive()
+        silence = max(silence, worker.silent_seconds)
+        if silence > watch.limit:
+            worker.kill(f"it said nothing for {watch.limit:.0f} s; trial_seconds sets that limit")
+    if isinstance(outcome, Failure):
+        return Record(**asked.spec.model_dump(), status="failed", steps=0, message=outcome.reason)
+    record: Record = outcome.value
+    if record.history:
+        watch.longest_silence = max(watch.longest_silence, silence, POLL_SECONDS)
+    return record

@@ -1,0 +1,334 @@
+"""What a study does next: one pure function of its records.
+
+The baseline first, then the search, then new seeds for its best configuration and for the baseline.
+Any process that sees the same records plans the same step, so that a study can be killed and
+continued anywhere.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bstune.core.question import Question
+from bstune.core.records import Frozen, Record, Role, Spec, StepTime
+from bstune.core.space import Configuration, Space
+from bstune.core.step_time import fit_step_time
+from bstune.search.decide import propose
+from bstune.search.findings import predictions
+from bstune.search.posterior import Posterior, sample_posterior
+from bstune.study.confirm import Candidate, confirmation_leader, next_confirmation
+
+# Runs on new seeds end after so many times the steps that are predicted, and under a time limit the
+# baseline's after so many times the best's seconds.
+NEW_SEED_LIMIT = 4
+# The search may take so many places a configuration: resumptions and sizes that do not fit, too.
+PLACES_PER_CONFIGURATION = 3
+# Shares of a time limit at which the search ends and new seeds end; the baseline's first run may
+# take a fifth.
+SEARCH_SHARE = 0.65
+CONFIRMATION_SHARE = 0.92
+BASELINE_SHARE = 0.2
+# Failures that end a study with the user's own error.
+FAILURES = 3
+
+
+class Ask(Frozen):
+    """A trial to run: a spec without a number, which the storage gives."""
+
+    place: str
+    role: Role
+    batch_size: int
+    lr: float
+    values: dict[str, int | float] = {}
+    seed: int
+    max_steps: int
+    resumed_from: int | None = None
+    repeats: int | None = None
+    until: float | None = None
+    """The time at which it stops, by the clock that ``now`` was read from; None: no limit."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Other processes run what this one waits for."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """Nothing is left to run."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A time limit: when it began and its seconds."""
+
+    began: float
+    seconds: float
+
+    def at(self, share: float) -> float:
+        """The time at which a share of the limit has passed."""
+        return self.began + share * self.seconds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that decides what a study does, but for its records.
+
+    Args:
+        trials: configurations of the search, the baseline not counted.
+        seeds: new seeds of the best and the baseline.
+        seed: of the study, from which all others follow.
+        step_time: tau(B) where it is known beforehand; None: it is fitted to the trials.
+        resumable: whether a pruned trial can be resumed here.
+    """
+
+    question: Question
+    space: Space
+    baseline: Configuration | None
+    trials: int
+    seeds: int
+    seed: int
+    deadline: Deadline | None = None
+    step_time: StepTime | None = None
+    resumable: Callable[[int], bool] = lambda number: True
+
+
+def next_step(
+    plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float
+) -> Ask | Wait | Done:
+    """Plan the next step.
+
+    Args:
+        plan: what stays fixed.
+        records: of all finished trials, in order of their numbers.
+        running: the trials that run somewhere.
+        now: the time, in seconds.
+    """
+    if plan.baseline is not None and not _taken(records, running, "baseline"):
+        return _ask_baseline(plan, plan.baseline, now)
+    if _searches(plan, records, running, now):
+        return _ask_search(plan, records, running, now)
+    if any(spec.role != "new seed" for spec in running):
+        return Wait()
+    if plan.deadline is not None and now > plan.deadline.at(CONFIRMATION_SHARE):
+        return Done()
+    step = _ask_new_seed(plan, records, running)
+    if step is not None:
+        return step
+    return Wait() if running else Done()
+
+
+def trial_seed(study_seed: int, place: str) -> int:
+    """The seed of a place in the plan, 31 bits."""
+    digest = hashlib.sha256(f"{study_seed}/{place}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def step_time_of(plan: Plan, records: Sequence[Record]) -> StepTime:
+    """tau(B), in seconds: known beforehand, or fitted to the trials.
+
+    Before the first timing it is an overhead as large as the middle batch size's examples take: a
+    guess in no unit, which only ranks batch sizes.
+    """
+    if plan.step_time is not None:
+        return plan.step_time
+    timings = [
+        (record.batch_size, record.seconds_per_step)
+        for record in records
+        if record.seconds_per_step is not None
+    ]
+    law = fit_step_time(timings)
+    middle = 2.0**plan.space.middle
+    return law or (lambda batch_size: 1.0 + batch_size / middle)
+
+
+def search_posterior(plan: Plan, records: Sequence[Record]) -> Posterior:
+    """The posterior of the trials before new seeds, by which configurations are chosen for them."""
+    of_search = [record for record in records if record.role != "new seed"]
+    return sample_posterior(plan.question, plan.space, of_search, seed=plan.seed)
+
+
+def candidates_of(
+    plan: Plan, records: Sequence[Record]
+) -> tuple[list[Candidate], dict[int, list[float]], float]:
+    """Who may be the best: candidates other than the baseline, their new seeds, and the noise.
+
+    Returns:
+        Candidates; the log worth of each one's runs on new seeds, by its number; the standard
+        deviation of log steps from seed to seed. Empty where nothing else reached the target.
+    """
+    posterior = search_posterior(plan, records)
+    step_time = step_time_of(plan, records)
+    candidates = []
+    runs: dict[int, list[float]] = {}
+    for prediction in predictions(posterior, plan.question, step_time):
+        record = prediction.record
+        if plan.baseline is not None and is_of(record, plan.baseline):
+            continue
+        candidates.append(Candidate(record.number, prediction.log_worth, prediction.deviation))
+        for run in new_seeds_of(records, record.number):
+            steps = run.steps if run.reached else max(run.steps, run.max_steps)
+            log_worth = math.log(plan.question.worth(steps, run.batch_size, step_time))
+            # A run that missed the target took longer than it ran.
+            missed = 0.0 if run.reached else posterior.noise
+            runs.setdefault(record.number, []).append(log_worth + missed)
+    return candidates, runs, posterior.noise
+
+
+def is_of(record: Spec, configuration: Configuration) -> bool:
+    """Whether a trial ran a configuration."""
+    same_pair = (record.batch_size, record.lr) == (configuration.batch_size, configuration.lr)
+    return same_pair and record.values == configuration.values
+
+
+def new_seeds_of(records: Sequence[Record], number: int) -> list[Record]:
+    """The finished runs of a trial's configuration on new seeds, in the order of the seeds."""
+    runs = [record for record in records if record.repeats == number]
+    return sorted(runs, key=lambda record: int(record.place.rpartition("/")[2]))
+
+
+def fatal_failure(records: Sequence[Record]) -> str | None:
+    """The user's own error that ends a study; None: it goes on.
+
+    It is that of three failed trials in a row at sizes at which another trial has trained, or,
+    while no size has trained, of three trials.
+    """
+    trained = {record.batch_size for record in records if record.steps > 0}
+    counted = [record for record in records if record.status == "failed"]
+    if trained:
+        tail = [record for record in records if record.batch_size in trained][-FAILURES:]
+        counted = [record for record in tail if record.status == "failed"]
+    return counted[-1].message if len(counted) >= FAILURES else None
+
+
+def _taken(records: Sequence[Record], running: Sequence[Spec], place: str) -> bool:
+    return any(spec.place == place for spec in (*records, *running))
+
+
+def _ask_baseline(plan: Plan, baseline: Configuration, now: float) -> Ask:
+    return Ask(
+        place="baseline",
+        role="baseline",
+        **baseline.model_dump(),
+        seed=trial_seed(plan.seed, "baseline"),
+        max_steps=plan.question.budget.last_step(baseline.batch_size),
+        until=_until(plan, now, BASELINE_SHARE),
+    )
+
+
+def _searches(plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float) -> bool:
+    """Whether the search goes on."""
+    if plan.deadline is not None and now > plan.deadline.at(SEARCH_SHARE):
+        return False
+    places = [spec for spec in (*records, *running) if spec.role == "search"]
+    # Sizes that do not fit, or that the user's code refuses, are no configurations of the search.
+    no_fit = ("out of memory", "refused")
+    unfit = {record.number for record in records if record.status in no_fit}
+    configurations = [
+        spec for spec in places if spec.resumed_from is None and spec.number not in unfit
+    ]
+    room = len(places) < PLACES_PER_CONFIGURATION * plan.trials
+    return len(configurations) < plan.trials and room
+
+
+def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float) -> Ask:
+    place = 0
+    while _taken(records, running, f"search/{place}"):
+        place += 1
+    proposal = propose(
+        plan.question,
+        plan.space,
+        step_time_of(plan, records),
+        [record for record in records if record.role != "new seed"],
+        plan.seed,
+        running,
+        resumable=plan.resumable,
+    )
+    seed = trial_seed(plan.seed, f"search/{place}")
+    values: dict[str, int | float] = {}
+    if proposal.resumed_from is not None:
+        parent = next(record for record in records if record.number == proposal.resumed_from)
+        seed = parent.seed
+        values = parent.values
+    return Ask(
+        place=f"search/{place}",
+        role="search",
+        batch_size=proposal.batch_size,
+        lr=proposal.lr,
+        values=values,
+        seed=seed,
+        max_steps=proposal.max_steps,
+        resumed_from=proposal.resumed_from,
+        until=_until(plan, now, SEARCH_SHARE),
+    )
+
+
+def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask | None:
+    """The next run on a new seed: the best configuration first, then the baseline."""
+    candidates, runs, noise = candidates_of(plan, records)
+    for spec in running:
+        # A running one counts as done at its prediction.
+        for candidate in candidates:
+            if spec.repeats == candidate.number:
+                runs.setdefault(candidate.number, []).append(candidate.log_worth)
+    number = next_confirmation(candidates, runs, plan.seeds, noise)
+    by_number = {record.number: record for record in records}
+    step_time = step_time_of(plan, records)
+    if number is not None:
+        log_worth = next(c.log_worth for c in candidates if c.number == number)
+        record = by_number[number]
+        per_step = plan.question.worth(1.0, record.batch_size, step_time)
+        predicted = math.exp(log_worth) / per_step
+        limit = math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
+        return _repeat(plan, records, running, record, limit, len(runs.get(number, ())))
+    leader = confirmation_leader(candidates, runs, noise)
+    baseline = next((record for record in records if record.role == "baseline"), None)
+    if leader is None or baseline is None:
+        return None
+    of_baseline = new_seeds_of(records, baseline.number)
+    at_work = sum(spec.repeats == baseline.number for spec in running)
+    done = len(of_baseline) + at_work
+    of_leader = new_seeds_of(records, leader)
+    if done >= len(of_leader):
+        return None
+    limit = plan.question.budget.last_step(baseline.batch_size)
+    if plan.deadline is not None:
+        best = sorted(run.steps for run in of_leader)[len(of_leader) // 2]
+        seconds = best * step_time(by_number[leader].batch_size)
+        limit = math.ceil(NEW_SEED_LIMIT * seconds / step_time(baseline.batch_size))
+    return _repeat(plan, records, running, baseline, limit, done)
+
+
+def _repeat(
+    plan: Plan,
+    records: Sequence[Record],
+    running: Sequence[Spec],
+    record: Record,
+    limit: int,
+    index: int,
+) -> Ask:
+    """Ask a trial's configuration on a new seed; all configurations share the seeds."""
+    while _taken(records, running, f"seed/{record.number}/{index}"):
+        index += 1
+    budget = plan.question.budget.last_step(record.batch_size)
+    return Ask(
+        place=f"seed/{record.number}/{index}",
+        role="new seed",
+        batch_size=record.batch_size,
+        lr=record.lr,
+        values=record.values,
+        seed=trial_seed(plan.seed, f"seed/{index}"),
+        max_steps=min(limit, budget),
+        repeats=record.number,
+        until=None if plan.deadline is None else plan.deadline.at(CONFIRMATION_SHARE),
+    )
+
+
+def _until(plan: Plan, now: float, share: float) -> float | None:
+    """When a trial that begins now has to stop under a time limit."""
+    if plan.deadline is None:
+        return None
+    if share == BASELINE_SHARE:
+        return now + share * plan.deadline.seconds
+    return plan.deadline.at(share)

@@ -1,0 +1,251 @@
+"""A study in Optuna's storage: its records as ordinary trials, claimed and told without loss.
+
+A trial is claimed in one transaction that stores its parameters and its spec. Its record is stored
+before the trial ends: a process that is killed in between loses nothing, as whoever reads the
+record next ends the trial. Of two processes that claim one place of the plan, the smaller trial
+number keeps it.
+"""
+
+import json
+import os
+import socket
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from bstune.core.errors import InputError, StudyError
+from bstune.core.records import Record, Spec
+from bstune.core.space import Space
+from bstune.study.plan import Ask
+from bstune.system.secrets import hide_in_text
+
+SPEC = "spec"
+RECORD = "record"
+PROCESS = "process"
+SETTINGS = "settings"
+# Seconds between a process's signs of life; a trial without one for twice as long is stale.
+HEARTBEAT = 30
+# The most evaluations of a trial that Optuna shows; the record has all.
+SHOWN_EVALUATIONS = 40
+
+_STATES = {
+    "reached": TrialState.COMPLETE,
+    "missed": TrialState.PRUNED,
+    "pruned": TrialState.PRUNED,
+    "diverged": TrialState.PRUNED,
+    "out of memory": TrialState.FAIL,
+    "refused": TrialState.FAIL,
+    "failed": TrialState.FAIL,
+}
+
+
+class StudyStorage:
+    """One study in a storage.
+
+    Args:
+        url: of the database, such as ``sqlite:///outputs/bstune.db``.
+        name: of the study, which is made where it is missing.
+        space: whose ranges are the parameters' distributions.
+        settings: what must not change while a study goes on; StudyError if the stored ones differ.
+    """
+
+    def __init__(self, url: str, name: str, space: Space, settings: Mapping[str, object]) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._open(url, name)
+        self._distributions: dict[str, BaseDistribution] = {
+            "batch_size": IntDistribution(space.low, space.high, log=True),
+            "lr": FloatDistribution(space.lr_low, space.lr_high, log=True),
+        }
+        self._check_settings(name, settings)
+        self._process = _this_process()
+        self._last_heartbeat = 0.0
+        self.settle()
+
+    def _open(self, url: str, name: str) -> None:
+        try:
+            if url.startswith("sqlite:///"):
+                Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                self._storage = RDBStorage(url, heartbeat_interval=HEARTBEAT)
+            self.study = optuna.create_study(
+                study_name=name, storage=self._storage, direction="minimize", load_if_exists=True
+            )
+        except (ArgumentError, ImportError, ValueError) as error:
+            raise InputError(
+                f"storage must be the URL of a database, such as sqlite:///study.db, but got "
+                f"{hide_in_text(url)}: {hide_in_text(str(error))}"
+            ) from error
+        except (OSError, SQLAlchemyError, StorageInternalError) as error:
+            reason = str(error.__cause__ or error).splitlines()[0]
+            raise StudyError(
+                f"storage={hide_in_text(url)} cannot be opened: {hide_in_text(reason)}"
+            ) from error
+        self._study_id = self._storage.get_study_id_from_name(name)
+
+    def _check_settings(self, name: str, settings: Mapping[str, object]) -> None:
+        stored = self.study.user_attrs.get(SETTINGS)
+        # What comes back has gone through JSON.
+        ours = json.loads(json.dumps(settings))
+        if stored is None:
+            self.study.set_user_attr(SETTINGS, ours)
+            return
+        changed = sorted(key for key in {*stored, *ours} if stored.get(key) != ours.get(key))
+        if changed:
+            key = changed[0]
+            raise StudyError(
+                f"the study {name!r} was begun with {key}={_short(stored.get(key))}, but got "
+                f"{_short(ours.get(key))}: give study=NAME for another study, or the former {key}"
+            )
+
+    def records(self) -> list[Record]:
+        """The records of all finished trials, in order of their numbers."""
+        found = [_record_of(trial) for trial in self._trials()]
+        return [record for record in found if record is not None]
+
+    def running(self) -> list[Spec]:
+        """The trials that run somewhere and have no record yet."""
+        return [_spec_of(trial) for trial in self._trials() if _is_running(trial)]
+
+    def claim(self, ask: Ask) -> Spec | None:
+        """Store a trial and give it its number; None if another process has its place."""
+        values = {"batch_size": ask.batch_size, "lr": ask.lr}
+        fields = ask.model_dump(exclude={"until"})
+        template = create_trial(
+            state=TrialState.RUNNING,
+            params=values,
+            distributions=self._distributions,
+            user_attrs={SPEC: json.dumps(fields), PROCESS: self._process},
+        )
+        trial_id = self._storage.create_new_trial(self._study_id, template)
+        self._storage.record_heartbeat(trial_id)
+        number = self._storage.get_trial_number_from_id(trial_id)
+        for trial in self._trials():
+            if trial.number < number and _holds(trial, ask.place):
+                self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+                return None
+        return Spec(number=number, **fields)
+
+    def finish(self, record: Record) -> None:
+        """Store a record, then show its evaluations to Optuna and end the trial."""
+        trial = self._trial(record.number)
+        self._storage.set_trial_user_attr(trial._trial_id, RECORD, record.model_dump_json())
+        self._end(trial, record)
+
+    def abandon(self, spec: Spec) -> None:
+        """End a trial without a record: its place is asked again."""
+        trial = self._trial(spec.number)
+        if trial.state == TrialState.RUNNING:
+            self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+
+    def heartbeat(self, spec: Spec) -> None:
+        """Show that a trial's process lives; call it often."""
+        now = time.monotonic()
+        if now - self._last_heartbeat > HEARTBEAT / 2:
+            self._last_heartbeat = now
+            self._storage.record_heartbeat(self._trial(spec.number)._trial_id)
+
+    def settle(self) -> None:
+        """End what killed processes left: recorded trials as recorded, others as failed."""
+        for trial in self._trials():
+            if trial.state != TrialState.RUNNING:
+                continue
+            record = _record_of(trial)
+            if record is not None:
+                self._end(trial, record)
+            elif _is_dead(trial.user_attrs.get(PROCESS, "")):
+                self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            optuna.storages.fail_stale_trials(self.study)
+
+    def _end(self, trial: FrozenTrial, record: Record) -> None:
+        """End a trial as its record says; another process may have ended it just before."""
+        state = _STATES[record.status]
+        values = None
+        if state == TrialState.COMPLETE:
+            values = [record.steps * (record.seconds_per_step or 0.0)]
+        trial_id = trial._trial_id
+        try:
+            for step, value in _thinned(record.finite_history):
+                self._storage.set_trial_intermediate_value(trial_id, step, value)
+            for name in ("status", "steps", "seconds_per_step", "resumed_from"):
+                shown = getattr(record, name)
+                if shown is not None:
+                    self._storage.set_trial_user_attr(trial_id, name, shown)
+            self._storage.set_trial_state_values(trial_id, state, values)
+        except UpdateFinishedTrialError:
+            return
+
+    def _trials(self) -> list[FrozenTrial]:
+        """The study's trials that bstune asked."""
+        trials = self.study.get_trials(deepcopy=False)
+        return [trial for trial in trials if SPEC in trial.user_attrs]
+
+    def _trial(self, number: int) -> FrozenTrial:
+        return self.study.get_trials(deepcopy=False)[number]
+
+
+def _spec_of(trial: FrozenTrial) -> Spec:
+    return Spec(number=trial.number, **json.loads(trial.user_attrs[SPEC]))
+
+
+def _record_of(trial: FrozenTrial) -> Record | None:
+    text = trial.user_attrs.get(RECORD)
+    return None if text is None else Record.model_validate_json(text)
+
+
+def _is_running(trial: FrozenTrial) -> bool:
+    return trial.state == TrialState.RUNNING and RECORD not in trial.user_attrs
+
+
+def _holds(trial: FrozenTrial, place: str) -> bool:
+    """Whether a trial has a place of the plan: it runs there, or has left a record there."""
+    if not _is_running(trial) and RECORD not in trial.user_attrs:
+        return False
+    return _spec_of(trial).place == place
+
+
+def _thinned(history: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most ``SHOWN_EVALUATIONS`` of a history, the first and the last among them."""
+    count = len(history)
+    if count <= SHOWN_EVALUATIONS:
+        return list(history)
+    apart = (count - 1) / (SHOWN_EVALUATIONS - 1)
+    return [history[round(place * apart)] for place in range(SHOWN_EVALUATIONS)]
+
+
+def _this_process() -> str:
+    """Name this process, as ``host:pid:start``, which no later one on this host shares."""
+    return f"{socket.gethostname()}:{os.getpid()}:{_start_of(os.getpid())}"
+
+
+def _start_of(pid: int) -> str:
+    """When a process began, in clock ticks (proc(5), field 22); empty once it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[19]
+
+
+def _is_dead(process: str) -> bool:
+    """Whether a process of this host has ended; other hosts' are known by their heartbeats."""
+    host, _, rest = process.rpartition(":")[0].rpartition(":")
+    if host != socket.gethostname():
+        return False
+    return _start_of(int(rest)) != process.rpartition(":")[2]
+
+
+def _short(value: object) -> str:
+    """A setting as a message shows it."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."

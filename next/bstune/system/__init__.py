@@ -1,0 +1,1 @@
+"""What bstune asks of the machine and the terminal: files, signals, secrets, errors, printing."""

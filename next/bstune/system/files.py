@@ -1,0 +1,260 @@
+"""A study's folder and its files: written whole or not at all, read within limits.
+
+A file is made under a random name beside its place, reaches the disk, and is then renamed, so that
+a reader never sees half of it. A link in its place is neither followed nor replaced.
+"""
+
+import errno
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import yaml
+from pydantic import ValidationError
+
+from bstune.core.errors import InputError, StudyError
+from bstune.core.records import Frozen
+from bstune.system.secrets import hide_in_text
+
+TEXT_LIMIT_BYTES = 100_000_000
+# PyYAML reads some 100 kB a second.
+YAML_LIMIT_BYTES = 1_000_000
+# Values of a YAML file; one behind an alias counts wherever the alias stands.
+YAML_LIMIT_VALUES = 100_000
+# The end of the names of files that are not whole yet; a process that was killed leaves them.
+PARTIAL = ".partial"
+
+
+class Owner(Frozen):
+    """The study that a folder belongs to, as its study.json says."""
+
+    schema_number: Literal[1] = 1
+    study: str
+    storage: str
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """The paths in a study's folder, which lies at ``root``."""
+
+    root: Path
+
+    @property
+    def owner(self) -> Path:
+        """The study that the folder belongs to."""
+        return self.root / "study.json"
+
+    @property
+    def curve(self) -> Path:
+        """The typed result."""
+        return self.root / "curve.json"
+
+    @property
+    def trials(self) -> Path:
+        """One record a line, in order of their numbers."""
+        return self.root / "trials.jsonl"
+
+    @property
+    def best(self) -> Path:
+        """The configuration to train, as options."""
+        return self.root / "best.yaml"
+
+    @property
+    def figure(self) -> Path:
+        """The steps-to-target curve."""
+        return self.root / "curve.png"
+
+    @property
+    def page(self) -> Path:
+        """Answer, figure and trials in one file."""
+        return self.root / "report.html"
+
+    @property
+    def config(self) -> Path:
+        """The composed config, without secrets."""
+        return self.root / "config.yaml"
+
+    @property
+    def hardware(self) -> Path:
+        """The survey: memory and step times."""
+        return self.root / "hardware.json"
+
+    @property
+    def log(self) -> Path:
+        """What the processes of trials print."""
+        return self.root / "trials.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the trials' saved states."""
+        return self.root / "checkpoints"
+
+    def checkpoint(self, number: int) -> Path:
+        """Give the path of one trial's saved state."""
+        return self.checkpoints / f"trial-{number}.ckpt"
+
+
+def claim_folder(folder: StudyFolder, study: str, storage: str) -> None:
+    """Make a folder that is missing or empty a study's own, or see that it already is.
+
+    The study is known by its name and the URL of its storage, from which a password is left out.
+
+    Raises:
+        StudyError: if the folder cannot be written to, holds other files, or is of another study.
+    """
+    owner = Owner(study=study, storage=hide_in_text(storage))
+    try:
+        folder.root.mkdir(parents=True, exist_ok=True)
+        is_empty = all(path.suffix == PARTIAL for path in folder.root.iterdir())
+    except OSError as error:
+        raise StudyError(
+            f"output={folder.root} is no folder to write to ({error.strerror}): "
+            f"choose another with output=DIR"
+        ) from error
+    if is_empty:
+        write_text(folder.owner, owner.model_dump_json() + "\n")
+    # It is read also where it was just written: another study may have claimed the folder as well.
+    try:
+        found = Owner.model_validate_json(read_text(folder.owner))
+    except (InputError, ValidationError) as error:
+        raise StudyError(
+            f"output={folder.root} holds files, but no study.json of this version: "
+            f"choose another folder with output=DIR"
+        ) from error
+    if found != owner:
+        raise StudyError(
+            f"output={folder.root} is of study {found.study} in {found.storage}, not of "
+            f"{study} in {owner.storage}: choose another folder with output=DIR"
+        )
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Refuse a link, and let what the system refuses be a StudyError that names the file."""
+    if path.is_symlink():
+        raise StudyError(f"{path} is a link, which bstune does not follow: remove it")
+    try:
+        yield
+    except OSError as error:
+        raise StudyError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for bytes; it is in its place once the body has ended without an error.
+
+    The folder that it lies in is made if it is missing. A body that fails leaves what was there.
+
+    Raises:
+        StudyError: if it cannot be written, or a link is in its place.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
+    try:
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # "x" makes a new file (O_EXCL): it opens none that is there, nor follows a link.
+            with partial.open("xb") as file:
+                yield file
+                _sync(file)
+            partial.replace(path)
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file of text, as :func:`whole_file` does."""
+    with whole_file(path) as file:
+        file.write(text.encode())
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a regular file, as ``opener`` of ``open``, without waiting for a pipe's other end."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return descriptor
+
+
+def append_line(path: Path, text: str) -> None:
+    """Append one line to a regular file, which is made if it is missing.
+
+    Raises:
+        StudyError: if it cannot be written, or is a link or no regular file.
+    """
+    with _writing(path), open(path, "ab", opener=_open_regular) as file:
+        file.write(f"{text}\n".encode())
+        _sync(file)
+
+
+def read_text(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
+    """Read a regular file of UTF-8 text, with or without a byte order mark.
+
+    Raises:
+        InputError: if it is missing, no regular file, too large or not UTF-8.
+    """
+    try:
+        with open(path, "rb", opener=_open_regular) as file:
+            data = file.read(limit_bytes + 1)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    if len(data) > limit_bytes:
+        raise InputError(f"{path} must have at most {limit_bytes:,} bytes, but has more")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} must be UTF-8 text, but byte {error.start} is not") from error
+
+
+def read_json(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> Any:
+    """Read a file of JSON; InputError as by :func:`read_text`, and for another text."""
+    text = read_text(path, limit_bytes)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} must be JSON: {error}") from error
+
+
+def read_yaml(path: Path, limit_bytes: int = YAML_LIMIT_BYTES) -> Any:
+    """Read a file of YAML: plain values alone, no Python objects.
+
+    Raises:
+        InputError: as by :func:`read_text`; for another text; for one that is nested too deep for
+            Python, or that stands for more than 100,000 values by its aliases.
+    """
+    text = read_text(path, limit_bytes)
+    try:
+        if not _is_small(yaml.compose(text, Loader=yaml.SafeLoader)):
+            raise InputError(f"{path} must stand for at most {YAML_LIMIT_VALUES:,} values")
+        return yaml.safe_load(text)
+    # A ValueError is that of a date such as 2001-99-99.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path} must be YAML: {reason}") from error
+
+
+def _is_small(root: yaml.Node | None) -> bool:
+    """Whether YAML is within the limit, an alias counted as often as what it stands for."""
+    nodes = [root]
+    # The list grows while it is walked.
+    for node in nodes:
+        if len(nodes) > YAML_LIMIT_VALUES:
+            return False
+        if isinstance(node, yaml.MappingNode):
+            for pair in node.value:
+                nodes += pair
+        elif isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+    return True

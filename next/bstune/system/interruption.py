@@ -1,0 +1,41 @@
+"""Ctrl-C and a termination signal end a study in order: by one exception in the main thread."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from bstune.core.errors import Interrupted
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let the first SIGINT or SIGTERM raise Interrupted in the body; a second one kills at once.
+
+    Waiting for a process, a lock or a file ends by it, too. The handlers that were there before
+    are restored. Outside the main thread, where Python takes no handlers, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            # None stands for a handler that C code has set, which Python cannot set again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_DFL)
+    name = signal.Signals(number).name
+    raise Interrupted(
+        f"interrupted by {name}: finished trials are stored, the same command continues"
+    )

@@ -1,0 +1,1 @@
+"""Where a study's runs are logged: MLflow."""

@@ -1,0 +1,374 @@
+"""Log a study to MLflow at its end: a run with its curve, and a nested run for each trial.
+
+MLflow can be down or slow: requests and the whole are limited, and a failure is one line of text.
+Metrics cannot be taken back, so a study that was continued gets a new run in the old one's place;
+its trials' runs move there and only those that are missing are added.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bstune.core.records import Record
+from bstune.report.answer import render
+from bstune.study.result import Interval, Speedup, StudyResult
+from bstune.system.files import StudyFolder
+from bstune.system.secrets import hide_in_text
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param, Run
+
+# Seconds after which no further trial is sent; a request may take up to 5 s (20 s in a locked
+# SQLite database, by mlflow's own setting).
+SECONDS = 30.0
+# mlflow's own limits are 120 s a request and 7 retries. Those that a user has set stay.
+LIMITS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "PGCONNECT_TIMEOUT": "5",
+}
+SQLITE = "sqlite:///"
+# Where ``mlflow ui`` serves.
+UI = "http://127.0.0.1:5000"
+
+STUDY_TAG = "bstune.study_id"
+RESULT_TAG = "bstune.result"
+TRIAL_TAG = "bstune.trial"
+PARENT_TAG = "mlflow.parentRunId"
+# The other statuses stand for runs that did not train as asked.
+FINISHED = ("reached", "missed", "pruned")
+
+
+@dataclass(frozen=True)
+class MlflowAddress:
+    """Where a study can be looked at."""
+
+    command: str | None
+    """That serves a database; None where a server does already."""
+    url: str
+    """Of the study's run."""
+
+    def __str__(self) -> str:
+        """Write both in one line."""
+        return self.url if self.command is None else f"{self.command}, then {self.url}"
+
+
+def log_study(
+    result: StudyResult,
+    records: Sequence[Record],
+    folder: StudyFolder,
+    *,
+    uri: str,
+    experiment: str,
+) -> MlflowAddress | str:
+    """Log a study that has ended; again for one that was continued.
+
+    Args:
+        result: what it found.
+        records: of all its trials.
+        folder: its folder, whose curve.json, report.html, curve.png, best.yaml and config.yaml are
+            logged.
+        uri: of MLflow's server or database, such as ``sqlite:///outputs/mlflow.db``.
+        experiment: MLflow's name for the studies that are compared.
+
+    Returns:
+        Where to look, or the warning that says why MLflow has not all. It raises nothing for a
+        server or a database that is down, slow or of another kind.
+    """
+    with _limited():
+        # mlflow takes 3 s to import.
+        from alembic.util import CommandError
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+        from mlflow.utils.logging_utils import MLFLOW_LOGGING_STREAM
+        from sqlalchemy.exc import SQLAlchemyError
+
+        was_enabled = MLFLOW_LOGGING_STREAM.enabled
+        MLFLOW_LOGGING_STREAM.enabled = False
+        try:
+            with _new_without_syncs(uri):
+                _try_database(uri)
+                client = MlflowClient(uri)
+                experiment_id = _experiment_id(client, uri, experiment)
+                run_id = _log(client, experiment_id, result, records, folder)
+        # What drivers and servers raise; requests' errors are OSErrors, and a server that is no
+        # MLflow answers no JSON.
+        except (
+            CommandError,
+            ImportError,
+            MlflowException,
+            OSError,
+            SQLAlchemyError,
+            json.JSONDecodeError,
+        ) as error:
+            reason = hide_in_text(str(error).partition("\n")[0])
+            return (
+                f"the same command logs to MLflow what is missing there: {hide_in_text(uri)} "
+                f"failed ({type(error).__name__}: {reason})"
+            )
+        finally:
+            MLFLOW_LOGGING_STREAM.enabled = was_enabled
+    return _address(uri, f"#/experiments/{experiment_id}/runs/{run_id}")
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Limit mlflow's requests, by the environment variables that it reads at each of them."""
+    ours = {name: value for name, value in LIMITS.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def _new_without_syncs(uri: str) -> Iterator[None]:
+    """Let a SQLite database that is made in the body wait for no disk: it has nothing to lose yet.
+
+    mlflow's 67 migrations took 8.4 s with syncs and 3.2 s without them, 60 runs 3.1 s and 0.6 s
+    (mlflow 3.17, a busy disk, once each).
+    """
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    path = _sqlite_path(uri)
+    if path is None or path.exists():
+        yield
+        return
+
+    def unsync(connection: object, record: object) -> None:
+        """Other threads may open databases of their own meanwhile."""
+        if isinstance(connection, sqlite3.Connection):
+            (_, _, file) = connection.execute("PRAGMA database_list").fetchone()
+            if file == str(path):
+                connection.execute("PRAGMA synchronous=OFF")
+
+    event.listen(Engine, "connect", unsync)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "connect", unsync)
+
+
+def _try_database(uri: str) -> None:
+    """Connect to a database once; mlflow itself would try 10 times, in 100 s."""
+    import sqlalchemy
+    from mlflow.store.db.db_types import DATABASE_ENGINES
+
+    if re.split("[:+]", uri)[0] not in DATABASE_ENGINES:
+        return
+    path = _sqlite_path(uri)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    engine = sqlalchemy.create_engine(uri)
+    sqlalchemy.inspect(engine).get_table_names()
+    engine.dispose()
+
+
+def _sqlite_path(uri: str) -> Path | None:
+    """Give the file of a SQLite database; None for another URI."""
+    return Path(uri.removeprefix(SQLITE)).resolve() if uri.startswith(SQLITE) else None
+
+
+def _experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    # mlflow would put files of a SQLite database below the working directory.
+    path = _sqlite_path(uri)
+    location = None if path is None else (path.parent / "mlruns").as_uri()
+    return str(client.create_experiment(name, location))
+
+
+def _log(
+    client: "MlflowClient",
+    experiment_id: str,
+    result: StudyResult,
+    records: Sequence[Record],
+    folder: StudyFolder,
+) -> str:
+    """Log what is missing of a study, and give the id of its run."""
+    until = time.monotonic() + SECONDS
+    study_id = _study_id(result, records, folder)
+    digest = _digest(result.model_dump_json())
+    found = client.search_runs(
+        [experiment_id], f"tags.`{STUDY_TAG}` = '{study_id}'", max_results=50_000
+    )
+    old = [run for run in found if TRIAL_TAG not in run.data.tags]
+    # A run that has not ended is of a process that was killed.
+    logged = {int(run.data.tags[TRIAL_TAG]): run for run in found if _is_trial(run)}
+    for run in old:
+        if run.data.tags.get(RESULT_TAG) == digest and run.info.status == "FINISHED":
+            return str(run.info.run_id)
+    tags = {
+        STUDY_TAG: study_id,
+        RESULT_TAG: digest,
+        "bstune.verdict": str(result.verdict),
+        "bstune.version": result.bstune,
+        "mlflow.note.content": f"```\n{render(result, folder.root)}\n```",
+    }
+    parent = client.create_run(experiment_id, tags=tags, run_name=result.study)
+    run_id = str(parent.info.run_id)
+    client.log_batch(run_id, _study_metrics(result), _study_params(result))
+    for path in (folder.curve, folder.page, folder.figure, folder.best, folder.config):
+        if path.is_file():
+            client.log_artifact(run_id, str(path))
+    for record in records:
+        if time.monotonic() > until:
+            raise TimeoutError(f"not all trials were sent within {SECONDS:.0f} s")
+        if record.number in logged:
+            client.set_tag(logged[record.number].info.run_id, PARENT_TAG, run_id)
+        else:
+            _log_trial(client, experiment_id, result, record, study_id, run_id)
+    client.set_terminated(run_id)
+    whole = {run.info.run_id for run in logged.values()}
+    for run in found:
+        if run.info.run_id not in whole:
+            client.delete_run(run.info.run_id)
+    return run_id
+
+
+def _study_id(result: StudyResult, records: Sequence[Record], folder: StudyFolder) -> str:
+    """Tell a study from others, also from those in equal folders of other machines.
+
+    The first record has that study's own seconds, and stays as the study is continued.
+    """
+    first = records[0].model_dump_json() if records else ""
+    return _digest(f"{folder.root.resolve()} {result.study} {first}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_trial(run: "Run") -> bool:
+    return TRIAL_TAG in run.data.tags and run.info.status in ("FINISHED", "FAILED")
+
+
+def _log_trial(
+    client: "MlflowClient",
+    experiment_id: str,
+    result: StudyResult,
+    record: Record,
+    study_id: str,
+    parent_id: str,
+) -> None:
+    """Log a trial in a nested run, which ends last: one that has ended is whole."""
+    now = _milliseconds()
+    took = round(1000 * (record.train_seconds + record.other_seconds))
+    tags = {
+        STUDY_TAG: study_id,
+        TRIAL_TAG: str(record.number),
+        PARENT_TAG: parent_id,
+        "bstune.role": record.role,
+        "status": record.status,
+    }
+    if record.message:
+        tags["bstune.message"] = record.message
+    run = client.create_run(
+        experiment_id, now - took, tags=tags, run_name=f"{result.study} {record.number}"
+    )
+    values = {"batch_size": record.batch_size, "lr": record.lr, **record.values}
+    params = {**values, "seed": record.seed, "role": record.role}
+    if record.resumed_from is not None:
+        params["resumed_from"] = record.resumed_from
+    last = {
+        "steps": record.steps,
+        "train_seconds": record.train_seconds,
+        "seconds_per_step": record.seconds_per_step,
+    }
+    metrics = _metrics(last, now)
+    for step, value in record.finite_history:
+        metrics += _metrics({result.target.metric: value}, now, step)
+    run_id = run.info.run_id
+    client.log_batch(run_id, metrics, _params(params))
+    status = "FINISHED" if record.status in FINISHED else "FAILED"
+    client.set_terminated(run_id, status, now)
+
+
+def _study_params(result: StudyResult) -> "list[Param]":
+    params: dict[str, object] = {
+        "workload": result.workload,
+        "target": result.target,
+        "objective": result.objective,
+        "device": result.device,
+    }
+    if result.baseline is not None:
+        params["baseline.batch_size"] = result.baseline.batch_size
+        params["baseline.lr"] = result.baseline.lr
+    return _params(params)
+
+
+def _study_metrics(result: StudyResult) -> "list[Metric]":
+    """Give the answer's values, and the curve, whose batch sizes stand in the place of steps."""
+    now = _milliseconds()
+    values: dict[str, float | None] = {}
+    best = result.best
+    if best is not None:
+        values["best.batch_size"] = best.batch_size
+        values["best.lr"] = best.lr
+        values["best.steps"] = best.steps
+        values["best.seconds"] = best.seconds
+    intervals: dict[str, Speedup | Interval | None] = {"speedup": result.speedup}
+    if result.critical is not None:
+        intervals["b_crit"] = result.critical.interval
+    for name, interval in intervals.items():
+        if interval is not None:
+            values[f"{name}.value"] = interval.value
+            values[f"{name}.low"] = interval.low
+            values[f"{name}.high"] = interval.high
+    metrics = _metrics(values, now)
+    for point in result.curve:
+        at_size = {
+            "batch_size_curve/steps": point.steps,
+            "batch_size_curve/seconds": point.steps * point.step_seconds,
+            "batch_size_curve/lr": point.lr,
+        }
+        metrics += _metrics(at_size, now, round(point.batch_size))
+    return metrics
+
+
+def _metrics(
+    values: Mapping[str, float | None], milliseconds: int, step: int = 0
+) -> "list[Metric]":
+    """Metrics of one step; a value that is None is none."""
+    from mlflow.entities import Metric
+
+    metrics = []
+    for name, value in values.items():
+        if value is not None:
+            # What mlflow does not allow in a name.
+            key = re.sub(r"[^\w\-.:/ ]", "_", name)
+            metrics.append(Metric(key, float(value), milliseconds, step))
+    return metrics
+
+
+def _params(values: Mapping[str, object]) -> "list[Param]":
+    from mlflow.entities import Param
+
+    return [Param(name, str(value)) for name, value in values.items()]
+
+
+def _milliseconds() -> int:
+    return round(1000 * time.time())
+
+
+def _address(uri: str, page: str) -> MlflowAddress:
+    shown = hide_in_text(uri)
+    if uri.startswith(("http://", "https://")):
+        return MlflowAddress(command=None, url=f"{shown.rstrip('/')}/{page}")
+    command = f"mlflow ui --backend-store-uri {shlex.quote(shown)}"
+    return MlflowAddress(command=command, url=f"{UI}/{page}")

@@ -1,0 +1,227 @@
+"""The user's training data in batches of exactly B examples, in an order that a seed fixes.
+
+The user's loader gives the data set, the collation and the loader's processes; only its batches are
+replaced. They are an endless stream of epochs: one has n // B batches, and what is left over begins
+the next.
+"""
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler
+
+from bstune.core.errors import InputError
+from bstune.trial.trial import check_batch_size, endless_batches
+
+KEPT = (
+    "collate_fn",
+    "num_workers",
+    "pin_memory",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+    "timeout",
+)
+
+RandomState = dict[str, Any]
+
+
+def random_state() -> RandomState:
+    """Get the states of Python's, numpy's and torch's generators, in plain data."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    state: RandomState = {
+        "python": random.getstate(),
+        "numpy": (name, list(map(int, keys)), *rest),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: RandomState) -> None:
+    """Put the generators back into states that :func:`random_state` gave."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, numpy's and torch's generators, those of devices too."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _seed_cpu(*numbers: int) -> None:
+    """Seed the generators, but those of devices, by some numbers."""
+    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+
+
+class _Epochs:
+    """The examples of one epoch after another, as a user's sampler orders them.
+
+    Args:
+        sampler: of indices, or of batches of them, of which those of ``batch_size`` are taken.
+    """
+
+    def __init__(self, sampler: Any, batch_size: int, gives_batches: bool, seed: int) -> None:
+        self._sampler = sampler
+        self._batch_size = batch_size
+        self._gives_batches = gives_batches
+        self._seed = seed
+        self.first = self._draw(0)
+
+    def __call__(self, epoch: int) -> list[Any]:
+        """Draw the order of an epoch; each but the first is drawn when it is asked for."""
+        return self._draw(epoch) if epoch > 0 else self.first
+
+    def _draw(self, epoch: int) -> list[Any]:
+        """Iterate over the sampler, with random numbers that follow from the seed and the epoch."""
+        state = random_state()
+        _seed_cpu(self._seed, epoch)
+        generator = getattr(self._sampler, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(torch.initial_seed())
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(epoch)
+        drawn = list(self._sampler)
+        set_random_state(state)
+        return self._whole_batches(drawn) if self._gives_batches else drawn
+
+    def _whole_batches(self, batches: list[Any]) -> list[Any]:
+        """Join the batches of exactly B examples; InputError where they are of another size."""
+        sizes = {len(batch) for batch in batches}
+        if max(sizes, default=0) != self._batch_size:
+            raise InputError(
+                f"the loader's {type(self._sampler).__name__} gives batches of "
+                f"{sorted(sizes)[:5]} examples where its batch_size is {self._batch_size}: let its "
+                f"__iter__ give batches of self.batch_size"
+            )
+        indices = list[Any]()
+        for batch in batches:
+            if len(batch) == self._batch_size:
+                indices.extend(batch)
+        return indices
+
+
+class EndlessBatches(Sampler[Any]):
+    """Batches of exactly B indices; each iteration goes on to the end of an epoch.
+
+    Args:
+        epochs: draws the order of an epoch.
+        batch_size: B, examples.
+        numbered: whether to give pairs of a batch's number and its indices.
+    """
+
+    def __init__(self, epochs: _Epochs, batch_size: int, numbered: bool) -> None:
+        self._epochs = epochs
+        self._batch_size = batch_size
+        self._numbered = numbered
+        self.seek(0)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self._epochs.first) // self._batch_size
+
+    def seek(self, number: int) -> None:
+        """Go on at a batch, by its number from the start of the training."""
+        self._number = number
+        self._batches = endless_batches(self._epochs, self._batch_size, number)
+
+    def __iter__(self) -> Iterator[Any]:
+        end = (self._number // len(self) + 1) * len(self)
+        while self._number < end:
+            number = self._number
+            self._number += 1
+            batch = next(self._batches)
+            yield (number, batch) if self._numbered else batch
+
+
+class _SeededInWorkers(Dataset[Any]):
+    """A data set whose random numbers, in a loader's process, follow from the batch's number.
+
+    So a resumed training augments as one that never stopped.
+    """
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset = dataset
+        self._seed = seed
+
+    def __getitems__(self, numbered: tuple[int, list[Any]]) -> list[Any]:
+        number, indices = numbered
+        _seed_cpu(self._seed, number)
+        if hasattr(self.dataset, "__getitems__"):
+            return list(self.dataset.__getitems__(indices))
+        return [self.dataset[index] for index in indices]
+
+
+class TrialLoader(DataLoader[Any]):
+    """A user's loader in batches of exactly B; it can be put at any batch."""
+
+    batch_sampler: EndlessBatches
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        # As a generator: Lightning asks for iterators before it is known at which batch a training
+        # goes on, and the loader's processes must not begin earlier.
+        yield from super().__iter__()
+
+
+def rebatch(loader: Any, batch_size: int, seed: int) -> TrialLoader:
+    """Make a loader of the same data in batches of exactly ``batch_size``.
+
+    Args:
+        loader: the user's.
+        batch_size: B, examples.
+        seed: that the order follows from.
+
+    Raises:
+        InputError: the loader is of a kind whose batches cannot be replaced.
+        BatchSizeRefused: B is larger than the data.
+    """
+    is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    if not is_plain or isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        raise InputError(
+            "the training loader must be a torch DataLoader of a data set with indices and a "
+            f"batch_size, but got {_kind(loader)}"
+        )
+    sampler = loader.batch_sampler
+    gives_batches = type(sampler) is not BatchSampler
+    if not gives_batches:
+        sampler = sampler.sampler
+    elif hasattr(sampler, "batch_size"):
+        sampler = copy.copy(sampler)
+        sampler.batch_size = batch_size
+    else:
+        raise InputError(
+            f"the loader's {type(sampler).__name__} has no attribute batch_size: its "
+            "__iter__ must give batches of self.batch_size"
+        )
+    epochs = _Epochs(sampler, batch_size, gives_batches, seed)
+    check_batch_size(batch_size, len(epochs.first))
+    has_workers = loader.num_workers > 0
+    return TrialLoader(
+        _SeededInWorkers(loader.dataset, seed) if has_workers else loader.dataset,
+        batch_sampler=EndlessBatches(epochs, batch_size, numbered=has_workers),
+        # The seeds of the loader's processes do not come from the trial's random numbers.
+        generator=torch.Generator().manual_seed(seed),
+        **{name: getattr(loader, name) for name in KEPT},
+    )
+
+
+def _kind(loader: Any) -> str:
+    """Say what a loader is, as in ``DataLoader of StreamDataset with batch_size=None``."""
+    if not isinstance(loader, DataLoader):
+        return f"a {type(loader).__name__}"
+    kind = f"a {type(loader).__name__} of {type(loader.dataset).__name__}"
+    return f"{kind} with batch_size=None" if loader.batch_sampler is None else kind

@@ -1,0 +1,256 @@
+"""A trial by Lightning: one call-back evaluates, times, stops and saves the user's own training."""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+from bstune.core.clock import TrainingClock
+from bstune.core.errors import InputError
+from bstune.core.evaluation_schedule import next_evaluation
+from bstune.recipe.recipe import Recipe
+from bstune.trial.batches import (
+    RandomState,
+    TrialLoader,
+    random_state,
+    rebatch,
+    seed_everything,
+    set_random_state,
+)
+from bstune.trial.trainer import EpochLimit, make_trainer, quiet
+from bstune.trial.trial import Trial
+
+# Parts of a Lightning checkpoint that hold objects of the user's, and that no resumption reads.
+HYPER_PARAMETERS = (
+    "hyper_parameters",
+    "hparams_name",
+    "hparams_type",
+    "datamodule_hyper_parameters",
+    "datamodule_hparams_name",
+    "datamodule_hparams_type",
+)
+
+
+def train(recipe: Recipe, trial: Trial) -> None:
+    """Train a trial by Lightning's Trainer until it ends, and report its evaluations.
+
+    Raises:
+        InputError: the data's loader or the target's metric cannot be used.
+        Exception: whatever the user's code raises.
+    """
+    with quiet():
+        _fit(recipe, trial)
+
+
+def _fit(recipe: Recipe, trial: Trial) -> None:
+    """Build what is trained, and give it to the Trainer."""
+    if recipe.threads is not None:
+        torch.set_num_threads(recipe.threads)
+    seed_everything(trial.seed)
+    module = recipe.module(trial)
+    data = recipe.data(trial)
+    is_data_module = hasattr(data, "train_dataloader")
+    users_loader = data.train_dataloader if is_data_module else lambda: data[0]
+
+    @functools.cache
+    def train_loader() -> TrialLoader:
+        return rebatch(users_loader(), trial.batch_size, trial.seed)
+
+    limit = EpochLimit(train_loader, trial.total_steps)
+    trainer = make_trainer(recipe, trial, module, [limit, StopAtTarget(trial)])
+    fit = functools.partial(trainer.fit, module, ckpt_path=trial.resume_from, weights_only=True)
+    if is_data_module:
+        # The data module stays the user's, with all its hooks, but for its training loader.
+        data.train_dataloader = train_loader
+        fit(datamodule=data)
+    else:
+        fit(train_dataloaders=train_loader(), val_dataloaders=data[1])
+
+
+class StopAtTarget(Callback):
+    """Ends a fit where its trial ends: at the target, at its last step, or at divergence.
+
+    It evaluates at the steps of :mod:`bstune.core.evaluation_schedule`, without a change to the
+    training, and at each epoch's end where ``ReduceLROnPlateau`` reads a metric there. The clock
+    runs over training steps alone. A trial that is pruned is saved to ``trial.save_to``; to resume
+    it, give ``trial.resume_from`` to ``Trainer.fit`` as ``ckpt_path``.
+
+    In a Trainer of one's own the loader has to give batches of ``trial.batch_size``.
+
+    Args:
+        trial: that the evaluations are reported to.
+
+    Raises:
+        InputError: without validation data, or where the target's metric is not logged.
+    """
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        self.steps = 0
+        self._is_saving = False
+        self._resumed: RandomState | None = None
+        # The evaluations of the schedule: one that is made only because a trial stops is none of
+        # them, so that a resumed trial is evaluated where one that never stopped is.
+        self._on_schedule: list[tuple[int, float]] = []
+        # What schedules read of the evaluations of the schedule.
+        self._metrics: dict[str, torch.Tensor] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what a checkpoint has to keep, in plain data."""
+        return {
+            "steps": self.steps,
+            "on_schedule": self._on_schedule,
+            "metrics": self._metrics,
+            "random": random_state(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave, once the training starts."""
+        self.steps = state_dict["steps"]
+        self._on_schedule = state_dict["on_schedule"]
+        self._metrics = state_dict["metrics"]
+        self._resumed = state_dict["random"]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Let Lightning ask after each batch whether to evaluate."""
+        trainer.check_val_every_n_epoch = None
+        trainer.val_check_interval = 1
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the end to the trial, where Lightning counts other steps.
+
+        They are those that a gradient scaler skips, and those of each of several optimizers.
+        """
+        self._scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if self._scaler is not None or not pl_module.automatic_optimization:
+            trainer.fit_loop.epoch_loop.max_steps = -1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put a resumed trial where it was, and start the clock."""
+        self._examples = validation_examples(trainer)
+        self._evaluates_epochs = any(
+            config.reduce_on_plateau and config.interval == "epoch"
+            for config in trainer.lr_scheduler_configs
+        )
+        if self._resumed is not None:
+            set_random_state(self._resumed)
+            trainer.callback_metrics.update(self._metrics)
+            if isinstance(trainer.train_dataloader, TrialLoader):
+                trainer.train_dataloader.batch_sampler.seek(_batches(trainer))
+        on_cuda = pl_module.device.type == "cuda"
+        self._clock = TrainingClock(synchronize=torch.cuda.synchronize if on_cuda else lambda: None)
+        self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
+        self._begin_segment(trainer)
+
+    def _begin_segment(self, trainer: Trainer) -> None:
+        """Train on to the next evaluation."""
+        self._due = next_evaluation(
+            self._on_schedule, self.trial.target, self.trial.batch_size, self._examples
+        )
+        self._first_step = self.steps
+        self._global_step = trainer.global_step
+        self._clock.start()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the step, and let Lightning evaluate where an evaluation is due."""
+        self.steps += self._has_stepped(trainer)
+        self.trial.on_progress()
+        self._is_scheduled = self.steps >= self._due
+        if self._evaluates_epochs and trainer.is_last_batch:
+            self._is_scheduled = True
+        is_last = self.steps >= self.trial.max_steps or self.trial.is_late
+        is_due = self.steps > self.trial.steps and (self._is_scheduled or is_last)
+        batches = _batches(trainer)
+        # Lightning evaluates after batches whose number is a multiple of this.
+        trainer.val_check_batch = batches if is_due else batches + 1
+        if is_due:
+            self._clock.stop(self.steps - self._first_step)
+            self._random = random_state()
+            self._metrics = _copied(trainer.callback_metrics)
+
+    def _has_stepped(self, trainer: Trainer) -> bool:
+        """Whether the batch ended a step: one of accumulated batches or several optimizers counts.
+
+        A gradient scaler lowers its scale at the steps that it skips, and only then.
+        """
+        has_stepped = trainer.global_step > self._global_step
+        self._global_step = trainer.global_step
+        if has_stepped and self._scaler is not None:
+            scale = self._scaler.get_scale()
+            has_stepped = scale >= self._scale
+            self._scale = scale
+        return has_stepped
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report the evaluation, and go on or stop."""
+        if trainer.sanity_checking:
+            return
+        # The training goes on as if there had been no evaluation.
+        set_random_state(self._random)
+        name = self.trial.target.metric
+        if name not in trainer.callback_metrics:
+            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+            raise InputError(f"the target's metric is {name!r}, but the module logs {logged}")
+        value = float(trainer.callback_metrics[name])
+        if self._is_scheduled:
+            self._on_schedule.append((self.steps, value))
+            self._metrics = _copied(trainer.callback_metrics)
+        if self.trial.report(self.steps, value, seconds=self._clock.seconds):
+            self._begin_segment(trainer)
+            return
+        trainer.should_stop = True
+        if self.trial.status == "pruned" and self.trial.save_to is not None:
+            self._is_saving = True
+            trainer.save_checkpoint(self.trial.save_to)
+            self._is_saving = False
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Leave out of a trial's own checkpoint what is no plain data."""
+        if self._is_saving:
+            for name in HYPER_PARAMETERS:
+                checkpoint.pop(name, None)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go on as long as the trial does, also where skipped steps make its epochs more."""
+        # Lightning updates no ReduceLROnPlateau in an epoch that it takes for a resumed one; this is
+        # what it calls itself right after the update.
+        trainer.fit_loop.on_iteration_done()
+        limit = trainer.fit_loop.max_epochs or -1
+        if self.trial.status is None and limit == trainer.current_epoch + 1:
+            trainer.fit_loop.max_epochs = limit + 1
+
+
+def validation_examples(trainer: Trainer) -> int:
+    """Count the examples that one evaluation takes; InputError where they are not known."""
+    loaders = trainer.val_dataloaders
+    if isinstance(loaders, DataLoader):
+        loaders = [loaders]
+    examples = 0
+    try:
+        for loader, batches in zip(loaders or [], trainer.num_val_batches, strict=True):
+            examples += math.ceil(len(loader.dataset) * batches / len(loader))
+    except (TypeError, AttributeError) as error:
+        raise InputError(
+            "the validation loaders must be torch DataLoaders of data sets with a length"
+        ) from error
+    if examples == 0:
+        raise InputError("there is no validation data: give a validation loader")
+    return examples
+
+
+def _batches(trainer: Trainer) -> int:
+    """Batches trained so far."""
+    return trainer.fit_loop.total_batch_idx + 1
+
+
+def _copied(metrics: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copy metrics that Lightning goes on to change."""
+    return {name: value.detach().clone() for name, value in metrics.items()}

@@ -1,0 +1,1 @@
+"""Recorded runs that ship; tables.yaml says what each is."""

@@ -1,0 +1,292 @@
+"""A process of its own to which functions are sent; whatever becomes of it is a result.
+
+A *template* process imports what the functions need, once, and forks the process that calls them.
+Where that one dies the template says how, and forks the next one. Both end with the process that
+started them. Unlike multiprocessing's start methods this does not import the user's script again.
+"""
+
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Self
+
+import cloudpickle
+
+from bstune.core.errors import Interrupted
+from bstune.system.failures import one_line
+
+# The number of a function that the template gives, which knows none.
+ANY_NUMBER = 0
+# Seconds that a process takes at most to end once its socket is closed.
+EXIT_SECONDS = 1.0
+# Seconds between two messages that a function makes progress.
+PROGRESS_SECONDS = 0.2
+# The template's program; modules of the user's folder are found where this process finds them.
+PROGRAM = """
+import sys
+sys.path[:] = {path!r}
+from bstune.trial import worker
+worker.template{arguments!r}
+"""
+# torch counts devices through NVML, without starting CUDA, which no forked process could use then.
+ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a function returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a function returned nothing: it raised, or its process died or was ended."""
+
+    reason: str
+    """In one line, such as ``its process was ended by SIGSEGV``."""
+    traceback: str = ""
+
+
+class Worker:
+    """Calls functions in another process, one at a time; it starts at the first one.
+
+    Args:
+        log: gets what the process prints.
+        preload: modules that are imported once, before the first function.
+    """
+
+    def __init__(self, log: Path, preload: Sequence[str] = ("torch", "lightning.pytorch")) -> None:
+        self._log = log
+        self._preload = tuple(preload)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._number = 0
+        self._killed: Failure | None = None
+        self._heard = time.monotonic()
+
+    def start(self) -> None:
+        """Begin to import the modules, before there is a function to call."""
+        if self._process is not None:
+            return
+        ours, theirs = socket.socketpair()
+        # It closes when this process dies, however it dies: then the template ends the others.
+        lifeline_end, self._lifeline = os.pipe()
+        arguments = (theirs.fileno(), lifeline_end, self._preload)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 (it is this package)
+                [
+                    *(sys.executable, "-u", "-X", "faulthandler", "-c"),
+                    PROGRAM.format(path=sys.path, arguments=arguments),
+                ],
+                env={**ENVIRONMENT, **os.environ},
+                pass_fds=arguments[:2],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        theirs.close()
+        os.close(lifeline_end)
+        self._connection = Connection(ours.detach())
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> None:
+        """Send a function, which is called as ``function(*args)``; the last one has to be over."""
+        task = cloudpickle.dumps((function, args))
+        self._number += 1
+        self._killed = None
+        self._heard = time.monotonic()
+        self.start()
+        try:
+            # That a process died between two functions is no outcome of this one.
+            while self._connection.poll():
+                self._connection.recv()
+            self._connection.send((self._number, task))
+        except (EOFError, OSError):
+            self._end()
+            self.start()
+            self._connection.send((self._number, task))
+
+    def poll(self, seconds: float) -> Answer | Failure | None:
+        """Wait for what became of the function, at most so long; None while it works."""
+        if self._killed is not None:
+            return self._killed
+        end = time.monotonic() + seconds
+        while self._connection.poll(max(0.0, end - time.monotonic())):
+            try:
+                number, message = self._connection.recv()
+            except (EOFError, OSError, pickle.UnpicklingError):
+                status = self._end(patience=EXIT_SECONDS)
+                return Failure(f"its process {_how_ended(status)}")
+            self._heard = time.monotonic()
+            if message is not None and number in (self._number, ANY_NUMBER):
+                outcome: Answer | Failure = pickle.loads(message)  # noqa: S301 (from our process)
+                return outcome
+        return None
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since a function was sent, or its process said something."""
+        return time.monotonic() - self._heard
+
+    def kill(self, reason: str) -> None:
+        """End the process and those that it started; the next poll gives a Failure."""
+        self._end()
+        self._killed = Failure(reason)
+
+    def close(self) -> None:
+        """End the process, if one was started."""
+        self._end()
+
+    def _end(self, patience: float = 0.0) -> int:
+        """End both processes, and what they started; the template's exit status.
+
+        Args:
+            patience: seconds in which the template may end by itself.
+        """
+        if self._process is None:
+            return 0
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        status = self._process.wait()
+        self._process = None
+        self._connection.close()
+        os.close(self._lifeline)
+        return status
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class InProcess:
+    """Calls functions in this process, for a debugger; it is used as a :class:`Worker`."""
+
+    silent_seconds = 0.0
+
+    def start(self) -> None:
+        """Do nothing: there is no process."""
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> None:
+        """Keep a function, which the next poll calls."""
+        self._task = cloudpickle.dumps((function, args))
+
+    def poll(self, seconds: float) -> Answer | Failure | None:
+        """Call the function, however long it takes."""
+        return _call(self._task)
+
+    def kill(self, reason: str) -> None:
+        """Do nothing: nothing runs between two calls."""
+
+    def close(self) -> None:
+        """Do nothing: there is no process."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def _call(task: bytes) -> Answer | Failure:
+    """Call a function that was sent."""
+    try:
+        function, args = cloudpickle.loads(task)
+        return Answer(function(*args))
+    except Interrupted:
+        raise
+    # The user's code may raise anything, or call sys.exit.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        return Failure(one_line(error), traceback.format_exc())
+
+
+class _Progress:
+    """Says now and then that the function works, in the process that calls it."""
+
+    connection: Connection | None = None
+    number = 0
+    told = 0.0
+
+
+def tell_progress() -> None:
+    """Say that the function which is called here works; elsewhere it does nothing."""
+    now = time.monotonic()
+    if _Progress.connection is not None and now - _Progress.told > PROGRESS_SECONDS:
+        _Progress.told = now
+        _Progress.connection.send((_Progress.number, None))
+
+
+def template(descriptor: int, lifeline: int, preload: Sequence[str]) -> None:
+    """Be the template: import modules, and fork a process whenever there is none.
+
+    Args:
+        descriptor: of the socket on which functions come.
+        lifeline: a pipe that closes when the worker's owner dies.
+        preload: names of modules.
+    """
+    os.set_inheritable(descriptor, False)
+    os.set_inheritable(lifeline, False)
+    # Ctrl-C is for the owner, which ends these processes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in preload:
+        importlib.import_module(name)
+    connection = Connection(descriptor)
+    while True:
+        child = os.fork()
+        if child == 0:
+            os.close(lifeline)
+            _serve(connection)
+            os._exit(0)
+        ended = os.pidfd_open(child)
+        ready, _, _ = select.select([ended, lifeline], [], [])
+        if lifeline in ready:
+            os.killpg(0, signal.SIGKILL)
+        os.close(ended)
+        _, status = os.waitpid(child, 0)
+        reason = f"its process {_how_ended(os.waitstatus_to_exitcode(status))}"
+        # Only the process writes while it lives, and only the template once it is dead.
+        _send(connection, ANY_NUMBER, Failure(reason))
+
+
+def _serve(connection: Connection) -> None:
+    """Call functions as they come, until the other side closes."""
+    _Progress.connection = connection
+    while True:
+        try:
+            number, task = connection.recv()
+        except (EOFError, OSError):
+            return
+        _Progress.number = number
+        outcome = _call(task)
+        try:
+            _send(connection, number, outcome)
+        # The answer may be of a class that pickle cannot write, which raises anything.
+        except Exception as error:  # noqa: BLE001
+            _send(connection, number, Failure(one_line(error), traceback.format_exc()))
+
+
+def _send(connection: Connection, number: int, outcome: Answer | Failure) -> None:
+    """Send what became of a function."""
+    connection.send((number, cloudpickle.dumps(outcome)))
+
+
+def _how_ended(status: int) -> str:
+    """Say how a process ended, by its exit status; that of a signal is negative."""
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"

@@ -1,0 +1,1 @@
+"""The workloads that ship, as plain Lightning; conf/workload/ names each."""

@@ -1,0 +1,195 @@
+import os
+import re
+from pathlib import Path
+
+import pytest
+from results import STATES, keep, not_yet, nothing_reached, result
+
+from bstune.core.question import ROWS
+from bstune.core.records import Target
+from bstune.report.answer import answer, header, render
+from bstune.study.result import Interval, Speedup
+
+GOLDEN = Path(__file__).parent / "golden" / "answer.txt"
+NUMBER = re.compile(r"(?<![\w.,/])\d[\d,]*\.?\d*(?:e-?\d+)?")
+
+BEST = [118, 1.18]
+BASELINE = [64, 0.4]
+SWITCH = ("Switch", [*BEST, 2.9, 2.3, 3.8, *BASELINE])
+TIMES = ("Time", [33, 55, 96, 201, 3, 3])
+ALSO_GOOD = ("Also good", [48, 173, 64, 1.05, 2.4])
+RANGE = ("Also good", [48, 173])
+SCALING = ("Scaling", [130, 85, 212])
+TRAIN = ("Train", [118, 1.18])
+CLOSEST = ("Not yet", [0.05, 0.0714, 24, 0.02])
+EASIER = ("Easier", [0.08, 0.08])
+
+# What each state of design.md, section 1, says: its rows in order, each with its numbers in order,
+# in the units that they are printed in.
+EXPECTED = {
+    "switch": [SWITCH, TIMES, ALSO_GOOD, SCALING, TRAIN],
+    "switch, three warnings": [
+        SWITCH,
+        TIMES,
+        ALSO_GOOD,
+        SCALING,
+        ("Warning", [20]),
+        ("Warning", [256, 1024]),
+        TRAIN,
+    ],
+    "keep": [
+        ("Keep", [*BASELINE, 12, 1.2]),
+        ("Time", [96, 201, 96, 0.5, 91, 162, 3, 3]),
+        RANGE,
+        SCALING,
+    ],
+    "not yet: the interval is too wide": [
+        ("Not yet", [*BEST, 1.3, 0.84, 2.1, *BASELINE, 1, 1.25]),
+        ("Time", [73, 121, 96, 201, 3, 3]),
+        SCALING,
+        ("Next", [6]),
+    ],
+    "not yet: no new seeds": [("Not yet", BEST), SCALING, ("Next", [180])],
+    "not yet: the baseline is the best": [
+        ("Not yet", [64, 0.89, 0.56, 1.4, *BASELINE, 1, 1.25]),
+        ("Time", [96, 201, 3, 3]),
+        SCALING,
+        ("Next", [6]),
+    ],
+    "not yet: nothing but the baseline": [("Not yet", BASELINE), SCALING, ("Next", [128])],
+    "use": [("Use", BEST), ("Time", [33, 55, 3, 3]), RANGE, SCALING, TRAIN],
+    "baseline missed in its budget": [
+        ("Switch", [*BEST, 17, *BASELINE]),
+        ("Time", [33, 55, 570, 1190, 3, 3, 0, 3]),
+        RANGE,
+        SCALING,
+        TRAIN,
+    ],
+    "baseline stopped": [
+        ("Switch", [*BEST, 4, *BASELINE]),
+        ("Time", [33, 55, 130, 276, 3, 3, 0, 3]),
+        RANGE,
+        SCALING,
+        TRAIN,
+    ],
+    "nothing reached: diverged": [CLOSEST, ("Next", [0.01])],
+    "nothing reached: still falling": [CLOSEST, EASIER, ("Next", [4000])],
+    "nothing reached: flat": [CLOSEST, EASIER, ("Next", [])],
+    "nothing reached: failed": [CLOSEST, ("Next", [17])],
+    "largest size binds": [SWITCH, TIMES, ALSO_GOOD, ("Scaling", [812, 512]), TRAIN],
+    "no critical batch size": [SWITCH, TIMES, ALSO_GOOD, ("Scaling", [8, 512]), TRAIN],
+}
+
+
+def numbers(text: str) -> list[float]:
+    # A file and line is no number of the answer.
+    without_places = re.sub(r"\w+\.py:\d+", "", text)
+    return [float(found.replace(",", "")) for found in NUMBER.findall(without_places)]
+
+
+@pytest.mark.parametrize("state", EXPECTED)
+def test_rows_and_numbers_of_each_state(state: str) -> None:
+    rows = answer(STATES[state])
+    assert [(row.label, numbers(row.text)) for row in rows] == EXPECTED[state]
+
+
+def test_every_state_has_its_rows_expected() -> None:
+    assert EXPECTED.keys() == STATES.keys()
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_text_is_80_columns_wide_with_at_most_30_numbers(state: str) -> None:
+    text = render(STATES[state])
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert len(numbers(text)) <= 30
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_rows_stand_in_the_order_of_the_question(state: str) -> None:
+    places = [ROWS["time"].index(row.label) for row in answer(STATES[state])[1:]]
+    assert places == sorted(places)
+
+
+def test_printed_times_have_the_printed_quotient() -> None:
+    switch, time = answer(STATES["switch"])[:2]
+    seconds, _, baseline_seconds, *_ = numbers(time.text)
+    assert numbers(switch.text)[2] == pytest.approx(baseline_seconds / seconds, rel=0.02)
+
+
+# (value, low, high) of the critical batch size -> the numbers of the row Scaling
+INTERVALS = [
+    ((41.4, 25.0, 62.0), [41, 25, 62]),
+    ((41.4, 25.0, None), [41, 25]),
+    ((41.4, None, 62.0), [41, 62]),
+    ((1234.0, 900.0, 1700.0), [1230, 900, 1700]),
+    ((None, 812.0, None), [812, 512]),
+    ((None, None, 12.0), [12, 8]),
+    ((None, 25.0, 62.0), [25, 62]),
+]
+
+
+@pytest.mark.parametrize(("ends", "shown"), INTERVALS)
+def test_open_ends_of_the_critical_batch_size(
+    ends: tuple[float | None, float | None, float | None], shown: list[float]
+) -> None:
+    study = STATES["switch"]
+    assert study.critical is not None
+    value, low, high = ends
+    interval = Interval(value=value, low=low, high=high)
+    critical = study.critical.model_copy(update={"interval": interval})
+    rows = answer(study.model_copy(update={"critical": critical}))
+    assert [numbers(row.text) for row in rows if row.label == "Scaling"] == [shown]
+
+
+@pytest.mark.parametrize(
+    ("study", "absent"),
+    [
+        # A range without the best would contradict the first line.
+        (result(near_optimal=(130, 173)), "Also good"),
+        (result(near_optimal=(118, 118), rate_alone=None), "Also good"),
+        (result(critical=None), "Scaling"),
+        (keep(), "Train"),
+        (keep().model_copy(update={"train": "bstune"}), "Train"),
+        (not_yet(train="bstune"), "Train"),
+        (nothing_reached("flat"), "Easier"),
+        (nothing_reached("failed", closest=None), "Next"),
+    ],
+)
+def test_a_row_that_has_nothing_to_say_is_absent(study: object, absent: str) -> None:
+    assert absent not in [row.label for row in answer(study)]  # type: ignore[arg-type]
+
+
+def test_an_open_end_of_the_speedup() -> None:
+    speedup = Speedup(value=1.3, low=None, high=2.1, at_least=False)
+    first = answer(not_yet(speedup=speedup))[0]
+    assert numbers(first.text) == [118, 1.18, 1.3, 2.1, 64, 0.4, 1, 1.25]
+
+
+def test_a_metric_that_rises_is_not_called_falling() -> None:
+    rows = answer(nothing_reached("still falling", target=Target("val/acc", 0.9, "max")))
+    text = " ".join(row.text for row in rows)
+    assert "rising" in text
+    assert "falling" not in text
+
+
+def test_the_command_for_an_easier_target_names_the_folder(tmp_path: Path) -> None:
+    rows = answer(nothing_reached("flat", easier_goal=0.08), tmp_path)
+    assert rows[1].label == "Easier"
+    assert str(tmp_path) in rows[1].text
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "shown"),
+    [("cpu", 1, [0.1, 1, 64, 90]), ("cpu", 4, [0.1, 4, 64, 90]), ("cuda", 4, [0.1, 64, 90])],
+)
+def test_header_counts_threads_on_a_cpu(device: str, threads: int, shown: list[float]) -> None:
+    text = header(result(device=device, threads=threads))
+    assert numbers(text.replace("90%", "90")) == shown
+
+
+def test_words_of_all_states() -> None:
+    blocks = [f"# {state}\n\n{render(study)}" for state, study in STATES.items()]
+    words = "\n\n\n".join(blocks) + "\n"
+    if os.environ.get("BSTUNE_GOLDEN"):
+        GOLDEN.write_text(words)
+    assert words == GOLDEN.read_text()

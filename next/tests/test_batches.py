@@ -1,0 +1,193 @@
+"""Batches of exactly B examples from loaders of every kind that is taken."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from bstune.core.errors import InputError
+from bstune.trial.batches import random_state, rebatch, set_random_state
+from bstune.trial.trial import BatchSizeRefused
+
+EXAMPLES = 20
+DATA = TensorDataset(torch.arange(EXAMPLES))
+
+
+class OwnSampler(Sampler[int]):
+    """One that has random numbers of its own."""
+
+    def __init__(self):
+        self.random = np.random.default_rng(5)
+
+    def __iter__(self):
+        return iter(self.random.permutation(EXAMPLES).tolist())
+
+
+class Buckets(Sampler[list[int]]):
+    """Batches of even, then of odd numbers."""
+
+    def __init__(self, batch_size):
+        self.batch_size = batch_size
+
+    def __iter__(self):
+        for parity in (0, 1):
+            order = [2 * k + parity for k in torch.randperm(EXAMPLES // 2).tolist()]
+            for start in range(0, len(order), self.batch_size):
+                yield order[start : start + self.batch_size]
+
+
+class Deaf(Buckets):
+    """Batches that do not follow ``batch_size``."""
+
+    def __iter__(self):
+        yield from ([0, 1], [2, 3])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from range(EXAMPLES)
+
+
+class Halved(DataLoader):
+    """A loader that changes what it yields."""
+
+    def __iter__(self):
+        for (batch,) in super().__iter__():
+            yield batch / 2
+
+
+def own_generator():
+    return RandomSampler(DATA, generator=torch.Generator())
+
+
+def sampled(sampler):
+    return DataLoader(DATA, batch_size=4, sampler=sampler)
+
+
+# A loader, and whether each epoch has every example once.
+LOADERS = {
+    "shuffled": (lambda: DataLoader(DATA, 4, shuffle=True, drop_last=True), True),
+    "sequential": (lambda: DataLoader(DATA, 4), True),
+    "own generator": (lambda: sampled(own_generator()), True),
+    "subset": (lambda: sampled(SubsetRandomSampler(range(EXAMPLES))), True),
+    "weighted": (lambda: sampled(WeightedRandomSampler([1.0] * EXAMPLES, EXAMPLES)), False),
+    "own sampler": (lambda: sampled(OwnSampler()), True),
+    "own batch sampler": (lambda: DataLoader(DATA, batch_sampler=Buckets(4)), False),
+    "two workers": (lambda: DataLoader(DATA, 4, shuffle=True, num_workers=2), True),
+}
+
+
+def three_epochs(loader):
+    return [batch.tolist() for _ in range(3) for (batch,) in loader]
+
+
+@pytest.mark.parametrize("batch_size", [3, 7])
+@pytest.mark.parametrize("case", LOADERS)
+def test_three_epochs(case, batch_size):
+    build, every_example_once = LOADERS[case]
+    loader = rebatch(build(), batch_size, seed=1)
+    before = random_state()
+    batches = three_epochs(loader)
+    assert torch.equal(random_state()["torch"], before["torch"])
+    assert {len(batch) for batch in batches} == {batch_size}
+    assert len(batches) == 3 * len(loader)
+    if every_example_once:
+        assert len(loader) == EXAMPLES // batch_size
+        stream = list(itertools.chain(*batches))
+        epochs = [stream[start : start + EXAMPLES] for start in (0, EXAMPLES)]
+        assert [sorted(epoch) for epoch in epochs] == [list(range(EXAMPLES))] * 2
+        assert (epochs[0] == epochs[1]) == (case == "sequential")
+    assert three_epochs(rebatch(build(), batch_size, seed=1)) == batches
+    if case not in ("sequential", "own sampler"):
+        assert three_epochs(rebatch(build(), batch_size, seed=2)) != batches
+    first = len(loader) + 1
+    resumed = rebatch(build(), batch_size, seed=1)
+    resumed.batch_sampler.seek(first)
+    rest = [batch.tolist() for _ in range(2) for (batch,) in resumed]
+    assert rest == batches[first:]
+
+
+def test_own_batches_stay_whole():
+    loader = rebatch(DataLoader(DATA, batch_sampler=Buckets(4)), 3, seed=1)
+    assert len(loader) == 2 * (EXAMPLES // 2 // 3)
+    for batch in three_epochs(loader):
+        assert len({index % 2 for index in batch}) == 1
+
+
+REFUSED = {
+    "a stream": lambda: DataLoader(Stream(), 4),
+    "no batches": lambda: DataLoader(DATA, batch_size=None),
+    "no loader": lambda: [torch.zeros(4)],
+    "own iteration": lambda: Halved(DATA, 4),
+    "batches of another size": lambda: DataLoader(DATA, batch_sampler=Deaf(4)),
+    "no batch_size": lambda: DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_loaders_that_are_refused(case):
+    with pytest.raises(InputError):
+        rebatch(REFUSED[case](), 4, seed=1)
+
+
+@pytest.mark.parametrize("sampler", [None, BatchSampler(SequentialSampler(DATA), 4, False)])
+def test_a_batch_is_at_most_the_data(sampler):
+    loader = DataLoader(DATA, batch_sampler=sampler)
+    assert len(rebatch(loader, EXAMPLES, seed=1)) == 1
+    with pytest.raises(BatchSizeRefused):
+        rebatch(loader, EXAMPLES + 1, seed=1)
+
+
+class Augmented(Dataset):
+    """Examples with random numbers of each of the three generators."""
+
+    def __len__(self):
+        return EXAMPLES
+
+    def __getitem__(self, index):
+        return index, random.random(), np.random.rand(), torch.rand(()).item()
+
+
+def doubled(examples):
+    return 2 * torch.tensor(examples)
+
+
+def test_the_loaders_settings_are_kept_and_workers_augment_by_the_batchs_number():
+    given = DataLoader(
+        Augmented(),
+        5,
+        collate_fn=doubled,
+        num_workers=2,
+        persistent_workers=True,
+        prefetch_factor=1,
+        timeout=60,
+    )
+    loader = rebatch(given, 3, seed=1)
+    assert (loader.num_workers, loader.prefetch_factor, loader.timeout) == (2, 1, 60)
+    assert loader.persistent_workers
+    batches = [batch for _ in range(2) for batch in loader]
+    assert len({batch[0, 1].item() for batch in batches}) == len(batches)
+    resumed = rebatch(given, 3, seed=1)
+    resumed.batch_sampler.seek(4)
+    assert torch.equal(torch.stack(list(resumed)), torch.stack(batches[4:6]))
+
+
+def test_a_random_state_can_be_put_back():
+    state = random_state()
+    first = random.random(), np.random.rand(), torch.rand(()).item()
+    set_random_state(state)
+    assert (random.random(), np.random.rand(), torch.rand(()).item()) == first

@@ -1,0 +1,263 @@
+"""Command lines: what they compose to, and the line that each mistake ends with."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bstune.config import CONF, Composed, compose
+from bstune.core.errors import InputError
+from bstune.core.records import Target
+from bstune.options import OPTION_NAMES
+
+OWN = """
+target: val/loss <= 0.5
+budget: {steps: 90}
+batch_size: {low: 4, high: 64}
+baseline: {batch_size: 8, lr: 0.1}
+trials: 7
+data: {_target_: my.Data, root: "${data_root}"}
+module: {_target_: my.Net, lr: "${trial.lr}", widths: [8, 8]}
+tunable: {dropout: {key: module.dropout, low: 0, high: 0.5, log: false}}
+"""
+# A file of --config-dir/workload by name.
+FILES = {
+    "own": OWN,
+    "based": "defaults: [own]\nseed: 3\n",
+    "misspelled": OWN + "trails: 3\n",
+    "nested": OWN + "lr: {lwo: 0.1}\n",
+    "untargeted": OWN.replace("target: val/loss <= 0.5", ""),
+    "node_missing": OWN.replace("my.Data", "'???'"),
+    "open_rate": OWN.replace("${trial.lr}", "0.1"),
+    "untrained": "\n".join(line for line in OWN.splitlines() if "module:" not in line),
+    "reference": OWN + "study: ${nowhere}\n",
+    "node_reference": OWN.replace("data_root", "nowhere"),
+    "secret": OWN.replace("root:", "api_key: s3cret, root:"),
+    "broken": "trials: 7\ntarget: [a\nmodule: 3\n",
+    "tab": "trials:\n\t- 3\n",
+    "list": "- trials\n",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # A space in its name is no obstacle.
+    folder = tmp_path_factory.mktemp("my configs")
+    (folder / "workload").mkdir()
+    for name, text in FILES.items():
+        (folder / "workload" / f"{name}.yaml").write_text(text)
+    (folder / "workload" / "latin.yaml").write_bytes(b"target: \xe4\n")
+    return folder
+
+
+def composed(folder: Path, *arguments: str, workload: str = "own") -> Composed:
+    return compose([f"+workload={workload}", "--config-dir", str(folder), *arguments])
+
+
+def test_config_yaml_has_every_option_and_no_other() -> None:
+    defaults = yaml.safe_load((CONF / "config.yaml").read_text())
+    names = []
+    for name, value in defaults.items():
+        names += [f"{name}.{key}" for key in value] if isinstance(value, dict) else [name]
+    assert sorted(names) == sorted(OPTION_NAMES)
+
+
+@pytest.mark.parametrize("workload", sorted(file.stem for file in CONF.glob("workload/*.yaml")))
+def test_workloads_that_ship(workload: str) -> None:
+    table = ["table=fashion_mlp"] if workload == "replay" else []
+    options = compose([f"+workload={workload}", *table]).options
+    assert options.workload == workload
+    assert options.baseline.pair
+
+
+def test_a_workload_of_ones_own(folder: Path) -> None:
+    found = composed(folder)
+    assert found.options.workload == found.options.study == "own"
+    assert found.options.trials == 7
+    assert found.options.target == Target("val/loss", 0.5, "min")
+    assert found.options.output == "outputs/own"
+    assert found.parts["module"] == {"_target_": "my.Net", "lr": "${trial.lr}", "widths": [8, 8]}
+    assert found.parts["tunable"]["dropout"]["high"] == 0.5
+    assert found.recipe is not None
+    assert found.recipe.device == "auto"
+    assert not found.show
+
+
+@pytest.mark.parametrize(
+    ("argument", "name", "value"),
+    [
+        ("trials=3", "trials", 3),
+        ("target=val/error <= 0.2", "target", Target("val/error", 0.2, "min")),
+        ("target=acc>=0.9", "target", Target("acc", 0.9, "max")),
+        ("target='acc >= 0.9'", "target", Target("acc", 0.9, "max")),
+        ("baseline.lr=1e-2", "baseline.lr", 0.01),
+        ("batch_size.low=8", "batch_size.low", 8),
+        ("wall_seconds=120", "wall_seconds", 120),
+        ("threads=null", "threads", None),
+        ("storage=postgresql://me:pw@host:5432/db?ssl=on", "storage", None),
+        ("output=~/it's", "output", "~/it's"),
+        ("study=a b", "study", "a b"),
+        ("survey=off", "survey", "off"),
+        ("seed=4", "trial.seed", 4),
+        ("module.widths=[16]", "module.widths", [16]),
+        ("+module.depth=3", "module.depth", 3),
+        ("+trainer.callbacks=[]", "trainer.callbacks", []),
+    ],
+)
+def test_overrides(folder: Path, argument: str, name: str, value: Any) -> None:
+    found: Any = composed(folder, argument).options
+    for key in name.split("."):
+        found = found[key] if isinstance(found, dict) else getattr(found, key)
+    assert found == (argument.partition("=")[2] if name == "storage" else value)
+
+
+@pytest.mark.parametrize("spelling", ["workload=own", "+workload=own", "++workload=own"])
+def test_spellings_of_the_workload(folder: Path, spelling: str) -> None:
+    arguments = ["-cd", str(folder), "trials=3", spelling]
+    assert compose(arguments).options.study == "own"
+
+
+def test_a_workload_on_a_base(folder: Path) -> None:
+    options = composed(folder, workload="based").options
+    assert (options.study, options.seed, options.trials) == ("based", 3, 7)
+
+
+def test_cfg_shows_the_resolved_config_without_secrets(folder: Path) -> None:
+    storage = "storage=postgresql://me:s3cret@host/db"
+    found = composed(folder, "--cfg", "job", storage, workload="secret")
+    assert found.show
+    assert "s3cret" not in found.yaml
+    shown = yaml.safe_load(found.yaml)
+    assert shown["study"] == "secret"
+    assert shown["module"]["lr"] == "${trial.lr}"
+    assert found.options.storage == storage.partition("=")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        # The table's batch sizes are 8, 16 ... 4096, its rates 2^-12 ... 2^-1.
+        (
+            ["table=fashion_mlp"],
+            {
+                "study": "replay-fashion_mlp",
+                "target": "val/error <= 0.14",
+                "batch_size": (8, 4096),
+                "lr": (2**-12, 0.5),
+            },
+        ),
+        (
+            ["table=fashion_mlp", "batch_size.low=32", "study=a"],
+            {"study": "a", "batch_size": (32, 4096)},
+        ),
+        (["table=fashion_mlp", "baseline.lr=0.1"], {"baseline.lr": 0.1}),
+        (["table=fashion_mlp", "budget.steps=50"], {"budget.steps": 50, "budget.examples": 1}),
+        (["table=fashion_mlp", "target=val/error <= 0.2"], {"target": "val/error <= 0.2"}),
+    ],
+)
+def test_recorded_runs(arguments: list[str], expected: dict[str, Any]) -> None:
+    found = compose(["+workload=replay", *arguments])
+    options = found.options
+    assert found.recipe is None
+    assert found.parts["table"] == "fashion_mlp"
+    values = {
+        "study": options.study,
+        "target": str(options.target),
+        "batch_size": (options.batch_size.low, options.batch_size.high),
+        "lr": (options.lr.low, options.lr.high),
+        "baseline.lr": options.baseline.lr,
+        "budget.steps": options.budget.steps,
+        "budget.examples": options.budget.examples,
+    }
+    assert values | expected == values
+    # In the middle of a table of 10 batch sizes and 12 rates.
+    assert options.baseline.batch_size in (128, 256)
+    assert options.baseline.lr in (2**-7, 2**-6, 0.1)
+
+
+def test_recorded_runs_of_ones_own(tmp_path: Path) -> None:
+    run = (
+        '{"batch_size": %d, "lr": %g, "seed": 0, "steps": [10, 20], "metric": [0.9, 0.1],'
+        ' "seconds_per_step": 0.1}'
+    )
+    table = tmp_path / "my.jsonl"
+    table.write_text("\n".join(run % (size, lr) for size in (4, 16) for lr in (0.1, 1)))
+    options = compose(["workload=replay", f"table={table}", "target=val/loss <= 0.5"]).options
+    assert options.study == "replay-my"
+    assert options.budget.last_step(4) == options.budget.last_step(16) == 20
+    with pytest.raises(InputError, match="target is missing"):
+        compose(["workload=replay", f"table={table}"])
+
+
+@pytest.mark.parametrize(
+    ("workload", "arguments", "words"),
+    [
+        ("onw", [], ["onw", "did you mean own", "digits", "based"]),
+        ("", [], ["workload is missing", "digits"]),
+        ("a/../b", [], ["a/../b", "own"]),
+        ("own", ["trails=3"], ["trails", "trials"]),
+        ("own", ["+trails=3"], ["trails", "trials"]),
+        ("own", ["batch_size.lwo=3"], ["batch_size.lwo", "batch_size.low"]),
+        ("own", ["module.depth=3"], ["+module.depth=VALUE"]),
+        ("own", ["~nothing"], ["nothing"]),
+        ("own", ["~target"], ["target is missing"]),
+        ("own", ["trials=0"], ["trials", "at least 1", "0"]),
+        ("own", ["trials=3,4"], ["trials=3,4"]),
+        ("own", ["trials"], ["trials", "OPTION=VALUE"]),
+        ("own", ["batch_size.low=[1,2"], ["batch_size.low", "OPTION=VALUE"]),
+        ("own", ["batch_size=[1,2]"], ["batch_size"]),
+        ("own", ["batch_size=3"], ["batch_size", "low", "3"]),
+        ("own", ["trials=${nowhere}"], ["trials", "nowhere"]),
+        ("own", ["devices=2"], ["devices=2", "one device"]),
+        ("own", ["--cfg", "hydra"], ["cfg", "hydra", "job"]),
+        ("own", ["--cfg"], ["cfg"]),
+        ("own", ["--multirun"], ["--multirun"]),
+        ("own", ["--config-dir", "/nowhere"], ["--config-dir", "/nowhere"]),
+        ("misspelled", [], ["trails", "trials"]),
+        ("nested", [], ["lr.lwo", "lr.low"]),
+        ("untargeted", [], ["target is missing"]),
+        ("node_missing", [], ["data._target_ is missing"]),
+        ("untrained", [], ["module is missing"]),
+        ("open_rate", [], ["module", "trial.lr"]),
+        ("reference", [], ["study", "nowhere"]),
+        ("node_reference", [], ["data.root", "nowhere"]),
+        ("broken", [], ["broken.yaml, line 3"]),
+        ("tab", [], ["tab.yaml, line 2"]),
+        ("list", [], ["workload/list"]),
+        ("latin", [], ["YAML"]),
+        ("replay", [], ["table is missing"]),
+        ("replay", ["table=nope"], ["nope", "fashion_mlp"]),
+    ],
+)
+def test_mistakes(folder: Path, workload: str, arguments: list[str], words: list[str]) -> None:
+    with pytest.raises(InputError) as error:
+        composed(folder, *arguments, workload=workload)
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_mistake_shows_no_password(folder: Path) -> None:
+    for value in ("sqlite://me:s3cret@host/a,b", "[sqlite://me:s3cret@host"):
+        with pytest.raises(InputError) as error:
+            composed(folder, f"storage={value}")
+        assert "s3cret" not in str(error.value)
+
+
+def test_no_workload() -> None:
+    with pytest.raises(InputError, match=r"workload is missing.*digits"):
+        compose(["trials=3"])
+
+
+def test_composing_imports_no_torch() -> None:
+    code = """
+import sys
+from bstune.config import compose
+compose(["+workload=digits"])
+assert "torch" not in sys.modules and "bstune.workloads" not in sys.modules
+"""
+    root = Path(__file__).parents[1]
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)

@@ -1,0 +1,80 @@
+"""Numbers, durations and rows as text."""
+
+import pytest
+
+from bstune.system import console
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.4, "0.4"),
+        (1.18, "1.18"),
+        (117.96, "118"),
+        (12_345, "12,300"),
+        (999.9, "1,000"),
+        (-2_500, "-2,500"),
+        (1e6, "1,000,000"),
+        (1.23e6, "1.23e+06"),
+        (0.000123456, "0.000123"),
+        (1e-4, "0.0001"),
+        (0.00001, "1e-05"),
+        (0, "0"),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_number(value, text):
+    assert console.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0331, "33 ms"),
+        (0.999, "1 s"),
+        (1.23, "1.2 s"),
+        (94, "94 s"),
+        (119, "2 min"),
+        (240, "4 min"),
+        (7_640, "2.1 h"),
+        (7.2e6, "2,000 h"),
+    ],
+)
+def test_seconds(value, text):
+    assert console.seconds(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(2.909, "2.9x"), (17.04, "17x"), (0.946, "0.95x")])
+def test_speedup(value, text):
+    assert console.speedup(value) == text
+
+
+@pytest.mark.parametrize(
+    ("n", "text"), [(0, "0 trials"), (1, "1 trial"), (12_345, "12,345 trials")]
+)
+def test_count(n, text):
+    assert console.count(n, "trial") == text
+
+
+def test_a_row_is_wrapped_as_in_the_design():
+    text = (
+        "to batch size 118, lr 1.18: 2.9x as fast (2.3 to 3.8) as your "
+        "baseline, batch size 64 and lr 0.4"
+    )
+    assert console.wrap("Switch", text).split("\n") == [
+        "Switch     to batch size 118, lr 1.18: 2.9x as fast (2.3 to 3.8) as your",
+        "           baseline, batch size 64 and lr 0.4",
+    ]
+
+
+def test_a_long_path_stays_whole():
+    path = "/home/me/" + "long-name/" * 10
+    assert path in console.wrap("Page", f"see {path}", width=40).split()
+
+
+@pytest.mark.parametrize(
+    ("word", "name"), [("batchsize", "batch_size"), ("trails", "trials"), ("xyz", None)]
+)
+def test_guess(word, name):
+    assert console.guess(word, ["batch_size", "trials", "lr"]) == name

@@ -1,0 +1,227 @@
+"""Targets, budgets, evaluations, clock, rules, ranges, step times: tables and closed forms."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+from bstune.core.clock import TrainingClock, processor_wait, seconds_per_step
+from bstune.core.errors import InputError
+from bstune.core.evaluation_schedule import is_near, next_evaluation
+from bstune.core.question import Question
+from bstune.core.records import Budget, Record, Target, ends
+from bstune.core.rules import lr_of
+from bstune.core.space import Space
+from bstune.core.step_time import fit_step_time
+
+LOSS = Target("val/loss", 0.1, "min")
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "goal", "mode"),
+    [
+        ("val/loss <= 0.1", "val/loss", 0.1, "min"),
+        ("val_acc>=0.9", "val_acc", 0.9, "max"),
+        ("  val/error  <=1e-2 ", "val/error", 0.01, "min"),
+        ("loss <= -3", "loss", -3.0, "min"),
+    ],
+)
+def test_a_target_is_read(text, metric, goal, mode):
+    target = Target.parse(text)
+    assert (target.metric, target.goal, target.mode) == (metric, goal, mode)
+    assert Target.parse(str(target)) == target
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "val/loss",
+        "val/loss = 0.1",
+        "val/loss < 0.1",
+        "<= 0.1",
+        "val/loss <= low",
+        "val/loss <= nan",
+        "a b <= 1",
+        "",
+    ],
+)
+def test_a_target_that_is_none_is_one_line(text):
+    with pytest.raises(InputError) as error:
+        Target.parse(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "reached", "gap"),
+    [
+        (LOSS, 0.1, True, 0.0),
+        (LOSS, 0.2, False, 0.1),
+        (LOSS, math.nan, False, math.nan),
+        (Target("acc", 0.9, "max"), 0.95, True, -0.05),
+        (Target("acc", 0.9, "max"), 0.8, False, 0.1),
+    ],
+)
+def test_gap_and_reached(target, value, reached, gap):
+    assert target.reached(value) is reached
+    assert target.gap(value) == pytest.approx(gap, nan_ok=True)
+
+
+@pytest.mark.parametrize(("batch_size", "step"), [(4, 15_000), (100, 600), (150, 400), (1000, 400)])
+def test_a_budget_ends_once_steps_and_examples_are_spent(batch_size, step):
+    assert Budget(steps=400, examples=60_000).last_step(batch_size) == step
+
+
+def test_only_the_last_trial_of_a_chain_ends_it():
+    fields = {
+        "role": "search",
+        "batch_size": 8,
+        "lr": 1.0,
+        "seed": 0,
+        "max_steps": 9,
+        "status": "pruned",
+        "steps": 5,
+    }
+    first = Record(number=0, place="search/0", **fields)
+    second = Record(number=1, place="search/1", resumed_from=0, **fields)
+    other = Record(number=2, place="search/2", **fields)
+    assert ends([first, second, other]) == [second, other]
+
+
+# Evaluations of 100 examples cost 50; far from the target an eighth of the examples may be spent.
+@pytest.mark.parametrize(
+    ("history", "batch_size", "step"),
+    [
+        ((), 10, 40),  # 50 / (1/8 x 10)
+        ((), 1000, 1),
+        (((100, 0.9),), 1000, 105),  # the ratio of 1.05
+        (((10, 0.9),), 1000, 11),  # one step on at least
+        (((40, 0.9),), 10, 80),  # two evaluations for an eighth
+        # The line through (50, 0.25) and (100, 0.15) meets the target within 1.5 times the steps.
+        (((50, 0.25), (100, 0.15)), 10, 105),
+    ],
+)
+def test_the_next_evaluation(history, batch_size, step):
+    assert next_evaluation(history, LOSS, batch_size, examples=100) == step
+
+
+def test_a_trial_that_was_near_stays_near():
+    assert is_near(((50, 0.25), (100, 0.15)), LOSS)
+    assert is_near(((50, 0.25), (100, 0.15), (150, 0.4)), LOSS)
+    assert not is_near(((50, 0.9), (100, 0.8), (150, None)), LOSS)
+
+
+class FakeTime:
+    def __init__(self):
+        self.now = 0.0
+        self.waited = 0.0
+
+
+def test_the_clock_counts_training_alone_without_waits():
+    time = FakeTime()
+    synchronized = []
+    clock = TrainingClock(
+        lambda: time.now, lambda: synchronized.append(time.now), lambda: time.waited
+    )
+    clock.start()
+    time.now, time.waited = 10.0, 4.0  # 4 of 10 seconds were waited for a processor
+    clock.stop(steps=3)
+    time.now = 50.0  # evaluation
+    clock.start()
+    time.now = 51.0
+    clock.stop(steps=2)
+    clock.stop(steps=2)  # nothing has begun
+    clock.start()
+    time.now, time.waited = 52.0, 9.0  # waits can seem longer than the segment
+    clock.stop(steps=1)
+    assert clock.segments == [(3, 6.0), (2, 1.0), (1, pytest.approx(0.01))]
+    assert synchronized == [0.0, 10.0, 50.0, 51.0, 51.0, 52.0]
+
+
+@pytest.mark.parametrize(
+    ("segments", "seconds"),
+    [
+        ([], None),
+        ([(3, 30.0)], 10.0),  # nothing is warm: the last one counts
+        ([(3, 30.0), (3, 6.0)], 2.0),
+        ([(5, 50.0), (10, 10.0), (10, 20.0), (10, 90.0)], 2.0),  # the median of 1, 2, 9
+    ],
+)
+def test_seconds_per_step(segments, seconds):
+    assert seconds_per_step(segments) == seconds
+
+
+def test_the_system_tells_waits_in_seconds():
+    waited = processor_wait()
+    assert 0.0 <= waited() <= waited() < 1e6
+
+
+@pytest.mark.parametrize(("rule", "lr"), [("none", 0.1), ("sqrt", 0.2), ("linear", 0.4)])
+def test_scaling_rules(rule, lr):
+    assert lr_of(rule, 256, (64, 0.1)) == pytest.approx(lr)
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(InputError, match="sqrt"):
+        lr_of("square", 256, (64, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("multiple", "size", "snapped"),
+    [(1, 0.2, 8), (1, 12.4, 12), (1, 5000, 1024), (8, 12.4, 16), (8, 11, 8), (8, 3, 8)],
+)
+def test_batch_sizes_are_snapped(multiple, size, snapped):
+    space = Space(8, 1024, 1e-3, 1.0, "sqrt", (64, 0.1), multiple)
+    assert space.snap(size) == snapped
+
+
+@pytest.mark.parametrize(("lr", "snapped"), [(0.123456, 0.123), (9.0, 1.0), (1e-9, 1e-3)])
+def test_rates_are_snapped_to_what_is_printed(lr, snapped):
+    assert Space(8, 1024, 1e-3, 1.0, "sqrt", (64, 0.1)).snap_lr(lr) == snapped
+
+
+def test_worth_is_seconds():
+    question = Question(LOSS, Budget(steps=10))
+    assert question.worth(30, 8, lambda batch_size: 0.5 * batch_size) == 120.0
+
+
+def test_step_times_of_the_law_are_found_with_one_outlier():
+    timings = [(size, 1e-3 + 2e-5 * size) for size in (8, 16, 32, 64, 128, 256, 512)]
+    law = fit_step_time([*timings, (100, 0.5)])
+    for size, seconds in timings:
+        assert law(size) == pytest.approx(seconds, rel=0.05)
+    assert law.error(64) < law.error(5120)
+
+
+@pytest.mark.parametrize(
+    ("timings", "size", "seconds"),
+    [([(32, 0.01)], 32, 0.01), ([(32, 0.01), (64, 0.01)], 128, 0.01)],
+)
+def test_few_step_times(timings, size, seconds):
+    law = fit_step_time(timings)
+    assert law(size) == pytest.approx(seconds, rel=0.1)
+    assert law.error(size) >= 0.2
+
+
+def test_no_step_times():
+    assert fit_step_time([]) is None
+
+
+LIGHT = "bstune.core.records", "bstune.search.decide", "bstune.report.answer", "bstune.config"
+HEAVY = "torch", "lightning", "mlflow"
+
+
+def imports_heavy(modules):
+    """Whether importing these in a new process imports torch, Lightning or MLflow."""
+    code = (
+        f"import sys, {', '.join(modules)}; sys.exit(any(name in sys.modules for name in {HEAVY}))"
+    )
+    return subprocess.run([sys.executable, "-c", code]).returncode == 1
+
+
+def test_imports_are_light():
+    assert not imports_heavy(LIGHT)
+
+
+def test_that_test_can_fail():
+    assert imports_heavy(["torch"])

@@ -1,0 +1,93 @@
+import subprocess
+import sys
+
+import pytest
+from matplotlib.figure import Figure
+from results import BASELINE, BEST, STATES, records, result
+
+from bstune.core.records import Target, ends
+from bstune.report.figure import curve_figure
+
+
+def points(figure: Figure, panel: int, label: str) -> list[tuple[float, float]]:
+    """What a panel has scattered under a label."""
+    found = []
+    for collection in figure.axes[panel].collections:
+        if collection.get_label() == label:
+            found += [(float(x), float(y)) for x, y in collection.get_offsets()]
+    return found
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_is_drawn_on_logarithmic_axes(state: str) -> None:
+    figure = curve_figure(STATES[state], records())
+    scales = [(axes.get_xscale(), axes.get_yscale()) for axes in figure.axes]
+    assert scales == [("log", "log")] * 3
+
+
+def test_a_study_without_trials_is_drawn() -> None:
+    curve_figure(STATES["nothing reached: failed"], []).draw_without_rendering()
+
+
+def test_marks_stand_at_the_values_of_the_result() -> None:
+    figure = curve_figure(result(), records())
+    for panel, field in enumerate(("steps", "seconds", "lr")):
+        assert points(figure, panel, "best") == [(118, getattr(BEST, field))]
+        assert points(figure, panel, "baseline") == [(64, getattr(BASELINE, field))]
+
+
+def test_trials_are_the_ends_of_chains_without_new_seeds() -> None:
+    trials = [record for record in ends(records()) if record.role != "new seed"]
+    assert len(trials) == 39
+    figure = curve_figure(result(), records())
+    shown = {
+        "reached": points(figure, 0, "trial that reached the target"),
+        "pruned": points(figure, 0, "trial that ended before it: a bound"),
+    }
+    for status, marks in shown.items():
+        ended = [record for record in trials if record.status == status]
+        assert marks == [(record.batch_size, record.steps) for record in ended]
+
+
+def test_the_curve_and_the_law_are_the_results() -> None:
+    study = result()
+    figure = curve_figure(study, [])
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    curve = lines["median at the best rate, with its 90% band"]
+    assert list(curve.get_ydata()) == [point.steps for point in study.curve]
+    # S*(B) = 26 (1 + 130.2/B), which is twice its floor at B_crit.
+    law = lines["law S_min (1 + B_crit/B)"]
+    assert law.get_ydata()[0] == pytest.approx(26 * (1 + 130.2 / 8))
+    assert list(lines["2 S_min"].get_ydata()) == [52.0, 52.0]
+    times = figure.axes[1].lines[0].get_ydata()
+    assert list(times) == [point.steps * point.step_seconds for point in study.curve]
+
+
+@pytest.mark.parametrize("state", ["baseline missed in its budget", "switch", "keep"])
+def test_the_best_and_the_baseline_lie_within_the_panels(state: str) -> None:
+    figure = curve_figure(STATES[state], records())
+    for panel, axes in enumerate(figure.axes):
+        low, high = axes.get_ylim()
+        for label in ("best", "baseline"):
+            ((_, height),) = points(figure, panel, label)
+            assert low < height < high
+
+
+def test_an_open_critical_batch_size_beyond_the_curve_has_no_band() -> None:
+    figure = curve_figure(STATES["largest size binds"], [])
+    assert not figure.axes[0].patches
+    assert len(curve_figure(result(), []).axes[0].patches) == 1
+
+
+def test_a_metric_is_no_formula() -> None:
+    study = result(target=Target("val/$loss_{", 0.1, "min"))
+    curve_figure(study, records()).draw_without_rendering()
+
+
+def test_reading_and_writing_a_report_imports_no_heavy_package() -> None:
+    code = (
+        "import sys, bstune.report.page, bstune.report.read, bstune.tracking.mlflow;"
+        "print(sorted({'torch', 'mlflow', 'matplotlib.pyplot'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

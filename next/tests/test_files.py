@@ -1,0 +1,194 @@
+"""Files are whole or not there, links are not followed, and folders keep their study."""
+
+import json
+import os
+
+import pytest
+
+from bstune.core.errors import InputError, StudyError
+from bstune.system import files
+from bstune.system.files import StudyFolder, claim_folder
+
+URL = "postgresql://me:pw@host/db"
+
+
+def test_paths_are_distinct_and_inside(tmp_path):
+    folder = StudyFolder(tmp_path)
+    names = [name for name, value in vars(StudyFolder).items() if isinstance(value, property)]
+    paths = [getattr(folder, name) for name in names]
+    assert len(set(paths)) == 10
+    assert {path.parent for path in paths} == {tmp_path}
+    assert folder.checkpoint(3).parent == folder.checkpoints
+
+
+def test_a_whole_file_replaces_the_one_before(tmp_path):
+    path = tmp_path / "checkpoints" / "a.ckpt"
+    files.write_text(path, "old")
+    # A reader that has the old file open reads it to its end.
+    with path.open() as reader:
+        with files.whole_file(path) as file:
+            file.write("né".encode())
+            assert path.read_text() == "old"
+        assert reader.read() == "old"
+    assert files.read_text(path) == "né"
+    assert os.listdir(path.parent) == ["a.ckpt"]
+
+
+def test_a_body_that_fails_leaves_what_was_there(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+    with pytest.raises(TypeError), files.whole_file(path) as file:
+        file.writelines([b"half", None])
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_lines_are_appended(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    for text in ("a", "b"):
+        files.append_line(path, text)
+    assert path.read_text() == "a\nb\n"
+
+
+def make_link(path, other):
+    path.symlink_to(other)
+
+
+def make_dangling_link(path, other):
+    path.symlink_to(other.with_name("missing"))
+
+
+def make_folder(path, other):
+    path.mkdir()
+
+
+def make_pipe(path, other):
+    os.mkfifo(path)
+
+
+# A rename replaces a pipe, which holds nothing; appending to one would wait for its other end.
+@pytest.mark.parametrize(
+    ("write", "make"),
+    [
+        (files.write_text, make_link),
+        (files.write_text, make_dangling_link),
+        (files.write_text, make_folder),
+        (files.append_line, make_link),
+        (files.append_line, make_dangling_link),
+        (files.append_line, make_folder),
+        (files.append_line, make_pipe),
+    ],
+)
+def test_what_is_no_file_is_not_written(tmp_path, write, make):
+    path, other = tmp_path / "a", tmp_path / "other"
+    other.write_text("mine")
+    make(path, other)
+    with pytest.raises(StudyError, match=str(path)) as caught:
+        write(path, "text")
+    assert "\n" not in str(caught.value)
+    assert other.read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["a", "other"]
+
+
+@pytest.mark.parametrize("write", [files.write_text, files.append_line])
+def test_nothing_is_written_below_a_file(tmp_path, write):
+    (tmp_path / "other").write_text("mine")
+    with pytest.raises(StudyError):
+        write(tmp_path / "other" / "a", "text")
+
+
+@pytest.mark.parametrize("there", [None, [], [".study.json.1a2b.partial"]])
+def test_a_free_folder_is_claimed_and_kept(tmp_path, there):
+    folder = StudyFolder(tmp_path / "runs" / "digits")
+    if there is not None:
+        folder.root.mkdir(parents=True)
+    for name in there or ():
+        (folder.root / name).touch()
+    claim_folder(folder, "digits", URL)
+    files.write_text(folder.curve, "{}")
+    claim_folder(folder, "digits", URL.replace("pw", "new"))
+    owner = json.loads(folder.owner.read_text())
+    assert owner == {
+        "schema_number": 1,
+        "study": "digits",
+        "storage": "postgresql://me:***@host/db",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("notes.txt", "mine"),
+        ("study.json", '{"schema_number": 1, "study": "mnist", "storage": "sqlite:///a.db"}'),
+        ("study.json", '{"schema_number": 1, "study": "digits", "storage": "sqlite:///b.db"}'),
+        ("study.json", '{"schema_number": 2, "study": "digits", "storage": "sqlite:///a.db"}'),
+        ("study.json", "no JSON"),
+    ],
+)
+def test_a_foreign_folder_is_refused_and_left(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(StudyError, match="output=DIR") as caught:
+        claim_folder(StudyFolder(tmp_path), "digits", "sqlite:///a.db")
+    assert "\n" not in str(caught.value)
+    assert os.listdir(tmp_path) == [name]
+    assert (tmp_path / name).read_text() == text
+
+
+def test_a_file_is_no_folder_to_claim(tmp_path):
+    (tmp_path / "a").write_text("mine")
+    with pytest.raises(StudyError, match="output="):
+        claim_folder(StudyFolder(tmp_path / "a"), "digits", "sqlite:///a.db")
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (files.read_text, "\ufeffné", "né"),
+        (files.read_json, '{"a": [1, null]}', {"a": [1, None]}),
+        (files.read_yaml, "a: [1, 0.5]", {"a": [1, 0.5]}),
+        (files.read_yaml, "a: &x {c: yes}\nb: *x", {"a": {"c": True}, "b": {"c": True}}),
+        (files.read_yaml, "", None),
+    ],
+)
+def test_reading(tmp_path, read, text, value):
+    (tmp_path / "a").write_text(text)
+    assert read(tmp_path / "a") == value
+
+
+# Ten levels of ten aliases stand for 10^10 values; merged keys would be copied as often.
+ALIASES = "a0: &a0 [1]\n" + "".join(f"a{i + 1}: &a{i + 1} [{f'*a{i},' * 10}]\n" for i in range(10))
+MERGES = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{i + 1}: &a{i + 1} {{<<: [{f'*a{i},' * 10}]}}\n" for i in range(10)
+)
+
+
+@pytest.mark.parametrize(
+    ("read", "data"),
+    [
+        (files.read_text, "x" * 3001),
+        (files.read_text, "\udcff"),
+        (files.read_json, "{'a': 1}"),
+        (files.read_json, "[" * 3000),
+        (files.read_yaml, "a: [1"),
+        (files.read_yaml, "a: 2001-99-99"),
+        (files.read_yaml, "!!python/object/apply:os.getcwd []"),
+        (files.read_yaml, "[" * 3000),
+        (files.read_yaml, f"&a [{'1,' * 1000} *a]"),
+        (files.read_yaml, ALIASES),
+        (files.read_yaml, MERGES),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_a_line(tmp_path, read, data):
+    path = tmp_path / "a"
+    path.write_text(data, errors="surrogateescape")
+    with pytest.raises(InputError) as caught:
+        read(path, 3000)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [make_dangling_link, make_folder, make_pipe])
+def test_what_is_no_file_is_not_read(tmp_path, make):
+    make(tmp_path / "a", tmp_path / "other")
+    with pytest.raises(InputError):
+        files.read_text(tmp_path / "a")

@@ -1,0 +1,68 @@
+"""One signal raises, a second one kills, and the handlers from before come back."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from bstune.core.errors import Interrupted
+from bstune.system.interruption import interruptible
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TWO_SIGNALS = """
+import signal
+from bstune.core.errors import Interrupted
+from bstune.system.interruption import interruptible
+with interruptible():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except Interrupted:
+        print("raised", flush=True)
+    signal.raise_signal(signal.SIGINT)
+print("survived")
+"""
+
+
+def wait_long():
+    with interruptible():
+        threading.Event().wait(30)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_a_wait_and_handlers_come_back(number):
+    before = [signal.getsignal(each) for each in SIGNALS]
+    sender = threading.Timer(0.1, os.kill, (os.getpid(), number))
+    sender.start()
+    with pytest.raises(Interrupted):
+        wait_long()
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_handlers_come_back_without_a_signal():
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with interruptible():
+        assert all(signal.getsignal(each) not in before for each in SIGNALS)
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_a_second_signal_kills():
+    done = subprocess.run([sys.executable, "-c", TWO_SIGNALS], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGINT
+    assert done.stdout == "raised\n"
+
+
+def test_another_thread_changes_nothing():
+    seen = []
+
+    def work():
+        with interruptible():
+            seen.append([signal.getsignal(each) for each in SIGNALS])
+
+    before = [signal.getsignal(each) for each in SIGNALS]
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]

@@ -1,0 +1,283 @@
+"""Trials by Lightning: they train as a plain Trainer does, and end as the target says."""
+
+import functools
+import math
+
+import lightning.pytorch
+import pytest
+import pytorch_lightning
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from bstune.core.errors import InputError
+from bstune.core.evaluation_schedule import next_evaluation
+from bstune.core.records import Spec, Target
+from bstune.recipe.recipe import Recipe
+from bstune.trial.batches import rebatch, seed_everything
+from bstune.trial.lightning import StopAtTarget, train
+from bstune.trial.trial import Trial, run_trial
+
+X = torch.randn(200, 10, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+TRAIN = TensorDataset(X, Y)
+NEVER = Target("val/loss", 0.0, "min")
+
+
+def train_loader():
+    return DataLoader(TRAIN, 8, shuffle=True)
+
+
+def validation_loader():
+    return DataLoader(TRAIN, 50)
+
+
+class Steps:
+    """A module of either Lightning package."""
+
+    def __init__(self, trial):
+        super().__init__()
+        self.lr = trial.lr
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(10, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(), torch.nn.Linear(16, 2)
+        )
+        self.validated = []
+        self.seen = {}
+
+    def loss(self, batch):
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx):
+        torch.rand(3)
+        self.validated.append(len(batch[0]))
+        self.log("val/loss", self.loss(batch))
+
+    def configure_optimizers(self):
+        trainer = self.trainer
+        lengths = trainer.max_steps, trainer.max_epochs, trainer.estimated_stepping_batches
+        self.seen["lengths"] = lengths
+        return torch.optim.SGD(self.parameters(), self.lr, momentum=0.9)
+
+
+class Module(Steps, LightningModule):
+    pass
+
+
+class OtherPackagesModule(Steps, pytorch_lightning.LightningModule):
+    pass
+
+
+class Logging(Module):
+    def on_train_start(self):
+        self.logger.experiment.add_text("about", "anything")
+
+
+class Unstable(Module):
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", torch.tensor(math.nan))
+
+
+class Data(LightningDataModule):
+    """Its hook on batches, and its own batch size, stay in use."""
+
+    def setup(self, stage):
+        self.data = TRAIN
+        self.calls = []
+
+    def train_dataloader(self):
+        self.calls.append("train")
+        return DataLoader(self.data, 8, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.data, 64)
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.calls.append(len(batch[0]))
+        return batch
+
+
+def spec(**changes):
+    plain = {"number": 0, "place": "", "role": "search", "batch_size": 20, "lr": 0.05}
+    return Spec(**{**plain, "seed": 1, "max_steps": 60, **changes})
+
+
+def recipe_of(build, modules, data=None, **options):
+    """A recipe whose modules are appended to a list."""
+
+    def module(trial):
+        modules.append(build(trial))
+        return modules[-1]
+
+    def loaders(trial):
+        return train_loader(), validation_loader()
+
+    return Recipe(module, data or loaders, device="cpu", threads=1, **options)
+
+
+def run(trial, build=Module, data=None, **options):
+    """Train a trial; its record and its module."""
+    modules = []
+    recipe = recipe_of(build, modules, data, **options)
+    return run_trial(functools.partial(train, recipe), trial), modules[0]
+
+
+def test_a_trial_trains_as_a_plain_trainer_does():
+    trial = Trial(spec(max_steps=33), NEVER, total_steps=60)
+    record, module = run(trial)
+    assert len(record.history) == 2
+    seed_everything(1)
+    plain = Module(trial)
+    loader = rebatch(train_loader(), 20, seed=1)
+    Trainer(
+        accelerator="cpu",
+        max_steps=33,
+        max_epochs=6,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(plain, loader)
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(tensor, module.state_dict()[name])
+
+
+def test_evaluations_come_where_the_rule_says():
+    record, _ = run(Trial(spec(max_steps=400), NEVER, total_steps=400))
+    expected = []
+    while not expected or expected[-1][0] < 400:
+        due = min(400, next_evaluation(expected, NEVER, 20, 200))
+        expected.append((due, dict(record.history)[due]))
+    assert record.history == tuple(expected)
+    assert record.seconds_per_step > 0.0
+    assert record.train_seconds >= 400 * record.seconds_per_step / 3
+
+
+# The target's goal, the module, max_steps, total_steps, options -> status.
+ENDS = {
+    "reached": (0.6, Module, 400, 400, {}, "reached"),
+    "missed": (0.0, Module, 60, 60, {}, "missed"),
+    "pruned": (0.0, Module, 30, 60, {}, "pruned"),
+    "its time is over": (0.0, Module, 60, 60, {"until": 0.0}, "pruned"),
+    "diverged": (0.0, Unstable, 60, 60, {}, "diverged"),
+    "the other package": (0.0, OtherPackagesModule, 30, 60, {}, "pruned"),
+    "a logger in use": (0.0, Logging, 30, 60, {}, "pruned"),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_fit_ends_with_its_trial(case, tmp_path):
+    goal, build, max_steps, total_steps, options, status = ENDS[case]
+    save_to = tmp_path / "saved" / "0.ckpt"
+    target = Target("val/loss", goal, "min")
+    trial = Trial(
+        spec(max_steps=max_steps), target, total_steps=total_steps, save_to=save_to, **options
+    )
+    progress = []
+    trial.on_progress = lambda: progress.append(trial.steps)
+    record, module = run(trial, build)
+    assert record.status == status, record.message
+    expected = {"missed": 60, "pruned": 1 if options else 30}
+    assert record.steps == expected.get(status, record.steps)
+    assert record.steps_low == ([0] + [step for step, value in record.history if value and value > goal])[-1]
+    assert save_to.exists() == (status == "pruned")
+    assert len(progress) >= record.steps
+    assert module.seen["lengths"] == (total_steps, total_steps / 10, total_steps)
+
+
+def test_a_data_module_keeps_its_hooks_and_its_validation():
+    data = Data()
+    record, module = run(Trial(spec(max_steps=20), NEVER, total_steps=60), data=lambda trial: data)
+    assert record.steps == 20
+    assert data.calls.count("train") == 1
+    assert data.calls.count(20) == 20
+    assert set(module.validated) == {64, 200 - 3 * 64}
+
+
+def test_an_evaluation_costs_the_examples_that_it_takes():
+    def first_evaluation(limit):
+        record, _ = run(
+            Trial(spec(max_steps=400), NEVER, total_steps=400),
+            trainer=lambda trial: {"limit_val_batches": limit},
+        )
+        return record.history[0][0]
+
+    assert first_evaluation(1) == next_evaluation([], NEVER, 20, 50)
+    assert first_evaluation(0.5) == next_evaluation([], NEVER, 20, 100)
+
+
+class Seen(Callback):
+    def __init__(self):
+        self.batches = 0
+
+    def on_train_batch_end(self, *arguments):
+        self.batches += 1
+
+
+def test_the_users_arguments_stay_but_for_what_stops_prints_and_writes(tmp_path):
+    seen = Seen()
+    arguments = {
+        "callbacks": [
+            seen,
+            EarlyStopping("val/loss", patience=0, min_delta=9.0, check_on_train_epoch_end=False),
+            ModelCheckpoint(tmp_path / "best"),
+        ],
+        "gradient_clip_val": 0.5,
+        "max_epochs": 1,
+        "min_epochs": 99,
+        "accumulate_grad_batches": 4,
+        "default_root_dir": tmp_path,
+    }
+    modules = []
+    record, module = run(
+        Trial(spec(max_steps=50), NEVER, total_steps=60), trainer=lambda trial: arguments
+    )
+    assert (record.steps, seen.batches) == (50, 50)
+    assert module.trainer.gradient_clip_val == 0.5
+    assert list(tmp_path.iterdir()) == []
+    assert modules == []
+
+
+def bad_metric(trial):
+    return Trial(spec(), Target("val/error", 0.1, "min"), total_steps=60)
+
+
+ERRORS = {
+    "the metric is not logged": ({}, {}, "metric", "failed", "val/loss"),
+    "no validation": ({}, {"data": lambda trial: (train_loader(), None)}, None, "failed", "valid"),
+    "larger than the data": ({"batch_size": 201}, {}, None, "refused", "200"),
+    "a stream": ({}, {"data": lambda trial: ([1, 2], None)}, None, "failed", "DataLoader"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_say_what_to_do(case):
+    changes, options, metric, status, words = ERRORS[case]
+    target = Target("val/error", 0.1, "min") if metric else NEVER
+    trial = Trial(spec(**changes), target, total_steps=60)
+    with pytest.raises(InputError, match=words):
+        train(recipe_of(Module, [], **options), trial)
+    record, _ = run(Trial(spec(**changes), target, total_steps=60), **options)
+    assert record.status == status
+
+
+def test_the_call_back_serves_a_trainer_of_ones_own():
+    trial = Trial(spec(max_steps=7), NEVER, total_steps=60)
+    trainer = lightning.pytorch.Trainer(
+        accelerator="cpu",
+        max_epochs=99,
+        accumulate_grad_batches=2,
+        callbacks=[StopAtTarget(trial)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=2,
+    )
+    trainer.fit(Module(trial), DataLoader(TRAIN, 10, shuffle=True), validation_loader())
+    record = trial.record()
+    assert (record.status, record.steps, trainer.global_step) == ("pruned", 7, 7)

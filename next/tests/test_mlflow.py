@@ -1,0 +1,200 @@
+import io
+import os
+import socket
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from results import records, result
+
+from bstune.core.records import Record
+from bstune.report.page import page
+from bstune.study.result import StudyResult
+from bstune.system.files import StudyFolder, write_text
+from bstune.tracking.mlflow import MlflowAddress, log_study
+
+STUDY = result()
+RECORDS = records()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a database that logging has made, and what was printed meanwhile."""
+    outputs = tmp_path_factory.mktemp("outputs")
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        log(outputs / "first", "first", trials=RECORDS[:1])
+    return outputs, printed.getvalue()
+
+
+@pytest.fixture
+def outputs(made: tuple[Path, str]) -> Path:
+    return made[0]
+
+
+@pytest.fixture(scope="module")
+def logged(made: tuple[Path, str]) -> tuple[Path, Any]:
+    """A study's folder, and what logging it returned."""
+    folder = made[0] / "digits"
+    files = StudyFolder(folder)
+    write_text(files.curve, STUDY.model_dump_json())
+    write_text(files.page, page(STUDY, RECORDS, ""))
+    write_text(files.config, "workload: digits\n")
+    return folder, log(folder, "digits")
+
+
+def log(
+    folder: Path, experiment: str, study: StudyResult = STUDY, trials: list[Record] = RECORDS
+) -> Any:
+    uri = uri_of(folder)
+    return log_study(study, trials, StudyFolder(folder), uri=uri, experiment=experiment)
+
+
+def uri_of(folder: Path) -> str:
+    return f"sqlite:///{folder.parent / 'mlflow.db'}"
+
+
+def runs_of(folder: Path, name: str) -> tuple[list[Any], list[Any]]:
+    """The studies' runs and the trials' runs of an experiment, in order of their numbers."""
+    client = MlflowClient(uri_of(folder))
+    experiment = client.get_experiment_by_name(name)
+    runs = client.search_runs([experiment.experiment_id], max_results=1000)
+    trials = [run for run in runs if "bstune.trial" in run.data.tags]
+    trials.sort(key=lambda run: int(run.data.tags["bstune.trial"]))
+    return [run for run in runs if "bstune.trial" not in run.data.tags], trials
+
+
+def test_the_study_has_a_run_with_its_answer(logged: tuple[Path, Any]) -> None:
+    folder, address = logged
+    (study,), trials = runs_of(folder, "digits")
+    assert isinstance(address, MlflowAddress)
+    assert address.url.endswith(study.info.run_id)
+    assert uri_of(folder) in str(address.command)
+    assert study.info.status == "FINISHED"
+    assert study.data.tags["bstune.verdict"] == "switch"
+    assert study.data.params["target"] == "val/loss <= 0.1"
+    assert study.data.params["baseline.batch_size"] == "64"
+    assert study.data.metrics["best.batch_size"] == 118
+    assert study.data.metrics["speedup.low"] == 2.31
+    assert study.data.metrics["b_crit.high"] == 212.0
+    assert len(trials) == len(RECORDS)
+
+
+def test_the_curve_is_logged_over_batch_size(logged: tuple[Path, Any]) -> None:
+    folder, _ = logged
+    (study,), _ = runs_of(folder, "digits")
+    client = MlflowClient(uri_of(folder))
+    for name in ("steps", "seconds", "lr"):
+        history = client.get_metric_history(study.info.run_id, f"batch_size_curve/{name}")
+        assert [metric.step for metric in history] == [round(p.batch_size) for p in STUDY.curve]
+    values = [metric.value for metric in history]
+    assert values == pytest.approx([point.lr for point in STUDY.curve])
+
+
+def test_each_trial_has_a_nested_run(logged: tuple[Path, Any]) -> None:
+    folder, _ = logged
+    (study,), trials = runs_of(folder, "digits")
+    client = MlflowClient(uri_of(folder))
+    for run, record in zip(trials, RECORDS, strict=True):
+        assert run.data.tags["mlflow.parentRunId"] == study.info.run_id
+        assert run.data.tags["bstune.role"] == record.role
+        assert run.data.tags["status"] == record.status
+        assert run.data.metrics["steps"] == record.steps
+        assert run.data.params["batch_size"] == str(record.batch_size)
+        assert run.info.status == (
+            "FAILED" if record.status in ("diverged", "failed") else "FINISHED"
+        )
+    history = client.get_metric_history(trials[5].info.run_id, "val/loss")
+    assert [(metric.step, metric.value) for metric in history] == RECORDS[5].finite_history
+
+
+def test_files_lie_beside_the_database(logged: tuple[Path, Any]) -> None:
+    folder, _ = logged
+    (study,), _ = runs_of(folder, "digits")
+    client = MlflowClient(uri_of(folder))
+    names = {file.path for file in client.list_artifacts(study.info.run_id)}
+    # This folder has no curve.png and no best.yaml.
+    assert names == {"config.yaml", "curve.json", "report.html"}
+    assert study.info.artifact_uri.startswith(folder.parent.as_uri())
+
+
+def test_a_continued_study_has_one_run_and_no_trial_twice(outputs: Path) -> None:
+    folder = outputs / "continued"
+    first = log(folder, "continued", trials=RECORDS[:4])
+    again = log(folder, "continued", trials=RECORDS[:4])
+    assert again == first
+    longer = result(trials=90, curve=STUDY.curve[::2])
+    log(folder, "continued", longer, RECORDS[:6])
+    log(outputs / "another study", "continued", trials=RECORDS[6:8])
+    studies, trials = runs_of(folder, "continued")
+    assert len(studies) == 2
+    numbers = [int(run.data.tags["bstune.trial"]) for run in trials]
+    assert numbers == [0, 1, 2, 3, 4, 5, 6, 7]
+    (parent,) = {run.data.tags["mlflow.parentRunId"] for run in trials[:6]}
+    client = MlflowClient(uri_of(folder))
+    history = client.get_metric_history(parent, "batch_size_curve/steps")
+    assert len(history) == len(longer.curve)
+
+
+def test_runs_of_a_killed_process_are_replaced(outputs: Path) -> None:
+    folder = outputs / "killed"
+    log(folder, "killed", trials=RECORDS[:2])
+    client = MlflowClient(uri_of(folder))
+    (study,), (trial, _) = runs_of(folder, "killed")
+    client.update_run(trial.info.run_id, status="RUNNING")
+    client.update_run(study.info.run_id, status="RUNNING")
+    log(folder, "killed", trials=RECORDS[:2])
+    studies, trials = runs_of(folder, "killed")
+    assert [run.info.status for run in (*studies, *trials)] == ["FINISHED"] * 3
+    assert trial.info.run_id not in [run.info.run_id for run in trials]
+
+
+def test_logging_prints_nothing(made: tuple[Path, str]) -> None:
+    assert made[1] == ""
+
+
+@pytest.fixture
+def silent_server() -> Any:
+    """A server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def unreachable(kind: str, folder: Path, silent: str) -> str:
+    if kind == "silent":
+        return silent
+    if kind == "refused":
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return f"http://me:s3cret@127.0.0.1:{server.getsockname()[1]}"
+    if kind == "no database":
+        (folder / "text.db").write_text("no database " * 100)
+        return f"sqlite:///{folder / 'text.db'}"
+    if kind == "folder":
+        return f"sqlite:///{folder}"
+    return "gopher://host"
+
+
+@pytest.mark.parametrize("kind", ["refused", "silent", "no database", "folder", "unknown scheme"])
+def test_mlflow_that_is_down_is_one_warning_within_seconds(
+    kind: str,
+    tmp_path: Path,
+    silent_server: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The user's own limit stays: here 1 s for 5 s.
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    began = time.monotonic()
+    uri = unreachable(kind, tmp_path, silent_server)
+    folder = StudyFolder(tmp_path)
+    warning = log_study(STUDY, RECORDS[:2], folder, uri=uri, experiment="down")
+    assert time.monotonic() - began < 10
+    assert isinstance(warning, str)
+    assert "\n" not in warning
+    assert "s3cret" not in warning
+    assert capfd.readouterr() == ("", "")
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "1"
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ

@@ -1,0 +1,297 @@
+"""Every option: its name, what it takes, what it refuses and in which words of its own."""
+
+import math
+from typing import Any
+
+import pytest
+
+from bstune.config import options_from_python
+from bstune.core.errors import InputError
+from bstune.core.records import Budget, Target
+from bstune.options import (
+    NOT_YET,
+    OPTION_NAMES,
+    Options,
+    option_meanings,
+    options_from,
+    space_of,
+)
+
+TARGET = "val/loss <= 0.1"
+GIVEN: dict[str, Any] = {
+    "workload": "digits",
+    "target": TARGET,
+    "budget": {"steps": 400},
+    "batch_size": (4, 1200),
+    "baseline": (64, 0.4),
+}
+
+COUNT = ([1, 4096], [0, -1, 1.5, True, "3"])
+COUNT_OR_NULL = ([None, *COUNT[0]], COUNT[1])
+POSITIVE_OR_NULL = ([None, 0.5, 120], [0, -1.0, math.inf, math.nan, True, "2 min"])
+FLAG = ([True, False], [0, "yes", None])
+TEXT = (["a"], ["", 3, None])
+TEXT_OR_NULL = ([None, "a"], ["", 3])
+NODE = ([None, {"_target_": "a.B"}], [3, "a.B", []])
+CHOICE = ([None, "sgd", {"_target_": "a.B"}], [3, []])
+# The options of design.md, section 1: values that the model takes, and values that it refuses.
+OPTIONS: dict[str, tuple[list[Any], list[Any]]] = {
+    "workload": TEXT_OR_NULL,
+    "objective": (["time", "steps", "curve", "metric"], ["loss", None, 1]),
+    "target": (
+        [TARGET, "acc >= 1", Target("val/loss", 0.1, "min")],
+        ["val/loss", "val/loss < 0.1", "a <= inf", 0.1],
+    ),
+    "budget.steps": COUNT,
+    "budget.examples": COUNT,
+    "budget.seconds": POSITIVE_OR_NULL,
+    "batch_size.low": COUNT,
+    "batch_size.high": COUNT,
+    "batch_size.multiple": COUNT_OR_NULL,
+    "lr.low": POSITIVE_OR_NULL,
+    "lr.high": POSITIVE_OR_NULL,
+    "baseline.batch_size": COUNT_OR_NULL,
+    "baseline.lr": POSITIVE_OR_NULL,
+    "scaling": (["none", "sqrt", "linear", "saturating", "surge"], ["cubic", None]),
+    "tune": ([None, [], ["dropout"], {"dropout": [0, 0.5]}], ["dropout", 3]),
+    "trials": COUNT,
+    "wall_seconds": POSITIVE_OR_NULL,
+    "seeds": ([1, 100], [0, 101, None]),
+    "workers": ([0, 1, 3], [-1, 0.5, "two", None]),
+    "sampler": (["frontier", "tpe", "gp", "random", "qmc", "grid"], ["bohb", None]),
+    "seed": ([0, 2**32 - 1], [-1, 2**32, 0.5, None]),
+    "study": (TEXT_OR_NULL[0], ["", 3]),
+    "data": NODE,
+    "module": NODE,
+    "trainer": NODE,
+    "precision": (["32-true", "bf16-mixed", "16-mixed"], ["fp8", 32, None]),
+    "compile": ([None, "default", "reduce-overhead", "max-autotune"], ["fast", True]),
+    "micro_batch_size": COUNT_OR_NULL,
+    "algorithm": CHOICE,
+    "schedule": CHOICE,
+    "schedule_ends": FLAG,
+    "override_lr": FLAG,
+    "validation_batch_size": COUNT_OR_NULL,
+    "trial_seconds": POSITIVE_OR_NULL,
+    "noise_scale": FLAG,
+    "device": (["auto", "cpu", "cuda"], ["tpu", 0, None]),
+    "devices": COUNT,
+    "threads": COUNT_OR_NULL,
+    "survey": (["auto", "off", "refresh", False], ["on", True, None]),
+    "survey_seconds": (POSITIVE_OR_NULL[0][1:], POSITIVE_OR_NULL[1]),
+    "memory_limit": COUNT_OR_NULL,
+    "trial.batch_size": COUNT_OR_NULL,
+    "trial.lr": POSITIVE_OR_NULL,
+    "trial.steps": COUNT_OR_NULL,
+    "trial.seed": ([0, 7], [-1, 0.5, None]),
+    "output": TEXT,
+    "storage": TEXT,
+    "data_root": TEXT,
+    "mlflow.uri": TEXT_OR_NULL,
+    "mlflow.experiment": TEXT,
+    "debug": FLAG,
+}
+BAD = [(name, value) for name, (_, bad) in OPTIONS.items() for value in bad]
+
+
+SMALL = options_from_python(**GIVEN)
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    """Give all options of a small study as plain values, some of them changed by dotted name."""
+    nested = SMALL.model_dump(mode="json")
+    for name, value in changes.items():
+        section, _, key = name.rpartition(".")
+        (nested[section] if section else nested)[key] = value
+    return nested
+
+
+def test_names_are_those_of_the_design() -> None:
+    assert list(OPTION_NAMES) == list(OPTIONS)
+
+
+def test_each_option_says_what_it_is() -> None:
+    for name, meaning in option_meanings():
+        assert meaning.endswith("."), name
+        assert "\n" not in meaning, name
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_takes(name: str) -> None:
+    for value in OPTIONS[name][0]:
+        Options.model_validate(values(**{name: value}))
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_refuses(name: str, value: Any) -> None:
+    with pytest.raises(InputError) as error:
+        options_from(values(**{name: value}))
+    line = str(error.value)
+    assert line.startswith(name)
+    assert repr(value) in line
+    assert "must" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"trails": 3}, ["trails", "trials"]),
+        ({"budget.step": 3}, ["budget.step", "budget.steps"]),
+        ({"zzz": 3}, ["zzz"]),
+        ({"budget": 400}, ["budget", "400", "steps"]),
+        ({"batch_size.low": 2000}, ["batch_size.low", "2000", "batch_size.high", "1200"]),
+        ({"batch_size.low": 65}, ["baseline.batch_size", "64", "65", "1200"]),
+        ({"batch_size.high": 63}, ["baseline.batch_size", "64", "4", "63"]),
+        ({"batch_size.multiple": 8}, ["batch_size.low", "4", "8"]),
+        ({"batch_size.multiple": 8, "batch_size.low": 8, "batch_size.high": 99}, ["high", "99"]),
+        ({"lr.low": 0.5}, ["baseline.lr", "0.4", "0.5"]),
+        ({"lr.high": 0.3}, ["baseline.lr", "0.4", "0.3"]),
+        ({"lr.low": 0.4, "lr.high": 0.4}, ["lr.low", "0.4", "lr.high"]),
+        ({"lr.low": 0.6, "lr.high": 0.5}, ["lr.low", "0.6", "lr.high"]),
+        ({"baseline.lr": None}, ["baseline.lr"]),
+        ({"baseline.batch_size": None}, ["baseline.batch_size"]),
+        ({"trial.lr": 0.1}, ["trial.batch_size"]),
+        ({"trial.batch_size": 8}, ["trial.lr"]),
+    ],
+)
+def test_relations(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(InputError) as error:
+        options_from(values(**changes))
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_two_mistakes_are_two_lines() -> None:
+    with pytest.raises(InputError) as error:
+        options_from(values(trials=0, seeds=0))
+    assert [line.split()[0] for line in str(error.value).splitlines()] == ["trials", "seeds"]
+
+
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(InputError) as error:
+        options_from(values(storage=["postgresql://me:s3cret@host/db"]))
+    assert "s3cret" not in str(error.value)
+
+
+def test_what_works_now() -> None:
+    options = options_from(values())
+    later = {
+        "objective": "steps",
+        "budget.seconds": 3.0,
+        "scaling": "surge",
+        "tune": ["dropout"],
+        "workers": 2,
+        "sampler": "tpe",
+        "compile": "default",
+        "micro_batch_size": 8,
+        "algorithm": "sgd",
+        "schedule": "linear",
+        "schedule_ends": True,
+        "override_lr": True,
+        "validation_batch_size": 8,
+        "noise_scale": True,
+        "devices": 2,
+        "survey": "auto",
+        "survey_seconds": 10,
+        "memory_limit": 1,
+        "trial.steps": 5,
+    }
+    assert set(NOT_YET) == set(later)
+    assert options.scaling in NOT_YET["scaling"][0]
+    for name, value in later.items():
+        with pytest.raises(InputError) as error:
+            options_from(values(**{name: value}))
+        assert str(error.value).startswith(f"{name}=")
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"batch_size.low": 4, "batch_size.high": 1200, "baseline.lr": 0.4}),
+        ({}, {"study": "digits", "output": "outputs/digits", "trial.seed": 0}),
+        ({"seed": 3}, {"seed": 3, "trial.seed": 3}),
+        ({"budget": 50}, {"budget.steps": 50, "budget.examples": 1}),
+        ({"budget": Budget(steps=50, examples=9)}, {"budget.steps": 50, "budget.examples": 9}),
+        ({"lr": (1e-4, 1)}, {"lr.low": 1e-4, "lr.high": 1}),
+        ({"lr": {"low": 1e-4}}, {"lr.low": 1e-4, "lr.high": None}),
+        ({"batch_size": {"low": 8, "high": 64, "multiple": 8}}, {"batch_size.multiple": 8}),
+        ({"baseline": None, "lr": (1e-4, 1)}, {"baseline.batch_size": None, "baseline.lr": None}),
+        ({"wall_seconds": 120}, {"wall_seconds": 120.0}),
+        # A goal keeps all its digits.
+        ({"target": Target("a", 1 / 3, "max")}, {"target": Target("a", 1 / 3, "max")}),
+        ({"trainer": {"callbacks": [TARGET]}}, {"trainer": {"callbacks": [TARGET]}}),
+    ],
+)
+def test_spelling_of_python(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    options: Any = options_from_python(**{**GIVEN, **given})
+    for name, value in expected.items():
+        found = options
+        for key in name.split("."):
+            found = getattr(found, key)
+        assert found == value, name
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"trails": 3}, ["trails", "trials"]),
+        ({"batch_size": 64}, ["batch_size", "64", "low"]),
+        ({"batch_size": (1, 2, 3)}, ["batch_size", "(1, 2, 3)", "low"]),
+        ({"baseline": "64"}, ["baseline", "64", "lr"]),
+        ({"budget": {"step": 3}}, ["budget.step", "budget.steps"]),
+    ],
+)
+def test_python_mistakes(given: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(InputError) as error:
+        options_from_python(**{**GIVEN, **given})
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_budget_is_the_one_of_core() -> None:
+    options = options_from_python(**{**GIVEN, "budget": {"steps": 1, "examples": 1000}})
+    assert isinstance(options.budget, Budget)
+    assert options.budget.last_step(10) == 100
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "expected"),
+    [
+        # sqrt: 0.4 (4/64)^0.5 = 0.1 and 0.4 (1024/64)^0.5 = 1.6, ten octaves beyond.
+        ({"batch_size.high": 1024}, "cpu", (4, 1024, 0.1 / 1024, 1.6 * 1024, 1)),
+        ({"scaling": "linear"}, "cpu", (4, 1200, 0.025 / 1024, 7.5 * 1024, 1)),
+        ({"scaling": "none"}, "cpu", (4, 1200, 0.4 / 1024, 0.4 * 1024, 1)),
+        ({"lr.low": 0.01, "scaling": "none"}, "cpu", (4, 1200, 0.01, 0.4 * 1024, 1)),
+        # Tensor cores like multiples of 8.
+        ({"precision": "bf16-mixed", "lr.low": 0.1, "lr.high": 1}, "cuda", (8, 1200, 0.1, 1, 8)),
+        ({"precision": "bf16-mixed", "lr.low": 0.1, "lr.high": 1}, "cpu", (4, 1200, 0.1, 1, 1)),
+        ({"batch_size.multiple": 4, "lr.low": 0.1, "lr.high": 1}, "cuda", (4, 1200, 0.1, 1, 4)),
+    ],
+)
+def test_space(changes: dict[str, Any], device: str, expected: tuple[float, ...]) -> None:
+    space = space_of(options_from(values(**changes)), device)
+    found = (space.low, space.high, space.lr_low, space.lr_high, space.multiple)
+    assert found == pytest.approx(expected)
+    assert space.anchor == (64, 0.4)
+
+
+def test_space_without_a_baseline_is_anchored_in_the_middle() -> None:
+    given = {**GIVEN, "baseline": None, "batch_size": (4, 1024), "lr": (1e-4, 1)}
+    assert space_of(options_from_python(**given), "cpu").anchor == pytest.approx((64, 0.01))
+
+
+def test_no_baseline_and_no_range_of_rates() -> None:
+    options = options_from_python(**{**GIVEN, "baseline": None})
+    with pytest.raises(InputError, match=r"lr\.low.*baseline"):
+        space_of(options, "cpu")
+
+
+def test_missing_options_are_named() -> None:
+    with pytest.raises(InputError) as error:
+        options_from_python()
+    names = [line.split()[0] for line in str(error.value).splitlines()]
+    assert names == ["target", "budget.steps", "batch_size.low", "batch_size.high"]

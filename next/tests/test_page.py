@@ -1,0 +1,50 @@
+import re
+
+import pytest
+from results import FAR, FEW_OCTAVES, STATES, STEP_TIMES, records, result
+
+from bstune.report.answer import answer, header
+from bstune.report.page import page
+
+ATTACK = "</svg><script>alert(1)</script>"
+
+
+@pytest.mark.parametrize("state", ["switch", "keep", "nothing reached: failed"])
+def test_the_page_has_the_answer_and_is_small(state: str) -> None:
+    study = STATES[state]
+    text = page(study, records(), "workload: digits\n")
+    assert len(text) < 400_000
+    plain = text.replace("&lt;", "<").replace("&gt;", ">").replace("&#39;", "'")
+    assert header(study) in plain
+    for row in answer(study):
+        assert row.text in plain
+    assert text.count("<svg") == 1
+
+
+def test_all_trials_and_the_config_are_there() -> None:
+    text = page(result(), records(), "workload: digits\nlr: {low: 0.01}\n")
+    rows = re.findall(r"<tr><td>(\d+)</td>", text)
+    assert [int(row) for row in rows] == list(range(46))
+    assert "RuntimeError: shapes do not match (model.py:40)" in text
+    assert "lr: {low: 0.01}" in text
+
+
+def test_warnings_beyond_two_stand_on_the_page_alone() -> None:
+    study = result(warnings=(STEP_TIMES, FEW_OCTAVES, FAR))
+    assert FAR.fix not in " ".join(row.text for row in answer(study))
+    text = page(study, records(), "")
+    for warning in study.warnings:
+        assert text.count(warning.fix) == 1
+
+
+def test_nothing_is_run_or_loaded() -> None:
+    study = result(workload=ATTACK, device=ATTACK, train=ATTACK, warnings=(STEP_TIMES,))
+    trials = [record.model_copy(update={"message": ATTACK}) for record in records()]
+    text = page(study, trials, ATTACK)
+    assert "<script" not in text
+    assert not re.findall(r"(?:src|href)=\"(?!#)", text)
+    assert "default-src 'none'" in text
+
+
+def test_the_same_study_gives_the_same_page() -> None:
+    assert page(result(), records(), "") == page(result(), records(), "")

@@ -1,0 +1,190 @@
+"""The plan as a pure function: what comes next for records written by hand."""
+
+import math
+
+import pytest
+
+from bstune.core.question import Question
+from bstune.core.records import Budget, Record, Spec, Target
+from bstune.core.space import Configuration, Space
+from bstune.study.plan import (
+    Ask,
+    Deadline,
+    Done,
+    Plan,
+    Wait,
+    fatal_failure,
+    next_step,
+    trial_seed,
+)
+
+TARGET = Target("val/loss", 0.1, "min")
+BASELINE = Configuration(batch_size=64, lr=0.4)
+
+
+def plan(**changes):
+    fixed = {
+        "question": Question(TARGET, Budget(steps=400, examples=60_000)),
+        "space": Space(4, 1200, 1e-3, 100.0, "sqrt", (64, 0.4)),
+        "baseline": BASELINE,
+        "trials": 2,
+        "seeds": 2,
+        "seed": 0,
+        "step_time": lambda batch_size: 1e-3 * (1 + batch_size / 64),
+    }
+    return Plan(**(fixed | changes))
+
+
+def record(number, place, status="reached", steps=100, batch_size=64, lr=0.4, **changes):
+    role = {"baseline": "baseline", "search": "search", "seed": "new seed"}[place.split("/")[0]]
+    fields = {
+        "number": number,
+        "place": place,
+        "role": role,
+        "batch_size": batch_size,
+        "lr": lr,
+        "seed": 1,
+        "max_steps": 938,
+        "status": status,
+        "steps": steps,
+        "seconds_per_step": 2e-3,
+        "history": ((steps, 0.09 if status == "reached" else 0.5),),
+    }
+    return Record(**(fields | changes))
+
+
+def of_baseline(**changes):
+    return record(0, "baseline", **({"steps": 200} | changes))
+
+
+def searched(number, place, **changes):
+    return record(number, place, **({"batch_size": 120, "lr": 1.0, "steps": 60} | changes))
+
+
+SEARCHED = [of_baseline(), searched(1, "search/0"), searched(2, "search/1", status="missed")]
+
+
+def test_the_baseline_comes_first():
+    ask = next_step(plan(), [], [], 0.0)
+    assert (ask.role, ask.place, ask.batch_size, ask.lr) == ("baseline", "baseline", 64, 0.4)
+    assert ask.max_steps == math.ceil(60_000 / 64)
+    assert ask.seed == trial_seed(0, "baseline")
+
+
+def test_without_a_baseline_the_search_comes_first():
+    assert next_step(plan(baseline=None), [], [], 0.0).place == "search/0"
+
+
+def test_the_search_takes_the_first_free_place():
+    records = [of_baseline(), searched(2, "search/1")]
+    ask = next_step(plan(trials=9), records, [], 0.0)
+    assert (ask.place, ask.role, ask.seed) == ("search/0", "search", trial_seed(0, "search/0"))
+
+
+def test_the_same_records_plan_the_same_step():
+    records = [of_baseline(), searched(1, "search/0")]
+    assert next_step(plan(), records, [], 0.0) == next_step(plan(), records, [], 99.0)
+
+
+def test_new_seeds_are_the_best_first_then_the_baseline_on_the_same_ones():
+    records = list(SEARCHED)
+    places = []
+    while isinstance(ask := next_step(plan(), records, [], 0.0), Ask):
+        places.append((ask.place, ask.batch_size, ask.seed))
+        fields = ask.model_dump(exclude={"until"})
+        steps = 60 if ask.batch_size == 120 else 200
+        records.append(
+            Record(
+                number=len(records), **fields, status="reached", steps=steps, seconds_per_step=2e-3
+            )
+        )
+    seeds = [trial_seed(0, "seed/0"), trial_seed(0, "seed/1")]
+    assert places == [
+        ("seed/1/0", 120, seeds[0]),
+        ("seed/1/1", 120, seeds[1]),
+        ("seed/0/0", 64, seeds[0]),
+        ("seed/0/1", 64, seeds[1]),
+    ]
+    assert next_step(plan(), records, [], 0.0) == Done()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "records"),
+    [
+        (0, SEARCHED),
+        # Nothing but the baseline reached the target.
+        (2, [of_baseline(), searched(1, "search/0", status="missed"),
+             searched(2, "search/1", status="missed")]),
+        # Nothing did.
+        (2, [of_baseline(status="missed"), searched(1, "search/0", status="missed"),
+             searched(2, "search/1", status="diverged")]),
+    ],
+)  # fmt: skip
+def test_nothing_to_confirm_is_the_end(seeds, records):
+    assert next_step(plan(seeds=seeds), records, [], 0.0) == Done()
+
+
+@pytest.mark.parametrize("status", ["out of memory", "refused"])
+def test_sizes_that_do_not_fit_are_no_configurations(status):
+    records = [of_baseline(), searched(1, "search/0"), searched(2, "search/1", status=status)]
+    assert next_step(plan(), records, [], 0.0).place == "search/2"
+
+
+def test_a_resumption_is_no_configuration_and_keeps_the_seed():
+    pruned = searched(1, "search/0", status="pruned", seed=77, max_steps=60)
+    resumed = searched(2, "search/1", seed=77, resumed_from=1, max_steps=900)
+    assert next_step(plan(), [of_baseline(), pruned, resumed], [], 0.0).place == "search/2"
+    # A pruned trial that was about to reach a target which the baseline missed.
+    history = tuple((step, 6.5 / step) for step in range(10, 61, 10))
+    records = [
+        of_baseline(status="missed", steps=938),
+        searched(1, "search/0", status="pruned", seed=77, history=history),
+    ]
+    asks = [next_step(plan(trials=40, seed=seed), records, [], 0.0) for seed in range(20)]
+    resumptions = [ask for ask in asks if ask.resumed_from is not None]
+    assert resumptions
+    assert all((ask.batch_size, ask.lr, ask.seed) == (120, 1.0, 77) for ask in resumptions)
+    nothing_saved = plan(trials=40, resumable=lambda number: False)
+    assert next_step(nothing_saved, records, [], 0.0).resumed_from is None
+
+
+def test_it_waits_for_what_others_run():
+    running = [Spec(**searched(2, "search/1").model_dump(include=set(Spec.model_fields)))]
+    assert next_step(plan(), SEARCHED[:2], running, 0.0) == Wait()
+
+
+@pytest.mark.parametrize(
+    ("now", "place"), [(0.0, "search/1"), (64.0, "search/1"), (66.0, "seed/1/0"), (93.0, None)]
+)
+def test_a_time_limit_ends_the_search_then_the_new_seeds(now, place):
+    limited = plan(deadline=Deadline(0.0, 100.0), trials=9)
+    step = next_step(limited, SEARCHED[:2], [], now)
+    assert (step.place if isinstance(step, Ask) else None) == place
+
+
+def test_under_a_time_limit_the_baseline_may_take_a_fifth():
+    ask = next_step(plan(deadline=Deadline(0.0, 100.0)), [], [], 5.0)
+    assert ask.until == 25.0
+
+
+def failed(number, batch_size):
+    return record(number, f"search/{number}", status="failed", steps=0, batch_size=batch_size,
+                  message=f"error {number}", history=())  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([], None),
+        ([failed(0, 8), failed(1, 16)], None),
+        ([failed(0, 8), failed(1, 16), failed(2, 32)], "error 2"),
+        # Something has trained at 8: only failures there, in a row, count.
+        ([record(0, "baseline", batch_size=8), failed(1, 16), failed(2, 32), failed(3, 64)], None),
+        ([record(0, "baseline", batch_size=8), failed(1, 8), failed(2, 8), failed(3, 8)],
+         "error 3"),
+        ([record(0, "baseline", batch_size=8), failed(1, 8), failed(2, 8),
+          record(3, "search/3", batch_size=8)], None),
+    ],
+)  # fmt: skip
+def test_failures_that_end_a_study(records, message):
+    assert fatal_failure(records) == message

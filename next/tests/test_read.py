@@ -1,0 +1,58 @@
+import json
+from pathlib import Path
+
+import pytest
+from results import STATES, records, result
+
+from bstune.core.errors import InputError
+from bstune.report.read import RESULT_LIMIT_BYTES, read_records, read_result
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_result_is_read_as_it_was_written(state: str, tmp_path: Path) -> None:
+    (tmp_path / "curve.json").write_text(STATES[state].model_dump_json())
+    assert read_result(tmp_path) == STATES[state]
+
+
+def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
+    lines = [record.model_dump_json() for record in records()]
+    (tmp_path / "trials.jsonl").write_text("\n".join(lines) + "\n")
+    assert read_records(tmp_path) == records()
+
+
+def dumped(**changes: object) -> str:
+    return json.dumps({**result().model_dump(mode="json"), **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "curve.json"),
+        ("", "JSON"),
+        ('{"schema_number": 1', "JSON"),
+        ("[1]", "mapping"),
+        ("{}", "schema number 1, but has None"),
+        (dumped(schema_number=2), "schema number 1, but has 2"),
+        (dumped(verdict="maybe"), "verdict"),
+        (dumped(best={"lr": 1}), "best.batch_size"),
+        (dumped(surprise=1), "surprise"),
+        (" " * (RESULT_LIMIT_BYTES + 1), "5,000,000"),
+    ],
+)
+def test_a_broken_result_is_refused_in_one_line(
+    text: str | None, told: str, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "curve.json").write_text(text)
+    with pytest.raises(InputError) as refused:
+        read_result(tmp_path)
+    message = str(refused.value)
+    assert told in message
+    assert "\n" not in message
+
+
+def test_a_broken_record_is_refused_with_its_line(tmp_path: Path) -> None:
+    good = records()[0].model_dump_json()
+    (tmp_path / "trials.jsonl").write_text(f'{good}\n{{"number": 1}}\n')
+    with pytest.raises(InputError, match=r"trials\.jsonl, line 2, is no trial: "):
+        read_records(tmp_path)

@@ -1,0 +1,238 @@
+"""What a recipe builds for a trial, of a config's nodes and of Python objects."""
+
+from fractions import Fraction
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+
+from bstune.config import options_from_python
+from bstune.core.errors import InputError
+from bstune.recipe.hydra import recipe_of
+from bstune.recipe.project import recipe_of_project
+
+OPTIONS = options_from_python(
+    workload="tiny", target="a <= 1", budget=9, batch_size=(4, 64), baseline=(8, 0.1), device="cpu"
+)
+TRIAL: Any = SimpleNamespace(
+    batch_size=8, lr=0.25, values={}, seed=3, max_steps=50, total_steps=100
+)
+PARTS: dict[str, Any] = {
+    "device": "cpu",
+    "data_root": "/data",
+    "width": 7,
+    "data": {"_target_": "builtins.dict", "root": "${data_root}", "size": "${trial.batch_size}"},
+    "module": {"_target_": "builtins.dict", "lr": "${trial.lr}", "on": "${device}"},
+    "trainer": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "node", "built"),
+    [
+        ("data", PARTS["data"], {"root": "/data", "size": 8}),
+        ("module", PARTS["module"], {"lr": 0.25, "on": "cpu"}),
+        (
+            "module",
+            {
+                "_target_": "builtins.dict",
+                "a": "${.inner.lr}",
+                "inner": {"_target_": "builtins.dict", "lr": "${trial.lr}", "w": "${width}"},
+            },
+            None,
+        ),
+        (
+            "module",
+            {"_target_": "builtins.dict", "x": ["${trial.lr}", "${trial.seed}"]},
+            {"x": [0.25, 3]},
+        ),
+        (
+            "trainer",
+            {"a": "${trial.max_steps}", "b": [{"_target_": "fractions.Fraction", "numerator": 2}]},
+            {"a": 50, "b": [Fraction(2)]},
+        ),
+        ("trainer", {"steps": "${trial.total_steps}"}, {"steps": 100}),
+        ("trainer", None, {}),
+    ],
+)
+def test_nodes(key: str, node: Any, built: Any) -> None:
+    recipe = recipe_of({**PARTS, key: node}, OPTIONS)
+    # It goes to the worker as a pickle, which is small.
+    pickled = cloudpickle.dumps(getattr(recipe, key))
+    assert len(pickled) < 2000
+    found = cloudpickle.loads(pickled)(TRIAL)
+    if built is None:
+        built = {"a": 0.25, "inner": {"lr": 0.25, "w": 7}}
+    assert found == built
+
+
+def test_a_node_is_built_anew_for_each_trial() -> None:
+    recipe: Any = recipe_of(PARTS, OPTIONS)
+    recipe.module(TRIAL)["lr"] = 3.0
+    assert recipe.module(TRIAL) == {"lr": 0.25, "on": "cpu"}
+
+
+def test_device_is_chosen_where_it_is_built() -> None:
+    recipe: Any = recipe_of({**PARTS, "device": "auto"}, OPTIONS)
+    assert recipe.module(TRIAL)["on"] == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"module": None}, ["module", "_target_"]),
+        ({"data": None}, ["data", "_target_"]),
+        ({"module": {"_target_": "builtins.dict", "lr": 0.1}}, ["module", "${trial.lr}"]),
+        ({"data": {"_target_": "a.B", "x": "${nope}"}}, ["data.x", "nope"]),
+        ({"data": {"_target_": "a.B", "x": "${trial.steps}"}}, ["data.x", "trial.steps"]),
+        ({"trainer": {"x": "${oc.env:BSTUNE_NOPE}"}}, ["trainer.x", "BSTUNE_NOPE"]),
+    ],
+)
+def test_nodes_that_are_refused(parts: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(InputError) as error:
+        recipe_of({**PARTS, **parts}, OPTIONS)
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("node", "error", "words"),
+    [
+        ({"_target_": "nowhere.Data"}, InputError, "data.*nowhere"),
+        ({"_target_": "fractions.Fractions"}, InputError, "data.*Fractions"),
+        # What the user's own code raises stays what it is: out of memory is told by its class.
+        ({"_target_": "fractions.Fraction", "numerator": "a"}, ValueError, "'a'"),
+        ({"_target_": "fractions.Fraction", "nominator": 1}, TypeError, "nominator"),
+        ({"_target_": 3}, InputError, "data.*3"),
+    ],
+)
+def test_targets_that_cannot_be_built(node: Any, error: Any, words: str) -> None:
+    recipe = recipe_of({**PARTS, "data": node}, OPTIONS)
+    with pytest.raises(error, match=words):
+        recipe.data(TRIAL)
+
+
+class Net(LightningModule):
+    def __init__(self, lr: float = 0.1, total_steps: int = 0, width: int = 2) -> None:
+        super().__init__()
+        self.lr = lr
+        self.total_steps = total_steps
+        self.layer = torch.nn.Linear(width, width)
+
+
+class Spelled(Net):
+    def __init__(self, learning_rate: float) -> None:
+        super().__init__(learning_rate)
+
+
+class Wide(Net):
+    def __init__(self, width: int, lr: float) -> None:
+        super().__init__(lr, width=width)
+
+
+class Literal(LightningModule):
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+
+
+class Unrated(LightningModule):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+
+
+class Data(LightningDataModule):
+    def __init__(self, batch_size: int = 1) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+
+
+def of(module: Any = Net, data: Any = Data, **further: Any) -> Any:
+    recipe = recipe_of_project(module, data, **{"options": OPTIONS, **further})
+    return cloudpickle.loads(cloudpickle.dumps(recipe))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Net,
+        Spelled,
+        partial(Wide, 3),
+        lambda lr: Net(lr),
+        lambda trial: Wide(3, trial.lr),
+        lambda lr, batch_size: Net(lr if batch_size == 8 else 0.0),
+    ],
+)
+def test_modules(module: Any) -> None:
+    first, second = of(module).module(TRIAL), of(module).module(TRIAL)
+    assert first.lr == second.lr == 0.25
+    assert first is not second
+
+
+def test_a_module_gets_the_trials_other_values() -> None:
+    assert of().module(TRIAL).total_steps == 100
+
+
+LOADERS = (["train"], ["validation"])
+
+
+@pytest.mark.parametrize(
+    ("data", "batch_size"),
+    [
+        (Data(5), 5),
+        (Data, 8),
+        (lambda batch_size: Data(batch_size), 8),
+        (lambda trial: Data(trial.batch_size), 8),
+        (lambda: Data(), 1),
+        (lambda batch_size=16: Data(batch_size), 8),
+    ],
+)
+def test_data(data: Any, batch_size: int) -> None:
+    assert of(data=data).data(TRIAL).batch_size == batch_size
+
+
+@pytest.mark.parametrize("data", [LOADERS, list(LOADERS), lambda: LOADERS])
+def test_loaders(data: Any) -> None:
+    assert of(data=data).data(TRIAL) == LOADERS
+
+
+def test_trainer_and_machine() -> None:
+    changed = options_from_python(
+        workload="tiny",
+        target="a <= 1",
+        budget=9,
+        batch_size=(4, 64),
+        baseline=(8, 0.1),
+        threads=1,
+        precision="bf16-mixed",
+    )
+    recipe = of(options=changed, trainer={"callbacks": [Fraction(1)]})
+    assert recipe.trainer(TRIAL) == {"callbacks": [Fraction(1)]}
+    assert (recipe.device, recipe.precision, recipe.threads) == ("auto", "bf16-mixed", 1)
+    assert of().trainer(TRIAL) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"module": Net()}, ["module", "Net(lr=trial.lr)"]),
+        ({"module": Literal}, ["module=Literal", "lr", "lambda trial"]),
+        ({"module": Wide}, ["module=Wide", "width"]),
+        ({"module": Unrated}, ["module=Unrated", "width"]),
+        ({"module": lambda: Net(0.1)}, ["module", "trial.lr"]),
+        ({"module": 3}, ["module", "3"]),
+        ({"data": 3}, ["data", "3"]),
+        ({"data": ("train", "validation", "test")}, ["data", "test"]),
+        ({"data": lambda a, b: None}, ["data", "a, b"]),
+    ],
+)
+def test_projects_that_are_refused(given: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(InputError) as error:
+        of(**given)
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)

@@ -1,0 +1,260 @@
+"""Gate *resume*: a trial that was pruned and resumed equals one that never stopped, bit for bit.
+
+Each case is trained at two batch sizes without a stop, and with stops after 5, 12 and 25 steps (at
+batch size 16 the last is an epoch's end). Cases that are known to differ are listed as such.
+"""
+
+import functools
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.plugins import MixedPrecision
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from bstune.core.records import Spec, Target
+from bstune.recipe.recipe import Recipe
+from bstune.trial.lightning import train
+from bstune.trial.trial import Trial, run_trial
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(400, 10, generator=GENERATOR)
+Y = (X @ torch.randn(10, 3, generator=GENERATOR)).argmax(1)
+STEPS = 40
+STOPS = (5, 12, 25)
+
+
+class Plain(LightningModule):
+    """Batch normalisation and dropout, with momentum."""
+
+    monitor = "val_loss"
+    interval = "epoch"
+
+    def __init__(self, trial):
+        super().__init__()
+        # An object that no checkpoint may hold, as it is read with weights_only=True.
+        self.save_hyperparameters({"activation": torch.nn.ReLU()})
+        self.trial = trial
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(10, 32),
+            torch.nn.BatchNorm1d(32),
+            torch.nn.ReLU(),
+            torch.nn.Dropout(0.2),
+            torch.nn.Linear(32, 3),
+        )
+
+    def loss(self, batch):
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        torch.rand(3)  # an evaluation that takes random numbers
+        self.log("val_loss", self.loss(batch))
+
+    def schedule(self, optimizer):
+        return None
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.trial.lr, momentum=0.9)
+        schedule = self.schedule(optimizer)
+        if schedule is None:
+            return optimizer
+        config = {"scheduler": schedule, "interval": self.interval, "monitor": self.monitor}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+class EpochSchedule(Plain):
+    def schedule(self, optimizer):
+        return StepLR(optimizer, 2, 0.7)
+
+
+class StepSchedule(EpochSchedule):
+    interval = "step"
+
+
+class OneCycle(StepSchedule):
+    """Its length is asked for before a checkpoint is read."""
+
+    def schedule(self, optimizer):
+        return OneCycleLR(optimizer, 0.1, total_steps=self.trainer.estimated_stepping_batches + 1)
+
+
+class Plateau(Plain):
+    def schedule(self, optimizer):
+        return ReduceLROnPlateau(optimizer, patience=0, threshold=0.2, factor=0.7)
+
+
+class PlateauByStep(Plateau):
+    interval = "step"
+    monitor = "loss_step"
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss_step", loss)
+        return loss
+
+
+class PlateauOnTraining(Plain):
+    """It reads the epoch's mean training loss, of which no checkpoint keeps the part so far."""
+
+    monitor = "loss"
+
+    def schedule(self, optimizer):
+        return ReduceLROnPlateau(optimizer, patience=0, threshold=0.03, factor=0.7)
+
+
+class Manual(Plain):
+    """Two optimizers that step by hand."""
+
+    def __init__(self, trial):
+        super().__init__(trial)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        optimizers = self.optimizers()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def configure_optimizers(self):
+        halves = self.net[0].parameters(), self.net[4].parameters()
+        return [torch.optim.SGD(half, lr=self.trial.lr, momentum=0.9) for half in halves]
+
+
+class HiddenSchedule(Plain):
+    """Its state is in an attribute, of which no checkpoint knows."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        self.own = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 30))
+        return optimizer
+
+    def optimizer_step(self, *arguments, **options):
+        super().optimizer_step(*arguments, **options)
+        self.own.step()
+
+
+class Augmented(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return X[index] + random.random() + np.random.rand() + torch.rand(10), Y[index]
+
+
+def scaler():
+    # The first steps are skipped, as the scale is much too large.
+    return {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", 2.0**30))]}
+
+
+# A module, arguments of the Trainer, the training data, the loader's workers.
+CASES = {
+    "plain": (Plain, dict, Augmented(), 0),
+    "epoch schedule": (EpochSchedule, dict, None, 0),
+    "step schedule": (StepSchedule, dict, None, 0),
+    "one cycle": (OneCycle, dict, None, 0),
+    "plateau": (Plateau, dict, None, 0),
+    "plateau by step": (PlateauByStep, dict, None, 0),
+    "manual": (Manual, dict, None, 0),
+    "clipping": (EpochSchedule, lambda: {"gradient_clip_val": 0.5}, None, 0),
+    "EMA": (Plain, lambda: {"callbacks": [EMAWeightAveraging(decay=0.9)]}, None, 0),
+    "gradient scaler": (StepSchedule, scaler, None, 0),
+    "two workers": (Plain, dict, Augmented(), 2),
+    "hidden schedule": (HiddenSchedule, dict, None, 0),
+    "plateau on training": (PlateauOnTraining, dict, None, 0),
+}
+# What neither a checkpoint nor Lightning keeps; the preflight has to see these. The mean loss of an
+# epoch misses its first part, which changes no decision of these schedules, and all of it where the
+# stop is the epoch's end.
+DIFFER = {
+    ("hidden schedule", 16): {5, 12, 25},
+    ("hidden schedule", 130): {5, 12, 25},
+    ("plateau on training", 16): {25},
+    ("plateau on training", 130): {12},
+}
+# At batch size 130 an epoch has three batches: starting processes for each takes seconds.
+PAIRS = [pair for pair in itertools.product(CASES, (16, 130)) if pair != ("two workers", 130)]
+
+
+def run(case, batch_size, max_steps, earlier=None, save_to=None, resume_from=None):
+    """Train a trial; its module, its record."""
+    build, arguments, data, workers = CASES[case]
+    modules = []
+
+    def module(trial):
+        modules.append(build(trial))
+        return modules[0]
+
+    recipe = Recipe(
+        module=module,
+        data=lambda trial: (
+            DataLoader(data or TensorDataset(X, Y), 8, shuffle=True, num_workers=workers),
+            DataLoader(TensorDataset(X, Y), 200),
+        ),
+        trainer=lambda trial: arguments(),
+        device="cpu",
+        threads=1,
+        precision=None if case == "gradient scaler" else "32-true",
+    )
+    spec = Spec(
+        number=0,
+        place="",
+        role="search",
+        batch_size=batch_size,
+        lr=0.05,
+        seed=3,
+        max_steps=max_steps,
+    )
+    trial = Trial(
+        spec,
+        Target("val_loss", 0.0, "min"),
+        total_steps=STEPS,
+        earlier=earlier,
+        save_to=save_to,
+        resume_from=resume_from,
+    )
+    record = run_trial(functools.partial(train, recipe), trial)
+    return modules[0].state_dict(), record
+
+
+def all_equal(weights, others):
+    return all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
+
+
+def differing_stops(case, batch_size, folder):
+    """The stops after which a resumed trial differs from one that never stopped."""
+    weights, whole = run(case, batch_size, STEPS)
+    assert whole.status == "missed"
+    assert whole.steps == STEPS
+    differing = set()
+    for stop in STOPS:
+        checkpoint = folder / f"{stop}.ckpt"
+        _, pruned = run(case, batch_size, stop, save_to=checkpoint)
+        assert (pruned.status, pruned.steps) == ("pruned", stop)
+        resumed_weights, resumed = run(
+            case, batch_size, STEPS, earlier=pruned, resume_from=checkpoint
+        )
+        is_equal = resumed.steps == STEPS and all_equal(weights, resumed_weights)
+        is_equal &= set(whole.history) <= set(resumed.history)
+        if not is_equal:
+            differing.add(stop)
+    return differing
+
+
+@pytest.mark.parametrize(("case", "batch_size"), PAIRS)
+def test_a_resumed_trial_equals_one_that_never_stopped(case, batch_size, tmp_path):
+    expected = DIFFER.get((case, batch_size), set())
+    assert differing_stops(case, batch_size, tmp_path) == expected

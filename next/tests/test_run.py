@@ -1,0 +1,302 @@
+"""The public surface, in Python and on the command line: what comes of whole studies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+from small import ARGUMENTS, Data, Leaves, Model, Raises, Sleeps
+
+import bstune
+from bstune.__main__ import main
+from bstune.core.errors import BstuneError, UserCodeError
+
+ROOT = Path(__file__).parents[1]
+
+
+def tune(folder, module=Model, **changes):
+    """A study in this process, in a folder of its own, without MLflow."""
+    places = {"output": str(folder / "out"), "storage": f"sqlite:///{folder}/study.db"}
+    options = ARGUMENTS | {"workers": 0, "mlflow": {"uri": None}} | places | changes
+    return bstune.tune(module, Data(), **options)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One finished study of the small project, and its folder."""
+    folder = tmp_path_factory.mktemp("finished")
+    return tune(folder), folder
+
+
+def test_a_study_is_answered(finished):
+    result, _ = finished
+    assert result.verdict == "switch"
+    assert result.reached
+    assert result.speedup.value > 1.0
+    assert (result.best.runs, result.baseline.runs) == (2, 2)
+    assert result.configurations == 6
+    assert {record.role for record in result.records} == {"baseline", "search", "new seed"}
+
+
+def test_speedup_is_the_quotient_of_the_printed_medians(finished):
+    result, _ = finished
+    assert result.speedup.value == pytest.approx(result.baseline.seconds / result.best.seconds)
+
+
+def test_new_seeds_are_those_of_neither_search_nor_baseline(finished):
+    result, _ = finished
+    of_role = {"new seed": set(), "search": set(), "baseline": set()}
+    for record in result.records:
+        of_role[record.role].add(record.seed)
+    assert len(of_role["new seed"]) == 2
+    assert not of_role["new seed"] & (of_role["search"] | of_role["baseline"])
+
+
+def test_the_folder_has_all_files(finished):
+    result, folder = finished
+    names = {path.name for path in (folder / "out").iterdir()}
+    files = {
+        "curve.json",
+        "trials.jsonl",
+        "best.yaml",
+        "curve.png",
+        "report.html",
+        "config.yaml",
+        "hardware.json",
+    }
+    assert files <= names
+    assert not [name for name in names if name.endswith(".partial")]
+    assert bstune.load(folder / "out").model_dump() == result.model_dump()
+
+
+def test_the_same_call_again_adds_nothing(finished):
+    result, folder = finished
+    again = tune(folder)
+    assert again.model_dump() == result.model_dump()
+
+
+def test_more_seeds_continue_a_study(finished, tmp_path):
+    result, folder = finished
+    more = tune(folder, seeds=3)
+    assert more.best.runs == 3
+    assert more.records[: len(result.records)] == result.records
+
+
+def test_the_same_seed_gives_the_same_histories(finished, tmp_path):
+    """But for step times, which decide what comes later: the baseline and the first trials."""
+    again = tune(tmp_path, trials=1, seeds=1).records[0]
+    first = finished[0].records[0]
+    assert (again.seed, again.history) == (first.seed, first.history)
+
+
+def test_optuna_reads_the_study(finished):
+    _, folder = finished
+    study = optuna.load_study(study_name="Model", storage=f"sqlite:///{folder}/study.db")
+    frame = study.trials_dataframe()
+    assert {"params_batch_size", "params_lr", "value", "state"} <= set(frame.columns)
+    assert len(frame) == len(finished[0].records)
+
+
+def test_nothing_reached(tmp_path):
+    result = tune(
+        tmp_path, target="val/loss <= 1e-9", budget={"steps": 10, "examples": 200}, trials=3
+    )
+    assert (result.verdict, result.reached, result.best.runs) == ("not yet", False, 0)
+    assert result.easier_goal > 1e-9
+
+
+def test_a_module_that_raises_ends_with_its_own_error(tmp_path):
+    with pytest.raises(UserCodeError, match=r"no such column.*small\.py:\d+"):
+        tune(tmp_path, Raises)
+
+
+def test_a_module_that_leaves_is_a_failed_trial(tmp_path):
+    with pytest.raises(UserCodeError):
+        tune(tmp_path, Leaves)
+
+
+def test_a_metric_that_is_not_logged_is_told_with_those_that_are(tmp_path):
+    with pytest.raises(BstuneError, match="val/loss"):
+        tune(tmp_path, target="val/accuracy >= 0.9")
+
+
+def test_a_batch_size_larger_than_the_data_is_refused_and_the_study_goes_on(tmp_path):
+    result = tune(tmp_path, batch_size=(2, 4096), trials=12)
+    refused = [record for record in result.records if record.status == "refused"]
+    assert all(record.batch_size > 256 for record in refused)
+    assert result.best.batch_size <= 256
+
+
+def test_a_time_limit_is_kept_with_an_answer(tmp_path):
+    began = time.monotonic()
+    result = tune(tmp_path, wall_seconds=15, trials=1000)
+    assert time.monotonic() - began < 25
+    assert result.best is not None
+    assert len(result.records) > 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"target": "val/loss"}, "target"),
+        ({"trails": 3}, "trials"),
+        ({"trials": "many"}, "trials"),
+        ({"baseline": (256, 0.1)}, "baseline"),
+        ({"batch_size": (64, 2)}, "batch_size"),
+        ({"objective": "steps"}, "objective"),
+        ({"storage": "nosuch://x"}, "storage"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_write_nothing(tmp_path, changes, named):
+    with pytest.raises(BstuneError, match=named) as error:
+        tune(tmp_path, **changes)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("*.db"))
+
+
+def test_another_studys_settings_are_refused(finished):
+    _, folder = finished
+    before = sorted(path.name for path in folder.rglob("*"))
+    with pytest.raises(BstuneError, match="target"):
+        tune(folder, target="val/loss <= 0.2")
+    assert sorted(path.name for path in folder.rglob("*")) == before
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("mine")
+    with pytest.raises(BstuneError, match="output"):
+        tune(tmp_path)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+
+
+REPLAY = ["+workload=replay", "table=mnist_mlp", "trials=8", "mlflow.uri=null"]
+
+
+def places(folder):
+    return [f"output={folder}/out", f"storage=sqlite:///{folder}/study.db"]
+
+
+def test_the_command_line_answers_and_reports(tmp_path, capsys):
+    assert main([*REPLAY, *places(tmp_path)]) == 0
+    answer = capsys.readouterr().out
+    assert main(["report", f"{tmp_path}/out"]) == 0
+    assert capsys.readouterr().out in answer
+    assert main(["report", f"{tmp_path}/out", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["best"]["batch_size"] == bstune.load(tmp_path / "out").best.batch_size
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["+workload=digit"], "digits"),
+        (["+workload=replay", "table=nosuch"], "mnist_mlp"),
+        ([*REPLAY, "trails=3"], "trials"),
+        ([*REPLAY, "trials=many"], "trials"),
+        ([*REPLAY, "target=val/error"], "target"),
+        ([*REPLAY, "batch_size.low=0"], "batch_size"),
+        (["reprot", "x"], "report"),
+        (["report"], "folder"),
+        (["survey"], "later"),
+        (["--config-dir", "/nosuch", "+workload=digits"], "/nosuch"),
+    ],
+)
+def test_a_bad_command_line_is_one_line_with_status_2(tmp_path, capsys, arguments, named):
+    if any("workload" in argument for argument in arguments):
+        arguments = [*arguments, *places(tmp_path)]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert named in error
+    assert "Traceback" not in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"schema_number": 99}', "[1, 2]"])
+def test_a_folder_whose_result_is_none_is_one_line(tmp_path, capsys, content):
+    (tmp_path / "curve.json").write_text(content)
+    assert main(["report", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def start(folder, *options):
+    """The command line in a process of its own; at most ten tests do that."""
+    command = [sys.executable, "-m", "bstune", *options, *places(folder)]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return subprocess.Popen(
+        command, cwd=folder, env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+OWN = """
+target: val/loss <= 0.1
+baseline: {batch_size: 16, lr: 0.01}
+batch_size: {low: 2, high: 128}
+budget: {steps: 200, examples: 12_000}
+trials: 4
+seeds: 2
+threads: 1
+device: cpu
+data: {_target_: small.Data}
+module: {_target_: small.MODULE, lr: "${trial.lr}"}
+"""
+
+
+def own(folder, module="Model"):
+    """A folder of configs with the small project as workload ``own``."""
+    (folder / "conf" / "workload").mkdir(parents=True)
+    (folder / "conf" / "workload" / "own.yaml").write_text(OWN.replace("MODULE", module))
+    return ["--config-dir", str(folder / "conf"), "+workload=own"]
+
+
+def test_a_project_in_yaml_is_tuned_in_a_worker(tmp_path):
+    arguments = own(tmp_path)
+    process = start(tmp_path, *arguments, f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db")
+    out, error = process.communicate(timeout=110)
+    assert process.returncode == 0, error
+    result = bstune.load(tmp_path / "out")
+    assert f"batch size {result.best.batch_size}" in out
+    assert result.reached
+    # Some trials of the search were pruned and resumed from their checkpoints.
+    assert any(record.resumed_from is not None for record in result.records)
+    assert (tmp_path / "mlflow.db").exists()
+
+
+def test_one_run_of_a_configuration(tmp_path):
+    process = start(tmp_path, *own(tmp_path), "trial.batch_size=32", "trial.lr=0.05")
+    out, error = process.communicate(timeout=110)
+    assert process.returncode == 0, error
+    assert "reached" in out
+    (checkpoint,) = (tmp_path / "out").rglob("*.ckpt")
+    assert checkpoint.stat().st_size > 0
+
+
+@pytest.mark.parametrize(("module", "status"), [("Raises", 1), ("Nosuch", 2)])
+def test_user_code_that_fails_is_one_line(tmp_path, module, status):
+    process = start(tmp_path, *own(tmp_path, module))
+    _, error = process.communicate(timeout=110)
+    assert process.returncode == status, error
+    assert "Traceback" not in error
+
+
+def test_ctrl_c_ends_within_a_second_and_the_command_goes_on(tmp_path):
+    arguments = own(tmp_path, "Sleeps")
+    process = start(tmp_path, *arguments, "trials=2", "budget.steps=20", "budget.examples=1")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "study.db").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, error = process.communicate(timeout=30)
+    assert time.monotonic() - began < 3.0
+    assert process.returncode == 130, error
+    study = optuna.load_study(study_name="own", storage=f"sqlite:///{tmp_path}/study.db")
+    assert all(trial.state.is_finished() for trial in study.trials)
+    assert Sleeps is not None

@@ -1,0 +1,200 @@
+import math
+from dataclasses import replace
+
+import pytest
+from search_records import QUESTION, SPACE, Workload, record, step_time
+
+from bstune.core.question import Question
+from bstune.core.records import Budget
+from bstune.core.space import Space
+from bstune.search.decide import largest_size, propose
+from bstune.search.findings import predictions
+from bstune.search.posterior import sample_posterior
+
+
+def search(workload, count, space=SPACE, seed=0, **arguments):
+    """Run a search of so many trials."""
+    records = []
+    for number in range(count):
+        proposal = propose(QUESTION, space, step_time, records, seed, **arguments)
+        records.append(workload.train(number, proposal, records))
+    return records
+
+
+def test_a_search_finds_the_fastest_configuration():
+    # S_min (1 + 40/B)(0.001 + 0.00001 B) is least at B = sqrt(4000).
+    workload = Workload(b_crit=40.0, noise=0.1)
+    least = workload.steps(math.sqrt(4000), 0.1 * 4000**0.25 / 8) * step_time(math.sqrt(4000))
+    ratios = []
+    for seed in range(2):
+        records = search(workload, 40, seed=seed)
+        posterior = sample_posterior(QUESTION, SPACE, records, seed=seed)
+        found = min(predictions(posterior, QUESTION, step_time), key=lambda one: one.log_worth)
+        batch_size, lr = found.record.batch_size, found.record.lr
+        median = replace(workload, noise=0.0).steps(batch_size, lr) * step_time(batch_size)
+        ratios.append(median / least)
+    assert min(ratios) < 1.1
+    assert max(ratios) < 1.25
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        SPACE,
+        replace(SPACE, low=16, high=496, multiple=16),
+        Space(64, 64, 0.01, 0.2, "none", (64, 0.05)),
+        # The rule leaves the range of rates.
+        Space(8, 4096, 0.01, 0.02, "linear", (8, 0.01)),
+    ],
+)
+def test_proposals_stay_inside_the_space(space):
+    records = search(Workload(noise=0.3), 25, space=space)
+    for spec in records:
+        assert space.low <= spec.batch_size <= space.high
+        assert spec.batch_size % space.multiple == 0
+        assert space.lr_low <= spec.lr <= space.lr_high
+        assert 1 <= spec.max_steps <= QUESTION.budget.last_step(spec.batch_size)
+
+
+def test_pruned_trials_are_resumed_at_their_own_configuration():
+    records = search(Workload(noise=0.1), 30)
+    resumed = [one for one in records if one.resumed_from is not None]
+    assert len(resumed) >= 3
+    for one in resumed:
+        parent = records[one.resumed_from]
+        assert parent.status == "pruned"
+        assert (one.batch_size, one.lr, one.seed) == (parent.batch_size, parent.lr, parent.seed)
+        assert one.max_steps > parent.steps
+    # No trial is resumed twice.
+    assert len({one.resumed_from for one in resumed}) == len(resumed)
+
+
+def test_only_what_is_resumable_is_resumed():
+    records = search(Workload(noise=0.1), 30, resumable=lambda number: number % 2 == 1)
+    numbers = [one.resumed_from for one in records if one.resumed_from is not None]
+    assert numbers
+    assert all(number % 2 == 1 for number in numbers)
+
+
+def waiting_trial():
+    """One that is about to reach the target, beside a much slower best one."""
+    history = tuple((step, 0.1 * (52 / step) ** 0.5) for step in range(20, 51))
+    return [
+        record(0, steps=400, steps_low=390),
+        record(1, "pruned", lr=0.1, steps=50, max_steps=50, history=history),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_trial_is_resumed_by_one_only(seed):
+    records = waiting_trial()
+    proposal = propose(QUESTION, SPACE, step_time, records, seed)
+    assert (proposal.resumed_from, proposal.batch_size, proposal.lr) == (1, 64, 0.1)
+    # It may run on as long as it can still beat the best one, 1.2 times over.
+    assert 52 < proposal.max_steps <= 1.2 * 400
+    # A process that resumes it, or one that has failed to, keeps others away.
+    running = [record(2, lr=0.1, resumed_from=1)]
+    failed = record(2, "failed", lr=0.1, resumed_from=1, steps=50)
+    assert propose(QUESTION, SPACE, step_time, records, seed, running).resumed_from is None
+    assert propose(QUESTION, SPACE, step_time, [*records, failed], seed).resumed_from is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "budget", "is_resumed"),
+    [
+        (94, 4000, True),
+        # It has already taken longer than 1.2 times the best.
+        (130, 4000, False),
+        # Its budget is spent.
+        (94, 94, False),
+    ],
+)
+def test_what_is_worth_resuming(steps, budget, is_resumed):
+    # The first promises nothing better than the best, but little is left of it.
+    history = tuple((step, 0.1 * (1.05 * steps / step) ** 0.5) for step in range(40, steps + 1))
+    records = [record(number, lr=0.05 + 0.001 * number) for number in range(8)]
+    records.append(record(8, "pruned", batch_size=60, steps=steps, history=history))
+    question = Question(QUESTION.target, Budget(steps=budget))
+    got = [propose(question, SPACE, step_time, records, seed).resumed_from for seed in range(12)]
+    assert (got.count(8) >= 7) == is_resumed
+    assert (8 in got) == is_resumed
+
+
+@pytest.mark.parametrize("records", [[], search(Workload(), 6)], ids=["first", "seventh"])
+def test_the_same_arguments_give_the_same_proposal(records):
+    first, again, of_other_seed = (
+        propose(QUESTION, SPACE, step_time, records, seed) for seed in (5, 5, 6)
+    )
+    beside = propose(QUESTION, SPACE, step_time, records, 5, [record(len(records))])
+    assert first == again
+    assert first not in (of_other_seed, beside)
+
+
+@pytest.mark.parametrize(
+    ("budget", "records", "low", "high"),
+    [
+        # A 64th of the budget, and 10 steps at least.
+        (6400, [], 100, 100),
+        (100, [], 10, 10),
+        # A fifth of what was spent, in steps of the smallest or the largest size.
+        (6400, [record(status="missed", steps=6400)], 342, 1942),
+        # The best configuration's time, 1.2 times over: at most that of the smallest size.
+        (6400, [record(steps=100, steps_low=99)], 10, 190),
+        (50, [record(steps=40, steps_low=39)], 10, 50),
+    ],
+)
+def test_how_far_a_new_trial_goes(budget, records, low, high):
+    question = Question(QUESTION.target, Budget(steps=budget))
+    for seed in range(10):
+        proposal = propose(question, SPACE, step_time, records, seed)
+        assert proposal.resumed_from is None
+        assert low <= proposal.max_steps <= high
+
+
+def test_a_new_trial_gets_a_fifth_of_what_all_have_taken():
+    first = record(0, "pruned", steps=1000)
+    chain = [first, record(1, "missed", steps=4000, resumed_from=0)]
+    for seed in range(5):
+        proposal = propose(QUESTION, SPACE, step_time, chain, seed)
+        spent = 4000 * step_time(64) / step_time(proposal.batch_size)
+        assert proposal.max_steps == math.ceil(0.2 * spent)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [record(number, "failed", steps=0) for number in range(3)],
+        [record(number, "missed", steps=4000) for number in range(6)],
+        [record(number, "diverged", steps=5) for number in range(6)],
+        [record(number) for number in range(6)],
+        [record(number, "pruned", history=[(100, 0.3)]) for number in range(6)],
+        [record(0, "pruned", history=[(0, None)], steps=0)],
+        [record(0, role="baseline"), record(1, role="new seed")],
+    ],
+    ids=["failed", "missed", "diverged", "equal", "pruned", "no step", "roles"],
+)
+def test_odd_records_have_a_proposal(records):
+    proposal = propose(QUESTION, SPACE, step_time, records, 0)
+    assert SPACE.low <= proposal.batch_size <= SPACE.high
+    assert proposal.max_steps >= 1
+
+
+@pytest.mark.parametrize(
+    ("trials", "expected"),
+    [
+        ([], 512),
+        ([(512, "out of memory")], 64),
+        ([(512, "out of memory"), (32, "reached"), (128, "pruned")], 256),
+        ([(512, "refused"), (200, "out of memory"), (50, "missed")], 100),
+        # A size at which another trial has trained says nothing of larger ones.
+        ([(64, "refused"), (128, "reached")], 512),
+    ],
+)
+def test_sizes_that_do_not_fit_bound_the_sizes(trials, expected):
+    records = []
+    for number, (batch_size, status) in enumerate(trials):
+        steps = 0 if status in ("out of memory", "refused") else 100
+        records.append(record(number, status, batch_size=batch_size, steps=steps))
+    assert largest_size(SPACE, records) == pytest.approx(expected)
+    for seed in range(5):
+        assert propose(QUESTION, SPACE, step_time, records, seed).batch_size <= expected

@@ -1,0 +1,107 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from search_records import QUESTION, SPACE, TARGET, record, step_time
+
+from bstune.core.space import Space
+from bstune.search.findings import (
+    b_crit_quantiles,
+    curve,
+    curve_sizes,
+    lr_exponent_quantiles,
+    near_optimal,
+    predictions,
+    s_min,
+    steps_quantiles,
+)
+from bstune.search.law import B_CRIT, NOISE, make_law
+from bstune.search.posterior import Posterior, rows_of
+
+# S_min 100, B_crit 32, lr*(64) = 0.1, lr* grows as B^0.6, noise 0.14.
+THETA = np.array([[math.log(150), math.log(0.5), 1.0, 0.1, -1.0, 0.2, math.log(0.14)]])
+
+
+def posterior(chains=(), theta=THETA):
+    law = make_law(SPACE, QUESTION.budget, misfit=False)
+    return Posterior(law, theta, rows_of(chains, TARGET), tuple(chains))
+
+
+def test_a_prediction_lies_between_the_law_and_the_trial():
+    lucky = record(0, lr=0.1, steps=100, steps_low=99)
+    trials = [lucky, record(1, "missed"), record(2, role="new seed")]
+    (got,) = predictions(posterior(trials), QUESTION, step_time)
+    # A configuration's own deviation and a seed's are equal here: halfway.
+    halfway = 0.5 * (math.log(150) + 0.5 * math.log(9900))
+    assert got.record is lucky
+    assert got.log_worth == pytest.approx(halfway + math.log(step_time(64)))
+    assert got.deviation == pytest.approx(0.14 * math.sqrt(0.5))
+
+
+def test_the_law_s_own_spread_widens_a_prediction():
+    theta = np.repeat(THETA, 2, axis=0)
+    theta[:, 0] += [-0.2, 0.2]
+    (got,) = predictions(posterior([record()], theta), QUESTION, step_time)
+    assert got.deviation == pytest.approx(math.sqrt(0.14**2 / 2 + (0.5 * 0.2) ** 2))
+
+
+def test_where_seeds_differ_much_the_law_decides():
+    theta = THETA.copy()
+    theta[0, NOISE] = math.log(100.0)
+    (got,) = predictions(posterior([record(lr=0.1)], theta), QUESTION, step_time)
+    assert got.log_worth == pytest.approx(math.log(150 * step_time(64)), abs=1e-5)
+
+
+def test_the_curve_and_its_band():
+    theta = np.repeat(THETA, 101, axis=0)
+    theta[:, 0] += np.linspace(-1.0, 1.0, 101)
+    theta[:, 2] += np.linspace(-1.0, 1.0, 101)
+    low, middle = curve(posterior(theta=theta), step_time, [32, 64])
+    assert (low.steps, middle.steps) == pytest.approx((200, 150))
+    assert (low.steps_low, low.steps_high) == pytest.approx(
+        (200 / math.exp(0.9), 200 * math.exp(0.9))
+    )
+    assert (middle.lr_low, middle.lr, middle.lr_high) == pytest.approx(
+        (0.1 / 2**0.9, 0.1, 0.1 * 2**0.9)
+    )
+    assert low.lr == pytest.approx(0.1 / 2**0.6)
+    assert low.step_seconds == pytest.approx(1.32e-3)
+
+
+def test_the_near_optimal_range():
+    # (1 + 32/B)(100 + B) is least at B = sqrt(3200), within 1.1 of it from 29.6 to 108.03.
+    points = curve(posterior(), step_time, range(8, 513))
+    assert near_optimal(points, QUESTION, step_time) == (30, 108)
+    assert near_optimal(points[:1], QUESTION, step_time) == (8, 8)
+    # Where a step costs the same at all sizes the largest is best.
+    assert near_optimal(points, QUESTION, lambda batch_size: 1.0)[1] == 512
+
+
+def test_quantiles_of_the_law_s_parameters():
+    theta = np.repeat(THETA, 101, axis=0)
+    theta[:, B_CRIT] += np.linspace(-1.0, 1.0, 101)
+    theta[:, 3] += np.linspace(-0.1, 0.1, 101)
+    several = posterior(theta=theta)
+    assert b_crit_quantiles(several) == pytest.approx((32 * math.exp(-0.9), 32, 32 * math.exp(0.9)))
+    assert lr_exponent_quantiles(several) == pytest.approx((0.51, 0.6, 0.69))
+    assert lr_exponent_quantiles(several, (0.0, 1.0)) == pytest.approx((0.5, 0.7))
+    assert s_min(posterior()) == pytest.approx(100.0)
+
+
+def test_steps_of_any_configuration():
+    assert steps_quantiles(posterior(), 64, 0.1) == pytest.approx((150, 150, 150))
+    octave_above = 150 * math.exp(0.5 * math.exp(-0.4))
+    assert steps_quantiles(posterior(), 64, 0.2, (0.5,)) == pytest.approx((octave_above,))
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (Space(8, 10, 0.001, 1.0, "sqrt", (64, 0.05)), [8, 9, 10]),
+        (Space(64, 64, 0.001, 1.0, "sqrt", (64, 0.05)), [64]),
+        (replace(SPACE, low=8, high=32, multiple=8), [8, 16, 24, 32]),
+    ],
+)
+def test_the_sizes_of_a_curve(space, expected):
+    assert curve_sizes(space) == expected

@@ -1,0 +1,84 @@
+import math
+
+import numpy as np
+import pytest
+from search_records import TARGET, record
+
+from bstune.core.records import Target
+from bstune.search.histories import excess_scale, extrapolate, log_curve, rate_from, recent_line
+
+
+def power_law(steps_to_target, rate, steps):
+    """The curve of a metric that falls as a power of the steps."""
+    return np.array([(math.log(step), rate * math.log(steps_to_target / step)) for step in steps])
+
+
+def test_an_exact_power_law_is_read_exactly():
+    history = [(step, 0.1 * (500 / step) ** 0.7) for step in (1, 50, 100, 150, 200)]
+    curve = log_curve(record(status="pruned", history=history), TARGET, 0.1)
+    np.testing.assert_allclose(curve, power_law(500, 0.7, (1, 50, 100, 150, 200)))
+    line = recent_line(curve)
+    assert (line.rate, line.level) == pytest.approx((0.7, 0.7 * math.log(2.5)))
+
+
+def test_a_rate_is_taken_from_the_same_excess_on():
+    curve = power_law(400, 0.5, (100, 200, 300, 400))
+    assert rate_from(0.5 * math.log(2.0) - 1e-9, curve) == pytest.approx(0.5)
+    assert rate_from(2.0, curve) is None
+
+
+def test_two_evaluations_alone_fall_at_the_usual_rate():
+    got = extrapolate(power_law(400, 0.4, (100, 200)), [])
+    assert got.log_steps == pytest.approx(math.log(400))
+    left = math.log(2.0)
+    assert got.deviation == pytest.approx(math.hypot(0.15, 0.04 / 0.4, left * 0.6))
+
+
+def test_other_trials_say_how_fast_the_rest_falls():
+    slow = [power_law(400, 0.3, range(10, 401))] * 4
+    fast = [power_law(400, 1.0, range(10, 401))] * 6
+    got = extrapolate(power_law(400, 1.0, (100, 200)), slow + fast)
+    # The latest six count, against the usual rate of 0.4.
+    share_of_usual = (1 / 0.36) / (1 / 0.36 + 6 / 0.04)
+    rate = math.exp(share_of_usual * math.log(0.4))
+    assert got.log_steps == pytest.approx(math.log(200) + math.log(2.0) / rate, rel=2e-3)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 1.0])
+def test_an_extrapolation_holds_the_truth_within_its_deviation(rate):
+    steps = [round(1.05**n) for n in range(20, 110)]
+    others = [power_law(s, rate, [*[step for step in steps if step < s], s]) for s in (150, 250)]
+    got = extrapolate(power_law(600, rate, [step for step in steps if step <= 200]), others)
+    assert abs(got.log_steps - math.log(600)) < got.deviation < 1.0
+
+
+def test_a_flat_history_is_farther_and_less_certain_than_a_falling_one():
+    steps = range(40, 121, 4)
+    histories = [[(step, 0.3) for step in steps], [(step, 36.0 / step) for step in steps]]
+    curves = [log_curve(record(status="pruned", history=one), TARGET, 0.1) for one in histories]
+    flat, falling = (extrapolate(curve, []) for curve in curves)
+    assert flat.log_steps > falling.log_steps + 1.0
+    assert flat.deviation > 2.0 * falling.deviation
+
+
+def test_without_an_evaluation_there_is_nothing_to_extrapolate():
+    history = [(0, 0.9), (10, None)]
+    assert extrapolate(log_curve(record(history=history), TARGET, 0.1), []) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "first", "scale"),
+    [
+        (Target("error", 0.1, "min"), 0.9, 0.1),
+        (Target("accuracy", 0.9, "max"), 0.5, 0.1),
+        (Target("loss", 0.0, "min"), 8.0, 2.0),
+        (Target("loss", -3.0, "min"), -1.0, 0.5),
+        # No trial has said anything.
+        (Target("loss", -3.0, "min"), None, 1.0),
+        # All first evaluations meet the target.
+        (Target("loss", -3.0, "min"), -4.0, 1.0),
+    ],
+)
+def test_the_scale_of_the_excess(target, first, scale):
+    records = [record(history=[(1, first), (2, 0.7)])] if first is not None else []
+    assert excess_scale(target, records) == pytest.approx(scale)

@@ -1,0 +1,91 @@
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from scipy.stats import t as student
+from search_records import SPACE
+
+from bstune.core.records import Budget
+from bstune.core.space import Space
+from bstune.search import law as laws
+from bstune.search.law import make_law
+
+LAW = make_law(SPACE, Budget(steps=4000), misfit=False)
+MISFIT = make_law(SPACE, Budget(steps=4000), misfit=True)
+# Level 5, B_crit 32 (half of the middle, 64), a shift of 1 octave, an exponent 0.1 over the rule's,
+# a slope of 0.5 below and 2 octaves above.
+THETA = np.array([[5.0, math.log(0.5), 1.0, 0.1, math.log(0.5), math.log(2.0), math.log(0.2)]])
+
+
+def log2(*values):
+    return np.log2(values)
+
+
+def test_the_curve_is_mccandlish_s():
+    sizes = np.array([8.0, 64.0, 300.0])
+    s_min = math.exp(5.0) / 1.5
+    expected = s_min * (1.0 + 32.0 / sizes)
+    np.testing.assert_allclose(np.exp(LAW.curve(THETA, np.log2(sizes)))[0], expected)
+
+
+def test_at_b_crit_steps_are_twice_the_floor_and_the_slope_is_a_half():
+    x = log2(32.0, 1e12, 32.0 * 0.999, 32.0 * 1.001)
+    at, floor, before, after = LAW.curve(THETA, x)[0]
+    assert at - floor == pytest.approx(math.log(2.0))
+    assert (after - before) / (x[3] - x[2]) / math.log(2.0) == pytest.approx(-0.5, abs=1e-6)
+
+
+def test_the_best_rate_is_the_rule_shifted_and_bent():
+    # The rule is 0.05 at 64 and grows as the square root.
+    rates = 2.0 ** LAW.best_rate(THETA, log2(64.0, 256.0))[0]
+    np.testing.assert_allclose(rates, [0.1, 0.1 * 4**0.6])
+
+
+@pytest.mark.parametrize(
+    ("octaves", "penalty"),
+    [
+        (0.0, 0.0),
+        (2.0, 0.5),
+        (4.0, 2.0),
+        (-1.2, 0.5 * 1.2 * (math.sqrt(2.0) - 1.0)),
+        # A line of slope 0.5 an octave, far below.
+        (-1e6, 0.5 * (1e6 - 1.2)),
+    ],
+)
+def test_penalties_off_the_best_rate(octaves, penalty):
+    x = log2(64.0)
+    z = LAW.best_rate(THETA, x)[0] + octaves
+    got = LAW.log_steps(THETA, x, z) - LAW.curve(THETA, x)
+    assert got[0, 0] == pytest.approx(penalty, rel=1e-6, abs=1e-12)
+    assert (LAW.above(THETA, x, z)[0, 0] > 0.0) == (octaves > 0.0)
+
+
+def test_the_misfit_is_linear_between_its_knots():
+    assert len(MISFIT.knots) == 5
+    at_knots = [0.0, 1.0, -1.0, 0.0, 2.0]
+    theta = np.array([[*THETA[0], math.log(0.1), *at_knots]])
+    halfway = 0.5 * (MISFIT.knots[1] + MISFIT.knots[2])
+    x = np.array([*MISFIT.knots, halfway])
+    misfit = MISFIT.curve(theta, x) - LAW.curve(THETA, x)
+    np.testing.assert_allclose(misfit[0], [0.0, 0.1, -0.1, 0.0, 0.2, 0.0], atol=1e-12)
+
+
+def test_the_prior_s_density_is_that_of_its_draws():
+    theta = MISFIT.sample_prior(20_000, np.random.default_rng(0))
+    standard = (theta - MISFIT.mean) / MISFIT.spread
+    normal = np.delete(standard, laws.SHIFT, axis=1)
+    expected = norm.logpdf(normal).sum(axis=1) + student.logpdf(standard[:, laws.SHIFT], 3)
+    difference = MISFIT.log_prior(theta) - expected
+    np.testing.assert_allclose(difference, difference[0])
+    np.testing.assert_allclose(np.median(standard, axis=0), 0.0, atol=0.04)
+    assert np.quantile(standard[:, laws.SHIFT], 0.95) == pytest.approx(student.ppf(0.95, 3), 0.05)
+    assert np.quantile(standard[:, laws.B_CRIT], 0.95) == pytest.approx(norm.ppf(0.95), 0.05)
+
+
+@pytest.mark.parametrize("misfit", [False, True])
+def test_one_batch_size_alone(misfit):
+    law = make_law(Space(64, 64, 0.01, 1.0, "none", (64, 0.1)), Budget(steps=100), misfit)
+    theta = law.sample_prior(50, np.random.default_rng(0))
+    assert np.isfinite(law.log_steps(theta, log2(64.0), log2(0.1))).all()
+    assert law.mean[laws.LEVEL] == pytest.approx(math.log(25.0))

@@ -1,0 +1,196 @@
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from search_records import QUESTION, SPACE, TARGET, Workload, record
+
+from bstune.core.space import Space
+from bstune.search import law as laws
+from bstune.search.decide import Proposal
+from bstune.search.law import make_law
+from bstune.search.posterior import (
+    BOUND,
+    DIVERGED,
+    VALUE,
+    Rows,
+    log_likelihood,
+    rows_of,
+    sample_posterior,
+)
+
+LAW = make_law(SPACE, QUESTION.budget, misfit=False)
+THETA = np.array([[5.0, 0.0, 0.0, 0.0, math.log(0.45), math.log(1.2), math.log(0.2)]])
+FALLING = tuple((step, 0.1 * (150 / step) ** 0.5) for step in (40, 60, 80, 100))
+FLAT = tuple((step, 0.4) for step in (40, 60, 80, 100))
+
+
+def trained(workload, count, seed=0):
+    """Trials at random configurations, trained to their budget."""
+    rng = np.random.default_rng(seed)
+    records = []
+    for number in range(count):
+        batch_size = SPACE.snap(2.0 ** rng.uniform(3, 9))
+        lr = SPACE.snap_lr(0.1 * math.sqrt(batch_size / 64) * 2.0 ** rng.normal())
+        proposal = Proposal(batch_size=batch_size, lr=lr, max_steps=4000, resumed_from=None)
+        records.append(workload.train(number, proposal, records))
+    return records
+
+
+@pytest.mark.parametrize(
+    ("trial", "kind", "log_steps", "deviation"),
+    [
+        # The middle of (90, 100], and a uniform distribution's deviation.
+        (record(), VALUE, 0.5 * math.log(9000), math.log(100 / 90) / math.sqrt(12)),
+        # An interval that spans more than a factor of two counts as one of two.
+        (record(steps_low=0), VALUE, 0.5 * math.log(5000), math.log(2) / math.sqrt(12)),
+        (record(role="new seed"), VALUE, 0.5 * math.log(9000), math.log(100 / 90) / math.sqrt(12)),
+        (record(status="missed", history=FALLING), BOUND, math.log(100), 0.1),
+        (record(status="pruned"), BOUND, math.log(100), 0.1),
+        (record(status="diverged"), DIVERGED, 0.0, 1.0),
+    ],
+)
+def test_what_a_trial_tells(trial, kind, log_steps, deviation):
+    rows = rows_of([trial], TARGET)
+    assert (rows.x[0], rows.z[0]) == pytest.approx((6.0, math.log2(0.05)))
+    assert rows.kind[0] == kind
+    assert (rows.log_steps[0], rows.deviation[0]) == pytest.approx((log_steps, deviation))
+
+
+@pytest.mark.parametrize(("history", "kind"), [(FALLING, VALUE), (FLAT, BOUND)])
+def test_a_pruned_trial_is_extrapolated_or_a_bound(history, kind):
+    rows = rows_of([record(status="pruned", history=history)], TARGET)
+    assert rows.kind[0] == kind
+    assert rows.log_steps[0] > math.log(100)
+
+
+def test_only_the_last_trial_of_a_chain_that_tells_something_counts():
+    records = [
+        record(0, "pruned", steps=50),
+        record(1, "pruned", steps=80, resumed_from=0),
+        record(2, "failed", steps=80, resumed_from=1),
+        record(3, "refused", steps=0),
+        record(4, "out of memory", steps=0),
+        record(5, "diverged", steps=10),
+        record(6, role="new seed"),
+    ]
+    posterior = sample_posterior(QUESTION, SPACE, records, seed=0, draws=20, moves=1)
+    assert [chain.number for chain in posterior.chains] == [1, 5, 6]
+
+
+def one_row(log_steps, deviation, kind, lr=0.05):
+    values = (6.0, math.log2(lr), log_steps, deviation)
+    arrays = [np.array([value], dtype=float) for value in values]
+    return Rows(*arrays, kind=np.array([kind]))
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        # The law says 5 at the best rate, with a deviation of 0.2 from seed to seed.
+        (
+            one_row(5.1, 0.15, VALUE),
+            math.log(
+                0.96 * math.exp(-0.5 * 0.01 / 0.0625) / 0.25
+                + 0.04 * math.exp(-0.5 * 0.01 / 0.7025) / math.sqrt(0.7025)
+            ),
+        ),
+        (one_row(5.1, 0.15, BOUND), math.log(norm.cdf(-0.1 / 0.25) + 0.01)),
+        # Two octaves above the best rate cost 0.5 (2/1.2)^2 of log steps.
+        (
+            one_row(0.0, 1.0, DIVERGED, lr=0.2),
+            math.log(norm.cdf((0.5 * (2 / 1.2) ** 2 - 1.5) / 0.4) + 0.01),
+        ),
+        (one_row(900.0, 0.0, VALUE), math.log(1e-30)),
+    ],
+)
+def test_the_likelihood_of_each_kind(row, expected):
+    assert log_likelihood(LAW, THETA, row)[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_posterior_recovers_a_law():
+    workload = Workload(b_crit=40.0, noise=0.1)
+    records = trained(workload, 60)
+    theta = sample_posterior(QUESTION, SPACE, records, seed=0, draws=400, moves=4).theta
+    # The best rate is 0.1 at batch size 64, an octave above the rule's.
+    truth = {
+        laws.LEVEL: math.log(workload.steps(64, 0.1)),
+        laws.B_CRIT: math.log(40 / 64),
+        laws.SHIFT: 1.0,
+        laws.EXPONENT: 0.0,
+        laws.NOISE: math.log(0.1),
+    }
+    for column, value in truth.items():
+        low, high = np.quantile(theta[:, column], (0.01, 0.99))
+        assert low - 0.05 < value < high + 0.05, column
+        assert high - low < 1.2, column
+
+
+def test_the_sampler_agrees_with_weighted_draws_of_the_prior():
+    trials = [
+        record(0, steps=300, steps_low=290),
+        record(1, "missed", batch_size=16, lr=0.1, steps=400),
+        record(2, "diverged", lr=0.4),
+    ]
+    theta = sample_posterior(QUESTION, SPACE, trials, seed=0, draws=2000, moves=4).theta
+    prior = LAW.sample_prior(100_000, np.random.default_rng(1))
+    weights = np.exp(log_likelihood(LAW, prior, rows_of(trials, TARGET)))
+    for column in (laws.LEVEL, laws.B_CRIT, laws.SHIFT, laws.HIGH):
+        order = prior[:, column].argsort()
+        shares = weights[order].cumsum() / weights.sum()
+        expected = np.interp((0.1, 0.5, 0.9), shares, prior[order, column])
+        got = np.quantile(theta[:, column], (0.1, 0.5, 0.9))
+        np.testing.assert_allclose(got, expected, atol=0.12 * LAW.spread[column])
+
+
+def test_the_same_seed_gives_the_same_draws():
+    records = trained(Workload(), 5)
+    first, again, other = (
+        sample_posterior(QUESTION, SPACE, records, seed=seed, misfit=True).theta
+        for seed in (3, 3, 4)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_without_trials_it_is_the_prior():
+    posterior = sample_posterior(QUESTION, SPACE, [], seed=0, draws=4000)
+    np.testing.assert_allclose(np.median(posterior.theta, axis=0), LAW.mean, atol=0.15)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [record(number, "missed", steps=4000) for number in range(8)],
+        [record(number, "diverged") for number in range(8)],
+        [record(number) for number in range(8)],
+        [record(number, "pruned", history=FLAT) for number in range(8)],
+    ],
+    ids=["all missed", "all diverged", "all equal", "all flat"],
+)
+@pytest.mark.parametrize("misfit", [False, True])
+@pytest.mark.parametrize("low", [8, 64])
+def test_odd_trials_have_a_posterior(records, misfit, low):
+    space = Space(low, 64, 0.001, 1.0, "sqrt", (64, 0.05))
+    posterior = sample_posterior(QUESTION, space, records, seed=0, misfit=misfit, draws=64)
+    assert np.isfinite(posterior.theta).all()
+    assert 0.01 < posterior.noise < 1.0
+
+
+def test_bounds_raise_the_level_and_divergence_lowers_the_rate():
+    missed = [record(number, "missed", steps=4000) for number in range(4)]
+    diverged = [record(number, "diverged", lr=0.01) for number in range(4)]
+    by_bounds = sample_posterior(QUESTION, SPACE, missed, seed=0).theta
+    by_divergence = sample_posterior(QUESTION, SPACE, diverged, seed=0).theta
+    assert np.median(by_bounds[:, laws.LEVEL]) > LAW.mean[laws.LEVEL] + 0.5
+    assert np.median(by_divergence[:, laws.SHIFT]) < -3.0
+
+
+def test_running_trials_count_at_their_prediction():
+    records = trained(Workload(), 6)
+    running = [record(6, batch_size=256), record(7, batch_size=16)]
+    posterior = sample_posterior(QUESTION, SPACE, records, seed=0, running=running)
+    assert [chain.number for chain in posterior.chains] == [0, 1, 2, 3, 4, 5]
+    np.testing.assert_array_equal(posterior.rows.x[6:], [8.0, 4.0])
+    predicted = posterior.law.log_steps(posterior.theta, posterior.rows.x, posterior.rows.z)
+    np.testing.assert_allclose(predicted.mean(axis=0)[6:], posterior.rows.log_steps[6:], atol=0.3)

@@ -1,0 +1,174 @@
+import doctest
+import math
+
+import optuna
+import pytest
+from search_records import QUESTION, SPACE, Workload, record, step_time
+
+from bstune.core.errors import InputError
+from bstune.core.records import Record
+from bstune.search import sampler as module
+from bstune.search.decide import propose
+from bstune.search.sampler import FrontierSampler, record_of, space_of
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+COMPLETE = optuna.trial.TrialState.COMPLETE
+PRUNED = optuna.trial.TrialState.PRUNED
+DISTRIBUTIONS = {
+    "batch_size": optuna.distributions.IntDistribution(8, 512, log=True),
+    "lr": optuna.distributions.FloatDistribution(0.001, 1.0, log=True),
+}
+
+
+def make_sampler(**arguments):
+    given = {"target": QUESTION.target, "budget": 4000, "batch_size": (8, 512), "lr": (0.001, 1.0)}
+    return FrontierSampler(**(given | {"step_time": step_time} | arguments))
+
+
+def finished(state=PRUNED, **fields):
+    """A finished trial of a study."""
+    value = 1.0 if state == COMPLETE else None
+    study = optuna.create_study()
+    study.add_trial(optuna.create_trial(state=state, value=value, **fields))
+    return study.trials[0]
+
+
+def ask(study):
+    trial = study.ask()
+    batch_size = trial.suggest_int("batch_size", 8, 512, log=True)
+    return trial, batch_size, trial.suggest_float("lr", 0.001, 1.0, log=True)
+
+
+def test_the_docstring_s_example_runs():
+    assert doctest.testmod(module).attempted >= 8
+    assert doctest.testmod(module).failed == 0
+
+
+def test_it_suggests_what_the_search_proposes():
+    sampler = make_sampler(resumable=lambda number: True, seed=4)
+    study = optuna.create_study(sampler=sampler)
+    records = []
+    for number in range(20):
+        trial, batch_size, lr = ask(study)
+        proposal = sampler.proposal_of(trial.number)
+        assert (batch_size, lr) == (proposal.batch_size, proposal.lr)
+        assert proposal == propose(
+            QUESTION, sampler.space, step_time, records, 4, (), lambda number: True
+        )
+        assert study.trials[number].user_attrs.get("resumed_from") == proposal.resumed_from
+        records.append(Workload(noise=0.1).train(number, proposal, records))
+        trial.set_user_attr("record", records[-1].model_dump_json())
+        if records[-1].reached:
+            study.tell(trial, records[-1].steps * step_time(batch_size))
+        else:
+            study.tell(trial, state=PRUNED)
+    assert any(one.resumed_from is not None for one in records)
+
+
+def test_a_study_of_one_s_own_needs_no_records():
+    workload = Workload()
+    sampler = make_sampler(step_time=None)
+    study = optuna.create_study(sampler=sampler)
+    for number in range(25):
+        trial, batch_size, _ = ask(study)
+        dropout = trial.suggest_float("dropout", 0.0, 0.5)
+        assert 0.0 <= dropout <= 0.5
+        trained = workload.train(number, sampler.proposal_of(number), [])
+        for step, value in trained.history:
+            trial.report(value, step)
+        trial.set_user_attr("seconds_per_step", step_time(batch_size))
+        if trained.reached:
+            study.tell(trial, trained.steps * step_time(batch_size))
+        else:
+            study.tell(trial, state=PRUNED)
+    least = workload.steps(64, 0.1) * step_time(64)
+    assert study.best_value < 1.2 * least
+    assert all("resumed_from" not in trial.user_attrs for trial in study.trials)
+
+
+def test_the_baseline_is_the_first_trial():
+    sampler = make_sampler(baseline=(100, 0.02), lr=None)
+    study = optuna.create_study(sampler=sampler)
+    trial, *pair = ask(study)
+    assert pair == [100, 0.02]
+    assert sampler.proposal_of(trial.number).max_steps == 4000
+    # The second one counts the first, which still runs, as done.
+    running = [record(0, batch_size=100, lr=0.02)]
+    expected = propose(QUESTION, sampler.space, step_time, [], 0, running)
+    assert ask(study)[1:] == (expected.batch_size, expected.lr)
+    assert expected != propose(QUESTION, sampler.space, step_time, [], 0)
+
+
+def test_ranges_that_do_not_hold_the_proposal():
+    trial = optuna.create_study(sampler=make_sampler()).ask()
+    with pytest.raises(InputError):
+        trial.suggest_int("batch_size", 1000, 2000, log=True)
+
+
+HISTORY = {10: 0.9, 20: 0.3, 30: 0.2}
+
+
+@pytest.mark.parametrize(
+    ("state", "values", "status", "steps", "steps_low"),
+    [
+        (COMPLETE, HISTORY | {40: 0.1, 50: 0.2}, "reached", 40, 30),
+        (PRUNED, HISTORY, "pruned", 30, 20),
+        (COMPLETE, HISTORY, "pruned", 30, 20),
+        (COMPLETE, HISTORY | {4000: 0.2}, "missed", 4000, 30),
+        (PRUNED, HISTORY | {40: math.nan}, "diverged", 40, 30),
+    ],
+)
+def test_how_a_trial_of_one_s_own_ended(state, values, status, steps, steps_low):
+    trial = finished(
+        state,
+        params={"batch_size": 32, "lr": 0.1},
+        distributions=DISTRIBUTIONS,
+        intermediate_values=values,
+        user_attrs={"seconds_per_step": 0.25},
+    )
+    got = record_of(trial, QUESTION)
+    assert (got.status, got.steps, got.steps_low) == (status, steps, steps_low)
+    assert (got.batch_size, got.lr, got.seconds_per_step) == (32, 0.1, 0.25)
+
+
+def test_what_tells_nothing_is_no_record():
+    common = {"params": {"batch_size": 32, "lr": 0.1}, "distributions": DISTRIBUTIONS}
+    failed = optuna.trial.TrialState.FAIL
+    for trial in (
+        finished(**common),
+        finished(failed, intermediate_values=HISTORY, **common),
+        finished(intermediate_values=HISTORY),
+    ):
+        assert record_of(trial, QUESTION) is None
+
+
+def test_a_record_is_taken_as_it_is():
+    whole = record(0, history=[(90, 0.2), (100, 0.1)])
+    trial = finished(user_attrs={"record": whole.model_dump_json()})
+    assert record_of(trial, QUESTION) == whole
+    assert isinstance(whole, Record)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lr_low", "lr_high", "anchor"),
+    [
+        ({"lr": (0.001, 1.0)}, 0.001, 1.0, (64, math.sqrt(0.001))),
+        ({"baseline": (32, 0.1), "lr": (0.001, 1.0)}, 0.001, 1.0, (32, 0.1)),
+        # 4 octaves around the rule's rates at both ends.
+        ({"baseline": (32, 0.1)}, 0.05 / 16, 0.4 * 16, (32, 0.1)),
+        ({"baseline": (32, 0.1), "scaling": "none"}, 0.1 / 16, 1.6, (32, 0.1)),
+    ],
+)
+def test_the_space_that_arguments_give(arguments, lr_low, lr_high, anchor):
+    given = {"baseline": None, "lr": None, "scaling": "sqrt", "multiple": 1} | arguments
+    got = space_of((8, 512), **given)
+    assert (got.low, got.high) == (SPACE.low, SPACE.high)
+    assert (got.lr_low, got.lr_high, *got.anchor) == pytest.approx((lr_low, lr_high, *anchor))
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"lr": None}, {"target": "error < 0.1"}, {"scaling": "square root"}]
+)
+def test_arguments_that_cannot_be_used(arguments):
+    with pytest.raises(InputError):
+        make_sampler(**arguments)

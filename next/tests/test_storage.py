@@ -1,0 +1,163 @@
+"""A study in Optuna's storage: claims, records, kills, settings, and what Optuna shows."""
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from bstune.core.errors import InputError, StudyError
+from bstune.core.records import Record
+from bstune.core.space import Space
+from bstune.study.plan import Ask
+from bstune.study.storage import StudyStorage
+
+SPACE = Space(4, 1024, 1e-4, 10.0, "sqrt", (64, 0.1))
+
+
+def open_study(folder, name="digits", settings=None):
+    return StudyStorage(f"sqlite:///{folder}/study.db", name, SPACE, settings or {"target": "a"})
+
+
+def ask(place="search/0", **changes):
+    fields = {
+        "place": place,
+        "role": "search",
+        "batch_size": 64,
+        "lr": 0.1,
+        "seed": 1,
+        "max_steps": 99,
+    }
+    return Ask(**(fields | changes))
+
+
+def record_of(spec, status="reached", **changes):
+    fields = {
+        "status": status,
+        "steps": 30,
+        "seconds_per_step": 0.5,
+        "history": ((10, 0.5), (30, 0.1)),
+    }
+    return Record(**spec.model_dump(), **(fields | changes))
+
+
+def test_a_record_comes_back_as_it_was(tmp_path):
+    storage = open_study(tmp_path)
+    record = record_of(storage.claim(ask()), history=((10, math.nan), (30, 0.1)))
+    storage.finish(record)
+    assert open_study(tmp_path).records() == [record]
+    assert storage.running() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "value"),
+    [
+        ("reached", TrialState.COMPLETE, 15.0),
+        ("missed", TrialState.PRUNED, None),
+        ("pruned", TrialState.PRUNED, None),
+        ("diverged", TrialState.PRUNED, None),
+        ("out of memory", TrialState.FAIL, None),
+        ("refused", TrialState.FAIL, None),
+        ("failed", TrialState.FAIL, None),
+    ],
+)
+def test_optuna_shows_a_trial_in_its_own_terms(tmp_path, status, state, value):
+    storage = open_study(tmp_path)
+    storage.finish(record_of(storage.claim(ask()), status))
+    study = optuna.load_study(study_name="digits", storage=f"sqlite:///{tmp_path}/study.db")
+    (trial,) = study.trials
+    assert (trial.state, trial.value) == (state, value)
+    assert trial.params == {"batch_size": 64, "lr": 0.1}
+    assert trial.intermediate_values == {10: 0.5, 30: 0.1}
+    assert trial.user_attrs["status"] == status
+
+
+def test_of_two_processes_at_one_place_the_smaller_number_keeps_it(tmp_path):
+    one, other = open_study(tmp_path), open_study(tmp_path)
+    first = one.claim(ask())
+    assert first.number == 0
+    assert other.claim(ask()) is None
+    assert other.claim(ask("search/1")).number == 2
+    one.finish(record_of(first))
+    assert other.claim(ask()) is None
+    states = [trial.state for trial in one.study.trials]
+    assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.RUNNING, TrialState.FAIL]
+
+
+def test_an_abandoned_place_is_free_again(tmp_path):
+    storage = open_study(tmp_path)
+    storage.abandon(storage.claim(ask()))
+    assert storage.running() == []
+    assert storage.claim(ask()).number == 1
+
+
+def claim_and_die(folder, with_record):
+    """In a process of its own: claim a place, perhaps store the record, and be killed."""
+    storage = open_study(folder)
+    spec = storage.claim(ask())
+    if with_record:
+        trial_id = storage.study.trials[0]._trial_id
+        text = record_of(spec).model_dump_json()
+        optuna.storages.RDBStorage(f"sqlite:///{folder}/study.db").set_trial_user_attr(
+            trial_id, "record", text
+        )
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("with_record", [False, True])
+def test_what_a_killed_process_left_is_settled(tmp_path, with_record):
+    process = multiprocessing.get_context("fork").Process(
+        target=claim_and_die, args=(tmp_path, with_record)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    storage = open_study(tmp_path)
+    assert storage.running() == []
+    assert len(storage.records()) == with_record
+    assert storage.study.trials[0].state == (
+        TrialState.COMPLETE if with_record else TrialState.FAIL
+    )
+    # The place is asked again exactly where nothing was recorded.
+    assert (storage.claim(ask()) is None) == with_record
+
+
+def test_a_trial_that_runs_elsewhere_is_left_alone(tmp_path):
+    one = open_study(tmp_path)
+    spec = one.claim(ask())
+    assert open_study(tmp_path).running() == [spec]
+
+
+def test_another_studys_settings_are_refused(tmp_path):
+    open_study(tmp_path, settings={"target": "val/loss <= 0.1", "batch_size": [4, 8]})
+    open_study(tmp_path, settings={"target": "val/loss <= 0.1", "batch_size": (4, 8)})
+    with pytest.raises(StudyError, match="target"):
+        open_study(tmp_path, settings={"target": "val/loss <= 0.2", "batch_size": [4, 8]})
+    assert open_study(tmp_path, "other", {"target": "b"}).records() == []
+
+
+@pytest.mark.parametrize("url", ["study.db", "nosuch://host/x", "sqlite:////proc/nosuch/x"])
+def test_a_storage_that_is_none_is_one_line(url):
+    with pytest.raises((InputError, StudyError)) as error:
+        StudyStorage(url, "x", SPACE, {})
+    assert "\n" not in str(error.value)
+
+
+def test_a_password_is_not_told():
+    with pytest.raises((InputError, StudyError)) as error:
+        StudyStorage("nosuch://me:s3cret@host/x", "x", SPACE, {})
+    assert "s3cret" not in str(error.value)
+
+
+def test_optuna_shows_at_most_forty_evaluations_of_a_trial(tmp_path):
+    storage = open_study(tmp_path)
+    history = tuple((step, 1.0 / step) for step in range(1, 1001))
+    storage.finish(record_of(storage.claim(ask()), steps=1000, history=history))
+    shown = storage.study.trials[0].intermediate_values
+    assert len(shown) == 40
+    assert {1, 1000} <= set(shown)
+    assert len(json.loads(storage.study.trials[0].user_attrs["record"])["history"]) == 1000

@@ -1,0 +1,256 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from bstune.core.errors import InputError
+from bstune.core.records import Budget, Spec, Target
+from bstune.trial.table import Run, Table, find_table, train
+from bstune.trial.trial import Trial, run_trial
+
+TARGET = Target("val/error", 0.1, "min")
+SHIPPED = ("fashion_mlp", "cifar_mlp", "mnist_cnn", "shakespeare_lstm", "mnist_mlp")
+
+
+def run(batch_size=8, lr=0.1, seed=0, steps=(10, 20, 40), metric=(0.4, 0.2, 0.1), **fields):
+    values = {"batch_size": batch_size, "lr": lr, "seed": seed, "steps": steps, "metric": metric}
+    return Run(**({"seconds_per_step": 0.5} | values | fields))
+
+
+MISSED = {"metric": (0.4, 0.3, 0.2)}
+DIVERGED = {"steps": (10, 20), "metric": (0.4, 5.0), "status": "diverged"}
+# Steps to the target: 40 and 160 at batch size 8, 20 and 80 at 32; 0.5 and 2 seconds a step.
+SQUARE = Table(
+    (
+        run(8, 0.1),
+        run(8, 0.4, steps=(10, 20, 160)),
+        run(32, 0.1, steps=(5, 10, 20), seconds_per_step=2.0),
+        run(32, 0.4, steps=(20, 40, 80), seconds_per_step=2.0),
+    )
+)
+
+
+def outcome(table, batch_size, lr, seed=0):
+    return table.outcome(batch_size, lr, seed, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "lr", "steps", "seconds"),
+    [
+        # Recorded cells, to the bit.
+        (8, 0.4, 160, 0.5),
+        (32, 0.1, 20, 2.0),
+        # The geometric middle of two and of four.
+        (16, 0.1, round(math.sqrt(40 * 20)), 1.0),
+        (8, 0.2, 80, 0.5),
+        (16, 0.2, round((40 * 160 * 20 * 80) ** 0.25), 1.0),
+        # A quarter of the way in log B.
+        (8 * math.sqrt(2), 0.4, round(160**0.75 * 80**0.25), 0.5 * math.sqrt(2)),
+        # Beyond the table the value at its edge.
+        (2, 0.01, 40, 0.5),
+        (100, 9.0, 80, 2.0),
+    ],
+)
+def test_interpolation_is_bilinear_in_logs(batch_size, lr, steps, seconds):
+    got = outcome(SQUARE, batch_size, lr)
+    assert (got.steps, got.end) == (steps, steps)
+    assert got.seconds_per_step == pytest.approx(seconds)
+    assert got.history[-1] == (steps, 0.1)
+
+
+def test_a_history_between_cells_is_the_nearest_one_s_rescaled():
+    # sqrt(2) is nearer to 8; steps are 40^(2/3) 20^(1/3), times 0.794.
+    got = outcome(SQUARE, 8 * 4 ** (1 / 3), 0.1)
+    assert got.history == ((8, 0.4), (16, 0.2), (32, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("corner", "batch_size", "steps", "end", "diverged"),
+    [
+        # Nearer to the corner that missed, then to the one that reached.
+        (MISSED, 24, None, 40, False),
+        (MISSED, 9, 40, 40, False),
+        (DIVERGED, 24, None, 20, True),
+        ({"steps": (), "metric": (), "status": "diverged"}, 24, None, 1, True),
+    ],
+)
+def test_between_cells_of_which_one_missed_the_nearest_counts(
+    corner, batch_size, steps, end, diverged
+):
+    table = Table((run(8), run(32, seconds_per_step=2.0, **corner)))
+    got = outcome(table, batch_size, 0.1)
+    assert got.seconds_per_step == (0.5 if batch_size == 9 else 2.0)
+    assert (got.steps, got.end, got.diverged) == (steps, end, diverged)
+
+
+def test_one_rate_a_size_needs_no_rectangle():
+    table = Table((run(8, 0.1), run(32, 0.4, steps=(5, 10, 20)), run(128, 1.6, steps=(2, 5, 10))))
+    assert outcome(table, 32, 0.4).steps == 20
+    # The two missing corners are stood in for by the recorded ones nearest to them.
+    assert outcome(table, 16, 0.2).steps == round(math.sqrt(40 * 20))
+    assert outcome(table, 128, 0.1).steps == 20
+
+
+def test_sizes_that_are_no_integers():
+    table = Table((run(7.5), run(30.5, steps=(5, 10, 20))))
+    assert table.batch_sizes == (7.5, 30.5)
+    assert table.range == (8, 30)
+    assert outcome(table, 30.5, 0.1).steps == 20
+
+
+def test_values_beyond_the_target_stay_as_they_are():
+    table = Table((run(metric=(0.4, 0.03, 0.01)),))
+    assert outcome(table, 8, 0.1).history == ((10, 0.4), (20, 0.03))
+
+
+def test_the_seed_draws_the_run_at_one_place_in_every_cell():
+    runs = []
+    for seed, hit in enumerate((40, 50, 60, 70)):
+        runs += [run(8, seed=seed, steps=(10, 20, hit)), run(32, seed=seed, steps=(10, 20, hit))]
+    table = Table(tuple(runs))
+    drawn = [outcome(table, 16, 0.1, seed).steps for seed in range(200)]
+    assert outcome(table, 16, 0.1, 7) == outcome(table, 16, 0.1, 7)
+    assert sorted(set(drawn)) == [40, 50, 60, 70]
+    assert min(drawn.count(steps) for steps in set(drawn)) > 25
+    assert table.outcome_at(16, 0.1, 1.0, TARGET).steps == 70
+
+
+def test_step_time_and_budget():
+    table = Table(
+        (run(8, seconds_per_step=0.1), run(8, 0.2, seconds_per_step=0.3), *SQUARE.runs[2:])
+    )
+    # Medians 0.2 and 2, linear in logs.
+    expected = [0.2, 0.2, 0.2 * math.sqrt(10), 2.0, 2.0]
+    got = [table.step_time(size) for size in (4, 8, 16, 32, 64)]
+    np.testing.assert_allclose(got, expected)
+    # 80 steps at batch size 32; none has more.
+    assert table.budget == Budget(steps=80, examples=1)
+    assert SQUARE.budget == Budget(steps=80, examples=1280)
+
+
+def answer(table, max_steps, total_steps=1000, earlier=None, target=TARGET):
+    resumed_from = earlier.number if earlier else None
+    number = 1 if earlier else 0
+    spec = Spec(
+        number=number,
+        place=f"search/{number}",
+        role="search",
+        batch_size=8,
+        lr=0.1,
+        seed=3,
+        max_steps=max_steps,
+        resumed_from=resumed_from,
+    )
+    trial = Trial(spec, target, total_steps=total_steps, earlier=earlier)
+    return run_trial(lambda trial: train(table, trial), trial)
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_steps", "status", "steps", "last"),
+    [
+        ({}, 500, "reached", 40, 0.1),
+        # It stops at the first recorded evaluation from its last step on.
+        ({}, 15, "pruned", 20, 0.2),
+        ({}, 20, "pruned", 20, 0.2),
+        # A run that ended goes on with its last value.
+        (MISSED, 500, "pruned", 500, 0.2),
+        (MISSED, 1000, "missed", 1000, 0.2),
+        (DIVERGED, 500, "diverged", 21, None),
+        ({"steps": (), "metric": (), "status": "diverged"}, 500, "diverged", 2, None),
+    ],
+)
+def test_a_trial_is_answered(fields, max_steps, status, steps, last):
+    got = answer(Table((run(**fields),)), max_steps)
+    assert (got.status, got.steps, got.history[-1]) == (status, steps, (steps, last))
+    assert got.train_seconds == pytest.approx(0.5 * steps)
+    assert got.seconds_per_step == pytest.approx(0.5)
+
+
+def test_a_resumed_trial_ends_as_one_that_was_never_stopped():
+    table = Table((run(),))
+    first = answer(table, 10)
+    second = answer(table, 500, earlier=first)
+    whole = answer(table, 500)
+    assert (first.status, first.steps, second.resumed_from) == ("pruned", 10, 0)
+    assert (second.status, second.steps) == ("reached", 40)
+    assert second.history == whole.history
+    assert (second.steps_low, second.train_seconds) == (20, 15.0)
+
+
+def test_a_trial_that_has_used_up_its_recorded_run_goes_on():
+    table = Table((run(**MISSED),))
+    first = answer(table, 100)
+    second = answer(table, 200, earlier=first)
+    assert (second.status, second.steps, second.history[-1]) == ("pruned", 200, (200, 0.2))
+    assert second.train_seconds == 50.0
+
+
+def test_any_metric_and_direction():
+    table = Table((run(metric=(0.5, 0.8, 0.93)),))
+    got = answer(table, 500, target=Target("accuracy", 0.9, "max"))
+    assert (got.status, got.steps, got.history[-1]) == ("reached", 40, (40, 0.93))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_tables_reach_their_targets(name):
+    table = find_table(name)
+    reached = [run.steps_to(table.target) is not None for run in table.runs]
+    assert 0.2 < np.mean(reached) < 1.0
+    assert len(table.batch_sizes) >= 7
+    assert len(table.cells) >= 35
+
+
+def line(**fields):
+    values = {"batch_size": 8, "lr": 0.1, "seed": 0, "steps": [10, 20], "metric": [0.4, 0.2]}
+    return json.dumps(values | {"seconds_per_step": 0.5} | fields)
+
+
+def test_a_file_is_read(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    extra = line(seed=1, hyperparameters={"momentum": 0.9}, status="diverged")
+    path.write_text(f"{line()}\n\n{extra}\n")
+    table = find_table(str(path))
+    assert table == Table.read(path)
+    assert table.target is None
+    assert [run.seed for run in table.cells[8.0, 0.1]] == [0, 1]
+    assert table.runs[1].diverged
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "what"),
+    [
+        ("{", "line 1", "JSON"),
+        ("[]", "line 1", "run"),
+        (line() + "\n" + line(lr=0), "line 2", "lr"),
+        (line(lr=float("nan")), "line 1", "lr"),
+        (line(batch_size="many"), "line 1", "batch_size"),
+        (line(steps=[20, 10]), "line 1", "steps"),
+        (line(steps=[0, 10]), "line 1", "steps"),
+        (line(steps=[10]), "line 1", "metric"),
+        (line(steps=[], metric=[]), "line 1", "steps"),
+        (line(metric=[0.4, None]), "line 1", "metric"),
+        (line(seconds_per_step=-1), "line 1", "seconds_per_step"),
+        (json.dumps({"batch_size": 8}), "line 1", "lr"),
+        (line() + "\n\n" + line(), "line 3", "seed 0"),
+        (line(horizon=20), "line 1", "horizon"),
+        ("", "runs.jsonl", "run"),
+        (line(steps=[], metric=[], status="diverged"), "runs.jsonl", "run"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path, text, place, what):
+    path = tmp_path / "runs.jsonl"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        Table.read(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert place in message
+    assert what in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["no_such_table", "digits_linear", "."])
+def test_a_table_that_is_not_there_or_has_schedules(name):
+    with pytest.raises(InputError):
+        find_table(name)

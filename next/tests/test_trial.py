@@ -1,0 +1,217 @@
+"""A trial that is reported to: tables of reports and how it ends."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from bstune.core import evaluation_schedule
+from bstune.core.clock import TrainingClock
+from bstune.core.errors import Interrupted
+from bstune.core.records import Record, Spec, Target
+from bstune.trial.trial import BatchSizeRefused, Trial, run_trial
+
+TARGET = Target("val/loss", 0.1, "min")
+NAN = float("nan")
+
+
+def spec(**changes):
+    plain = {"number": 3, "place": "search/3", "role": "search", "batch_size": 8, "lr": 0.5}
+    return Spec(**{**plain, "seed": 7, "max_steps": 100, **changes})
+
+
+def pruned_record(history):
+    steps = history[-1][0]
+    return Record(
+        **spec(number=1, max_steps=steps).model_dump(),
+        status="pruned",
+        steps=steps,
+        steps_low=steps,
+        history=history,
+    )
+
+
+# Reports, max_steps, total_steps -> goes on after each, status, steps, steps_low.
+ENDS = {
+    "reached at its first evaluation": ([(5, 0.1)], 50, 100, [False], "reached", 5, 0),
+    "reached later": ([(5, 0.3), (9, 0.05)], 50, 100, [True, False], "reached", 9, 5),
+    "reached beyond its last step": (
+        [(40, 0.3), (60, 0.1)],
+        50,
+        100,
+        [True, False],
+        "reached",
+        60,
+        40,
+    ),
+    "missed at its budget": ([(50, 0.3), (100, 0.2)], 100, 100, [True, False], "missed", 100, 100),
+    "pruned": ([(20, 0.3), (50, 0.2)], 50, 100, [True, False], "pruned", 50, 50),
+    "left by its loop": ([(20, 0.3), (30, 0.2)], 50, 100, [True, True], "pruned", 30, 30),
+    "NaN": ([(5, 0.3), (9, NAN)], 50, 100, [True, False], "diverged", 9, 5),
+    "infinite": ([(5, -math.inf)], 50, 100, [False], "diverged", 5, 0),
+    "an untrained start": ([(0, 0.9), (5, 0.1)], 50, 100, [True, False], "reached", 5, 0),
+    "goes on after its end": ([(5, 0.1), (9, 0.3)], 50, 100, [False, False], "reached", 5, 0),
+    "steps that go back": ([(9, 0.3), (5, 0.1)], 50, 100, [True, False], "failed", 9, 9),
+    "a step twice": ([(9, 0.3), (9, 0.1)], 50, 100, [True, False], "failed", 9, 9),
+    "never reported": ([], 50, 100, [], "failed", 0, 0),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_reports_end_a_trial(case):
+    reports, max_steps, total_steps, answers, status, steps, steps_low = ENDS[case]
+    trial = Trial(spec(max_steps=max_steps), TARGET, total_steps=total_steps)
+    assert [trial.report(step, value) for step, value in reports] == answers
+    record = trial.record()
+    assert (record.status, record.steps, record.steps_low) == (status, steps, steps_low)
+    assert (record.message != "") == (status in ("failed", "diverged"))
+    assert Record.model_validate_json(record.model_dump_json()) == record
+
+
+def test_a_target_that_rises_is_reached_from_below():
+    trial = Trial(spec(), Target("accuracy", 0.9, "max"), total_steps=100)
+    assert [trial.report(5, 0.8), trial.report(9, 0.95)] == [True, False]
+    assert trial.record().reached
+
+
+def test_a_failed_trial_says_the_line_to_write():
+    trial = Trial(spec(), TARGET, total_steps=100)
+    trial.finish()
+    assert "trial.report(step, value)" in trial.record().message
+    resumed = Trial(spec(), TARGET, total_steps=100, earlier=pruned_record(((20, 0.3),)))
+    assert not resumed.report(5, 0.2)
+    assert "trial.first_step" in resumed.record().message
+
+
+def test_a_resumed_trial_goes_on_from_its_earlier_history():
+    earlier = pruned_record(((20, 0.4), (40, 0.3)))
+    trial = Trial(
+        spec(resumed_from=1), TARGET, total_steps=100, earlier=earlier, clock=ticking_clock()
+    )
+    assert trial.first_step == 40
+    assert trial.report(60, 0.2)
+    assert not trial.report(80, 0.1)
+    record = trial.record()
+    assert (record.status, record.steps, record.steps_low) == ("reached", 80, 60)
+    assert record.history == (*earlier.history, (60, 0.2), (80, 0.1))
+    assert record.train_seconds == 2.0  # its own two segments of a second each
+
+
+def test_a_resumed_trial_that_reports_nothing_failed():
+    trial = Trial(spec(), TARGET, total_steps=100, earlier=pruned_record(((20, 0.4),)))
+    assert (trial.record().status, trial.record().steps) == ("failed", 20)
+
+
+def ticking_clock():
+    """A clock of which a second passes between two readings."""
+    return TrainingClock(now=itertools.count().__next__, waited=lambda: 0.0)
+
+
+def test_seconds_are_the_callers_or_the_time_between_reports():
+    timed = Trial(spec(), TARGET, total_steps=100)
+    for step, seconds in ((10, 8.0), (20, 10.0), (40, 16.0)):
+        timed.report(step, 0.5, seconds=seconds)
+    record = timed.record()
+    assert record.train_seconds == 16.0
+    assert record.seconds_per_step == pytest.approx(0.25)  # median of 2/10, 6/20: warm-up left out
+    untimed = Trial(spec(), TARGET, total_steps=100, clock=ticking_clock())
+    for step in (10, 20, 25):
+        untimed.report(step, 0.5)
+    record = untimed.record()
+    assert record.train_seconds == 3.0
+    assert record.seconds_per_step == pytest.approx(0.15)  # median of 1/10, 1/5
+    assert record.other_seconds >= 0.0
+
+
+def test_seconds_that_go_back_fail():
+    trial = Trial(spec(), TARGET, total_steps=100)
+    trial.report(10, 0.5, seconds=2.0)
+    assert not trial.report(20, 0.5, seconds=1.0)
+    assert trial.record().status == "failed"
+
+
+@pytest.mark.parametrize(("until", "status"), [(0.0, "pruned"), (math.inf, None)])
+def test_a_trial_whose_time_is_over_is_pruned_at_its_next_evaluation(until, status):
+    trial = Trial(spec(), TARGET, total_steps=100, until=until)
+    assert trial.report(5, 0.4) == (status is None)
+    assert trial.status == status
+
+
+def test_evaluations_follow_the_rule_up_to_the_last_step():
+    trial = Trial(spec(max_steps=90), TARGET, total_steps=200)
+    due = trial.next_evaluation(40)
+    assert due == evaluation_schedule.next_evaluation([], TARGET, 8, 40)
+    while trial.report(trial.next_evaluation(40), 0.5):
+        pass
+    assert trial.record().steps == 90
+
+
+@pytest.mark.parametrize(("examples", "batch_size"), [(23, 5), (8, 8), (40, 8), (9, 7)])
+def test_batches_are_endless_epochs_of_exact_size(examples, batch_size):
+    batches = Trial(spec(batch_size=batch_size), TARGET, total_steps=100).batches(examples)
+    taken = list(itertools.islice(batches, 3 * examples))
+    assert {len(batch) for batch in taken} == {batch_size}
+    epochs = np.concatenate(taken)[: 3 * examples].reshape(3, examples)
+    assert np.array_equal(np.sort(epochs, axis=1), np.tile(np.arange(examples), (3, 1)))
+    assert not np.array_equal(epochs[0], epochs[1])
+    resumed = Trial(
+        spec(batch_size=batch_size), TARGET, total_steps=100, earlier=pruned_record(((7, 0.4),))
+    )
+    for expected, batch in zip(taken[7:20], resumed.batches(examples), strict=False):
+        assert np.array_equal(batch, expected)
+
+
+def test_batches_follow_from_the_seed():
+    def first(seed):
+        return next(Trial(spec(seed=seed), TARGET, total_steps=9).batches(50)).tolist()
+
+    assert first(1) == first(1) != first(2)
+    with pytest.raises(BatchSizeRefused):
+        Trial(spec(batch_size=9), TARGET, total_steps=9).batches(8)
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's, by its name."""
+
+
+RAISED = {
+    "an exception": (ZeroDivisionError("by zero"), "failed"),
+    "sys.exit": (SystemExit(3), "failed"),
+    "torch's": (OutOfMemoryError("tried to allocate 3 GiB"), "out of memory"),
+    "Python's": (MemoryError(), "out of memory"),
+    "CUDA's": (RuntimeError("CUDA error: out of memory"), "out of memory"),
+    "a CPU's": (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory"),
+    "a refused size": (BatchSizeRefused("at most 8"), "refused"),
+}
+
+
+@pytest.mark.parametrize("case", RAISED)
+def test_what_a_loop_raises_is_a_result(case):
+    error, status = RAISED[case]
+
+    def train(trial):
+        trial.report(5, 0.4)
+        raise error
+
+    record = run_trial(train, Trial(spec(), TARGET, total_steps=100))
+    assert (record.status, record.steps) == (status, 5)
+    assert str(error) in record.message
+    assert ("test_trial.py:" in record.message) == (status != "refused")
+
+
+def test_an_error_after_the_end_leaves_the_result():
+    def train(trial):
+        trial.report(5, 0.1)
+        raise OSError
+
+    assert run_trial(train, Trial(spec(), TARGET, total_steps=100)).reached
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Interrupted])
+def test_an_interruption_is_no_result(error):
+    def train(trial):
+        raise error
+
+    with pytest.raises(error):
+        run_trial(train, Trial(spec(), TARGET, total_steps=100))

@@ -1,0 +1,188 @@
+"""A process to which functions are sent: whatever it does, an outcome comes back."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import bstune
+
+from bstune.trial.worker import Answer, Failure, InProcess, Worker, tell_progress
+
+# Seconds that a test waits before it fails.
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory):
+    with Worker(tmp_path_factory.mktemp("worker") / "log.txt", preload=()) as worker:
+        yield worker
+
+
+def outcome_of(worker, function, *args):
+    worker.submit(function, *args)
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        outcome = worker.poll(0.5)
+        if outcome is not None:
+            return outcome
+    raise TimeoutError
+
+
+def raises():
+    raise ValueError("no")
+
+
+def exhausts_memory():
+    return bytearray(1 << 60)
+
+
+def exits():
+    sys.exit(3)
+
+
+def crashes():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leaves():
+    os._exit(7)
+
+
+def cannot_be_pickled():
+    return (step for step in range(3))
+
+
+FAILURES = {
+    "an exception": (raises, "ValueError: no"),
+    "out of memory": (exhausts_memory, "MemoryError"),
+    "sys.exit": (exits, "SystemExit: 3"),
+    "a crash": (crashes, "SIGSEGV"),
+    "an exit": (leaves, "status 7"),
+    "an answer that cannot be sent": (cannot_be_pickled, "generator"),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_failure_is_an_outcome_and_the_next_function_is_called(worker, case):
+    function, words = FAILURES[case]
+    failure = outcome_of(worker, function)
+    assert isinstance(failure, Failure)
+    assert words in failure.reason
+    in_process = case not in ("a crash", "an exit")
+    assert ("Traceback" in failure.traceback) == in_process
+    assert outcome_of(worker, pow, 2, 10) == Answer(1024)
+
+
+def test_a_closure_is_sent(worker):
+    factor = 3
+    assert outcome_of(worker, lambda value: factor * value, 5) == Answer(15)
+
+
+def test_it_is_one_process_of_its_own_with_the_same_paths(worker):
+    first = outcome_of(worker, os.getpid).value
+    assert first != os.getpid()
+    assert outcome_of(worker, os.getpid).value == first
+    assert outcome_of(worker, lambda: (os.getcwd(), sys.path)) == Answer((os.getcwd(), sys.path))
+
+
+def test_a_process_that_died_between_two_functions_is_no_outcome(worker):
+    pid = outcome_of(worker, os.getpid).value
+    os.kill(pid, signal.SIGKILL)
+    worker.poll(0.5)  # until the template has told
+    assert outcome_of(worker, pow, 2, 3) == Answer(8)
+
+
+def test_what_hangs_is_killed(worker):
+    pid = outcome_of(worker, os.getpid).value
+    worker.submit(time.sleep, 1000)
+    assert worker.poll(0.1) is None
+    worker.kill("it took too long")
+    assert worker.poll(1.0) == Failure("it took too long")
+    assert is_gone(pid)
+    assert outcome_of(worker, pow, 2, 3) == Answer(8)
+
+
+def works(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        tell_progress()
+        time.sleep(0.01)
+
+
+def test_progress_ends_silence(worker):
+    silences = []
+    worker.submit(works, 1.0)
+    while worker.poll(0.1) is None:
+        silences.append(worker.silent_seconds)
+    assert max(silences) < 0.9
+    assert min(silences) < max(silences)
+    tell_progress()  # does nothing here
+
+
+def test_what_is_printed_is_in_the_log(tmp_path):
+    log = tmp_path / "log.txt"
+    with Worker(log, preload=("json",)) as worker:
+        assert worker.silent_seconds < PATIENCE
+        outcome_of(worker, print, "a line")
+    assert "a line" in log.read_text()
+
+
+def test_a_module_that_cannot_be_imported_is_an_outcome(tmp_path):
+    log = tmp_path / "log.txt"
+    with Worker(log, preload=("no_such_module",)) as worker:
+        assert "status 1" in outcome_of(worker, pow, 2, 3).reason
+    assert "no_such_module" in log.read_text()
+
+
+def test_in_this_process():
+    with InProcess() as worker:
+        assert outcome_of(worker, os.getpid) == Answer(os.getpid())
+        assert "ValueError: no" in outcome_of(worker, raises).reason
+
+
+OWNER = """
+import os, sys, time
+from pathlib import Path
+from bstune.trial.worker import Worker
+
+def helper():
+    return os.getpid(), os.getppid()
+
+worker = Worker(Path(sys.argv[1]), preload=())
+worker.submit(helper)
+print(*worker.poll(60.0).value, flush=True)
+worker.submit(time.sleep, 1000)
+time.sleep(1000)
+"""
+
+
+def is_gone(pid):
+    """Whether a process ends within seconds; one that nobody has waited for yet has ended."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                if stat.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_both_processes_end_with_the_one_that_started_them(tmp_path):
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    command = [sys.executable, script, tmp_path / "log.txt"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
+    ) as owner:
+        pids = [int(pid) for pid in owner.stdout.readline().split()]
+        assert len(pids) == 2
+        owner.kill()
+    assert all(is_gone(pid) for pid in pids)
