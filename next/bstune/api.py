@@ -1,8 +1,9 @@
 """What people call: tune a workload, load a study's result."""
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,8 +70,8 @@ class Workload:
         settings: what must not change while a study goes on, as JSON.
         config: the config as YAML, without secrets.
         table: recorded runs that answer in place of training.
-        train_command: the command that trains the best, without its values; None for Python.
-        rerun: the command that continues the study.
+        command: what runs it with further options, as a command or a call.
+        train_best: what trains a batch size and a rate, likewise.
     """
 
     name: str
@@ -78,8 +79,8 @@ class Workload:
     settings: Mapping[str, object]
     config: str
     table: Table | None
-    train_command: str | None
-    rerun: str
+    command: Callable[[Mapping[str, object]], str]
+    train_best: Callable[[int, float], str]
 
 
 def tune(
@@ -127,8 +128,8 @@ def tune(
             f"{key}: {value}\n" for key, value in checked.model_dump(mode="json").items()
         ),
         table=None,
-        train_command=None,
-        rerun=f"bstune.tune(..., name={study!r})",
+        command=partial(_call, study),
+        train_best=lambda batch_size, lr: f"batch size {batch_size} and lr {lr:g} in your project",
     )
     return run_study(checked, workload)
 
@@ -142,7 +143,6 @@ def load(folder: str | Path) -> Result:
 def workload_of(composed: Composed, arguments: Sequence[str]) -> Workload:
     """The workload of a composed command line."""
     options = composed.options
-    command = "python -m bstune " + " ".join(_plain(arguments))
     table = None
     if composed.recipe is None:
         table = find_table(composed.parts["table"])
@@ -156,16 +156,27 @@ def workload_of(composed: Composed, arguments: Sequence[str]) -> Workload:
         settings={key: composed.parts.get(key) for key in kept},
         config=composed.yaml,
         table=table,
-        train_command=command,
-        rerun=command,
+        command=partial(_command, arguments),
+        train_best=lambda batch_size, lr: _command(
+            arguments, {"trial.batch_size": batch_size, "trial.lr": lr}
+        ),
     )
 
 
-def _plain(arguments: Sequence[str]) -> list[str]:
-    """A command's words as a shell takes them."""
-    import shlex
+def _command(arguments: Sequence[str], options: Mapping[str, object]) -> str:
+    """A command line with further options, as a shell takes it; the last of a name counts."""
+    given = {argument.partition("=")[0]: argument for argument in arguments}
+    for name, value in options.items():
+        given[name] = f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+    return shlex.join(["python", "-m", "bstune", *given.values()])
 
-    return [shlex.quote(argument) for argument in arguments]
+
+def _call(name: str, options: Mapping[str, object]) -> str:
+    """A call of :func:`tune` with further options."""
+    changed = "".join(
+        f", {option.replace('.', '_')}={value!r}" for option, value in options.items()
+    )
+    return f"bstune.tune(..., name={name!r}{changed})"
 
 
 def _lightning(recipe: Recipe) -> Callable[[Trial], None]:
@@ -200,14 +211,16 @@ def run_study(options: Options, workload: Workload) -> Result:
         storage = StudyStorage(
             options.storage, study_name, plan.space, _settings(options, workload)
         )
+        sizes = f"batch sizes {plan.space.low} to {plan.space.high}"
         say(
-            f"{workload.name}: {options.target}, "
-            f"batch sizes {plan.space.low} to {plan.space.high}, {options.trials} configurations, {machine.device}; files in {folder.root}"
+            f"{workload.name}: {options.target}, {sizes}, {options.trials} configurations, "
+            f"{machine.device}; files in {folder.root}"
         )
         folder.checkpoints.mkdir(exist_ok=True)
         observers = (Progress(), TrialsFile(folder))
         watch = HangWatch(options.wall_seconds, options.trial_seconds)
-        for asked in asked_trials(plan, storage, folder, observers):
+        trials = stack.enter_context(closing(asked_trials(plan, storage, folder, observers)))
+        for asked in trials:
             if worker is None:
                 asked.record = train_here(asked, workload.train, options.target)
                 continue
@@ -227,8 +240,8 @@ def run_study(options: Options, workload: Workload) -> Result:
                 name=study_name,
                 device=machine.device,
                 threads=machine.threads,
-                train_command=workload.train_command,
-                rerun=workload.rerun,
+                command=workload.command,
+                train=workload.train_best,
             ),
             records,
         )
@@ -266,7 +279,7 @@ def _look_at_machine(worker: Worker | InProcess, options: Options) -> Machine:
     while (outcome := worker.poll(1.0)) is None:
         pass
     if isinstance(outcome, Failure):
-        raise InputError(outcome.reason)
+        raise outcome.refusal or UserCodeError(outcome.reason)
     machine: Machine = outcome.value
     return machine
 

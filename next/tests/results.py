@@ -26,6 +26,10 @@ OVERHEAD = 0.4e-3
 PER_EXAMPLE = 1.7e-6
 
 
+COMMAND = "bstune +workload=digits"
+EASIER = f"{COMMAND} target='val/loss <= 0.08' study=digits-2"
+
+
 def steps_of(batch_size: float) -> float:
     return S_MIN * (1 + B_CRIT / batch_size)
 
@@ -122,7 +126,7 @@ def result(**changes: Any) -> StudyResult:
         "warnings": (),
         "spent": Spent(training=6.4, other=2.9),
         "train": "bstune +workload=digits trial.batch_size=118 trial.lr=1.18",
-        "rerun": "bstune +workload=digits",
+        "easier": None,
     }
     return StudyResult(**{**values, **changes})
 
@@ -144,8 +148,8 @@ def not_yet(**changes: Any) -> StudyResult:
         "verdict": "not yet",
         "speedup": Speedup(value=0.0964 / 0.0731, low=0.84, high=2.07, at_least=False),
         "best": confirmed(118, 1.18, (104, 121, 140), 0.0731, number=9),
-        "missing": "new seeds: the speedup's interval holds both 1 and 1.25",
-        "next": "seeds=6",
+        "missing": "more new seeds",
+        "next": f"{COMMAND} seeds=6",
         "train": None,
     }
     return result(**{**values, **changes})
@@ -214,7 +218,7 @@ STATES: dict[str, StudyResult] = {
         best=BEST.model_copy(update={"seeds": (), "runs_steps": (), "runs_status": ()}),
         speedup=None,
         missing="time for new seeds",
-        next="wall_seconds=180",
+        next=f"{COMMAND} wall_seconds=180",
     ),
     "not yet: the baseline is the best": not_yet(
         best=BASELINE, speedup=Speedup(value=0.89, low=0.56, high=1.41, at_least=False)
@@ -223,16 +227,21 @@ STATES: dict[str, StudyResult] = {
         best=BASELINE.model_copy(update={"seeds": (), "runs_steps": (), "runs_status": ()}),
         speedup=None,
         missing="another configuration that reaches the target",
-        next="trials=128",
+        next=f"{COMMAND} trials=128",
     ),
     "use": use(),
     "baseline missed in its budget": baseline_missed("budget", 17.2),
     "baseline stopped": baseline_missed("stopped", 4.0),
-    "nothing reached: diverged": nothing_reached("diverged", next="lr.high=0.01"),
-    "nothing reached: still falling": nothing_reached(
-        "still falling", easier_goal=0.08, next="budget.steps=4000"
+    "nothing reached: diverged": nothing_reached(
+        "diverged", next=f"{COMMAND} lr.high=0.01 study=digits-2"
     ),
-    "nothing reached: flat": nothing_reached("flat", easier_goal=0.08),
+    "nothing reached: still falling": nothing_reached(
+        "still falling",
+        easier_goal=0.08,
+        easier=EASIER,
+        next=f"{COMMAND} budget.steps=4000 study=digits-2",
+    ),
+    "nothing reached: flat": nothing_reached("flat", easier_goal=0.08, easier=EASIER),
     "nothing reached: failed": nothing_reached(
         "failed", missing="ValueError: 17 is no class (model.py:12)"
     ),

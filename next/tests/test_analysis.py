@@ -24,15 +24,7 @@ def study(**changes):
         "step_time": lambda batch_size: 1e-3,
     }
     plan = Plan(**(fixed | changes))
-    return Study(
-        plan,
-        "digits",
-        "digits",
-        "cpu",
-        1,
-        "python -m bstune +workload=digits",
-        "python -m bstune +workload=digits",
-    )
+    return Study(plan, "digits", "digits", "cpu", 1, command=str, train="{} at {}".format)
 
 
 def law(batch_size, lr=None):
@@ -104,7 +96,7 @@ def test_switch():
     assert (result.configurations, result.trials) == (5, 12)
     low, high = result.near_optimal
     assert low <= 512 <= high
-    assert f"trial.batch_size={result.best.batch_size}" in result.train
+    assert result.train == f"512 at {result.best.lr}"
     assert result.other is None
     assert result.next is None
     # S(B) = 40 (1 + 100/B).
@@ -124,7 +116,7 @@ def test_not_yet_names_the_seeds_that_settle_it():
     result = analyse(study(), with_seeds((200, 300, 400), (250, 320, 420)))
     assert result.verdict == "not yet"
     assert result.speedup.low < 1 < 1.25 < result.speedup.high
-    assert result.next.startswith(("seeds=", "trials="))
+    assert result.next.startswith(("{'seeds'", "{'trials'"))
     assert result.train is None
 
 
@@ -160,7 +152,7 @@ def test_before_new_seeds():
 
 def test_a_time_limit_without_new_seeds_asks_for_time():
     result = analyse(study(deadline=Deadline(0.0, 60.0)), searched())
-    assert result.next == "wall_seconds=120"
+    assert result.next == "{'wall_seconds': 120}"
 
 
 def missed(number, place, values, status="missed"):

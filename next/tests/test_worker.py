@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import bstune
-
 from bstune.trial.worker import Answer, Failure, InProcess, Worker, tell_progress
 
 # Seconds that a test waits before it fails.
@@ -179,8 +178,9 @@ def test_both_processes_end_with_the_one_that_started_them(tmp_path):
     script = tmp_path / "owner.py"
     script.write_text(OWNER)
     command = [sys.executable, script, tmp_path / "log.txt"]
+    paths = {"PYTHONPATH": str(Path(bstune.__file__).parents[1])}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **paths}
     ) as owner:
         pids = [int(pid) for pid in owner.stdout.readline().split()]
         assert len(pids) == 2

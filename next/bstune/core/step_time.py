@@ -5,11 +5,13 @@ survey's timings will take its place as the first source.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import least_squares
+
+from bstune.core.records import Record, StepTime
 
 # Beyond so many (in log tau) a timing counts as an outlier: 10% is what quiet machines scatter.
 OUTLIER = 0.1
@@ -40,6 +42,19 @@ class StepTimeLaw:
         """Relative standard deviation of tau at a batch size; it grows away from timed ones."""
         octaves = min(abs(math.log2(batch_size / size)) for size in self.timed)
         return float(self.deviation * 2.0 ** (octaves / OCTAVES_TO_DOUBLE))
+
+
+def step_time_of_trials(records: Iterable[Record], middle: float) -> StepTime:
+    """tau(B), in seconds, by the trials' own step times.
+
+    Before the first one it is an overhead as large as what the ``middle`` batch size's examples
+    take: a guess in no unit, which only ranks batch sizes.
+    """
+    timings = []
+    for record in records:
+        if record.seconds_per_step is not None:
+            timings.append((record.batch_size, record.seconds_per_step))
+    return fit_step_time(timings) or (lambda batch_size: 1.0 + batch_size / middle)
 
 
 def fit_step_time(timings: Sequence[tuple[float, float]]) -> StepTimeLaw | None:

@@ -4,11 +4,9 @@ Rows only write what a result states. A value stands in one row alone, and a row
 say is absent.
 """
 
-import shlex
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from bstune.core.question import ROWS
 from bstune.core.space import Configuration
@@ -17,8 +15,6 @@ from bstune.system import console
 
 # The most warnings of an answer; the page has all.
 MOST_WARNINGS = 2
-# What a command names where the study's folder is not known.
-SOME_FOLDER = Path("FOLDER")
 # How the baseline's median run ended, where it did not reach the target.
 BASELINE_ENDS = {
     "budget": "did not reach the target in its whole budget",
@@ -47,16 +43,11 @@ class Row:
     text: str
 
 
-def answer(result: StudyResult, folder: Path = SOME_FOLDER) -> tuple[Row, ...]:
-    """Write the rows of an answer: the verdict, then those that the question names, in its order.
-
-    Args:
-        result: what the study found.
-        folder: the study's own, for commands that read it.
-    """
+def answer(result: StudyResult) -> tuple[Row, ...]:
+    """Write an answer's rows: the verdict, then those that the question names, in its order."""
     texts = {
         "Time": _time(result),
-        "Easier": _easier(result, folder),
+        "Easier": _easier(result),
         "Also good": _also_good(result),
         "Scaling": _scaling(result),
         "Warning": _warnings(result),
@@ -78,10 +69,10 @@ def header(result: StudyResult) -> str:
     return f"{result.workload}, {result.target}, {where}, {tried} (90% in brackets)"
 
 
-def render(result: StudyResult, folder: Path = SOME_FOLDER) -> str:
+def render(result: StudyResult) -> str:
     """Write the header and the rows, in 80 columns."""
     lines = [textwrap.fill(header(result), console.LINE_WIDTH), ""]
-    lines += [console.wrap(row.label, row.text) for row in answer(result, folder)]
+    lines += [console.wrap(row.label, row.text) for row in answer(result)]
     return "\n".join(lines)
 
 
@@ -153,11 +144,9 @@ def _time(result: StudyResult) -> Iterator[str]:
         yield f"{_took(best)}; {name}{pair} {_took(compared)}; {runs} {seeds}"
 
 
-def _easier(result: StudyResult, folder: Path) -> Iterator[str]:
+def _easier(result: StudyResult) -> Iterator[str]:
     if result.easier_goal is not None:
-        goal = f"{result.easier_goal:g}"
-        command = f"bstune report {shlex.quote(str(folder))} target={goal}"
-        yield f"a quarter of the trials reached {goal}: {command}"
+        yield f"a quarter of the trials reached {result.easier_goal:g}: {result.easier}"
 
 
 def _also_good(result: StudyResult) -> Iterator[str]:
@@ -212,7 +201,7 @@ def _next(result: StudyResult) -> Iterator[str]:
         if result.missing is not None:
             parts.append(result.missing)
     if result.next is not None:
-        parts.append(f"{result.rerun} {result.next}")
+        parts.append(result.next)
     if parts:
         yield ": ".join(parts)
 

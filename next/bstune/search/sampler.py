@@ -13,7 +13,7 @@ from bstune.core.errors import InputError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, Status, StepTime, Target
 from bstune.core.space import Space
-from bstune.core.step_time import fit_step_time
+from bstune.core.step_time import step_time_of_trials
 from bstune.search.decide import Proposal, propose
 
 BATCH_SIZE = "batch_size"
@@ -141,19 +141,10 @@ class FrontierSampler(BaseSampler):
                 records.append(record)
             elif trial.state == TrialState.RUNNING and {BATCH_SIZE, LR} <= trial.params.keys():
                 running.append(spec_of(trial, self.question))
-        step_time = self._step_time or self._fitted_step_time(records)
+        step_time = self._step_time or step_time_of_trials(records, 2.0**self.space.middle)
         return propose(
             self.question, self.space, step_time, records, self._seed, running, self._resumable
         )
-
-    def _fitted_step_time(self, records: Sequence[Record]) -> StepTime:
-        """The trials' own step time; before the first, overhead as large as the middle's rest."""
-        timings = []
-        for record in records:
-            if record.seconds_per_step is not None:
-                timings.append((record.batch_size, record.seconds_per_step))
-        middle = 2.0**self.space.middle
-        return fit_step_time(timings) or (lambda batch_size: 1.0 + batch_size / middle)
 
     def sample_independent(
         self,

@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bstune import __version__
@@ -32,13 +32,13 @@ from bstune.study.result import (
     Closest,
     Confirmed,
     Critical,
+    Doubt,
     Interval,
     RateAlone,
     Speedup,
     Spent,
     StudyResult,
     Verdict,
-    Doubt,
 )
 
 # Draws and moves of the posterior that the answer stands on.
@@ -67,8 +67,8 @@ class Study:
         plan: that it followed.
         workload, name: of the workload and of the study.
         device, threads: that trained.
-        train_command: the command that trains, without the best's values; None for Python.
-        rerun: what continues the study.
+        command: what runs the workload with further options, as a command or a call.
+        train: what trains a batch size and a rate.
     """
 
     plan: Plan
@@ -76,8 +76,8 @@ class Study:
     name: str
     device: str
     threads: int
-    train_command: str | None
-    rerun: str
+    command: Callable[[Mapping[str, object]], str]
+    train: Callable[[int, float], str]
 
 
 def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
@@ -112,7 +112,14 @@ def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
         best = _confirmed(records, by_number[closest.number], step_time)
     points = curve(posterior, step_time, curve_sizes(plan.space)) if reached else ()
     critical = critical_batch_size(posterior, records, plan.seed)
-    missing, options = _missing(verdict, speedup, best, plan, records, reached)
+    missing: str | None = None
+    options: dict[str, object] = {}
+    if verdict == "not yet" and reached:
+        missing, options = _missing(speedup, best, plan, records)
+    easier_goal = None
+    if closest is not None:
+        easier_goal = _easier_goal(plan.question.target, records)
+        missing, options = _remedy(study, closest, records)
     return StudyResult(
         bstune=__version__,
         workload=study.workload,
@@ -129,7 +136,7 @@ def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
         verdict=verdict,
         reached=reached,
         best=best,
-        other=other if verdict == "keep" else None,
+        other=other if best is not None and best is baseline else None,
         baseline=baseline,
         baseline_limit=_baseline_limit(plan, baseline),
         speedup=speedup,
@@ -139,16 +146,16 @@ def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
         lr_exponent=_lr_exponent(posterior) if reached else None,
         curve=points,
         closest=closest,
-        easier_goal=None if reached else _easier_goal(plan.question.target, records),
+        easier_goal=easier_goal,
+        easier=None if easier_goal is None else _easier(study, easier_goal),
         missing=missing,
-        next=options,
+        next=study.command(options) if options else None,
         warnings=_warnings(best, critical, points, plan),
         spent=Spent(
             training=sum(record.train_seconds for record in records),
             other=sum(record.other_seconds for record in records),
         ),
         train=_train(study, verdict, best),
-        rerun=study.rerun,
     )
 
 
@@ -307,29 +314,49 @@ def _easier_goal(target: Target, records: Sequence[Record]) -> float | None:
     return float(f"{rounding(goal / unit) * unit:.6g}")
 
 
+def _easier(study: Study, goal: float) -> str:
+    """The command for an easier target, which is another study."""
+    target = replace(study.plan.question.target, goal=goal)
+    return study.command({"target": str(target), "study": f"{study.name}-2"})
+
+
+def _remedy(
+    study: Study, closest: Closest, records: Sequence[Record]
+) -> tuple[str | None, dict[str, object]]:
+    """Where nothing reached the target: the error, or the options that may help.
+
+    Other rates and budgets make another study.
+    """
+    other = {"study": f"{study.name}-2"}
+    budget = study.plan.question.budget
+    if closest.trend == "diverged":
+        diverged = [record.lr for record in records if record.status == "diverged"]
+        return None, {"lr.high": float(f"{min(diverged):.2g}"), **other}
+    if closest.trend == "still falling":
+        larger = {"budget.steps": 4 * budget.steps, "budget.examples": 4 * budget.examples}
+        return None, {**larger, **other}
+    if closest.trend == "failed":
+        messages = [record.message for record in records if record.message]
+        return messages[-1] if messages else None, {}
+    return None, {}
+
+
 def _missing(
-    verdict: Verdict,
-    speedup: Speedup | None,
-    best: Confirmed | None,
-    plan: Plan,
-    records: Sequence[Record],
-    reached: bool,
-) -> tuple[str | None, str | None]:
-    """Under not yet: what is missing, and the options that get it."""
-    if verdict != "not yet" or not reached:
-        return None, None
-    if plan.deadline is not None and (speedup is None or best is None):
-        return "time for new seeds", f"wall_seconds={2 * plan.deadline.seconds:g}"
-    if speedup is None and best is not None and best.is_bound:
-        return "new seeds that reach the target", f"trials={2 * plan.trials}"
-    if speedup is None:
-        others = any(record.reached and record.role == "search" for record in records)
-        what = "new seeds" if others else "another configuration that reaches the target"
-        return what, f"seeds={plan.seeds + 3}" if others else f"trials={2 * plan.trials}"
-    seeds = _seeds_to_settle(speedup, plan.seeds)
+    speedup: Speedup | None, best: Confirmed | None, plan: Plan, records: Sequence[Record]
+) -> tuple[str, dict[str, object]]:
+    """Under not yet, where the target was reached: what is missing, and the options that get it."""
+    more_trials: dict[str, object] = {"trials": 2 * plan.trials}
+    others = any(record.reached and record.role == "search" for record in records)
+    if speedup is None and not others:
+        return "another configuration that reaches the target", more_trials
+    if plan.deadline is not None and speedup is None:
+        return "time for new seeds", {"wall_seconds": round(2 * plan.deadline.seconds)}
+    if best is not None and best.is_bound:
+        return "a configuration that reaches the target on new seeds", more_trials
+    seeds = plan.seeds + 3 if speedup is None else _seeds_to_settle(speedup, plan.seeds)
     if seeds <= MOST_SEEDS:
-        return "new seeds: the speedup's interval holds both 1 and 1.25", f"seeds={seeds}"
-    return "a larger speedup than other configurations show", f"trials={2 * plan.trials}"
+        return "more new seeds", {"seeds": seeds}
+    return "more trials", more_trials
 
 
 def _seeds_to_settle(speedup: Speedup, seeds: int) -> int:
@@ -378,6 +405,4 @@ def _train(study: Study, verdict: Verdict, best: Confirmed | None) -> str | None
     """What trains the best; nothing to train under keep, or where nothing is shown."""
     if best is None or verdict not in ("switch", "use"):
         return None
-    if study.train_command is None:
-        return f"batch_size={best.batch_size}, lr={best.lr:.6g} in your project"
-    return f"{study.train_command} trial.batch_size={best.batch_size} trial.lr={best.lr:.6g}"
+    return study.train(best.batch_size, best.lr)

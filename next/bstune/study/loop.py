@@ -1,7 +1,7 @@
 """The loop of a study: ask, train, store; a generator, so that any training can be its body."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -66,7 +66,7 @@ def asked_trials(
     folder: StudyFolder,
     observers: Sequence[Observer] = (),
     now: Callable[[], float] = time.monotonic,
-) -> Iterator[AskedTrial]:
+) -> Generator[AskedTrial]:
     """Yield one trial after another until the plan is done; each one's record is stored after it.
 
     A trial that is left without a record, as its body was interrupted, is asked again later.
@@ -164,7 +164,7 @@ def train_in_worker(
     watch: HangWatch,
     alive: Callable[[], None],
 ) -> Record:
-    """Train a trial in the worker's process; whatever happens there, a record comes back.
+    """Train a trial in the worker's process; whatever the user's code does, a record comes back.
 
     Args:
         worker: that the trial is sent to.
@@ -173,6 +173,9 @@ def train_in_worker(
         target: that ends it.
         watch: which ends it when it is silent for too long.
         alive: called again and again while it trains.
+
+    Raises:
+        BstuneError: for what no other trial could use either, such as a metric that is not logged.
     """
     worker.submit(train_here, asked, train, target)
     silence = 0.0
@@ -182,6 +185,8 @@ def train_in_worker(
         if silence > watch.limit:
             worker.kill(f"it said nothing for {watch.limit:.0f} s; trial_seconds sets that limit")
     if isinstance(outcome, Failure):
+        if outcome.refusal is not None:
+            raise outcome.refusal
         return Record(**asked.spec.model_dump(), status="failed", steps=0, message=outcome.reason)
     record: Record = outcome.value
     if record.history:

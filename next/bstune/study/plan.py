@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bstune.core.question import Question
 from bstune.core.records import Frozen, Record, Role, Spec, StepTime
 from bstune.core.space import Configuration, Space
-from bstune.core.step_time import fit_step_time
+from bstune.core.step_time import step_time_of_trials
 from bstune.search.decide import propose
 from bstune.search.findings import predictions
 from bstune.search.posterior import Posterior, sample_posterior
@@ -126,21 +126,8 @@ def trial_seed(study_seed: int, place: str) -> int:
 
 
 def step_time_of(plan: Plan, records: Sequence[Record]) -> StepTime:
-    """tau(B), in seconds: known beforehand, or fitted to the trials.
-
-    Before the first timing it is an overhead as large as the middle batch size's examples take: a
-    guess in no unit, which only ranks batch sizes.
-    """
-    if plan.step_time is not None:
-        return plan.step_time
-    timings = [
-        (record.batch_size, record.seconds_per_step)
-        for record in records
-        if record.seconds_per_step is not None
-    ]
-    law = fit_step_time(timings)
-    middle = 2.0**plan.space.middle
-    return law or (lambda batch_size: 1.0 + batch_size / middle)
+    """tau(B), in seconds: known beforehand, or by the trials' own."""
+    return plan.step_time or step_time_of_trials(records, 2.0**plan.space.middle)
 
 
 def search_posterior(plan: Plan, records: Sequence[Record]) -> Posterior:

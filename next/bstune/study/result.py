@@ -152,13 +152,13 @@ class StudyResult(Frozen):
     """Where nothing reached the target."""
     easier_goal: float | None
     """A goal that a quarter of the trials met, where nothing reached the target."""
+    easier: str | None
+    """The command or call that asks for it."""
     missing: str | None
     """Under ``not yet``: what is missing."""
     next: str | None
-    """Under ``not yet``: the options that get it, such as ``seeds=6``."""
+    """Under ``not yet``: the command or call that gets it."""
     warnings: tuple[Doubt, ...]
     spent: Spent
     train: str | None
     """The command or call that trains the best."""
-    rerun: str
-    """The command that continues the study."""

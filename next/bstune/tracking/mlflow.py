@@ -218,7 +218,7 @@ def _log(
         RESULT_TAG: digest,
         "bstune.verdict": str(result.verdict),
         "bstune.version": result.bstune,
-        "mlflow.note.content": f"```\n{render(result, folder.root)}\n```",
+        "mlflow.note.content": f"```\n{render(result)}\n```",
     }
     parent = client.create_run(experiment_id, tags=tags, run_name=result.study)
     run_id = str(parent.info.run_id)

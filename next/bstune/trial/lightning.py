@@ -220,8 +220,8 @@ class StopAtTarget(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Go on as long as the trial does, also where skipped steps make its epochs more."""
-        # Lightning updates no ReduceLROnPlateau in an epoch that it takes for a resumed one; this is
-        # what it calls itself right after the update.
+        # Lightning updates no ReduceLROnPlateau at the end of an epoch in which it resumed: this is
+        # the call that ends that state, which it makes itself too late.
         trainer.fit_loop.on_iteration_done()
         limit = trainer.fit_loop.max_epochs or -1
         if self.trial.status is None and limit == trainer.current_epoch + 1:

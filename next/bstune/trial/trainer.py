@@ -50,9 +50,9 @@ def make_trainer(
         module: that is trained.
         callbacks: of bstune's own, which come last.
     """
-    name = _package_of(module)
-    package = import_module(name)
-    logging.getLogger(name).setLevel(logging.WARNING)
+    package = import_module(_package_of(module))
+    for name in PACKAGES:
+        logging.getLogger(name).setLevel(logging.WARNING)
     arguments = recipe.trainer(trial)
     left_out = tuple(getattr(package.callbacks, kind) for kind in LEFT_OUT)
     users = arguments.get("callbacks") or []

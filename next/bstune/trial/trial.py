@@ -14,7 +14,7 @@ import numpy as np
 
 from bstune.core import evaluation_schedule
 from bstune.core.clock import TrainingClock, seconds_per_step
-from bstune.core.errors import BstuneError, InputError, Interrupted
+from bstune.core.errors import BstuneError, InputError
 from bstune.core.records import Record, Spec, Status, Target
 from bstune.system.failures import one_line
 
@@ -219,7 +219,10 @@ def run_trial(train: Callable[[Trial], None], trial: Trial) -> Record:
     """
     try:
         train(trial)
-    except Interrupted:
+    except BatchSizeRefused as error:
+        trial.fail(error)
+    # No other trial could do what bstune itself refuses.
+    except BstuneError:
         raise
     # The user's code may raise anything, or call sys.exit.
     except (Exception, SystemExit) as error:  # noqa: BLE001

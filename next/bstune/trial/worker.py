@@ -24,7 +24,7 @@ from typing import Any, Self
 
 import cloudpickle
 
-from bstune.core.errors import Interrupted
+from bstune.core.errors import BstuneError, Interrupted
 from bstune.system.failures import one_line
 
 # The number of a function that the template gives, which knows none.
@@ -58,6 +58,8 @@ class Failure:
     reason: str
     """In one line, such as ``its process was ended by SIGSEGV``."""
     traceback: str = ""
+    refusal: BstuneError | None = None
+    """What bstune itself refused, such as a metric that is not logged."""
 
 
 class Worker:
@@ -212,7 +214,8 @@ def _call(task: bytes) -> Answer | Failure:
         raise
     # The user's code may raise anything, or call sys.exit.
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        return Failure(one_line(error), traceback.format_exc())
+        refusal = error if isinstance(error, BstuneError) else None
+        return Failure(one_line(error), traceback.format_exc(), refusal)
 
 
 class _Progress:

@@ -150,7 +150,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         result = bstune.tune(
-            module_class, data_class, **arguments, name=given.project, seed=given.seed, threads=1, 
+            module_class, data_class, **arguments, name=given.project, seed=given.seed, threads=1,
             trials=32,
             output=f"{folder}/out", storage=f"sqlite:///{folder}/study.db", device="cpu",
         )  # fmt: skip
