@@ -17,11 +17,8 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, StepTime, Target
 from bstune.core.space import Configuration
 from bstune.options import Options, space_of
-from bstune.recipe.project import recipe_of_project
 from bstune.recipe.recipe import Recipe
 from bstune.report.answer import render
-from bstune.report.figure import curve_figure
-from bstune.report.page import page
 from bstune.report.read import read_records, read_result
 from bstune.study.analysis import Study, analyse
 from bstune.study.finish import TrialsFile, write_study
@@ -119,6 +116,9 @@ def tune(
     study = name or getattr(module, "__name__", type(module).__name__).strip("<>")
     given = dict(options, target=target, baseline=baseline, batch_size=batch_size, budget=budget)
     checked = options_from_python(workload=study, **given)
+    # It imports torch, which commands leave to the worker.
+    from bstune.recipe.project import recipe_of_project
+
     recipe = recipe_of_project(module, data, trainer=trainer, options=checked)
     workload = Workload(
         name=study,
@@ -257,6 +257,10 @@ def _finish(
     machine: Machine,
 ) -> Result:
     """Write a study's files, and log it to MLflow."""
+    # They import matplotlib and jinja2, which nothing needs before.
+    from bstune.report.figure import curve_figure
+    from bstune.report.page import page
+
     write_study(folder, result, records, workload.config, machine)
     with whole_file(folder.figure) as file:
         curve_figure(result, records).savefig(file, format="png", dpi=150)

@@ -8,7 +8,7 @@ import pytest
 
 from bstune.core import evaluation_schedule
 from bstune.core.clock import TrainingClock
-from bstune.core.errors import Interrupted
+from bstune.core.errors import InputError, Interrupted
 from bstune.core.records import Record, Spec, Target
 from bstune.trial.trial import BatchSizeRefused, Trial, run_trial
 
@@ -208,8 +208,8 @@ def test_an_error_after_the_end_leaves_the_result():
     assert run_trial(train, Trial(spec(), TARGET, total_steps=100)).reached
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Interrupted])
-def test_an_interruption_is_no_result(error):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Interrupted, InputError])
+def test_an_interruption_or_a_mistake_of_the_study_is_no_result(error):
     def train(trial):
         raise error
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import bstune
+from bstune.core.errors import InputError
 from bstune.trial.worker import Answer, Failure, InProcess, Worker, tell_progress
 
 # Seconds that a test waits before it fails.
@@ -75,6 +76,17 @@ def test_a_failure_is_an_outcome_and_the_next_function_is_called(worker, case):
     in_process = case not in ("a crash", "an exit")
     assert ("Traceback" in failure.traceback) == in_process
     assert outcome_of(worker, pow, 2, 10) == Answer(1024)
+
+
+def refuses():
+    raise InputError("give another metric")
+
+
+def test_a_refusal_comes_back_as_it_was_raised(worker):
+    assert outcome_of(worker, raises).refusal is None
+    refusal = outcome_of(worker, refuses).refusal
+    assert isinstance(refusal, InputError)
+    assert str(refusal) == "give another metric"
 
 
 def test_a_closure_is_sent(worker):

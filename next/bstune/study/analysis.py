@@ -1,14 +1,12 @@
 """From records to the typed result: each value is computed once, here."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from bstune import __version__
-from bstune.core.records import Record, StepTime, Target, ends
-from bstune.core.space import Configuration
+from bstune.core.records import Record, StepTime
 from bstune.core.step_time import StepTimeLaw
 from bstune.search.findings import (
     CurvePoint,
@@ -18,6 +16,7 @@ from bstune.search.findings import (
     near_optimal,
 )
 from bstune.search.posterior import Posterior, sample_posterior
+from bstune.study.advice import closest_trial, doubts, easier_target, missing, remedy
 from bstune.study.confirm import (
     Run,
     confirmation_leader,
@@ -28,35 +27,11 @@ from bstune.study.confirm import (
 )
 from bstune.study.critical import critical_batch_size
 from bstune.study.plan import Plan, candidates_of, new_seeds_of, step_time_of
-from bstune.study.result import (
-    Closest,
-    Confirmed,
-    Critical,
-    Doubt,
-    Interval,
-    RateAlone,
-    Speedup,
-    Spent,
-    StudyResult,
-    Verdict,
-)
+from bstune.study.result import Confirmed, Interval, RateAlone, Speedup, Spent, StudyResult, Verdict
 
 # Draws and moves of the posterior that the answer stands on.
 DRAWS = 600
 MOVES = 6
-# Step times that are known worse than this, relatively, are a warning.
-STEP_TIME_WARNING = 0.15
-# The curve is far from the law where both differ by so many times at B_crit.
-FAR_FROM_LAW = 1.3
-# A metric that improved by less than this share over the second half of a run is flat.
-FLAT_SHARE = 0.02
-# The goal that this share of the trials met is offered where nothing reached the target.
-EASIER_SHARE = 0.25
-# The most new seeds that are asked for to settle a verdict.
-MOST_SEEDS = 20
-# Speedups that a verdict has to tell apart: switch above 1, keep below 1.25.
-SWITCH_ABOVE = 1.0
-KEEP_BELOW = 1.25
 
 
 @dataclass(frozen=True)
@@ -82,8 +57,75 @@ class Study:
 
 def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
     """Compute a study's result from its records."""
+    if any(record.reached for record in records):
+        return _with_the_target_reached(study, records)
+    return _without_it(study, records)
+
+
+def _common(study: Study, records: Sequence[Record]) -> dict[str, Any]:
+    """The fields that every result has."""
+    question = study.plan.question
+    configurations = [
+        record for record in records if record.role == "search" and record.resumed_from is None
+    ]
+    return {
+        "bstune": __version__,
+        "workload": study.workload,
+        "study": study.name,
+        "objective": question.objective,
+        "target": question.target,
+        "device": study.device,
+        "threads": study.threads,
+        "seeds": study.plan.seeds,
+        "configurations": len(configurations),
+        "trials": len(records),
+        "spent": Spent(
+            training=sum(record.train_seconds for record in records),
+            other=sum(record.other_seconds for record in records),
+        ),
+    }
+
+
+def _without_it(study: Study, records: Sequence[Record]) -> StudyResult:
+    """The result where nothing reached the target: the closest, and what may help.
+
+    Another target, budget or range of rates makes another study.
+    """
+    plan = study.plan
+    closest = closest_trial(plan.question.target, records)
+    fields = _common(study, records) | {"verdict": "not yet", "reached": False}
+    messages = [record.message for record in records if record.status == "failed"]
+    if closest is None:
+        return StudyResult(**fields, missing="a trial that is evaluated")
+    if closest.trend == "failed":
+        fields["missing"] = messages[-1]
+    another = {"study": f"{study.name}-2"}
+    easier = easier_target(plan.question.target, records)
+    options = remedy(plan, closest.trend, records)
+    record = next(record for record in records if record.number == closest.number)
+    return StudyResult(
+        **fields,
+        best=_confirmed(records, record, step_time_of(plan, records)),
+        closest=closest,
+        easier_goal=easier.goal,
+        easier=study.command({"target": str(easier), **another}),
+        next=study.command({**options, **another}) if options else None,
+    )
+
+
+def _with_the_target_reached(study: Study, records: Sequence[Record]) -> StudyResult:
+    """The result where a trial reached the target."""
     plan = study.plan
     step_time = step_time_of(plan, records)
+    other, baseline, noise = _compared(plan, records, step_time)
+    speedup = None
+    if other is not None and baseline is not None and other.runs and baseline.runs:
+        speedup = _speedup(other, baseline, noise)
+    verdict: Verdict = "not yet"
+    if other is not None and other.runs:
+        verdict = verdict_of(speedup, plan.baseline is not None, other.is_bound)
+    best = _best(verdict, other, baseline, speedup)
+
     posterior = sample_posterior(
         plan.question,
         plan.space,
@@ -93,77 +135,58 @@ def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
         draws=DRAWS,
         moves=MOVES,
     )
-    candidates, runs_of, noise = candidates_of(plan, records)
-    leader = confirmation_leader(candidates, runs_of, noise)
-    by_number = {record.number: record for record in records}
-    other = None if leader is None else _confirmed(records, by_number[leader], step_time)
-    of_baseline = next((record for record in records if record.role == "baseline"), None)
-    baseline = None if of_baseline is None else _confirmed(records, of_baseline, step_time)
-    speedup = None
-    if other is not None and baseline is not None and other.runs and baseline.runs:
-        speedup = _speedup(other, baseline, noise)
-    reached = any(record.reached for record in records)
-    closest = None if reached else _closest(plan.question.target, records)
-    verdict: Verdict = "not yet"
-    if other is not None and other.runs:
-        verdict = verdict_of(speedup, plan.baseline is not None, other.is_bound)
-    best = _best(verdict, other, baseline, speedup)
-    if closest is not None:
-        best = _confirmed(records, by_number[closest.number], step_time)
-    points = curve(posterior, step_time, curve_sizes(plan.space)) if reached else ()
+    points = curve(posterior, step_time, curve_sizes(plan.space))
     critical = critical_batch_size(posterior, records, plan.seed)
-    missing: str | None = None
-    options: dict[str, object] = {}
-    if verdict == "not yet" and reached:
-        missing, options = _missing(speedup, best, plan, records)
-    easier_goal = None
-    if closest is not None:
-        easier_goal = _easier_goal(plan.question.target, records)
-        missing, options = _remedy(study, closest, records)
+
+    fields = _common(study, records)
+    if verdict == "not yet":
+        what, options = missing(plan, speedup, best, records)
+        fields |= {"missing": what, "next": study.command(options)}
+    if best is not None and verdict in ("switch", "use"):
+        fields["train"] = study.train(best.batch_size, best.lr)
+    if best is not None and best is baseline:
+        fields["other"] = other
     return StudyResult(
-        bstune=__version__,
-        workload=study.workload,
-        study=study.name,
-        objective=plan.question.objective,
-        target=plan.question.target,
-        device=study.device,
-        threads=study.threads,
-        seeds=plan.seeds,
-        configurations=sum(
-            record.role == "search" and record.resumed_from is None for record in records
-        ),
-        trials=len(records),
+        **fields,
         verdict=verdict,
-        reached=reached,
+        reached=True,
         best=best,
-        other=other if best is not None and best is baseline else None,
         baseline=baseline,
-        baseline_limit=_baseline_limit(plan, baseline),
+        baseline_limit=_baseline_limit(baseline),
         speedup=speedup,
         near_optimal=_near_optimal(points, plan, step_time, best),
         rate_alone=_rate_alone(verdict, posterior, step_time, best, baseline, speedup),
         critical=critical,
-        lr_exponent=_lr_exponent(posterior) if reached else None,
+        lr_exponent=_lr_exponent(posterior),
         curve=points,
-        closest=closest,
-        easier_goal=easier_goal,
-        easier=None if easier_goal is None else _easier(study, easier_goal),
-        missing=missing,
-        next=study.command(options) if options else None,
-        warnings=_warnings(best, critical, points, plan),
-        spent=Spent(
-            training=sum(record.train_seconds for record in records),
-            other=sum(record.other_seconds for record in records),
-        ),
-        train=_train(study, verdict, best),
+        warnings=doubts(best, critical, points, plan.space),
     )
+
+
+def _compared(
+    plan: Plan, records: Sequence[Record], step_time: StepTime
+) -> tuple[Confirmed | None, Confirmed | None, float]:
+    """The best other configuration, the baseline, and the deviation from seed to seed."""
+    candidates, runs, noise = candidates_of(plan, records)
+    leader = confirmation_leader(candidates, runs, noise)
+    other = None
+    baseline = None
+    for record in records:
+        if record.number == leader:
+            other = _confirmed(records, record, step_time)
+        if record.role == "baseline":
+            baseline = _confirmed(records, record, step_time)
+    return other, baseline, noise
 
 
 def _confirmed(records: Sequence[Record], record: Record, step_time: StepTime) -> Confirmed:
     """A configuration with its runs on new seeds; before the first, its steps are the trial's."""
     runs = new_seeds_of(records, record.number)
     tau = step_time(record.batch_size)
-    error = step_time.error(record.batch_size) if isinstance(step_time, StepTimeLaw) else 0.0
+    # Recorded runs tell their step times exactly.
+    error = 0.0
+    if isinstance(step_time, StepTimeLaw):
+        error = step_time.error(record.batch_size)
     measured = [Run(float(_steps(run)), run.reached) for run in runs or [record]]
     steps, is_bound = median_run(measured)
     return Confirmed(
@@ -217,12 +240,13 @@ def _best(
     return other
 
 
-def _baseline_limit(plan: Plan, baseline: Confirmed | None) -> Literal["budget", "stopped"] | None:
+def _baseline_limit(baseline: Confirmed | None) -> Literal["budget", "stopped"] | None:
     """Why the baseline's runs ended that missed the target."""
     if baseline is None or baseline.reached == baseline.runs:
         return None
-    missed = "missed" in baseline.runs_status
-    return "budget" if missed else "stopped"
+    if "missed" in baseline.runs_status:
+        return "budget"
+    return "stopped"
 
 
 def _near_optimal(
@@ -259,150 +283,3 @@ def _rate_alone(
 def _lr_exponent(posterior: Posterior) -> Interval:
     low, value, high = lr_exponent_quantiles(posterior)
     return Interval(value=value, low=low, high=high)
-
-
-def _closest(target: Target, records: Sequence[Record]) -> Closest | None:
-    """The trial that came closest to the target, and what most trials did."""
-    chains = ends(list(records))
-    tried = [record for record in chains if record.finite_history]
-    trends = Counter(_trend(target, record) for record in chains)
-    if not tried or not trends:
-        return None
-    value_of = {record.number: _best_value(target, record) for record in tried}
-    record = min(tried, key=lambda one: target.gap(value_of[one.number]))
-    return Closest(
-        configuration=Configuration(
-            batch_size=record.batch_size, lr=record.lr, values=record.values
-        ),
-        number=record.number,
-        value=value_of[record.number],
-        trend=trends.most_common(1)[0][0],
-    )
-
-
-def _best_value(target: Target, record: Record) -> float:
-    return min((value for _, value in record.finite_history), key=target.gap)
-
-
-def _trend(
-    target: Target, record: Record
-) -> Literal["still falling", "flat", "diverged", "failed"]:
-    """What a trial did at its end."""
-    if record.status == "diverged":
-        return "diverged"
-    history = record.finite_history
-    if not history:
-        return "failed"
-    half = [value for step, value in history if step <= record.steps / 2]
-    before = min(half or [history[0][1]], key=target.gap)
-    improved = target.gap(before) - target.gap(_best_value(target, record))
-    return "still falling" if improved > FLAT_SHARE * abs(target.gap(before)) else "flat"
-
-
-def _easier_goal(target: Target, records: Sequence[Record]) -> float | None:
-    """A goal that a quarter of the trials met, in two digits."""
-    values = [
-        _best_value(target, record) for record in ends(list(records)) if record.finite_history
-    ]
-    if not values:
-        return None
-    ranked = sorted(values, key=target.gap)
-    goal = ranked[math.ceil(EASIER_SHARE * len(ranked)) - 1]
-    # The second digit is rounded towards the easier side.
-    unit = 10.0 ** (math.floor(math.log10(abs(goal) or 1.0)) - 1)
-    rounding = math.ceil if target.mode == "min" else math.floor
-    return float(f"{rounding(goal / unit) * unit:.6g}")
-
-
-def _easier(study: Study, goal: float) -> str:
-    """The command for an easier target, which is another study."""
-    target = replace(study.plan.question.target, goal=goal)
-    return study.command({"target": str(target), "study": f"{study.name}-2"})
-
-
-def _remedy(
-    study: Study, closest: Closest, records: Sequence[Record]
-) -> tuple[str | None, dict[str, object]]:
-    """Where nothing reached the target: the error, or the options that may help.
-
-    Other rates and budgets make another study.
-    """
-    other = {"study": f"{study.name}-2"}
-    budget = study.plan.question.budget
-    if closest.trend == "diverged":
-        diverged = [record.lr for record in records if record.status == "diverged"]
-        return None, {"lr.high": float(f"{min(diverged):.2g}"), **other}
-    if closest.trend == "still falling":
-        larger = {"budget.steps": 4 * budget.steps, "budget.examples": 4 * budget.examples}
-        return None, {**larger, **other}
-    if closest.trend == "failed":
-        messages = [record.message for record in records if record.message]
-        return messages[-1] if messages else None, {}
-    return None, {}
-
-
-def _missing(
-    speedup: Speedup | None, best: Confirmed | None, plan: Plan, records: Sequence[Record]
-) -> tuple[str, dict[str, object]]:
-    """Under not yet, where the target was reached: what is missing, and the options that get it."""
-    more_trials: dict[str, object] = {"trials": 2 * plan.trials}
-    others = any(record.reached and record.role == "search" for record in records)
-    if speedup is None and not others:
-        return "another configuration that reaches the target", more_trials
-    if plan.deadline is not None and speedup is None:
-        return "time for new seeds", {"wall_seconds": round(2 * plan.deadline.seconds)}
-    if best is not None and best.is_bound:
-        return "a configuration that reaches the target on new seeds", more_trials
-    seeds = plan.seeds + 3 if speedup is None else _seeds_to_settle(speedup, plan.seeds)
-    if seeds <= MOST_SEEDS:
-        return "more new seeds", {"seeds": seeds}
-    return "more trials", more_trials
-
-
-def _seeds_to_settle(speedup: Speedup, seeds: int) -> int:
-    """How many new seeds narrow the interval to one side of 1 or of 1.25."""
-    end = speedup.high if speedup.low is None else speedup.low
-    if end is None or speedup.value <= 0.0:
-        return 2 * seeds
-    half_width = abs(math.log(end / speedup.value))
-    room = max(math.log(speedup.value / SWITCH_ABOVE), math.log(KEEP_BELOW / speedup.value), 1e-3)
-    return max(seeds + 1, math.ceil(seeds * (half_width / room) ** 2))
-
-
-def _warnings(
-    best: Confirmed | None, critical: Critical | None, points: Sequence[CurvePoint], plan: Plan
-) -> tuple[Doubt, ...]:
-    """What could change the answer, the most important first."""
-    found = []
-    if best is not None and best.step_seconds_error > STEP_TIME_WARNING:
-        share = f"{100 * best.step_seconds_error:.0f}%"
-        found.append(
-            Doubt(
-                kind="step times",
-                fix="rerun on an idle machine",
-                state=f"step times are uncertain to {share}",
-            )
-        )
-    if critical is None or critical.interval.value is None or critical.s_min is None:
-        return tuple(found)
-    value = critical.interval.value
-    nearest = min(points, key=lambda point: abs(math.log(point.batch_size / value)))
-    of_law = critical.s_min * (1.0 + value / nearest.batch_size)
-    off = max(nearest.steps / of_law, of_law / nearest.steps)
-    if off > FAR_FROM_LAW:
-        below, above = plan.space.snap(value / 2), plan.space.snap(value * 2)
-        found.append(
-            Doubt(
-                kind="far from the law",
-                fix=f"add trials near batch sizes {below} and {above}: trials={2 * plan.trials}",
-                state=f"the curve is {off:.1f}x off its law at the critical batch size",
-            )
-        )
-    return tuple(found)
-
-
-def _train(study: Study, verdict: Verdict, best: Confirmed | None) -> str | None:
-    """What trains the best; nothing to train under keep, or where nothing is shown."""
-    if best is None or verdict not in ("switch", "use"):
-        return None
-    return study.train(best.batch_size, best.lr)

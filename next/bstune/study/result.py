@@ -35,8 +35,6 @@ class Confirmed(Configuration):
     step_seconds: float
     step_seconds_error: float
     """Relative standard deviation of ``step_seconds``."""
-    predicted_share: float | None = None
-    """The share of seeds that the posterior predicts to reach the target in the budget."""
 
     @property
     def runs(self) -> int:
@@ -131,34 +129,34 @@ class StudyResult(Frozen):
     verdict: Verdict | None
     reached: bool
     """Whether a trial reached the target."""
-    best: Confirmed | None
+    best: Confirmed | None = None
     """What to train: the baseline under ``keep``."""
-    other: Confirmed | None
+    other: Confirmed | None = None
     """Under ``keep`` the best other configuration, on which the verdict stands."""
-    baseline: Confirmed | None
-    baseline_limit: Literal["budget", "stopped"] | None
+    baseline: Confirmed | None = None
+    baseline_limit: Literal["budget", "stopped"] | None = None
     """Why the baseline's runs that missed the target ended: their whole budget, or 4 times the
     best's time."""
-    speedup: Speedup | None
-    near_optimal: tuple[int, int] | None
+    speedup: Speedup | None = None
+    near_optimal: tuple[int, int] | None = None
     """Batch sizes whose predicted median at their best rate is at most 1.1 times the best's."""
     rate_alone: RateAlone | None = None
     """What the rate alone would give; None where the best has the baseline's batch size."""
-    critical: Critical | None
-    lr_exponent: Interval | None
+    critical: Critical | None = None
+    lr_exponent: Interval | None = None
     """lr*(B) grows as B to this power."""
-    curve: tuple[CurvePoint, ...]
-    closest: Closest | None
+    curve: tuple[CurvePoint, ...] = ()
+    closest: Closest | None = None
     """Where nothing reached the target."""
-    easier_goal: float | None
+    easier_goal: float | None = None
     """A goal that a quarter of the trials met, where nothing reached the target."""
-    easier: str | None
+    easier: str | None = None
     """The command or call that asks for it."""
-    missing: str | None
+    missing: str | None = None
     """Under ``not yet``: what is missing."""
-    next: str | None
+    next: str | None = None
     """Under ``not yet``: the command or call that gets it."""
-    warnings: tuple[Doubt, ...]
+    warnings: tuple[Doubt, ...] = ()
     spent: Spent
-    train: str | None
+    train: str | None = None
     """The command or call that trains the best."""

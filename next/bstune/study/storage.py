@@ -34,7 +34,7 @@ SETTINGS = "settings"
 # Seconds between a process's signs of life; a trial without one for twice as long is stale.
 HEARTBEAT = 30
 # The most evaluations of a trial that Optuna shows; the record has all.
-SHOWN_EVALUATIONS = 40
+SHOWN_EVALUATIONS = 16
 
 _STATES = {
     "reached": TrialState.COMPLETE,

@@ -91,6 +91,7 @@ class StopAtTarget(Callback):
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
         self.steps = 0
+        self._is_due = False
         self._is_saving = False
         self._resumed: RandomState | None = None
         # The evaluations of the schedule: one that is made only because a trial stops is none of
@@ -165,11 +166,11 @@ class StopAtTarget(Callback):
         if self._evaluates_epochs and trainer.is_last_batch:
             self._is_scheduled = True
         is_last = self.steps >= self.trial.max_steps or self.trial.is_late
-        is_due = self.steps > self.trial.steps and (self._is_scheduled or is_last)
+        self._is_due = self.steps > self.trial.steps and (self._is_scheduled or is_last)
         batches = _batches(trainer)
         # Lightning evaluates after batches whose number is a multiple of this.
-        trainer.val_check_batch = batches if is_due else batches + 1
-        if is_due:
+        trainer.val_check_batch = batches if self._is_due else batches + 1
+        if self._is_due:
             self._clock.stop(self.steps - self._first_step)
             self._random = random_state()
             self._metrics = _copied(trainer.callback_metrics)
@@ -189,7 +190,8 @@ class StopAtTarget(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the evaluation, and go on or stop."""
-        if trainer.sanity_checking:
+        # Lightning evaluates on its own before a training, and where another call-back ends it.
+        if not self._is_due:
             return
         # The training goes on as if there had been no evaluation.
         set_random_state(self._random)

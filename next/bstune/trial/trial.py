@@ -67,7 +67,6 @@ class Trial:
         self.history = list(earlier.history) if earlier else []
         self.status: Status | None = None
         self.on_progress: Callable[[], None] = lambda: None
-        self._until = math.inf if until is None else until
         self._evaluations_before = len(self.history)
         self._until = math.inf if until is None else until
         self._message = ""
@@ -127,7 +126,7 @@ class Trial:
             self.status = "reached"
         elif step >= self.total_steps:
             self.status = "missed"
-        elif step >= self.max_steps or time.monotonic() >= self._until:
+        elif step >= self.max_steps or self.is_late:
             self.status = "pruned"
         self._clock.start()
         return self.status is None
@@ -219,13 +218,11 @@ def run_trial(train: Callable[[Trial], None], trial: Trial) -> Record:
     """
     try:
         train(trial)
-    except BatchSizeRefused as error:
-        trial.fail(error)
-    # No other trial could do what bstune itself refuses.
-    except BstuneError:
-        raise
     # The user's code may raise anything, or call sys.exit.
-    except (Exception, SystemExit) as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:
+        # No other trial could do what bstune itself refuses, other than a batch size.
+        if isinstance(error, BstuneError) and not isinstance(error, BatchSizeRefused):
+            raise
         trial.fail(error)
     return trial.record()
 

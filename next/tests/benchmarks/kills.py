@@ -25,10 +25,10 @@ import bstune
 from bstune.core.records import Record
 
 COMMANDS = {
-    "replay": ["+workload=replay", "table=fashion_mlp", "trials=60"],
+    "replay": ["+workload=replay", "table=fashion_mlp", "trials=200"],
     "digits": ["+workload=digits", "trials=40"],
 }
-LONGEST = {"replay": 6.0, "digits": 14.0}
+LONGEST = {"replay": 5.0, "digits": 14.0}
 
 
 def start(workload, folder, seed):
@@ -92,6 +92,7 @@ def main():
                 "records_at_last_kill": len(seen),
                 "trials": len(study.trials),
                 "records": len(records),
+                "asked_again": len(study.trials) - len(records),
                 "lost": lost,
                 "doubled": sum(count - 1 for count in places.values()),
                 "gaps": len(set(range(len(searched))) - set(searched)),
