@@ -366,6 +366,7 @@ def train_once(options: Options, workload: Workload) -> Record:
         until=None,
         save_to=folder.root / "checkpoint.ckpt",
         resume_from=None,
+        keep=True,
     )
     with interruptible(), ExitStack() as stack:
         if workload.table is not None:

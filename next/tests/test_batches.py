@@ -37,6 +37,16 @@ class OwnSampler(Sampler[int]):
         return iter(self.random.permutation(EXAMPLES).tolist())
 
 
+class EpochSampler(Sampler[int]):
+    """One whose order follows from the epoch that it is told."""
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter(np.random.default_rng(self.epoch).permutation(EXAMPLES).tolist())
+
+
 class Buckets(Sampler[list[int]]):
     """Batches of even, then of odd numbers."""
 
@@ -86,6 +96,7 @@ LOADERS = {
     "subset": (lambda: sampled(SubsetRandomSampler(range(EXAMPLES))), True),
     "weighted": (lambda: sampled(WeightedRandomSampler([1.0] * EXAMPLES, EXAMPLES)), False),
     "own sampler": (lambda: sampled(OwnSampler()), True),
+    "told its epoch": (lambda: sampled(EpochSampler()), True),
     "own batch sampler": (lambda: DataLoader(DATA, batch_sampler=Buckets(4)), False),
     "two workers": (lambda: DataLoader(DATA, 4, shuffle=True, num_workers=2), True),
 }
@@ -112,7 +123,7 @@ def test_three_epochs(case, batch_size):
         assert [sorted(epoch) for epoch in epochs] == [list(range(EXAMPLES))] * 2
         assert (epochs[0] == epochs[1]) == (case == "sequential")
     assert three_epochs(rebatch(build(), batch_size, seed=1)) == batches
-    if case not in ("sequential", "own sampler"):
+    if case not in ("sequential", "own sampler", "told its epoch"):
         assert three_epochs(rebatch(build(), batch_size, seed=2)) != batches
     first = len(loader) + 1
     resumed = rebatch(build(), batch_size, seed=1)

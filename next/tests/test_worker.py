@@ -104,7 +104,8 @@ def test_it_is_one_process_of_its_own_with_the_same_paths(worker):
 def test_a_process_that_died_between_two_functions_is_no_outcome(worker):
     pid = outcome_of(worker, os.getpid).value
     os.kill(pid, signal.SIGKILL)
-    worker.poll(0.5)  # until the template has told
+    assert is_gone(pid)
+    time.sleep(0.2)  # the template tells of it
     assert outcome_of(worker, pow, 2, 3) == Answer(8)
 
 

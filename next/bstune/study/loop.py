@@ -45,6 +45,8 @@ class AskedTrial:
     """The ``time.monotonic()`` at which it stops; None: no limit."""
     save_to: Path | None
     resume_from: Path | None
+    keep: bool = False
+    """Save its state however it ends."""
     record: Record | None = None
 
     def trial(self, target: Target) -> Trial:
@@ -55,6 +57,7 @@ class AskedTrial:
             total_steps=self.total_steps,
             earlier=self.earlier,
             save_to=self.save_to,
+            keep=self.keep,
             resume_from=self.resume_from,
             until=self.until,
         )

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
@@ -199,7 +200,7 @@ class StopAtTarget(Callback):
         if name not in trainer.callback_metrics:
             logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
             raise InputError(f"the target's metric is {name!r}, but the module logs {logged}")
-        value = float(trainer.callback_metrics[name])
+        value = _as_printed(trainer.callback_metrics[name])
         if self._is_scheduled:
             self._on_schedule.append((self.steps, value))
             self._metrics = _copied(trainer.callback_metrics)
@@ -207,7 +208,7 @@ class StopAtTarget(Callback):
             self._begin_segment(trainer)
             return
         trainer.should_stop = True
-        if self.trial.status == "pruned" and self.trial.save_to is not None:
+        if self.trial.save_to is not None and self.trial.has_to_be_saved:
             self._is_saving = True
             trainer.save_checkpoint(self.trial.save_to)
             self._is_saving = False
@@ -246,6 +247,13 @@ def validation_examples(trainer: Trainer) -> int:
     if examples == 0:
         raise InputError("there is no validation data: give a validation loader")
     return examples
+
+
+def _as_printed(metric: torch.Tensor) -> float:
+    """A metric as Python prints it: 0.14 in float32 is 0.14, which meets ``<= 0.14``."""
+    if metric.dtype == torch.float32:
+        return float(str(np.float32(metric.item())))
+    return float(metric)
 
 
 def _batches(trainer: Trainer) -> int:

@@ -35,6 +35,7 @@ class Trial:
         total_steps: its budget, where its schedule ends.
         earlier: the record of the pruned trial that it resumes.
         save_to: where to save its state if it is pruned; None where it will not be resumed.
+        keep: save its state there however it ends.
         resume_from: the state of the trial that it resumes.
         until: the ``time.monotonic()`` at which it is pruned; None: no limit.
         clock: for loops that report no seconds: the time between reports counts.
@@ -48,6 +49,7 @@ class Trial:
         total_steps: int,
         earlier: Record | None = None,
         save_to: Path | None = None,
+        keep: bool = False,
         resume_from: Path | None = None,
         until: float | None = None,
         clock: TrainingClock | None = None,
@@ -63,6 +65,7 @@ class Trial:
         self.total_steps = total_steps
         self.first_step = earlier.steps if earlier else 0
         self.save_to = save_to
+        self._keep = keep
         self.resume_from = resume_from
         self.history = list(earlier.history) if earlier else []
         self.status: Status | None = None
@@ -83,6 +86,11 @@ class Trial:
     def is_late(self) -> bool:
         """Whether its next evaluation is its last, as its time is over."""
         return time.monotonic() >= self._until
+
+    @property
+    def has_to_be_saved(self) -> bool:
+        """Whether its state is to be saved now that it has ended."""
+        return self.worth_saving and (self._keep or self.status == "pruned")
 
     @property
     def steps(self) -> int:
