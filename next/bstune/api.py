@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import Field
 
 from bstune.config import Composed, options_from_python
@@ -34,8 +35,10 @@ from bstune.study.plan import Deadline, Plan
 from bstune.study.progress import Progress, say
 from bstune.study.result import StudyResult
 from bstune.study.storage import StudyStorage
+from bstune.system.console import count
 from bstune.system.files import StudyFolder, claim_folder, whole_file, write_text
 from bstune.system.interruption import interruptible
+from bstune.system.secrets import hide
 from bstune.tracking.mlflow import log_study
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
@@ -124,9 +127,7 @@ def tune(
         name=study,
         train=_lightning(recipe),
         settings={"module": study},
-        config="".join(
-            f"{key}: {value}\n" for key, value in checked.model_dump(mode="json").items()
-        ),
+        config=yaml.safe_dump(hide(checked.model_dump(mode="json")), sort_keys=False),
         table=None,
         command=partial(_call, study),
         train_best=lambda batch_size, lr: f"batch size {batch_size} and lr {lr:g} in your project",
@@ -153,7 +154,7 @@ def workload_of(composed: Composed, arguments: Sequence[str]) -> Workload:
     return Workload(
         name=options.workload or "workload",
         train=train,
-        settings={key: composed.parts.get(key) for key in kept},
+        settings=hide({key: composed.parts.get(key) for key in kept}),
         config=composed.yaml,
         table=table,
         command=partial(_command, arguments),
@@ -164,8 +165,11 @@ def workload_of(composed: Composed, arguments: Sequence[str]) -> Workload:
 
 
 def _command(arguments: Sequence[str], options: Mapping[str, object]) -> str:
-    """A command line with further options, as a shell takes it; the last of a name counts."""
-    given = {argument.partition("=")[0]: argument for argument in arguments}
+    """A command line with further options, as a shell takes it, without secrets."""
+    given = {}
+    for argument in arguments:
+        name, sign, value = argument.partition("=")
+        given[name] = name + sign + hide(value, name.lstrip("+~"))
     for name, value in options.items():
         given[name] = f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
     return shlex.join(["python", "-m", "bstune", *given.values()])
@@ -213,7 +217,7 @@ def run_study(options: Options, workload: Workload) -> Result:
         )
         sizes = f"batch sizes {plan.space.low} to {plan.space.high}"
         say(
-            f"{workload.name}: {options.target}, {sizes}, {options.trials} configurations, "
+            f"{workload.name}: {options.target}, {sizes}, {count(options.trials, 'configuration')}, "
             f"{machine.device}; files in {folder.root}"
         )
         folder.checkpoints.mkdir(exist_ok=True)

@@ -27,6 +27,14 @@ class Data(LightningDataModule):
         return DataLoader(examples(1), batch_size=EXAMPLES)
 
 
+class Guarded(Data):
+    """Data behind a token."""
+
+    def __init__(self, api_token):
+        super().__init__()
+        self.api_token = api_token
+
+
 class Model(LightningModule):
     """Its loss falls from 1 to 0.01."""
 

@@ -278,6 +278,16 @@ def test_one_run_of_a_configuration(tmp_path):
     assert checkpoint.stat().st_size > 0
 
 
+def test_a_secret_of_the_config_is_in_no_file(tmp_path, capsys):
+    arguments = [*own(tmp_path), "data._target_=small.Guarded", "+data.api_token=hunter2hunter2"]
+    settings = ["workers=0", "trials=1", f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db"]
+    assert main([*arguments, *settings, *places(tmp_path)]) == 0
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
+    printed = capsys.readouterr()
+    assert "hunter2" not in printed.err
+
+
 @pytest.mark.parametrize(("module", "status"), [("Raises", 1), ("Nosuch", 2)])
 def test_user_code_that_fails_is_one_line(tmp_path, module, status):
     process = start(tmp_path, *own(tmp_path, module))
