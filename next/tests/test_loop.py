@@ -1,0 +1,101 @@
+"""The loop of a study: what it does with hanging, dying and interrupted trials."""
+
+from dataclasses import replace
+
+import pytest
+
+from bstune.core.question import Question
+from bstune.core.records import Budget, Record, Target
+from bstune.core.space import Configuration, Space
+from bstune.study.loop import HangWatch, asked_trials
+from bstune.study.plan import Plan
+from bstune.study.storage import StudyStorage
+from bstune.system.files import StudyFolder
+
+SPACE = Space(4, 1024, 1e-4, 10.0, "sqrt", (64, 0.1))
+PLAN = Plan(
+    question=Question(Target("val/loss", 0.1, "min"), Budget(steps=100)),
+    space=SPACE,
+    baseline=Configuration(batch_size=64, lr=0.1),
+    trials=3,
+    seeds=1,
+    seed=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("wall_seconds", "trial_seconds", "longest", "limit"),
+    [
+        (None, None, 0.0, 600.0),  # nothing was evaluated yet: data may be downloaded
+        (None, None, 1.0, 60.0),
+        (None, None, 10.0, 200.0),
+        (100.0, None, 10.0, 10.0),  # a tenth of the limit
+        (None, 5.0, 10.0, 5.0),  # the user's own
+        (100.0, 50.0, 10.0, 50.0),
+    ],
+)
+def test_how_long_a_trial_may_be_silent(wall_seconds, trial_seconds, longest, limit):
+    assert HangWatch(wall_seconds, trial_seconds, longest).limit == limit
+
+
+def open_study(folder):
+    return StudyStorage(f"sqlite:///{folder}/study.db", "study", SPACE, {})
+
+
+def reached(spec, steps=20):
+    return Record(
+        **spec.model_dump(),
+        status="reached",
+        steps=steps,
+        seconds_per_step=0.1,
+        history=((steps, 0.05),),
+    )
+
+
+def test_each_trial_is_stored_and_told_once(tmp_path):
+    told = []
+
+    class Observer:
+        def finished(self, record):
+            told.append(record)
+
+    storage = open_study(tmp_path)
+    for asked in asked_trials(PLAN, storage, StudyFolder(tmp_path), [Observer()]):
+        asked.record = reached(asked.spec)
+    assert told == storage.records()
+    assert [record.role for record in told] == ["baseline", *["search"] * 3, *["new seed"] * 2]
+    assert list(asked_trials(PLAN, storage, StudyFolder(tmp_path))) == []
+
+
+def test_an_interrupted_trial_is_asked_again(tmp_path):
+    storage = open_study(tmp_path)
+    trials = asked_trials(PLAN, storage, StudyFolder(tmp_path))
+    first = next(trials)
+    trials.close()
+    assert storage.running() == []
+    again = next(asked_trials(PLAN, storage, StudyFolder(tmp_path)))
+    assert (again.spec.place, again.spec.seed) == (first.spec.place, first.spec.seed)
+    assert again.spec.number == first.spec.number + 1
+
+
+def test_a_resumed_trial_gets_the_record_and_the_state_of_its_parent(tmp_path):
+    folder = StudyFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    storage = open_study(tmp_path)
+    resumed = []
+    for asked in asked_trials(replace(PLAN, trials=8), storage, folder):
+        if asked.spec.resumed_from is not None:
+            resumed.append(asked)
+        record = reached(asked.spec)
+        if asked.spec.role == "baseline":
+            record = record.model_copy(update={"status": "missed", "steps": 100})
+        if asked.spec.role == "search" and asked.spec.resumed_from is None:
+            asked.save_to.write_bytes(b"state")
+            # It would have reached the target soon.
+            history = tuple((step, 2.2 / step) for step in range(2, 21, 2))
+            record = record.model_copy(update={"status": "pruned", "history": history})
+        asked.record = record
+    assert resumed
+    for asked in resumed:
+        assert asked.earlier.number == asked.spec.resumed_from
+        assert asked.resume_from == folder.checkpoint(asked.spec.resumed_from)
