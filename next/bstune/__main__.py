@@ -41,9 +41,9 @@ def tune(arguments: Sequence[str]) -> int:
         print(composed.yaml, end="")
         return 0
     print(f"bstune {__version__}: {composed.options.workload}", file=sys.stderr, flush=True)
-    from bstune.api import run_study, train_once, workload_of
+    from bstune.api import run_study, train_once, workload_from_config
 
-    workload = workload_of(composed, rest)
+    workload = workload_from_config(composed, rest)
     if composed.options.trial.pair is not None:
         record = train_once(composed.options, workload)
         print(record.model_dump_json() if as_json else _of_one_run(record))

@@ -71,7 +71,7 @@ class Workload:
         config: the config as YAML, without secrets.
         table: recorded runs that answer in place of training.
         command: what runs it with further options, as a command or a call.
-        train_best: what trains a batch size and a rate, likewise.
+        train_command: what trains a batch size and a rate, likewise.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Workload:
     config: str
     table: Table | None
     command: Callable[[Mapping[str, object]], str]
-    train_best: Callable[[int, float], str]
+    train_command: Callable[[int, float], str]
 
 
 def tune(
@@ -130,7 +130,9 @@ def tune(
         config=yaml.safe_dump(hide(checked.model_dump(mode="json")), sort_keys=False),
         table=None,
         command=partial(_call, study),
-        train_best=lambda batch_size, lr: f"batch size {batch_size} and lr {lr:g} in your project",
+        train_command=lambda batch_size, lr: (
+            f"batch size {batch_size} and lr {lr:g} in your project"
+        ),
     )
     return run_study(checked, workload)
 
@@ -141,7 +143,7 @@ def load(folder: str | Path) -> Result:
     return Result(**read_result(root).model_dump(), folder=root)
 
 
-def workload_of(composed: Composed, arguments: Sequence[str]) -> Workload:
+def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Workload:
     """The workload of a composed command line."""
     options = composed.options
     table = None
@@ -158,7 +160,7 @@ def workload_of(composed: Composed, arguments: Sequence[str]) -> Workload:
         config=composed.yaml,
         table=table,
         command=partial(_command, arguments),
-        train_best=lambda batch_size, lr: _command(
+        train_command=lambda batch_size, lr: _command(
             arguments, {"trial.batch_size": batch_size, "trial.lr": lr}
         ),
     )
@@ -170,8 +172,8 @@ def _command(arguments: Sequence[str], options: Mapping[str, object]) -> str:
     for argument in arguments:
         name, sign, value = argument.partition("=")
         given[name] = name + sign + hide(value, name.lstrip("+~"))
-    for name, value in options.items():
-        given[name] = f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+    for option, changed in options.items():
+        given[option] = f"{option}={changed}"
     return shlex.join(["python", "-m", "bstune", *given.values()])
 
 
@@ -216,15 +218,13 @@ def run_study(options: Options, workload: Workload) -> Result:
             options.storage, study_name, plan.space, _settings(options, workload)
         )
         sizes = f"batch sizes {plan.space.low} to {plan.space.high}"
-        say(
-            f"{workload.name}: {options.target}, {sizes}, {count(options.trials, 'configuration')}, "
-            f"{machine.device}; files in {folder.root}"
-        )
+        trials = count(options.trials, "configuration")
+        say(f"{workload.name}: {options.target}, {sizes}, {trials}, {machine.device}")
         folder.checkpoints.mkdir(exist_ok=True)
         observers = (Progress(), TrialsFile(folder))
         watch = HangWatch(options.wall_seconds, options.trial_seconds)
-        trials = stack.enter_context(closing(asked_trials(plan, storage, folder, observers)))
-        for asked in trials:
+        asked_ones = stack.enter_context(closing(asked_trials(plan, storage, folder, observers)))
+        for asked in asked_ones:
             if worker is None:
                 asked.record = train_here(asked, workload.train, options.target)
                 continue
@@ -245,7 +245,7 @@ def run_study(options: Options, workload: Workload) -> Result:
                 device=machine.device,
                 threads=machine.threads,
                 command=workload.command,
-                train=workload.train_best,
+                train=workload.train_command,
             ),
             records,
         )

@@ -9,9 +9,9 @@ from bstune.study.result import (
     Confirmed,
     Critical,
     CurvePoint,
-    Doubt,
     Interval,
-    RateAlone,
+    LrAlone,
+    ResultWarning,
     Speedup,
     Spent,
     StudyResult,
@@ -115,7 +115,7 @@ def result(**changes: Any) -> StudyResult:
         "baseline_limit": None,
         "speedup": Speedup(value=0.0964 / 0.0331, low=2.31, high=3.79, at_least=False),
         "near_optimal": (48, 173),
-        "rate_alone": RateAlone(lr=1.05, speedup=2.4),
+        "lr_alone": LrAlone(lr=1.05, speedup=2.4),
         "critical": critical(130.2, 84.9, 212.0),
         "lr_exponent": Interval(value=0.45, low=0.31, high=0.58),
         "curve": curve(),
@@ -138,7 +138,7 @@ def keep() -> StudyResult:
         other=confirmed(96, 0.5, (150, 162, 171), 0.0912, number=7),
         speedup=Speedup(value=0.0964 / 0.0912, low=0.92, high=1.21, at_least=False),
         configurations=12,
-        rate_alone=None,
+        lr_alone=None,
         train=None,
     )
 
@@ -156,7 +156,7 @@ def not_yet(**changes: Any) -> StudyResult:
 
 
 def use() -> StudyResult:
-    return result(verdict="use", baseline=None, speedup=None, rate_alone=None)
+    return result(verdict="use", baseline=None, speedup=None, lr_alone=None)
 
 
 def baseline_missed(limit: str, times: float) -> StudyResult:
@@ -168,7 +168,7 @@ def baseline_missed(limit: str, times: float) -> StudyResult:
         baseline=confirmed(64, 0.4, (steps,) * 3, seconds, "missed"),
         baseline_limit=limit,
         speedup=Speedup(value=times, low=0.8 * times, high=None, at_least=True),
-        rate_alone=None,
+        lr_alone=None,
     )
 
 
@@ -183,7 +183,7 @@ def nothing_reached(trend: str, **changes: Any) -> StudyResult:
         "baseline": None,
         "speedup": None,
         "near_optimal": None,
-        "rate_alone": None,
+        "lr_alone": None,
         "critical": None,
         "lr_exponent": None,
         "curve": (),
@@ -193,17 +193,17 @@ def nothing_reached(trend: str, **changes: Any) -> StudyResult:
     return result(**{**values, **changes})
 
 
-STEP_TIMES = Doubt(
+STEP_TIMES = ResultWarning(
     kind="step times",
     fix="rerun idle with survey=refresh",
     state="step times are uncertain to 20%",
 )
-FEW_OCTAVES = Doubt(
+FEW_OCTAVES = ResultWarning(
     kind="few octaves",
     fix="raise batch_size.high to 1024",
     state="no trial reached the target above batch size 256",
 )
-FAR = Doubt(
+FAR = ResultWarning(
     kind="far from the law",
     fix="try batch sizes 8 and 16",
     state="the curve is off the law by a factor of 1.4",

@@ -144,9 +144,7 @@ def test_open_ends_of_the_critical_batch_size(
 @pytest.mark.parametrize(
     ("study", "absent"),
     [
-        # A range without the best would contradict the first line.
-        (result(near_optimal=(130, 173)), "Also good"),
-        (result(near_optimal=(118, 118), rate_alone=None), "Also good"),
+        (result(near_optimal=(118, 118), lr_alone=None), "Also good"),
         (result(critical=None), "Scaling"),
         (keep(), "Train"),
         (keep().model_copy(update={"train": "bstune"}), "Train"),

@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from bstune.core.errors import InputError
-from bstune.trial.batches import random_state, rebatch, set_random_state
+from bstune.trial.batches import rebatch, rng_state, set_rng_state
 from bstune.trial.trial import BatchSizeRefused
 
 EXAMPLES = 20
@@ -111,9 +111,9 @@ def three_epochs(loader):
 def test_three_epochs(case, batch_size):
     build, every_example_once = LOADERS[case]
     loader = rebatch(build(), batch_size, seed=1)
-    before = random_state()
+    before = rng_state()
     batches = three_epochs(loader)
-    assert torch.equal(random_state()["torch"], before["torch"])
+    assert torch.equal(rng_state()["torch"], before["torch"])
     assert {len(batch) for batch in batches} == {batch_size}
     assert len(batches) == 3 * len(loader)
     if every_example_once:
@@ -198,7 +198,7 @@ def test_the_loaders_settings_are_kept_and_workers_augment_by_the_batchs_number(
 
 
 def test_a_random_state_can_be_put_back():
-    state = random_state()
+    state = rng_state()
     first = random.random(), np.random.rand(), torch.rand(()).item()
-    set_random_state(state)
+    set_rng_state(state)
     assert (random.random(), np.random.rand(), torch.rand(()).item()) == first

@@ -10,7 +10,7 @@ from bstune.study.confirm import (
     Candidate,
     Run,
     SeedDeviation,
-    confirmation_leader,
+    best_confirmed,
     median_run,
     next_confirmation,
     pooled_deviation,
@@ -142,8 +142,8 @@ def test_verdict(speedup, has_baseline, best_is_bound, verdict):
     assert verdict_of(speedup, has_baseline, best_is_bound) == verdict
 
 
-def candidate(number, log_worth, deviation=0.1):
-    return Candidate(number=number, log_worth=log_worth, deviation=deviation)
+def candidate(number, log_cost, deviation=0.1):
+    return Candidate(number=number, log_cost=log_cost, deviation=deviation)
 
 
 def test_the_best_by_prediction_runs_first_and_is_done_after_its_seeds():
@@ -151,7 +151,7 @@ def test_the_best_by_prediction_runs_first_and_is_done_after_its_seeds():
     assert next_confirmation(candidates, {}, seeds=2, noise=0.1) == 3
     assert next_confirmation(candidates, {3: [0.0]}, seeds=2, noise=0.1) == 3
     assert next_confirmation(candidates, {3: [0.0, 0.0]}, seeds=2, noise=0.1) is None
-    assert confirmation_leader(candidates, {3: [0.0, 0.0]}, noise=0.1) == 3
+    assert best_confirmed(candidates, {3: [0.0, 0.0]}, noise=0.1) == 3
 
 
 def test_another_within_a_tenth_takes_over_when_its_mean_falls_below():
@@ -159,7 +159,7 @@ def test_another_within_a_tenth_takes_over_when_its_mean_falls_below():
     # The leader's mean is now 0.15, above the 0.05 of the other one.
     assert next_confirmation(candidates, {3: [0.3]}, seeds=2, noise=0.1) == 5
     assert next_confirmation(candidates, {3: [0.3], 5: [0.0]}, seeds=2, noise=0.1) == 5
-    assert confirmation_leader(candidates, {3: [0.3], 5: [0.0, 0.0]}, noise=0.1) == 5
+    assert best_confirmed(candidates, {3: [0.3], 5: [0.0, 0.0]}, noise=0.1) == 5
 
 
 def test_what_is_more_than_a_tenth_behind_is_not_run():

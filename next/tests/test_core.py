@@ -8,7 +8,7 @@ import pytest
 
 from bstune.core.clock import TrainingClock, processor_wait, seconds_per_step
 from bstune.core.errors import InputError
-from bstune.core.evaluation_schedule import is_near, next_evaluation
+from bstune.core.evaluation_schedule import has_been_near, next_evaluation
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target, ends
 from bstune.core.rules import lr_of
@@ -106,9 +106,9 @@ def test_the_next_evaluation(history, batch_size, step):
 
 
 def test_a_trial_that_was_near_stays_near():
-    assert is_near(((50, 0.25), (100, 0.15)), LOSS)
-    assert is_near(((50, 0.25), (100, 0.15), (150, 0.4)), LOSS)
-    assert not is_near(((50, 0.9), (100, 0.8), (150, None)), LOSS)
+    assert has_been_near(((50, 0.25), (100, 0.15)), LOSS)
+    assert has_been_near(((50, 0.25), (100, 0.15), (150, 0.4)), LOSS)
+    assert not has_been_near(((50, 0.9), (100, 0.8), (150, None)), LOSS)
 
 
 class FakeTime:
@@ -180,9 +180,9 @@ def test_rates_are_snapped_to_what_is_printed(lr, snapped):
     assert Space(8, 1024, 1e-3, 1.0, "sqrt", (64, 0.1)).snap_lr(lr) == snapped
 
 
-def test_worth_is_seconds():
+def test_cost_is_seconds():
     question = Question(LOSS, Budget(steps=10))
-    assert question.worth(30, 8, lambda batch_size: 0.5 * batch_size) == 120.0
+    assert question.cost(30, 8, lambda batch_size: 0.5 * batch_size) == 120.0
 
 
 def test_step_times_of_the_law_are_found_with_one_outlier():

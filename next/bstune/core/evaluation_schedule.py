@@ -24,7 +24,7 @@ NEAR = 1.5
 LOOK_BACK = 1.25
 
 
-def is_near(history: Sequence[tuple[int, float | None]], target: Target) -> bool:
+def has_been_near(history: Sequence[tuple[int, float | None]], target: Target) -> bool:
     """Whether the target is predicted within ``NEAR`` times the steps of some evaluation.
 
     A straight line in log steps predicts it. Metrics mostly flatten in log steps, so the line is
@@ -58,6 +58,6 @@ def next_evaluation(
     """
     last = history[-1][0] if history else 0
     cost = (len(history) + 1) * COST * examples
-    allowed = SHARE if is_near(history, target) else SHARE / 2
+    allowed = SHARE if has_been_near(history, target) else SHARE / 2
     affordable = math.ceil(cost / (allowed * batch_size))
     return max(last + 1, math.floor(RATIO * last), affordable)

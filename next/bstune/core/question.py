@@ -1,4 +1,4 @@
-"""The one question of a study: what a trial is worth, and what the answer's rows are called.
+"""The one question of a study: what a trial costs, and what the answer's rows are called.
 
 Nothing else asks which question it is.
 """
@@ -29,7 +29,7 @@ class Question:
     budget: Budget
     objective: Objective = "time"
 
-    def worth(self, steps: float, batch_size: float, step_time: StepTime) -> float:
+    def cost(self, steps: float, batch_size: float, step_time: StepTime) -> float:
         """What is minimised: for ``time`` the training seconds of so many steps."""
         return steps * step_time(batch_size)
 

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
 from bstune.options import Options
-from bstune.recipe.recipe import Recipe, TrialSettings
+from bstune.recipe.recipe import Recipe, TrialSettings, resolve_device
 
 # What Hydra instantiates.
 NODES = ("data", "module", "trainer")
@@ -77,7 +77,7 @@ def build(parts: Mapping[str, Any], key: str, trial: TrialSettings) -> Any:
     Raises:
         InputError: if a target cannot be imported. What a target raises is raised as it is.
     """
-    node = resolved(parts, trial, _device(parts["device"]))[key]
+    node = resolved(parts, trial, resolve_device(parts["device"]))[key]
     try:
         return hydra.utils.instantiate(node or {}, _convert_="all", **ALLOWED)
     except InstantiationException as error:
@@ -86,12 +86,3 @@ def build(parts: Mapping[str, Any], key: str, trial: TrialSettings) -> Any:
             reason = " ".join(str(cause or error).split())
             raise InputError(f"{key} cannot be built: {reason}") from error
         raise cause from None
-
-
-def _device(option: str) -> str:
-    """Choose the device of ``auto``, where torch is imported: in the worker."""
-    if option != "auto":
-        return option
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"

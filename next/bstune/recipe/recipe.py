@@ -47,3 +47,12 @@ class Recipe:
     device: str = "auto"
     precision: str = "32-true"
     threads: int | None = None
+
+
+def resolve_device(device: str) -> str:
+    """Resolve ``auto``, in the worker, which has imported torch: CUDA where there is a device."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -154,14 +154,13 @@ def _also_good(result: StudyResult) -> Iterator[str]:
     if best is None or result.near_optimal is None or result.verdict == "not yet":
         return
     low, high = result.near_optimal
-    # The range is of predictions: one without the best's size would contradict the first line.
-    if low == high or not low <= best.batch_size <= high:
+    if low == high:
         return
     text = f"batch sizes {low:,} to {high:,}"
-    alone = result.rate_alone
+    alone = result.lr_alone
     if alone is not None and result.baseline is not None:
         at = f"at your {result.baseline.batch_size:,}, lr {console.number(alone.lr)} alone"
-        text += f"; {at} gives {console.speedup(alone.speedup)}"
+        text += f"; {at} is predicted to give {console.speedup(alone.speedup)}"
     yield text
 
 

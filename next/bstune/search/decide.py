@@ -1,7 +1,7 @@
 """One decision: which configuration is run next, whether a pruned trial is resumed, and how far.
 
 Thompson sampling: one draw of the posterior is taken for the truth, and the candidate of the least
-worth in it is chosen, with a bonus for little left to train. A new trial gets a part of what the
+cost in it is chosen, with a bonus for little left to train. A new trial gets a part of what the
 best configuration takes, and a pruned one is resumed when a draw prefers it.
 
 Measured on the five shipped tables (100 searches, ``tests/benchmarks/bench_search.py``): the target
@@ -36,13 +36,13 @@ BEST = 4
 # Their standard deviation, in octaves: of rates around a draw's best one, and of batch size and
 # rate around the best configurations.
 OCTAVES = 0.5
-# What is left to train counts as this share of the worth of the whole, for at most so many times
+# What is left to train counts as this share of the cost of the whole, for at most so many times
 # the chosen draw's best.
 LEFT_WEIGHT = 0.5
 MOST_LEFT = 10.0
 # Log steps are kept below this: exp must not overflow.
 MOST_LOG_STEPS = 50.0
-# No trial runs longer than so many times the best configuration's predicted worth.
+# No trial runs longer than so many times the best configuration's predicted cost.
 GIVE_UP = 1.2
 # One that has run for this share of that is not resumed.
 WORTH_RESUMING = 0.95
@@ -103,12 +103,12 @@ def propose(
     """
     posterior = sample_posterior(question, space, records, seed=seed, running=running)
     rng = np.random.default_rng([seed, len(records), len(running), 1])
-    best = sorted(predictions(posterior, question, step_time), key=lambda one: one.log_worth)
-    most_worth = GIVE_UP * math.exp(best[0].log_worth) if best else math.inf
+    best = sorted(predictions(posterior, question, step_time), key=lambda one: one.log_cost)
+    most_cost = GIVE_UP * math.exp(best[0].log_cost) if best else math.inf
     # One whose resumption failed is not tried again.
     resumed_before = {spec.resumed_from for spec in (*records, *running)}
     waiting = []
-    for one in _waiting(posterior, question, step_time, most_worth):
+    for one in _waiting(posterior, question, step_time, most_cost):
         if one.record.number not in resumed_before and resumable(one.record.number):
             waiting.append(one)
 
@@ -122,11 +122,11 @@ def propose(
     log_steps = np.minimum(log_steps, MOST_LOG_STEPS)
 
     # Worth is in proportion to the steps.
-    per_step = np.array([question.worth(1.0, 2.0**size, step_time) for size in x])
-    worth = per_step * np.exp(log_steps)
-    left = worth * np.maximum(1.0 - ran / np.exp(log_steps), 0.0)
-    share_left = np.minimum(left / worth.min(), MOST_LEFT)
-    chosen = int((np.log(worth) + LEFT_WEIGHT * share_left).argmin())
+    per_step = np.array([question.cost(1.0, 2.0**size, step_time) for size in x])
+    cost = per_step * np.exp(log_steps)
+    left = cost * np.maximum(1.0 - ran / np.exp(log_steps), 0.0)
+    share_left = np.minimum(left / cost.min(), MOST_LEFT)
+    chosen = int((np.log(cost) + LEFT_WEIGHT * share_left).argmin())
 
     resumed = waiting[chosen].record if chosen < len(waiting) else None
     batch_size = resumed.batch_size if resumed else space.snap(2.0 ** x[chosen])
@@ -134,7 +134,7 @@ def propose(
     first_step = resumed.steps if resumed else 0
     last_step = question.budget.last_step(batch_size)
     if best:
-        give_up = most_worth / float(per_step[chosen])
+        give_up = most_cost / float(per_step[chosen])
         limit = _limit_after_hit(give_up, math.exp(log_steps[chosen]), first_step)
     else:
         spent = _spent(question, step_time, records) / float(per_step[chosen])
@@ -148,14 +148,14 @@ def propose(
 
 
 def _waiting(
-    posterior: Posterior, question: Question, step_time: StepTime, most_worth: float
+    posterior: Posterior, question: Question, step_time: StepTime, most_cost: float
 ) -> list[Waiting]:
     """The pruned trials that have room in their budget and may still beat the best."""
     waiting = []
     for place, record in enumerate(posterior.chains):
-        worth = question.worth(record.steps, record.batch_size, step_time)
+        cost = question.cost(record.steps, record.batch_size, step_time)
         has_room = record.steps < question.budget.last_step(record.batch_size)
-        if record.status == "pruned" and has_room and worth < WORTH_RESUMING * most_worth:
+        if record.status == "pruned" and has_room and cost < WORTH_RESUMING * most_cost:
             waiting.append(Waiting(record, place))
     return waiting
 
@@ -223,7 +223,7 @@ def _limit_after_hit(give_up: float, predicted: float, first_step: int) -> float
     """The step at which a trial stops once the target has been reached.
 
     Args:
-        give_up: steps that are worth ``GIVE_UP`` times the best configuration.
+        give_up: steps that cost ``GIVE_UP`` times the best configuration.
         predicted: its own steps to the target.
         first_step: steps of the trial that it resumes.
     """
@@ -251,5 +251,5 @@ def _spent(question: Question, step_time: StepTime, records: Sequence[Record]) -
     spent = 0.0
     for record in records:
         before = steps_of.get(record.resumed_from, 0) if record.resumed_from is not None else 0
-        spent += question.worth(record.steps - before, record.batch_size, step_time)
+        spent += question.cost(record.steps - before, record.batch_size, step_time)
     return spent

@@ -10,14 +10,15 @@ from bstune.core.space import Configuration, Space
 from bstune.search.findings import CurvePoint
 from bstune.study.confirm import NOT_WORTH
 from bstune.study.plan import Plan
-from bstune.study.result import Closest, Confirmed, Critical, Doubt, Speedup
+from bstune.study.result import Closest, Confirmed, Critical, ResultWarning, Speedup
 
 Trend = Literal["still falling", "flat", "diverged", "failed"]
 Options = dict[str, object]
 
 # Step times that are known worse than this, relatively, are a warning.
 STEP_TIME_WARNING = 0.15
-# The curve is far from the law where both differ by so many times at B_crit.
+# The steps-to-target curve is far from its law, S_min (1 + B_crit/B), where both differ by so many
+# times at the batch size nearest to B_crit.
 FAR_FROM_LAW = 1.3
 # A metric that improved by less than this share over the second half of a run is flat.
 FLAT_SHARE = 0.02
@@ -135,14 +136,14 @@ def seeds_to_settle(speedup: Speedup, seeds: int) -> int:
     return max(seeds + 1, math.ceil(seeds * (half_width / room) ** 2))
 
 
-def doubts(
+def warnings_of(
     best: Confirmed | None, critical: Critical | None, points: Sequence[CurvePoint], space: Space
-) -> tuple[Doubt, ...]:
-    """What could change the answer, the most important first."""
+) -> tuple[ResultWarning, ...]:
+    """Warnings about the result, the most important first."""
     found = []
     if best is not None and best.step_seconds_error > STEP_TIME_WARNING:
         found.append(
-            Doubt(
+            ResultWarning(
                 kind="step times",
                 fix="rerun on an idle machine",
                 state=f"step times are uncertain to {100 * best.step_seconds_error:.0f}%",
@@ -152,16 +153,16 @@ def doubts(
         return tuple(found)
     value = critical.interval.value
     nearest = min(points, key=lambda point: abs(math.log(point.batch_size / value)))
-    of_law = critical.s_min * (1.0 + value / nearest.batch_size)
-    off = max(nearest.steps / of_law, of_law / nearest.steps)
-    if off > FAR_FROM_LAW:
+    law_steps = critical.s_min * (1.0 + value / nearest.batch_size)
+    ratio = max(nearest.steps / law_steps, law_steps / nearest.steps)
+    if ratio > FAR_FROM_LAW:
         below = space.snap(value / 2)
         above = space.snap(value * 2)
         found.append(
-            Doubt(
+            ResultWarning(
                 kind="far from the law",
                 fix=f"add trials near batch sizes {below} and {above}",
-                state=f"the curve is {off:.1f}x off its law at the critical batch size",
+                state=f"the curve is {ratio:.1f}x off its law at the critical batch size",
             )
         )
     return tuple(found)

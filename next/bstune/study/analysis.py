@@ -16,10 +16,10 @@ from bstune.search.findings import (
     near_optimal,
 )
 from bstune.search.posterior import Posterior, sample_posterior
-from bstune.study.advice import closest_trial, doubts, easier_target, missing, remedy
+from bstune.study.advice import closest_trial, easier_target, missing, remedy, warnings_of
 from bstune.study.confirm import (
     Run,
-    confirmation_leader,
+    best_confirmed,
     median_run,
     pooled_deviation,
     speedup_of,
@@ -27,7 +27,7 @@ from bstune.study.confirm import (
 )
 from bstune.study.critical import critical_batch_size
 from bstune.study.plan import Plan, candidates_of, new_seeds_of, step_time_of
-from bstune.study.result import Confirmed, Interval, RateAlone, Speedup, Spent, StudyResult, Verdict
+from bstune.study.result import Confirmed, Interval, LrAlone, Speedup, Spent, StudyResult, Verdict
 
 # Draws and moves of the posterior that the answer stands on.
 DRAWS = 600
@@ -155,11 +155,11 @@ def _with_the_target_reached(study: Study, records: Sequence[Record]) -> StudyRe
         baseline_limit=_baseline_limit(baseline),
         speedup=speedup,
         near_optimal=_near_optimal(points, plan, step_time, best),
-        rate_alone=_rate_alone(verdict, posterior, step_time, best, baseline, speedup),
+        lr_alone=_rate_alone(verdict, posterior, step_time, best, baseline, speedup),
         critical=critical,
         lr_exponent=_lr_exponent(posterior),
         curve=points,
-        warnings=doubts(best, critical, points, plan.space),
+        warnings=warnings_of(best, critical, points, plan.space),
     )
 
 
@@ -168,7 +168,7 @@ def _compared(
 ) -> tuple[Confirmed | None, Confirmed | None, float]:
     """The best other configuration, the baseline, and the deviation from seed to seed."""
     candidates, runs, noise = candidates_of(plan, records)
-    leader = confirmation_leader(candidates, runs, noise)
+    leader = best_confirmed(candidates, runs, noise)
     other = None
     baseline = None
     for record in records:
@@ -266,7 +266,7 @@ def _rate_alone(
     best: Confirmed | None,
     baseline: Confirmed | None,
     speedup: Speedup | None,
-) -> RateAlone | None:
+) -> LrAlone | None:
     """What the best rate at the baseline's own batch size is predicted to gain.
 
     None where the best is there, or gains no more.
@@ -277,7 +277,7 @@ def _rate_alone(
     gain = baseline.steps / there.steps
     if best.batch_size == baseline.batch_size or not 1.0 < gain < speedup.value:
         return None
-    return RateAlone(lr=float(f"{there.lr:.3g}"), speedup=gain)
+    return LrAlone(lr=float(f"{there.lr:.3g}"), speedup=gain)
 
 
 def _lr_exponent(posterior: Posterior) -> Interval:

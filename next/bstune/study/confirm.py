@@ -53,7 +53,7 @@ class Candidate:
 
     number: int
     """The last trial of its chain in the search."""
-    log_worth: float
+    log_cost: float
     """Log of the predicted median, in what the question minimises."""
     deviation: float
     """Standard deviation of that prediction."""
@@ -179,13 +179,13 @@ def verdict_of(speedup: Speedup | None, has_baseline: bool, best_is_bound: bool)
 def _estimates(
     candidates: Sequence[Candidate], runs: Mapping[int, Sequence[float]], noise: float
 ) -> dict[int, float]:
-    """Each candidate's log worth: its prediction and its new seeds, weighted by precision."""
+    """Each candidate's log cost: its prediction and its new seeds, weighted by precision."""
     estimates = {}
     for candidate in candidates:
         precision = 1.0 / candidate.deviation**2
-        total = precision * candidate.log_worth
-        for log_worth in runs.get(candidate.number, ()):
-            total += log_worth / noise**2
+        total = precision * candidate.log_cost
+        for log_cost in runs.get(candidate.number, ()):
+            total += log_cost / noise**2
             precision += 1.0 / noise**2
         estimates[candidate.number] = total / precision
     return estimates
@@ -193,16 +193,22 @@ def _estimates(
 
 def _contenders(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates whose prediction lies within ``WITHIN`` of the best."""
-    limit = min(candidate.log_worth for candidate in candidates) + math.log(WITHIN)
-    return [candidate for candidate in candidates if candidate.log_worth <= limit]
+    limit = min(candidate.log_cost for candidate in candidates) + math.log(WITHIN)
+    return [candidate for candidate in candidates if candidate.log_cost <= limit]
 
 
-def confirmation_leader(
+def best_confirmed(
     candidates: Sequence[Candidate], runs: Mapping[int, Sequence[float]], noise: float
 ) -> int | None:
-    """The configuration that new seeds speak for, as a trial's number; None without candidates.
+    """The best configuration by its new seeds, as a trial's number; None without candidates.
 
-    Of those with the most runs it is the one of the least estimate.
+    Of those with the most runs (none, before the first one) it is the one of the least estimated
+    cost.
+
+    Args:
+        candidates: the configurations other than the baseline that reached the target.
+        runs: log cost of the runs on new seeds, by the number of the candidate.
+        noise: standard deviation of log steps from seed to seed.
     """
     if not candidates:
         return None
@@ -224,7 +230,7 @@ def next_confirmation(
 
     Args:
         candidates: the configurations other than the baseline that reached the target.
-        runs: log worth of the runs on new seeds, by the number of the candidate.
+        runs: log cost of the runs on new seeds, by the number of the candidate.
         seeds: how many the leader runs on.
         noise: standard deviation of log steps from seed to seed.
     """

@@ -17,7 +17,7 @@ from bstune.core.step_time import step_time_of_trials
 from bstune.search.decide import propose
 from bstune.search.findings import predictions
 from bstune.search.posterior import Posterior, sample_posterior
-from bstune.study.confirm import Candidate, confirmation_leader, next_confirmation
+from bstune.study.confirm import Candidate, best_confirmed, next_confirmation
 
 # Runs on new seeds end after so many times the steps that are predicted, and under a time limit the
 # baseline's after so many times the best's seconds.
@@ -142,7 +142,7 @@ def candidates_of(
     """Who may be the best: candidates other than the baseline, their new seeds, and the noise.
 
     Returns:
-        Candidates; the log worth of each one's runs on new seeds, by its number; the standard
+        Candidates; the log cost of each one's runs on new seeds, by its number; the standard
         deviation of log steps from seed to seed. Empty where nothing else reached the target.
     """
     posterior = search_posterior(plan, records)
@@ -153,13 +153,13 @@ def candidates_of(
         record = prediction.record
         if plan.baseline is not None and is_of(record, plan.baseline):
             continue
-        candidates.append(Candidate(record.number, prediction.log_worth, prediction.deviation))
+        candidates.append(Candidate(record.number, prediction.log_cost, prediction.deviation))
         for run in new_seeds_of(records, record.number):
             steps = run.steps if run.reached else max(run.steps, run.max_steps)
-            log_worth = math.log(plan.question.worth(steps, run.batch_size, step_time))
+            log_cost = math.log(plan.question.cost(steps, run.batch_size, step_time))
             # A run that missed the target took longer than it ran.
             missed = 0.0 if run.reached else posterior.noise
-            runs.setdefault(record.number, []).append(log_worth + missed)
+            runs.setdefault(record.number, []).append(log_cost + missed)
     return candidates, runs, posterior.noise
 
 
@@ -258,18 +258,18 @@ def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]
         # A running one counts as done at its prediction.
         for candidate in candidates:
             if spec.repeats == candidate.number:
-                runs.setdefault(candidate.number, []).append(candidate.log_worth)
+                runs.setdefault(candidate.number, []).append(candidate.log_cost)
     number = next_confirmation(candidates, runs, plan.seeds, noise)
     by_number = {record.number: record for record in records}
     step_time = step_time_of(plan, records)
     if number is not None:
-        log_worth = next(c.log_worth for c in candidates if c.number == number)
+        log_cost = next(c.log_cost for c in candidates if c.number == number)
         record = by_number[number]
-        per_step = plan.question.worth(1.0, record.batch_size, step_time)
-        predicted = math.exp(log_worth) / per_step
+        per_step = plan.question.cost(1.0, record.batch_size, step_time)
+        predicted = math.exp(log_cost) / per_step
         limit = math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
         return _repeat(plan, records, running, record, limit, len(runs.get(number, ())))
-    leader = confirmation_leader(candidates, runs, noise)
+    leader = best_confirmed(candidates, runs, noise)
     baseline = next((record for record in records if record.role == "baseline"), None)
     if leader is None or baseline is None:
         return None

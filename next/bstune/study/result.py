@@ -65,7 +65,7 @@ class Speedup(Frozen):
     """Whether the baseline's median is a bound, and so is ``value``."""
 
 
-class RateAlone(Frozen):
+class LrAlone(Frozen):
     """The best rate at the baseline's own batch size, and its predicted speedup."""
 
     lr: float
@@ -93,7 +93,7 @@ class Closest(Frozen):
     """What most trials did at their end; it decides what to do next."""
 
 
-class Doubt(Frozen):
+class ResultWarning(Frozen):
     """What could change the answer: its kind, the fix first, then the state."""
 
     kind: Warned
@@ -140,7 +140,7 @@ class StudyResult(Frozen):
     speedup: Speedup | None = None
     near_optimal: tuple[int, int] | None = None
     """Batch sizes whose predicted median at their best rate is at most 1.1 times the best's."""
-    rate_alone: RateAlone | None = None
+    lr_alone: LrAlone | None = None
     """What the rate alone would give; None where the best has the baseline's batch size."""
     critical: Critical | None = None
     lr_exponent: Interval | None = None
@@ -156,7 +156,7 @@ class StudyResult(Frozen):
     """Under ``not yet``: what is missing."""
     next: str | None = None
     """Under ``not yet``: the command or call that gets it."""
-    warnings: tuple[Doubt, ...] = ()
+    warnings: tuple[ResultWarning, ...] = ()
     spent: Spent
     train: str | None = None
     """The command or call that trains the best."""

@@ -28,13 +28,16 @@ KEPT = (
     "timeout",
 )
 
-RandomState = dict[str, Any]
+RngState = dict[str, Any]
 
 
-def random_state() -> RandomState:
-    """Get the states of Python's, numpy's and torch's generators, in plain data."""
+def rng_state() -> RngState:
+    """Get the states of Python's, numpy's and torch's generators.
+
+    They are of types that ``torch.load(weights_only=True)`` accepts.
+    """
     name, keys, *rest = np.random.get_state(legacy=True)
-    state: RandomState = {
+    state: RngState = {
         "python": random.getstate(),
         "numpy": (name, list(map(int, keys)), *rest),
         "torch": torch.get_rng_state(),
@@ -44,8 +47,8 @@ def random_state() -> RandomState:
     return state
 
 
-def set_random_state(state: RandomState) -> None:
-    """Put the generators back into states that :func:`random_state` gave."""
+def set_rng_state(state: RngState) -> None:
+    """Put the generators back into states that :func:`rng_state` gave."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
@@ -60,8 +63,8 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _seed_cpu(*numbers: int) -> None:
-    """Seed the generators, but those of devices, by some numbers."""
+def _seed_cpu_generators(*numbers: int) -> None:
+    """Seed Python's, numpy's and torch's CPU generator, not CUDA's, by some integers."""
     seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)
@@ -88,15 +91,15 @@ class _Epochs:
 
     def _draw(self, epoch: int) -> list[Any]:
         """Iterate over the sampler, with random numbers that follow from the seed and the epoch."""
-        state = random_state()
-        _seed_cpu(self._seed, epoch)
+        state = rng_state()
+        _seed_cpu_generators(self._seed, epoch)
         generator = getattr(self._sampler, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(torch.initial_seed())
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(epoch)
         drawn = list(self._sampler)
-        set_random_state(state)
+        set_rng_state(state)
         return self._whole_batches(drawn) if self._gives_batches else drawn
 
     def _whole_batches(self, batches: list[Any]) -> list[Any]:
@@ -160,7 +163,7 @@ class _SeededInWorkers(Dataset[Any]):
 
     def __getitems__(self, numbered: tuple[int, list[Any]]) -> list[Any]:
         number, indices = numbered
-        _seed_cpu(self._seed, number)
+        _seed_cpu_generators(self._seed, number)
         if hasattr(self.dataset, "__getitems__"):
             return list(self.dataset.__getitems__(indices))
         return [self.dataset[index] for index in indices]

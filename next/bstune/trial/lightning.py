@@ -15,12 +15,12 @@ from bstune.core.errors import InputError
 from bstune.core.evaluation_schedule import next_evaluation
 from bstune.recipe.recipe import Recipe
 from bstune.trial.batches import (
-    RandomState,
+    RngState,
     TrialLoader,
-    random_state,
     rebatch,
+    rng_state,
     seed_everything,
-    set_random_state,
+    set_rng_state,
 )
 from bstune.trial.trainer import EpochLimit, make_trainer, quiet
 from bstune.trial.trial import Trial
@@ -94,7 +94,7 @@ class StopAtTarget(Callback):
         self.steps = 0
         self._is_due = False
         self._is_saving = False
-        self._resumed: RandomState | None = None
+        self._resumed: RngState | None = None
         # The evaluations of the schedule: one that is made only because a trial stops is none of
         # them, so that a resumed trial is evaluated where one that never stopped is.
         self._on_schedule: list[tuple[int, float]] = []
@@ -107,7 +107,7 @@ class StopAtTarget(Callback):
             "steps": self.steps,
             "on_schedule": self._on_schedule,
             "metrics": self._metrics,
-            "random": random_state(),
+            "random": rng_state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ class StopAtTarget(Callback):
             for config in trainer.lr_scheduler_configs
         )
         if self._resumed is not None:
-            set_random_state(self._resumed)
+            set_rng_state(self._resumed)
             trainer.callback_metrics.update(self._metrics)
             if isinstance(trainer.train_dataloader, TrialLoader):
                 trainer.train_dataloader.batch_sampler.seek(_batches(trainer))
@@ -173,7 +173,7 @@ class StopAtTarget(Callback):
         trainer.val_check_batch = batches if self._is_due else batches + 1
         if self._is_due:
             self._clock.stop(self.steps - self._first_step)
-            self._random = random_state()
+            self._random = rng_state()
             self._metrics = _copied(trainer.callback_metrics)
 
     def _has_stepped(self, trainer: Trainer) -> bool:
@@ -195,7 +195,7 @@ class StopAtTarget(Callback):
         if not self._is_due:
             return
         # The training goes on as if there had been no evaluation.
-        set_random_state(self._random)
+        set_rng_state(self._random)
         name = self.trial.target.metric
         if name not in trainer.callback_metrics:
             logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"

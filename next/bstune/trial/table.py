@@ -204,11 +204,11 @@ class Table:
 
     def outcome(self, batch_size: float, lr: float, seed: int, target: Target) -> Outcome:
         """How a trial ends; its seed draws one of several runs in a cell."""
-        share = float(np.random.default_rng(seed).random())
-        return self.outcome_at(batch_size, lr, share, target)
+        quantile = float(np.random.default_rng(seed).random())
+        return self.outcome_at(batch_size, lr, quantile, target)
 
-    def outcome_at(self, batch_size: float, lr: float, share: float, target: Target) -> Outcome:
-        """How a trial ends, by the run at a share of the way through each cell's list.
+    def outcome_at(self, batch_size: float, lr: float, quantile: float, target: Target) -> Outcome:
+        """How a trial ends, by the run at ``quantile`` of each cell's list.
 
         Between cells that all reached the target, log steps and log seconds are bilinear in (log B,
         log lr), and the history is the nearest cell's with its steps rescaled; else the nearest
@@ -219,7 +219,7 @@ class Table:
         weights = []
         for size, size_weight in _around(self.batch_sizes, batch_size):
             for rate, rate_weight in _around(self.lrs, lr):
-                runs.append(self._draw(size, rate, share))
+                runs.append(self._run_of_cell(size, rate, quantile))
                 weights.append(size_weight * rate_weight)
         nearest = runs[weights.index(max(weights))]
         nearest_steps = nearest.steps_to(target)
@@ -242,14 +242,17 @@ class Table:
             diverged=False,
         )
 
-    def _draw(self, batch_size: float, lr: float, share: float) -> Run:
-        """A cell's run at a share of the way through its list; the nearest cell stands in."""
+    def _run_of_cell(self, batch_size: float, lr: float, quantile: float) -> Run:
+        """The run at ``quantile``, from 0 to 1, of a cell's runs in the order of their seeds.
+
+        For a cell that was not recorded it is the nearest one in (log B, log lr).
+        """
         runs = self.cells.get((batch_size, lr))
         if runs is None:
             distances = np.log(list(self.cells)) - np.log([batch_size, lr])
             nearest = int((distances**2).sum(axis=1).argmin())
             runs = list(self.cells.values())[nearest]
-        return runs[min(int(share * len(runs)), len(runs) - 1)]
+        return runs[min(int(quantile * len(runs)), len(runs) - 1)]
 
 
 def _read_run(line: str, place: str) -> Run:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence, Sized
 from importlib import import_module
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from bstune.recipe.recipe import Recipe, TrialSettings
+from bstune.recipe.recipe import Recipe, TrialSettings, resolve_device
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 # Call-backs that print, that write files, or that stop a training by another rule than the trial's.
@@ -59,7 +58,7 @@ def make_trainer(
     users = users if isinstance(users, list | tuple) else [users]
     kept = [callback for callback in users if not isinstance(callback, left_out)]
     ours: dict[str, Any] = {
-        "accelerator": _device(recipe.device),
+        "accelerator": resolve_device(recipe.device),
         "devices": 1,
         "precision": recipe.precision,
         "callbacks": [*kept, *callbacks],
@@ -97,10 +96,3 @@ def _package_of(module: LightningModule) -> str:
             if base.__module__.startswith(f"{package}."):
                 return package
     return PACKAGES[0]
-
-
-def _device(device: str) -> str:
-    """Choose CUDA where there is a device, for ``auto``."""
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -44,7 +44,7 @@ def projects(name):
     if name == "own_collate":
         from own_collate import DictData, DictModel
 
-        arguments = {"target": "valid/loss <= 0.1", "baseline": (16, 0.01), "batch_size": (2, 64)}
+        arguments = {"target": "valid/loss <= 0.3", "baseline": (16, 0.001), "batch_size": (2, 64)}
         return (
             DictModel,
             DictData,
