@@ -143,6 +143,12 @@ def test_a_best_that_misses_on_new_seeds_is_not_told_to_be_used():
     assert result.train is None
 
 
+def test_where_both_miss_on_new_seeds_nothing_is_compared():
+    result = analyse(study(), with_seeds((900,) * 3, (900,) * 3, "missed", "missed"))
+    assert (result.verdict, result.speedup) == ("not yet", None)
+    assert result.best.reached == result.baseline.reached == 0
+
+
 def test_before_new_seeds():
     result = analyse(study(), searched())
     assert (result.verdict, result.speedup) == ("not yet", None)

@@ -162,9 +162,9 @@ class Record(Spec):
         return self.status == "reached"
 
     @property
-    def configuration(self) -> tuple[int, float, tuple[tuple[str, int | float], ...]]:
-        """Batch size, rate and further values: what seeds and resumptions share."""
-        return self.batch_size, self.lr, tuple(sorted(self.values.items()))
+    def is_unfit(self) -> bool:
+        """Whether its batch size does not fit: into memory, or to the user's code."""
+        return self.status in ("out of memory", "refused")
 
     @property
     def finite_history(self) -> list[tuple[int, float]]:

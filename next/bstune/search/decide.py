@@ -27,8 +27,6 @@ from bstune.search.posterior import BOUND, Posterior, sample_posterior
 
 Array = NDArray[np.float64]
 
-# A batch size does not fit where a trial ended so.
-UNFIT = ("out of memory", "refused")
 # New configurations that are compared in a decision. A third of them lie around the best ones.
 CANDIDATES = 240
 AROUND_BEST = 80
@@ -196,9 +194,9 @@ def largest_size(space: Space, records: Sequence[Record]) -> float:
     """
     trained = float(space.low)
     for record in records:
-        if record.steps > 0 and record.status not in UNFIT:
+        if record.steps > 0 and not record.is_unfit:
             trained = max(trained, record.batch_size)
-    unfit = [record.batch_size for record in records if record.status in UNFIT]
+    unfit = [record.batch_size for record in records if record.is_unfit]
     above = [size for size in unfit if size > trained]
     return math.sqrt(trained * min(above)) if above else float(space.high)
 

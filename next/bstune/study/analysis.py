@@ -26,7 +26,13 @@ from bstune.study.confirm import (
     verdict_of,
 )
 from bstune.study.critical import critical_batch_size
-from bstune.study.plan import Plan, candidates_of, new_seeds_of, step_time_of
+from bstune.study.plan import (
+    Plan,
+    candidates_of,
+    count_configurations,
+    new_seeds_of,
+    step_time_of,
+)
 from bstune.study.result import Confirmed, Interval, LrAlone, Speedup, Spent, StudyResult, Verdict
 
 # Draws and moves of the posterior that the answer stands on.
@@ -65,9 +71,6 @@ def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
 def _common(study: Study, records: Sequence[Record]) -> dict[str, Any]:
     """The fields that every result has."""
     question = study.plan.question
-    configurations = [
-        record for record in records if record.role == "search" and record.resumed_from is None
-    ]
     return {
         "bstune": __version__,
         "workload": study.workload,
@@ -77,7 +80,7 @@ def _common(study: Study, records: Sequence[Record]) -> dict[str, Any]:
         "device": study.device,
         "threads": study.threads,
         "seeds": study.plan.seeds,
-        "configurations": len(configurations),
+        "configurations": count_configurations(records),
         "trials": len(records),
         "spent": Spent(
             training=sum(record.train_seconds for record in records),
@@ -218,7 +221,10 @@ def _runs(confirmed: Confirmed) -> list[Run]:
     return [Run(steps * confirmed.step_seconds, status == "reached") for steps, status in pairs]
 
 
-def _speedup(other: Confirmed, baseline: Confirmed, noise: float) -> Speedup:
+def _speedup(other: Confirmed, baseline: Confirmed, noise: float) -> Speedup | None:
+    """The speedup on new seeds; None for two bounds, neither of which is known to be the faster."""
+    if other.is_bound and baseline.is_bound:
+        return None
     groups = []
     for confirmed in (other, baseline):
         runs = zip(confirmed.runs_steps, confirmed.runs_status, strict=True)

@@ -189,6 +189,16 @@ def fatal_failure(records: Sequence[Record]) -> str | None:
     return counted[-1].message if len(counted) >= FAILURES else None
 
 
+def count_configurations(records: Sequence[Record], running: Sequence[Spec] = ()) -> int:
+    """How many configurations the search has tried.
+
+    A resumption is none, and neither is a size that does not fit or that the user's code refuses.
+    """
+    unfit = {record.number for record in records if record.is_unfit}
+    tried = [spec for spec in (*records, *running) if spec.role == "search"]
+    return sum(spec.resumed_from is None and spec.number not in unfit for spec in tried)
+
+
 def _taken(records: Sequence[Record], running: Sequence[Spec], place: str) -> bool:
     return any(spec.place == place for spec in (*records, *running))
 
@@ -209,14 +219,8 @@ def _searches(plan: Plan, records: Sequence[Record], running: Sequence[Spec], no
     if plan.deadline is not None and now > plan.deadline.at(SEARCH_SHARE):
         return False
     places = [spec for spec in (*records, *running) if spec.role == "search"]
-    # Sizes that do not fit, or that the user's code refuses, are no configurations of the search.
-    no_fit = ("out of memory", "refused")
-    unfit = {record.number for record in records if record.status in no_fit}
-    configurations = [
-        spec for spec in places if spec.resumed_from is None and spec.number not in unfit
-    ]
-    room = len(places) < PLACES_PER_CONFIGURATION * plan.trials
-    return len(configurations) < plan.trials and room
+    has_room = len(places) < PLACES_PER_CONFIGURATION * plan.trials
+    return count_configurations(records, running) < plan.trials and has_room
 
 
 def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float) -> Ask:
