@@ -3,6 +3,7 @@
 import sys
 import textwrap
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -94,6 +95,8 @@ def main(arguments: Sequence[str]) -> int:
             raise InputError(f"there is no verb {verb}: {hint}")
         return VERBS[verb](rest)
     except BstuneError as error:
+        if "debug=true" in rest:
+            traceback.print_exc()
         print(error, file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:

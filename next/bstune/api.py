@@ -2,18 +2,20 @@
 
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
+from optuna.exceptions import StorageInternalError
 from pydantic import Field
+from sqlalchemy.exc import SQLAlchemyError
 
 from bstune.config import Composed, options_from_python
-from bstune.core.errors import InputError, UserCodeError
+from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, StepTime, Target
 from bstune.core.space import Configuration
@@ -36,9 +38,15 @@ from bstune.study.progress import Progress, say
 from bstune.study.result import StudyResult
 from bstune.study.storage import StudyStorage
 from bstune.system.console import count
-from bstune.system.files import StudyFolder, claim_folder, whole_file, write_text
+from bstune.system.files import (
+    StudyFolder,
+    claim_folder,
+    discard_folder,
+    whole_file,
+    write_text,
+)
 from bstune.system.interruption import interruptible
-from bstune.system.secrets import hide
+from bstune.system.secrets import hide, hide_in_text
 from bstune.tracking.mlflow import log_study
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
@@ -116,7 +124,9 @@ def tune(
     Raises:
         bstune.core.errors.BstuneError: for what cannot be used, in one line.
     """
-    study = name or getattr(module, "__name__", type(module).__name__).strip("<>")
+    study = name or _type_name(module)
+    if study == "<lambda>":
+        raise InputError("name is missing: a function without a name needs one, as name='STUDY'")
     given = dict(options, target=target, baseline=baseline, batch_size=batch_size, budget=budget)
     checked = options_from_python(workload=study, **given)
     # It imports torch, which commands leave to the worker.
@@ -126,7 +136,7 @@ def tune(
     workload = Workload(
         name=study,
         train=_lightning(recipe),
-        settings={"module": study},
+        settings={"data": _type_name(data), "trainer": sorted(trainer or {})},
         config=yaml.safe_dump(hide(checked.model_dump(mode="json")), sort_keys=False),
         table=None,
         command=partial(_call, study),
@@ -135,6 +145,11 @@ def tune(
         ),
     )
     return run_study(checked, workload)
+
+
+def _type_name(part: Any) -> str:
+    """Name a class or a function, or the class of another object."""
+    return str(getattr(part, "__name__", type(part).__name__))
 
 
 def load(folder: str | Path) -> Result:
@@ -172,6 +187,9 @@ def _command(arguments: Sequence[str], options: Mapping[str, object]) -> str:
     for argument in arguments:
         name, sign, value = argument.partition("=")
         given[name] = name + sign + hide(value, name.lstrip("+~"))
+    # Another study needs a folder of its own.
+    if "study" in options and "output" in given:
+        given["output"] += "-2"
     for option, changed in options.items():
         given[option] = f"{option}={changed}"
     return shlex.join(["python", "-m", "bstune", *given.values()])
@@ -179,10 +197,15 @@ def _command(arguments: Sequence[str], options: Mapping[str, object]) -> str:
 
 def _call(name: str, options: Mapping[str, object]) -> str:
     """A call of :func:`tune` with further options."""
-    changed = "".join(
-        f", {option.replace('.', '_')}={value!r}" for option, value in options.items()
-    )
-    return f"bstune.tune(..., name={name!r}{changed})"
+    arguments: dict[str, object] = {"name": options.get("study", name)}
+    for option, value in options.items():
+        section, _, key = option.partition(".")
+        if key:
+            arguments[section] = {**arguments.get(section, {}), key: value}  # type: ignore[dict-item]
+        elif option != "study":
+            arguments[option] = value
+    written = "".join(f", {argument}={value!r}" for argument, value in arguments.items())
+    return f"bstune.tune(...{written})"
 
 
 def _lightning(recipe: Recipe) -> Callable[[Trial], None]:
@@ -203,53 +226,72 @@ def run_study(options: Options, workload: Workload) -> Result:
         BstuneError: for what cannot be used; Interrupted by Ctrl-C.
     """
     began = time.monotonic()
+    # What it refuses does not depend on the device.
+    space_of(options, "cpu")
     folder = StudyFolder(Path(options.output))
-    study_name = options.study or workload.name
-    with interruptible(), ExitStack() as stack:
-        claim_folder(folder, study_name, options.storage)
-        worker = None
-        machine = RECORDED
-        if workload.table is None:
-            worker = _worker(options, folder)
-            stack.callback(worker.close)
-            machine = _look_at_machine(worker, options)
-        plan = _plan(options, workload, folder, machine, began)
-        storage = StudyStorage(
-            options.storage, study_name, plan.space, _settings(options, workload)
+    name = options.study or workload.name
+    storage = StudyStorage(options.storage, name)
+    with interruptible(), ExitStack() as stack, _stated_errors(options):
+        claim_folder(folder, name, options.storage)
+        try:
+            worker, machine = _worker_and_machine(options, workload, folder, stack)
+            plan = _plan(options, workload, folder, machine, began)
+            storage.begin(plan.space, _settings(options, workload, machine))
+            sizes = f"batch sizes {plan.space.low} to {plan.space.high}"
+            trials = count(options.trials, "configuration")
+            say(f"{workload.name}: {options.target}, {sizes}, {trials}, {machine.device}")
+            _run_trials(options, workload, folder, plan, storage, worker)
+        except (InputError, StudyError, UserCodeError):
+            if not storage.records():
+                discard_folder(folder)
+            raise
+        study = Study(
+            plan=plan,
+            workload=workload.name,
+            name=name,
+            device=machine.device,
+            threads=machine.threads,
+            command=workload.command,
+            train=workload.train_command,
         )
-        sizes = f"batch sizes {plan.space.low} to {plan.space.high}"
-        trials = count(options.trials, "configuration")
-        say(f"{workload.name}: {options.target}, {sizes}, {trials}, {machine.device}")
-        folder.checkpoints.mkdir(exist_ok=True)
-        observers = (Progress(), TrialsFile(folder))
-        watch = HangWatch(options.wall_seconds, options.trial_seconds)
-        asked_ones = stack.enter_context(closing(asked_trials(plan, storage, folder, observers)))
+        records = storage.records()
+        return _finish(options, workload, folder, analyse(study, records), records, machine)
+
+
+@contextmanager
+def _stated_errors(options: Options) -> Iterator[None]:
+    """Say in one line that the database failed in the middle of a study."""
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError) as error:
+        reason = hide_in_text(str(error.__cause__ or error).splitlines()[0])
+        where = hide_in_text(options.storage)
+        raise StudyError(
+            f"storage={where} failed: {reason}; the same command goes on with what is stored"
+        ) from error
+
+
+def _run_trials(
+    options: Options,
+    workload: Workload,
+    folder: StudyFolder,
+    plan: Plan,
+    storage: StudyStorage,
+    worker: Worker | InProcess | None,
+) -> None:
+    """Train one trial after another; recorded runs need no worker."""
+    folder.checkpoints.mkdir(exist_ok=True)
+    observers = (Progress(), TrialsFile(folder))
+    watch = HangWatch(options.wall_seconds, options.trial_seconds)
+    with closing(asked_trials(plan, storage, folder, observers)) as asked_ones:
         for asked in asked_ones:
             if worker is None:
                 asked.record = train_here(asked, workload.train, options.target)
                 continue
+            alive = partial(storage.heartbeat, asked.spec)
             asked.record = train_in_worker(
-                worker,
-                asked,
-                workload.train,
-                options.target,
-                watch,
-                partial(storage.heartbeat, asked.spec),
+                worker, asked, workload.train, options.target, watch, alive
             )
-        records = storage.records()
-        result = analyse(
-            Study(
-                plan=plan,
-                workload=workload.name,
-                name=study_name,
-                device=machine.device,
-                threads=machine.threads,
-                command=workload.command,
-                train=workload.train_command,
-            ),
-            records,
-        )
-        return _finish(options, workload, folder, result, records, machine)
 
 
 def _finish(
@@ -276,20 +318,21 @@ def _finish(
     return Result(**result.model_dump(), folder=folder.root)
 
 
-def _worker(options: Options, folder: StudyFolder) -> Worker | InProcess:
-    """A process of its own for the user's code, or this one."""
-    return InProcess() if options.workers == 0 else Worker(folder.log)
-
-
-def _look_at_machine(worker: Worker | InProcess, options: Options) -> Machine:
-    """Ask the worker what it runs on."""
+def _worker_and_machine(
+    options: Options, workload: Workload, folder: StudyFolder, stack: ExitStack
+) -> tuple[Worker | InProcess | None, Machine]:
+    """Start the worker, which the stack ends, and ask it what it runs on."""
+    if workload.table is not None:
+        return None, RECORDED
+    worker = InProcess() if options.workers == 0 else Worker(folder.log)
+    stack.callback(worker.close)
     worker.submit(describe_machine, options.device, options.threads)
     while (outcome := worker.poll(1.0)) is None:
         pass
     if isinstance(outcome, Failure):
         raise outcome.refusal or UserCodeError(outcome.reason)
     machine: Machine = outcome.value
-    return machine
+    return worker, machine
 
 
 def _plan(
@@ -306,9 +349,8 @@ def _plan(
     if workload.table is not None:
         step_time = workload.table.step_time
     device = "cpu" if machine.device in ("cpu", RECORDED.device) else "cuda"
-    budget = Budget(steps=options.budget.steps, examples=options.budget.examples)
     return Plan(
-        question=Question(options.target, budget),
+        question=Question(options.target, options.budget),
         space=space_of(options, device),
         baseline=baseline,
         trials=options.trials,
@@ -320,7 +362,7 @@ def _plan(
     )
 
 
-def _settings(options: Options, workload: Workload) -> dict[str, object]:
+def _settings(options: Options, workload: Workload, machine: Machine) -> dict[str, object]:
     """What must not change while a study goes on."""
     fixed = (
         "objective",
@@ -334,7 +376,8 @@ def _settings(options: Options, workload: Workload) -> dict[str, object]:
         "seed",
     )
     values = options.model_dump(mode="json", include=set(fixed))
-    return {**values, "target": str(options.target), **workload.settings}
+    place = {"device": machine.device, "threads": machine.threads}
+    return {**values, **place, "target": str(options.target), **workload.settings}
 
 
 def train_once(options: Options, workload: Workload) -> Record:
@@ -349,10 +392,10 @@ def train_once(options: Options, workload: Workload) -> Record:
     if pair is None:
         raise InputError("trial.batch_size and trial.lr are missing: give both for one run")
     batch_size, lr = pair
+    of_study = StudyFolder(Path(options.output))
     name = f"trial-{batch_size}-{lr:.6g}-{options.trial.seed}"
-    folder = StudyFolder(Path(options.output) / name)
-    budget = Budget(steps=options.budget.steps, examples=options.budget.examples)
-    total_steps = budget.last_step(batch_size)
+    folder = StudyFolder(of_study.root / name)
+    total_steps = options.budget.last_step(batch_size)
     spec = Spec(
         number=0,
         place="once",
@@ -362,7 +405,6 @@ def train_once(options: Options, workload: Workload) -> Record:
         seed=options.trial.seed,
         max_steps=total_steps,
     )
-    folder.root.mkdir(parents=True, exist_ok=True)
     asked = AskedTrial(
         spec=spec,
         total_steps=total_steps,
@@ -373,17 +415,20 @@ def train_once(options: Options, workload: Workload) -> Record:
         keep=True,
     )
     with interruptible(), ExitStack() as stack:
-        if workload.table is not None:
+        claim_folder(of_study, options.study or workload.name, options.storage)
+        folder.root.mkdir(exist_ok=True)
+        worker, _ = _worker_and_machine(options, workload, folder, stack)
+        if worker is None:
             record = train_here(asked, workload.train, options.target)
         else:
-            worker = _worker(options, folder)
-            stack.callback(worker.close)
             watch = HangWatch(trial_seconds=options.trial_seconds)
             record = train_in_worker(
                 worker, asked, workload.train, options.target, watch, lambda: None
             )
     write_text(folder.trials, record.model_dump_json() + "\n")
     write_text(folder.config, workload.config)
-    if record.status in ("failed", "refused", "out of memory"):
+    if record.is_unfit:
+        raise InputError(record.message)
+    if record.status == "failed":
         raise UserCodeError(record.message)
     return record

@@ -105,9 +105,12 @@ def options_from_python(**given: Any) -> Options:
     :func:`bstune.options.options_from`.
     """
     defaults = OmegaConf.load(CONF / "config.yaml")
-    # Targets, call-backs and other objects are kept as they are.
-    values = OmegaConf.create(from_python(given), flags={"allow_objects": True})
-    config: Any = OmegaConf.merge(defaults, values)
+    try:
+        # Targets, call-backs and other objects are kept as they are.
+        values = OmegaConf.create(from_python(given), flags={"allow_objects": True})
+        config: Any = OmegaConf.merge(defaults, values)
+    except OmegaConfBaseException as error:
+        raise InputError(_one_line(error)) from error
     return options_from(_values(config))
 
 
@@ -116,6 +119,9 @@ def _fill_from_table(config: DictConfig) -> None:
 
     The baseline is the geometric middle of the recorded batch sizes and of the rates.
     """
+    # A section that is null is refused with the other options.
+    if any(config[section] is None for section in ("budget", "batch_size", "lr", "baseline")):
+        return
     # Other workloads need not wait for numpy.
     from bstune.trial.table import find_table
 
@@ -181,6 +187,9 @@ def _composed(overrides: list[str]) -> DictConfig:
         raise InputError(f"{place}: {error.problem}") from error
     except (yaml.YAMLError, UnicodeError) as error:
         raise InputError(_one_line("a config file is no YAML", error)) from error
+    # Hydra's parser of overrides and of defaults lists raises these.
+    except (ValueError, AssertionError) as error:
+        raise InputError(_one_line("the config cannot be composed", error)) from error
 
 
 def _one_line(*messages: object) -> str:

@@ -399,7 +399,9 @@ def space_of(options: Options, device: str) -> Space:
     multiple = sizes.multiple
     if multiple is None:
         is_mixed = device == "cuda" and "mixed" in options.precision
-        multiple = MIXED_MULTIPLE if is_mixed else 1
+        # A baseline that is no multiple of 8 shows that other sizes are meant, too.
+        is_meant = (options.baseline.batch_size or 0) % MIXED_MULTIPLE == 0
+        multiple = MIXED_MULTIPLE if is_mixed and is_meant else 1
     high = max(sizes.high // multiple, 1) * multiple
     low = min(math.ceil(sizes.low / multiple) * multiple, high)
     anchor: tuple[float, float] | None = options.baseline.pair

@@ -199,7 +199,7 @@ STEP_TIMES = ResultWarning(
     state="step times are uncertain to 20%",
 )
 FEW_OCTAVES = ResultWarning(
-    kind="few octaves",
+    kind="far from the law",
     fix="raise batch_size.high to 1024",
     state="no trial reached the target above batch size 256",
 )

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from bstune.core.errors import UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.loop import HangWatch, asked_trials
-from bstune.study.plan import Plan
+from bstune.study.plan import Deadline, Plan
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
 
@@ -39,7 +40,9 @@ def test_how_long_a_trial_may_be_silent(wall_seconds, trial_seconds, longest, li
 
 
 def open_study(folder):
-    return StudyStorage(f"sqlite:///{folder}/study.db", "study", SPACE, {})
+    storage = StudyStorage(f"sqlite:///{folder}/study.db", "study")
+    storage.begin(SPACE, {})
+    return storage
 
 
 def reached(spec, steps=20):
@@ -65,6 +68,39 @@ def test_each_trial_is_stored_and_told_once(tmp_path):
     assert told == storage.records()
     assert [record.role for record in told] == ["baseline", *["search"] * 3, *["new seed"] * 2]
     assert list(asked_trials(PLAN, storage, StudyFolder(tmp_path))) == []
+
+
+def fail_all(trials):
+    for asked in trials:
+        fields = asked.spec.model_dump()
+        asked.record = Record(**fields, status="failed", steps=0, message="wrong path")
+
+
+def test_what_failed_in_an_earlier_call_is_asked_again(tmp_path):
+    storage = open_study(tmp_path)
+    with pytest.raises(UserCodeError, match="wrong path"):
+        fail_all(asked_trials(PLAN, storage, StudyFolder(tmp_path)))
+    assert len(storage.records()) == 3
+    places = []
+    for asked in asked_trials(PLAN, storage, StudyFolder(tmp_path)):
+        places.append(asked.spec.place)
+        asked.record = reached(asked.spec)
+    assert places[:4] == ["baseline", "search/0", "search/1", "search/2"]
+
+
+def test_a_new_seed_that_the_time_limit_cut_off_is_asked_again(tmp_path):
+    storage = open_study(tmp_path)
+    limited = replace(PLAN, deadline=Deadline(0.0, 100.0))
+    for asked in asked_trials(limited, storage, StudyFolder(tmp_path), now=lambda: 10.0):
+        asked.record = reached(asked.spec)
+        if asked.spec.role == "new seed":
+            asked.record = asked.record.model_copy(update={"status": "pruned", "steps": 2})
+            break
+    places = [
+        asked.spec.place for asked in asked_trials(PLAN, storage, StudyFolder(tmp_path))
+        if not setattr(asked, "record", reached(asked.spec))
+    ]  # fmt: skip
+    assert len([place for place in places if place.startswith("seed/")]) == 2
 
 
 def test_an_interrupted_trial_is_asked_again(tmp_path):

@@ -172,6 +172,13 @@ def failed(number, batch_size):
                   message=f"error {number}", history=())  # fmt: skip
 
 
+def test_a_smallest_size_that_does_not_fit_ends_a_study():
+    unfit = record(0, "baseline", "out of memory", batch_size=4, steps=0, message="no memory")
+    assert fatal_failure(plan().space, [unfit]) == "no memory"
+    assert fatal_failure(plan().space, [unfit], since=1) is None
+    assert fatal_failure(plan().space, [unfit, searched(1, "search/0")]) is None
+
+
 @pytest.mark.parametrize(
     ("records", "message"),
     [
@@ -187,4 +194,4 @@ def failed(number, batch_size):
     ],
 )  # fmt: skip
 def test_failures_that_end_a_study(records, message):
-    assert fatal_failure(records) == message
+    assert fatal_failure(plan().space, records) == message

@@ -187,6 +187,17 @@ DIFFER = {
     ("plateau on training", 16): {25},
     ("plateau on training", 130): {12},
 }
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Sums are of one order, whatever ran in this process before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 BATCH_SIZES = (16, 130) if "BSTUNE_ALL_CASES" in os.environ else (16,)
 PAIRS = list(itertools.product(CASES, BATCH_SIZES))
 

@@ -30,7 +30,7 @@ def tune(folder, module=Model, **changes):
 def finished(tmp_path_factory):
     """One finished study of the small project, and its folder."""
     folder = tmp_path_factory.mktemp("finished")
-    return tune(folder, trials=16), folder
+    return tune(folder, trials=10), folder
 
 
 def test_a_study_is_answered(finished):
@@ -40,9 +40,7 @@ def test_a_study_is_answered(finished):
     assert result.reached
     assert result.speedup.value > 1.0
     assert (result.best.runs, result.baseline.runs) == (2, 2)
-    assert result.configurations == 16
-    # Some trials were pruned and resumed from their checkpoints.
-    assert any(record.resumed_from is not None for record in result.records)
+    assert result.configurations == 10
     assert {record.role for record in result.records} == {"baseline", "search", "new seed"}
 
 
@@ -79,13 +77,13 @@ def test_the_folder_has_all_files(finished):
 
 def test_the_same_call_again_adds_nothing(finished):
     result, folder = finished
-    again = tune(folder, trials=16)
+    again = tune(folder, trials=10)
     assert again.model_dump() == result.model_dump()
 
 
 def test_more_seeds_continue_a_study(finished):
     result, folder = finished
-    more = tune(folder, trials=16, seeds=3)
+    more = tune(folder, trials=10, seeds=3)
     assert more.best.runs == 3
     assert more.records[: len(result.records)] == result.records
 
@@ -137,7 +135,7 @@ def test_a_batch_size_larger_than_the_data_is_refused_and_the_study_goes_on(tmp_
 
 def test_a_time_limit_is_kept_with_an_answer(tmp_path):
     began = time.monotonic()
-    result = tune(tmp_path, wall_seconds=15, trials=1600)
+    result = tune(tmp_path, wall_seconds=15, trials=1000)
     assert time.monotonic() - began < 25
     assert result.best is not None
     assert len(result.records) > 4
@@ -178,7 +176,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 
-REPLAY = ["+workload=replay", "table=mnist_mlp", "trials=8", "mlflow.uri=null"]
+REPLAY = ["+workload=replay", "table=fashion_mlp", "trials=16", "mlflow.uri=null"]
 
 
 def places(folder):
@@ -192,7 +190,16 @@ def test_the_command_line_answers_and_reports(tmp_path, capsys):
     assert capsys.readouterr().out in answer
     assert main(["report", f"{tmp_path}/out", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["best"]["batch_size"] == bstune.load(tmp_path / "out").best.batch_size
+    loaded = bstune.load(tmp_path / "out")
+    assert result["best"]["batch_size"] == loaded.best.batch_size
+    # Trials are pruned and resumed, on the same seed and further on.
+    by_number = {record.number: record for record in loaded.records}
+    resumed = [record for record in loaded.records if record.resumed_from is not None]
+    assert resumed
+    for record in resumed:
+        parent = by_number[record.resumed_from]
+        assert (parent.status, parent.seed) == ("pruned", record.seed)
+        assert record.steps > parent.steps
 
 
 @pytest.mark.parametrize(

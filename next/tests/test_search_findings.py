@@ -14,7 +14,6 @@ from bstune.search.findings import (
     near_optimal,
     predictions,
     s_min,
-    steps_quantiles,
 )
 from bstune.search.law import B_CRIT, NOISE, make_law
 from bstune.search.posterior import Posterior, rows_of
@@ -87,12 +86,6 @@ def test_quantiles_of_the_law_s_parameters():
     assert lr_exponent_quantiles(several) == pytest.approx((0.51, 0.6, 0.69))
     assert lr_exponent_quantiles(several, (0.0, 1.0)) == pytest.approx((0.5, 0.7))
     assert s_min(posterior()) == pytest.approx(100.0)
-
-
-def test_steps_of_any_configuration():
-    assert steps_quantiles(posterior(), 64, 0.1) == pytest.approx((150, 150, 150))
-    octave_above = 150 * math.exp(0.5 * math.exp(-0.4))
-    assert steps_quantiles(posterior(), 64, 0.2, (0.5,)) == pytest.approx((octave_above,))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ SPACE = Space(4, 1024, 1e-4, 10.0, "sqrt", (64, 0.1))
 
 
 def open_study(folder, name="digits", settings=None):
-    return StudyStorage(f"sqlite:///{folder}/study.db", name, SPACE, settings or {"target": "a"})
+    storage = StudyStorage(f"sqlite:///{folder}/study.db", name)
+    storage.begin(SPACE, settings or {"target": "a"})
+    return storage
 
 
 def ask(place="search/0", **changes):
@@ -88,6 +90,22 @@ def test_of_two_processes_at_one_place_the_smaller_number_keeps_it(tmp_path):
     assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.RUNNING, TrialState.FAIL]
 
 
+def test_a_trial_that_another_process_took_for_dead_is_dropped(tmp_path):
+    one, other = open_study(tmp_path), open_study(tmp_path)
+    spec = one.claim(ask())
+    other.abandon(spec)
+    again = other.claim(ask())
+    one.finish(record_of(spec))
+    other.finish(record_of(again))
+    assert [record.number for record in one.records()] == [again.number]
+
+
+def test_a_failed_trial_leaves_its_place_to_another_try(tmp_path):
+    storage = open_study(tmp_path)
+    storage.finish(record_of(storage.claim(ask()), "failed"))
+    assert storage.claim(ask()).number == 1
+
+
 def test_an_abandoned_place_is_free_again(tmp_path):
     storage = open_study(tmp_path)
     storage.abandon(storage.claim(ask()))
@@ -143,13 +161,13 @@ def test_another_studys_settings_are_refused(tmp_path):
 @pytest.mark.parametrize("url", ["study.db", "nosuch://host/x", "sqlite:////proc/nosuch/x"])
 def test_a_storage_that_is_none_is_one_line(url):
     with pytest.raises((InputError, StudyError)) as error:
-        StudyStorage(url, "x", SPACE, {})
+        StudyStorage(url, "x")
     assert "\n" not in str(error.value)
 
 
 def test_a_password_is_not_told():
     with pytest.raises((InputError, StudyError)) as error:
-        StudyStorage("nosuch://me:s3cret@host/x", "x", SPACE, {})
+        StudyStorage("nosuch://me:s3cret@host/x", "x")
     assert "s3cret" not in str(error.value)
 
 

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from bstune.core import evaluation_schedule
 from bstune.core.clock import TrainingClock
 from bstune.core.errors import InputError, Interrupted
 from bstune.core.records import Record, Spec, Target
@@ -136,15 +135,6 @@ def test_a_trial_whose_time_is_over_is_pruned_at_its_next_evaluation(until, stat
     trial = Trial(spec(), TARGET, total_steps=100, until=until)
     assert trial.report(5, 0.4) == (status is None)
     assert trial.status == status
-
-
-def test_evaluations_follow_the_rule_up_to_the_last_step():
-    trial = Trial(spec(max_steps=90), TARGET, total_steps=200)
-    due = trial.next_evaluation(40)
-    assert due == evaluation_schedule.next_evaluation([], TARGET, 8, 40)
-    while trial.report(trial.next_evaluation(40), 0.5):
-        pass
-    assert trial.record().steps == 90
 
 
 @pytest.mark.parametrize(("examples", "batch_size"), [(23, 5), (8, 8), (40, 8), (9, 7)])

@@ -19,6 +19,7 @@ MOST_WARNINGS = 2
 BASELINE_ENDS = {
     "budget": "did not reach the target in its whole budget",
     "stopped": "was stopped before the target",
+    "failed": "failed",
 }
 # Where nothing reached the target: what to do about what most trials did.
 FIXES = {
@@ -103,7 +104,7 @@ def _unreached(result: StudyResult) -> str:
     text = f"nothing reached {result.target}"
     closest = result.closest
     if closest is None:
-        return text
+        return f"{text}: {result.missing}"
     trend = TRENDS[closest.trend]
     if result.target.mode == "max":
         trend = trend.replace("falling", "rising")
@@ -114,6 +115,8 @@ def _unreached(result: StudyResult) -> str:
 def _compared(speedup: Speedup, baseline: Confirmed, limit: str | None) -> str:
     """Write how fast the best is, as far as the baseline's end allows to say it."""
     pair = f"your baseline, batch size {baseline.batch_size:,} and lr {console.number(baseline.lr)}"
+    if speedup.at_most:
+        return f"at most {_fast(speedup.value)} as {pair}: most of its new seeds missed the target"
     if speedup.at_least:
         end = BASELINE_ENDS[limit or "budget"]
         return f"at least {_fast(speedup.value)} as {pair}, whose median run {end}"

@@ -112,6 +112,10 @@ def propose(
 
     draw = posterior.theta[[rng.integers(len(posterior.theta))]]
     new_x, new_z = _candidates(posterior, space, best[:BEST], largest_size(space, records), rng)
+    tried = {(spec.batch_size, spec.lr) for spec in (*records, *running)}
+    is_new = np.array([_pair(space, *one) not in tried for one in zip(new_x, new_z, strict=True)])
+    if is_new.any():
+        new_x, new_z = new_x[is_new], new_z[is_new]
     x = np.concatenate([np.log2([one.record.batch_size for one in waiting]), new_x])
     z = np.concatenate([np.log2([one.record.lr for one in waiting]), new_z])
     ran = np.concatenate([[one.record.steps for one in waiting], np.zeros(new_x.size)])
@@ -127,9 +131,11 @@ def propose(
     chosen = int((np.log(cost) + LEFT_WEIGHT * share_left).argmin())
 
     resumed = waiting[chosen].record if chosen < len(waiting) else None
-    batch_size = resumed.batch_size if resumed else space.snap(2.0 ** x[chosen])
-    lr = resumed.lr if resumed else space.snap_lr(float(2.0 ** z[chosen]))
-    first_step = resumed.steps if resumed else 0
+    batch_size, lr = _pair(space, x[chosen], z[chosen])
+    first_step = 0
+    if resumed is not None:
+        batch_size, lr = resumed.batch_size, resumed.lr
+        first_step = resumed.steps
     last_step = question.budget.last_step(batch_size)
     if best:
         give_up = most_cost / float(per_step[chosen])
@@ -143,6 +149,11 @@ def propose(
         max_steps=max(min(math.ceil(limit), last_step), first_step + 1),
         resumed_from=resumed.number if resumed else None,
     )
+
+
+def _pair(space: Space, x: float, z: float) -> tuple[int, float]:
+    """The batch size and rate that are allowed at log2 coordinates."""
+    return space.snap(2.0**x), space.snap_lr(float(2.0**z))
 
 
 def _waiting(

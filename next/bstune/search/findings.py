@@ -154,15 +154,5 @@ def lr_exponent_quantiles(
     return _floats(posterior.law.rule_exponent + quantiles)
 
 
-def steps_quantiles(
-    posterior: Posterior, batch_size: float, lr: float, shares: Sequence[float] = SHARES
-) -> tuple[float, ...]:
-    """Quantiles of the median steps to the target of any configuration, by the law."""
-    x = np.log2([batch_size])
-    z = np.log2([lr])
-    log_steps = posterior.law.log_steps(posterior.theta, x, z)[:, 0]
-    return _floats(np.exp(np.quantile(log_steps, shares)))
-
-
 def _floats(values: Array) -> tuple[float, ...]:
     return tuple(float(value) for value in values)

@@ -90,8 +90,9 @@ def easier_target(target: Target, records: Sequence[Record]) -> Target:
 def remedy(plan: Plan, trend: Trend, records: Sequence[Record]) -> Options:
     """The options that may help where nothing reached the target; other ones make another study."""
     if trend == "diverged":
-        lowest = min(record.lr for record in records if record.status == "diverged")
-        return {"lr.high": float(f"{lowest:.2g}")}
+        lowest = float(f"{min(record.lr for record in records if record.status == 'diverged'):.2g}")
+        is_allowed = plan.baseline is None or plan.baseline.lr < lowest
+        return {"lr.high": lowest} if is_allowed else {}
     if trend == "still falling":
         budget = plan.question.budget
         return {
@@ -102,18 +103,25 @@ def remedy(plan: Plan, trend: Trend, records: Sequence[Record]) -> Options:
 
 
 def missing(
-    plan: Plan, speedup: Speedup | None, best: Confirmed | None, records: Sequence[Record]
+    plan: Plan, speedup: Speedup | None, other: Confirmed | None, baseline: Confirmed | None
 ) -> tuple[str, Options]:
-    """Under not yet, where the target was reached: what is missing, and the options that get it."""
+    """Under not yet, where the target was reached: what is missing, and the options that get it.
+
+    Args:
+        plan: of the study.
+        speedup: of ``other`` over ``baseline``; None where it is not known.
+        other: the best configuration but the baseline.
+        baseline: None where there is none.
+    """
     more_trials: Options = {"trials": 2 * plan.trials}
-    others = any(record.reached and record.role == "search" for record in records)
-    if not others:
+    if other is None:
         return "another configuration that reaches the target", more_trials
-    if best is not None and best.runs and best.is_bound:
+    if other.runs == plan.seeds and other.is_bound:
         return "a configuration that reaches the target on new seeds", more_trials
+    runs = other.runs if baseline is None else min(other.runs, baseline.runs)
+    if plan.deadline is not None and runs < plan.seeds:
+        return "time for new seeds", {"wall_seconds": round(2 * plan.deadline.seconds)}
     if speedup is None:
-        if plan.deadline is not None:
-            return "time for new seeds", {"wall_seconds": round(2 * plan.deadline.seconds)}
         return "new seeds", {"seeds": plan.seeds + FURTHER_SEEDS}
     seeds = seeds_to_settle(speedup, plan.seeds)
     if seeds > MOST_SEEDS:

@@ -30,6 +30,7 @@ from bstune.study.plan import (
     Plan,
     candidates_of,
     count_configurations,
+    least_steps,
     new_seeds_of,
     step_time_of,
 )
@@ -97,9 +98,9 @@ def _without_it(study: Study, records: Sequence[Record]) -> StudyResult:
     plan = study.plan
     closest = closest_trial(plan.question.target, records)
     fields = _common(study, records) | {"verdict": "not yet", "reached": False}
-    messages = [record.message for record in records if record.status == "failed"]
+    messages = [record.message for record in records if not record.history]
     if closest is None:
-        return StudyResult(**fields, missing="a trial that is evaluated")
+        return StudyResult(**fields, missing=messages[-1])
     if closest.trend == "failed":
         fields["missing"] = messages[-1]
     another = {"study": f"{study.name}-2"}
@@ -143,7 +144,7 @@ def _with_the_target_reached(study: Study, records: Sequence[Record]) -> StudyRe
 
     fields = _common(study, records)
     if verdict == "not yet":
-        what, options = missing(plan, speedup, best, records)
+        what, options = missing(plan, speedup, other, baseline)
         fields |= {"missing": what, "next": study.command(options)}
     if best is not None and verdict in ("switch", "use"):
         fields["train"] = study.train(best.batch_size, best.lr)
@@ -179,6 +180,16 @@ def _compared(
             other = _confirmed(records, record, step_time)
         if record.role == "baseline":
             baseline = _confirmed(records, record, step_time)
+    if other is not None and baseline is not None:
+        # What is compared ran on the same new seeds.
+        common = set(other.seeds) & set(baseline.seeds)
+        if common:
+            shared = [
+                record for record in records if record.repeats is None or record.seed in common
+            ]
+            by_number = {record.number: record for record in records}
+            other = _confirmed(shared, by_number[other.number], step_time)
+            baseline = _confirmed(shared, by_number[baseline.number], step_time)
     return other, baseline, noise
 
 
@@ -190,7 +201,7 @@ def _confirmed(records: Sequence[Record], record: Record, step_time: StepTime) -
     error = 0.0
     if isinstance(step_time, StepTimeLaw):
         error = step_time.error(record.batch_size)
-    measured = [Run(float(_steps(run)), run.reached) for run in runs or [record]]
+    measured = [Run(float(least_steps(run)), run.reached) for run in runs or [record]]
     steps, is_bound = median_run(measured)
     return Confirmed(
         batch_size=record.batch_size,
@@ -198,7 +209,7 @@ def _confirmed(records: Sequence[Record], record: Record, step_time: StepTime) -
         values=record.values,
         number=record.number,
         seeds=tuple(run.seed for run in runs),
-        runs_steps=tuple(_steps(run) for run in runs),
+        runs_steps=tuple(least_steps(run) for run in runs),
         runs_status=tuple(run.status for run in runs),
         steps=steps,
         seconds=steps * tau,
@@ -206,14 +217,6 @@ def _confirmed(records: Sequence[Record], record: Record, step_time: StepTime) -
         step_seconds=tau,
         step_seconds_error=error,
     )
-
-
-def _steps(run: Record) -> int:
-    """Steps to the target, or those that a run was seen not to reach it in.
-
-    A run that diverged would not have reached it in all that it was allowed.
-    """
-    return run.max_steps if run.status == "diverged" else run.steps
 
 
 def _runs(confirmed: Confirmed) -> list[Run]:
@@ -241,18 +244,21 @@ def _best(
     """What the first line names: the faster one by medians; under keep the baseline."""
     if verdict == "keep" or other is None:
         return baseline
-    if verdict == "not yet" and speedup is not None and speedup.value < 1.0:
+    is_slower = speedup is not None and speedup.value < 1.0 and not speedup.at_least
+    if verdict == "not yet" and is_slower:
         return baseline
     return other
 
 
-def _baseline_limit(baseline: Confirmed | None) -> Literal["budget", "stopped"] | None:
+def _baseline_limit(baseline: Confirmed | None) -> Literal["budget", "stopped", "failed"] | None:
     """Why the baseline's runs ended that missed the target."""
     if baseline is None or baseline.reached == baseline.runs:
         return None
     if "missed" in baseline.runs_status:
         return "budget"
-    return "stopped"
+    if "pruned" in baseline.runs_status:
+        return "stopped"
+    return "failed"
 
 
 def _near_optimal(

@@ -123,6 +123,7 @@ def speedup_of(
         low=None if best_is_bound else value * math.exp(-half_width),
         high=None if baseline_is_bound else value * math.exp(half_width),
         at_least=baseline_is_bound,
+        at_most=best_is_bound,
     )
 
 
@@ -236,8 +237,8 @@ def next_confirmation(
     """
     if not candidates:
         return None
-    if sum(map(len, runs.values())) >= MOST_RUNS * seeds:
-        return None
     estimates = _estimates(_contenders(candidates), runs, noise)
+    if sum(len(runs.get(number, ())) for number in estimates) >= MOST_RUNS * seeds:
+        return None
     leader = min(estimates, key=lambda number: estimates[number])
     return leader if len(runs.get(leader, ())) < seeds else None

@@ -74,12 +74,19 @@ def asked_trials(
 
     A trial that is left without a record, as its body was interrupted, is asked again later.
 
+    What failed before this call is asked again: the user may have mended it.
+
     Raises:
         UserCodeError: after failures that end a study, with the user's own error.
     """
+    since = max((record.number for record in storage.records()), default=-1) + 1
     while True:
-        records = storage.records()
-        message = fatal_failure(records)
+        records = [
+            record
+            for record in storage.records()
+            if record.number >= since or record.status != "failed"
+        ]
+        message = fatal_failure(plan.space, records, since)
         if message is not None:
             raise UserCodeError(message)
         step = next_step(plan, records, storage.running(), now())
@@ -96,13 +103,23 @@ def asked_trials(
         try:
             yield asked
         finally:
-            if asked.record is None:
+            record = asked.record
+            if record is None or _was_cut_off(asked):
                 storage.abandon(spec)
             else:
-                storage.finish(asked.record)
-        if asked.record is not None:
-            for observer in observers:
-                observer.finished(asked.record)
+                storage.finish(record)
+                if asked.resume_from is not None:
+                    asked.resume_from.unlink(missing_ok=True)
+                for observer in observers:
+                    observer.finished(record)
+
+
+def _was_cut_off(asked: AskedTrial) -> bool:
+    """Whether the time limit ended a run on a new seed: it tells nothing, and is asked again."""
+    record = asked.record
+    if record is None or record.role != "new seed" or asked.until is None:
+        return False
+    return record.status == "pruned" and record.steps < record.max_steps
 
 
 def _prepare(

@@ -7,6 +7,7 @@ continued anywhere.
 
 import hashlib
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -108,7 +109,7 @@ def next_step(
     if plan.baseline is not None and not _taken(records, running, "baseline"):
         return _ask_baseline(plan, plan.baseline, now)
     if _searches(plan, records, running, now):
-        return _ask_search(plan, records, running, now)
+        return _ask_search(plan, records, running)
     if any(spec.role != "new seed" for spec in running):
         return Wait()
     if plan.deadline is not None and now > plan.deadline.at(CONFIRMATION_SHARE):
@@ -155,12 +156,22 @@ def candidates_of(
             continue
         candidates.append(Candidate(record.number, prediction.log_cost, prediction.deviation))
         for run in new_seeds_of(records, record.number):
-            steps = run.steps if run.reached else max(run.steps, run.max_steps)
+            steps = least_steps(run)
             log_cost = math.log(plan.question.cost(steps, run.batch_size, step_time))
             # A run that missed the target took longer than it ran.
             missed = 0.0 if run.reached else posterior.noise
             runs.setdefault(record.number, []).append(log_cost + missed)
     return candidates, runs, posterior.noise
+
+
+def least_steps(run: Record) -> int:
+    """Steps to the target, or those that a run was seen not to reach it in; at least 1.
+
+    A run that diverged or failed would not have reached it in all that it was allowed.
+    """
+    if run.status in ("reached", "missed", "pruned"):
+        return max(run.steps, 1)
+    return run.max_steps
 
 
 def is_of(record: Spec, configuration: Configuration) -> bool:
@@ -175,17 +186,27 @@ def new_seeds_of(records: Sequence[Record], number: int) -> list[Record]:
     return sorted(runs, key=lambda record: int(record.place.rpartition("/")[2]))
 
 
-def fatal_failure(records: Sequence[Record]) -> str | None:
-    """The user's own error that ends a study; None: it goes on.
+def fatal_failure(space: Space, records: Sequence[Record], since: int = 0) -> str | None:
+    """The error that ends a study; None: it goes on.
 
-    It is that of three failed trials in a row at sizes at which another trial has trained, or,
-    while no size has trained, of three trials.
+    It is that of three failed trials in a row at sizes at which another trial has trained. While no
+    size has trained, it is that of three trials, or of the smallest size where that does not fit.
+
+    Args:
+        space: of the study.
+        records: of all finished trials.
+        since: the number of the first trial that counts as a failure.
     """
-    trained = {record.batch_size for record in records if record.steps > 0}
-    counted = [record for record in records if record.status == "failed"]
+    trained = {
+        record.batch_size for record in records if record.status != "failed" and record.steps
+    }
+    recent = [record for record in records if record.number >= since]
+    for record in recent:
+        if not trained and record.is_unfit and record.batch_size == space.low:
+            return record.message
     if trained:
-        tail = [record for record in records if record.batch_size in trained][-FAILURES:]
-        counted = [record for record in tail if record.status == "failed"]
+        recent = [record for record in recent if record.batch_size in trained][-FAILURES:]
+    counted = [record for record in recent if record.status == "failed"]
     return counted[-1].message if len(counted) >= FAILURES else None
 
 
@@ -210,7 +231,7 @@ def _ask_baseline(plan: Plan, baseline: Configuration, now: float) -> Ask:
         **baseline.model_dump(),
         seed=trial_seed(plan.seed, "baseline"),
         max_steps=plan.question.budget.last_step(baseline.batch_size),
-        until=_until(plan, now, BASELINE_SHARE),
+        until=None if plan.deadline is None else now + BASELINE_SHARE * plan.deadline.seconds,
     )
 
 
@@ -223,7 +244,7 @@ def _searches(plan: Plan, records: Sequence[Record], running: Sequence[Spec], no
     return count_configurations(records, running) < plan.trials and has_room
 
 
-def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float) -> Ask:
+def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask:
     place = 0
     while _taken(records, running, f"search/{place}"):
         place += 1
@@ -251,7 +272,7 @@ def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec], 
         seed=seed,
         max_steps=proposal.max_steps,
         resumed_from=proposal.resumed_from,
-        until=_until(plan, now, SEARCH_SHARE),
+        until=_until(plan, SEARCH_SHARE),
     )
 
 
@@ -272,7 +293,7 @@ def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]
         per_step = plan.question.cost(1.0, record.batch_size, step_time)
         predicted = math.exp(log_cost) / per_step
         limit = math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
-        return _repeat(plan, records, running, record, limit, len(runs.get(number, ())))
+        return _repeat(plan, records, running, record, limit)
     leader = best_confirmed(candidates, runs, noise)
     baseline = next((record for record in records if record.role == "baseline"), None)
     if leader is None or baseline is None:
@@ -285,10 +306,10 @@ def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]
         return None
     limit = plan.question.budget.last_step(baseline.batch_size)
     if plan.deadline is not None:
-        best = sorted(run.steps for run in of_leader)[len(of_leader) // 2]
+        best = statistics.median(map(least_steps, of_leader))
         seconds = best * step_time(by_number[leader].batch_size)
         limit = math.ceil(NEW_SEED_LIMIT * seconds / step_time(baseline.batch_size))
-    return _repeat(plan, records, running, baseline, limit, done)
+    return _repeat(plan, records, running, baseline, limit)
 
 
 def _repeat(
@@ -297,9 +318,9 @@ def _repeat(
     running: Sequence[Spec],
     record: Record,
     limit: int,
-    index: int,
 ) -> Ask:
-    """Ask a trial's configuration on a new seed; all configurations share the seeds."""
+    """Ask a trial's configuration on its first free seed; all configurations share the seeds."""
+    index = 0
     while _taken(records, running, f"seed/{record.number}/{index}"):
         index += 1
     budget = plan.question.budget.last_step(record.batch_size)
@@ -312,14 +333,10 @@ def _repeat(
         seed=trial_seed(plan.seed, f"seed/{index}"),
         max_steps=min(limit, budget),
         repeats=record.number,
-        until=None if plan.deadline is None else plan.deadline.at(CONFIRMATION_SHARE),
+        until=_until(plan, CONFIRMATION_SHARE),
     )
 
 
-def _until(plan: Plan, now: float, share: float) -> float | None:
-    """When a trial that begins now has to stop under a time limit."""
-    if plan.deadline is None:
-        return None
-    if share == BASELINE_SHARE:
-        return now + share * plan.deadline.seconds
-    return plan.deadline.at(share)
+def _until(plan: Plan, share: float) -> float | None:
+    """When a trial has to stop under a time limit."""
+    return None if plan.deadline is None else plan.deadline.at(share)

@@ -5,6 +5,7 @@ Text, figure, page and MLflow read its attributes and compute nothing that is st
 
 from typing import Literal
 
+from bstune.core.question import Objective
 from bstune.core.records import Frozen, Status, Target
 from bstune.core.space import Configuration
 from bstune.search.findings import CurvePoint
@@ -12,7 +13,7 @@ from bstune.search.findings import CurvePoint
 SCHEMA = 1
 
 Verdict = Literal["switch", "keep", "not yet", "use"]
-Warned = Literal["step times", "few octaves", "far from the law"]
+Warned = Literal["step times", "far from the law"]
 
 
 class Confirmed(Configuration):
@@ -63,6 +64,8 @@ class Speedup(Frozen):
     high: float | None
     at_least: bool
     """Whether the baseline's median is a bound, and so is ``value``."""
+    at_most: bool = False
+    """Whether the best's is, likewise."""
 
 
 class LrAlone(Frozen):
@@ -116,7 +119,7 @@ class StudyResult(Frozen):
     """The version that made it."""
     workload: str
     study: str
-    objective: str
+    objective: Objective
     target: Target
     device: str
     threads: int
@@ -134,7 +137,7 @@ class StudyResult(Frozen):
     other: Confirmed | None = None
     """Under ``keep`` the best other configuration, on which the verdict stands."""
     baseline: Confirmed | None = None
-    baseline_limit: Literal["budget", "stopped"] | None = None
+    baseline_limit: Literal["budget", "stopped", "failed"] | None = None
     """Why the baseline's runs that missed the target ended: their whole budget, or 4 times the
     best's time."""
     speedup: Speedup | None = None

@@ -19,7 +19,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from bstune.core.errors import InputError, StudyError
 from bstune.core.records import Record, Spec
@@ -33,6 +33,8 @@ PROCESS = "process"
 SETTINGS = "settings"
 # Seconds between a process's signs of life; a trial without one for twice as long is stale.
 HEARTBEAT = 30
+# Seconds between tries to open a database.
+RETRIES = (0.2, 0.5, 1.0)
 # The most evaluations of a trial that Optuna shows; the record has all.
 SHOWN_EVALUATIONS = 16
 
@@ -48,34 +50,47 @@ _STATES = {
 
 
 class StudyStorage:
-    """One study in a storage.
+    """One study in a storage; :meth:`begin` comes before the first claim.
 
     Args:
         url: of the database, such as ``sqlite:///outputs/bstune.db``.
         name: of the study, which is made where it is missing.
-        space: whose ranges are the parameters' distributions.
-        settings: what must not change while a study goes on; StudyError if the stored ones differ.
+
+    Raises:
+        InputError: the URL is none.
+        StudyError: the database cannot be opened.
     """
 
-    def __init__(self, url: str, name: str, space: Space, settings: Mapping[str, object]) -> None:
+    def __init__(self, url: str, name: str) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._name = name
         self._open(url, name)
-        self._distributions: dict[str, BaseDistribution] = {
+        self._distributions: dict[str, BaseDistribution] = {}
+        self._process = _this_process()
+        self._last_heartbeat = 0.0
+
+    def begin(self, space: Space, settings: Mapping[str, object]) -> None:
+        """Begin the study or go on with it, and end what killed processes left.
+
+        Args:
+            space: whose ranges are the parameters' distributions.
+            settings: what must not change while a study goes on, as JSON.
+
+        Raises:
+            StudyError: the study was begun with other settings.
+        """
+        self._check_settings(self._name, settings)
+        self._distributions = {
             "batch_size": IntDistribution(space.low, space.high, log=True),
             "lr": FloatDistribution(space.lr_low, space.lr_high, log=True),
         }
-        self._check_settings(name, settings)
-        self._process = _this_process()
-        self._last_heartbeat = 0.0
         self.settle()
 
     def _open(self, url: str, name: str) -> None:
         try:
             if url.startswith("sqlite:///"):
                 Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ExperimentalWarning)
-                self._storage = RDBStorage(url, heartbeat_interval=HEARTBEAT)
+            self._storage = _open_database(url)
             self.study = optuna.create_study(
                 study_name=name, storage=self._storage, direction="minimize", load_if_exists=True
             )
@@ -137,7 +152,11 @@ class StudyStorage:
     def finish(self, record: Record) -> None:
         """Store a record, then show its evaluations to Optuna and end the trial."""
         trial = self._trial(record.number)
-        self._storage.set_trial_user_attr(trial._trial_id, RECORD, record.model_dump_json())
+        try:
+            self._storage.set_trial_user_attr(trial._trial_id, RECORD, record.model_dump_json())
+        except UpdateFinishedTrialError:
+            # Another process took this one for dead: the place is that one's now.
+            return
         self._end(trial, record)
 
     def abandon(self, spec: Spec) -> None:
@@ -194,6 +213,18 @@ class StudyStorage:
         return self.study.get_trials(deepcopy=False)[number]
 
 
+def _open_database(url: str) -> RDBStorage:
+    """Open a database, and make its tables; another process may make them at the same time."""
+    for wait in RETRIES:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                return RDBStorage(url, heartbeat_interval=HEARTBEAT)
+        except (OperationalError, StorageInternalError):
+            time.sleep(wait)
+    return RDBStorage(url, heartbeat_interval=HEARTBEAT)
+
+
 def _spec_of(trial: FrozenTrial) -> Spec:
     return Spec(number=trial.number, **json.loads(trial.user_attrs[SPEC]))
 
@@ -208,10 +239,13 @@ def _is_running(trial: FrozenTrial) -> bool:
 
 
 def _holds(trial: FrozenTrial, place: str) -> bool:
-    """Whether a trial has a place of the plan: it runs there, or has left a record there."""
-    if not _is_running(trial) and RECORD not in trial.user_attrs:
+    """Whether a trial has a place of the plan: it runs there, or has left a record there.
+
+    One that failed leaves its place free for another try.
+    """
+    if trial.state == TrialState.FAIL or _spec_of(trial).place != place:
         return False
-    return _spec_of(trial).place == place
+    return _is_running(trial) or RECORD in trial.user_attrs
 
 
 def _thinned(history: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

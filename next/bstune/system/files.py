@@ -145,6 +145,18 @@ def _writing(path: Path) -> Iterator[None]:
         raise StudyError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def discard_folder(folder: StudyFolder) -> None:
+    """Remove a study's folder in which nothing was stored yet; one that holds more stays."""
+    empty = {folder.owner, folder.log, folder.checkpoints}
+    if folder.root.is_dir() and not set(folder.root.iterdir()) - empty:
+        folder.owner.unlink(missing_ok=True)
+        folder.log.unlink(missing_ok=True)
+        # A folder that is not empty stays.
+        for place in (folder.checkpoints, folder.root):
+            with suppress(OSError):
+                place.rmdir()
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for bytes; it is in its place once the body has ended without an error.

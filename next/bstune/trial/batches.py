@@ -210,6 +210,7 @@ def rebatch(loader: Any, batch_size: int, seed: int) -> TrialLoader:
             f"the loader's {type(sampler).__name__} has no attribute batch_size: its "
             "__iter__ must give batches of self.batch_size"
         )
+    check_batch_size(batch_size, len(loader.dataset))
     epochs = _Epochs(sampler, batch_size, gives_batches, seed)
     check_batch_size(batch_size, len(epochs.first))
     has_workers = loader.num_workers > 0

@@ -36,6 +36,10 @@ HYPER_PARAMETERS = (
 )
 
 
+# A training whose first so many batches make no step counts none: a scaler skips some 20 at most.
+BATCHES_TO_STEP = 300
+
+
 def train(recipe: Recipe, trial: Trial) -> None:
     """Train a trial by Lightning's Trainer until it ends, and report its evaluations.
 
@@ -161,8 +165,15 @@ class StopAtTarget(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the step, and let Lightning evaluate where an evaluation is due."""
-        self.steps += self._has_stepped(trainer)
-        self.trial.on_progress()
+        has_stepped = self._has_stepped(trainer)
+        self.steps += has_stepped
+        if has_stepped:
+            self.trial.on_progress()
+        elif self.steps == 0 and _batches(trainer) >= BATCHES_TO_STEP:
+            raise InputError(
+                f"no optimizer step was made in {BATCHES_TO_STEP} batches: in training_step, step "
+                f"the optimizers that self.optimizers() gives"
+            )
         self._is_scheduled = self.steps >= self._due
         if self._evaluates_epochs and trainer.is_last_batch:
             self._is_scheduled = True
@@ -189,6 +200,12 @@ class StopAtTarget(Callback):
             self._scale = scale
         return has_stepped
 
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *arguments: Any
+    ) -> None:
+        """Say that the evaluation goes on."""
+        self.trial.on_progress()
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the evaluation, and go on or stop."""
         # Lightning evaluates on its own before a training, and where another call-back ends it.
@@ -210,7 +227,10 @@ class StopAtTarget(Callback):
         trainer.should_stop = True
         if self.trial.save_to is not None and self.trial.has_to_be_saved:
             self._is_saving = True
-            trainer.save_checkpoint(self.trial.save_to)
+            # Beside its place first: a process that is killed meanwhile leaves no half of it.
+            partial = self.trial.save_to.with_suffix(".partial")
+            trainer.save_checkpoint(partial)
+            partial.replace(self.trial.save_to)
             self._is_saving = False
 
     def on_save_checkpoint(

@@ -6,13 +6,13 @@ a trial and reports to it.
 
 import math
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bstune.core import evaluation_schedule
 from bstune.core.clock import TrainingClock, seconds_per_step
 from bstune.core.errors import BstuneError, InputError
 from bstune.core.records import Record, Spec, Status, Target
@@ -139,17 +139,6 @@ class Trial:
         self._clock.start()
         return self.status is None
 
-    def next_evaluation(self, examples: int) -> int:
-        """Give the step of the next evaluation, at most ``max_steps``.
-
-        Args:
-            examples: of one evaluation.
-        """
-        due = evaluation_schedule.next_evaluation(
-            self.history, self.target, self.batch_size, examples
-        )
-        return min(due, self.max_steps)
-
     def batches(self, examples: int) -> Iterator[np.ndarray]:
         """Endless batches of exactly ``batch_size`` indices of so many examples.
 
@@ -231,6 +220,8 @@ def run_trial(train: Callable[[Trial], None], trial: Trial) -> Record:
         # No other trial could do what bstune itself refuses, other than a batch size.
         if isinstance(error, BstuneError) and not isinstance(error, BatchSizeRefused):
             raise
+        # A worker's error stream is the study's trials.log.
+        traceback.print_exc()
         trial.fail(error)
     return trial.record()
 

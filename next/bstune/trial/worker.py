@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any, Self
 
 import cloudpickle
 
-from bstune.core.errors import BstuneError, Interrupted
+from bstune.core.errors import BstuneError, InputError, Interrupted
 from bstune.system.failures import one_line
 
 # The number of a function that the template gives, which knows none.
@@ -57,7 +56,6 @@ class Failure:
 
     reason: str
     """In one line, such as ``its process was ended by SIGSEGV``."""
-    traceback: str = ""
     refusal: BstuneError | None = None
     """What bstune itself refused, such as a metric that is not logged."""
 
@@ -105,7 +103,7 @@ class Worker:
 
     def submit(self, function: Callable[..., Any], *args: Any) -> None:
         """Send a function, which is called as ``function(*args)``; the last one has to be over."""
-        task = cloudpickle.dumps((function, args))
+        task = _dumped(function, args)
         self._number += 1
         self._killed = None
         self._heard = time.monotonic()
@@ -186,7 +184,7 @@ class InProcess:
 
     def submit(self, function: Callable[..., Any], *args: Any) -> None:
         """Keep a function, which the next poll calls."""
-        self._task = cloudpickle.dumps((function, args))
+        self._task = _dumped(function, args)
 
     def poll(self, seconds: float) -> Answer | Failure | None:
         """Call the function, however long it takes."""
@@ -205,6 +203,18 @@ class InProcess:
         pass
 
 
+def _dumped(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
+    """Write a function down for another process; InputError if something in it cannot be."""
+    try:
+        task: bytes = cloudpickle.dumps((function, args))
+        return task
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise InputError(
+            f"module and data cannot be sent to another process ({error}): give a function that "
+            f"builds what holds files or locks, such as data=lambda: MyData()"
+        ) from error
+
+
 def _call(task: bytes) -> Answer | Failure:
     """Call a function that was sent."""
     try:
@@ -215,7 +225,7 @@ def _call(task: bytes) -> Answer | Failure:
     # The user's code may raise anything, or call sys.exit.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         refusal = error if isinstance(error, BstuneError) else None
-        return Failure(one_line(error), traceback.format_exc(), refusal)
+        return Failure(one_line(error), refusal)
 
 
 class _Progress:
@@ -280,7 +290,7 @@ def _serve(connection: Connection) -> None:
             _send(connection, number, outcome)
         # The answer may be of a class that pickle cannot write, which raises anything.
         except Exception as error:  # noqa: BLE001
-            _send(connection, number, Failure(one_line(error), traceback.format_exc()))
+            _send(connection, number, Failure(one_line(error)))
 
 
 def _send(connection: Connection, number: int, outcome: Answer | Failure) -> None:
