@@ -5,18 +5,23 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import optuna
 import pytest
+import torch
 from small import ARGUMENTS, Data, Leaves, Model, Raises, Sleeps
 
 import bstune
 from bstune.__main__ import main
 from bstune.core.errors import BstuneError, UserCodeError
+from bstune.study.plan import trial_seed
 
 ROOT = Path(__file__).parents[1]
+# Of studies with the seed 0.
+NEW_SEEDS = [trial_seed(0, f"seed/{index}") for index in range(9)]
 
 
 def tune(folder, module=Model, **changes):
@@ -318,3 +323,54 @@ def test_ctrl_c_ends_within_a_second_and_the_command_goes_on(tmp_path):
     study = optuna.load_study(study_name="own", storage=f"sqlite:///{tmp_path}/study.db")
     assert all(trial.state.is_finished() for trial in study.trials)
     assert Sleeps is not None
+
+
+def test_one_run_and_a_study_share_a_folder(tmp_path, capsys):
+    once = [*REPLAY, *places(tmp_path), "trial.batch_size=64", "trial.lr=0.1"]
+    assert main(once) == 0
+    assert main([*REPLAY, *places(tmp_path)]) == 0
+    assert main(once) == 0
+
+
+def test_a_refused_study_leaves_its_folder_free(tmp_path, capsys):
+    out = f"output={tmp_path}/out"
+    assert main([*REPLAY, out, "storage=nosuch://x"]) == 2
+    assert main([*own(tmp_path), out, f"storage=sqlite:///{tmp_path}/a.db", "device=cuda"]) == 2
+    assert not (tmp_path / "out").exists()
+    assert main([*REPLAY, *places(tmp_path)]) == 0
+
+
+def test_a_failure_that_is_mended_is_no_failure_any_more(tmp_path):
+    with pytest.raises(UserCodeError):
+        tune(tmp_path, Raises, name="mended")
+    result = tune(tmp_path, Model, name="mended")
+    assert result.reached
+    assert result.baseline.runs == 2
+
+
+def test_new_seeds_that_run_out_of_memory_are_misses(tmp_path):
+    class Forgetful(Model):
+        def training_step(self, batch, batch_idx):
+            if self.lr == 0.05 and torch.initial_seed() in NEW_SEEDS:
+                raise MemoryError
+            return super().training_step(batch, batch_idx)
+
+    result = tune(tmp_path, Forgetful)
+    assert (result.baseline.runs, result.baseline.reached) == (2, 0)
+    assert result.baseline_limit == "failed"
+    assert result.speedup is None or result.speedup.at_least
+
+
+@pytest.mark.parametrize("module", [lambda trial: Model(lr=trial.lr), Model(), object()])
+def test_modules_that_cannot_be_tuned_are_one_line(tmp_path, module):
+    with pytest.raises(BstuneError) as error:
+        tune(tmp_path, module)
+    assert "\n" not in str(error.value)
+
+
+def test_data_that_cannot_be_sent_is_one_line(tmp_path):
+    data = Data()
+    data.lock = threading.Lock()
+    places = {"output": str(tmp_path / "out"), "storage": f"sqlite:///{tmp_path}/study.db"}
+    with pytest.raises(BstuneError, match="data"):
+        bstune.tune(Model, data, **ARGUMENTS, **places, workers=0, mlflow={"uri": None})

@@ -117,7 +117,8 @@ def step_seconds(module_class, data_class, batch_size, lr, steps=200):
             times.append(time.perf_counter())
 
     seed_everything(0, verbose=False)
-    plain = trainer(max_steps=steps, limit_val_batches=0, callbacks=[Stamp()])
+    never = {"val_check_interval": 10**9, "check_val_every_n_epoch": None}
+    plain = trainer(max_steps=steps, **never, callbacks=[Stamp()])
     plain.fit(module_class(lr=lr), datamodule=rebatched(data_class(), batch_size))
     apart = [later - earlier for earlier, later in pairwise(times[20:])]
     return statistics.median(apart)
