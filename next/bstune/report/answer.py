@@ -93,7 +93,7 @@ def _verdict(result: StudyResult) -> str:
     best_other = f"the best of {console.count(result.configurations, 'other')}"
     if result.verdict == "keep" and speedup.high is not None:
         return f"{_pair(best)}: {best_other} is at most {_fast(speedup.high)}"
-    compared = _compared(speedup, baseline, result.baseline_limit)
+    compared = _speedup_text(speedup, baseline, result.baseline_limit)
     if result.verdict == "switch":
         return f"to {_pair(best)}: {compared}"
     faster = best_other if best.number == baseline.number else _pair(best)
@@ -112,11 +112,11 @@ def _unreached(result: StudyResult) -> str:
     return f"{text}: closest {value} ({_pair(closest.configuration)}); {trend}"
 
 
-def _compared(speedup: Speedup, baseline: Confirmed, limit: str | None) -> str:
+def _speedup_text(speedup: Speedup, baseline: Confirmed, limit: str | None) -> str:
     """Write how fast the best is, as far as the baseline's end allows to say it."""
     pair = f"your baseline, batch size {baseline.batch_size:,} and lr {console.number(baseline.lr)}"
     if speedup.at_most:
-        return f"at most {_fast(speedup.value)} as {pair}: most of its new seeds missed the target"
+        return f"at most {_fast(speedup.value)} as {pair}, as it missed the target on new seeds"
     if speedup.at_least:
         end = BASELINE_ENDS[limit or "budget"]
         return f"at least {_fast(speedup.value)} as {pair}, whose median run {end}"

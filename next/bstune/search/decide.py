@@ -34,18 +34,19 @@ BEST = 4
 # Their standard deviation, in octaves: of rates around a draw's best one, and of batch size and
 # rate around the best configurations.
 OCTAVES = 0.5
-# What is left to train counts as this share of the cost of the whole, for at most so many times
-# the chosen draw's best.
-LEFT_WEIGHT = 0.5
-MOST_LEFT = 10.0
+# The score of a candidate is log(cost) + REMAINING_WEIGHT * min(remaining cost / least cost,
+# MOST_REMAINING), all predicted by one draw: of two that cost as much, the one that is nearly done
+# is run. It is a log and a ratio, so that for small differences both are relative costs.
+REMAINING_WEIGHT = 0.5
+MOST_REMAINING = 10.0
 # Log steps are kept below this: exp must not overflow.
 MOST_LOG_STEPS = 50.0
-# No trial runs longer than so many times the best configuration's predicted cost.
+# No trial runs longer than so many times the best configuration's predicted cost: its give-up cost.
 GIVE_UP = 1.2
-# One that has run for this share of that is not resumed.
+# A pruned trial that has used this share of the give-up cost is not resumed.
 WORTH_RESUMING = 0.95
-# A trial that has not come near it is first tried for a share of that, or of its own prediction,
-# and then run on; so near counts as tried.
+# A trial first runs to a probe limit, the lesser of this share of the give-up cost and this share
+# of its own prediction. One that has run this share of its probe limit may run to the give-up cost.
 PROBE_OF_GIVE_UP = 0.4
 PROBE_OF_OWN = 0.6
 TRIED = 0.75
@@ -123,12 +124,12 @@ def propose(
     log_steps[: len(waiting)] = _informed(log_steps, posterior, draw, waiting)
     log_steps = np.minimum(log_steps, MOST_LOG_STEPS)
 
-    # Worth is in proportion to the steps.
+    # Costs are in proportion to steps.
     per_step = np.array([question.cost(1.0, 2.0**size, step_time) for size in x])
     cost = per_step * np.exp(log_steps)
-    left = cost * np.maximum(1.0 - ran / np.exp(log_steps), 0.0)
-    share_left = np.minimum(left / cost.min(), MOST_LEFT)
-    chosen = int((np.log(cost) + LEFT_WEIGHT * share_left).argmin())
+    remaining = cost * np.maximum(1.0 - ran / np.exp(log_steps), 0.0)
+    ratio = np.minimum(remaining / cost.min(), MOST_REMAINING)
+    chosen = int((np.log(cost) + REMAINING_WEIGHT * ratio).argmin())
 
     resumed = waiting[chosen].record if chosen < len(waiting) else None
     batch_size, lr = _pair(space, x[chosen], z[chosen])

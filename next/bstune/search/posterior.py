@@ -42,7 +42,8 @@ WRONG_SHARE = 0.01
 DIVERGES_AT = 1.5
 DIVERGES_DEVIATION = 0.4
 
-# Sampler: least share of effective draws after a rise of the power, and its bisections.
+# Tempering: least effective sample size after an increment of the power, as a share of the draws,
+# and the bisections that find it.
 LEAST_EFFECTIVE = 0.5
 BISECTIONS = 25
 # The largest step of differential evolution, times 1/sqrt(parameters) (ter Braak 2006).
@@ -209,9 +210,9 @@ def sample(law: Law, rows: Rows, rng: np.random.Generator, draws: int, moves: in
     prior = law.log_prior(theta)
     power = 0.0
     while power < 1.0:
-        rise = _next_rise(likelihood, 1.0 - power)
-        power = min(power + rise, 1.0)
-        picked = _resample(np.exp(rise * (likelihood - likelihood.max())), rng)
+        increment = _next_increment(likelihood, 1.0 - power)
+        power = min(power + increment, 1.0)
+        picked = _resample(np.exp(increment * (likelihood - likelihood.max())), rng)
         theta, likelihood, prior = theta[picked], likelihood[picked], prior[picked]
         for move in range(2 * moves if power == 1.0 else moves):
             propose = _jump if move % 2 else _towards_normal
@@ -226,11 +227,11 @@ def sample(law: Law, rows: Rows, rng: np.random.Generator, draws: int, moves: in
     return theta
 
 
-def _next_rise(likelihood: Array, most: float) -> float:
-    """The largest rise of the power that leaves enough effective draws, by bisection."""
+def _next_increment(likelihood: Array, most: float) -> float:
+    """The largest increment of the power that keeps the effective sample size, by bisection."""
 
-    def is_effective(rise: float) -> bool:
-        weights = np.exp(rise * (likelihood - likelihood.max()))
+    def is_effective(increment: float) -> bool:
+        weights = np.exp(increment * (likelihood - likelihood.max()))
         effective = weights.sum() ** 2 / (weights @ weights)
         return bool(effective >= LEAST_EFFECTIVE * len(likelihood))
 

@@ -65,11 +65,11 @@ class Study:
 def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
     """Compute a study's result from its records."""
     if any(record.reached for record in records):
-        return _with_the_target_reached(study, records)
-    return _without_it(study, records)
+        return _result_if_reached(study, records)
+    return _result_if_not_reached(study, records)
 
 
-def _common(study: Study, records: Sequence[Record]) -> dict[str, Any]:
+def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
     """The fields that every result has."""
     question = study.plan.question
     return {
@@ -90,14 +90,14 @@ def _common(study: Study, records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _without_it(study: Study, records: Sequence[Record]) -> StudyResult:
+def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     """The result where nothing reached the target: the closest, and what may help.
 
     Another target, budget or range of rates makes another study.
     """
     plan = study.plan
     closest = closest_trial(plan.question.target, records)
-    fields = _common(study, records) | {"verdict": "not yet", "reached": False}
+    fields = _common_fields(study, records) | {"verdict": "not yet", "reached": False}
     messages = [record.message for record in records if not record.history]
     if closest is None:
         return StudyResult(**fields, missing=messages[-1])
@@ -117,11 +117,11 @@ def _without_it(study: Study, records: Sequence[Record]) -> StudyResult:
     )
 
 
-def _with_the_target_reached(study: Study, records: Sequence[Record]) -> StudyResult:
+def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     """The result where a trial reached the target."""
     plan = study.plan
     step_time = step_time_of(plan, records)
-    other, baseline, noise = _compared(plan, records, step_time)
+    other, baseline, noise = _challenger_and_baseline(plan, records, step_time)
     speedup = None
     if other is not None and baseline is not None and other.runs and baseline.runs:
         speedup = _speedup(other, baseline, noise)
@@ -142,7 +142,7 @@ def _with_the_target_reached(study: Study, records: Sequence[Record]) -> StudyRe
     points = curve(posterior, step_time, curve_sizes(plan.space))
     critical = critical_batch_size(posterior, records, plan.seed)
 
-    fields = _common(study, records)
+    fields = _common_fields(study, records)
     if verdict == "not yet":
         what, options = missing(plan, speedup, other, baseline)
         fields |= {"missing": what, "next": study.command(options)}
@@ -167,7 +167,7 @@ def _with_the_target_reached(study: Study, records: Sequence[Record]) -> StudyRe
     )
 
 
-def _compared(
+def _challenger_and_baseline(
     plan: Plan, records: Sequence[Record], step_time: StepTime
 ) -> tuple[Confirmed | None, Confirmed | None, float]:
     """The best other configuration, the baseline, and the deviation from seed to seed."""

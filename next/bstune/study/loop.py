@@ -125,12 +125,13 @@ def _was_cut_off(asked: AskedTrial) -> bool:
 def _prepare(
     plan: Plan, spec: Spec, ask: Ask, records: Sequence[Record], folder: StudyFolder
 ) -> AskedTrial:
+    """Collect what a claimed trial needs: its parent's record, and where states are saved."""
     earlier = None
     resume_from = None
     if spec.resumed_from is not None:
         earlier = next(record for record in records if record.number == spec.resumed_from)
         resume_from = folder.checkpoint(spec.resumed_from)
-    # Only trials of the search are resumed.
+    # Runs on new seeds are never resumed.
     save_to = folder.checkpoint(spec.number) if spec.role != "new seed" else None
     return AskedTrial(
         spec=spec,

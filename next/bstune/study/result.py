@@ -142,7 +142,8 @@ class StudyResult(Frozen):
     best's time."""
     speedup: Speedup | None = None
     near_optimal: tuple[int, int] | None = None
-    """Batch sizes whose predicted median at their best rate is at most 1.1 times the best's."""
+    """Batch sizes whose predicted median at their best rate is at most 1.1 times the least; the
+    best's own belongs to it."""
     lr_alone: LrAlone | None = None
     """What the rate alone would give; None where the best has the baseline's batch size."""
     critical: Critical | None = None

@@ -57,7 +57,7 @@ class StudyStorage:
         name: of the study, which is made where it is missing.
 
     Raises:
-        InputError: the URL is none.
+        InputError: it is no database's URL.
         StudyError: the database cannot be opened.
     """
 
