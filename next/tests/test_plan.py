@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from bstune.core.errors import InputError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, Target
 from bstune.core.space import Configuration, Space
@@ -13,7 +14,7 @@ from bstune.study.plan import (
     Done,
     Plan,
     Wait,
-    fatal_failure,
+    fatal_error,
     next_step,
     trial_seed,
 )
@@ -174,9 +175,10 @@ def failed(number, batch_size):
 
 def test_a_smallest_size_that_does_not_fit_ends_a_study():
     unfit = record(0, "baseline", "out of memory", batch_size=4, steps=0, message="no memory")
-    assert fatal_failure(plan().space, [unfit]) == "no memory"
-    assert fatal_failure(plan().space, [unfit], since=1) is None
-    assert fatal_failure(plan().space, [unfit, searched(1, "search/0")]) is None
+    error = fatal_error(plan().space, [unfit])
+    assert (type(error), str(error)) == (InputError, "no memory")
+    assert fatal_error(plan().space, [unfit], since=1) is None
+    assert fatal_error(plan().space, [unfit, searched(1, "search/0")]) is None
 
 
 @pytest.mark.parametrize(
@@ -194,4 +196,5 @@ def test_a_smallest_size_that_does_not_fit_ends_a_study():
     ],
 )  # fmt: skip
 def test_failures_that_end_a_study(records, message):
-    assert fatal_failure(plan().space, records) == message
+    error = fatal_error(plan().space, records)
+    assert (None if error is None else str(error)) == message

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from bstune.core.errors import UserCodeError
 from bstune.core.records import Record, Spec, Target
-from bstune.study.plan import Ask, Done, Plan, Wait, fatal_failure, next_step
+from bstune.study.plan import Ask, Done, Plan, Wait, fatal_error, next_step
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
 from bstune.trial.trial import Trial, run_trial
@@ -78,6 +77,7 @@ def asked_trials(
 
     Raises:
         UserCodeError: after failures that end a study, with the user's own error.
+        InputError: where the smallest batch size does not fit.
     """
     since = max((record.number for record in storage.records()), default=-1) + 1
     while True:
@@ -86,9 +86,9 @@ def asked_trials(
             for record in storage.records()
             if record.number >= since or record.status != "failed"
         ]
-        message = fatal_failure(plan.space, records, since)
-        if message is not None:
-            raise UserCodeError(message)
+        error = fatal_error(plan.space, records, since)
+        if error is not None:
+            raise error
         step = next_step(plan, records, storage.running(), now())
         if isinstance(step, Done):
             return

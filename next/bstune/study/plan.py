@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bstune.core.errors import BstuneError, InputError, UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Frozen, Record, Role, Spec, StepTime
 from bstune.core.space import Configuration, Space
@@ -186,7 +187,7 @@ def new_seeds_of(records: Sequence[Record], number: int) -> list[Record]:
     return sorted(runs, key=lambda record: int(record.place.rpartition("/")[2]))
 
 
-def fatal_failure(space: Space, records: Sequence[Record], since: int = 0) -> str | None:
+def fatal_error(space: Space, records: Sequence[Record], since: int = 0) -> BstuneError | None:
     """The error that ends a study; None: it goes on.
 
     It is that of three failed trials in a row at sizes at which another trial has trained. While no
@@ -203,11 +204,13 @@ def fatal_failure(space: Space, records: Sequence[Record], since: int = 0) -> st
     recent = [record for record in records if record.number >= since]
     for record in recent:
         if not trained and record.is_unfit and record.batch_size == space.low:
-            return record.message
+            return InputError(record.message)
     if trained:
         recent = [record for record in recent if record.batch_size in trained][-FAILURES:]
     counted = [record for record in recent if record.status == "failed"]
-    return counted[-1].message if len(counted) >= FAILURES else None
+    if len(counted) < FAILURES:
+        return None
+    return UserCodeError(counted[-1].message)
 
 
 def count_configurations(records: Sequence[Record], running: Sequence[Spec] = ()) -> int:
