@@ -26,17 +26,22 @@ from bstune.core.records import Record
 
 COMMANDS = {
     "replay": ["+workload=replay", "table=fashion_mlp", "trials=200"],
-    "digits": ["+workload=digits", "trials=40"],
+    "digits": ["+workload=digits", "trials=150"],
 }
-LONGEST = {"replay": 5.0, "digits": 14.0}
+# Seconds after the plan was printed within which a process is killed.
+LONGEST = 5.0
 
 
 def start(workload, folder, seed):
     options = [*COMMANDS[workload], f"seed={seed}", "mlflow.uri=null"]
     return subprocess.Popen(
         [sys.executable, "-m", "bstune", *options],
-        cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
 
 
 def stored(folder):
@@ -72,7 +77,10 @@ def main():
             lost = 0
             for _ in range(given.kills):
                 process = start(workload, folder, given.seed)
-                time.sleep(rng.uniform(0.5, LONGEST[workload]))
+                for line in process.stderr:
+                    if "configurations" in line:
+                        break
+                time.sleep(rng.uniform(0.05, LONGEST))
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 now = stored(folder)
@@ -80,6 +88,7 @@ def main():
                 lost += sum(records.get(number) != record for number, record in seen.items())
                 seen = records
             process = start(workload, folder, given.seed)
+            process.stderr.read()
             status = process.wait()
             records, study = stored(folder)
             lost += sum(records.get(number) != record for number, record in seen.items())
