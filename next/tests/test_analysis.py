@@ -149,6 +149,24 @@ def test_where_both_miss_on_new_seeds_nothing_is_compared():
     assert result.best.reached == result.baseline.reached == 0
 
 
+@pytest.mark.parametrize("status", ["diverged", "failed", "out of memory"])
+def test_a_run_that_would_never_have_reached_counts_as_all_that_it_was_allowed(status):
+    result = analyse(study(), with_seeds((48, 50, 47), (3, 3, 3), baseline_status=status))
+    assert result.baseline.runs_steps == (1000, 1000, 1000)
+    assert result.speedup.value == pytest.approx(1000 / 48)
+
+
+def test_what_is_compared_ran_on_the_same_seeds():
+    records = with_seeds((48, 50, 47), (300,))
+    by_number = {one.number: one for one in records}
+    shared = next(one for one in records if one.repeats == 0)
+    first = next(one for one in records if one.repeats == 5)
+    records[records.index(first)] = by_number[first.number].model_copy(update={"seed": shared.seed})
+    result = analyse(study(), records)
+    assert (result.best.runs, result.baseline.runs) == (1, 1)
+    assert result.speedup.value == pytest.approx(300 / 48)
+
+
 def test_before_new_seeds():
     result = analyse(study(), searched())
     assert (result.verdict, result.speedup) == ("not yet", None)

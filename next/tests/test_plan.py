@@ -145,8 +145,9 @@ def test_a_resumption_is_no_configuration_and_keeps_the_seed():
     resumptions = [ask for ask in asks if ask.resumed_from is not None]
     assert resumptions
     assert all((ask.batch_size, ask.lr, ask.seed) == (120, 1.0, 77) for ask in resumptions)
-    nothing_saved = plan(trials=40, resumable=lambda number: False)
-    assert next_step(nothing_saved, records, [], 0.0).resumed_from is None
+    for seed in range(20):
+        nothing_saved = plan(trials=40, seed=seed, resumable=lambda number: False)
+        assert next_step(nothing_saved, records, [], 0.0).resumed_from is None
 
 
 def test_it_waits_for_what_others_run():

@@ -56,6 +56,14 @@ def test_proposals_stay_inside_the_space(space):
         assert 1 <= spec.max_steps <= QUESTION.budget.last_step(spec.batch_size)
 
 
+def test_no_configuration_is_tried_twice_on_new_seeds():
+    """The best rates lie at the edge of their range, to which many proposals are moved."""
+    space = Space(64, 64, 0.01, 0.02, "none", (64, 0.02))
+    records = search(Workload(noise=0.1), 25, space=space)
+    pairs = [(one.batch_size, one.lr) for one in records if one.resumed_from is None]
+    assert len(set(pairs)) == len(pairs)
+
+
 def test_pruned_trials_are_resumed_at_their_own_configuration():
     records = search(Workload(noise=0.1), 30)
     resumed = [one for one in records if one.resumed_from is not None]
