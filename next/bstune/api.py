@@ -189,7 +189,7 @@ def _command(arguments: Sequence[str], options: Mapping[str, object]) -> str:
         given[name] = name + sign + hide(value, name.lstrip("+~"))
     # Another study needs a folder of its own.
     if "study" in options and "output" in given:
-        given["output"] += "-2"
+        given["output"] += "-" + str(options["study"]).rpartition("-")[2]
     for option, changed in options.items():
         given[option] = f"{option}={changed}"
     return shlex.join(["python", "-m", "bstune", *given.values()])
@@ -198,12 +198,14 @@ def _command(arguments: Sequence[str], options: Mapping[str, object]) -> str:
 def _call(name: str, options: Mapping[str, object]) -> str:
     """A call of :func:`tune` with further options."""
     arguments: dict[str, object] = {"name": options.get("study", name)}
+    sections: dict[str, dict[str, object]] = {}
     for option, value in options.items():
         section, _, key = option.partition(".")
         if key:
-            arguments[section] = {**arguments.get(section, {}), key: value}  # type: ignore[dict-item]
+            sections.setdefault(section, {})[key] = value
         elif option != "study":
             arguments[option] = value
+    arguments |= sections
     written = "".join(f", {argument}={value!r}" for argument, value in arguments.items())
     return f"bstune.tune(...{written})"
 

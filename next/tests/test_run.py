@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -379,3 +380,14 @@ def test_data_that_cannot_be_sent_is_one_line(tmp_path):
     places = {"output": str(tmp_path / "out"), "storage": f"sqlite:///{tmp_path}/study.db"}
     with pytest.raises(BstuneError, match="data"):
         bstune.tune(Model, data, **ARGUMENTS, **places, workers=0, mlflow={"uri": None})
+
+
+def test_advised_commands_are_taken(tmp_path, capsys):
+    impossible = [*REPLAY, *places(tmp_path), "target=val/error <= 0.05", "trials=4"]
+    assert main(impossible) == 0
+    result = bstune.load(tmp_path / "out")
+    assert not result.reached
+    assert main([*shlex.split(result.easier)[3:], "trials=3"]) == 0
+    assert bstune.load(tmp_path / "out-easier").reached
+    assert main([*shlex.split(result.next)[3:], "trials=3"]) == 0
+    assert bstune.load(tmp_path / "out-2").study.endswith("-2")

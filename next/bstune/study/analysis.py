@@ -103,7 +103,6 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
         return StudyResult(**fields, missing=messages[-1])
     if closest.trend == "failed":
         fields["missing"] = messages[-1]
-    another = {"study": f"{study.name}-2"}
     easier = easier_target(plan.question.target, records)
     options = remedy(plan, closest.trend, records)
     record = next(record for record in records if record.number == closest.number)
@@ -112,8 +111,8 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
         best=_confirmed(records, record, step_time_of(plan, records)),
         closest=closest,
         easier_goal=easier.goal,
-        easier=study.command({"target": str(easier), **another}),
-        next=study.command({**options, **another}) if options else None,
+        easier=study.command({"target": str(easier), "study": f"{study.name}-easier"}),
+        next=study.command({**options, "study": f"{study.name}-2"}) if options else None,
     )
 
 
