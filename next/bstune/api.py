@@ -2,17 +2,15 @@
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
-from optuna.exceptions import StorageInternalError
 from pydantic import Field
-from sqlalchemy.exc import SQLAlchemyError
 
 from bstune.config import Composed, options_from_python
 from bstune.core.errors import InputError, StudyError, UserCodeError
@@ -36,7 +34,7 @@ from bstune.study.machine import RECORDED, Machine, describe_machine
 from bstune.study.plan import Deadline, Plan
 from bstune.study.progress import Progress, say
 from bstune.study.result import StudyResult
-from bstune.study.storage import StudyStorage
+from bstune.study.storage import StudyStorage, database_errors
 from bstune.system.console import count
 from bstune.system.files import (
     StudyFolder,
@@ -46,7 +44,7 @@ from bstune.system.files import (
     write_text,
 )
 from bstune.system.interruption import interruptible
-from bstune.system.secrets import hide, hide_in_text
+from bstune.system.secrets import hide
 from bstune.tracking.mlflow import log_study
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
@@ -233,7 +231,8 @@ def run_study(options: Options, workload: Workload) -> Result:
     folder = StudyFolder(Path(options.output))
     name = options.study or workload.name
     storage = StudyStorage(options.storage, name)
-    with interruptible(), ExitStack() as stack, _stated_errors(options):
+    failed = "failed; the same command goes on with what is stored"
+    with interruptible(), ExitStack() as stack, database_errors(options.storage, failed):
         claim_folder(folder, name, options.storage)
         try:
             worker, machine = _worker_and_machine(options, workload, folder, stack)
@@ -258,19 +257,6 @@ def run_study(options: Options, workload: Workload) -> Result:
         )
         records = storage.records()
         return _finish(options, workload, folder, analyse(study, records), records, machine)
-
-
-@contextmanager
-def _stated_errors(options: Options) -> Iterator[None]:
-    """Say in one line that the database failed in the middle of a study."""
-    try:
-        yield
-    except (SQLAlchemyError, StorageInternalError) as error:
-        reason = hide_in_text(str(error.__cause__ or error).splitlines()[0])
-        where = hide_in_text(options.storage)
-        raise StudyError(
-            f"storage={where} failed: {reason}; the same command goes on with what is stored"
-        ) from error
 
 
 def _run_trials(

@@ -16,7 +16,6 @@ from pydantic_core import ErrorDetails
 
 from bstune.core.errors import InputError
 from bstune.core.records import Budget, Frozen, Target
-from bstune.core.rules import lr_of
 from bstune.core.space import Space
 from bstune.system.console import guess
 from bstune.system.secrets import hide_in_text
@@ -404,21 +403,12 @@ def space_of(options: Options, device: str) -> Space:
         multiple = MIXED_MULTIPLE if is_mixed and is_meant else 1
     high = max(sizes.high // multiple, 1) * multiple
     low = min(math.ceil(sizes.low / multiple) * multiple, high)
-    anchor: tuple[float, float] | None = options.baseline.pair
-    if anchor is None:
-        if rates.low is None or rates.high is None:
-            raise InputError(
-                "lr.low and lr.high are missing: without baseline.batch_size and baseline.lr "
-                "nothing else says which learning rates to try"
-            )
-        anchor = math.sqrt(low * high), math.sqrt(rates.low * rates.high)
-    rule_lrs = [lr_of(options.scaling, size, anchor) for size in (low, high)]
-    return Space(
-        low=low,
-        high=high,
-        lr_low=rates.low or min(rule_lrs) / 2**LR_OCTAVES,
-        lr_high=rates.high or max(rule_lrs) * 2**LR_OCTAVES,
-        rule=options.scaling,
-        anchor=anchor,
-        multiple=multiple,
-    )
+    ends = rates.low, rates.high
+    pair = options.baseline.pair
+    space = Space.around((low, high), ends, options.scaling, pair, multiple, LR_OCTAVES)
+    if space is None:
+        raise InputError(
+            "lr.low and lr.high are missing: without baseline.batch_size and baseline.lr "
+            "nothing else says which learning rates to try"
+        )
+    return space

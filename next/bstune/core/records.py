@@ -67,10 +67,6 @@ class Target:
         """Whether ``value`` meets the goal; NaN never does."""
         return self.gap(value) <= 0.0
 
-    def closest(self, values: list[float]) -> float | None:
-        """The best of some values; None without one."""
-        return min(values, key=self.gap, default=None)
-
     def __str__(self) -> str:
         return f"{self.metric} {'<=' if self.mode == 'min' else '>='} {self.goal:g}"
 

@@ -50,6 +50,45 @@ class Space:
         rounded = float(f"{lr:.3g}")
         return min(max(rounded, self.lr_low), self.lr_high)
 
+    @staticmethod
+    def around(
+        sizes: tuple[int, int],
+        rates: tuple[float | None, float | None],
+        rule: str,
+        baseline: tuple[float, float] | None,
+        multiple: int,
+        octaves: float,
+    ) -> "Space | None":
+        """The space whose rule goes through the baseline; None if nothing says which rates to try.
+
+        Without a baseline the rule goes through the geometric middle of both ranges.
+
+        Args:
+            sizes: smallest and largest batch size.
+            rates: smallest and largest rate; one that is None lies ``octaves`` beyond the rule's.
+            rule: as of the class.
+            baseline: batch size and rate.
+            multiple: as of the class.
+            octaves: of an open end.
+        """
+        low, high = sizes
+        lr_low, lr_high = rates
+        anchor = baseline
+        if anchor is None:
+            if lr_low is None or lr_high is None:
+                return None
+            anchor = math.sqrt(low * high), math.sqrt(lr_low * lr_high)
+        of_rule = [lr_of(rule, size, anchor) for size in sizes]
+        return Space(
+            low=low,
+            high=high,
+            lr_low=lr_low or min(of_rule) / 2.0**octaves,
+            lr_high=lr_high or max(of_rule) * 2.0**octaves,
+            rule=rule,
+            anchor=anchor,
+            multiple=multiple,
+        )
+
     @property
     def middle(self) -> float:
         """log2 of the geometric middle of the batch sizes."""

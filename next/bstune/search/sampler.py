@@ -182,21 +182,12 @@ def space_of(
 
     Without a baseline the rule goes through the geometric middle of both ranges.
     """
-    low, high = batch_size
-    middle = math.sqrt(low * high)
-    if baseline is not None:
-        anchor: tuple[float, float] = baseline
-    elif lr is not None:
-        anchor = middle, math.sqrt(lr[0] * lr[1])
-    else:
+    space = Space.around(batch_size, lr or (None, None), scaling, baseline, multiple, LR_OCTAVES)
+    if space is None:
         raise InputError(
             "give lr=(low, high) or baseline=(batch size, learning rate), but got none"
         )
-    unlimited = Space(low, high, 0.0, math.inf, scaling, anchor, multiple)
-    of_rule = unlimited.rule_lr(low), unlimited.rule_lr(high)
-    factor = 2.0**LR_OCTAVES
-    lr_low, lr_high = lr or (min(of_rule) / factor, max(of_rule) * factor)
-    return Space(low, high, lr_low, lr_high, scaling, anchor, multiple)
+    return space
 
 
 def spec_of(trial: FrozenTrial, question: Question) -> Spec:

@@ -104,7 +104,7 @@ def asked_trials(
             yield asked
         finally:
             record = asked.record
-            if record is None or _was_cut_off(asked):
+            if record is None or _was_cut_off(record, asked.until):
                 storage.abandon(spec)
             else:
                 storage.finish(record)
@@ -114,10 +114,9 @@ def asked_trials(
                     observer.finished(record)
 
 
-def _was_cut_off(asked: AskedTrial) -> bool:
+def _was_cut_off(record: Record, until: float | None) -> bool:
     """Whether the time limit ended a run on a new seed: it tells nothing, and is asked again."""
-    record = asked.record
-    if record is None or record.role != "new seed" or asked.until is None:
+    if record.role != "new seed" or until is None:
         return False
     return record.status == "pruned" and record.steps < record.max_steps
 

@@ -11,7 +11,8 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import optuna
@@ -88,21 +89,24 @@ class StudyStorage:
 
     def _open(self, url: str, name: str) -> None:
         try:
-            if url.startswith("sqlite:///"):
-                Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-            self._storage = _open_database(url)
-            self.study = optuna.create_study(
-                study_name=name, storage=self._storage, direction="minimize", load_if_exists=True
-            )
+            with database_errors(url, "cannot be opened"):
+                if url.startswith("sqlite:///"):
+                    Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+                self._storage = _open_database(url)
+                self.study = optuna.create_study(
+                    study_name=name,
+                    storage=self._storage,
+                    direction="minimize",
+                    load_if_exists=True,
+                )
         except (ArgumentError, ImportError, ValueError) as error:
             raise InputError(
                 f"storage must be the URL of a database, such as sqlite:///study.db, but got "
                 f"{hide_in_text(url)}: {hide_in_text(str(error))}"
             ) from error
-        except (OSError, SQLAlchemyError, StorageInternalError) as error:
-            reason = str(error.__cause__ or error).splitlines()[0]
+        except OSError as error:
             raise StudyError(
-                f"storage={hide_in_text(url)} cannot be opened: {hide_in_text(reason)}"
+                f"storage={hide_in_text(url)} cannot be opened: {error.strerror}"
             ) from error
         self._study_id = self._storage.get_study_id_from_name(name)
 
@@ -211,6 +215,22 @@ class StudyStorage:
 
     def _trial(self, number: int) -> FrozenTrial:
         return self.study.get_trials(deepcopy=False)[number]
+
+
+@contextmanager
+def database_errors(url: str, what: str) -> Iterator[None]:
+    """Turn what a database raises in the body into one line, ``storage=URL what: reason``.
+
+    Raises:
+        StudyError: for such an error; that the URL itself is none is left to the caller.
+    """
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except (SQLAlchemyError, StorageInternalError) as error:
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise StudyError(f"storage={hide_in_text(url)} {what}: {hide_in_text(reason)}") from error
 
 
 def _open_database(url: str) -> RDBStorage:
