@@ -338,7 +338,7 @@ def _plan(
         step_time = workload.table.step_time
     device = "cpu" if machine.device in ("cpu", RECORDED.device) else "cuda"
     return Plan(
-        question=Question(options.target, options.budget),
+        question=Question(options.target, options.budget, options.objective),
         space=space_of(options, device),
         baseline=baseline,
         trials=options.trials,

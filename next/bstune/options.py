@@ -214,7 +214,7 @@ class Options(Section):
 
 # Options of later versions: the values that work now, and what this version does.
 NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
-    "objective": (("time",), "seeks the least time"),
+    "objective": (("time", "steps", "curve"), "seeks time, steps or the curve"),
     "budget.seconds": ((None,), "counts budgets in steps and examples"),
     "scaling": (("none", "sqrt", "linear"), "has the rules none, sqrt and linear"),
     "tune": ((None, ()), "searches batch size and learning rate alone"),

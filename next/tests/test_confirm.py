@@ -142,8 +142,8 @@ def test_verdict(speedup, has_baseline, best_is_bound, verdict):
     assert verdict_of(speedup, has_baseline, best_is_bound) == verdict
 
 
-def candidate(number, log_cost, deviation=0.1):
-    return Candidate(number=number, log_cost=log_cost, deviation=deviation)
+def candidate(number, log_value, deviation=0.1):
+    return Candidate(number=number, log_value=log_value, deviation=deviation)
 
 
 def test_the_best_by_prediction_runs_first_and_is_done_after_its_seeds():

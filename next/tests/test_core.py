@@ -182,7 +182,7 @@ def test_rates_are_snapped_to_what_is_printed(lr, snapped):
 
 def test_cost_is_seconds():
     question = Question(LOSS, Budget(steps=10))
-    assert question.cost(30, 8, lambda batch_size: 0.5 * batch_size) == 120.0
+    assert question.value(30, 8, lambda batch_size: 0.5 * batch_size) == 120.0
 
 
 def test_step_times_of_the_law_are_found_with_one_outlier():

@@ -29,7 +29,7 @@ def test_a_search_finds_the_fastest_configuration():
     for seed in range(2):
         records = search(workload, 40, seed=seed)
         posterior = sample_posterior(QUESTION, SPACE, records, seed=seed)
-        found = min(predictions(posterior, QUESTION, step_time), key=lambda one: one.log_cost)
+        found = min(predictions(posterior, QUESTION, step_time), key=lambda one: one.log_value)
         batch_size, lr = found.record.batch_size, found.record.lr
         median = replace(workload, noise=0.0).steps(batch_size, lr) * step_time(batch_size)
         ratios.append(median / least)

@@ -34,7 +34,7 @@ def test_a_prediction_lies_between_the_law_and_the_trial():
     # A configuration's own deviation and a seed's are equal here: halfway.
     halfway = 0.5 * (math.log(150) + 0.5 * math.log(9900))
     assert got.record is lucky
-    assert got.log_cost == pytest.approx(halfway + math.log(step_time(64)))
+    assert got.log_value == pytest.approx(halfway + math.log(step_time(64)))
     assert got.deviation == pytest.approx(0.14 * math.sqrt(0.5))
 
 
@@ -49,7 +49,7 @@ def test_where_seeds_differ_much_the_law_decides():
     theta = THETA.copy()
     theta[0, NOISE] = math.log(100.0)
     (got,) = predictions(posterior([record(lr=0.1)], theta), QUESTION, step_time)
-    assert got.log_cost == pytest.approx(math.log(150 * step_time(64)), abs=1e-5)
+    assert got.log_value == pytest.approx(math.log(150 * step_time(64)), abs=1e-5)
 
 
 def test_the_curve_and_its_band():

@@ -1,4 +1,4 @@
-"""The one question of a study: what a trial costs, and what the answer's rows are called.
+"""The one question of a study: what is minimised, what a trial costs, and the answer's rows.
 
 Nothing else asks which question it is.
 """
@@ -8,29 +8,35 @@ from typing import Literal
 
 from bstune.core.records import Budget, StepTime, Target
 
-Objective = Literal["time"]
+Objective = Literal["time", "steps", "curve"]
 # The labels of the answer's rows by objective, as ``Question.rows`` gives them.
 ROWS: dict[str, tuple[str, ...]] = {
     "time": ("Time", "Easier", "Also good", "Scaling", "Warning", "Next", "Train"),
+    "steps": ("Steps", "Easier", "Also good", "Scaling", "Warning", "Next", "Train"),
+    "curve": ("Range", "Rates", "Easier", "Warning", "Next"),
 }
 
 
 @dataclass(frozen=True)
 class Question:
-    """Least training time to the target.
+    """What is sought: the least time or the fewest steps to the target, or the curve.
 
     Args:
         target: that ends a trial.
         budget: that ends a trial which does not reach the target.
-        objective: ``time``.
+        objective: ``time``, ``steps`` or ``curve`` (the steps-to-target curve and B_crit).
     """
 
     target: Target
     budget: Budget
     objective: Objective = "time"
 
+    def value(self, steps: float, batch_size: float, step_time: StepTime) -> float:
+        """What is minimised: training seconds to the target or, for ``steps``, steps to it."""
+        return steps if self.objective == "steps" else self.cost(steps, batch_size, step_time)
+
     def cost(self, steps: float, batch_size: float, step_time: StepTime) -> float:
-        """What is minimised: for ``time`` the training seconds of so many steps."""
+        """What a trial takes: training seconds of so many steps."""
         return steps * step_time(batch_size)
 
     @property

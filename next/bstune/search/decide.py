@@ -34,9 +34,9 @@ BEST = 4
 # Their standard deviation, in octaves: of rates around a draw's best one, and of batch size and
 # rate around the best configurations.
 OCTAVES = 0.5
-# The score of a candidate is log(cost) + REMAINING_WEIGHT * min(remaining cost / least cost,
-# MOST_REMAINING), all predicted by one draw: of two that cost as much, the one that is nearly done
-# is run. It is a log and a ratio, so that for small differences both are relative costs.
+# The score of a candidate is log(value) + REMAINING_WEIGHT * min(remaining cost / least cost,
+# MOST_REMAINING), all predicted by one draw: of two that are as good, the one that is nearly done
+# is run. It is a log and a ratio, so that for small differences both are relative.
 REMAINING_WEIGHT = 0.5
 MOST_REMAINING = 10.0
 # Log steps are kept below this: exp must not overflow.
@@ -102,12 +102,12 @@ def propose(
     """
     posterior = sample_posterior(question, space, records, seed=seed, running=running)
     rng = np.random.default_rng([seed, len(records), len(running), 1])
-    best = sorted(predictions(posterior, question, step_time), key=lambda one: one.log_cost)
-    most_cost = GIVE_UP * math.exp(best[0].log_cost) if best else math.inf
+    best = sorted(predictions(posterior, question, step_time), key=lambda one: one.log_value)
+    most_value = GIVE_UP * math.exp(best[0].log_value) if best else math.inf
     # One whose resumption failed is not tried again.
     resumed_before = {spec.resumed_from for spec in (*records, *running)}
     waiting = []
-    for one in _waiting(posterior, question, step_time, most_cost):
+    for one in _waiting(posterior, question, step_time, most_value):
         if one.record.number not in resumed_before and resumable(one.record.number):
             waiting.append(one)
 
@@ -124,12 +124,15 @@ def propose(
     log_steps[: len(waiting)] = _informed(log_steps, posterior, draw, waiting)
     log_steps = np.minimum(log_steps, MOST_LOG_STEPS)
 
-    # Costs are in proportion to steps.
-    per_step = np.array([question.cost(1.0, 2.0**size, step_time) for size in x])
-    cost = per_step * np.exp(log_steps)
+    # Values and costs are in proportion to steps.
+    value_per_step = np.array([question.value(1.0, 2.0**size, step_time) for size in x])
+    cost_per_step = np.array([question.cost(1.0, 2.0**size, step_time) for size in x])
+    cost = cost_per_step * np.exp(log_steps)
+    # Until the target has been reached, the least cost is sought, whatever is minimised.
+    value = value_per_step * np.exp(log_steps) if best else cost
     remaining = cost * np.maximum(1.0 - ran / np.exp(log_steps), 0.0)
     ratio = np.minimum(remaining / cost.min(), MOST_REMAINING)
-    chosen = int((np.log(cost) + REMAINING_WEIGHT * ratio).argmin())
+    chosen = int((np.log(value) + REMAINING_WEIGHT * ratio).argmin())
 
     resumed = waiting[chosen].record if chosen < len(waiting) else None
     batch_size, lr = _pair(space, x[chosen], z[chosen])
@@ -139,10 +142,10 @@ def propose(
         first_step = resumed.steps
     last_step = question.budget.last_step(batch_size)
     if best:
-        give_up = most_cost / float(per_step[chosen])
+        give_up = most_value / float(value_per_step[chosen])
         limit = _limit_after_hit(give_up, math.exp(log_steps[chosen]), first_step)
     else:
-        spent = _spent(question, step_time, records) / float(per_step[chosen])
+        spent = _spent(question, step_time, records) / float(cost_per_step[chosen])
         limit = _limit_before_hit(spent, last_step, first_step)
     return Proposal(
         batch_size=batch_size,
@@ -158,14 +161,14 @@ def _pair(space: Space, x: float, z: float) -> tuple[int, float]:
 
 
 def _waiting(
-    posterior: Posterior, question: Question, step_time: StepTime, most_cost: float
+    posterior: Posterior, question: Question, step_time: StepTime, most_value: float
 ) -> list[Waiting]:
     """The pruned trials that have room in their budget and may still beat the best."""
     waiting = []
     for place, record in enumerate(posterior.chains):
-        cost = question.cost(record.steps, record.batch_size, step_time)
+        value = question.value(record.steps, record.batch_size, step_time)
         has_room = record.steps < question.budget.last_step(record.batch_size)
-        if record.status == "pruned" and has_room and cost < WORTH_RESUMING * most_cost:
+        if record.status == "pruned" and has_room and value < WORTH_RESUMING * most_value:
             waiting.append(Waiting(record, place))
     return waiting
 
@@ -233,7 +236,7 @@ def _limit_after_hit(give_up: float, predicted: float, first_step: int) -> float
     """The step at which a trial stops once the target has been reached.
 
     Args:
-        give_up: steps that cost ``GIVE_UP`` times the best configuration.
+        give_up: steps that cost ``GIVE_UP`` times the best configuration's value.
         predicted: its own steps to the target.
         first_step: steps of the trial that it resumes.
     """
@@ -256,7 +259,7 @@ def _limit_before_hit(spent: float, last_step: int, first_step: int) -> float:
 
 
 def _spent(question: Question, step_time: StepTime, records: Sequence[Record]) -> float:
-    """What all trials took, in what the question minimises."""
+    """What all trials cost."""
     steps_of = {record.number: record.steps for record in records}
     spent = 0.0
     for record in records:

@@ -33,10 +33,10 @@ class Prediction:
     """What a new seed of a configuration that reached the target is expected to take."""
 
     record: Record
-    log_cost: float
+    log_value: float
     """Log of the predicted median over seeds, in what the question minimises."""
     deviation: float
-    """Standard deviation of ``log_cost``."""
+    """Standard deviation of ``log_value``."""
 
 
 class CurvePoint(Frozen):
@@ -69,11 +69,11 @@ def predictions(posterior: Posterior, question: Question, step_time: StepTime) -
         law_mean = float(of_law[:, place].mean())
         log_steps = law_mean + share_of_trial * (float(rows.log_steps[place]) - law_mean)
         from_law = (1.0 - share_of_trial) ** 2 * float(of_law[:, place].var())
-        per_step = question.cost(1.0, chain.batch_size, step_time)
+        per_step = question.value(1.0, chain.batch_size, step_time)
         predicted.append(
             Prediction(
                 record=chain,
-                log_cost=log_steps + math.log(per_step),
+                log_value=log_steps + math.log(per_step),
                 deviation=math.sqrt(own_variance + from_law),
             )
         )
@@ -122,14 +122,14 @@ def near_optimal(
         question: that says what is minimised.
         step_time: tau(B).
     """
-    cost = [question.cost(point.steps, point.batch_size, step_time) for point in points]
-    best = cost.index(min(cost))
-    limit = NEAR_OPTIMAL * cost[best]
+    values = [question.value(point.steps, point.batch_size, step_time) for point in points]
+    best = values.index(min(values))
+    limit = NEAR_OPTIMAL * values[best]
     low = best
-    while low > 0 and cost[low - 1] <= limit:
+    while low > 0 and values[low - 1] <= limit:
         low -= 1
     high = best
-    while high < len(cost) - 1 and cost[high + 1] <= limit:
+    while high < len(values) - 1 and values[high + 1] <= limit:
         high += 1
     return points[low].batch_size, points[high].batch_size
 

@@ -53,7 +53,7 @@ class Candidate:
 
     number: int
     """The last trial of its chain in the search."""
-    log_cost: float
+    log_value: float
     """Log of the predicted median, in what the question minimises."""
     deviation: float
     """Standard deviation of that prediction."""
@@ -180,13 +180,13 @@ def verdict_of(speedup: Speedup | None, has_baseline: bool, best_is_bound: bool)
 def _estimates(
     candidates: Sequence[Candidate], runs: Mapping[int, Sequence[float]], noise: float
 ) -> dict[int, float]:
-    """Each candidate's log cost: its prediction and its new seeds, weighted by precision."""
+    """Each candidate's log value: its prediction and its new seeds, weighted by precision."""
     estimates = {}
     for candidate in candidates:
         precision = 1.0 / candidate.deviation**2
-        total = precision * candidate.log_cost
-        for log_cost in runs.get(candidate.number, ()):
-            total += log_cost / noise**2
+        total = precision * candidate.log_value
+        for log_value in runs.get(candidate.number, ()):
+            total += log_value / noise**2
             precision += 1.0 / noise**2
         estimates[candidate.number] = total / precision
     return estimates
@@ -194,8 +194,8 @@ def _estimates(
 
 def _contenders(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates whose prediction lies within ``WITHIN`` of the best."""
-    limit = min(candidate.log_cost for candidate in candidates) + math.log(WITHIN)
-    return [candidate for candidate in candidates if candidate.log_cost <= limit]
+    limit = min(candidate.log_value for candidate in candidates) + math.log(WITHIN)
+    return [candidate for candidate in candidates if candidate.log_value <= limit]
 
 
 def best_confirmed(
@@ -208,7 +208,7 @@ def best_confirmed(
 
     Args:
         candidates: the configurations other than the baseline that reached the target.
-        runs: log cost of the runs on new seeds, by the number of the candidate.
+        runs: log value of the runs on new seeds, by the number of the candidate.
         noise: standard deviation of log steps from seed to seed.
     """
     if not candidates:
@@ -231,7 +231,7 @@ def next_confirmation(
 
     Args:
         candidates: the configurations other than the baseline that reached the target.
-        runs: log cost of the runs on new seeds, by the number of the candidate.
+        runs: log value of the runs on new seeds, by the number of the candidate.
         seeds: how many the leader runs on.
         noise: standard deviation of log steps from seed to seed.
     """

@@ -144,7 +144,7 @@ def candidates_of(
     """Who may be the best: candidates other than the baseline, their new seeds, and the noise.
 
     Returns:
-        Candidates; the log cost of each one's runs on new seeds, by its number; the standard
+        Candidates; the log value of each one's runs on new seeds, by its number; the standard
         deviation of log steps from seed to seed. Empty where nothing else reached the target.
     """
     posterior = search_posterior(plan, records)
@@ -155,13 +155,13 @@ def candidates_of(
         record = prediction.record
         if plan.baseline is not None and is_of(record, plan.baseline):
             continue
-        candidates.append(Candidate(record.number, prediction.log_cost, prediction.deviation))
+        candidates.append(Candidate(record.number, prediction.log_value, prediction.deviation))
         for run in new_seeds_of(records, record.number):
             steps = least_steps(run)
-            log_cost = math.log(plan.question.cost(steps, run.batch_size, step_time))
+            log_value = math.log(plan.question.value(steps, run.batch_size, step_time))
             # A run that missed the target took longer than it ran.
             missed = 0.0 if run.reached else posterior.noise
-            runs.setdefault(record.number, []).append(log_cost + missed)
+            runs.setdefault(record.number, []).append(log_value + missed)
     return candidates, runs, posterior.noise
 
 
@@ -286,15 +286,15 @@ def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]
         # A running one counts as done at its prediction.
         for candidate in candidates:
             if spec.repeats == candidate.number:
-                runs.setdefault(candidate.number, []).append(candidate.log_cost)
+                runs.setdefault(candidate.number, []).append(candidate.log_value)
     number = next_confirmation(candidates, runs, plan.seeds, noise)
     by_number = {record.number: record for record in records}
     step_time = step_time_of(plan, records)
     if number is not None:
-        log_cost = next(c.log_cost for c in candidates if c.number == number)
+        log_value = next(c.log_value for c in candidates if c.number == number)
         record = by_number[number]
-        per_step = plan.question.cost(1.0, record.batch_size, step_time)
-        predicted = math.exp(log_cost) / per_step
+        per_step = plan.question.value(1.0, record.batch_size, step_time)
+        predicted = math.exp(log_value) / per_step
         limit = math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
         return _repeat(plan, records, running, record, limit)
     leader = best_confirmed(candidates, runs, noise)

@@ -157,7 +157,7 @@ def search(problem: Problem, seed: int) -> dict[str, Any]:
         if record.reached:
             posterior = sample_posterior(problem.question, problem.space, records, seed=seed)
             predicted = predictions(posterior, problem.question, step_time)
-            chosen = min(predicted, key=lambda it: it.log_cost).record
+            chosen = min(predicted, key=lambda it: it.log_value).record
             seconds = problem.median_seconds(chosen.batch_size, chosen.lr)
             path.append((spent, math.inf if seconds is None else seconds / unit))
     return {
