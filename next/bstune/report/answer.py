@@ -115,12 +115,10 @@ def _unreached(result: StudyResult) -> str:
 def _speedup_text(speedup: Speedup, baseline: Confirmed, limit: str | None) -> str:
     """Write how fast the best is, as far as the baseline's end allows to say it."""
     pair = f"your baseline, batch size {baseline.batch_size:,} and lr {console.number(baseline.lr)}"
-    if speedup.at_most:
-        return f"at most {_fast(speedup.value)} as {pair}, as it missed the target on new seeds"
     if speedup.at_least:
         end = BASELINE_ENDS[limit or "budget"]
         return f"at least {_fast(speedup.value)} as {pair}, whose median run {end}"
-    low = None if speedup.low is None else console.number(speedup.low, 2)
+    low = console.number(speedup.low, 2)
     high = None if speedup.high is None else console.number(speedup.high, 2)
     return f"{_fast(speedup.value)}{_brackets(low, high)} as {pair}"
 
@@ -129,7 +127,8 @@ def _time(result: StudyResult) -> Iterator[str]:
     best = result.best
     if best is None or not best.runs:
         return
-    runs = f"{best.reached} of {best.runs}"
+    runs = _reached(best)
+    share = f"predicted {_share(best.predicted_share)}"
     # Where the best is the baseline, it is compared with the best other one.
     name = "baseline"
     compared = result.baseline
@@ -137,14 +136,15 @@ def _time(result: StudyResult) -> Iterator[str]:
         name = "best other"
         compared = result.other
     if compared is None or not compared.runs:
-        yield f"{_took(best)}; {runs} new seeds"
+        yield f"{_took(best)}; {runs} new seeds, {share}"
     elif compared.number == best.number:
-        yield f"baseline {_took(best)}; {runs} new seeds"
+        yield f"baseline {_took(best)}; {runs} new seeds, {share}"
     else:
         pair = "" if result.other is None else f" ({_pair(compared)})"
-        compared_runs = f"{compared.reached} of {compared.runs}"
-        seeds = "new seeds each" if runs == compared_runs else f"new seeds, {name} {compared_runs}"
-        yield f"{_took(best)}; {name}{pair} {_took(compared)}; {runs} {seeds}"
+        seeds = f"{runs} new seeds each, {share}"
+        if _reached(compared) != runs:
+            seeds = f"{runs} new seeds ({share}), {name} {_reached(compared)}"
+        yield f"{_took(best)}; {name}{pair} {_took(compared)}; {seeds}"
 
 
 def _easier(result: StudyResult) -> Iterator[str]:
@@ -153,18 +153,19 @@ def _easier(result: StudyResult) -> Iterator[str]:
 
 
 def _also_good(result: StudyResult) -> Iterator[str]:
-    best = result.best
-    if best is None or result.near_optimal is None or result.verdict == "not yet":
-        return
-    low, high = result.near_optimal
-    if low == high:
-        return
-    text = f"batch sizes {low:,} to {high:,}"
+    parts = []
+    if result.near_optimal is not None and result.verdict != "not yet":
+        low, high = result.near_optimal
+        if low < high:
+            parts.append(f"batch sizes {low:,} to {high:,}")
     alone = result.lr_alone
-    if alone is not None and result.baseline is not None:
-        at = f"at your {result.baseline.batch_size:,}, lr {console.number(alone.lr)} alone"
-        text += f"; {at} is predicted to give {console.speedup(alone.speedup)}"
-    yield text
+    if alone is not None:
+        times = console.speedup(alone.speedup)
+        at_least = "at least " if alone.high is None else ""
+        lr = console.number(alone.lr)
+        parts.append(f"at your batch size, lr {lr} alone is predicted to give {at_least}{times}")
+    if parts:
+        yield "; ".join(parts)
 
 
 def _scaling(result: StudyResult) -> Iterator[str]:
@@ -219,6 +220,16 @@ def _pair(configuration: Configuration) -> str:
 
 def _fast(times: float) -> str:
     return f"{console.speedup(times)} as fast"
+
+
+def _reached(configuration: Confirmed) -> str:
+    reached, runs = configuration.reached, configuration.runs
+    return f"all {runs}" if reached == runs > 1 else f"{reached} of {runs}"
+
+
+def _share(share: float) -> str:
+    """Write a share of seeds in tenths; it is never all of them, as it is predicted."""
+    return f"{min(round(10 * share), 9)} of 10"
 
 
 def _took(configuration: Confirmed) -> str:
