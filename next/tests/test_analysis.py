@@ -139,9 +139,15 @@ def test_a_baseline_that_did_not_reach_the_target(status, limit):
 
 
 def test_a_best_that_misses_on_new_seeds_is_not_told_to_be_used():
-    result = analyse(study(), with_seeds((900, 900, 48), (300, 310, 290), status="missed"))
-    assert result.verdict != "switch"
-    assert result.train is None
+    records = with_seeds((900, 900, 48), (300, 310, 290), status="missed")
+    result = analyse(study(), records)
+    assert (result.verdict, result.speedup, result.train) == ("not yet", None, None)
+    # The next best is up for new seeds.
+    assert (result.best.batch_size, result.best.runs) == (256, 0)
+    # Where there is no other, what is known to reach is the best so far.
+    result = analyse(study(), [one for one in records if not 1 <= one.number <= 4])
+    assert (result.verdict, result.speedup, result.train) == ("not yet", None, None)
+    assert result.best == result.baseline
 
 
 def test_where_both_miss_on_new_seeds_nothing_is_compared():
@@ -252,6 +258,13 @@ def test_the_rate_alone_gains_less_than_the_best(best_steps, verdict):
     assert alone.high <= result.speedup.high
 
 
+def test_a_rate_alone_is_capped_by_the_best():
+    records = with_seeds((128, 129, 130), (200, 200, 200)) + off_the_best_rate()
+    result = analyse(study(trials=12), records)
+    assert result.lr_alone.speedup < result.speedup.value
+    assert result.lr_alone.high == result.speedup.high
+
+
 def test_a_rate_alone_that_would_gain_more_than_the_best_is_left_out():
     records = with_seeds((180, 180, 180), (200, 200, 200)) + off_the_best_rate()
     assert analyse(study(trials=12), records).lr_alone is None
@@ -263,8 +276,11 @@ def test_fewest_steps_beside_the_fastest():
     result = analyse(slow, searched())
     fewest = result.fewest_steps
     assert fewest.batch_size > result.best.batch_size
-    # The smallest size that takes at most 1.1 times law(512) = 48 steps.
-    assert 256 <= fewest.batch_size <= 512
+    # The smallest size that takes at most 1.1 times the least, up to the largest that reached.
+    steps = {point.batch_size: point.steps for point in result.curve if point.batch_size <= 512}
+    least = min(steps.values())
+    assert least < fewest.steps <= 1.1 * least
+    assert all(steps[size] > 1.1 * least for size in steps if size < fewest.batch_size)
     assert fewest.steps_low < law(fewest.batch_size) < fewest.steps_high
     assert fewest.seconds == pytest.approx(
         fewest.steps * 1e-3 * (1 + fewest.batch_size / 32), rel=0.05
@@ -283,6 +299,19 @@ def test_by_steps_the_speedup_is_in_steps():
     assert result.verdict == "switch"
     assert result.speedup.value == pytest.approx(300 / 48)
     assert result.best.seconds == pytest.approx(48e-5 * 512**2)
+
+
+def test_errors_of_step_times_count_in_time_alone():
+    records = with_seeds((48, 50, 47), (300, 310, 290))
+    widths = {}
+    for objective in ("time", "steps"):
+        for step_time in (None, lambda batch_size: 1e-3):
+            question = Question(TARGET, Budget(steps=1000), objective)
+            result = analyse(study(question=question, step_time=step_time), records)
+            width = math.log(result.speedup.high / result.speedup.low)
+            widths[objective, step_time is None] = width
+    assert widths["time", True] > 1.05 * widths["time", False]
+    assert widths["steps", True] == pytest.approx(widths["steps", False], rel=1e-6)
 
 
 def test_before_new_seeds():

@@ -18,9 +18,6 @@ from bstune.study.result import Speedup, Verdict
 
 # Configurations within this factor of the best by predicted median may take its place.
 WITHIN = 1.10
-# Runs on new seeds end after so many times the steps that are predicted, and under a limit of time
-# the baseline's after so many times the best's value.
-NEW_SEED_LIMIT = 4
 # Runs on new seeds end after so many times the seeds that were asked for, take-overs included.
 MOST_RUNS = 3
 # The law's deviation from seed to seed counts as so many degrees of freedom beside the new seeds.

@@ -22,7 +22,6 @@ from bstune.search.decide import propose
 from bstune.search.findings import predictions
 from bstune.search.posterior import Posterior, sample_posterior
 from bstune.study.confirm import (
-    NEW_SEED_LIMIT,
     SURE,
     Candidate,
     Outcome,
@@ -31,6 +30,9 @@ from bstune.study.confirm import (
     predicted_share,
 )
 
+# Runs on new seeds end after so many times the steps that are predicted, and under a time limit the
+# baseline's after so many times the best's value.
+NEW_SEED_LIMIT = 4
 # A run tells whether its seed reaches the target where it was allowed so many times the steps that
 # are predicted.
 ALLOWED = 2.0

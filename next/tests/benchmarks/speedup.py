@@ -12,6 +12,7 @@ the search, and each step time with its error. A line is a study.
 import argparse
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +20,8 @@ from scipy.stats import norm
 
 import bstune
 from bstune.core.records import Record
-from bstune.study.confirm import (
-    NEW_SEED_LIMIT,
-    Run,
-    median_interval,
-    median_run,
-    pooled_deviation,
-    speedup_of,
-)
+from bstune.study.confirm import Run, median_interval, median_run, pooled_deviation, speedup_of
+from bstune.study.plan import NEW_SEED_LIMIT
 
 
 def run_of(steps, apart, limit, tau):
@@ -107,7 +102,9 @@ def main():
     with given.rows.open("a") as file:
         for seed in range(len(rows), given.studies):
             rows.append(study(seed))
-            file.write(json.dumps(rows[-1]) + "\n")
+            # Five digits are enough to tell whether an interval holds.
+            line = json.dumps(rows[-1])
+            file.write(re.sub(r"\d+\.\d{6,}", lambda found: f"{float(found[0]):.5g}", line) + "\n")
     summary(rows)
 
 
