@@ -39,6 +39,7 @@ OCTAVES = 0.5
 # is run. It is a log and a ratio, so that for small differences both are relative.
 REMAINING_WEIGHT = 0.5
 MOST_REMAINING = 10.0
+COST_WEIGHT = 0.1
 # Log steps are kept below this: exp must not overflow.
 MOST_LOG_STEPS = 50.0
 # No trial runs longer than so many times the best configuration's predicted cost: its give-up cost.
@@ -130,9 +131,10 @@ def propose(
     cost = cost_per_step * np.exp(log_steps)
     # Until the target has been reached, the least cost is sought, whatever is minimised.
     value = value_per_step * np.exp(log_steps) if best else cost
-    remaining = cost * np.maximum(1.0 - ran / np.exp(log_steps), 0.0)
-    ratio = np.minimum(remaining / cost.min(), MOST_REMAINING)
-    chosen = int((np.log(value) + REMAINING_WEIGHT * ratio).argmin())
+    share_left = np.maximum(1.0 - ran / np.exp(log_steps), 0.0)
+    ratio = np.minimum(share_left * value / value.min(), MOST_REMAINING)
+    score = np.log(value) + REMAINING_WEIGHT * ratio + COST_WEIGHT * np.log(cost / value)
+    chosen = int(score.argmin())
 
     resumed = waiting[chosen].record if chosen < len(waiting) else None
     batch_size, lr = _pair(space, x[chosen], z[chosen])
