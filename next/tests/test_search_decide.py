@@ -37,6 +37,21 @@ def test_a_search_finds_the_fastest_configuration():
     assert max(ratios) < 1.25
 
 
+def test_under_steps_a_search_goes_to_the_fewest_steps():
+    """S falls with the batch size: the largest one takes the fewest steps, 1.08 S_min."""
+    workload = Workload(b_crit=40.0, noise=0.1)
+    question = replace(QUESTION, objective="steps")
+    for seed in range(2):
+        records = []
+        for number in range(30):
+            proposal = propose(question, SPACE, step_time, records, seed)
+            records.append(workload.train(number, proposal, records))
+        posterior = sample_posterior(question, SPACE, records, seed=seed)
+        found = min(predictions(posterior, question, step_time), key=lambda one: one.log_value)
+        quiet = replace(workload, noise=0.0)
+        assert quiet.steps(found.record.batch_size, found.record.lr) < 1.2 * 107.8
+
+
 @pytest.mark.parametrize(
     "space",
     [

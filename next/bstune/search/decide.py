@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from bstune.core.question import Question
 from bstune.core.records import Frozen, Record, Spec, StepTime
 from bstune.core.space import Space
+from bstune.search.curve_decision import choose_for_curve
 from bstune.search.findings import Prediction, predictions
 from bstune.search.law import EXPONENT, NOISE, SHIFT
 from bstune.search.posterior import BOUND, Posterior, sample_posterior
@@ -101,7 +102,9 @@ def propose(
         running: trials that run elsewhere.
         resumable: whether a pruned trial, by its number, can be resumed.
     """
-    posterior = sample_posterior(question, space, records, seed=seed, running=running)
+    posterior = sample_posterior(
+        question, space, records, seed=seed, running=running, misfit=not question.seeks_best
+    )
     rng = np.random.default_rng([seed, len(records), len(running), 1])
     best = sorted(predictions(posterior, question, step_time), key=lambda one: one.log_value)
     most_value = GIVE_UP * math.exp(best[0].log_value) if best else math.inf
@@ -135,6 +138,9 @@ def propose(
     ratio = np.minimum(share_left * value / value.min(), MOST_REMAINING)
     score = np.log(value) + REMAINING_WEIGHT * ratio + COST_WEIGHT * np.log(cost / value)
     chosen = int(score.argmin())
+    limit = None
+    if best and not question.seeks_best:
+        chosen, limit = choose_for_curve(posterior, x, z, ran, cost_per_step)
 
     resumed = waiting[chosen].record if chosen < len(waiting) else None
     batch_size, lr = _pair(space, x[chosen], z[chosen])
@@ -143,10 +149,10 @@ def propose(
         batch_size, lr = resumed.batch_size, resumed.lr
         first_step = resumed.steps
     last_step = question.budget.last_step(batch_size)
-    if best:
+    if best and limit is None:
         give_up = most_value / float(value_per_step[chosen])
         limit = _limit_after_hit(give_up, math.exp(log_steps[chosen]), first_step)
-    else:
+    elif limit is None:
         spent = _spent(question, step_time, records) / float(cost_per_step[chosen])
         limit = _limit_before_hit(spent, last_step, first_step)
     return Proposal(

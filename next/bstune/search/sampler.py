@@ -10,7 +10,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from bstune.core.errors import InputError
-from bstune.core.question import Question
+from bstune.core.question import Objective, Question
 from bstune.core.records import Budget, Record, Spec, Status, StepTime, Target
 from bstune.core.space import Space
 from bstune.core.step_time import step_time_of_trials
@@ -59,6 +59,7 @@ class FrontierSampler(BaseSampler):
         target: such as ``"val/loss <= 0.1"``.
         budget: steps, or a Budget, after which a trial ends without the target.
         batch_size: the smallest and the largest.
+        objective: ``time``, ``steps`` or ``curve``, what is sought.
         baseline: batch size and rate that the scaling rule goes through; the first trial runs them.
         lr: the smallest and the largest rate; 4 octaves around the rule's without.
         scaling: the rule, ``none``, ``sqrt`` or ``linear``.
@@ -79,6 +80,7 @@ class FrontierSampler(BaseSampler):
         target: str | Target,
         budget: int | Budget,
         batch_size: tuple[int, int],
+        objective: Objective = "time",
         baseline: tuple[int, float] | None = None,
         lr: tuple[float, float] | None = None,
         scaling: str = "sqrt",
@@ -90,6 +92,7 @@ class FrontierSampler(BaseSampler):
         self.question = Question(
             target=Target.parse(target) if isinstance(target, str) else target,
             budget=Budget(steps=budget) if isinstance(budget, int) else budget,
+            objective=objective,
         )
         self.space = space_of(batch_size, baseline, lr, scaling, multiple)
         self.baseline = baseline
