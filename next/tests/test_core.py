@@ -11,7 +11,6 @@ from bstune.core.errors import InputError
 from bstune.core.evaluation_schedule import has_been_near, next_evaluation
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target, ends
-from bstune.core.rules import lr_of
 from bstune.core.space import Space
 from bstune.core.step_time import fit_step_time
 
@@ -154,16 +153,6 @@ def test_seconds_per_step(segments, seconds):
 def test_the_system_tells_waits_in_seconds():
     waited = processor_wait()
     assert 0.0 <= waited() <= waited() < 1e6
-
-
-@pytest.mark.parametrize(("rule", "lr"), [("none", 0.1), ("sqrt", 0.2), ("linear", 0.4)])
-def test_scaling_rules(rule, lr):
-    assert lr_of(rule, 256, (64, 0.1)) == pytest.approx(lr)
-
-
-def test_an_unknown_rule_is_refused():
-    with pytest.raises(InputError, match="sqrt"):
-        lr_of("square", 256, (64, 0.1))
 
 
 @pytest.mark.parametrize(
