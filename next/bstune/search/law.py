@@ -79,7 +79,7 @@ class Law:
         return 0.5 * (self.low + self.high)
 
     def rule(self, theta: Array, x: Array) -> Array:
-        """log2 of the scaling rule's rate at log2 batch sizes: (m, n), or (n,) where draws agree."""
+        """log2 of the scaling rule's rate at log2 batch sizes, (m, n), or (n,) for all draws."""
         batch_size, rate = self.anchor
         if self.scaling in EXPONENTS:
             return rate + EXPONENTS[self.scaling] * (x - batch_size)
