@@ -321,6 +321,6 @@ def test_the_rule_that_suits_an_optimizer(configured, rule):
             self.layer = torch.nn.Linear(2, trial.total_steps)
 
         def configure_optimizers(self):
-            return configured(self.parameters(), self.lr)
+            return configured(list(self.parameters()), self.lr)
 
     assert scaling_of(Recipe(module=Module, data=lambda trial: None), 32, 0.1, 10) == rule
