@@ -164,6 +164,20 @@ def test_batch_sizes_are_snapped(multiple, size, snapped):
     assert space.snap(size) == snapped
 
 
+@pytest.mark.parametrize(
+    ("rule", "noise_scale", "lr"),
+    [
+        ("sqrt", None, 0.2),
+        # Without a noise scale it is the middle, 128.
+        ("saturating", None, 0.1 * (1 + 2) / (1 + 1 / 2)),
+        ("saturating", 1024.0, 0.1 * (1 + 16) / (1 + 4)),
+    ],
+)
+def test_the_rate_of_a_space_s_rule(rule, noise_scale, lr):
+    space = Space(16, 1024, 1e-3, 1.0, rule, (64, 0.1), noise_scale=noise_scale)
+    assert space.rule_lr(256) == pytest.approx(lr)
+
+
 @pytest.mark.parametrize(("lr", "snapped"), [(0.123456, 0.123), (9.0, 1.0), (1e-9, 1e-3)])
 def test_rates_are_snapped_to_what_is_printed(lr, snapped):
     assert Space(8, 1024, 1e-3, 1.0, "sqrt", (64, 0.1)).snap_lr(lr) == snapped
