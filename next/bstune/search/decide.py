@@ -23,7 +23,7 @@ from bstune.core.records import Frozen, Record, Spec, StepTime
 from bstune.core.space import Space
 from bstune.search.curve_decision import choose_for_curve
 from bstune.search.findings import Prediction, predictions
-from bstune.search.law import EXPONENT, NOISE, SHIFT
+from bstune.search.law import NOISE
 from bstune.search.posterior import BOUND, Posterior, sample_posterior
 
 Array = NDArray[np.float64]
@@ -197,7 +197,8 @@ def _candidates(
     x = rng.uniform(law.low, law.high, CANDIDATES)
     x[:2] = law.low, law.high
     theta = posterior.theta[rng.integers(len(posterior.theta), size=CANDIDATES)]
-    best_rate = law.rule(x) + theta[:, SHIFT] + theta[:, EXPONENT] * (x - law.middle)
+    # Each draw's rate at a batch size of its own.
+    best_rate = law.best_rate(theta, x[:, None])[:, 0]
     z = best_rate + rng.normal(0.0, OCTAVES, CANDIDATES)
     if best:
         centres = [best[place % len(best)].record for place in range(AROUND_BEST)]

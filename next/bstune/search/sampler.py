@@ -22,8 +22,6 @@ LR = "lr"
 RECORD = "record"
 SECONDS_PER_STEP = "seconds_per_step"
 RESUMED_FROM = "resumed_from"
-# Without a range of its own the rate may lie so many octaves from the rule's.
-LR_OCTAVES = 4.0
 
 
 class FrontierSampler(BaseSampler):
@@ -61,8 +59,8 @@ class FrontierSampler(BaseSampler):
         batch_size: the smallest and the largest.
         objective: ``time``, ``steps`` or ``curve``, what is sought.
         baseline: batch size and rate that the scaling rule goes through; the first trial runs them.
-        lr: the smallest and the largest rate; 4 octaves around the rule's without.
-        scaling: the rule, ``none``, ``sqrt`` or ``linear``.
+        lr: the smallest and the largest rate; 10 octaves around the rule's without.
+        scaling: the rule, a name as of :func:`bstune.lr_of`.
         step_time: seconds of a step over the batch size; without, the trials' own
             ``seconds_per_step`` count.
         multiple: batch sizes are multiples of it.
@@ -185,7 +183,7 @@ def space_of(
 
     Without a baseline the rule goes through the geometric middle of both ranges.
     """
-    space = Space.around(batch_size, lr or (None, None), scaling, baseline, multiple, LR_OCTAVES)
+    space = Space.around(batch_size, lr or (None, None), scaling, baseline, multiple)
     if space is None:
         raise InputError(
             "give lr=(low, high) or baseline=(batch size, learning rate), but got none"
