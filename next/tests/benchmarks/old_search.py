@@ -35,7 +35,7 @@ BASELINES = {
 
 
 class BaselineFirst(FrontierSearch):
-    """The search whose first trial is the baseline, to its budget, and whose rule goes through it."""
+    """The search whose first trial is the baseline, to its budget; the rule goes through it."""
 
     def __init__(self, problem: old.Problem, seed: int, baseline: tuple[int, float]) -> None:
         size, lr = baseline
