@@ -29,6 +29,7 @@ from common import (
 )
 from synthetic import KINDS, draw_law, law_table
 
+from bstune.core.curve import slope_b_crit
 from bstune.search.posterior import sample_posterior
 from bstune.study.analysis import DRAWS, MOVES
 from bstune.study.critical import critical_batch_size
@@ -74,12 +75,6 @@ def measure(name: str, objective: str, seed: int) -> Row:
 @functools.cache
 def truth_of_table(name: str) -> float:
     """The batch size of slope -1/2, from the best cell of each batch size."""
-    try:
-        from bstune.core.curve import slope_b_crit
-    except ImportError:
-        (truth,) = {row["truth"] for row in read_rows(OLD) if row["name"] == name}
-        return truth
-
     problem = table_problem(name, "steps")
     fewest: dict[float, float] = {}
     for batch_size, lr in problem.table.cells:
