@@ -4,9 +4,9 @@
 
 Names are tables and kinds of synthetic laws. A row is a search that has spent 40 times what the
 best cell costs, and the critical batch size that a study prints then: an end that trials leave open
-is null. The truth is the law's B_crit; of a table, where the slope of log S* over log B is -1/2.
-The old rows (38d319c7, tests/benchmarks/coverage.jsonl, where seeds are below 10) have no open
-ends. A u-shape is judged by the B_crit of its law, as the old package was, and by its slope too.
+is null; ``quantiles`` are the posterior's, by which widths are compared. The truth is where the
+slope of log S* over log B is -1/2. The old rows (38d319c7, tests/benchmarks/coverage.jsonl) are
+quantiles, without open ends.
 """
 
 import functools
@@ -30,6 +30,7 @@ from common import (
 from synthetic import KINDS, draw_law, law_table
 
 from bstune.core.curve import slope_b_crit
+from bstune.search.findings import b_crit_quantiles
 from bstune.search.posterior import sample_posterior
 from bstune.study.analysis import DRAWS, MOVES
 from bstune.study.critical import critical_batch_size
@@ -45,7 +46,7 @@ def measure(name: str, objective: str, seed: int) -> Row:
     if name in KINDS:
         law = draw_law(name, seed)
         problem = Problem(law_table(law), objective)
-        truth = law.b_crit
+        truth = law.half_slope
     else:
         problem = table_problem(name, objective)
         truth = truth_of_table(name)
@@ -62,12 +63,14 @@ def measure(name: str, objective: str, seed: int) -> Row:
         moves=MOVES,
     )
     critical = critical_batch_size(posterior, records, seed)
+    quantiles = b_crit_quantiles(posterior)
     ends = critical.interval.model_dump() if critical else {}
     return {
         "truth": truth,
         "low": ends.get("low"),
         "value": ends.get("value"),
         "high": ends.get("high"),
+        "quantiles": [quantiles[0], quantiles[-1]],
         "trials": len(records),
     }
 
@@ -93,8 +96,9 @@ def holds(row: Row) -> bool:
 
 
 def width(row: Row) -> float:
-    """High over low; infinite where an end is open."""
-    return row["high"] / row["low"] if row["low"] and row["high"] else math.inf
+    """High over low, of the posterior's quantiles."""
+    low, high = row.get("quantiles", (row["low"], row["high"]))
+    return high / low
 
 
 def factor_off(row: Row) -> float:
@@ -103,17 +107,13 @@ def factor_off(row: Row) -> float:
 
 
 def figures(rows: Sequence[Row]) -> str:
-    """Truths held, median width and median factor off."""
+    """Truths held, open intervals, median width and median factor off."""
     if not rows:
-        return f"{'-':>20}"
+        return f"{'-':>25}"
     count = f"{sum(map(holds, rows))}/{len(rows)}"
     middles = [statistics.median(map(one, rows)) for one in (width, factor_off)]
-    return f"{count:>8} {middles[0]:5.2f} {middles[1]:5.2f}"
-
-
-def by_slope(row: Row) -> Row:
-    """The row of a u-shape, judged by where the slope of its curve is -1/2."""
-    return {**row, "truth": draw_law("u-shape", row["seed"]).half_slope}
+    is_open = sum(row["low"] is None or row["high"] is None for row in rows)
+    return f"{count:>8} {is_open:4} {middles[0]:5.2f} {middles[1]:5.2f}"
 
 
 def main() -> None:
@@ -128,14 +128,12 @@ def main() -> None:
     new = [row for row in read_rows(given.rows) if row["objective"] in given.objectives]
     there = {(row["name"], row["objective"], row["seed"]) for row in new}
     old = [row for row in read_rows(OLD) if (row["name"], row["objective"], row["seed"]) in there]
-    print(f"{'':30} {'new: held, width, off':>20}   old, of the same seeds")
+    print(f"{'':30} {'new: held, open, width, off':>25}   old, of the same seeds")
     for objective in given.objectives:
         sides = [[row for row in rows if row["objective"] == objective] for rows in (new, old)]
         for name in dict.fromkeys(row["name"] for row in sides[0]):
             named = [[row for row in rows if row["name"] == name] for rows in sides]
             show(f"{objective}, {name}", *named)
-            if name == "u-shape":
-                show(f"{objective}, {name} by slope", *[list(map(by_slope, s)) for s in named])
         show(f"{objective}, all", *sides)
         if sides[1] and objective in WIDTHS:
             widths = [statistics.median(map(width, rows)) for rows in pairs_of(*sides)]
