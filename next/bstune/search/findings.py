@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from bstune.core.question import Question
 from bstune.core.records import Frozen, Record, StepTime
 from bstune.core.space import Space
-from bstune.search.law import B_CRIT, EXPONENT, LEVEL
+from bstune.search.law import B_CRIT, LEVEL
 from bstune.search.posterior import Posterior
 
 Array = NDArray[np.float64]
@@ -149,9 +149,14 @@ def s_min(posterior: Posterior) -> float:
 def lr_exponent_quantiles(
     posterior: Posterior, shares: Sequence[float] = SHARES
 ) -> tuple[float, ...]:
-    """Quantiles of the power of B as which lr*(B) grows, the rule's included."""
-    quantiles = np.quantile(posterior.theta[:, EXPONENT], shares)
-    return _floats(posterior.law.rule_exponent + quantiles)
+    """Quantiles of the power of B as which lr*(B) grows: its slope over the batch sizes.
+
+    Of one batch size alone it is that of the octave above.
+    """
+    law = posterior.law
+    ends = np.array([law.low, law.high if law.high > law.low else law.low + 1.0])
+    at_low, at_high = law.best_rate(posterior.theta, ends).T
+    return _floats(np.quantile((at_high - at_low) / (ends[1] - ends[0]), shares))
 
 
 def _floats(values: Array) -> tuple[float, ...]:

@@ -97,6 +97,7 @@ def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
         "device": study.device,
         "threads": study.threads,
         "seeds": study.plan.seeds,
+        "scaling": study.plan.space.rule,
         "configurations": count_configurations(records),
         "trials": len(records),
         "spent": Spent(

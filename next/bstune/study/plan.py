@@ -1,6 +1,7 @@
 """What a study does next: one pure function of its records.
 
-The baseline first, then the search, then new seeds for its best configuration and for the baseline.
+The baseline first, then the search, then new seeds for its best configuration and for the baseline;
+under ``curve`` the search alone, until B_crit is known.
 Any process that sees the same records plans the same step, so that a study can be killed and
 continued anywhere.
 """
@@ -29,6 +30,7 @@ from bstune.study.confirm import (
     next_confirmation,
     predicted_share,
 )
+from bstune.study.critical import critical_batch_size
 
 # Runs on new seeds end after so many times the steps that are predicted, and under a time limit the
 # baseline's after so many times the best's value.
@@ -43,6 +45,10 @@ PLACES_PER_CONFIGURATION = 3
 SEARCH_SHARE = 0.65
 CONFIRMATION_SHARE = 0.92
 BASELINE_SHARE = 0.2
+# Under ``curve`` the search ends once the upper end of B_crit's 90% interval is at most so many
+# times the lower one, and so many trials have reached the target.
+NARROW = 2.0
+LEAST_FOR_CURVE = 8
 # Failures that end a study with the user's own error.
 FAILURES = 3
 
@@ -125,6 +131,8 @@ def next_step(
         return _ask_search(plan, records, running)
     if any(spec.role != "new seed" for spec in running):
         return Wait()
+    if not plan.question.seeks_best:
+        return Done()
     if plan.deadline is not None and now > plan.deadline.at(CONFIRMATION_SHARE):
         return Done()
     step = _ask_new_seed(plan, records, running)
@@ -288,7 +296,20 @@ def _searches(plan: Plan, records: Sequence[Record], running: Sequence[Spec], no
         return False
     places = [spec for spec in (*records, *running) if spec.role == "search"]
     has_room = len(places) < PLACES_PER_CONFIGURATION * plan.trials
-    return count_configurations(records, running) < plan.trials and has_room
+    if count_configurations(records, running) >= plan.trials or not has_room:
+        return False
+    return plan.question.seeks_best or not _is_b_crit_known(plan, records)
+
+
+def _is_b_crit_known(plan: Plan, records: Sequence[Record]) -> bool:
+    """Whether B_crit's 90% interval is narrow enough, and both of its ends are bounded."""
+    if sum(record.reached for record in records) < LEAST_FOR_CURVE:
+        return False
+    posterior = sample_posterior(plan.question, plan.space, records, seed=plan.seed, misfit=True)
+    critical = critical_batch_size(posterior, records, plan.seed)
+    if critical is None or critical.interval.low is None or critical.interval.high is None:
+        return False
+    return critical.interval.high <= NARROW * critical.interval.low
 
 
 def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask:
