@@ -1,6 +1,6 @@
 """Intervals of the speedup and of times, over synthetic studies whose truth is known.
 
-    python tests/benchmarks/speedup.py --rows rows/speedup.jsonl [--studies 500]
+    python tests/benchmarks/speedup.py [--seeds 500]
 
 A study has 1 to 6 new seeds of a best configuration and of a baseline: steps to target are
 lognormal over seeds, and seen at evaluations up to 40% of them apart. Runs of the best end at 4
@@ -9,16 +9,13 @@ four studies some seeds never reach. The deviation over seeds is known to a fact
 the search, and each step time with its error. A line is a study.
 """
 
-import argparse
 import json
 import math
-import re
-from pathlib import Path
 
 import numpy as np
+from common import add_rows, parser, read_rows
 from scipy.stats import norm
 
-import bstune
 from bstune.core.records import Record
 from bstune.study.confirm import Run, median_interval, median_run, pooled_deviation, speedup_of
 from bstune.study.plan import NEW_SEED_LIMIT
@@ -61,14 +58,14 @@ def study(seed):
         truth[name] = median[name] * math.exp(deviation * norm.ppf(0.5 / (1 - misses))) * tau
     reached = [[math.log(run.value) for run in runs[name] if run.reached] for name in runs]
     pooled = pooled_deviation(reached, expected)
-    row = {"study": seed, "bstune": [bstune.__file__, bstune.__version__], "seeds": seeds,
-           "truth": truth["baseline"] / truth["best"], "speedup": None}  # fmt: skip
+    row = {"seeds": seeds, "truth": truth["baseline"] / truth["best"], "speedup": None}
     if not median_run(runs["best"])[1]:
         error = math.sqrt(2.0) * tau_error
         found = speedup_of(runs["best"], runs["baseline"], pooled, error)
         row["speedup"] = found.model_dump()
     row["time"] = [*median_interval(runs["best"], pooled, tau_error), truth["best"]]
-    return row
+    # Five digits are enough to tell whether an interval holds.
+    return json.loads(json.dumps(row), parse_float=lambda digits: float(f"{float(digits):.5g}"))
 
 
 def holds(low, high, truth):
@@ -92,20 +89,9 @@ def summary(rows):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=Path, required=True)
-    parser.add_argument("--studies", type=int, default=500)
-    given = parser.parse_args()
-    rows = []
-    if given.rows.exists():
-        rows = [json.loads(line) for line in given.rows.read_text().splitlines()]
-    with given.rows.open("a") as file:
-        for seed in range(len(rows), given.studies):
-            rows.append(study(seed))
-            # Five digits are enough to tell whether an interval holds.
-            line = json.dumps(rows[-1])
-            file.write(re.sub(r"\d+\.\d{6,}", lambda found: f"{float(found[0]):.5g}", line) + "\n")
-    summary(rows)
+    options = parser(__doc__, "speedup.jsonl", 500).parse_args()
+    add_rows(options, ({"seed": seed} for seed in range(options.seeds)), study)
+    summary(read_rows(options.rows))
 
 
 if __name__ == "__main__":
