@@ -285,8 +285,16 @@ def _estimates(candidates: Sequence[Candidate], runs: Runs, noise: float) -> dic
     """Log of what each contender takes until a seed reaches, value/share: a miss costs as much.
 
     The value is its prediction's and its new seeds', weighted by precision; the share counts those
-    that missed. Contenders are those whose prediction lies within ``WITHIN`` of the best.
+    that missed. All predictions are wrong by what new seeds were off on average: the search's
+    winners were lucky together. Contenders are those whose prediction lies within ``WITHIN`` of the
+    best.
     """
+    off = [0.0]
+    for candidate in candidates:
+        for log_value in runs.get(candidate.number, ()):
+            if log_value is not None:
+                off.append(log_value - candidate.log_value)
+    luck = statistics.fmean(off)
     predicted = {one.number: one.log_value - math.log(one.share) for one in candidates}
     limit = min(predicted.values()) + math.log(WITHIN)
     estimates = {}
@@ -294,7 +302,7 @@ def _estimates(candidates: Sequence[Candidate], runs: Runs, noise: float) -> dic
         if predicted[candidate.number] > limit:
             continue
         precision = 1.0 / candidate.deviation**2
-        total = precision * candidate.log_value
+        total = precision * (candidate.log_value + luck)
         for log_value in runs.get(candidate.number, ()):
             if log_value is not None:
                 total += log_value / noise**2
