@@ -16,6 +16,13 @@ EXPONENTS: dict[str, float] = {
 }
 
 
+def allowed_rules(exponent_low: float, exponent_high: float) -> tuple[str, ...]:
+    """The rules whose power of B lies in an interval of the exponent of lr*(B)."""
+    return tuple(
+        rule for rule, power in EXPONENTS.items() if exponent_low <= power <= exponent_high
+    )
+
+
 def lr_of(rule: str, batch_size: float, baseline: tuple[float, float]) -> float:
     """The learning rate of a rule, lr0 (B/B0)^exponent.
 

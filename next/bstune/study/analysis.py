@@ -7,16 +7,27 @@ from typing import Any, Literal
 
 from bstune import __version__
 from bstune.core.records import Record, StepTime
+from bstune.core.rules import allowed_rules
 from bstune.core.step_time import StepTimeLaw
 from bstune.search.findings import (
+    NEAR_OPTIMAL,
     CurvePoint,
     curve,
     curve_sizes,
     lr_exponent_quantiles,
     near_optimal,
+    predictions,
 )
 from bstune.search.posterior import Posterior, sample_posterior
-from bstune.study.advice import closest_trial, easier_target, missing, remedy, warnings_of
+from bstune.study.advice import (
+    closest_trial,
+    easier_target,
+    for_curve,
+    missing,
+    remedy,
+    searched_range,
+    warnings_of,
+)
 from bstune.study.confirm import (
     Run,
     best_confirmed,
@@ -34,7 +45,16 @@ from bstune.study.plan import (
     new_seeds_of,
     step_time_of,
 )
-from bstune.study.result import Confirmed, Interval, LrAlone, Speedup, Spent, StudyResult, Verdict
+from bstune.study.result import (
+    Confirmed,
+    Faster,
+    Interval,
+    LrAlone,
+    Speedup,
+    Spent,
+    StudyResult,
+    Verdict,
+)
 
 # Draws and moves of the posterior that the answer stands on.
 DRAWS = 600
@@ -120,15 +140,6 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     """The result where a trial reached the target."""
     plan = study.plan
     step_time = step_time_of(plan, records)
-    other, baseline, noise = _challenger_and_baseline(plan, records, step_time)
-    speedup = None
-    if other is not None and baseline is not None and other.runs and baseline.runs:
-        speedup = _speedup(other, baseline, noise)
-    verdict: Verdict = "not yet"
-    if other is not None and other.runs:
-        verdict = verdict_of(speedup, plan.baseline is not None, other.is_bound)
-    best = _best(verdict, other, baseline, speedup)
-
     posterior = sample_posterior(
         plan.question,
         plan.space,
@@ -139,9 +150,34 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         moves=MOVES,
     )
     points = curve(posterior, step_time, curve_sizes(plan.space))
-    critical = critical_batch_size(posterior, records, plan.seed)
+    searched = searched_range(plan.space, records)
+    critical = critical_batch_size(posterior, records, points, plan.seed)
+    low, exponent, high = lr_exponent_quantiles(posterior)
+    fields = _common_fields(study, records) | {
+        "reached": True,
+        "critical": critical,
+        "searched": searched,
+        "lr_exponent": Interval(value=exponent, low=low, high=high),
+        "allowed_rules": allowed_rules(low, high),
+        "curve": points,
+    }
+    if plan.question.objective == "curve":
+        options = for_curve(plan, study.name, critical, searched, records)
+        return StudyResult(
+            **fields,
+            verdict=None,
+            next=study.command(options) if options else None,
+            warnings=warnings_of(plan, None, critical, points, searched),
+        )
+    other, baseline, noise = _challenger_and_baseline(plan, records, step_time)
+    speedup = None
+    if other is not None and baseline is not None and other.runs and baseline.runs:
+        speedup = _speedup(other, baseline, noise)
+    verdict: Verdict = "not yet"
+    if other is not None and other.runs:
+        verdict = verdict_of(speedup, plan.baseline is not None, other.is_bound)
+    best = _best(verdict, other, baseline, speedup)
 
-    fields = _common_fields(study, records)
     if verdict == "not yet":
         what, options = missing(plan, speedup, other, baseline)
         fields |= {"missing": what, "next": study.command(options)}
@@ -152,17 +188,14 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     return StudyResult(
         **fields,
         verdict=verdict,
-        reached=True,
         best=best,
         baseline=baseline,
         baseline_limit=_baseline_limit(baseline),
         speedup=speedup,
         near_optimal=_near_optimal(points, plan, step_time, best),
         lr_alone=_rate_alone(verdict, posterior, step_time, best, baseline, speedup),
-        critical=critical,
-        lr_exponent=_lr_exponent(posterior),
-        curve=points,
-        warnings=warnings_of(best, critical, points, plan.space),
+        faster=_faster(plan, posterior, step_time, best),
+        warnings=warnings_of(plan, best, critical, points, searched),
     )
 
 
@@ -291,6 +324,27 @@ def _rate_alone(
     return LrAlone(lr=float(f"{there.lr:.3g}"), speedup=gain)
 
 
-def _lr_exponent(posterior: Posterior) -> Interval:
-    low, value, high = lr_exponent_quantiles(posterior)
-    return Interval(value=value, low=low, high=high)
+def _faster(
+    plan: Plan, posterior: Posterior, step_time: StepTime, best: Confirmed | None
+) -> Faster | None:
+    """Under ``steps``: the configuration that is predicted to be clearly faster in seconds."""
+    if plan.question.objective != "steps" or best is None:
+        return None
+    seconds = {}
+    for prediction in predictions(posterior, plan.question, step_time):
+        steps = math.exp(prediction.log_value)
+        record = prediction.record
+        seconds[record.number] = plan.question.cost(steps, record.batch_size, step_time), record
+    if best.number not in seconds:
+        return None
+    least, record = min(seconds.values(), key=lambda pair: pair[0])
+    speedup = seconds[best.number][0] / least
+    if speedup <= NEAR_OPTIMAL:
+        return None
+    return Faster(
+        batch_size=record.batch_size,
+        lr=record.lr,
+        values=record.values,
+        seconds=least,
+        speedup=speedup,
+    )

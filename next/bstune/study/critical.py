@@ -4,12 +4,14 @@ B_crit is sampled together with the piecewise-linear misfit (:mod:`bstune.search
 interval knows how far the law is wrong.
 """
 
+import math
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
 
 from bstune.core.records import Record
-from bstune.search.findings import b_crit_quantiles, s_min
+from bstune.search.findings import CurvePoint, b_crit_quantiles
 from bstune.search.law import B_CRIT
 from bstune.search.posterior import Posterior
 from bstune.study.result import Critical, Interval
@@ -21,23 +23,26 @@ END_ODDS = 2.0
 PRIOR_DRAWS = 4000
 # Keeps odds finite where no draw lies beyond an end.
 LEAST_SHARE = 1e-3
+# Between B_crit over this and this times B_crit returns diminish: the slope of log S* over log B is
+# -0.9 and -0.1 there (regimes of Shallue et al. 2018, arXiv 1811.03600).
+REGIME = 9.0
 
 
 def critical_batch_size(
-    posterior: Posterior, records: Sequence[Record], seed: int
-) -> Critical | None:
-    """B_crit with its 90% interval; None where no trial reached the target.
+    posterior: Posterior, records: Sequence[Record], points: Sequence[CurvePoint], seed: int
+) -> Critical:
+    """B_crit with its 90% interval.
 
-    An end that trials do not bound is None, and so is the value then: "above 812".
+    An end that trials do not bound is None, and so is the value then: "above 812". The end that is
+    left lies among the trials, as the law tells nothing of what is beyond them.
 
     Args:
         posterior: of all trials, with the misfit.
-        records: of all trials.
+        records: of all trials, of which one at least reached the target.
+        points: of the curve, which the law is drawn beside.
         seed: of the draws of the prior.
     """
     sizes = [record.batch_size for record in records if record.reached]
-    if not sizes:
-        return None
     low, value, high = b_crit_quantiles(posterior)
     smallest, largest = min(sizes), max(sizes)
     middle = posterior.law.middle
@@ -48,19 +53,44 @@ def critical_batch_size(
     bottom = np.log2(smallest / ROOM)
     is_open_above = high > largest * ROOM or _odds(ours > top, before > top) < END_ODDS
     is_open_below = low < smallest / ROOM or _odds(ours < bottom, before < bottom) < END_ODDS
-    # Both ends open: nothing is known. One end alone still bounds it.
-    interval = Interval(
-        value=None if is_open_above or is_open_below else value,
-        low=None if is_open_below else low,
-        high=None if is_open_above else high,
-    )
-    has_value = interval.value is not None
+    if is_open_above or is_open_below:
+        # Both ends open: nothing is known. One end alone still bounds it.
+        interval = Interval(
+            value=None,
+            low=None if is_open_below else min(low, largest),
+            high=None if is_open_above else max(high, smallest),
+        )
+        return Critical(
+            interval=interval,
+            s_min=None,
+            linear_below=None,
+            no_gain_above=None,
+            smallest=smallest,
+            largest=largest,
+        )
+    among = [point for point in points if smallest <= point.batch_size <= largest]
     return Critical(
-        interval=interval,
-        s_min=s_min(posterior) if has_value else None,
+        interval=Interval(value=value, low=low, high=high),
+        s_min=best_s_min(among or points, value),
+        linear_below=value / REGIME,
+        no_gain_above=value * REGIME,
         smallest=smallest,
         largest=largest,
     )
+
+
+def best_s_min(points: Sequence[CurvePoint], b_crit: float) -> float:
+    """S_min of the law S_min (1 + B_crit/B) that fits a curve best, in steps, B_crit being given.
+
+    It is the least-squares fit in log steps. The median of S_min over the posterior would not do:
+    B_crit and S_min hang together, and their medians are no law that fits.
+
+    Args:
+        points: of the curve, at least one, evenly spaced in log B.
+        b_crit: in examples.
+    """
+    off = [math.log(point.steps) - math.log1p(b_crit / point.batch_size) for point in points]
+    return math.exp(statistics.fmean(off))
 
 
 def _odds(after: np.ndarray, before: np.ndarray) -> float:

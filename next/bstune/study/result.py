@@ -13,7 +13,7 @@ from bstune.search.findings import CurvePoint
 SCHEMA = 1
 
 Verdict = Literal["switch", "keep", "not yet", "use"]
-Warned = Literal["step times", "far from the law"]
+Warned = Literal["step times", "far from the law", "octave without a trial"]
 
 
 class Confirmed(Configuration):
@@ -80,10 +80,34 @@ class Critical(Frozen):
 
     interval: Interval
     s_min: float | None
-    """S_min of the drawn law, in steps; None where B_crit has no value."""
+    """S_min of the drawn law, in steps: the law with the value of B_crit that fits the curve best,
+    so that it is twice this there. It is None where B_crit has no value, as are the next two."""
+    linear_below: float | None
+    """B_crit/9: below it lies perfect scaling, in the names of Shallue et al. 2018."""
+    no_gain_above: float | None
+    """9 B_crit: above it lies maximal data parallelism."""
     smallest: int
     largest: int
     """The batch sizes between which trials reached the target."""
+
+
+class Searched(Frozen):
+    """The batch sizes that a study may try, and how many octaves have a trial that reached."""
+
+    low: int
+    high: int
+    octaves: int
+    reached: int
+    to_add: tuple[int, ...]
+    """The middle of each octave without a trial that reached the target."""
+
+
+class Faster(Configuration):
+    """Under ``steps``: a configuration that is predicted to reach the target sooner, in seconds."""
+
+    seconds: float
+    speedup: float
+    """Over the best's predicted seconds."""
 
 
 class Closest(Frozen):
@@ -130,6 +154,7 @@ class StudyResult(Frozen):
     trials: int
     """Trials that were run: resumptions and new seeds included."""
     verdict: Verdict | None
+    """None for ``curve``, which compares nothing, once a trial has reached the target."""
     reached: bool
     """Whether a trial reached the target."""
     best: Confirmed | None = None
@@ -147,8 +172,13 @@ class StudyResult(Frozen):
     lr_alone: LrAlone | None = None
     """What the rate alone would give; None where the best has the baseline's batch size."""
     critical: Critical | None = None
+    searched: Searched | None = None
+    """None where nothing reached the target."""
+    faster: Faster | None = None
     lr_exponent: Interval | None = None
     """lr*(B) grows as B to this power."""
+    allowed_rules: tuple[str, ...] = ()
+    """The scaling rules that this interval allows."""
     curve: tuple[CurvePoint, ...] = ()
     closest: Closest | None = None
     """Where nothing reached the target."""
@@ -159,7 +189,7 @@ class StudyResult(Frozen):
     missing: str | None = None
     """Under ``not yet``: what is missing."""
     next: str | None = None
-    """Under ``not yet``: the command or call that gets it."""
+    """The command or call that gets it, or under ``curve`` what narrows B_crit."""
     warnings: tuple[ResultWarning, ...] = ()
     spent: Spent
     train: str | None = None

@@ -216,7 +216,7 @@ def _log(
     tags = {
         STUDY_TAG: study_id,
         RESULT_TAG: digest,
-        "bstune.verdict": str(result.verdict),
+        "bstune.verdict": result.verdict or "",
         "bstune.version": result.bstune,
         "mlflow.note.content": f"```\n{render(result)}\n```",
     }
@@ -325,6 +325,8 @@ def _study_metrics(result: StudyResult) -> "list[Metric]":
     intervals: dict[str, Speedup | Interval | None] = {"speedup": result.speedup}
     if result.critical is not None:
         intervals["b_crit"] = result.critical.interval
+        values["s_min"] = result.critical.s_min
+    intervals["lr_exponent"] = result.lr_exponent
     for name, interval in intervals.items():
         if interval is not None:
             values[f"{name}.value"] = interval.value
