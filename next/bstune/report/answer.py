@@ -237,13 +237,18 @@ def _range(result: StudyResult) -> Iterator[str]:
 
 def rates(result: StudyResult) -> Iterator[str]:
     """Write how the best rate grows with batch size, and which scaling rules that allows."""
+    for text in growth(result):
+        yield f"{text}, which allows {' and '.join(result.allowed_rules) or 'no scaling rule'}"
+
+
+def growth(result: StudyResult) -> Iterator[str]:
+    """Write how the best rate grows with batch size."""
     exponent = result.lr_exponent
     if exponent is None or exponent.value is None:
         return
     low = None if exponent.low is None else f"{exponent.low:.2f}"
     high = None if exponent.high is None else f"{exponent.high:.2f}"
-    rules = " and ".join(result.allowed_rules) or "no scaling rule"
-    yield f"lr* grows as B^{exponent.value:.2f}{_brackets(low, high)}, which allows {rules}"
+    yield f"lr* grows as B^{exponent.value:.2f}{_brackets(low, high)}"
 
 
 def _warnings(result: StudyResult) -> Iterator[str]:
@@ -253,9 +258,8 @@ def _warnings(result: StudyResult) -> Iterator[str]:
 
 def _next(result: StudyResult) -> Iterator[str]:
     parts = []
-    if result.verdict is None:
-        if result.searched is not None and result.searched.to_add:
-            parts.append(f"add {console.sizes(result.searched.to_add)}")
+    if result.verdict is None and result.missing is not None:
+        parts.append(result.missing)
     elif result.verdict != "not yet":
         return
     if result.closest is not None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bstune.core.records import Record, ends
-from bstune.report.answer import answer, rates
+from bstune.report.answer import answer, growth
 from bstune.search.findings import CurvePoint
 from bstune.study.result import Confirmed, StudyResult
 from bstune.system import console
@@ -95,8 +95,8 @@ def curve_figure(result: StudyResult, records: Sequence[Record]) -> Figure:
     diverged = [record for record in trials if record.status == "diverged"]
     _scatter(rate_axes, rate, diverged, CROSS)
     _draw_panel(rate_axes, rate, result, trials)
-    for text in rates(result):
-        rate_axes.set_title(text, fontsize=8, parse_math=False)
+    for text in growth(result):
+        rate_axes.set_title(text, fontsize=9, parse_math=False)
     _draw_legend(figure, (steps_axes, rate_axes))
     verdict = answer(result)[0]
     title = textwrap.fill(f"{verdict.label}   {verdict.text}", TITLE_WIDTH)

@@ -178,8 +178,8 @@ def searched_range(space: Space, records: Sequence[Record]) -> Searched:
 
 def for_curve(
     plan: Plan, name: str, critical: Critical, searched: Searched, records: Sequence[Record]
-) -> Options:
-    """Under ``curve``: the options that narrow B_crit's interval; none where it is narrow.
+) -> tuple[str, Options] | None:
+    """Under ``curve``: what narrows B_crit's interval, and its options; None where it is narrow.
 
     An end that is open at the last octave of the range asks for a larger range, which makes another
     study; not where larger sizes do not fit.
@@ -192,9 +192,15 @@ def for_curve(
     if ends_of_critical.low is None and critical.smallest < 2 * low:
         low = max(low // WIDER // plan.space.multiple, 1) * plan.space.multiple
     if (low, high) != (searched.low, searched.high):
-        return {"batch_size.low": low, "batch_size.high": high, "study": f"{name}-2"}
+        options = {"batch_size.low": low, "batch_size.high": high, "study": f"{name}-2"}
+        return f"batch sizes {low:,} to {high:,}", options
     least, most = ends_of_critical.low or 0.0, ends_of_critical.high or math.inf
-    return {} if most <= NARROW * least else {"trials": 2 * plan.trials}
+    if most <= NARROW * least:
+        return None
+    what = "more trials"
+    if searched.to_add:
+        what = f"trials at {written_sizes(searched.to_add)}"
+    return what, {"trials": 2 * plan.trials}
 
 
 def warnings_of(

@@ -162,11 +162,13 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         "curve": points,
     }
     if plan.question.objective == "curve":
-        options = for_curve(plan, study.name, critical, searched, records)
+        narrows = for_curve(plan, study.name, critical, searched, records)
+        if narrows is not None:
+            what, options = narrows
+            fields |= {"missing": what, "next": study.command(options)}
         return StudyResult(
             **fields,
             verdict=None,
-            next=study.command(options) if options else None,
             warnings=warnings_of(plan, None, critical, points, searched),
         )
     other, baseline, noise = _challenger_and_baseline(plan, records, step_time)

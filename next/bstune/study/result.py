@@ -187,9 +187,9 @@ class StudyResult(Frozen):
     easier: str | None = None
     """The command or call that asks for it."""
     missing: str | None = None
-    """Under ``not yet``: what is missing."""
+    """Under ``not yet``: what is missing; under ``curve``: what would narrow B_crit."""
     next: str | None = None
-    """The command or call that gets it, or under ``curve`` what narrows B_crit."""
+    """The command or call that gets it."""
     warnings: tuple[ResultWarning, ...] = ()
     spent: Spent
     train: str | None = None
