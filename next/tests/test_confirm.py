@@ -167,6 +167,18 @@ def test_what_is_more_than_a_tenth_behind_is_not_run():
     assert next_confirmation(candidates, {3: [9.0]}, seeds=2, noise=0.1) == 3
 
 
+def test_of_candidates_that_tie_the_least_rank_leads():
+    candidates = [
+        Candidate(3, 0.0, 0.05, rank=512),
+        Candidate(5, 0.08, 0.05, rank=256),
+        Candidate(7, 0.2, 0.05, rank=128),
+    ]
+    assert next_confirmation(candidates, {}, seeds=2, noise=0.1) == 5
+    assert best_confirmed(candidates, {3: [0.0], 5: [0.08]}, noise=0.1) == 5
+    # Its new seeds are far behind: it ties no more.
+    assert next_confirmation(candidates, {5: [0.5]}, seeds=2, noise=0.1) == 3
+
+
 def test_take_overs_end():
     """Whatever comes, new seeds end after three times as many runs as were asked for."""
     candidates = [candidate(number, 0.01 * number) for number in range(9)]

@@ -216,11 +216,9 @@ def _critical(critical: Critical) -> str:
     if ends.value is not None:
         return f"batch size {_examples(ends.value)}{_brackets(low, high)}"
     if low is not None:
-        size = f"{critical.largest:,}, the largest that reached the target"
-        return f"batch size above {low}: steps still fall at {size}"
+        return f"batch size above {low}: no trial above {critical.largest:,} reached the target"
     if high is not None:
-        size = f"{critical.smallest:,}, the smallest that reached the target"
-        return f"batch size below {high}: steps are already level at {size}"
+        return f"batch size below {high}: no trial below {critical.smallest:,} reached the target"
     reached = f"{critical.smallest:,} to {critical.largest:,}"
     return f"batch size unknown: batch sizes {reached} that reached the target show none"
 

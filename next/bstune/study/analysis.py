@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bstune import __version__
+from bstune.core.question import Question
 from bstune.core.records import Record, StepTime
 from bstune.core.rules import allowed_rules
 from bstune.core.step_time import StepTimeLaw
@@ -174,7 +175,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     other, baseline, noise = _challenger_and_baseline(plan, records, step_time)
     speedup = None
     if other is not None and baseline is not None and other.runs and baseline.runs:
-        speedup = _speedup(other, baseline, noise)
+        speedup = _speedup(plan.question, other, baseline, noise)
     verdict: Verdict = "not yet"
     if other is not None and other.runs:
         verdict = verdict_of(speedup, plan.baseline is not None, other.is_bound)
@@ -253,12 +254,15 @@ def _confirmed(records: Sequence[Record], record: Record, step_time: StepTime) -
     )
 
 
-def _runs(confirmed: Confirmed) -> list[Run]:
+def _runs(question: Question, confirmed: Confirmed) -> list[Run]:
     pairs = zip(confirmed.runs_steps, confirmed.runs_status, strict=True)
-    return [Run(steps * confirmed.step_seconds, status == "reached") for steps, status in pairs]
+    each = question.value(1.0, confirmed.batch_size, lambda batch_size: confirmed.step_seconds)
+    return [Run(steps * each, status == "reached") for steps, status in pairs]
 
 
-def _speedup(other: Confirmed, baseline: Confirmed, noise: float) -> Speedup | None:
+def _speedup(
+    question: Question, other: Confirmed, baseline: Confirmed, noise: float
+) -> Speedup | None:
     """The speedup on new seeds; None for two bounds, neither of which is known to be the faster."""
     if other.is_bound and baseline.is_bound:
         return None
@@ -267,9 +271,10 @@ def _speedup(other: Confirmed, baseline: Confirmed, noise: float) -> Speedup | N
         runs = zip(confirmed.runs_steps, confirmed.runs_status, strict=True)
         groups.append([math.log(steps) for steps, status in runs if status == "reached"])
     error = 0.0
-    if other.batch_size != baseline.batch_size:
+    if question.objective == "time" and other.batch_size != baseline.batch_size:
         error = math.hypot(other.step_seconds_error, baseline.step_seconds_error)
-    return speedup_of(_runs(other), _runs(baseline), pooled_deviation(groups, noise), error)
+    deviation = pooled_deviation(groups, noise)
+    return speedup_of(_runs(question, other), _runs(question, baseline), deviation, error)
 
 
 def _best(

@@ -57,6 +57,8 @@ class Candidate:
     """Log of the predicted median, in what the question minimises."""
     deviation: float
     """Standard deviation of that prediction."""
+    rank: int = 0
+    """Of candidates that tie the one of the least rank leads."""
 
 
 def median_run(runs: Sequence[Run]) -> tuple[float, bool]:
@@ -198,6 +200,13 @@ def _contenders(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [candidate for candidate in candidates if candidate.log_value <= limit]
 
 
+def _leader(candidates: Sequence[Candidate], estimates: Mapping[int, float]) -> int:
+    """The candidate of the least estimate; of those within ``WITHIN`` of it the least rank."""
+    limit = min(estimates.values()) + math.log(WITHIN)
+    tied = [one for one in candidates if estimates.get(one.number, math.inf) <= limit]
+    return min(tied, key=lambda one: (one.rank, estimates[one.number])).number
+
+
 def best_confirmed(
     candidates: Sequence[Candidate], runs: Mapping[int, Sequence[float]], noise: float
 ) -> int | None:
@@ -215,8 +224,12 @@ def best_confirmed(
         return None
     estimates = _estimates(_contenders(candidates), runs, noise)
     most = max(len(runs.get(number, ())) for number in estimates)
-    with_most = [number for number in estimates if len(runs.get(number, ())) == most]
-    return min(with_most, key=lambda number: estimates[number])
+    with_most = {
+        number: estimate
+        for number, estimate in estimates.items()
+        if len(runs.get(number, ())) == most
+    }
+    return _leader(candidates, with_most)
 
 
 def next_confirmation(
@@ -240,5 +253,5 @@ def next_confirmation(
     estimates = _estimates(_contenders(candidates), runs, noise)
     if sum(len(runs.get(number, ())) for number in estimates) >= MOST_RUNS * seeds:
         return None
-    leader = min(estimates, key=lambda number: estimates[number])
+    leader = _leader(candidates, estimates)
     return leader if len(runs.get(leader, ())) < seeds else None

@@ -155,7 +155,11 @@ def candidates_of(
         record = prediction.record
         if plan.baseline is not None and is_of(record, plan.baseline):
             continue
-        candidates.append(Candidate(record.number, prediction.log_value, prediction.deviation))
+        # Of sizes that tie in steps the smallest costs least.
+        rank = record.batch_size if plan.question.objective == "steps" else 0
+        candidates.append(
+            Candidate(record.number, prediction.log_value, prediction.deviation, rank)
+        )
         for run in new_seeds_of(records, record.number):
             steps = least_steps(run)
             log_value = math.log(plan.question.value(steps, run.batch_size, step_time))
