@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from results import BASELINE, BEST, STATES, records, result
@@ -61,6 +62,24 @@ def test_the_curve_and_the_law_are_the_results() -> None:
     assert list(lines["2 S_min"].get_ydata()) == [52.0, 52.0]
     times = figure.axes[1].lines[0].get_ydata()
     assert list(times) == [point.steps * point.step_seconds for point in study.curve]
+
+
+@pytest.mark.parametrize("state", ["switch", "steps: switch", "curve"])
+def test_the_drawn_law_crosses_its_double_floor_at_the_printed_b_crit(state: str) -> None:
+    study = STATES[state]
+    assert study.critical is not None
+    lines = {line.get_label(): line for line in curve_figure(study, []).axes[0].lines}
+    law = lines["law S_min (1 + B_crit/B)"]
+    sizes, steps = np.log(law.get_xdata()), np.log(law.get_ydata())
+    at_b_crit = np.exp(np.interp(np.log(study.critical.interval.value), sizes, steps))
+    # Straight on logarithmic axes between sizes a quarter octave apart.
+    assert at_b_crit == pytest.approx(lines["2 S_min"].get_ydata()[0], rel=0.002)
+
+
+@pytest.mark.parametrize("state", ["curve: open above", "curve: both ends open"])
+def test_without_a_value_no_law_is_drawn(state: str) -> None:
+    labels = [line.get_label() for line in curve_figure(STATES[state], []).axes[0].lines]
+    assert labels == ["median at the best rate, with its 90% band"]
 
 
 @pytest.mark.parametrize("state", ["baseline missed in its budget", "switch", "keep"])

@@ -37,8 +37,8 @@ def page(result: StudyResult, records: Sequence[Record], config_text: str) -> st
     environment.filters["seconds"] = console.seconds
     verdict, *rows = answer(result)
     # The page has the rates for every question.
-    rates_row = [Row("Rates", text) for text in rates(result)]
-    rows = [row for row in rows if row.label != "Rates"] + rates_row
+    if "Rates" not in [row.label for row in rows]:
+        rows += [Row("Rates", text) for text in rates(result)]
     return environment.get_template("page.html.j2").render(
         result=result,
         records=records,

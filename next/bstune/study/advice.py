@@ -212,9 +212,8 @@ def warnings_of(
 ) -> tuple[ResultWarning, ...]:
     """Warnings about the result, the most important first.
 
-    An octave without a trial that reached the target matters where B_crit rests on it: where its
-    middle lies within the interval of B_crit. Elsewhere ``time`` and ``steps`` leave octaves out
-    rightly, and ``curve`` says so in the row Range.
+    An octave without a trial that reached the target matters where B_crit lies in it. Elsewhere
+    ``time`` and ``steps`` leave octaves out rightly, and ``curve`` says so in its rows.
     """
     found = []
     is_of_time = plan.question.objective == "time"
@@ -228,9 +227,9 @@ def warnings_of(
         )
     if critical.interval.value is None:
         return tuple(found)
+    value = critical.interval.value
     ratio = off_law(critical, points)
     if ratio > FAR_FROM_LAW:
-        value = critical.interval.value
         sizes = sorted({plan.space.snap(value / 2), plan.space.snap(value * 2)})
         found.append(
             ResultWarning(
@@ -239,14 +238,14 @@ def warnings_of(
                 state=f"the curve is {ratio:.1f}x off its law at the critical batch size",
             )
         )
-    low, high = critical.interval.low or 0.0, critical.interval.high or math.inf
-    sizes = [size for size in searched.to_add if low <= size <= high]
+    half_octave = math.sqrt(2.0)
+    sizes = [it for it in searched.to_add if it / half_octave < value < it * half_octave]
     if sizes:
         found.append(
             ResultWarning(
                 kind="octave without a trial",
                 fix=_try(plan, sizes),
-                state="the critical batch size lies where no trial reached the target",
+                state="no trial in the octave of the critical batch size reached the target",
             )
         )
     return tuple(found)

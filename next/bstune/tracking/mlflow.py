@@ -216,10 +216,11 @@ def _log(
     tags = {
         STUDY_TAG: study_id,
         RESULT_TAG: digest,
-        "bstune.verdict": result.verdict or "",
         "bstune.version": result.bstune,
         "mlflow.note.content": f"```\n{render(result)}\n```",
     }
+    if result.verdict is not None:
+        tags["bstune.verdict"] = result.verdict
     parent = client.create_run(experiment_id, tags=tags, run_name=result.study)
     run_id = str(parent.info.run_id)
     client.log_batch(run_id, _study_metrics(result), _study_params(result))
