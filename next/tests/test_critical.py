@@ -27,7 +27,7 @@ def critical(
     theta[:, B_CRIT] = log_b_crit + np.linspace(-1.0, 1.0, 2001) * math.log(factor) / 0.9
     posterior = Posterior(law, theta, rows_of(records, TARGET), tuple(records))
     points = curve(posterior, step_time, curve_sizes(space))
-    return critical_batch_size(posterior, records, points, seed=0)
+    return critical_batch_size(posterior, records, points)
 
 
 def test_the_law_that_fits_a_curve_on_the_law_is_that_law():
@@ -104,7 +104,7 @@ def test_ends_of_synthetic_studies_hold_the_truth(sizes, open_ends, seed):
         QUESTION, SPACE, records, seed=seed, misfit=True, draws=300, moves=4
     )
     points = curve(posterior, step_time, curve_sizes(SPACE))
-    interval = critical_batch_size(posterior, records, points, seed=seed).interval
+    interval = critical_batch_size(posterior, records, points).interval
     assert all(getattr(interval, end) is None for end in open_ends)
     assert (interval.value is None) == bool(open_ends)
     assert (interval.low or 0.0) < 40.0 < (interval.high or math.inf)

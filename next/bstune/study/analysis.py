@@ -152,7 +152,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     )
     points = curve(posterior, step_time, curve_sizes(plan.space))
     searched = searched_range(plan.space, records)
-    critical = critical_batch_size(posterior, records, points, plan.seed)
+    critical = critical_batch_size(posterior, records, points)
     low, exponent, high = lr_exponent_quantiles(posterior)
     fields = _common_fields(study, records) | {
         "reached": True,
