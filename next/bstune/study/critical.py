@@ -15,8 +15,8 @@ from bstune.study.result import Critical, Interval
 
 # An interval of B_crit may reach so many times beyond the batch sizes at which trials reached the
 # target. On 270 synthetic studies (nine kinds, trials around a size up to 2.5 octaves off B_crit)
-# intervals hold as often with 2 as with 4, 245 times, and have a value in 169 and in 201 studies; as
-# many hold where a Bayes factor of 2 against what lies beyond is asked for, too.
+# intervals hold as often with 2 as with 4, 245 times, and have a value in 169 and in 201 studies.
+# As many hold where a Bayes factor of 2 against what lies beyond is asked for, too.
 ROOM = 4.0
 # Between B_crit over this and this times B_crit returns diminish: the slope of log S* over log B is
 # -0.9 and -0.1 there (regimes of Shallue et al. 2018, arXiv 1811.03600).
