@@ -11,7 +11,6 @@ from bstune.core.errors import InputError
 from bstune.core.evaluation_schedule import has_been_near, next_evaluation
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target, ends
-from bstune.core.rules import lr_of
 from bstune.core.space import Space
 from bstune.core.step_time import fit_step_time
 
@@ -156,16 +155,6 @@ def test_the_system_tells_waits_in_seconds():
     assert 0.0 <= waited() <= waited() < 1e6
 
 
-@pytest.mark.parametrize(("rule", "lr"), [("none", 0.1), ("sqrt", 0.2), ("linear", 0.4)])
-def test_scaling_rules(rule, lr):
-    assert lr_of(rule, 256, (64, 0.1)) == pytest.approx(lr)
-
-
-def test_an_unknown_rule_is_refused():
-    with pytest.raises(InputError, match="sqrt"):
-        lr_of("square", 256, (64, 0.1))
-
-
 @pytest.mark.parametrize(
     ("multiple", "size", "snapped"),
     [(1, 0.2, 8), (1, 12.4, 12), (1, 5000, 1024), (8, 12.4, 16), (8, 11, 8), (8, 3, 8)],
@@ -173,6 +162,20 @@ def test_an_unknown_rule_is_refused():
 def test_batch_sizes_are_snapped(multiple, size, snapped):
     space = Space(8, 1024, 1e-3, 1.0, "sqrt", (64, 0.1), multiple)
     assert space.snap(size) == snapped
+
+
+@pytest.mark.parametrize(
+    ("rule", "noise_scale", "lr"),
+    [
+        ("sqrt", None, 0.2),
+        # Without a noise scale it is the middle, 128.
+        ("saturating", None, 0.1 * (1 + 2) / (1 + 1 / 2)),
+        ("saturating", 1024.0, 0.1 * (1 + 16) / (1 + 4)),
+    ],
+)
+def test_the_rate_of_a_space_s_rule(rule, noise_scale, lr):
+    space = Space(16, 1024, 1e-3, 1.0, rule, (64, 0.1), noise_scale=noise_scale)
+    assert space.rule_lr(256) == pytest.approx(lr)
 
 
 @pytest.mark.parametrize(("lr", "snapped"), [(0.123456, 0.123), (9.0, 1.0), (1e-9, 1e-3)])

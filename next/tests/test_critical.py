@@ -1,54 +1,42 @@
 """B_crit: its law is twice its floor there, ends that trials do not bound are open."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from results import curve as drawn_curve
-from search_records import QUESTION, SPACE, TARGET, Workload, record, step_time
+from search_records import QUESTION, SPACE, TARGET, Workload, record
 
-from bstune.core.space import Space
-from bstune.search.findings import CurvePoint, curve, curve_sizes
 from bstune.search.law import B_CRIT, make_law
 from bstune.search.posterior import Posterior, rows_of, sample_posterior
-from bstune.study.critical import best_s_min, critical_batch_size
-from bstune.study.result import Critical
+from bstune.study.critical import best_s_min, critical_batch_size, is_narrow
+from bstune.study.result import Critical, Interval
 
 
-def critical(
-    sizes: tuple[int, ...], b_crit: float, factor: float, space: Space = SPACE
-) -> Critical:
+def critical(sizes: tuple[int, ...], b_crit: float, factor: float) -> Critical:
     """B_crit of draws, 90% of them within a factor, where trials of some sizes reached."""
     records = [record(number, batch_size=size) for number, size in enumerate(sizes)]
-    law = make_law(space, QUESTION.budget, misfit=False)
+    law = make_law(SPACE, QUESTION.budget, misfit=False)
     theta = np.tile(law.mean, (2001, 1))
     log_b_crit = math.log(b_crit / 2**law.middle)
     theta[:, B_CRIT] = log_b_crit + np.linspace(-1.0, 1.0, 2001) * math.log(factor) / 0.9
     posterior = Posterior(law, theta, rows_of(records, TARGET), tuple(records))
-    points = curve(posterior, step_time, curve_sizes(space))
-    return critical_batch_size(posterior, records, points)
+    return critical_batch_size(posterior, records)
 
 
 def test_the_law_that_fits_a_curve_on_the_law_is_that_law():
     # S*(B) = 26 (1 + 130/B).
-    assert best_s_min(drawn_curve(), 130.0) == pytest.approx(26.0)
+    points = [(point.batch_size, point.steps) for point in drawn_curve()]
+    assert best_s_min(*np.array(points).T, 130.0) == pytest.approx(26.0)
 
 
 def test_the_law_fits_best_in_log_steps():
-    points = [
-        CurvePoint(
-            batch_size=size, steps=steps, steps_low=1, steps_high=1, lr=1, lr_low=1, lr_high=1,
-            step_seconds=1,
-        )
-        for size, steps in ((10.0, 300.0), (40.0, 150.0), (160.0, 90.0))
-    ]  # fmt: skip
+    sizes, steps = np.array([10.0, 40.0, 160.0]), np.array([300.0, 150.0, 90.0])
 
     def squares(s_min: float) -> float:
-        off = [math.log(it.steps / (s_min * (1.0 + 40.0 / it.batch_size))) for it in points]
-        return sum(one**2 for one in off)
+        return float((np.log(steps / (s_min * (1.0 + 40.0 / sizes))) ** 2).sum())
 
-    best = best_s_min(points, 40.0)
+    best = best_s_min(sizes, steps, 40.0)
     assert squares(best) < min(squares(0.99 * best), squares(1.01 * best))
 
 
@@ -103,14 +91,15 @@ def test_ends_of_synthetic_studies_hold_the_truth(sizes, open_ends, seed):
     posterior = sample_posterior(
         QUESTION, SPACE, records, seed=seed, misfit=True, draws=300, moves=4
     )
-    points = curve(posterior, step_time, curve_sizes(SPACE))
-    interval = critical_batch_size(posterior, records, points).interval
+    interval = critical_batch_size(posterior, records).interval
     assert all(getattr(interval, end) is None for end in open_ends)
     assert (interval.value is None) == bool(open_ends)
     assert (interval.low or 0.0) < 40.0 < (interval.high or math.inf)
 
 
-def test_where_the_curve_is_told_at_no_batch_size_among_the_trials_all_of_it_counts():
-    space = replace(SPACE, multiple=256, low=256, high=512)
-    found = critical((300, 310), 300.0, 1.01, space)
-    assert found.s_min is not None
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(50.0, 100.0, True), (50.0, 101.0, False), (None, 60.0, False), (50.0, None, False)],
+)
+def test_a_narrow_interval_has_two_ends(low, high, expected):
+    assert is_narrow(Interval(value=None, low=low, high=high)) == expected

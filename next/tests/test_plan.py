@@ -125,6 +125,32 @@ def test_nothing_to_confirm_is_the_end(seeds, records):
     assert next_step(plan(seeds=seeds), records, [], 0.0) == Done()
 
 
+def of_law(count, noise):
+    """Trials at 4 to 1,024, whose steps follow 50 (1 + 60/B) with a noise that sums to zero."""
+    records = [of_baseline(steps=97, steps_low=95)]
+    for number in range(1, count):
+        size = 4 * 2 ** (8 * (number - 1) / (count - 2))
+        steps = round(50 * (1 + 60 / size) * math.exp(noise * (-1) ** number))
+        lr = 0.4 * math.sqrt(size / 64)
+        fields = {"batch_size": round(size), "lr": lr, "steps": steps, "steps_low": steps - 1}
+        records.append(searched(number, f"search/{number - 1}", **fields))
+    return records
+
+
+@pytest.mark.parametrize(
+    ("count", "noise", "is_known"), [(60, 0.01, True), (6, 0.01, False), (12, 0.4, False)]
+)
+def test_the_curve_is_searched_until_b_crit_is_known(count, noise, is_known):
+    question = Question(TARGET, Budget(steps=2000), "curve")
+    step = next_step(plan(question=question, trials=99), of_law(count, noise), [], 0.0)
+    assert isinstance(step, Done if is_known else Ask)
+
+
+def test_the_curve_needs_no_new_seeds():
+    question = Question(TARGET, Budget(steps=2000), "curve")
+    assert next_step(plan(question=question, trials=2), SEARCHED, [], 0.0) == Done()
+
+
 @pytest.mark.parametrize("status", ["out of memory", "refused"])
 def test_sizes_that_do_not_fit_are_no_configurations(status):
     records = [of_baseline(), searched(1, "search/0"), searched(2, "search/1", status=status)]

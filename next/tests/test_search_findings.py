@@ -76,6 +76,28 @@ def test_the_near_optimal_range():
     assert near_optimal(points, QUESTION, lambda batch_size: 1.0)[1] == 512
 
 
+@pytest.mark.parametrize(
+    ("space", "exponent"),
+    [
+        # From 8 to 512, 64 = B_crit in the middle, saturating grows eightfold: as the square root.
+        (replace(SPACE, rule="saturating"), 0.5),
+        (replace(SPACE, rule="saturating", noise_scale=1e9), 1.0),
+        (replace(SPACE, rule="surge"), 0.0),
+        (replace(SPACE, rule="surge", noise_scale=1e9), 0.5),
+        (replace(SPACE, rule="linear"), 1.0),
+        # One batch size alone, 8 = B_crit: over the octave above it.
+        (replace(SPACE, rule="saturating", low=8, high=8), math.log2(2 / 1.5)),
+        (replace(SPACE, rule="sqrt", low=8, high=8), 0.5),
+    ],
+)
+def test_the_exponent_is_the_slope_of_the_best_rate(space, exponent):
+    theta = THETA.copy()
+    theta[:, B_CRIT] = 0.0
+    law = make_law(space, QUESTION.budget, misfit=False)
+    got = lr_exponent_quantiles(Posterior(law, theta, rows_of((), TARGET), ()))
+    assert got == pytest.approx((0.1 + exponent,) * 3)
+
+
 def test_quantiles_of_the_law_s_parameters():
     theta = np.repeat(THETA, 101, axis=0)
     theta[:, B_CRIT] += np.linspace(-1.0, 1.0, 101)

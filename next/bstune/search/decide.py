@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from bstune.core.question import Question
 from bstune.core.records import Frozen, Record, Spec, StepTime
 from bstune.core.space import Space
+from bstune.search.curve_decision import choose_for_curve
 from bstune.search.findings import Prediction, predictions
-from bstune.search.law import EXPONENT, NOISE, SHIFT
+from bstune.search.law import NOISE
 from bstune.search.posterior import BOUND, Posterior, sample_posterior
 
 Array = NDArray[np.float64]
@@ -39,6 +40,7 @@ OCTAVES = 0.5
 # is run. It is a log and a ratio, so that for small differences both are relative.
 REMAINING_WEIGHT = 0.5
 MOST_REMAINING = 10.0
+COST_WEIGHT = 0.1
 # Log steps are kept below this: exp must not overflow.
 MOST_LOG_STEPS = 50.0
 # No trial runs longer than so many times the best configuration's predicted cost: its give-up cost.
@@ -100,7 +102,9 @@ def propose(
         running: trials that run elsewhere.
         resumable: whether a pruned trial, by its number, can be resumed.
     """
-    posterior = sample_posterior(question, space, records, seed=seed, running=running)
+    posterior = sample_posterior(
+        question, space, records, seed=seed, running=running, misfit=not question.seeks_best
+    )
     rng = np.random.default_rng([seed, len(records), len(running), 1])
     best = sorted(predictions(posterior, question, step_time), key=lambda one: one.log_value)
     most_value = GIVE_UP * math.exp(best[0].log_value) if best else math.inf
@@ -130,9 +134,13 @@ def propose(
     cost = cost_per_step * np.exp(log_steps)
     # Until the target has been reached, the least cost is sought, whatever is minimised.
     value = value_per_step * np.exp(log_steps) if best else cost
-    remaining = cost * np.maximum(1.0 - ran / np.exp(log_steps), 0.0)
-    ratio = np.minimum(remaining / cost.min(), MOST_REMAINING)
-    chosen = int((np.log(value) + REMAINING_WEIGHT * ratio).argmin())
+    share_left = np.maximum(1.0 - ran / np.exp(log_steps), 0.0)
+    ratio = np.minimum(share_left * value / value.min(), MOST_REMAINING)
+    score = np.log(value) + REMAINING_WEIGHT * ratio + COST_WEIGHT * np.log(cost / value)
+    chosen = int(score.argmin())
+    limit = None
+    if best and not question.seeks_best:
+        chosen, limit = choose_for_curve(posterior, x, z, ran, cost_per_step)
 
     resumed = waiting[chosen].record if chosen < len(waiting) else None
     batch_size, lr = _pair(space, x[chosen], z[chosen])
@@ -141,10 +149,10 @@ def propose(
         batch_size, lr = resumed.batch_size, resumed.lr
         first_step = resumed.steps
     last_step = question.budget.last_step(batch_size)
-    if best:
+    if best and limit is None:
         give_up = most_value / float(value_per_step[chosen])
         limit = _limit_after_hit(give_up, math.exp(log_steps[chosen]), first_step)
-    else:
+    elif limit is None:
         spent = _spent(question, step_time, records) / float(cost_per_step[chosen])
         limit = _limit_before_hit(spent, last_step, first_step)
     return Proposal(
@@ -189,7 +197,8 @@ def _candidates(
     x = rng.uniform(law.low, law.high, CANDIDATES)
     x[:2] = law.low, law.high
     theta = posterior.theta[rng.integers(len(posterior.theta), size=CANDIDATES)]
-    best_rate = law.rule(x) + theta[:, SHIFT] + theta[:, EXPONENT] * (x - law.middle)
+    # Each draw's rate at a batch size of its own.
+    best_rate = law.best_rate(theta, x[:, None])[:, 0]
     z = best_rate + rng.normal(0.0, OCTAVES, CANDIDATES)
     if best:
         centres = [best[place % len(best)].record for place in range(AROUND_BEST)]

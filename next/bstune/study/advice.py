@@ -9,6 +9,7 @@ from bstune.core.records import Record, Target, ends
 from bstune.core.space import Configuration, Space
 from bstune.search.findings import CurvePoint
 from bstune.study.confirm import NOT_WORTH
+from bstune.study.critical import is_narrow
 from bstune.study.plan import Plan
 from bstune.study.result import (
     Closest,
@@ -37,8 +38,6 @@ LARGER_BUDGET = 4
 # New seeds that are asked for where there are none yet, and the most that are asked for.
 FURTHER_SEEDS = 3
 MOST_SEEDS = 20
-# Under curve an interval of B_crit no wider than this factor is narrow.
-NARROW = 2.0
 # A range of batch sizes that leaves B_crit open is offered so many times as wide.
 WIDER = 4
 # The least distance, in log speedup, that new seeds are counted to settle.
@@ -194,8 +193,7 @@ def for_curve(
     if (low, high) != (searched.low, searched.high):
         options = {"batch_size.low": low, "batch_size.high": high, "study": f"{name}-2"}
         return f"batch sizes {low:,} to {high:,}", options
-    least, most = ends_of_critical.low or 0.0, ends_of_critical.high or math.inf
-    if most <= NARROW * least:
+    if is_narrow(ends_of_critical):
         return None
     what = "more trials"
     if searched.to_add:

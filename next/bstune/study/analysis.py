@@ -102,6 +102,7 @@ def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
         "device": study.device,
         "threads": study.threads,
         "seeds": study.plan.seeds,
+        "scaling": study.plan.space.rule,
         "configurations": count_configurations(records),
         "trials": len(records),
         "spent": Spent(
@@ -152,14 +153,16 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     )
     points = curve(posterior, step_time, curve_sizes(plan.space))
     searched = searched_range(plan.space, records)
-    critical = critical_batch_size(posterior, records, points)
+    critical = critical_batch_size(posterior, records)
     low, exponent, high = lr_exponent_quantiles(posterior)
     fields = _common_fields(study, records) | {
         "reached": True,
         "critical": critical,
         "searched": searched,
         "lr_exponent": Interval(value=exponent, low=low, high=high),
-        "allowed_rules": allowed_rules(low, high),
+        "allowed_rules": allowed_rules(
+            low, high, (plan.space.low, plan.space.high), critical.interval.value
+        ),
         "curve": points,
     }
     if plan.question.objective == "curve":

@@ -4,28 +4,31 @@ B_crit is sampled together with the piecewise-linear misfit (:mod:`bstune.search
 interval knows how far the law is wrong.
 """
 
-import math
-import statistics
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from bstune.core.curve import REGIME_RATIO
 from bstune.core.records import Record
-from bstune.search.findings import CurvePoint, b_crit_quantiles
+from bstune.search.findings import b_crit_quantiles
 from bstune.search.posterior import Posterior
 from bstune.study.result import Critical, Interval
+
+Array = NDArray[np.float64]
 
 # An interval of B_crit may reach so many times beyond the batch sizes at which trials reached the
 # target. On 270 synthetic studies (nine kinds, trials around a size up to 2.5 octaves off B_crit)
 # intervals hold as often with 2 as with 4, 245 times, and have a value in 169 and in 201 studies.
 # As many hold where a Bayes factor of 2 against what lies beyond is asked for, too.
 ROOM = 4.0
-# Between B_crit over this and this times B_crit returns diminish: the slope of log S* over log B is
-# -0.9 and -0.1 there (regimes of Shallue et al. 2018, arXiv 1811.03600).
-REGIME = 9.0
+# Upper over lower end of a narrow interval.
+NARROW = 2.0
+# Batch sizes among the trials at which the law that is drawn is fitted to the curve.
+SIZES = 33
 
 
-def critical_batch_size(
-    posterior: Posterior, records: Sequence[Record], points: Sequence[CurvePoint]
-) -> Critical:
+def critical_batch_size(posterior: Posterior, records: Sequence[Record]) -> Critical:
     """B_crit with its 90% interval.
 
     An end that trials do not bound is None, and so is the value then: "above 812". The end that is
@@ -34,7 +37,6 @@ def critical_batch_size(
     Args:
         posterior: of all trials, with the misfit.
         records: of all trials, of which one at least reached the target.
-        points: of the curve, which the law is drawn beside.
     """
     sizes = [record.batch_size for record in records if record.reached]
     low, value, high = b_crit_quantiles(posterior)
@@ -56,26 +58,33 @@ def critical_batch_size(
             smallest=smallest,
             largest=largest,
         )
-    among = [point for point in points if smallest <= point.batch_size <= largest]
+    among = np.geomspace(smallest, largest, SIZES)
+    log_steps = np.median(posterior.law.curve(posterior.theta, np.log2(among)), axis=0)
     return Critical(
         interval=Interval(value=value, low=low, high=high),
-        s_min=best_s_min(among or points, value),
-        linear_below=value / REGIME,
-        no_gain_above=value * REGIME,
+        s_min=best_s_min(among, np.exp(log_steps), value),
+        linear_below=value / REGIME_RATIO,
+        no_gain_above=value * REGIME_RATIO,
         smallest=smallest,
         largest=largest,
     )
 
 
-def best_s_min(points: Sequence[CurvePoint], b_crit: float) -> float:
+def is_narrow(interval: Interval) -> bool:
+    """Whether both ends of B_crit are bounded and close to each other: then no trial is missing."""
+    if interval.low is None or interval.high is None:
+        return False
+    return interval.high <= NARROW * interval.low
+
+
+def best_s_min(batch_sizes: Array, steps: Array, b_crit: float) -> float:
     """S_min of the law S_min (1 + B_crit/B) that fits a curve best, in steps, B_crit being given.
 
     It is the least-squares fit in log steps. The median of S_min over the posterior would not do:
     B_crit and S_min hang together, and their medians are no law that fits.
 
     Args:
-        points: of the curve, at least one, evenly spaced in log B.
+        batch_sizes, steps: of the curve, (n,).
         b_crit: in examples.
     """
-    off = [math.log(point.steps) - math.log1p(b_crit / point.batch_size) for point in points]
-    return math.exp(statistics.fmean(off))
+    return float(np.exp(np.mean(np.log(steps) - np.log1p(b_crit / batch_sizes))))

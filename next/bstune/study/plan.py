@@ -1,6 +1,7 @@
 """What a study does next: one pure function of its records.
 
-The baseline first, then the search, then new seeds for its best configuration and for the baseline.
+The baseline first, then the search, then new seeds for its best configuration and for the baseline;
+under ``curve`` the search alone, until B_crit is known.
 Any process that sees the same records plans the same step, so that a study can be killed and
 continued anywhere.
 """
@@ -20,6 +21,7 @@ from bstune.search.decide import propose
 from bstune.search.findings import predictions
 from bstune.search.posterior import Posterior, sample_posterior
 from bstune.study.confirm import Candidate, best_confirmed, next_confirmation
+from bstune.study.critical import critical_batch_size, is_narrow
 
 # Runs on new seeds end after so many times the steps that are predicted, and under a time limit the
 # baseline's after so many times the best's seconds.
@@ -31,6 +33,9 @@ PLACES_PER_CONFIGURATION = 3
 SEARCH_SHARE = 0.65
 CONFIRMATION_SHARE = 0.92
 BASELINE_SHARE = 0.2
+# Under ``curve`` the search ends once B_crit's interval is narrow, and so many trials have reached
+# the target.
+LEAST_FOR_CURVE = 8
 # Failures that end a study with the user's own error.
 FAILURES = 3
 
@@ -113,6 +118,8 @@ def next_step(
         return _ask_search(plan, records, running)
     if any(spec.role != "new seed" for spec in running):
         return Wait()
+    if not plan.question.seeks_best:
+        return Done()
     if plan.deadline is not None and now > plan.deadline.at(CONFIRMATION_SHARE):
         return Done()
     step = _ask_new_seed(plan, records, running)
@@ -248,7 +255,17 @@ def _searches(plan: Plan, records: Sequence[Record], running: Sequence[Spec], no
         return False
     places = [spec for spec in (*records, *running) if spec.role == "search"]
     has_room = len(places) < PLACES_PER_CONFIGURATION * plan.trials
-    return count_configurations(records, running) < plan.trials and has_room
+    if count_configurations(records, running) >= plan.trials or not has_room:
+        return False
+    return plan.question.seeks_best or not _is_b_crit_known(plan, records)
+
+
+def _is_b_crit_known(plan: Plan, records: Sequence[Record]) -> bool:
+    """Whether B_crit's 90% interval is narrow enough, and both of its ends are bounded."""
+    if sum(record.reached for record in records) < LEAST_FOR_CURVE:
+        return False
+    posterior = sample_posterior(plan.question, plan.space, records, seed=plan.seed, misfit=True)
+    return is_narrow(critical_batch_size(posterior, records).interval)
 
 
 def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask:
