@@ -110,3 +110,14 @@ def test_reading_and_writing_a_report_imports_no_heavy_package() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("state", ["switch", "curve"])
+def test_the_legend_lies_within_the_figure(state: str) -> None:
+    trials = [record for record in records() if record.status != "diverged"]
+    figure = curve_figure(STATES[state], trials)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1

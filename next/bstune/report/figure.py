@@ -194,6 +194,6 @@ def _draw_legend(figure: Figure, panels: Sequence[Axes]) -> None:
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    style: dict[str, Any] = {"loc": "outside lower center", "ncols": 5, "frameon": False}
+    style: dict[str, Any] = {"loc": "outside lower center", "ncols": 4, "frameon": False}
     if entries:
         figure.legend(entries.values(), entries.keys(), fontsize=8, **style)
