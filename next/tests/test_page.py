@@ -45,6 +45,17 @@ def test_warnings_beyond_two_stand_on_the_page_alone() -> None:
         assert text.count(warning.fix) == 1
 
 
+def test_what_is_predicted_stands_there_with_its_interval() -> None:
+    text = " ".join(page(result(), records(), "").split())
+    # The best's time and share of further seeds, the rate alone, the fewest steps.
+    for values in (("33 ms", "28 ms", "40 ms", "88%"), ("2.4x", "2 to 2.9"), ("480", "27.5")):
+        for value in values:
+            assert value in text
+    without = page(result(fewest_steps=None, lr_alone=None), records(), "")
+    assert "27.5" not in without
+    assert "2 to 2.9" not in without
+
+
 def test_nothing_is_run_or_loaded() -> None:
     study = result(workload=ATTACK, device=ATTACK, train=ATTACK, warnings=(STEP_TIMES,))
     trials = [record.model_copy(update={"message": ATTACK}) for record in records()]

@@ -31,7 +31,7 @@ def test_a_prediction_lies_between_the_law_and_the_trial():
     trials = [lucky, record(1, "missed"), record(2, role="new seed")]
     (got,) = predictions(posterior(trials), QUESTION, step_time)
     # A configuration's own deviation and a seed's are equal here: halfway.
-    halfway = 0.5 * (math.log(150) + 0.5 * math.log(9900))
+    halfway = 0.5 * (math.log(150) + math.log(100))
     assert got.record is lucky
     assert got.log_value == pytest.approx(halfway + math.log(step_time(64)))
     assert got.deviation == pytest.approx(0.14 * math.sqrt(0.5))

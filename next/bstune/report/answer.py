@@ -140,12 +140,10 @@ def _speedup_text(result: StudyResult, speedup: Speedup, baseline: Confirmed) ->
     pair = f"your baseline, batch size {baseline.batch_size:,} and lr {console.number(baseline.lr)}"
     _, better, than = COMPARISONS[result.objective]
     better = f"{console.speedup(speedup.value)} {better}"
-    if speedup.at_most:
-        return f"at most {better} {than} {pair}, as it missed the target on new seeds"
     if speedup.at_least:
         end = BASELINE_ENDS[result.baseline_limit or "budget"]
         return f"at least {better} {than} {pair}, whose median run {end}"
-    low = None if speedup.low is None else console.number(speedup.low, 2)
+    low = console.number(speedup.low, 2)
     high = None if speedup.high is None else console.number(speedup.high, 2)
     return f"{better}{_brackets(low, high)} {than} {pair}"
 
@@ -165,7 +163,8 @@ def _runs(result: StudyResult, took: Callable[[Confirmed], str]) -> Iterator[str
     best = result.best
     if best is None or not best.runs:
         return
-    runs = f"{best.reached} of {best.runs}"
+    runs = _reached(best)
+    share = f"predicted {_share(best.predicted_share)}"
     # Where the best is the baseline, it is compared with the best other one.
     name = "baseline"
     compared = result.baseline
@@ -173,14 +172,15 @@ def _runs(result: StudyResult, took: Callable[[Confirmed], str]) -> Iterator[str
         name = "best other"
         compared = result.other
     if compared is None or not compared.runs:
-        yield f"{took(best)}; {runs} new seeds"
+        yield f"{took(best)}; {runs} new seeds, {share}"
     elif compared.number == best.number:
-        yield f"baseline {took(best)}; {runs} new seeds"
+        yield f"baseline {took(best)}; {runs} new seeds, {share}"
     else:
         pair = "" if result.other is None else f" ({_pair(compared)})"
-        compared_runs = f"{compared.reached} of {compared.runs}"
-        seeds = "new seeds each" if runs == compared_runs else f"new seeds, {name} {compared_runs}"
-        yield f"{took(best)}; {name}{pair} {took(compared)}; {runs} {seeds}"
+        seeds = f"{runs} new seeds each, {share}"
+        if _reached(compared) != runs:
+            seeds = f"{runs} new seeds ({share}), {name} {_reached(compared)}"
+        yield f"{took(best)}; {name}{pair} {took(compared)}; {seeds}"
 
 
 def _easier(result: StudyResult) -> Iterator[str]:
@@ -189,18 +189,19 @@ def _easier(result: StudyResult) -> Iterator[str]:
 
 
 def _also_good(result: StudyResult) -> Iterator[str]:
-    best = result.best
-    if best is None or result.near_optimal is None or result.verdict == "not yet":
-        return
-    low, high = result.near_optimal
-    if low == high:
-        return
-    text = f"batch sizes {low:,} to {high:,}"
+    parts = []
+    if result.near_optimal is not None and result.verdict != "not yet":
+        low, high = result.near_optimal
+        if low < high:
+            parts.append(f"batch sizes {low:,} to {high:,}")
     alone = result.lr_alone
-    if alone is not None and result.baseline is not None:
-        at = f"at your {result.baseline.batch_size:,}, lr {console.number(alone.lr)} alone"
-        text += f"; {at} is predicted to give {console.speedup(alone.speedup)}"
-    yield text
+    if alone is not None:
+        times = console.speedup(alone.speedup)
+        at_least = "at least " if alone.high is None else ""
+        lr = console.number(alone.lr)
+        parts.append(f"at your batch size, lr {lr} alone is predicted to give {at_least}{times}")
+    if parts:
+        yield "; ".join(parts)
 
 
 def _scaling(result: StudyResult) -> Iterator[str]:
@@ -277,6 +278,16 @@ def _train(result: StudyResult) -> Iterator[str]:
 
 def _pair(configuration: Configuration) -> str:
     return f"batch size {configuration.batch_size:,}, lr {console.number(configuration.lr)}"
+
+
+def _reached(configuration: Confirmed) -> str:
+    reached, runs = configuration.reached, configuration.runs
+    return f"all {runs}" if reached == runs > 1 else f"{reached} of {runs}"
+
+
+def _share(share: float) -> str:
+    """Write a share of seeds in tenths; it is never all of them, as it is predicted."""
+    return f"{min(round(10 * share), 9)} of 10"
 
 
 def _took(configuration: Confirmed) -> str:

@@ -145,10 +145,7 @@ def seeds_to_settle(speedup: Speedup, seeds: int) -> int:
 
     Its half-width falls as the root of their number.
     """
-    end = speedup.low or speedup.high
-    if end is None:
-        return 2 * seeds
-    half_width = abs(math.log(end / speedup.value))
+    half_width = math.log(speedup.value / speedup.low)
     above_1 = math.log(speedup.value)
     below_not_worth = math.log(NOT_WORTH / speedup.value)
     room = max(above_1, below_not_worth, LEAST_ROOM)
