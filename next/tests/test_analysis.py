@@ -350,6 +350,67 @@ def test_nothing_reached(values, status, trend):
     assert result.critical is None
 
 
+def test_the_curve_has_no_verdict_and_no_best():
+    """B_crit 100, by trials of one octave each but the first and the last two of seven."""
+    plan = study(question=Question(TARGET, Budget(steps=1000), "curve"), trials=5)
+    result = analyse(plan, with_seeds((48, 50, 47), (300, 310, 290)))
+    assert (result.verdict, result.best, result.baseline, result.train) == (None,) * 4
+    assert result.reached
+    assert result.critical.interval.low < 100 < result.critical.interval.high
+    assert result.critical.linear_below == pytest.approx(result.critical.interval.value / 9)
+    searched = result.searched
+    assert (searched.low, searched.high) == (8, 1024)
+    # 8 to 16 and 512 to 1,024 but 512 itself, which belongs to the last octave; 64 is the baseline.
+    assert (searched.octaves, searched.reached, searched.to_add) == (7, 6, (11,))
+    assert result.next == "{'trials': 10}"
+    assert type(result).model_validate_json(result.model_dump_json()) == result
+
+
+def test_nothing_reached_under_the_curve_is_not_yet():
+    plan = study(question=Question(TARGET, Budget(steps=1000), "curve"))
+    result = analyse(plan, [missed(0, "baseline", (0.9, 0.7, 0.5, 0.3))])
+    assert (result.verdict, result.searched) == ("not yet", None)
+
+
+def with_quick_small_size():
+    """Steps fall over all sizes; a step takes as long as its batch."""
+    return study(
+        question=Question(TARGET, Budget(steps=1000), "steps"),
+        step_time=lambda batch_size: 1e-5 * batch_size,
+    )
+
+
+def test_the_fewest_steps_are_not_the_least_seconds():
+    result = analyse(with_quick_small_size(), with_seeds((48, 50, 47), (300, 310, 290)))
+    assert result.best.batch_size == 512
+    # S(B) B is least at the smallest size: 290 steps at 16 for 48 at 512.
+    assert result.faster.batch_size == 16
+    assert result.faster.seconds == pytest.approx(290 * 16e-5, rel=0.1)
+    assert result.faster.speedup == pytest.approx(48 * 512 / (290 * 16), rel=0.15)
+
+
+def test_under_time_nothing_else_is_said_to_be_faster():
+    assert analyse(study(), with_seeds((48, 50, 47), (300, 310, 290))).faster is None
+
+
+def test_of_sizes_that_tie_in_steps_the_smallest_is_the_best():
+    records = searched()
+    records.append(record(6, "search/5", 480, 2.2, 49))
+    records += [record(7 + i, f"seed/6/{i}", 480, 2.2, 49, repeats=6) for i in range(3)]
+    records += [record(10 + i, f"seed/5/{i}", 512, 2.263, 48, repeats=5) for i in range(3)]
+    of_steps = study(question=Question(TARGET, Budget(steps=1000), "steps"), baseline=None)
+    assert analyse(of_steps, records).best.batch_size == 480
+    of_time = study(question=Question(TARGET, Budget(steps=1000)), baseline=None)
+    assert analyse(of_time, records).best.batch_size == 512
+
+
+def test_the_rules_that_the_exponent_allows():
+    result = analyse(study(), searched())
+    assert result.lr_exponent.low < 0.5 < result.lr_exponent.high
+    assert "sqrt" in result.allowed_rules
+    assert "none" not in result.allowed_rules
+
+
 def test_the_result_comes_back_from_json():
     result = analyse(study(), with_seeds((48, 50, 47), (300, 310, 290)))
     assert type(result).model_validate_json(result.model_dump_json()) == result

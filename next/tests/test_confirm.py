@@ -296,6 +296,18 @@ def test_what_is_more_than_a_tenth_behind_is_not_run():
     assert next_confirmation(candidates, {3: [9.0]}, seeds=2, noise=0.1) == 3
 
 
+def test_of_candidates_that_tie_the_least_rank_leads():
+    candidates = [
+        Candidate(3, 0.0, 0.05, share=1.0, rank=512),
+        Candidate(5, 0.08, 0.05, share=1.0, rank=256),
+        Candidate(7, 0.2, 0.05, share=1.0, rank=128),
+    ]
+    assert next_confirmation(candidates, {}, seeds=2, noise=0.1) == 5
+    assert best_confirmed(candidates, {3: [0.0], 5: [0.08]}, noise=0.1) == 5
+    # Its new seeds are far behind: it ties no more.
+    assert next_confirmation(candidates, {5: [0.5]}, seeds=2, noise=0.1) == 3
+
+
 def test_a_share_of_misses_counts_as_the_time_that_they_cost():
     # 1/0.6 is 1.67: what misses in 40% takes that much longer until a seed reaches.
     candidates = [candidate(3, 0.0, share=0.6), candidate(5, math.log(1.6))]

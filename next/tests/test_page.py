@@ -9,7 +9,7 @@ from bstune.report.page import page
 ATTACK = "</svg><script>alert(1)</script>"
 
 
-@pytest.mark.parametrize("state", ["switch", "keep", "nothing reached: failed"])
+@pytest.mark.parametrize("state", ["switch", "keep", "nothing reached: failed", "curve"])
 def test_the_page_has_the_answer_and_is_small(state: str) -> None:
     study = STATES[state]
     text = page(study, records(), "workload: digits\n")
@@ -27,6 +27,14 @@ def test_all_trials_and_the_config_are_there() -> None:
     assert [int(row) for row in rows] == list(range(46))
     assert "RuntimeError: shapes do not match (model.py:40)" in text
     assert "lr: {low: 0.01}" in text
+
+
+@pytest.mark.parametrize("state", ["switch", "steps: switch", "curve"])
+def test_every_question_has_the_rates_once(state: str) -> None:
+    text = page(STATES[state], records(), "")
+    (shown,) = re.findall("<dt>Rates</dt><dd>(.*)</dd>", text)
+    assert re.findall(r"\d\.\d+", shown) == ["0.45", "0.31", "0.58"]
+    assert "sqrt" in shown
 
 
 def test_warnings_beyond_two_stand_on_the_page_alone() -> None:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bstune import __version__
+from bstune.core.question import Question
 from bstune.core.records import Record, StepTime
+from bstune.core.rules import allowed_rules
 from bstune.core.step_time import StepTimeLaw
 from bstune.search.findings import (
     NEAR_OPTIMAL,
@@ -15,9 +17,18 @@ from bstune.search.findings import (
     curve_sizes,
     lr_exponent_quantiles,
     near_optimal,
+    predictions,
 )
 from bstune.search.posterior import Posterior, sample_posterior
-from bstune.study.advice import closest_trial, easier_target, missing, remedy, warnings_of
+from bstune.study.advice import (
+    closest_trial,
+    easier_target,
+    for_curve,
+    missing,
+    remedy,
+    searched_range,
+    warnings_of,
+)
 from bstune.study.confirm import (
     LAW_DEGREES,
     Run,
@@ -43,6 +54,7 @@ from bstune.study.plan import (
 )
 from bstune.study.result import (
     Confirmed,
+    Faster,
     FewestSteps,
     Interval,
     LrAlone,
@@ -138,12 +150,6 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     """The result where a trial reached the target."""
     plan = study.plan
     step_time = step_time_of(plan, records)
-    other, baseline, speedup = _comparison(plan, records)
-    verdict: Verdict = "not yet"
-    if other is not None and other.runs:
-        verdict = verdict_of(speedup, plan.baseline is not None, other.is_bound)
-    best = _best(verdict, other, baseline, speedup)
-
     posterior = sample_posterior(
         plan.question,
         plan.space,
@@ -154,9 +160,35 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         moves=MOVES,
     )
     points = curve(posterior, step_time, curve_sizes(plan.space))
-    critical = critical_batch_size(posterior, records, plan.seed)
+    searched = searched_range(plan.space, records)
+    critical = critical_batch_size(posterior, records)
+    low, exponent, high = lr_exponent_quantiles(posterior)
+    fields = _common_fields(study, records) | {
+        "reached": True,
+        "critical": critical,
+        "searched": searched,
+        "lr_exponent": Interval(value=exponent, low=low, high=high),
+        "allowed_rules": allowed_rules(
+            low, high, (plan.space.low, plan.space.high), critical.interval.value
+        ),
+        "curve": points,
+    }
+    if plan.question.objective == "curve":
+        narrows = for_curve(plan, study.name, critical, searched, records)
+        if narrows is not None:
+            what, options = narrows
+            fields |= {"missing": what, "next": study.command(options)}
+        return StudyResult(
+            **fields,
+            verdict=None,
+            warnings=warnings_of(plan, None, critical, points, searched),
+        )
+    other, baseline, speedup = _comparison(plan, records)
+    verdict: Verdict = "not yet"
+    if other is not None and other.runs:
+        verdict = verdict_of(speedup, plan.baseline is not None, other.is_bound)
+    best = _best(verdict, other, baseline, speedup)
 
-    fields = _common_fields(study, records)
     if verdict == "not yet":
         what, options = missing(plan, speedup, other, baseline)
         fields |= {"missing": what, "next": study.command(options)}
@@ -167,18 +199,15 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     return StudyResult(
         **fields,
         verdict=verdict,
-        reached=True,
         best=best,
         baseline=baseline,
         baseline_limit=_baseline_limit(baseline),
         speedup=speedup,
         near_optimal=_near_optimal(points, plan, step_time, best),
         lr_alone=_rate_alone(verdict, posterior, step_time, other, baseline, speedup),
-        fewest_steps=_fewest_steps(points, records, best),
-        critical=critical,
-        lr_exponent=_lr_exponent(posterior),
-        curve=points,
-        warnings=warnings_of(best, critical, points, plan.space),
+        fewest_steps=_fewest_steps(plan.question, points, records, best),
+        faster=_faster(plan, posterior, step_time, best),
+        warnings=warnings_of(plan, best, critical, points, searched),
     )
 
 
@@ -334,12 +363,17 @@ def _rate_alone(
 
 
 def _fewest_steps(
-    points: Sequence[CurvePoint], records: Sequence[Record], best: Confirmed | None
+    question: Question,
+    points: Sequence[CurvePoint],
+    records: Sequence[Record],
+    best: Confirmed | None,
 ) -> FewestSteps | None:
     """The batch size of the fewest predicted steps, up to the largest that reached the target.
 
-    None where the best, or a smaller one, takes as few.
+    None where the best, or a smaller one, takes as few, and where these are the question.
     """
+    if question.objective == "steps":
+        return None
     largest = max(record.batch_size for record in records if record.reached)
     within = [point for point in points if point.batch_size <= largest]
     if best is None or not within:
@@ -358,6 +392,27 @@ def _fewest_steps(
     )
 
 
-def _lr_exponent(posterior: Posterior) -> Interval:
-    low, value, high = lr_exponent_quantiles(posterior)
-    return Interval(value=value, low=low, high=high)
+def _faster(
+    plan: Plan, posterior: Posterior, step_time: StepTime, best: Confirmed | None
+) -> Faster | None:
+    """Under ``steps``: the configuration that is predicted to be clearly faster in seconds."""
+    if plan.question.objective != "steps" or best is None:
+        return None
+    seconds = {}
+    for prediction in predictions(posterior, plan.question, step_time):
+        steps = math.exp(prediction.log_value)
+        record = prediction.record
+        seconds[record.number] = plan.question.cost(steps, record.batch_size, step_time), record
+    if best.number not in seconds:
+        return None
+    least, record = min(seconds.values(), key=lambda pair: pair[0])
+    speedup = seconds[best.number][0] / least
+    if speedup <= NEAR_OPTIMAL:
+        return None
+    return Faster(
+        batch_size=record.batch_size,
+        lr=record.lr,
+        values=record.values,
+        seconds=least,
+        speedup=speedup,
+    )

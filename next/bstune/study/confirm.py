@@ -74,6 +74,8 @@ class Candidate:
     """Standard deviation of that prediction."""
     share: float
     """Predicted share of seeds that reach the target."""
+    rank: int = 0
+    """Of candidates that tie the one of the least rank leads."""
 
 
 @dataclass(frozen=True)
@@ -311,6 +313,13 @@ def _estimates(candidates: Sequence[Candidate], runs: Runs, noise: float) -> dic
     return estimates
 
 
+def _leader(candidates: Sequence[Candidate], estimates: Mapping[int, float]) -> int:
+    """The candidate of the least estimate; of those within ``WITHIN`` of it the least rank."""
+    limit = min(estimates.values()) + math.log(WITHIN)
+    tied = [one for one in candidates if estimates.get(one.number, math.inf) <= limit]
+    return min(tied, key=lambda one: (one.rank, estimates[one.number])).number
+
+
 def best_confirmed(candidates: Sequence[Candidate], runs: Runs, noise: float) -> int | None:
     """The best configuration by its new seeds, as a trial's number; None without candidates.
 
@@ -326,8 +335,12 @@ def best_confirmed(candidates: Sequence[Candidate], runs: Runs, noise: float) ->
         return None
     estimates = _estimates(candidates, runs, noise)
     most = max(len(runs.get(number, ())) for number in estimates)
-    with_most = [number for number in estimates if len(runs.get(number, ())) == most]
-    return min(with_most, key=lambda number: estimates[number])
+    with_most = {
+        number: estimate
+        for number, estimate in estimates.items()
+        if len(runs.get(number, ())) == most
+    }
+    return _leader(candidates, with_most)
 
 
 def next_confirmation(
@@ -348,5 +361,5 @@ def next_confirmation(
     estimates = _estimates(candidates, runs, noise)
     if sum(map(len, runs.values())) >= MOST_RUNS * seeds:
         return None
-    leader = min(estimates, key=lambda number: estimates[number])
+    leader = _leader(candidates, estimates)
     return leader if len(runs.get(leader, ())) < seeds else None

@@ -30,7 +30,7 @@ from bstune.study.confirm import (
     next_confirmation,
     predicted_share,
 )
-from bstune.study.critical import critical_batch_size
+from bstune.study.critical import critical_batch_size, is_narrow
 
 # Runs on new seeds end after so many times the steps that are predicted, and under a time limit the
 # baseline's after so many times the best's value.
@@ -45,9 +45,8 @@ PLACES_PER_CONFIGURATION = 3
 SEARCH_SHARE = 0.65
 CONFIRMATION_SHARE = 0.92
 BASELINE_SHARE = 0.2
-# Under ``curve`` the search ends once the upper end of B_crit's 90% interval is at most so many
-# times the lower one, and so many trials have reached the target.
-NARROW = 2.0
+# Under ``curve`` the search ends once B_crit's interval is narrow, and so many trials have reached
+# the target.
 LEAST_FOR_CURVE = 8
 # Failures that end a study with the user's own error.
 FAILURES = 3
@@ -184,8 +183,10 @@ def field_of(plan: Plan, records: Sequence[Record]) -> Field:
         if plan.baseline is not None and is_of(record, plan.baseline):
             continue
         share = predicted_share(*place_of(plan.space, record), outcomes, prior=SURE)
+        # Of sizes that tie in steps the smallest costs least.
+        rank = record.batch_size if plan.question.objective == "steps" else 0
         candidates.append(
-            Candidate(record.number, prediction.log_value, prediction.deviation, share)
+            Candidate(record.number, prediction.log_value, prediction.deviation, share, rank)
         )
         for run in new_seeds_of(records, record.number):
             value = plan.question.value(least_steps(run), run.batch_size, step_time)
@@ -306,10 +307,7 @@ def _is_b_crit_known(plan: Plan, records: Sequence[Record]) -> bool:
     if sum(record.reached for record in records) < LEAST_FOR_CURVE:
         return False
     posterior = sample_posterior(plan.question, plan.space, records, seed=plan.seed, misfit=True)
-    critical = critical_batch_size(posterior, records, plan.seed)
-    if critical is None or critical.interval.low is None or critical.interval.high is None:
-        return False
-    return critical.interval.high <= NARROW * critical.interval.low
+    return is_narrow(critical_batch_size(posterior, records).interval)
 
 
 def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask:

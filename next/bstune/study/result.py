@@ -14,7 +14,7 @@ from bstune.search.findings import CurvePoint
 SCHEMA = 1
 
 Verdict = Literal["switch", "keep", "not yet", "use"]
-Warned = Literal["step times", "far from the law"]
+Warned = Literal["step times", "far from the law", "octave without a trial"]
 
 
 class Confirmed(Configuration):
@@ -105,10 +105,34 @@ class Critical(Frozen):
 
     interval: Interval
     s_min: float | None
-    """S_min of the drawn law, in steps; None where B_crit has no value."""
+    """S_min of the drawn law, in steps: the law with the value of B_crit that fits the curve best,
+    so that it is twice this there. It is None where B_crit has no value, as are the next two."""
+    linear_below: float | None
+    """B_crit/9: below it lies perfect scaling, in the names of Shallue et al. 2018."""
+    no_gain_above: float | None
+    """9 B_crit: above it lies maximal data parallelism."""
     smallest: int
     largest: int
     """The batch sizes between which trials reached the target."""
+
+
+class Searched(Frozen):
+    """The batch sizes that a study may try, and how many octaves have a trial that reached."""
+
+    low: int
+    high: int
+    octaves: int
+    reached: int
+    to_add: tuple[int, ...]
+    """The middle of each octave without a trial that reached the target."""
+
+
+class Faster(Configuration):
+    """Under ``steps``: a configuration that is predicted to reach the target sooner, in seconds."""
+
+    seconds: float
+    speedup: float
+    """Over the best's predicted seconds."""
 
 
 class Closest(Frozen):
@@ -157,6 +181,7 @@ class StudyResult(Frozen):
     trials: int
     """Trials that were run: resumptions and new seeds included."""
     verdict: Verdict | None
+    """None for ``curve``, which compares nothing, once a trial has reached the target."""
     reached: bool
     """Whether a trial reached the target."""
     best: Confirmed | None = None
@@ -179,8 +204,13 @@ class StudyResult(Frozen):
     fewest_steps: FewestSteps | None = None
     """None where the best takes as few."""
     critical: Critical | None = None
+    searched: Searched | None = None
+    """None where nothing reached the target."""
+    faster: Faster | None = None
     lr_exponent: Interval | None = None
     """lr*(B) grows as B to this power."""
+    allowed_rules: tuple[str, ...] = ()
+    """The scaling rules that this interval allows."""
     curve: tuple[CurvePoint, ...] = ()
     closest: Closest | None = None
     """Where nothing reached the target."""
@@ -189,9 +219,9 @@ class StudyResult(Frozen):
     easier: str | None = None
     """The command or call that asks for it."""
     missing: str | None = None
-    """Under ``not yet``: what is missing."""
+    """Under ``not yet``: what is missing; under ``curve``: what would narrow B_crit."""
     next: str | None = None
-    """Under ``not yet``: the command or call that gets it."""
+    """The command or call that gets it."""
     warnings: tuple[ResultWarning, ...] = ()
     spent: Spent
     train: str | None = None
