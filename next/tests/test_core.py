@@ -1,6 +1,7 @@
 """Targets, budgets, evaluations, clock, rules, ranges, step times: tables and closed forms."""
 
 import math
+import statistics
 import subprocess
 import sys
 
@@ -69,6 +70,34 @@ def test_gap_and_reached(target, value, reached, gap):
 @pytest.mark.parametrize(("batch_size", "step"), [(4, 15_000), (100, 600), (150, 400), (1000, 400)])
 def test_a_budget_ends_once_steps_and_examples_are_spent(batch_size, step):
     assert Budget(steps=400, examples=60_000).last_step(batch_size) == step
+
+
+def run(status, steps_low, steps):
+    return Record(
+        number=0, place="seed/0/0", role="new seed", batch_size=8, lr=0.1, seed=0, max_steps=900,
+        status=status, steps=steps, steps_low=steps_low,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("ends_of", [(0, 1), (0, 4), (26, 46), (99, 100), (100, 105)])
+def test_steps_to_target_are_uniform_over_what_evaluations_leave(ends_of):
+    low, high = ends_of
+    possible = range(low + 1, high + 1)
+    record = run("reached", low, high)
+    assert record.steps_to_target == statistics.fmean(possible)
+    deviation = statistics.pstdev(possible) / statistics.fmean(possible)
+    assert record.steps_error == pytest.approx(deviation)
+
+
+@pytest.mark.parametrize("status", ["missed", "pruned", "diverged"])
+def test_without_the_target_all_steps_are_a_bound(status):
+    record = run(status, 40, 50)
+    assert (record.steps_to_target, record.steps_error) == (50, 0)
+
+
+def test_a_target_that_is_met_before_training_takes_a_step():
+    record = run("reached", 0, 0)
+    assert (record.steps_to_target, record.steps_error) == (1, 0)
 
 
 def test_only_the_last_trial_of_a_chain_ends_it():

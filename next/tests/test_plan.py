@@ -15,6 +15,7 @@ from bstune.study.plan import (
     Plan,
     Wait,
     fatal_error,
+    field_of,
     next_step,
     trial_seed,
 )
@@ -193,6 +194,49 @@ def test_a_time_limit_ends_the_search_then_the_new_seeds(now, place):
 def test_under_a_time_limit_the_baseline_may_take_a_fifth():
     ask = next_step(plan(deadline=Deadline(0.0, 100.0)), [], [], 5.0)
     assert ask.until == 25.0
+
+
+@pytest.mark.parametrize(
+    ("objective", "limit"),
+    [
+        # 4 times the best's 60 steps, or 4 times their 2.875 ms each in steps of 2 ms.
+        ("steps", 240),
+        ("time", math.ceil(240 * (1 + 120 / 64) / 2)),
+    ],
+)
+def test_under_a_time_limit_the_baseline_runs_to_four_times_the_best(objective, limit):
+    question = Question(TARGET, Budget(steps=400, examples=60_000), objective)
+    limited = plan(question=question, deadline=Deadline(0.0, 100.0))
+    seeds = [searched(3 + index, f"seed/1/{index}", repeats=1, steps_low=59) for index in range(2)]
+    ask = next_step(limited, [*SEARCHED, *seeds], [], 70.0)
+    assert (ask.place, ask.max_steps) == ("seed/0/0", limit)
+
+
+def of_new_seeds(*statuses):
+    """A lucky configuration, which misses, and a robust one that takes a tenth longer."""
+    found = [of_baseline(steps_low=199)]
+    found.append(searched(1, "search/0", steps_low=59, max_steps=200))
+    found.append(searched(2, "search/1", steps=63, steps_low=62, lr=0.25, max_steps=200))
+    for number, status in enumerate(statuses, start=3):
+        place = f"seed/1/{number - 3}"
+        found.append(searched(number, place, status=status, steps=240, repeats=1))
+    return found
+
+
+def test_a_robust_configuration_takes_over_from_one_that_misses():
+    assert next_step(plan(), of_new_seeds(), [], 0.0).place == "seed/1/0"
+    assert next_step(plan(), of_new_seeds("pruned"), [], 0.0).place == "seed/2/0"
+
+
+def test_runs_that_were_stopped_early_tell_no_share():
+    (lucky, robust) = field_of(plan(), of_new_seeds()).candidates
+    assert lucky.share == robust.share == 1.0
+    early = [*of_new_seeds(), searched(3, "search/2", status="pruned", steps=70, max_steps=70)]
+    assert [one.share for one in field_of(plan(), early).candidates] == [1.0, 1.0]
+    late = [*of_new_seeds(), searched(3, "search/2", status="pruned", steps=300, max_steps=300)]
+    (lucky, robust) = field_of(plan(), late).candidates
+    assert lucky.share == pytest.approx(2 / 3, abs=0.01)
+    assert robust.share > 0.98
 
 
 def failed(number, batch_size):

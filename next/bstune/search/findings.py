@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from bstune.core.question import Question
 from bstune.core.records import Frozen, Record, StepTime
 from bstune.core.space import Space
-from bstune.search.law import B_CRIT, LEVEL
+from bstune.search.law import B_CRIT
 from bstune.search.posterior import Posterior
 
 Array = NDArray[np.float64]
@@ -138,12 +138,6 @@ def b_crit_quantiles(posterior: Posterior, shares: Sequence[float] = SHARES) -> 
     """Quantiles of B_crit, in examples, by the law's parameter."""
     quantiles = np.quantile(posterior.theta[:, B_CRIT], shares)
     return _floats(np.exp(quantiles) * 2.0**posterior.law.middle)
-
-
-def s_min(posterior: Posterior) -> float:
-    """The median of S_min in S_min (1 + B_crit/B), in steps, without the misfit."""
-    log_s_min = posterior.theta[:, LEVEL] - np.logaddexp(0.0, posterior.theta[:, B_CRIT])
-    return float(np.exp(np.median(log_s_min)))
 
 
 def lr_exponent_quantiles(

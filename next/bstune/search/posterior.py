@@ -141,7 +141,7 @@ def rows_of(chains: Sequence[Record], target: Target) -> Rows:
     for chain in chains:
         row = (0.0, 1.0, DIVERGED)
         if chain.reached:
-            row = _reached_row(chain)
+            row = (math.log(chain.steps_to_target), chain.steps_error, VALUE)
         elif chain.status == "missed":
             row = (math.log(chain.steps), BOUND_DEVIATION, BOUND)
         elif chain.status == "pruned":
@@ -149,12 +149,6 @@ def rows_of(chains: Sequence[Record], target: Target) -> Rows:
         table.append((math.log2(chain.batch_size), math.log2(chain.lr), *row))
     x, z, log_steps, deviation, kind = np.array(table, dtype=float).reshape(-1, 5).T
     return Rows(x, z, log_steps, deviation, kind.astype(int))
-
-
-def _reached_row(chain: Record) -> tuple[float, float, int]:
-    # The first evaluation may have been late: the interval spans a factor of two at most.
-    width = math.log(chain.steps / max(chain.steps_low, 0.5 * chain.steps))
-    return math.log(chain.steps) - 0.5 * width, width / math.sqrt(12.0), VALUE
 
 
 def _pruned_row(chain: Record, curve: Array, reached: Sequence[Array]) -> tuple[float, float, int]:

@@ -6,11 +6,10 @@ It lies in this layer, as the ends of B_crit's interval are open by a study's ow
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from bstune.core.curve import REGIME_RATIO
 from bstune.core.errors import InputError
 from bstune.core.records import Budget, Record
 from bstune.core.space import Space
@@ -18,7 +17,7 @@ from bstune.search.law import EXPONENT, SHIFT, Law, make_law
 from bstune.search.posterior import BOUND, BOUND_DEVIATION, VALUE, Posterior, Rows, sample
 from bstune.study.analysis import DRAWS, MOVES
 from bstune.study.critical import critical_batch_size
-from bstune.study.result import Critical, Interval
+from bstune.study.result import Interval
 
 SEED = 0
 # Standard deviation, in octaves, of a rate that counts as the best one.
@@ -89,14 +88,12 @@ def fit_curve(points: Iterable[tuple[float, float, bool]]) -> CurveFit:
     theta = sample(law, rows, np.random.default_rng(SEED), DRAWS, MOVES)
     posterior = Posterior(law, theta, rows, chains=())
     records = [_record(number, *point) for number, point in enumerate(checked)]
-    # It is None only where nothing reached the target.
-    critical = cast(Critical, critical_batch_size(posterior, records, SEED))
-    b_crit = critical.interval.value
+    critical = critical_batch_size(posterior, records)
     return CurveFit(
         b_crit=critical.interval,
         s_min=critical.s_min,
-        linear_below=None if b_crit is None else b_crit / REGIME_RATIO,
-        no_gain_above=None if b_crit is None else b_crit * REGIME_RATIO,
+        linear_below=critical.linear_below,
+        no_gain_above=critical.no_gain_above,
         posterior=posterior,
     )
 

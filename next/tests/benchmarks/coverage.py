@@ -62,9 +62,11 @@ def measure(name: str, objective: str, seed: int) -> Row:
         draws=DRAWS,
         moves=MOVES,
     )
-    critical = critical_batch_size(posterior, records, seed)
+    interval = None
+    if any(record.reached for record in records):
+        interval = critical_batch_size(posterior, records).interval
     quantiles = b_crit_quantiles(posterior)
-    ends = critical.interval.model_dump() if critical else {}
+    ends = interval.model_dump() if interval else {}
     return {
         "truth": truth,
         "low": ends.get("low"),
