@@ -87,7 +87,7 @@ def test_a_study_of_one_s_own_needs_no_records():
 
 
 def test_the_baseline_is_the_first_trial():
-    sampler = make_sampler(baseline=(100, 0.02), lr=None)
+    sampler = make_sampler(baseline=(100, 0.02))
     study = optuna.create_study(sampler=sampler)
     trial, *pair = ask(study)
     assert pair == [100, 0.02]
