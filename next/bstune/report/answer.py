@@ -91,7 +91,7 @@ def _first(result: StudyResult) -> Row:
     if critical is not None:
         text = _critical(critical)
         if critical.linear_below is not None and critical.no_gain_above is not None:
-            below, above = _examples(critical.linear_below), _examples(critical.no_gain_above)
+            below, above = _whole(critical.linear_below), _whole(critical.no_gain_above)
             text += f": linear below {below}, no gain above {above}"
     return Row("Critical", text)
 
@@ -212,10 +212,10 @@ def _scaling(result: StudyResult) -> Iterator[str]:
 def _critical(critical: Critical) -> str:
     """Write the critical batch size, without its first word."""
     ends = critical.interval
-    low = None if ends.low is None else _examples(ends.low)
-    high = None if ends.high is None else _examples(ends.high)
+    low = None if ends.low is None else _whole(ends.low)
+    high = None if ends.high is None else _whole(ends.high)
     if ends.value is not None:
-        return f"batch size {_examples(ends.value)}{_brackets(low, high)}"
+        return f"batch size {_whole(ends.value)}{_brackets(low, high)}"
     if low is not None:
         return f"batch size above {low}: no trial above {critical.largest:,} reached the target"
     if high is not None:
@@ -292,18 +292,18 @@ def _share(share: float) -> str:
 
 def _took(configuration: Confirmed) -> str:
     """Write seconds and steps to the target; where they are bounds it took longer."""
-    took = f"{console.seconds(configuration.seconds)}, {console.number(configuration.steps)} steps"
+    took = f"{console.seconds(configuration.seconds)}, {_whole(configuration.steps)} steps"
     return f"over {took}" if configuration.is_bound else took
 
 
 def _took_steps(configuration: Confirmed) -> str:
     """Write steps to the target, then seconds; where they are bounds it took more."""
-    took = f"{console.number(configuration.steps)} steps, {console.seconds(configuration.seconds)}"
+    took = f"{_whole(configuration.steps)} steps, {console.seconds(configuration.seconds)}"
     return f"over {took}" if configuration.is_bound else took
 
 
-def _examples(batch_size: float) -> str:
-    return console.number(round(batch_size))
+def _whole(value: float) -> str:
+    return console.number(round(value))
 
 
 def _brackets(low: str | None, high: str | None) -> str:
