@@ -371,9 +371,15 @@ def _plan(
     if workload.table is not None:
         step_time = workload.table.step_time
     device = "cpu" if machine.device in ("cpu", RECORDED.device) else "cuda"
+    space = space_of(options, device)
+    if options.objective == "curve" and space.low == space.high:
+        raise InputError(
+            f"objective=curve needs a range of batch sizes, but batch_size.low and batch_size.high "
+            f"are both {space.low}"
+        )
     return Plan(
         question=Question(options.target, options.budget, options.objective),
-        space=space_of(options, device),
+        space=space,
         baseline=baseline,
         trials=options.trials,
         seeds=options.seeds,

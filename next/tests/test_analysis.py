@@ -231,6 +231,47 @@ def test_the_share_of_further_seeds_is_predicted():
     assert result.baseline.predicted_share == pytest.approx(4.5 / 5, abs=0.02)
 
 
+@pytest.mark.parametrize(("budget", "share"), [(1000, 4.5 / 5), (70, 4.5 / 5), (4000, 3.5 / 4)])
+def test_runs_of_a_whole_budget_tell_the_share(budget, share):
+    """The search's own run was allowed 1,000 steps, the new seeds 70: enough where that is all."""
+    records = []
+    for one in with_seeds((48, 50, 47), (300, 310, 290)):
+        allowed = min(budget, 1000) if one.role == "search" or budget == 70 else budget
+        records.append(one.model_copy(update={"max_steps": allowed}))
+    if budget == 4000:
+        # Neither twice what is predicted nor the budget: a short run does not tell.
+        records = [
+            one.model_copy(update={"max_steps": 60}) if one.role == "search" else one
+            for one in records
+        ]
+    result = analyse(study(question=Question(TARGET, Budget(steps=budget))), records)
+    assert result.best.predicted_share == pytest.approx(share, abs=0.02)
+
+
+def test_a_rate_alone_that_no_trial_speaks_for_is_left_out():
+    """The others that reached have rates four octaves below those that the law expects at 64."""
+    records = with_seeds((48, 50, 47), (200, 210, 190)) + off_the_best_rate()
+    far = [
+        one.model_copy(update={"lr": one.lr / 16 / (one.batch_size / 64)})
+        if one.role != "baseline" and one.batch_size != 64
+        else one
+        for one in records
+    ]
+    alone = analyse(study(trials=12), far).lr_alone
+    assert alone is None
+
+
+def test_one_batch_size_shows_no_rule():
+    records = [record(0, "baseline", 64, 0.4, 200)]
+    for number, lr in enumerate((0.5, 1.0, 2.0), start=1):
+        records.append(record(number, f"search/{number - 1}", 64, lr, 100 + 10 * number))
+    only = study(space=Space(64, 64, 1e-3, 100.0, "sqrt", (64, 0.4)))
+    result = analyse(only, records)
+    assert result.lr_exponent is None
+    assert result.allowed_rules == ()
+    assert result.critical.interval.value is None
+
+
 def off_the_best_rate():
     """Trials four times below and above the best rates, so that these are known."""
     records = []

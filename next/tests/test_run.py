@@ -189,6 +189,7 @@ def test_a_time_limit_is_kept_with_an_answer(tmp_path):
         ({"trials": "many"}, "trials"),
         ({"baseline": (256, 0.1)}, "baseline"),
         ({"batch_size": (64, 2)}, "batch_size"),
+        ({"objective": "curve", "batch_size": (64, 64), "baseline": None}, "batch_size"),
         ({"objective": "metric"}, "objective"),
         ({"storage": "nosuch://x"}, "storage"),
     ],

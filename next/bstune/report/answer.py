@@ -220,6 +220,8 @@ def _critical(critical: Critical) -> str:
         return f"batch size above {low}: no trial above {critical.largest:,} reached the target"
     if high is not None:
         return f"batch size below {high}: no trial below {critical.smallest:,} reached the target"
+    if critical.smallest == critical.largest:
+        return f"batch size unknown: only batch size {critical.smallest:,} reached the target"
     reached = f"{critical.smallest:,} to {critical.largest:,}"
     return f"batch size unknown: batch sizes {reached} that reached the target show none"
 
@@ -237,7 +239,7 @@ def _range(result: StudyResult) -> Iterator[str]:
 def rates(result: StudyResult) -> Iterator[str]:
     """Write how the best rate grows with batch size, and which scaling rules that allows."""
     for text in growth(result):
-        yield f"{text}, which allows {' and '.join(result.allowed_rules) or 'no scaling rule'}"
+        yield f"{text}, which allows {', '.join(result.allowed_rules) or 'no scaling rule'}"
 
 
 def growth(result: StudyResult) -> Iterator[str]:

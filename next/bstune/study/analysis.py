@@ -64,6 +64,10 @@ from bstune.study.result import (
     Verdict,
 )
 
+# The best rate at the baseline's own batch size is told from this gain on, and where a trial within
+# so many octaves, by the rule, has reached the target.
+LEAST_GAIN = 1.05
+OCTAVES_OFF = 1.0
 # Draws and moves of the posterior that the answer stands on.
 DRAWS = 600
 MOVES = 6
@@ -162,17 +166,18 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     points = curve(posterior, step_time, curve_sizes(plan.space))
     searched = searched_range(plan.space, records)
     critical = critical_batch_size(posterior, records)
-    low, exponent, high = lr_exponent_quantiles(posterior)
     fields = _common_fields(study, records) | {
         "reached": True,
         "critical": critical,
         "searched": searched,
-        "lr_exponent": Interval(value=exponent, low=low, high=high),
-        "allowed_rules": allowed_rules(
-            low, high, (plan.space.low, plan.space.high), critical.interval.value
-        ),
         "curve": points,
     }
+    # One batch size shows no rule.
+    sizes = plan.space.low, plan.space.high
+    if sizes[0] < sizes[1]:
+        low, exponent, high = lr_exponent_quantiles(posterior)
+        fields["lr_exponent"] = Interval(value=exponent, low=low, high=high)
+        fields["allowed_rules"] = allowed_rules(low, high, sizes, critical.interval.value)
     if plan.question.objective == "curve":
         narrows = for_curve(plan, study.name, critical, searched, records)
         if narrows is not None:
@@ -204,7 +209,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         baseline_limit=_baseline_limit(baseline),
         speedup=speedup,
         near_optimal=_near_optimal(points, plan, step_time, best),
-        lr_alone=_rate_alone(verdict, posterior, step_time, other, baseline, speedup),
+        lr_alone=_rate_alone(plan, records, verdict, posterior, other, baseline, speedup),
         fewest_steps=_fewest_steps(plan.question, points, records, best),
         faster=_faster(plan, posterior, step_time, best),
         warnings=warnings_of(plan, best, critical, points, searched),
@@ -336,24 +341,30 @@ def _near_optimal(
 
 
 def _rate_alone(
+    plan: Plan,
+    records: Sequence[Record],
     verdict: Verdict,
     posterior: Posterior,
-    step_time: StepTime,
     other: Confirmed | None,
     baseline: Confirmed | None,
     speedup: Speedup | None,
 ) -> LrAlone | None:
     """What the best rate at the baseline's own batch size is predicted to gain.
 
-    None where the best is there, or where that is not predicted to gain less than the best.
+    None where the best is there, where that is not predicted to gain less than the best, and where
+    no trial speaks for the rate: all that reached the target are an octave off it by the rule.
     """
     if verdict not in ("switch", "not yet") or speedup is None:
         return None
     if other is None or baseline is None or other.batch_size == baseline.batch_size:
         return None
-    (there,) = curve(posterior, step_time, [baseline.batch_size])
+    (there,) = curve(posterior, step_time_of(plan, records), [baseline.batch_size])
     gain = baseline.steps / there.steps
-    if not 1.0 < gain < speedup.value:
+    if not LEAST_GAIN < gain < speedup.value:
+        return None
+    octaves = math.log2(there.lr / plan.space.rule_lr(baseline.batch_size))
+    of_trials = [place_of(plan.space, record)[1] for record in records if record.reached]
+    if not min(of_trials) - OCTAVES_OFF <= octaves <= max(of_trials) + OCTAVES_OFF:
         return None
     # Both errors are half-widths of 90% intervals, of logs.
     of_baseline = math.log(baseline.steps / (baseline.steps_low or baseline.steps))

@@ -202,8 +202,8 @@ def place_of(space: Space, spec: Spec) -> tuple[float, float]:
 def _outcomes(plan: Plan, posterior: Posterior, records: Sequence[Record]) -> list[Outcome]:
     """The runs that tell of the share of seeds which reach the target.
 
-    They are those that were allowed ``ALLOWED`` times their predicted steps, however they ended:
-    most trials of the search are stopped too early to tell.
+    They are those that were allowed ``ALLOWED`` times their predicted steps, or the whole budget,
+    however they ended: most trials of the search are stopped too early to tell.
     """
     runs = ends([record for record in records if record.steps > 0])
     x = np.log2([run.batch_size for run in runs])
@@ -213,7 +213,8 @@ def _outcomes(plan: Plan, posterior: Posterior, records: Sequence[Record]) -> li
     for run, steps in zip(runs, predicted, strict=True):
         # A time limit may have ended a pruned one before its last step.
         allowed = run.steps if run.status == "pruned" else run.max_steps
-        if run.status == "missed" or allowed >= ALLOWED * steps:
+        budget = plan.question.budget.last_step(run.batch_size)
+        if allowed >= min(ALLOWED * steps, budget):
             outcomes.append(Outcome(*place_of(plan.space, run), run.reached))
     return outcomes
 
