@@ -338,7 +338,7 @@ def _plan(
         step_time = workload.table.step_time
     device = "cpu" if machine.device in ("cpu", RECORDED.device) else "cuda"
     return Plan(
-        question=Question(options.target, options.budget, options.objective),
+        question=Question(options.target, options.budget, options.objective, options.schedule_ends),
         space=space_of(options, device),
         baseline=baseline,
         trials=options.trials,
@@ -360,6 +360,7 @@ def _settings(options: Options, workload: Workload, machine: Machine) -> dict[st
         "lr",
         "baseline",
         "scaling",
+        "schedule_ends",
         "precision",
         "seed",
     )
@@ -383,7 +384,7 @@ def train_once(options: Options, workload: Workload) -> Record:
     of_study = StudyFolder(Path(options.output))
     name = f"trial-{batch_size}-{lr:.6g}-{options.trial.seed}"
     folder = StudyFolder(of_study.root / name)
-    total_steps = options.budget.last_step(batch_size)
+    total_steps = options.trial.steps or options.budget.last_step(batch_size)
     spec = Spec(
         number=0,
         place="once",

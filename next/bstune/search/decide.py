@@ -24,6 +24,7 @@ from bstune.core.space import Space
 from bstune.search.findings import Prediction, predictions
 from bstune.search.law import EXPONENT, NOISE, SHIFT
 from bstune.search.posterior import BOUND, Posterior, sample_posterior
+from bstune.search.schedule_length import least_cost
 
 Array = NDArray[np.float64]
 
@@ -60,6 +61,10 @@ LEAST_SHARE_OF_BUDGET = 1 / 64
 LEAST_RESUMED = 1.4
 LEAST_RESUMED_AFTER_HIT = 1.3
 LEAST_STEPS = 10
+# Where schedules end with their trials: a schedule may cost this share of all that was spent, and
+# the score of a candidate rises by this for each e-fold of steps that it needs over the budget.
+LENGTH_OF_SPENT = 0.5
+OUT_OF_REACH = 1e3
 
 
 class Proposal(Frozen):
@@ -132,7 +137,12 @@ def propose(
     value = value_per_step * np.exp(log_steps) if best else cost
     remaining = cost * np.maximum(1.0 - ran / np.exp(log_steps), 0.0)
     ratio = np.minimum(remaining / cost.min(), MOST_REMAINING)
-    chosen = int((np.log(value) + REMAINING_WEIGHT * ratio).argmin())
+    score = np.log(value) + REMAINING_WEIGHT * ratio
+    longest = np.array([float(question.budget.last_step(2.0**size)) for size in x])
+    if question.schedule_ends:
+        # What no schedule within the budget reaches comes last.
+        score += OUT_OF_REACH * np.maximum(log_steps - np.log(longest), 0.0)
+    chosen = int(score.argmin())
 
     resumed = waiting[chosen].record if chosen < len(waiting) else None
     batch_size, lr = _pair(space, x[chosen], z[chosen])
@@ -141,7 +151,22 @@ def propose(
         batch_size, lr = resumed.batch_size, resumed.lr
         first_step = resumed.steps
     last_step = question.budget.last_step(batch_size)
-    if best:
+    if question.schedule_ends:
+        # A miss costs at most a part of what was spent, or little more than the best takes.
+        spent = _spent(question, step_time, records)
+        first = LEAST_SHARE_OF_BUDGET * float((cost_per_step * longest).min())
+        allowed = max(LENGTH_OF_SPENT * spent, first) / float(cost_per_step[chosen])
+        latest = math.inf
+        if best:
+            latest = math.exp(best[0].log_value) / float(value_per_step[chosen])
+            allowed = max(allowed, GIVE_UP * latest)
+        longest[chosen] = min(allowed, last_step)
+        drawn = posterior.law.log_steps(posterior.theta, x[[chosen]], z[[chosen]])
+        deviation = math.hypot(float(drawn.std()), posterior.noise)
+        log_s = float(log_steps[chosen])
+        limit = least_cost(draw, log_s, deviation, float(longest[chosen]), latest).steps
+        limit = max(limit, LEAST_STEPS)
+    elif best:
         give_up = most_value / float(value_per_step[chosen])
         limit = _limit_after_hit(give_up, math.exp(log_steps[chosen]), first_step)
     else:

@@ -45,6 +45,7 @@ class Ask(Frozen):
     values: dict[str, int | float] = {}
     seed: int
     max_steps: int
+    schedule_steps: int | None = None
     resumed_from: int | None = None
     repeats: int | None = None
     until: float | None = None
@@ -228,12 +229,14 @@ def _taken(records: Sequence[Record], running: Sequence[Spec], place: str) -> bo
 
 
 def _ask_baseline(plan: Plan, baseline: Configuration, now: float) -> Ask:
+    last_step = plan.question.budget.last_step(baseline.batch_size)
     return Ask(
         place="baseline",
         role="baseline",
         **baseline.model_dump(),
         seed=trial_seed(plan.seed, "baseline"),
-        max_steps=plan.question.budget.last_step(baseline.batch_size),
+        max_steps=last_step,
+        schedule_steps=last_step if plan.question.schedule_ends else None,
         until=None if plan.deadline is None else now + BASELINE_SHARE * plan.deadline.seconds,
     )
 
@@ -274,6 +277,7 @@ def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) 
         values=values,
         seed=seed,
         max_steps=proposal.max_steps,
+        schedule_steps=proposal.max_steps if plan.question.schedule_ends else None,
         resumed_from=proposal.resumed_from,
         until=_until(plan, SEARCH_SHARE),
     )
@@ -296,7 +300,7 @@ def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]
         per_step = plan.question.value(1.0, record.batch_size, step_time)
         predicted = math.exp(log_value) / per_step
         limit = math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
-        return _repeat(plan, records, running, record, limit)
+        return _repeat(plan, records, running, record, record.schedule_steps or limit)
     leader = best_confirmed(candidates, runs, noise)
     baseline = next((record for record in records if record.role == "baseline"), None)
     if leader is None or baseline is None:
@@ -335,6 +339,7 @@ def _repeat(
         values=record.values,
         seed=trial_seed(plan.seed, f"seed/{index}"),
         max_steps=min(limit, budget),
+        schedule_steps=record.schedule_steps,
         repeats=record.number,
         until=_until(plan, CONFIRMATION_SHARE),
     )
