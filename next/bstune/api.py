@@ -77,7 +77,8 @@ class Workload:
         config: the config as YAML, without secrets.
         table: recorded runs that answer in place of training.
         command: what runs it with further options, as a command or a call.
-        train_command: what trains a batch size and a rate, likewise.
+        train_command: what trains a batch size and a rate, likewise; a third value is the length of
+            the schedule, where that is chosen.
     """
 
     name: str
@@ -86,7 +87,7 @@ class Workload:
     config: str
     table: Table | None
     command: Callable[[Mapping[str, object]], str]
-    train_command: Callable[[int, float], str]
+    train_command: Callable[[int, float, int | None], str]
 
 
 def tune(
@@ -138,9 +139,7 @@ def tune(
         config=yaml.safe_dump(hide(checked.model_dump(mode="json")), sort_keys=False),
         table=None,
         command=partial(_call, study),
-        train_command=lambda batch_size, lr: (
-            f"batch size {batch_size} and lr {lr:g} in your project"
-        ),
+        train_command=_own_training,
     )
     return run_study(checked, workload)
 
@@ -173,10 +172,24 @@ def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Worklo
         config=composed.yaml,
         table=table,
         command=partial(_command, arguments),
-        train_command=lambda batch_size, lr: _command(
-            arguments, {"trial.batch_size": batch_size, "trial.lr": lr}
-        ),
+        train_command=partial(_training_command, arguments),
     )
+
+
+def _own_training(batch_size: int, lr: float, steps: int | None) -> str:
+    """What trains the best in a project of one's own."""
+    schedule = f", with a schedule of {steps} steps," if steps is not None else ""
+    return f"batch size {batch_size} and lr {lr:g}{schedule} in your project"
+
+
+def _training_command(
+    arguments: Sequence[str], batch_size: int, lr: float, steps: int | None
+) -> str:
+    """The command that trains the best."""
+    options: dict[str, object] = {"trial.batch_size": batch_size, "trial.lr": lr}
+    if steps is not None:
+        options["trial.steps"] = steps
+    return _command(arguments, options)
 
 
 def _command(arguments: Sequence[str], options: Mapping[str, object]) -> str:
@@ -393,6 +406,7 @@ def train_once(options: Options, workload: Workload) -> Record:
         lr=lr,
         seed=options.trial.seed,
         max_steps=total_steps,
+        schedule_steps=total_steps if options.schedule_ends else None,
     )
     asked = AskedTrial(
         spec=spec,

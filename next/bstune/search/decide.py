@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bstune.core.question import Question
 from bstune.core.records import Frozen, Record, Spec, StepTime
 from bstune.core.space import Space
-from bstune.search.findings import Prediction, predictions
+from bstune.search.findings import OWN_DEVIATION, Prediction, predictions
 from bstune.search.law import EXPONENT, NOISE, SHIFT
 from bstune.search.posterior import BOUND, Posterior, sample_posterior
 from bstune.search.schedule_length import least_cost
@@ -161,8 +161,7 @@ def propose(
             latest = math.exp(best[0].log_value) / float(value_per_step[chosen])
             allowed = max(allowed, GIVE_UP * latest)
         longest[chosen] = min(allowed, last_step)
-        drawn = posterior.law.log_steps(posterior.theta, x[[chosen]], z[[chosen]])
-        deviation = math.hypot(float(drawn.std()), posterior.noise)
+        deviation = math.hypot(math.exp(draw[0, NOISE]), OWN_DEVIATION)
         log_s = float(log_steps[chosen])
         limit = least_cost(draw, log_s, deviation, float(longest[chosen]), latest).steps
         limit = max(limit, LEAST_STEPS)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Spec, ends
+from bstune.core.records import Record, Spec, Target, ends
 from bstune.core.space import Space
 from bstune.search.histories import LEAST_LEFT, excess_scale, extrapolate, log_curve
 from bstune.search.law import NOISE, Law, make_law
@@ -128,7 +128,7 @@ def sample_posterior(
     """
     law = make_law(space, question.budget, misfit, question.schedule_ends)
     chains = tuple(ends([record for record in records if _tells(record, question)]))
-    rows = rows_of(chains, question)
+    rows = rows_of(chains, question.target, question.schedule_ends)
     rng = np.random.default_rng([seed, len(records), len(running)])
     theta = sample(law, rows, rng, draws, moves)
     if running:
@@ -146,14 +146,14 @@ def _tells(record: Record, question: Question) -> bool:
     return record.status in ("reached", "missed", "pruned") and record.steps > 0
 
 
-def rows_of(chains: Sequence[Record], question: Question) -> Rows:
+def rows_of(chains: Sequence[Record], target: Target, schedule_ends: bool = False) -> Rows:
     """One row a chain, in their order.
 
     A trial that reached the target gives a value, in the middle of the interval that its
     evaluations leave; one that diverged says that its rate was too high; one that missed gives a
-    bound; and one that was pruned a bound or an extrapolated value.
+    bound; and one that was pruned a bound or an extrapolated value. Where schedules end with their
+    trials, how far from the target they ended is told as well.
     """
-    target = question.target
     scale = excess_scale(target, chains)
     reached = [log_curve(chain, target, scale) for chain in chains if chain.reached]
     table = []
@@ -168,12 +168,13 @@ def rows_of(chains: Sequence[Record], question: Question) -> Rows:
         table.append((math.log2(chain.batch_size), math.log2(chain.lr), *row))
     x, z, log_steps, deviation, kind = np.array(table, dtype=float).reshape(-1, 5).T
     kinds = kind.astype(int)
-    if not question.schedule_ends:
+    if not schedule_ends:
         return Rows(x, z, log_steps, deviation, kinds)
     at_ends = ends_of(chains, target, scale)
     # The metric at a schedule's end tells how far S is from its length, also of a miss.
     has_ended = at_ends.excess != 0.0
     kinds[has_ended] = VALUE
+    kinds[at_ends.is_at_start] = BOUND
     deviation[has_ended] = 0.0
     log_steps[has_ended] = np.log([max(chain.steps, 1) for chain in chains])[has_ended]
     return Rows(x, z, log_steps, deviation, kinds, at_ends)

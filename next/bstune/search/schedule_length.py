@@ -44,6 +44,8 @@ LEAST_DEVIATION = 0.03
 # The least log excess that a run which missed is read with, and that is told from 0.
 LEAST_EXCESS = 0.003
 RESOLUTION = 0.01
+# A run that missed has hardly left its start where its log excess is this share of the largest.
+STILL_AT_START = 0.9
 # Share of the runs that miss the target whatever their schedule's length.
 OUTLIERS = 0.04
 # The largest log(h/s) of a length h that is compared, and the largest log of a cost over S.
@@ -61,6 +63,14 @@ class Ends:
     """Log excess of a run that ended its schedule: above 0 it missed. 0 for other runs."""
     early: Array
     """log(h/s) of a run that reached the target before its schedule's end; else 0."""
+
+    @property
+    def is_at_start(self) -> NDArray[np.bool_]:
+        """Whether a run missed and its metric has hardly left its start.
+
+        However far S is, the metric is no worse: S is at least what the law makes of it.
+        """
+        return self.excess >= STILL_AT_START * self.excess.max(initial=LEAST_EXCESS)
 
 
 @dataclass(frozen=True)
@@ -173,7 +183,7 @@ def least_cost(
     if not is_allowed[best]:
         return Length(min(latest, longest), math.inf, 0.0)
     return Length(
-        steps=math.exp(log_s + log_lengths[best]),
+        steps=min(math.exp(log_s + log_lengths[best]), longest),
         cost=math.exp(log_s) * float(cost[best]),
         share=float(reaches[best]),
     )

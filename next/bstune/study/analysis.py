@@ -14,6 +14,7 @@ from bstune.search.findings import (
     curve_sizes,
     lr_exponent_quantiles,
     near_optimal,
+    share_reaching,
 )
 from bstune.search.posterior import Posterior, sample_posterior
 from bstune.study.advice import closest_trial, easier_target, missing, remedy, warnings_of
@@ -50,7 +51,7 @@ class Study:
         workload, name: of the workload and of the study.
         device, threads: that trained.
         command: what runs the workload with further options, as a command or a call.
-        train: what trains a batch size and a rate.
+        train: what trains a batch size, a rate and, where it is chosen, a schedule's length.
     """
 
     plan: Plan
@@ -59,7 +60,7 @@ class Study:
     device: str
     threads: int
     command: Callable[[Mapping[str, object]], str]
-    train: Callable[[int, float], str]
+    train: Callable[[int, float, int | None], str]
 
 
 def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
@@ -120,15 +121,6 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     """The result where a trial reached the target."""
     plan = study.plan
     step_time = step_time_of(plan, records)
-    other, baseline, noise = _challenger_and_baseline(plan, records, step_time)
-    speedup = None
-    if other is not None and baseline is not None and other.runs and baseline.runs:
-        speedup = _speedup(other, baseline, noise)
-    verdict: Verdict = "not yet"
-    if other is not None and other.runs:
-        verdict = verdict_of(speedup, plan.baseline is not None, other.is_bound)
-    best = _best(verdict, other, baseline, speedup)
-
     posterior = sample_posterior(
         plan.question,
         plan.space,
@@ -138,6 +130,16 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         draws=DRAWS,
         moves=MOVES,
     )
+    other, baseline, noise = _challenger_and_baseline(plan, records, step_time)
+    other, baseline = _with_share(other, posterior), _with_share(baseline, posterior)
+    speedup = None
+    if other is not None and baseline is not None and other.runs and baseline.runs:
+        speedup = _speedup(other, baseline, noise)
+    verdict: Verdict = "not yet"
+    if other is not None and other.runs:
+        verdict = verdict_of(speedup, plan.baseline is not None, other.is_bound)
+    best = _best(verdict, other, baseline, speedup)
+
     points = curve(posterior, step_time, curve_sizes(plan.space))
     critical = critical_batch_size(posterior, records, plan.seed)
 
@@ -146,7 +148,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         what, options = missing(plan, speedup, other, baseline)
         fields |= {"missing": what, "next": study.command(options)}
     if best is not None and verdict in ("switch", "use"):
-        fields["train"] = study.train(best.batch_size, best.lr)
+        fields["train"] = study.train(best.batch_size, best.lr, best.schedule_steps)
     if best is not None and best is baseline:
         fields["other"] = other
     return StudyResult(
@@ -210,12 +212,22 @@ def _confirmed(records: Sequence[Record], record: Record, step_time: StepTime) -
         seeds=tuple(run.seed for run in runs),
         runs_steps=tuple(least_steps(run) for run in runs),
         runs_status=tuple(run.status for run in runs),
+        schedule_steps=(runs or [record])[0].schedule_steps,
         steps=steps,
         seconds=steps * tau,
         is_bound=is_bound,
         step_seconds=tau,
         step_seconds_error=error,
     )
+
+
+def _with_share(confirmed: Confirmed | None, posterior: Posterior) -> Confirmed | None:
+    """Add the predicted share of seeds where a schedule's length decides on it."""
+    told = [chain.number for chain in posterior.chains]
+    if confirmed is None or confirmed.schedule_steps is None or confirmed.number not in told:
+        return confirmed
+    share = share_reaching(posterior, confirmed.number, confirmed.schedule_steps)
+    return confirmed.model_copy(update={"predicted_share": share})
 
 
 def _runs(confirmed: Confirmed) -> list[Run]:

@@ -57,6 +57,8 @@ class Candidate:
     """Log of the predicted median, in what the question minimises."""
     deviation: float
     """Standard deviation of that prediction."""
+    schedule_steps: int | None = None
+    """The length of its schedule on new seeds, where that ends with the trial."""
 
 
 def median_run(runs: Sequence[Run]) -> tuple[float, bool]:

@@ -156,7 +156,10 @@ def candidates_of(
         record = prediction.record
         if plan.baseline is not None and is_of(record, plan.baseline):
             continue
-        candidates.append(Candidate(record.number, prediction.log_value, prediction.deviation))
+        length = None if prediction.length is None else math.ceil(prediction.length.steps)
+        candidates.append(
+            Candidate(record.number, prediction.log_value, prediction.deviation, length)
+        )
         for run in new_seeds_of(records, record.number):
             steps = least_steps(run)
             log_value = math.log(plan.question.value(steps, run.batch_size, step_time))
@@ -295,12 +298,15 @@ def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]
     by_number = {record.number: record for record in records}
     step_time = step_time_of(plan, records)
     if number is not None:
-        log_value = next(c.log_value for c in candidates if c.number == number)
+        candidate = next(one for one in candidates if one.number == number)
         record = by_number[number]
         per_step = plan.question.value(1.0, record.batch_size, step_time)
-        predicted = math.exp(log_value) / per_step
+        predicted = math.exp(candidate.log_value) / per_step
         limit = math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
-        return _repeat(plan, records, running, record, record.schedule_steps or limit)
+        # All new seeds of a configuration have the schedule of its first one.
+        lengths = [run.schedule_steps for run in new_seeds_of(records, number)]
+        length = (*lengths, candidate.schedule_steps)[0]
+        return _repeat(plan, records, running, record, length or limit, length)
     leader = best_confirmed(candidates, runs, noise)
     baseline = next((record for record in records if record.role == "baseline"), None)
     if leader is None or baseline is None:
@@ -316,7 +322,7 @@ def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]
         best = statistics.median(map(least_steps, of_leader))
         seconds = best * step_time(by_number[leader].batch_size)
         limit = math.ceil(NEW_SEED_LIMIT * seconds / step_time(baseline.batch_size))
-    return _repeat(plan, records, running, baseline, limit)
+    return _repeat(plan, records, running, baseline, limit, baseline.schedule_steps)
 
 
 def _repeat(
@@ -325,6 +331,7 @@ def _repeat(
     running: Sequence[Spec],
     record: Record,
     limit: int,
+    schedule_steps: int | None,
 ) -> Ask:
     """Ask a trial's configuration on its first free seed; all configurations share the seeds."""
     index = 0
@@ -339,7 +346,7 @@ def _repeat(
         values=record.values,
         seed=trial_seed(plan.seed, f"seed/{index}"),
         max_steps=min(limit, budget),
-        schedule_steps=record.schedule_steps,
+        schedule_steps=schedule_steps,
         repeats=record.number,
         until=_until(plan, CONFIRMATION_SHARE),
     )

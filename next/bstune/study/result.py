@@ -29,6 +29,10 @@ class Confirmed(Configuration):
     runs_steps: tuple[int, ...]
     """Steps of each run, in the order of ``seeds``."""
     runs_status: tuple[Status, ...]
+    schedule_steps: int | None = None
+    """Where the schedule of each run ended; None: it did not end with the run."""
+    predicted_share: float | None = None
+    """Share of further seeds that are predicted to reach the target, where schedules end."""
     steps: float
     seconds: float
     """Training seconds to the target: ``steps`` times ``step_seconds``."""

@@ -80,10 +80,10 @@ class LengthTable:
             log_best += weight / total * _log_best(runs, steps, log_shares, target)
             log_seconds += weight / total * math.log(runs[0].seconds_per_step)
         log_best = np.clip(log_best, *self.log_range)
-        values: dict[int, float] = {}
-        for log_share, value in zip(log_shares, np.exp(log_best), strict=True):
-            values[max(1, round(steps * math.exp(log_share)))] = float(value)
-        return _until_reached(values, steps, target, math.exp(log_seconds))
+        log_values: dict[int, float] = {}
+        for log_share, value in zip(log_shares, log_best, strict=True):
+            log_values[max(1, round(steps * math.exp(log_share)))] = float(value)
+        return _until_reached(log_values, steps, target, math.exp(log_seconds))
 
 
 def length(run: Run) -> int:
@@ -147,20 +147,26 @@ def _log_best(runs: Sequence[Run], steps: int, log_shares: Array, target: Target
 
 
 def _until_reached(
-    values: Mapping[int, float], steps: int, target: Target, seconds_per_step: float
+    log_values: Mapping[int, float], steps: int, target: Target, seconds_per_step: float
 ) -> Outcome:
-    """The outcome of best values so far at rising steps: it ends where they cross the target."""
+    """The outcome of log metrics at rising steps: it ends where they cross the target."""
+    sign = 1.0 if target.mode == "min" else -1.0
+    log_goal = math.log(target.goal)
     history: list[tuple[int, float]] = []
+    missed: tuple[int, float] | None = None
     reached = None
-    for step, value in values.items():
-        if target.reached(value):
+    for step, log_value in log_values.items():
+        # In logs a recorded goal is met to the bit.
+        if sign * (log_value - log_goal) <= 0.0:
             reached = step
-            value = target.goal
-            if history:
-                reached = _crossing(history[-1], (step, values[step]), target.goal)
-        history.append((reached or step, value))
-        if reached:
+            if missed is not None:
+                share = (missed[1] - log_goal) / (missed[1] - log_value)
+                crossing = round(missed[0] * math.exp(share * math.log(step / missed[0])))
+                reached = min(max(crossing, missed[0] + 1), step)
+            history.append((reached, target.goal))
             break
+        missed = step, log_value
+        history.append((step, math.exp(log_value)))
     return Outcome(
         steps=reached,
         end=reached or steps,
@@ -168,10 +174,3 @@ def _until_reached(
         history=tuple(history),
         diverged=False,
     )
-
-
-def _crossing(missed: tuple[int, float], met: tuple[int, float], goal: float) -> int:
-    """The step, after the missed one, at which the line between two evaluations meets the goal."""
-    share = math.log(missed[1] / goal) / math.log(missed[1] / met[1])
-    step = round(missed[0] * float(met[0] / missed[0]) ** share)
-    return min(max(step, missed[0] + 1), met[0])

@@ -1,4 +1,4 @@
-"""Gate *schedule lengths*: searches that choose the length of schedules which end with their trials.
+"""Gate *schedule lengths*: searches that choose the length of schedules that end with trials.
 
     python tests/benchmarks/schedule_lengths.py run --rows ROWS [--problems ...] [--seeds 10]
     python tests/benchmarks/schedule_lengths.py summary --rows NEW --old OLD
@@ -338,14 +338,12 @@ def row_of(name: str, seed: int, baseline_first: bool) -> dict[str, Any]:
     fresh: list[float | None] = []
     own: list[float | None] = []
     kept: list[float | None] = []
-    longer: list[float | None] = []
     for spending in SPENDINGS:
         choices = [choice for spent, choice in path if spent <= spending * unit]
         if not choices or choices[-1] is None:
             fresh.append(None)
             own.append(None)
             kept.append(None)
-            longer.append(None)
             continue
         record, length = choices[-1].record, choices[-1].length
         cost = problem.cost(record.batch_size, record.lr, round(length.steps)) / unit
@@ -353,11 +351,6 @@ def row_of(name: str, seed: int, baseline_first: bool) -> dict[str, Any]:
         own.append(record.train_seconds / unit)
         cost = problem.cost(record.batch_size, record.lr, record.max_steps) / unit
         kept.append(cost if math.isfinite(cost) else None)
-        cost = (
-            problem.cost(record.batch_size, record.lr, max(record.max_steps, round(length.steps)))
-            / unit
-        )
-        longer.append(cost if math.isfinite(cost) else None)
     return {
         "problem": name,
         "seed": seed,
@@ -367,7 +360,6 @@ def row_of(name: str, seed: int, baseline_first: bool) -> dict[str, Any]:
         "fresh": fresh,
         "own": own,
         "kept": kept,
-        "longer": longer,
     }
 
 
