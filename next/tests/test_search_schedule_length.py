@@ -10,7 +10,17 @@ from bstune.core.question import Question
 from bstune.core.records import Budget
 from bstune.search.decide import propose
 from bstune.search.findings import predictions, share_reaching
-from bstune.search.posterior import sample_posterior
+from bstune.search.law import NOISE, make_law
+from bstune.search.posterior import (
+    BOUND,
+    OUTLIER_DEVIATION,
+    OUTLIER_SHARE,
+    VALUE,
+    WRONG_SHARE,
+    log_likelihood,
+    rows_of,
+    sample_posterior,
+)
 from bstune.search.schedule_length import (
     OUTLIERS,
     Ends,
@@ -120,6 +130,26 @@ def test_how_records_ended_their_schedules():
     assert ends.excess == pytest.approx([math.log(9.0), math.log(2.0), math.log(0.8), 0.0, 0.0])
     assert ends.is_at_start.tolist() == [True, False, False, False, False]
     assert ends.early == pytest.approx([0.0, 0.0, 0.0, math.log(4.0), 0.0])
+
+
+def test_the_likelihood_is_that_of_what_was_measured():
+    missed = record(1, "missed", steps=80, schedule_steps=80, history=((40, 0.3), (80, 0.2)))
+    worse = record(0, "missed", steps=10, schedule_steps=10, history=((10, 0.9),))
+    law = make_law(SPACE, QUESTION.budget, misfit=False, schedule_ends=True)
+    rows = rows_of([worse, missed], TARGET, schedule_ends=True)
+    draw = law.mean[None].copy()
+    seen, variance, log_weight = rows.seen(draw)
+    expected = law.log_steps(draw, rows.x, rows.z)
+    spread = np.sqrt(variance[0] + math.exp(2 * law.mean[NOISE]))
+    off = (seen - expected)[0] / spread
+    # The bound is at least what is read; the value has the density of its metric, and outliers.
+    of_bound = math.log(ndtr(-off[0]) + WRONG_SHARE)
+    wide = math.hypot(spread[1], OUTLIER_DEVIATION)
+    usual = (1 - OUTLIER_SHARE) * math.exp(-0.5 * off[1] ** 2) / spread[1]
+    outlier = OUTLIER_SHARE * math.exp(-0.5 * (off[1] * spread[1] / wide) ** 2) / wide
+    of_value = math.log(usual + outlier) + log_weight[0, 1]
+    assert rows.kind.tolist() == [BOUND, VALUE]
+    assert log_likelihood(law, draw, rows)[0] == pytest.approx(of_bound + of_value)
 
 
 def law_of(m, power=0.9, noise=0.05):

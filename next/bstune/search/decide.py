@@ -138,9 +138,9 @@ def propose(
     remaining = cost * np.maximum(1.0 - ran / np.exp(log_steps), 0.0)
     ratio = np.minimum(remaining / cost.min(), MOST_REMAINING)
     score = np.log(value) + REMAINING_WEIGHT * ratio
+    # Schedules that end with their trials end within the budget; what none reaches comes last.
     longest = np.array([float(question.budget.last_step(2.0**size)) for size in x])
     if question.schedule_ends:
-        # What no schedule within the budget reaches comes last.
         score += OUT_OF_REACH * np.maximum(log_steps - np.log(longest), 0.0)
     chosen = int(score.argmin())
 
@@ -152,19 +152,15 @@ def propose(
         first_step = resumed.steps
     last_step = question.budget.last_step(batch_size)
     if question.schedule_ends:
-        # A miss costs at most a part of what was spent, or little more than the best takes.
-        spent = _spent(question, step_time, records)
         first = LEAST_SHARE_OF_BUDGET * float((cost_per_step * longest).min())
-        allowed = max(LENGTH_OF_SPENT * spent, first) / float(cost_per_step[chosen])
-        latest = math.inf
-        if best:
-            latest = math.exp(best[0].log_value) / float(value_per_step[chosen])
-            allowed = max(allowed, GIVE_UP * latest)
-        longest[chosen] = min(allowed, last_step)
-        deviation = math.hypot(math.exp(draw[0, NOISE]), OWN_DEVIATION)
-        log_s = float(log_steps[chosen])
-        limit = least_cost(draw, log_s, deviation, float(longest[chosen]), latest).steps
-        limit = max(limit, LEAST_STEPS)
+        affordable = max(LENGTH_OF_SPENT * _spent(question, step_time, records), first)
+        limit = _length(
+            draw,
+            log_steps=float(log_steps[chosen]),
+            affordable=affordable / float(cost_per_step[chosen]),
+            longest=last_step,
+            latest=most_value / GIVE_UP / float(value_per_step[chosen]),
+        )
     elif best:
         give_up = most_value / float(value_per_step[chosen])
         limit = _limit_after_hit(give_up, math.exp(log_steps[chosen]), first_step)
@@ -254,6 +250,27 @@ def _informed(
         variance = noise_variance + posterior.rows.deviation[one.place] ** 2
         informed.append(of_law + noise_variance / variance * (own - of_law))
     return informed
+
+
+def _length(
+    draw: Array, log_steps: float, affordable: float, longest: float, latest: float
+) -> float:
+    """The length of a new schedule that ends with its trial, of least cost in a draw.
+
+    A miss costs at most a part of what was spent, or little more than the best takes.
+
+    Args:
+        draw: (1, parameters).
+        log_steps: log S in that draw.
+        affordable: steps that cost a part of what was spent.
+        longest: of the budget.
+        latest: steps of what the best takes; infinite before the first hit.
+    """
+    if math.isfinite(latest):
+        affordable = max(affordable, GIVE_UP * latest)
+    deviation = math.hypot(math.exp(draw[0, NOISE]), OWN_DEVIATION)
+    length = least_cost(draw, log_steps, deviation, min(affordable, longest), latest)
+    return max(length.steps, LEAST_STEPS)
 
 
 def _limit_after_hit(give_up: float, predicted: float, first_step: int) -> float:

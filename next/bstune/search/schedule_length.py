@@ -70,7 +70,8 @@ class Ends:
 
         However far S is, the metric is no worse: S is at least what the law makes of it.
         """
-        return self.excess >= STILL_AT_START * self.excess.max(initial=LEAST_EXCESS)
+        largest = max(float(self.excess.max(initial=0.0)), LEAST_EXCESS)
+        return np.asarray(self.excess >= STILL_AT_START * largest)
 
 
 @dataclass(frozen=True)
