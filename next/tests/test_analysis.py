@@ -1,5 +1,6 @@
 """From records written by hand to the typed result: each state of the question of time."""
 
+import dataclasses
 import math
 
 import pytest
@@ -217,3 +218,22 @@ def test_all_trials_at_one_end_leave_b_crit_open():
     assert result.critical.interval.high is None
     assert result.critical.interval.value is None
     assert result.critical.largest == 64
+
+
+def test_where_schedules_end_their_length_and_the_predicted_share_are_told():
+    ends = study()
+    question = dataclasses.replace(ends.plan.question, schedule_ends=True)
+    plan = dataclasses.replace(ends.plan, question=question)
+    ends = dataclasses.replace(ends, plan=plan, train="{} at {} in {}".format)
+    records = []
+    for record in with_seeds((48, 50, 47), (300, 310, 290)):
+        length = 1000 if record.role == "baseline" or record.repeats == 0 else 60
+        changes = {"schedule_steps": max(length, record.steps), "max_steps": 1000}
+        records.append(record.model_copy(update=changes))
+    result = analyse(ends, records)
+    assert (result.verdict, result.best.schedule_steps) == ("switch", 60)
+    assert result.baseline.schedule_steps == 1000
+    # Steps to the target scatter by a tenth at most, and all three runs reached it.
+    assert 0.7 < result.best.predicted_share < 1.0
+    assert result.train.endswith(" in 60")
+    assert analyse(study(), with_seeds((48,), (300,))).best.predicted_share is None

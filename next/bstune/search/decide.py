@@ -61,9 +61,10 @@ LEAST_SHARE_OF_BUDGET = 1 / 64
 LEAST_RESUMED = 1.4
 LEAST_RESUMED_AFTER_HIT = 1.3
 LEAST_STEPS = 10
-# Where schedules end with their trials: a schedule may cost this share of all that was spent, and
-# the score of a candidate rises by this for each e-fold of steps that it needs over the budget.
+# Where schedules end with their trials: before the first hit one costs at most as much as all that
+# was spent, so that costs double; then this share of it, or little more than what the best takes.
 LENGTH_OF_SPENT = 0.5
+# The score of a candidate for each e-fold of steps that it needs over the budget.
 OUT_OF_REACH = 1e3
 
 
@@ -152,15 +153,18 @@ def propose(
         first_step = resumed.steps
     last_step = question.budget.last_step(batch_size)
     if question.schedule_ends:
-        first = LEAST_SHARE_OF_BUDGET * float((cost_per_step * longest).min())
-        affordable = max(LENGTH_OF_SPENT * _spent(question, step_time, records), first)
-        limit = _length(
-            draw,
-            log_steps=float(log_steps[chosen]),
-            affordable=affordable / float(cost_per_step[chosen]),
-            longest=last_step,
-            latest=most_value / GIVE_UP / float(value_per_step[chosen]),
-        )
+        latest = most_value / GIVE_UP / float(value_per_step[chosen])
+        spent = _spent(question, step_time, records) / float(cost_per_step[chosen])
+        if best:
+            affordable = max(LENGTH_OF_SPENT * spent, GIVE_UP * latest)
+        else:
+            first = LEAST_SHARE_OF_BUDGET * float((cost_per_step * longest).min())
+            affordable = max(spent, first / float(cost_per_step[chosen]))
+        # The draw's S is known but for what seeds and the configuration itself add.
+        deviation = math.hypot(math.exp(draw[0, NOISE]), OWN_DEVIATION)
+        log_s = float(log_steps[chosen])
+        length = least_cost(draw, log_s, deviation, min(affordable, last_step), latest)
+        limit = max(length.steps, LEAST_STEPS)
     elif best:
         give_up = most_value / float(value_per_step[chosen])
         limit = _limit_after_hit(give_up, math.exp(log_steps[chosen]), first_step)
@@ -250,27 +254,6 @@ def _informed(
         variance = noise_variance + posterior.rows.deviation[one.place] ** 2
         informed.append(of_law + noise_variance / variance * (own - of_law))
     return informed
-
-
-def _length(
-    draw: Array, log_steps: float, affordable: float, longest: float, latest: float
-) -> float:
-    """The length of a new schedule that ends with its trial, of least cost in a draw.
-
-    A miss costs at most a part of what was spent, or little more than the best takes.
-
-    Args:
-        draw: (1, parameters).
-        log_steps: log S in that draw.
-        affordable: steps that cost a part of what was spent.
-        longest: of the budget.
-        latest: steps of what the best takes; infinite before the first hit.
-    """
-    if math.isfinite(latest):
-        affordable = max(affordable, GIVE_UP * latest)
-    deviation = math.hypot(math.exp(draw[0, NOISE]), OWN_DEVIATION)
-    length = least_cost(draw, log_steps, deviation, min(affordable, longest), latest)
-    return max(length.steps, LEAST_STEPS)
 
 
 def _limit_after_hit(give_up: float, predicted: float, first_step: int) -> float:
