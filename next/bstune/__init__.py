@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from bstune.core.records import Budget, Target
     from bstune.core.rules import lr_of
     from bstune.search.sampler import FrontierSampler
+    from bstune.study.fit_curve import fit_curve
     from bstune.trial.lightning import StopAtTarget
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "StopAtTarget",
     "Target",
     "__version__",
+    "fit_curve",
     "load",
     "lr_of",
     "tune",
@@ -30,6 +32,7 @@ _HOMES = {
     "Result": "bstune.api",
     "StopAtTarget": "bstune.trial.lightning",
     "Target": "bstune.core.records",
+    "fit_curve": "bstune.study.fit_curve",
     "load": "bstune.api",
     "lr_of": "bstune.core.rules",
     "tune": "bstune.api",

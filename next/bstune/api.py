@@ -16,6 +16,7 @@ from bstune.config import Composed, options_from_python
 from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, StepTime, Target
+from bstune.core.rules import DEFAULT_RULE, Rule
 from bstune.core.space import Configuration
 from bstune.options import Options, space_of
 from bstune.recipe.recipe import Recipe
@@ -49,7 +50,7 @@ from bstune.tracking.mlflow import log_study
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
 from bstune.trial.trial import Trial
-from bstune.trial.worker import Failure, InProcess, Worker
+from bstune.trial.worker import Answer, Failure, InProcess, Worker
 
 
 class Result(StudyResult):
@@ -76,6 +77,8 @@ class Workload:
         settings: what must not change while a study goes on, as JSON.
         config: the config as YAML, without secrets.
         table: recorded runs that answer in place of training.
+        scaling: the rule that suits its optimizer, of a batch size, a rate and a trial's steps; it
+            is sent to the worker. None for recorded runs.
         command: what runs it with further options, as a command or a call.
         train_command: what trains a batch size and a rate, likewise; a third value is the length of
             the schedule, where that is chosen.
@@ -86,6 +89,7 @@ class Workload:
     settings: Mapping[str, object]
     config: str
     table: Table | None
+    scaling: Callable[[int, float, int], Rule] | None
     command: Callable[[Mapping[str, object]], str]
     train_command: Callable[[int, float, int | None], str]
 
@@ -138,6 +142,7 @@ def tune(
         settings={"data": _type_name(data), "trainer": sorted(trainer or {})},
         config=yaml.safe_dump(hide(checked.model_dump(mode="json")), sort_keys=False),
         table=None,
+        scaling=partial(_scaling_by_lightning, recipe),
         command=partial(_call, study),
         train_command=_own_training,
     )
@@ -159,11 +164,13 @@ def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Worklo
     """The workload of a composed command line."""
     options = composed.options
     table = None
+    scaling = None
     if composed.recipe is None:
         table = find_table(composed.parts["table"])
         train: Callable[[Trial], None] = partial(train_from_table, table)
     else:
         train = _lightning(composed.recipe)
+        scaling = partial(_scaling_by_lightning, composed.recipe)
     kept = ("data", "module", "trainer", "table")
     return Workload(
         name=options.workload or "workload",
@@ -171,6 +178,7 @@ def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Worklo
         settings=hide({key: composed.parts.get(key) for key in kept}),
         config=composed.yaml,
         table=table,
+        scaling=scaling,
         command=partial(_command, arguments),
         train_command=partial(_training_command, arguments),
     )
@@ -232,6 +240,12 @@ def _train_by_lightning(recipe: Recipe, trial: Trial) -> None:
     train(recipe, trial)
 
 
+def _scaling_by_lightning(recipe: Recipe, batch_size: int, lr: float, steps: int) -> Rule:
+    from bstune.trial.lightning import scaling_of
+
+    return scaling_of(recipe, batch_size, lr, steps)
+
+
 def run_study(options: Options, workload: Workload) -> Result:
     """Run a study to its end, or go on with it: search, new seeds, answer, files, MLflow.
 
@@ -249,11 +263,15 @@ def run_study(options: Options, workload: Workload) -> Result:
         claim_folder(folder, name, options.storage)
         try:
             worker, machine = _worker_and_machine(options, workload, folder, stack)
+            if options.scaling is None:
+                rule = storage.setting("scaling") or _default_rule(options, workload, worker)
+                options = options.model_copy(update={"scaling": rule})
             plan = _plan(options, workload, folder, machine, began)
             storage.begin(plan.space, _settings(options, workload, machine))
             sizes = f"batch sizes {plan.space.low} to {plan.space.high}"
             trials = count(options.trials, "configuration")
-            say(f"{workload.name}: {options.target}, {sizes}, {trials}, {machine.device}")
+            what = f"{sizes} (scaling: {plan.space.rule}), {trials}, {machine.device}"
+            say(f"{workload.name}: {options.target}, {what}")
             _run_trials(options, workload, folder, plan, storage, worker)
         except (InputError, StudyError, UserCodeError):
             if not storage.records():
@@ -334,6 +352,22 @@ def _worker_and_machine(
         raise outcome.refusal or UserCodeError(outcome.reason)
     machine: Machine = outcome.value
     return worker, machine
+
+
+def _default_rule(options: Options, workload: Workload, worker: Worker | InProcess | None) -> Rule:
+    """The scaling rule that suits the workload's optimizer, where the options name none.
+
+    An optimizer that a module cannot make without a Trainer is not known.
+    """
+    if worker is None or workload.scaling is None:
+        return DEFAULT_RULE
+    batch_size, lr = space_of(options, "cpu").anchor
+    size = round(batch_size)
+    worker.submit(workload.scaling, size, lr, options.budget.last_step(size))
+    outcome = worker.poll(HangWatch(options.wall_seconds, options.trial_seconds).limit)
+    if outcome is None:
+        worker.kill("it hangs")
+    return outcome.value if isinstance(outcome, Answer) else DEFAULT_RULE
 
 
 def _plan(

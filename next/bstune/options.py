@@ -16,12 +16,11 @@ from pydantic_core import ErrorDetails
 
 from bstune.core.errors import InputError
 from bstune.core.records import Budget, Frozen, Target
+from bstune.core.rules import DEFAULT_RULE, Rule
 from bstune.core.space import Space
 from bstune.system.console import guess
 from bstune.system.secrets import hide_in_text
 
-# A rate's default range goes so many octaves beyond the scaling rule's rates.
-LR_OCTAVES = 10
 # Batch sizes under mixed precision on CUDA are multiples of it, which fill tensor cores.
 MIXED_MULTIPLE = 8
 
@@ -142,8 +141,8 @@ class Options(Section):
     """The range of learning rates."""
     baseline: BaselineOptions
     """What is used today, and what the answer is compared with."""
-    scaling: Literal["none", "sqrt", "linear", "saturating", "surge"]
-    """Rule from batch size to learning rate that the search expects."""
+    scaling: Rule | None
+    """Rule from batch size to learning rate that is expected; null: linear for SGD, else sqrt."""
     tune: tuple[str, ...] | dict[str, tuple[float, float]] | None
     """Further values that are searched: names of the workload's ranges, or names with ranges."""
     trials: Count
@@ -216,7 +215,6 @@ class Options(Section):
 NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "objective": (("time", "steps", "curve"), "seeks time, steps or the curve"),
     "budget.seconds": ((None,), "counts budgets in steps and examples"),
-    "scaling": (("none", "sqrt", "linear"), "has the rules none, sqrt and linear"),
     "tune": ((None, ()), "searches batch size and learning rate alone"),
     "workers": ((0, 1), "trains in one process"),
     "sampler": (("frontier",), "has the sampler frontier alone"),
@@ -411,7 +409,8 @@ def space_of(options: Options, device: str) -> Space:
     low = min(math.ceil(sizes.low / multiple) * multiple, high)
     ends = rates.low, rates.high
     pair = options.baseline.pair
-    space = Space.around((low, high), ends, options.scaling, pair, multiple, LR_OCTAVES)
+    rule = options.scaling or DEFAULT_RULE
+    space = Space.around((low, high), ends, rule, pair, multiple)
     if space is None:
         raise InputError(
             "lr.low and lr.high are missing: without baseline.batch_size and baseline.lr "

@@ -1,4 +1,4 @@
-"""Results and records for tests: one result for each state of ``objective=time`` (design.md, 1)."""
+"""Results and records for tests: one result for each state of design.md, section 1."""
 
 from typing import Any
 
@@ -9,9 +9,12 @@ from bstune.study.result import (
     Confirmed,
     Critical,
     CurvePoint,
+    Faster,
+    FewestSteps,
     Interval,
     LrAlone,
     ResultWarning,
+    Searched,
     Speedup,
     Spent,
     StudyResult,
@@ -56,8 +59,13 @@ def confirmed(
         runs_steps=steps,
         runs_status=(status,) * len(steps),
         steps=median,
+        steps_low=median / 1.15,
+        steps_high=median * 1.15 if status == "reached" else None,
         seconds=seconds,
+        seconds_low=seconds / 1.2,
+        seconds_high=seconds * 1.2 if status == "reached" else None,
         is_bound=status != "reached",
+        predicted_share=(len(steps) * (status == "reached") + 0.5) / (len(steps) + 1),
         step_seconds=seconds / median,
         step_seconds_error=0.05,
     )
@@ -89,9 +97,14 @@ def curve() -> tuple[CurvePoint, ...]:
 
 
 def critical(value: float | None, low: float | None, high: float | None) -> Critical:
-    s_min = None if value is None else S_MIN
-    interval = Interval(value=value, low=low, high=high)
-    return Critical(interval=interval, s_min=s_min, smallest=8, largest=512)
+    return Critical(
+        interval=Interval(value=value, low=low, high=high),
+        s_min=None if value is None else S_MIN,
+        linear_below=None if value is None else value / 9,
+        no_gain_above=None if value is None else 9 * value,
+        smallest=8,
+        largest=512,
+    )
 
 
 def result(**changes: Any) -> StudyResult:
@@ -115,9 +128,13 @@ def result(**changes: Any) -> StudyResult:
         "baseline_limit": None,
         "speedup": Speedup(value=0.0964 / 0.0331, low=2.31, high=3.79, at_least=False),
         "near_optimal": (48, 173),
-        "lr_alone": LrAlone(lr=1.05, speedup=2.4),
+        "fewest_steps": FewestSteps(
+            batch_size=480, lr=2.2, steps=33.0, steps_low=27.5, steps_high=41.2, seconds=0.0401
+        ),
+        "lr_alone": LrAlone(lr=1.05, speedup=2.4, low=2.0, high=2.9),
         "critical": critical(130.2, 84.9, 212.0),
         "lr_exponent": Interval(value=0.45, low=0.31, high=0.58),
+        "allowed_rules": ("sqrt",),
         "curve": curve(),
         "closest": None,
         "easier_goal": None,
@@ -148,6 +165,7 @@ def not_yet(**changes: Any) -> StudyResult:
         "verdict": "not yet",
         "speedup": Speedup(value=0.0964 / 0.0731, low=0.84, high=2.07, at_least=False),
         "best": confirmed(118, 1.18, (104, 121, 140), 0.0731, number=9),
+        "lr_alone": LrAlone(lr=1.05, speedup=1.1, low=0.8, high=1.5),
         "missing": "more new seeds",
         "next": f"{COMMAND} seeds=6",
         "train": None,
@@ -183,11 +201,48 @@ def nothing_reached(trend: str, **changes: Any) -> StudyResult:
         "baseline": None,
         "speedup": None,
         "near_optimal": None,
+        "fewest_steps": None,
         "lr_alone": None,
         "critical": None,
         "lr_exponent": None,
+        "allowed_rules": (),
         "curve": (),
         "closest": closest,
+        "train": None,
+    }
+    return result(**{**values, **changes})
+
+
+FEWEST = confirmed(512, 2.1, (32, 33, 35), 0.0419, number=21)
+
+
+def steps(**changes: Any) -> StudyResult:
+    """A study for the fewest steps that says switch, but for what is changed."""
+    values: dict[str, Any] = {
+        "objective": "steps",
+        "best": FEWEST,
+        "speedup": Speedup(value=201 / 33, low=4.9, high=7.6, at_least=False),
+        "near_optimal": (512, 1024),
+        "lr_alone": None,
+        "faster": Faster(batch_size=118, lr=1.18, seconds=0.0331, speedup=0.0419 / 0.0331),
+        "train": "bstune +workload=digits trial.batch_size=512 trial.lr=2.1",
+    }
+    return result(**{**values, **changes})
+
+
+def of_curve(**changes: Any) -> StudyResult:
+    """A study of the curve whose B_crit has a wide interval, but for what is changed."""
+    values: dict[str, Any] = {
+        "objective": "curve",
+        "verdict": None,
+        "best": None,
+        "baseline": None,
+        "speedup": None,
+        "near_optimal": None,
+        "lr_alone": None,
+        "searched": Searched(low=8, high=1024, octaves=7, reached=6, to_add=(724,)),
+        "missing": "trials at batch size 724",
+        "next": f"{COMMAND} trials=128",
         "train": None,
     }
     return result(**{**values, **changes})
@@ -217,15 +272,19 @@ STATES: dict[str, StudyResult] = {
     "not yet: no new seeds": not_yet(
         best=BEST.model_copy(update={"seeds": (), "runs_steps": (), "runs_status": ()}),
         speedup=None,
+        lr_alone=None,
         missing="time for new seeds",
         next=f"{COMMAND} wall_seconds=180",
     ),
     "not yet: the baseline is the best": not_yet(
-        best=BASELINE, speedup=Speedup(value=0.89, low=0.56, high=1.41, at_least=False)
+        best=BASELINE,
+        speedup=Speedup(value=0.89, low=0.56, high=1.41, at_least=False),
+        lr_alone=None,
     ),
     "not yet: nothing but the baseline": not_yet(
         best=BASELINE.model_copy(update={"seeds": (), "runs_steps": (), "runs_status": ()}),
         speedup=None,
+        lr_alone=None,
         missing="another configuration that reaches the target",
         next=f"{COMMAND} trials=128",
     ),
@@ -247,6 +306,47 @@ STATES: dict[str, StudyResult] = {
     ),
     "largest size binds": result(critical=critical(None, 812.0, None)),
     "no critical batch size": result(critical=critical(None, None, None)),
+    "steps: switch": steps(),
+    "steps: nothing else is faster": steps(faster=None),
+    "steps: keep": steps(
+        verdict="keep",
+        best=BASELINE,
+        other=FEWEST.model_copy(update={"steps": 190.0, "seconds": 0.241}),
+        speedup=Speedup(value=201 / 190, low=0.96, high=1.2, at_least=False),
+        faster=None,
+        train=None,
+    ),
+    "steps: not yet": steps(
+        verdict="not yet",
+        speedup=Speedup(value=201 / 33, low=0.9, high=41.0, at_least=False),
+        faster=None,
+        missing="more new seeds",
+        next=f"{COMMAND} seeds=6",
+        train=None,
+    ),
+    "steps: use": steps(verdict="use", baseline=None, speedup=None),
+    "steps: baseline missed": steps(
+        baseline=confirmed(64, 0.4, (938,) * 3, 0.45, "missed"),
+        baseline_limit="budget",
+        speedup=Speedup(value=938 / 33, low=22.0, high=None, at_least=True),
+    ),
+    "steps: nothing reached": nothing_reached(
+        "flat", objective="steps", easier_goal=0.08, easier=EASIER
+    ),
+    "curve": of_curve(),
+    "curve: narrow": of_curve(
+        critical=critical(58.0, 41.0, 80.0), missing=None, next=None, allowed_rules=()
+    ),
+    "curve: open above": of_curve(
+        critical=critical(None, 412.0, None),
+        missing="batch sizes 8 to 4,096",
+        next=f"{COMMAND} batch_size.low=8 batch_size.high=4096 study=digits-2",
+    ),
+    "curve: open below": of_curve(critical=critical(None, None, 12.0), warnings=(FAR,)),
+    "curve: both ends open": of_curve(critical=critical(None, None, None)),
+    "curve: nothing reached": nothing_reached(
+        "diverged", objective="curve", next=f"{COMMAND} lr.high=0.01 study=digits-2"
+    ),
 }
 
 

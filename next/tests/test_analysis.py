@@ -46,7 +46,7 @@ def record(number, place, batch_size, lr, steps, status="reached", **changes):
         "max_steps": 1000,
         "status": status,
         "steps": steps,
-        "steps_low": int(0.97 * steps),
+        "steps_low": steps - 1,
         "seconds_per_step": 1e-3,
         "train_seconds": 1e-3 * steps,
         "history": ((max(steps // 4, 1), 1.0), (steps, value)),
@@ -82,6 +82,7 @@ def with_seeds(best_steps, baseline_steps, status="reached", baseline_status="re
                     count,
                     its_status,
                     repeats=number,
+                    seed=100 + index,
                 )
             )
     return records
@@ -139,9 +140,15 @@ def test_a_baseline_that_did_not_reach_the_target(status, limit):
 
 
 def test_a_best_that_misses_on_new_seeds_is_not_told_to_be_used():
-    result = analyse(study(), with_seeds((900, 900, 48), (300, 310, 290), status="missed"))
-    assert result.verdict != "switch"
-    assert result.train is None
+    records = with_seeds((900, 900, 48), (300, 310, 290), status="missed")
+    result = analyse(study(), records)
+    assert (result.verdict, result.speedup, result.train) == ("not yet", None, None)
+    # The next best is up for new seeds.
+    assert (result.best.batch_size, result.best.runs) == (256, 0)
+    # Where there is no other, what is known to reach is the best so far.
+    result = analyse(study(), [one for one in records if not 1 <= one.number <= 4])
+    assert (result.verdict, result.speedup, result.train) == ("not yet", None, None)
+    assert result.best == result.baseline
 
 
 def test_where_both_miss_on_new_seeds_nothing_is_compared():
@@ -158,14 +165,154 @@ def test_a_run_that_would_never_have_reached_counts_as_all_that_it_was_allowed(s
 
 
 def test_what_is_compared_ran_on_the_same_seeds():
-    records = with_seeds((48, 50, 47), (300,))
-    by_number = {one.number: one for one in records}
-    shared = next(one for one in records if one.repeats == 0)
-    first = next(one for one in records if one.repeats == 5)
-    records[records.index(first)] = by_number[first.number].model_copy(update={"seed": shared.seed})
-    result = analyse(study(), records)
-    assert (result.best.runs, result.baseline.runs) == (1, 1)
+    result = analyse(study(), with_seeds((50, 48, 47), (300,)))
+    assert (result.best.seeds, result.baseline.seeds) == ((100,), (100,))
+    assert result.speedup.value == pytest.approx(300 / 50)
+
+
+def of_baseline(*runs):
+    """New seeds of the search's best, 68 steps each, and of the baseline: (status, steps)."""
+    records = with_seeds((68, 68, 68), ())
+    for index, (status, steps) in enumerate(runs):
+        place = f"seed/0/{index}"
+        records.append(
+            record(len(records), place, 64, 0.4, steps, status, repeats=0, seed=100 + index)
+        )
+    return records
+
+
+@pytest.mark.parametrize(
+    ("runs", "value", "reached"),
+    [
+        # Two of three were stopped: the one that reached does not stand for them.
+        ([("reached", 186), ("pruned", 434), ("pruned", 434)], 434 / 68, 1),
+        ([("pruned", 434)] * 3, 434 / 68, 0),
+        ([("missed", 1000)] * 3, 1000 / 68, 0),
+        # One that diverges would not have reached it in all that it was allowed.
+        ([("reached", 186), ("pruned", 434), ("diverged", 3)], 434 / 68, 1),
+    ],
+)
+def test_runs_that_did_not_reach_count_in_the_speedup(runs, value, reached):
+    result = analyse(study(), of_baseline(*runs))
+    assert result.verdict == "switch"
+    assert (result.speedup.value, result.speedup.at_least) == (pytest.approx(value), True)
+    assert result.speedup.low < value
+    assert result.speedup.high is None
+    assert result.baseline.reached == reached
+    assert result.baseline.steps_high is result.baseline.seconds_high is None
+    assert result.lr_alone is None or result.lr_alone.high is None
+
+
+def test_one_run_of_three_that_was_stopped_leaves_the_median_known():
+    result = analyse(study(), of_baseline(("reached", 300), ("reached", 310), ("pruned", 434)))
+    assert result.speedup.value == pytest.approx(310 / 68)
+    assert result.speedup.low < 310 / 68 < result.speedup.high
+
+
+def test_steps_lie_in_the_middle_between_evaluations():
+    """46 stated for 28 true, where evaluations lie 20 steps apart."""
+    records = with_seeds((46, 46, 46), (300, 310, 290))
+    apart = [one.model_copy(update={"steps_low": one.steps - 20}) for one in records]
+    near, far = analyse(study(), records), analyse(study(), apart)
+    assert (near.best.steps, far.best.steps) == (46, 36.5)
+    assert far.best.runs_steps == (36.5,) * 3
+    assert far.best.steps_low <= 28 < near.best.steps_low
+    assert far.speedup.value == pytest.approx(290.5 / 36.5)
+    for name in ("steps", "seconds"):
+        ends = [getattr(far.best, f"{name}{end}") for end in ("_low", "", "_high")]
+        assert ends == sorted(ends)
+    assert far.best.seconds_high == pytest.approx(far.best.steps_high * 1e-3)
+    assert far.speedup.high / far.speedup.low > near.speedup.high / near.speedup.low
+
+
+def test_the_share_of_further_seeds_is_predicted():
+    result = analyse(study(), with_seeds((48, 50, 47), (300, 310, 290)))
+    # (reached + 1/2)/(n + 1), with the search's own run, which was allowed long enough, too.
+    assert result.best.predicted_share == pytest.approx(4.5 / 5, abs=0.02)
+    assert result.baseline.predicted_share == pytest.approx(4.5 / 5, abs=0.02)
+
+
+def off_the_best_rate():
+    """Trials four times below and above the best rates, so that these are known."""
+    records = []
+    for number, size in enumerate((32, 128, 256), start=20):
+        for factor, number_of in ((0.25, number), (4.0, number + 10)):
+            place = f"search/{number_of}"
+            lr = 0.1 * math.sqrt(size) * factor
+            records.append(record(number_of, place, size, lr, round(2.2 * law(size))))
+    return records
+
+
+@pytest.mark.parametrize(
+    ("best_steps", "verdict"),
+    [((48, 50, 47), "switch"), ((30, 90, 600), "not yet")],
+)
+def test_the_rate_alone_gains_less_than_the_best(best_steps, verdict):
+    records = with_seeds(best_steps, (200, 210, 190)) + off_the_best_rate()
+    result = analyse(study(trials=12), records)
+    alone = result.lr_alone
+    assert result.verdict == verdict
+    # The baseline takes 200 steps, and the best rate at its batch size law(64) = 102.
+    assert alone.low < 200 / 102 < alone.high
+    assert alone.speedup == pytest.approx(200 / 102, rel=0.25)
+    assert 1 < alone.speedup < result.speedup.value
+    assert alone.high <= result.speedup.high
+
+
+def test_a_rate_alone_is_capped_by_the_best():
+    records = with_seeds((128, 129, 130), (200, 200, 200)) + off_the_best_rate()
+    result = analyse(study(trials=12), records)
+    assert result.lr_alone.speedup < result.speedup.value
+    assert result.lr_alone.high == result.speedup.high
+
+
+def test_a_rate_alone_that_would_gain_more_than_the_best_is_left_out():
+    records = with_seeds((180, 180, 180), (200, 200, 200)) + off_the_best_rate()
+    assert analyse(study(trials=12), records).lr_alone is None
+
+
+def test_fewest_steps_beside_the_fastest():
+    """A step of batch size 512 takes five times that of 64: a smaller one is faster."""
+    slow = study(step_time=lambda batch_size: 1e-3 * (1 + batch_size / 32))
+    result = analyse(slow, searched())
+    fewest = result.fewest_steps
+    assert fewest.batch_size > result.best.batch_size
+    # The smallest size that takes at most 1.1 times the least, up to the largest that reached.
+    steps = {point.batch_size: point.steps for point in result.curve if point.batch_size <= 512}
+    least = min(steps.values())
+    assert least < fewest.steps <= 1.1 * least
+    assert all(steps[size] > 1.1 * least for size in steps if size < fewest.batch_size)
+    assert fewest.steps_low < law(fewest.batch_size) < fewest.steps_high
+    assert fewest.seconds == pytest.approx(
+        fewest.steps * 1e-3 * (1 + fewest.batch_size / 32), rel=0.05
+    )
+
+
+def test_there_is_none_where_the_best_takes_as_few_steps():
+    assert analyse(study(), with_seeds((48, 50, 47), (300, 310, 290))).fewest_steps is None
+
+
+def test_by_steps_the_speedup_is_in_steps():
+    """In seconds the baseline would be the faster: its step takes a tenth."""
+    question = Question(TARGET, Budget(steps=1000), "steps")
+    by_steps = study(question=question, step_time=lambda batch_size: 1e-5 * batch_size**2)
+    result = analyse(by_steps, with_seeds((48, 50, 47), (300, 310, 290)))
+    assert result.verdict == "switch"
     assert result.speedup.value == pytest.approx(300 / 48)
+    assert result.best.seconds == pytest.approx(48e-5 * 512**2)
+
+
+def test_errors_of_step_times_count_in_time_alone():
+    records = with_seeds((48, 50, 47), (300, 310, 290))
+    widths = {}
+    for objective in ("time", "steps"):
+        for step_time in (None, lambda batch_size: 1e-3):
+            question = Question(TARGET, Budget(steps=1000), objective)
+            result = analyse(study(question=question, step_time=step_time), records)
+            width = math.log(result.speedup.high / result.speedup.low)
+            widths[objective, step_time is None] = width
+    assert widths["time", True] > 1.05 * widths["time", False]
+    assert widths["steps", True] == pytest.approx(widths["steps", False], rel=1e-6)
 
 
 def test_before_new_seeds():
@@ -204,6 +351,67 @@ def test_nothing_reached(values, status, trend):
     assert result.critical is None
 
 
+def test_the_curve_has_no_verdict_and_no_best():
+    """B_crit 100, by trials of one octave each but the first and the last two of seven."""
+    plan = study(question=Question(TARGET, Budget(steps=1000), "curve"), trials=5)
+    result = analyse(plan, with_seeds((48, 50, 47), (300, 310, 290)))
+    assert (result.verdict, result.best, result.baseline, result.train) == (None,) * 4
+    assert result.reached
+    assert result.critical.interval.low < 100 < result.critical.interval.high
+    assert result.critical.linear_below == pytest.approx(result.critical.interval.value / 9)
+    searched = result.searched
+    assert (searched.low, searched.high) == (8, 1024)
+    # 8 to 16 and 512 to 1,024 but 512 itself, which belongs to the last octave; 64 is the baseline.
+    assert (searched.octaves, searched.reached, searched.to_add) == (7, 6, (11,))
+    assert result.next == "{'trials': 10}"
+    assert type(result).model_validate_json(result.model_dump_json()) == result
+
+
+def test_nothing_reached_under_the_curve_is_not_yet():
+    plan = study(question=Question(TARGET, Budget(steps=1000), "curve"))
+    result = analyse(plan, [missed(0, "baseline", (0.9, 0.7, 0.5, 0.3))])
+    assert (result.verdict, result.searched) == ("not yet", None)
+
+
+def with_quick_small_size():
+    """Steps fall over all sizes; a step takes as long as its batch."""
+    return study(
+        question=Question(TARGET, Budget(steps=1000), "steps"),
+        step_time=lambda batch_size: 1e-5 * batch_size,
+    )
+
+
+def test_the_fewest_steps_are_not_the_least_seconds():
+    result = analyse(with_quick_small_size(), with_seeds((48, 50, 47), (300, 310, 290)))
+    assert result.best.batch_size == 512
+    # S(B) B is least at the smallest size: 290 steps at 16 for 48 at 512.
+    assert result.faster.batch_size == 16
+    assert result.faster.seconds == pytest.approx(290 * 16e-5, rel=0.1)
+    assert result.faster.speedup == pytest.approx(48 * 512 / (290 * 16), rel=0.15)
+
+
+def test_under_time_nothing_else_is_said_to_be_faster():
+    assert analyse(study(), with_seeds((48, 50, 47), (300, 310, 290))).faster is None
+
+
+def test_of_sizes_that_tie_in_steps_the_smallest_is_the_best():
+    records = searched()
+    records.append(record(6, "search/5", 480, 2.2, 49))
+    records += [record(7 + i, f"seed/6/{i}", 480, 2.2, 49, repeats=6) for i in range(3)]
+    records += [record(10 + i, f"seed/5/{i}", 512, 2.263, 48, repeats=5) for i in range(3)]
+    of_steps = study(question=Question(TARGET, Budget(steps=1000), "steps"), baseline=None)
+    assert analyse(of_steps, records).best.batch_size == 480
+    of_time = study(question=Question(TARGET, Budget(steps=1000)), baseline=None)
+    assert analyse(of_time, records).best.batch_size == 512
+
+
+def test_the_rules_that_the_exponent_allows():
+    result = analyse(study(), searched())
+    assert result.lr_exponent.low < 0.5 < result.lr_exponent.high
+    assert "sqrt" in result.allowed_rules
+    assert "none" not in result.allowed_rules
+
+
 def test_the_result_comes_back_from_json():
     result = analyse(study(), with_seeds((48, 50, 47), (300, 310, 290)))
     assert type(result).model_validate_json(result.model_dump_json()) == result
@@ -236,4 +444,3 @@ def test_where_schedules_end_their_length_and_the_predicted_share_are_told():
     # Steps to the target scatter by a tenth at most, and all three runs reached it.
     assert 0.7 < result.best.predicted_share < 1.0
     assert result.train.endswith(" in 60")
-    assert analyse(study(), with_seeds((48,), (300,))).best.predicted_share is None

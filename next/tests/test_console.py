@@ -78,3 +78,15 @@ def test_a_long_path_stays_whole():
 )
 def test_guess(word, name):
     assert console.guess(word, ["batch_size", "trials", "lr"]) == name
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ((64,), "batch size 64"),
+        ((64, 1024), "batch sizes 64 and 1,024"),
+        ((8, 64, 1024), "batch sizes 8, 64 and 1,024"),
+    ],
+)
+def test_batch_sizes(sizes, text):
+    assert console.sizes(sizes) == text

@@ -1,6 +1,7 @@
 """Targets, budgets, evaluations, clock, rules, ranges, step times: tables and closed forms."""
 
 import math
+import statistics
 import subprocess
 import sys
 
@@ -11,7 +12,6 @@ from bstune.core.errors import InputError
 from bstune.core.evaluation_schedule import has_been_near, next_evaluation
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target, ends
-from bstune.core.rules import lr_of
 from bstune.core.space import Space
 from bstune.core.step_time import fit_step_time
 
@@ -70,6 +70,34 @@ def test_gap_and_reached(target, value, reached, gap):
 @pytest.mark.parametrize(("batch_size", "step"), [(4, 15_000), (100, 600), (150, 400), (1000, 400)])
 def test_a_budget_ends_once_steps_and_examples_are_spent(batch_size, step):
     assert Budget(steps=400, examples=60_000).last_step(batch_size) == step
+
+
+def run(status, steps_low, steps):
+    return Record(
+        number=0, place="seed/0/0", role="new seed", batch_size=8, lr=0.1, seed=0, max_steps=900,
+        status=status, steps=steps, steps_low=steps_low,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("ends_of", [(0, 1), (0, 4), (26, 46), (99, 100), (100, 105)])
+def test_steps_to_target_are_uniform_over_what_evaluations_leave(ends_of):
+    low, high = ends_of
+    possible = range(low + 1, high + 1)
+    record = run("reached", low, high)
+    assert record.steps_to_target == statistics.fmean(possible)
+    deviation = statistics.pstdev(possible) / statistics.fmean(possible)
+    assert record.steps_error == pytest.approx(deviation)
+
+
+@pytest.mark.parametrize("status", ["missed", "pruned", "diverged"])
+def test_without_the_target_all_steps_are_a_bound(status):
+    record = run(status, 40, 50)
+    assert (record.steps_to_target, record.steps_error) == (50, 0)
+
+
+def test_a_target_that_is_met_before_training_takes_a_step():
+    record = run("reached", 0, 0)
+    assert (record.steps_to_target, record.steps_error) == (1, 0)
 
 
 def test_only_the_last_trial_of_a_chain_ends_it():
@@ -156,16 +184,6 @@ def test_the_system_tells_waits_in_seconds():
     assert 0.0 <= waited() <= waited() < 1e6
 
 
-@pytest.mark.parametrize(("rule", "lr"), [("none", 0.1), ("sqrt", 0.2), ("linear", 0.4)])
-def test_scaling_rules(rule, lr):
-    assert lr_of(rule, 256, (64, 0.1)) == pytest.approx(lr)
-
-
-def test_an_unknown_rule_is_refused():
-    with pytest.raises(InputError, match="sqrt"):
-        lr_of("square", 256, (64, 0.1))
-
-
 @pytest.mark.parametrize(
     ("multiple", "size", "snapped"),
     [(1, 0.2, 8), (1, 12.4, 12), (1, 5000, 1024), (8, 12.4, 16), (8, 11, 8), (8, 3, 8)],
@@ -173,6 +191,20 @@ def test_an_unknown_rule_is_refused():
 def test_batch_sizes_are_snapped(multiple, size, snapped):
     space = Space(8, 1024, 1e-3, 1.0, "sqrt", (64, 0.1), multiple)
     assert space.snap(size) == snapped
+
+
+@pytest.mark.parametrize(
+    ("rule", "noise_scale", "lr"),
+    [
+        ("sqrt", None, 0.2),
+        # Without a noise scale it is the middle, 128.
+        ("saturating", None, 0.1 * (1 + 2) / (1 + 1 / 2)),
+        ("saturating", 1024.0, 0.1 * (1 + 16) / (1 + 4)),
+    ],
+)
+def test_the_rate_of_a_space_s_rule(rule, noise_scale, lr):
+    space = Space(16, 1024, 1e-3, 1.0, rule, (64, 0.1), noise_scale=noise_scale)
+    assert space.rule_lr(256) == pytest.approx(lr)
 
 
 @pytest.mark.parametrize(("lr", "snapped"), [(0.123456, 0.123), (9.0, 1.0), (1e-9, 1e-3)])

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from results import BASELINE, BEST, STATES, records, result
@@ -63,6 +64,24 @@ def test_the_curve_and_the_law_are_the_results() -> None:
     assert list(times) == [point.steps * point.step_seconds for point in study.curve]
 
 
+@pytest.mark.parametrize("state", ["switch", "steps: switch", "curve"])
+def test_the_drawn_law_crosses_its_double_floor_at_the_printed_b_crit(state: str) -> None:
+    study = STATES[state]
+    assert study.critical is not None
+    lines = {line.get_label(): line for line in curve_figure(study, []).axes[0].lines}
+    law = lines["law S_min (1 + B_crit/B)"]
+    sizes, steps = np.log(law.get_xdata()), np.log(law.get_ydata())
+    at_b_crit = np.exp(np.interp(np.log(study.critical.interval.value), sizes, steps))
+    # Straight on logarithmic axes between sizes a quarter octave apart.
+    assert at_b_crit == pytest.approx(lines["2 S_min"].get_ydata()[0], rel=0.002)
+
+
+@pytest.mark.parametrize("state", ["curve: open above", "curve: both ends open"])
+def test_without_a_value_no_law_is_drawn(state: str) -> None:
+    labels = [line.get_label() for line in curve_figure(STATES[state], []).axes[0].lines]
+    assert labels == ["median at the best rate, with its 90% band"]
+
+
 @pytest.mark.parametrize("state", ["baseline missed in its budget", "switch", "keep"])
 def test_the_best_and_the_baseline_lie_within_the_panels(state: str) -> None:
     figure = curve_figure(STATES[state], records())
@@ -91,3 +110,14 @@ def test_reading_and_writing_a_report_imports_no_heavy_package() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("state", ["switch", "curve"])
+def test_the_legend_lies_within_the_figure(state: str) -> None:
+    trials = [record for record in records() if record.status != "diverged"]
+    figure = curve_figure(STATES[state], trials)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1

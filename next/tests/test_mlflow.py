@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from results import records, result
+from results import STATES, records, result
 
 from bstune.core.records import Record
 from bstune.report.page import page
@@ -92,6 +92,17 @@ def test_the_curve_is_logged_over_batch_size(logged: tuple[Path, Any]) -> None:
         assert [metric.step for metric in history] == [round(p.batch_size) for p in STUDY.curve]
     values = [metric.value for metric in history]
     assert values == pytest.approx([point.lr for point in STUDY.curve])
+
+
+def test_a_study_of_the_curve_has_no_best(outputs: Path) -> None:
+    address = log(outputs / "curve", "curve", STATES["curve"], RECORDS[:2])
+    assert isinstance(address, MlflowAddress)
+    ((study,), _) = runs_of(outputs / "curve", "curve")
+    metrics = study.data.metrics
+    assert "best.batch_size" not in metrics
+    assert (metrics["b_crit.value"], metrics["s_min"]) == (130.2, 26.0)
+    assert (metrics["lr_exponent.low"], metrics["lr_exponent.high"]) == (0.31, 0.58)
+    assert "bstune.verdict" not in study.data.tags
 
 
 def test_each_trial_has_a_nested_run(logged: tuple[Path, Any]) -> None:

@@ -9,7 +9,7 @@ from bstune.report.page import page
 ATTACK = "</svg><script>alert(1)</script>"
 
 
-@pytest.mark.parametrize("state", ["switch", "keep", "nothing reached: failed"])
+@pytest.mark.parametrize("state", ["switch", "keep", "nothing reached: failed", "curve"])
 def test_the_page_has_the_answer_and_is_small(state: str) -> None:
     study = STATES[state]
     text = page(study, records(), "workload: digits\n")
@@ -29,12 +29,31 @@ def test_all_trials_and_the_config_are_there() -> None:
     assert "lr: {low: 0.01}" in text
 
 
+@pytest.mark.parametrize("state", ["switch", "steps: switch", "curve"])
+def test_every_question_has_the_rates_once(state: str) -> None:
+    text = page(STATES[state], records(), "")
+    (shown,) = re.findall("<dt>Rates</dt><dd>(.*)</dd>", text)
+    assert re.findall(r"\d\.\d+", shown) == ["0.45", "0.31", "0.58"]
+    assert "sqrt" in shown
+
+
 def test_warnings_beyond_two_stand_on_the_page_alone() -> None:
     study = result(warnings=(STEP_TIMES, FEW_OCTAVES, FAR))
     assert FAR.fix not in " ".join(row.text for row in answer(study))
     text = page(study, records(), "")
     for warning in study.warnings:
         assert text.count(warning.fix) == 1
+
+
+def test_what_is_predicted_stands_there_with_its_interval() -> None:
+    text = " ".join(page(result(), records(), "").split())
+    # The best's time and share of further seeds, the rate alone, the fewest steps.
+    for values in (("33 ms", "28 ms", "40 ms", "88%"), ("2.4x", "2 to 2.9"), ("480", "27.5")):
+        for value in values:
+            assert value in text
+    without = page(result(fewest_steps=None, lr_alone=None), records(), "")
+    assert "27.5" not in without
+    assert "2 to 2.9" not in without
 
 
 def test_nothing_is_run_or_loaded() -> None:

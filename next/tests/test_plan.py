@@ -15,6 +15,7 @@ from bstune.study.plan import (
     Plan,
     Wait,
     fatal_error,
+    field_of,
     next_step,
     trial_seed,
 )
@@ -125,6 +126,32 @@ def test_nothing_to_confirm_is_the_end(seeds, records):
     assert next_step(plan(seeds=seeds), records, [], 0.0) == Done()
 
 
+def of_law(count, noise):
+    """Trials at 4 to 1,024, whose steps follow 50 (1 + 60/B) with a noise that sums to zero."""
+    records = [of_baseline(steps=97, steps_low=95)]
+    for number in range(1, count):
+        size = 4 * 2 ** (8 * (number - 1) / (count - 2))
+        steps = round(50 * (1 + 60 / size) * math.exp(noise * (-1) ** number))
+        lr = 0.4 * math.sqrt(size / 64)
+        fields = {"batch_size": round(size), "lr": lr, "steps": steps, "steps_low": steps - 1}
+        records.append(searched(number, f"search/{number - 1}", **fields))
+    return records
+
+
+@pytest.mark.parametrize(
+    ("count", "noise", "is_known"), [(60, 0.01, True), (6, 0.01, False), (12, 0.4, False)]
+)
+def test_the_curve_is_searched_until_b_crit_is_known(count, noise, is_known):
+    question = Question(TARGET, Budget(steps=2000), "curve")
+    step = next_step(plan(question=question, trials=99), of_law(count, noise), [], 0.0)
+    assert isinstance(step, Done if is_known else Ask)
+
+
+def test_the_curve_needs_no_new_seeds():
+    question = Question(TARGET, Budget(steps=2000), "curve")
+    assert next_step(plan(question=question, trials=2), SEARCHED, [], 0.0) == Done()
+
+
 @pytest.mark.parametrize("status", ["out of memory", "refused"])
 def test_sizes_that_do_not_fit_are_no_configurations(status):
     records = [of_baseline(), searched(1, "search/0"), searched(2, "search/1", status=status)]
@@ -167,6 +194,49 @@ def test_a_time_limit_ends_the_search_then_the_new_seeds(now, place):
 def test_under_a_time_limit_the_baseline_may_take_a_fifth():
     ask = next_step(plan(deadline=Deadline(0.0, 100.0)), [], [], 5.0)
     assert ask.until == 25.0
+
+
+@pytest.mark.parametrize(
+    ("objective", "limit"),
+    [
+        # 4 times the best's 60 steps, or 4 times their 2.875 ms each in steps of 2 ms.
+        ("steps", 240),
+        ("time", math.ceil(240 * (1 + 120 / 64) / 2)),
+    ],
+)
+def test_under_a_time_limit_the_baseline_runs_to_four_times_the_best(objective, limit):
+    question = Question(TARGET, Budget(steps=400, examples=60_000), objective)
+    limited = plan(question=question, deadline=Deadline(0.0, 100.0))
+    seeds = [searched(3 + index, f"seed/1/{index}", repeats=1, steps_low=59) for index in range(2)]
+    ask = next_step(limited, [*SEARCHED, *seeds], [], 70.0)
+    assert (ask.place, ask.max_steps) == ("seed/0/0", limit)
+
+
+def of_new_seeds(*statuses):
+    """A lucky configuration, which misses, and a robust one that takes a tenth longer."""
+    found = [of_baseline(steps_low=199)]
+    found.append(searched(1, "search/0", steps_low=59, max_steps=200))
+    found.append(searched(2, "search/1", steps=63, steps_low=62, lr=0.25, max_steps=200))
+    for number, status in enumerate(statuses, start=3):
+        place = f"seed/1/{number - 3}"
+        found.append(searched(number, place, status=status, steps=240, repeats=1))
+    return found
+
+
+def test_a_robust_configuration_takes_over_from_one_that_misses():
+    assert next_step(plan(), of_new_seeds(), [], 0.0).place == "seed/1/0"
+    assert next_step(plan(), of_new_seeds("pruned"), [], 0.0).place == "seed/2/0"
+
+
+def test_runs_that_were_stopped_early_tell_no_share():
+    (lucky, robust) = field_of(plan(), of_new_seeds()).candidates
+    assert lucky.share == robust.share == 1.0
+    early = [*of_new_seeds(), searched(3, "search/2", status="pruned", steps=70, max_steps=70)]
+    assert [one.share for one in field_of(plan(), early).candidates] == [1.0, 1.0]
+    late = [*of_new_seeds(), searched(3, "search/2", status="pruned", steps=300, max_steps=300)]
+    (lucky, robust) = field_of(plan(), late).candidates
+    assert lucky.share == pytest.approx(2 / 3, abs=0.01)
+    assert robust.share > 0.98
 
 
 def failed(number, batch_size):
@@ -231,5 +301,5 @@ def test_a_deadline_stops_the_baseline_in_its_schedule():
         record(2, "seed/1/0", **fast, schedule_steps=400, repeats=1),
     ]
     asked = next_step(ends, records, [], 70.0)
-    # Four times 40 steps of 3 ms, in steps of 2 ms.
-    assert (asked.place, asked.max_steps, asked.schedule_steps) == ("seed/0/0", 240, 938)
+    # Four times 39.5 steps of 3 ms, in steps of 2 ms.
+    assert (asked.place, asked.max_steps, asked.schedule_steps) == ("seed/0/0", 237, 938)

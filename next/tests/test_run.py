@@ -109,6 +109,35 @@ def test_optuna_reads_the_study(finished):
     assert len(frame) == len(finished[0].records)
 
 
+class OwnAdam(Model):
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+
+class AsksItsTrainer(Model):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr * self.trainer.max_steps / 1250)
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "rule"),
+    [
+        (Model, None, "linear"),
+        (Model, "surge", "surge"),
+        (OwnAdam, None, "sqrt"),
+        (AsksItsTrainer, None, "sqrt"),
+    ],
+)
+def test_the_optimizer_decides_which_rule_is_expected(tmp_path, module, given, rule):
+    assert tune(tmp_path, module, scaling=given, trials=1, seeds=1).scaling == rule
+
+
+def test_a_continued_study_keeps_its_rule(tmp_path):
+    for module in (Model, OwnAdam):
+        result = tune(tmp_path, module, name="kept", trials=1, seeds=1)
+        assert result.scaling == "linear"
+
+
 def test_nothing_reached(tmp_path):
     result = tune(
         tmp_path, target="val/loss <= 1e-9", budget={"steps": 10, "examples": 200}, trials=3
@@ -160,7 +189,7 @@ def test_a_time_limit_is_kept_with_an_answer(tmp_path):
         ({"trials": "many"}, "trials"),
         ({"baseline": (256, 0.1)}, "baseline"),
         ({"batch_size": (64, 2)}, "batch_size"),
-        ({"objective": "steps"}, "objective"),
+        ({"objective": "metric"}, "objective"),
         ({"storage": "nosuch://x"}, "storage"),
     ],
 )

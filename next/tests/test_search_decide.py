@@ -8,7 +8,7 @@ from bstune.core.question import Question
 from bstune.core.records import Budget
 from bstune.core.space import Space
 from bstune.search.decide import largest_size, propose
-from bstune.search.findings import predictions
+from bstune.search.findings import lr_exponent_quantiles, predictions
 from bstune.search.posterior import sample_posterior
 
 
@@ -35,6 +35,36 @@ def test_a_search_finds_the_fastest_configuration():
         ratios.append(median / least)
     assert min(ratios) < 1.1
     assert max(ratios) < 1.25
+
+
+def test_under_steps_a_search_goes_to_the_fewest_steps():
+    """S falls with the batch size: the largest one takes the fewest steps, 1.08 S_min."""
+    workload = Workload(b_crit=40.0, noise=0.1)
+    question = replace(QUESTION, objective="steps")
+    for seed in range(2):
+        records = []
+        for number in range(30):
+            proposal = propose(question, SPACE, step_time, records, seed)
+            records.append(workload.train(number, proposal, records))
+        posterior = sample_posterior(question, SPACE, records, seed=seed)
+        found = min(predictions(posterior, question, step_time), key=lambda one: one.log_value)
+        quiet = replace(workload, noise=0.0)
+        assert quiet.steps(found.record.batch_size, found.record.lr) < 1.2 * 107.8
+
+
+@pytest.mark.parametrize("rule", ["none", "linear", "saturating", "surge"])
+def test_no_rule_constrains_a_search(rule):
+    """The best rate grows as the square root of B, through twice the anchor's rate."""
+    workload = Workload(b_crit=40.0, noise=0.1)
+    least = workload.steps(math.sqrt(4000), 0.1 * 4000**0.25 / 8) * step_time(math.sqrt(4000))
+    space = replace(SPACE, rule=rule)
+    records = search(workload, 40, space=space)
+    posterior = sample_posterior(QUESTION, space, records, seed=0)
+    found = min(predictions(posterior, QUESTION, step_time), key=lambda one: one.log_value)
+    steps = replace(workload, noise=0.0).steps(found.record.batch_size, found.record.lr)
+    assert steps * step_time(found.record.batch_size) < 1.3 * least
+    low, _, high = lr_exponent_quantiles(posterior)
+    assert low < 0.5 < high
 
 
 @pytest.mark.parametrize(
@@ -128,7 +158,7 @@ def test_what_is_worth_resuming(steps, budget, is_resumed):
     assert (8 in got) == is_resumed
 
 
-@pytest.mark.parametrize("records", [[], search(Workload(), 6)], ids=["first", "seventh"])
+@pytest.mark.parametrize("records", [[], search(Workload(), 3)], ids=["first", "fourth"])
 def test_the_same_arguments_give_the_same_proposal(records):
     first, again, of_other_seed = (
         propose(QUESTION, SPACE, step_time, records, seed) for seed in (5, 5, 6)
@@ -145,7 +175,7 @@ def test_the_same_arguments_give_the_same_proposal(records):
         (6400, [], 100, 100),
         (100, [], 10, 10),
         # A fifth of what was spent, in steps of the smallest or the largest size.
-        (6400, [record(status="missed", steps=6400)], 342, 1942),
+        (6400, [record(status="missed", steps=6400)], 342, 1944),
         # The best configuration's time, 1.2 times over: at most that of the smallest size.
         (6400, [record(steps=100, steps_low=99)], 10, 190),
         (50, [record(steps=40, steps_low=39)], 10, 50),

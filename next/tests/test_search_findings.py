@@ -13,7 +13,6 @@ from bstune.search.findings import (
     lr_exponent_quantiles,
     near_optimal,
     predictions,
-    s_min,
 )
 from bstune.search.law import B_CRIT, NOISE, make_law
 from bstune.search.posterior import Posterior, rows_of
@@ -32,7 +31,7 @@ def test_a_prediction_lies_between_the_law_and_the_trial():
     trials = [lucky, record(1, "missed"), record(2, role="new seed")]
     (got,) = predictions(posterior(trials), QUESTION, step_time)
     # A configuration's own deviation and a seed's are equal here: halfway.
-    halfway = 0.5 * (math.log(150) + 0.5 * math.log(9900))
+    halfway = 0.5 * (math.log(150) + math.log(100))
     assert got.record is lucky
     assert got.log_value == pytest.approx(halfway + math.log(step_time(64)))
     assert got.deviation == pytest.approx(0.14 * math.sqrt(0.5))
@@ -77,6 +76,28 @@ def test_the_near_optimal_range():
     assert near_optimal(points, QUESTION, lambda batch_size: 1.0)[1] == 512
 
 
+@pytest.mark.parametrize(
+    ("space", "exponent"),
+    [
+        # From 8 to 512, 64 = B_crit in the middle, saturating grows eightfold: as the square root.
+        (replace(SPACE, rule="saturating"), 0.5),
+        (replace(SPACE, rule="saturating", noise_scale=1e9), 1.0),
+        (replace(SPACE, rule="surge"), 0.0),
+        (replace(SPACE, rule="surge", noise_scale=1e9), 0.5),
+        (replace(SPACE, rule="linear"), 1.0),
+        # One batch size alone, 8 = B_crit: over the octave above it.
+        (replace(SPACE, rule="saturating", low=8, high=8), math.log2(2 / 1.5)),
+        (replace(SPACE, rule="sqrt", low=8, high=8), 0.5),
+    ],
+)
+def test_the_exponent_is_the_slope_of_the_best_rate(space, exponent):
+    theta = THETA.copy()
+    theta[:, B_CRIT] = 0.0
+    law = make_law(space, QUESTION.budget, misfit=False)
+    got = lr_exponent_quantiles(Posterior(law, theta, rows_of((), TARGET), ()))
+    assert got == pytest.approx((0.1 + exponent,) * 3)
+
+
 def test_quantiles_of_the_law_s_parameters():
     theta = np.repeat(THETA, 101, axis=0)
     theta[:, B_CRIT] += np.linspace(-1.0, 1.0, 101)
@@ -85,7 +106,6 @@ def test_quantiles_of_the_law_s_parameters():
     assert b_crit_quantiles(several) == pytest.approx((32 * math.exp(-0.9), 32, 32 * math.exp(0.9)))
     assert lr_exponent_quantiles(several) == pytest.approx((0.51, 0.6, 0.69))
     assert lr_exponent_quantiles(several, (0.0, 1.0)) == pytest.approx((0.5, 0.7))
-    assert s_min(posterior()) == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from scipy.stats import t as student
 from search_records import SPACE
 
 from bstune.core.records import Budget
+from bstune.core.rules import lr_of
 from bstune.core.space import Space
 from bstune.search import law as laws
 from bstune.search.law import make_law
@@ -89,3 +91,31 @@ def test_one_batch_size_alone(misfit):
     theta = law.sample_prior(50, np.random.default_rng(0))
     assert np.isfinite(law.log_steps(theta, log2(64.0), log2(0.1))).all()
     assert law.mean[laws.LEVEL] == pytest.approx(math.log(25.0))
+
+
+@pytest.mark.parametrize("rule", ["saturating", "surge"])
+@pytest.mark.parametrize("noise_scale", [None, 20.0])
+def test_rules_that_turn_at_each_draw_s_b_crit(rule, noise_scale):
+    space = replace(SPACE, rule=rule, noise_scale=noise_scale)
+    law = make_law(space, Budget(steps=4000), misfit=False)
+    theta = np.repeat(THETA, 3, axis=0)
+    # B_crit 32, 64 and 1024; a shift of one octave, and 0.1 of an octave an octave from 64 on.
+    theta[:, laws.B_CRIT] = np.log([0.5, 1.0, 16.0])
+    sizes = np.array([8.0, 64.0, 500.0])
+    turns = [noise_scale] * 3 if noise_scale else [32.0, 64.0, 1024.0]
+    expected = [
+        [lr_of(rule, size, (64, 0.05), noise) * 2.0 * (size / 64) ** 0.1 for size in sizes]
+        for noise in turns
+    ]
+    np.testing.assert_allclose(2.0 ** law.best_rate(theta, np.log2(sizes)), expected)
+    # Each draw at a batch size of its own.
+    own = law.best_rate(theta, np.log2(sizes)[:, None])[:, 0]
+    np.testing.assert_allclose(2.0**own, np.diag(expected))
+
+
+@pytest.mark.parametrize("rule", ["none", "sqrt", "linear", "saturating", "surge"])
+def test_the_best_rate_goes_through_the_baseline_under_each_rule(rule):
+    law = make_law(replace(SPACE, rule=rule, anchor=(100, 0.07)), Budget(steps=400), misfit=False)
+    theta = law.sample_prior(20, np.random.default_rng(0))
+    theta[:, [laws.SHIFT, laws.EXPONENT]] = 0.0
+    np.testing.assert_allclose(2.0 ** law.best_rate(theta, log2(100.0)), 0.07)

@@ -41,10 +41,10 @@ def trained(workload, count, seed=0):
     ("trial", "kind", "log_steps", "deviation"),
     [
         # The middle of (90, 100], and a uniform distribution's deviation.
-        (record(), VALUE, 0.5 * math.log(9000), math.log(100 / 90) / math.sqrt(12)),
-        # An interval that spans more than a factor of two counts as one of two.
-        (record(steps_low=0), VALUE, 0.5 * math.log(5000), math.log(2) / math.sqrt(12)),
-        (record(role="new seed"), VALUE, 0.5 * math.log(9000), math.log(100 / 90) / math.sqrt(12)),
+        (record(), VALUE, math.log(95.5), math.sqrt(99 / 12) / 95.5),
+        # Its first evaluation was late.
+        (record(steps_low=0), VALUE, math.log(50.5), math.sqrt(9999 / 12) / 50.5),
+        (record(role="new seed"), VALUE, math.log(95.5), math.sqrt(99 / 12) / 95.5),
         (record(status="missed", history=FALLING), BOUND, math.log(100), 0.1),
         (record(status="pruned"), BOUND, math.log(100), 0.1),
         (record(status="diverged"), DIVERGED, 0.0, 1.0),

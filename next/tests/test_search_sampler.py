@@ -87,7 +87,7 @@ def test_a_study_of_one_s_own_needs_no_records():
 
 
 def test_the_baseline_is_the_first_trial():
-    sampler = make_sampler(baseline=(100, 0.02), lr=None)
+    sampler = make_sampler(baseline=(100, 0.02))
     study = optuna.create_study(sampler=sampler)
     trial, *pair = ask(study)
     assert pair == [100, 0.02]
@@ -154,9 +154,23 @@ def test_a_record_is_taken_as_it_is():
     [
         ({"lr": (0.001, 1.0)}, 0.001, 1.0, (64, math.sqrt(0.001))),
         ({"baseline": (32, 0.1), "lr": (0.001, 1.0)}, 0.001, 1.0, (32, 0.1)),
-        # 4 octaves around the rule's rates at both ends.
-        ({"baseline": (32, 0.1)}, 0.05 / 16, 0.4 * 16, (32, 0.1)),
-        ({"baseline": (32, 0.1), "scaling": "none"}, 0.1 / 16, 1.6, (32, 0.1)),
+        # 10 octaves around the rule's rates at both ends.
+        ({"baseline": (32, 0.1)}, 0.05 / 1024, 0.4 * 1024, (32, 0.1)),
+        ({"baseline": (32, 0.1), "scaling": "none"}, 0.1 / 1024, 102.4, (32, 0.1)),
+        # They turn at 64, the middle: 0.1 (1 + 2)/(1 + 8) and 0.1 (1 + 2)/(1 + 1/8); the surge
+        # rule's rates at both ends are equal.
+        (
+            {"baseline": (32, 0.1), "scaling": "saturating"},
+            0.3 / 9 / 1024,
+            0.3 / 1.125 * 1024,
+            (32, 0.1),
+        ),
+        (
+            {"baseline": (32, 0.1), "scaling": "surge"},
+            0.1 * (2**0.5 + 0.5**0.5) / (8**0.5 + 8**-0.5) / 1024,
+            0.1 * (2**0.5 + 0.5**0.5) / (8**0.5 + 8**-0.5) * 1024,
+            (32, 0.1),
+        ),
     ],
 )
 def test_the_space_that_arguments_give(arguments, lr_low, lr_high, anchor):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from bstune.core.records import Budget, StepTime, Target
 
-Objective = Literal["time", "steps", "curve"]
+Objective = Literal["time", "steps", "curve", "metric"]
 # The labels of the answer's rows by objective, as ``Question.rows`` gives them.
 ROWS: dict[str, tuple[str, ...]] = {
     "time": ("Time", "Easier", "Also good", "Scaling", "Warning", "Next", "Train"),
@@ -40,6 +40,11 @@ class Question:
     def cost(self, steps: float, batch_size: float, step_time: StepTime) -> float:
         """What a trial takes: training seconds of so many steps."""
         return steps * step_time(batch_size)
+
+    @property
+    def seeks_best(self) -> bool:
+        """Whether a best configuration is sought, which new seeds confirm."""
+        return self.objective != "curve"
 
     @property
     def rows(self) -> tuple[str, ...]:

@@ -160,6 +160,21 @@ class Record(Spec):
         return self.status == "reached"
 
     @property
+    def steps_to_target(self) -> float:
+        """The middle of the whole steps in (steps_low, steps]; all steps where it did not reach."""
+        middle = 0.5 * (self.steps_low + 1 + self.steps)
+        return max(middle, 1.0) if self.reached else float(self.steps)
+
+    @property
+    def steps_error(self) -> float:
+        """Relative standard deviation of ``steps_to_target``, uniform over the whole steps."""
+        if not self.reached:
+            return 0.0
+        # The variance of a uniform distribution over n whole numbers is (n^2 - 1)/12.
+        count = max(self.steps - self.steps_low, 1)
+        return math.sqrt((count**2 - 1) / 12.0) / self.steps_to_target
+
+    @property
     def is_unfit(self) -> bool:
         """Whether its batch size does not fit: into memory, or to the user's code."""
         return self.status in ("out of memory", "refused")

@@ -1,10 +1,13 @@
 """What a study searches: a range of batch sizes and one of learning rates around a scaling rule."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bstune.core.records import Frozen
 from bstune.core.rules import lr_of
+
+# An open end of the rates lies so many octaves beyond the rule's.
+LR_OCTAVES = 10
 
 
 class Configuration(Frozen):
@@ -23,8 +26,9 @@ class Space:
         low, high: batch sizes, both included.
         multiple: batch sizes are snapped to it; ``low`` and ``high`` are multiples.
         lr_low, lr_high: learning rates, both included.
-        rule: a name of :data:`bstune.core.rules.EXPONENTS`.
+        rule: a name of :data:`bstune.core.rules.Rule`.
         anchor: batch size and rate that the rule goes through: the baseline, where there is one.
+        noise_scale: at which some rules turn, in examples; None: at the critical batch size.
     """
 
     low: int
@@ -34,10 +38,11 @@ class Space:
     rule: str
     anchor: tuple[float, float]
     multiple: int = 1
+    noise_scale: float | None = None
 
     def rule_lr(self, batch_size: float) -> float:
-        """The scaling rule's learning rate."""
-        return lr_of(self.rule, batch_size, self.anchor)
+        """The scaling rule's learning rate; a noise scale that is not known is the middle's."""
+        return lr_of(self.rule, batch_size, self.anchor, self.noise_scale or 2.0**self.middle)
 
     def snap(self, batch_size: float) -> int:
         """The nearest batch size that is allowed."""
@@ -57,7 +62,6 @@ class Space:
         rule: str,
         baseline: tuple[float, float] | None,
         multiple: int,
-        octaves: float,
     ) -> "Space | None":
         """The space whose rule goes through the baseline; None if nothing says which rates to try.
 
@@ -65,11 +69,10 @@ class Space:
 
         Args:
             sizes: smallest and largest batch size.
-            rates: smallest and largest rate; one that is None lies ``octaves`` beyond the rule's.
+            rates: smallest and largest; one that is None lies ``LR_OCTAVES`` beyond the rule's.
             rule: as of the class.
             baseline: batch size and rate.
             multiple: as of the class.
-            octaves: of an open end.
         """
         low, high = sizes
         lr_low, lr_high = rates
@@ -78,15 +81,12 @@ class Space:
             if lr_low is None or lr_high is None:
                 return None
             anchor = math.sqrt(low * high), math.sqrt(lr_low * lr_high)
-        of_rule = [lr_of(rule, size, anchor) for size in sizes]
-        return Space(
-            low=low,
-            high=high,
-            lr_low=lr_low or min(of_rule) / 2.0**octaves,
-            lr_high=lr_high or max(of_rule) * 2.0**octaves,
-            rule=rule,
-            anchor=anchor,
-            multiple=multiple,
+        space = Space(low, high, lr_low or 0.0, lr_high or math.inf, rule, anchor, multiple)
+        of_rule = [space.rule_lr(size) for size in sizes]
+        return replace(
+            space,
+            lr_low=lr_low or min(of_rule) / 2.0**LR_OCTAVES,
+            lr_high=lr_high or max(of_rule) * 2.0**LR_OCTAVES,
         )
 
     @property

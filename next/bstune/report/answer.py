@@ -5,12 +5,12 @@ say is absent.
 """
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bstune.core.question import ROWS
 from bstune.core.space import Configuration
-from bstune.study.result import Confirmed, Speedup, StudyResult
+from bstune.study.result import Confirmed, Critical, Speedup, StudyResult
 from bstune.system import console
 
 # The most warnings of an answer; the page has all.
@@ -21,6 +21,8 @@ BASELINE_ENDS = {
     "stopped": "was stopped before the target",
     "failed": "failed",
 }
+# A comparison by what the question minimises: its verb, what is better, and its conjunction.
+COMPARISONS = {"time": ("is", "as fast", "as"), "steps": ("takes", "fewer steps", "than")}
 # Where nothing reached the target: what to do about what most trials did.
 FIXES = {
     "diverged": "search lower learning rates",
@@ -47,7 +49,10 @@ class Row:
 def answer(result: StudyResult) -> tuple[Row, ...]:
     """Write an answer's rows: the verdict, then those that the question names, in its order."""
     texts = {
-        "Time": _time(result),
+        "Time": _runs(result, _took),
+        "Steps": _steps(result),
+        "Range": _range(result),
+        "Rates": rates(result),
         "Easier": _easier(result),
         "Also good": _also_good(result),
         "Scaling": _scaling(result),
@@ -55,7 +60,7 @@ def answer(result: StudyResult) -> tuple[Row, ...]:
         "Next": _next(result),
         "Train": _train(result),
     }
-    rows = [Row(str(result.verdict).capitalize(), _verdict(result))]
+    rows = [_first(result)]
     for label in ROWS[result.objective]:
         rows += [Row(label, text) for text in texts[label]]
     return tuple(rows)
@@ -77,6 +82,20 @@ def render(result: StudyResult) -> str:
     return "\n".join(lines)
 
 
+def _first(result: StudyResult) -> Row:
+    """Write line 1: the verdict or, where the question asks for none, the critical batch size."""
+    if result.verdict is not None:
+        return Row(result.verdict.capitalize(), _verdict(result))
+    text = "batch size"
+    critical = result.critical
+    if critical is not None:
+        text = _critical(critical)
+        if critical.linear_below is not None and critical.no_gain_above is not None:
+            below, above = _examples(critical.linear_below), _examples(critical.no_gain_above)
+            text += f": linear below {below}, no gain above {above}"
+    return Row("Critical", text)
+
+
 def _verdict(result: StudyResult) -> str:
     best = result.best
     baseline = result.baseline
@@ -87,17 +106,21 @@ def _verdict(result: StudyResult) -> str:
     if best is None:
         return missing
     if result.verdict == "use":
-        return f"{_pair(best)}: the least time to the target"
+        least = "fewest steps" if result.objective == "steps" else "least time"
+        return f"{_pair(best)}: the {least} to the target"
     if speedup is None or baseline is None:
         return f"{_pair(best)} is the best so far; {missing}"
     best_other = f"the best of {console.count(result.configurations, 'other')}"
+    verb, better, _ = COMPARISONS[result.objective]
     if result.verdict == "keep" and speedup.high is not None:
-        return f"{_pair(best)}: {best_other} is at most {_fast(speedup.high)}"
-    compared = _speedup_text(speedup, baseline, result.baseline_limit)
+        return (
+            f"{_pair(best)}: {best_other} {verb} at most {console.speedup(speedup.high)} {better}"
+        )
+    compared = _speedup_text(result, speedup, baseline)
     if result.verdict == "switch":
         return f"to {_pair(best)}: {compared}"
     faster = best_other if best.number == baseline.number else _pair(best)
-    return f"{faster} is {compared}; {missing}"
+    return f"{faster} {verb} {compared}; {missing}"
 
 
 def _unreached(result: StudyResult) -> str:
@@ -112,24 +135,36 @@ def _unreached(result: StudyResult) -> str:
     return f"{text}: closest {value} ({_pair(closest.configuration)}); {trend}"
 
 
-def _speedup_text(speedup: Speedup, baseline: Confirmed, limit: str | None) -> str:
-    """Write how fast the best is, as far as the baseline's end allows to say it."""
+def _speedup_text(result: StudyResult, speedup: Speedup, baseline: Confirmed) -> str:
+    """Write how much better the best is, as far as the baseline's end allows to say it."""
     pair = f"your baseline, batch size {baseline.batch_size:,} and lr {console.number(baseline.lr)}"
-    if speedup.at_most:
-        return f"at most {_fast(speedup.value)} as {pair}, as it missed the target on new seeds"
+    _, better, than = COMPARISONS[result.objective]
+    better = f"{console.speedup(speedup.value)} {better}"
     if speedup.at_least:
-        end = BASELINE_ENDS[limit or "budget"]
-        return f"at least {_fast(speedup.value)} as {pair}, whose median run {end}"
-    low = None if speedup.low is None else console.number(speedup.low, 2)
+        end = BASELINE_ENDS[result.baseline_limit or "budget"]
+        return f"at least {better} {than} {pair}, whose median run {end}"
+    low = console.number(speedup.low, 2)
     high = None if speedup.high is None else console.number(speedup.high, 2)
-    return f"{_fast(speedup.value)}{_brackets(low, high)} as {pair}"
+    return f"{better}{_brackets(low, high)} {than} {pair}"
 
 
-def _time(result: StudyResult) -> Iterator[str]:
+def _steps(result: StudyResult) -> Iterator[str]:
+    """Write the steps, and what is faster in seconds."""
+    for text in _runs(result, _took_steps):
+        faster = result.faster
+        if faster is not None:
+            times = console.speedup(faster.speedup)
+            text += f"; {_pair(faster)} is predicted to be {times} as fast in seconds"
+        yield text
+
+
+def _runs(result: StudyResult, took: Callable[[Confirmed], str]) -> Iterator[str]:
+    """Write what the best and the baseline took on new seeds."""
     best = result.best
     if best is None or not best.runs:
         return
-    runs = f"{best.reached} of {best.runs}"
+    runs = _reached(best)
+    share = f"predicted {_share(best.predicted_share)}"
     # Where the best is the baseline, it is compared with the best other one.
     name = "baseline"
     compared = result.baseline
@@ -137,14 +172,15 @@ def _time(result: StudyResult) -> Iterator[str]:
         name = "best other"
         compared = result.other
     if compared is None or not compared.runs:
-        yield f"{_took(best)}; {runs} new seeds"
+        yield f"{took(best)}; {runs} new seeds, {share}"
     elif compared.number == best.number:
-        yield f"baseline {_took(best)}; {runs} new seeds"
+        yield f"baseline {took(best)}; {runs} new seeds, {share}"
     else:
         pair = "" if result.other is None else f" ({_pair(compared)})"
-        compared_runs = f"{compared.reached} of {compared.runs}"
-        seeds = "new seeds each" if runs == compared_runs else f"new seeds, {name} {compared_runs}"
-        yield f"{_took(best)}; {name}{pair} {_took(compared)}; {runs} {seeds}"
+        seeds = f"{runs} new seeds each, {share}"
+        if _reached(compared) != runs:
+            seeds = f"{runs} new seeds ({share}), {name} {_reached(compared)}"
+        yield f"{took(best)}; {name}{pair} {took(compared)}; {seeds}"
 
 
 def _easier(result: StudyResult) -> Iterator[str]:
@@ -153,40 +189,65 @@ def _easier(result: StudyResult) -> Iterator[str]:
 
 
 def _also_good(result: StudyResult) -> Iterator[str]:
-    best = result.best
-    if best is None or result.near_optimal is None or result.verdict == "not yet":
-        return
-    low, high = result.near_optimal
-    if low == high:
-        return
-    text = f"batch sizes {low:,} to {high:,}"
+    parts = []
+    if result.near_optimal is not None and result.verdict != "not yet":
+        low, high = result.near_optimal
+        if low < high:
+            parts.append(f"batch sizes {low:,} to {high:,}")
     alone = result.lr_alone
-    if alone is not None and result.baseline is not None:
-        at = f"at your {result.baseline.batch_size:,}, lr {console.number(alone.lr)} alone"
-        text += f"; {at} is predicted to give {console.speedup(alone.speedup)}"
-    yield text
+    if alone is not None:
+        times = console.speedup(alone.speedup)
+        at_least = "at least " if alone.high is None else ""
+        lr = console.number(alone.lr)
+        parts.append(f"at your batch size, lr {lr} alone is predicted to give {at_least}{times}")
+    if parts:
+        yield "; ".join(parts)
 
 
 def _scaling(result: StudyResult) -> Iterator[str]:
-    critical = result.critical
-    if critical is None:
-        return
+    if result.critical is not None:
+        yield f"critical {_critical(result.critical)}"
+
+
+def _critical(critical: Critical) -> str:
+    """Write the critical batch size, without its first word."""
     ends = critical.interval
     low = None if ends.low is None else _examples(ends.low)
     high = None if ends.high is None else _examples(ends.high)
     if ends.value is not None:
-        yield f"critical batch size {_examples(ends.value)}{_brackets(low, high)}"
-    elif low is not None and high is not None:
-        yield f"critical batch size between {low} and {high}"
-    elif low is not None:
-        size = f"{critical.largest:,}, the largest that reached the target"
-        yield f"critical batch size above {low}: steps still fall at {size}"
-    elif high is not None:
-        size = f"{critical.smallest:,}, the smallest that reached the target"
-        yield f"critical batch size below {high}: steps are already level at {size}"
-    else:
-        reached = f"{critical.smallest:,} to {critical.largest:,}"
-        yield f"no critical batch size: batch sizes {reached} that reached the target show none"
+        return f"batch size {_examples(ends.value)}{_brackets(low, high)}"
+    if low is not None:
+        return f"batch size above {low}: no trial above {critical.largest:,} reached the target"
+    if high is not None:
+        return f"batch size below {high}: no trial below {critical.smallest:,} reached the target"
+    reached = f"{critical.smallest:,} to {critical.largest:,}"
+    return f"batch size unknown: batch sizes {reached} that reached the target show none"
+
+
+def _range(result: StudyResult) -> Iterator[str]:
+    searched = result.searched
+    if searched is not None:
+        octaves = console.count(searched.octaves, "octave")
+        yield (
+            f"batch sizes {searched.low:,} to {searched.high:,}: {searched.reached} of {octaves} "
+            "have a trial that reached the target"
+        )
+
+
+def rates(result: StudyResult) -> Iterator[str]:
+    """Write how the best rate grows with batch size, and which scaling rules that allows."""
+    for text in growth(result):
+        yield f"{text}, which allows {' and '.join(result.allowed_rules) or 'no scaling rule'}"
+
+
+def growth(result: StudyResult) -> Iterator[str]:
+    """Write how the best rate grows with batch size."""
+    exponent = result.lr_exponent
+    if exponent is None or exponent.value is None:
+        return
+    low = None if exponent.low is None else f"{exponent.low:.2f}"
+    high = None if exponent.high is None else f"{exponent.high:.2f}"
+    yield f"lr* grows as B^{exponent.value:.2f}{_brackets(low, high)}"
 
 
 def _warnings(result: StudyResult) -> Iterator[str]:
@@ -195,9 +256,11 @@ def _warnings(result: StudyResult) -> Iterator[str]:
 
 
 def _next(result: StudyResult) -> Iterator[str]:
-    if result.verdict != "not yet":
-        return
     parts = []
+    if result.verdict is None and result.missing is not None:
+        parts.append(result.missing)
+    elif result.verdict != "not yet":
+        return
     if result.closest is not None:
         parts.append(FIXES[result.closest.trend])
         if result.missing is not None:
@@ -220,13 +283,25 @@ def _pair(configuration: Configuration) -> str:
     return pair
 
 
-def _fast(times: float) -> str:
-    return f"{console.speedup(times)} as fast"
+def _reached(configuration: Confirmed) -> str:
+    reached, runs = configuration.reached, configuration.runs
+    return f"all {runs}" if reached == runs > 1 else f"{reached} of {runs}"
+
+
+def _share(share: float) -> str:
+    """Write a share of seeds in tenths; it is never all of them, as it is predicted."""
+    return f"{min(round(10 * share), 9)} of 10"
 
 
 def _took(configuration: Confirmed) -> str:
     """Write seconds and steps to the target; where they are bounds it took longer."""
     took = f"{console.seconds(configuration.seconds)}, {console.number(configuration.steps)} steps"
+    return f"over {took}" if configuration.is_bound else took
+
+
+def _took_steps(configuration: Confirmed) -> str:
+    """Write steps to the target, then seconds; where they are bounds it took more."""
+    took = f"{console.number(configuration.steps)} steps, {console.seconds(configuration.seconds)}"
     return f"over {took}" if configuration.is_bound else took
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bstune.core.records import Record, ends
-from bstune.report.answer import answer
+from bstune.report.answer import answer, growth
 from bstune.search.findings import CurvePoint
 from bstune.study.result import Confirmed, StudyResult
 from bstune.system import console
@@ -95,9 +95,8 @@ def curve_figure(result: StudyResult, records: Sequence[Record]) -> Figure:
     diverged = [record for record in trials if record.status == "diverged"]
     _scatter(rate_axes, rate, diverged, CROSS)
     _draw_panel(rate_axes, rate, result, trials)
-    exponent = result.lr_exponent
-    if exponent is not None and exponent.value is not None:
-        rate_axes.set_title(f"the best grows as B^{exponent.value:.2f}", fontsize=9)
+    for text in growth(result):
+        rate_axes.set_title(text, fontsize=9, parse_math=False)
     _draw_legend(figure, (steps_axes, rate_axes))
     verdict = answer(result)[0]
     title = textwrap.fill(f"{verdict.label}   {verdict.text}", TITLE_WIDTH)
@@ -155,7 +154,7 @@ def _scatter(axes: Axes, panel: Panel, records: Sequence[Record], style: dict[st
 
 
 def _draw_law(axes: Axes, result: StudyResult) -> None:
-    """Draw S_min (1 + B_crit/B) and its double floor, which it crosses at B_crit."""
+    """Draw the law whose B_crit is printed, S_min (1 + B_crit/B), which is 2 S_min there."""
     if result.critical is None or not result.curve:
         return
     sizes = [point.batch_size for point in result.curve]
@@ -195,6 +194,6 @@ def _draw_legend(figure: Figure, panels: Sequence[Axes]) -> None:
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    style: dict[str, Any] = {"loc": "outside lower center", "ncols": 5, "frameon": False}
+    style: dict[str, Any] = {"loc": "outside lower center", "ncols": 4, "frameon": False}
     if entries:
         figure.legend(entries.values(), entries.keys(), fontsize=8, **style)

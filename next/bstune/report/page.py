@@ -9,7 +9,7 @@ from markupsafe import Markup
 from matplotlib import rc_context
 
 from bstune.core.records import Record
-from bstune.report.answer import MOST_WARNINGS, answer, header
+from bstune.report.answer import MOST_WARNINGS, Row, answer, header, rates
 from bstune.report.figure import curve_figure
 from bstune.study.result import StudyResult
 from bstune.system import console
@@ -36,6 +36,9 @@ def page(result: StudyResult, records: Sequence[Record], config_text: str) -> st
     environment.filters["number"] = console.number
     environment.filters["seconds"] = console.seconds
     verdict, *rows = answer(result)
+    # The page has the rates for every question.
+    if "Rates" not in [row.label for row in rows]:
+        rows += [Row("Rates", text) for text in rates(result)]
     return environment.get_template("page.html.j2").render(
         result=result,
         records=records,

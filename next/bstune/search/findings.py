@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from bstune.core.question import Question
 from bstune.core.records import Frozen, Record, StepTime
 from bstune.core.space import Space
-from bstune.search.law import B_CRIT, EXPONENT, LEVEL, NOISE
+from bstune.search.law import B_CRIT, NOISE
 from bstune.search.posterior import Posterior
 from bstune.search.schedule_length import Length, least_cost, length_of
 
@@ -200,18 +200,17 @@ def b_crit_quantiles(posterior: Posterior, shares: Sequence[float] = SHARES) -> 
     return _floats(np.exp(quantiles) * 2.0**posterior.law.middle)
 
 
-def s_min(posterior: Posterior) -> float:
-    """The median of S_min in S_min (1 + B_crit/B), in steps, without the misfit."""
-    log_s_min = posterior.theta[:, LEVEL] - np.logaddexp(0.0, posterior.theta[:, B_CRIT])
-    return float(np.exp(np.median(log_s_min)))
-
-
 def lr_exponent_quantiles(
     posterior: Posterior, shares: Sequence[float] = SHARES
 ) -> tuple[float, ...]:
-    """Quantiles of the power of B as which lr*(B) grows, the rule's included."""
-    quantiles = np.quantile(posterior.theta[:, EXPONENT], shares)
-    return _floats(posterior.law.rule_exponent + quantiles)
+    """Quantiles of the power of B as which lr*(B) grows: its slope over the batch sizes.
+
+    Of one batch size alone it is that of the octave above.
+    """
+    law = posterior.law
+    ends = np.array([law.low, law.high if law.high > law.low else law.low + 1.0])
+    at_low, at_high = law.best_rate(posterior.theta, ends).T
+    return _floats(np.quantile((at_high - at_low) / (ends[1] - ends[0]), shares))
 
 
 def _floats(values: Array) -> tuple[float, ...]:

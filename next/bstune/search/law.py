@@ -5,9 +5,11 @@ With x = log2 B and z = log2 lr, both relative to the middle of the batch sizes 
     log S(B, lr) = level + log(1 + B_crit/B) - log(1 + B_crit/B_mid) + misfit(x) + penalty(d)
     d = z - log2 lr*(B) = z - (rule(x) + shift + exponent (x - x_mid))
 
-The curve is S_min (1 + B_crit/B) of McCandlish et al. 2018 (arXiv 1812.06162, eq. 2.11). Off the
-best rate steps rise as a hyperbola below it and as a parabola above it: both are assumptions. The
-misfit is piecewise linear in x; it belongs to the findings, and the search does without.
+The curve is S_min (1 + B_crit/B) of McCandlish et al. 2018 (arXiv 1812.06162, eq. 2.11). The rule
+goes through its anchor; one that turns at a noise scale turns at B_crit, unless the noise scale is
+known. Off the best rate steps rise as a hyperbola below it and as a parabola above it: both are
+assumptions. The misfit is piecewise linear in x; it belongs to the findings, and the search does
+without.
 """
 
 import math
@@ -17,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.records import Budget
-from bstune.core.rules import EXPONENTS
+from bstune.core.rules import EXPONENTS, divisor
 from bstune.core.space import Space
 from bstune.search import schedule_length
 
@@ -56,16 +58,18 @@ class Law:
 
     Args:
         low, high: log2 of the batch sizes that are searched.
-        rule_at_middle: log2 of the rule's rate at the middle.
-        rule_exponent: of the rule.
+        scaling: the rule's name.
+        anchor: log2 of the batch size and the rate that the rule goes through.
+        noise_scale: log2, at which some rules turn; None: each draw's own B_crit.
         mean, spread: of the prior, (parameters,).
         knots: of the misfit, in log2 B; none for a law without.
     """
 
     low: float
     high: float
-    rule_at_middle: float
-    rule_exponent: float
+    scaling: str
+    anchor: tuple[float, float]
+    noise_scale: float | None
     mean: Array
     spread: Array
     knots: Array
@@ -75,14 +79,25 @@ class Law:
         """log2 of the geometric middle of the batch sizes."""
         return 0.5 * (self.low + self.high)
 
-    def rule(self, x: Array) -> Array:
-        """log2 of the scaling rule's rate at log2 batch sizes."""
-        return self.rule_at_middle + self.rule_exponent * (x - self.middle)
+    def rule(self, theta: Array, x: Array) -> Array:
+        """log2 of the scaling rule's rate at log2 batch sizes, (m, n), or (n,) for all draws."""
+        batch_size, rate = self.anchor
+        if self.scaling in EXPONENTS:
+            return rate + EXPONENTS[self.scaling] * (x - batch_size)
+        noise = theta[:, B_CRIT, None] / math.log(2.0) + self.middle
+        if self.noise_scale is not None:
+            noise = np.array(self.noise_scale)
+        at_anchor: Array = divisor(self.scaling, np.exp2(noise - batch_size))
+        above_anchor: Array = np.log2(at_anchor / divisor(self.scaling, np.exp2(noise - x)))
+        return rate + above_anchor
 
     def best_rate(self, theta: Array, x: Array) -> Array:
-        """log2 lr*(B) of m draws at n batch sizes, (m, n)."""
+        """log2 lr*(B) of m draws at n batch sizes, (m, n).
+
+        ``x`` is of n batch sizes for all draws, (n,), or of each draw's own, (m, n).
+        """
         exponents = theta[:, EXPONENT, None] * (x - self.middle)
-        return self.rule(x) + theta[:, SHIFT, None] + exponents
+        return self.rule(theta, x) + theta[:, SHIFT, None] + exponents
 
     def curve(self, theta: Array, x: Array) -> Array:
         """log S*(B) of m draws at n batch sizes, (m, n)."""
@@ -151,8 +166,9 @@ def make_law(space: Space, budget: Budget, misfit: bool, schedule_ends: bool = F
     return Law(
         low=low,
         high=high,
-        rule_at_middle=math.log2(space.rule_lr(2.0**space.middle)),
-        rule_exponent=EXPONENTS[space.rule],
+        scaling=space.rule,
+        anchor=(math.log2(space.anchor[0]), math.log2(space.anchor[1])),
+        noise_scale=None if space.noise_scale is None else math.log2(space.noise_scale),
         mean=mean,
         spread=spread,
         knots=knots,

@@ -160,7 +160,7 @@ def rows_of(chains: Sequence[Record], target: Target, schedule_ends: bool = Fals
     for chain in chains:
         row = (0.0, 1.0, DIVERGED)
         if chain.reached:
-            row = _reached_row(chain)
+            row = (math.log(chain.steps_to_target), chain.steps_error, VALUE)
         elif chain.status == "missed":
             row = (math.log(chain.steps), BOUND_DEVIATION, BOUND)
         elif chain.status == "pruned":
@@ -178,12 +178,6 @@ def rows_of(chains: Sequence[Record], target: Target, schedule_ends: bool = Fals
     deviation[has_ended] = 0.0
     log_steps[has_ended] = np.log([max(chain.steps, 1) for chain in chains])[has_ended]
     return Rows(x, z, log_steps, deviation, kinds, at_ends)
-
-
-def _reached_row(chain: Record) -> tuple[float, float, int]:
-    # The first evaluation may have been late: the interval spans a factor of two at most.
-    width = math.log(chain.steps / max(chain.steps_low, 0.5 * chain.steps))
-    return math.log(chain.steps) - 0.5 * width, width / math.sqrt(12.0), VALUE
 
 
 def _pruned_row(chain: Record, curve: Array, reached: Sequence[Array]) -> tuple[float, float, int]:

@@ -10,7 +10,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from bstune.core.errors import InputError
-from bstune.core.question import Question
+from bstune.core.question import Objective, Question
 from bstune.core.records import Budget, Record, Spec, Status, StepTime, Target
 from bstune.core.space import Space
 from bstune.core.step_time import step_time_of_trials
@@ -22,8 +22,6 @@ LR = "lr"
 RECORD = "record"
 SECONDS_PER_STEP = "seconds_per_step"
 RESUMED_FROM = "resumed_from"
-# Without a range of its own the rate may lie so many octaves from the rule's.
-LR_OCTAVES = 4.0
 
 
 class FrontierSampler(BaseSampler):
@@ -59,9 +57,10 @@ class FrontierSampler(BaseSampler):
         target: such as ``"val/loss <= 0.1"``.
         budget: steps, or a Budget, after which a trial ends without the target.
         batch_size: the smallest and the largest.
+        objective: ``time``, ``steps`` or ``curve``, what is sought.
         baseline: batch size and rate that the scaling rule goes through; the first trial runs them.
-        lr: the smallest and the largest rate; 4 octaves around the rule's without.
-        scaling: the rule, ``none``, ``sqrt`` or ``linear``.
+        lr: the smallest and the largest rate; 10 octaves around the rule's without.
+        scaling: the rule, a name as of :func:`bstune.lr_of`.
         step_time: seconds of a step over the batch size; without, the trials' own
             ``seconds_per_step`` count.
         multiple: batch sizes are multiples of it.
@@ -79,6 +78,7 @@ class FrontierSampler(BaseSampler):
         target: str | Target,
         budget: int | Budget,
         batch_size: tuple[int, int],
+        objective: Objective = "time",
         baseline: tuple[int, float] | None = None,
         lr: tuple[float, float] | None = None,
         scaling: str = "sqrt",
@@ -90,6 +90,7 @@ class FrontierSampler(BaseSampler):
         self.question = Question(
             target=Target.parse(target) if isinstance(target, str) else target,
             budget=Budget(steps=budget) if isinstance(budget, int) else budget,
+            objective=objective,
         )
         self.space = space_of(batch_size, baseline, lr, scaling, multiple)
         self.baseline = baseline
@@ -182,7 +183,7 @@ def space_of(
 
     Without a baseline the rule goes through the geometric middle of both ranges.
     """
-    space = Space.around(batch_size, lr or (None, None), scaling, baseline, multiple, LR_OCTAVES)
+    space = Space.around(batch_size, lr or (None, None), scaling, baseline, multiple)
     if space is None:
         raise InputError(
             "give lr=(low, high) or baseline=(batch size, learning rate), but got none"

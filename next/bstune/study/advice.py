@@ -9,8 +9,17 @@ from bstune.core.records import Record, Target, ends
 from bstune.core.space import Configuration, Space
 from bstune.search.findings import CurvePoint
 from bstune.study.confirm import NOT_WORTH
+from bstune.study.critical import is_narrow
 from bstune.study.plan import Plan
-from bstune.study.result import Closest, Confirmed, Critical, ResultWarning, Speedup
+from bstune.study.result import (
+    Closest,
+    Confirmed,
+    Critical,
+    ResultWarning,
+    Searched,
+    Speedup,
+)
+from bstune.system.console import sizes as written_sizes
 
 Trend = Literal["still falling", "flat", "diverged", "failed"]
 Options = dict[str, object]
@@ -29,6 +38,8 @@ LARGER_BUDGET = 4
 # New seeds that are asked for where there are none yet, and the most that are asked for.
 FURTHER_SEEDS = 3
 MOST_SEEDS = 20
+# A range of batch sizes that leaves B_crit open is offered so many times as wide.
+WIDER = 4
 # The least distance, in log speedup, that new seeds are counted to settle.
 LEAST_ROOM = 1e-3
 
@@ -134,22 +145,74 @@ def seeds_to_settle(speedup: Speedup, seeds: int) -> int:
 
     Its half-width falls as the root of their number.
     """
-    end = speedup.low or speedup.high
-    if end is None:
-        return 2 * seeds
-    half_width = abs(math.log(end / speedup.value))
+    half_width = math.log(speedup.value / speedup.low)
     above_1 = math.log(speedup.value)
     below_not_worth = math.log(NOT_WORTH / speedup.value)
     room = max(above_1, below_not_worth, LEAST_ROOM)
     return max(seeds + 1, math.ceil(seeds * (half_width / room) ** 2))
 
 
+def searched_range(space: Space, records: Sequence[Record]) -> Searched:
+    """The batch sizes that may be tried, in octaves, and which of these no trial tells of.
+
+    An octave is a factor of two, or what is nearest to it in a whole number of equal parts.
+    """
+    low, high = math.log2(space.low), math.log2(space.high)
+    count = max(1, round(high - low))
+    of_sizes = [math.log2(record.batch_size) for record in records if record.reached]
+    width = (high - low) / count or 1.0
+    filled = {min(int((x - low) / width), count - 1) for x in of_sizes}
+    middles = [
+        space.snap(2.0 ** (low + (place + 0.5) * width))
+        for place in range(count)
+        if place not in filled
+    ]
+    return Searched(
+        low=space.low, high=space.high, octaves=count, reached=len(filled), to_add=tuple(middles)
+    )
+
+
+def for_curve(
+    plan: Plan, name: str, critical: Critical, searched: Searched, records: Sequence[Record]
+) -> tuple[str, Options] | None:
+    """Under ``curve``: what narrows B_crit's interval, and its options; None where it is narrow.
+
+    An end that is open at the last octave of the range asks for a larger range, which makes another
+    study; not where larger sizes do not fit.
+    """
+    ends_of_critical = critical.interval
+    low, high = searched.low, searched.high
+    is_capped = any(record.is_unfit for record in records)
+    if ends_of_critical.high is None and critical.largest * 2 > high and not is_capped:
+        high *= WIDER
+    if ends_of_critical.low is None and critical.smallest < 2 * low:
+        low = max(low // WIDER // plan.space.multiple, 1) * plan.space.multiple
+    if (low, high) != (searched.low, searched.high):
+        options = {"batch_size.low": low, "batch_size.high": high, "study": f"{name}-2"}
+        return f"batch sizes {low:,} to {high:,}", options
+    if is_narrow(ends_of_critical):
+        return None
+    what = "more trials"
+    if searched.to_add:
+        what = f"trials at {written_sizes(searched.to_add)}"
+    return what, {"trials": 2 * plan.trials}
+
+
 def warnings_of(
-    best: Confirmed | None, critical: Critical | None, points: Sequence[CurvePoint], space: Space
+    plan: Plan,
+    best: Confirmed | None,
+    critical: Critical,
+    points: Sequence[CurvePoint],
+    searched: Searched,
 ) -> tuple[ResultWarning, ...]:
-    """Warnings about the result, the most important first."""
+    """Warnings about the result, the most important first.
+
+    An octave without a trial that reached the target matters where B_crit lies in it. Elsewhere
+    ``time`` and ``steps`` leave octaves out rightly, and ``curve`` says so in its rows.
+    """
     found = []
-    if best is not None and best.step_seconds_error > STEP_TIME_WARNING:
+    is_of_time = plan.question.objective == "time"
+    if is_of_time and best is not None and best.step_seconds_error > STEP_TIME_WARNING:
         found.append(
             ResultWarning(
                 kind="step times",
@@ -157,20 +220,50 @@ def warnings_of(
                 state=f"step times are uncertain to {100 * best.step_seconds_error:.0f}%",
             )
         )
-    if critical is None or critical.interval.value is None or critical.s_min is None:
+    if critical.interval.value is None:
         return tuple(found)
     value = critical.interval.value
-    nearest = min(points, key=lambda point: abs(math.log(point.batch_size / value)))
-    law_steps = critical.s_min * (1.0 + value / nearest.batch_size)
-    ratio = max(nearest.steps / law_steps, law_steps / nearest.steps)
+    ratio = off_law(critical, points)
     if ratio > FAR_FROM_LAW:
-        below = space.snap(value / 2)
-        above = space.snap(value * 2)
+        sizes = sorted({plan.space.snap(value / 2), plan.space.snap(value * 2)})
         found.append(
             ResultWarning(
                 kind="far from the law",
-                fix=f"add trials near batch sizes {below} and {above}",
+                fix=_try(plan, sizes),
                 state=f"the curve is {ratio:.1f}x off its law at the critical batch size",
             )
         )
+    half_octave = math.sqrt(2.0)
+    sizes = [it for it in searched.to_add if it / half_octave < value < it * half_octave]
+    if sizes:
+        found.append(
+            ResultWarning(
+                kind="octave without a trial",
+                fix=_try(plan, sizes),
+                state="no trial in the octave of the critical batch size reached the target",
+            )
+        )
     return tuple(found)
+
+
+def off_law(critical: Critical, points: Sequence[CurvePoint]) -> float:
+    """How many times the curve is off its law at B_crit, either way; at least 1.
+
+    Args:
+        critical: with a value.
+        points: of the curve; the nearest to B_crit counts.
+    """
+    value = critical.interval.value
+    if value is None or critical.s_min is None:
+        raise ValueError("B_crit has no value")
+    nearest = min(points, key=lambda point: abs(math.log(point.batch_size / value)))
+    law_steps = critical.s_min * (1.0 + value / nearest.batch_size)
+    return max(nearest.steps / law_steps, law_steps / nearest.steps)
+
+
+def _try(plan: Plan, sizes: Sequence[int]) -> str:
+    """Write which batch sizes to add, and how."""
+    how = "a study with objective=curve"
+    if plan.question.objective == "curve":
+        how = f"trials={2 * plan.trials}"
+    return f"try {written_sizes(sizes)}, as {how} does"

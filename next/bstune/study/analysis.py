@@ -6,36 +6,64 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bstune import __version__
+from bstune.core.question import Question
 from bstune.core.records import Record, StepTime
+from bstune.core.rules import allowed_rules
 from bstune.core.step_time import StepTimeLaw
 from bstune.search.findings import (
+    NEAR_OPTIMAL,
     CurvePoint,
     curve,
     curve_sizes,
     lr_exponent_quantiles,
     near_optimal,
+    predictions,
     share_reaching,
 )
 from bstune.search.posterior import Posterior, sample_posterior
-from bstune.study.advice import closest_trial, easier_target, missing, remedy, warnings_of
+from bstune.study.advice import (
+    closest_trial,
+    easier_target,
+    for_curve,
+    missing,
+    remedy,
+    searched_range,
+    warnings_of,
+)
 from bstune.study.confirm import (
+    LAW_DEGREES,
     Run,
+    SeedDeviation,
     best_confirmed,
+    median_interval,
     median_run,
     pooled_deviation,
+    predicted_share,
     speedup_of,
     verdict_of,
 )
 from bstune.study.critical import critical_batch_size
 from bstune.study.plan import (
+    Field,
     Plan,
-    candidates_of,
     count_configurations,
+    field_of,
     least_steps,
     new_seeds_of,
+    place_of,
     step_time_of,
 )
-from bstune.study.result import Confirmed, Interval, LrAlone, Speedup, Spent, StudyResult, Verdict
+from bstune.study.result import (
+    Confirmed,
+    Faster,
+    FewestSteps,
+    Interval,
+    LrAlone,
+    Speedup,
+    Spent,
+    StudyResult,
+    Verdict,
+)
 
 # Draws and moves of the posterior that the answer stands on.
 DRAWS = 600
@@ -82,6 +110,7 @@ def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
         "device": study.device,
         "threads": study.threads,
         "seeds": study.plan.seeds,
+        "scaling": study.plan.space.rule,
         "configurations": count_configurations(records),
         "trials": len(records),
         "spent": Spent(
@@ -107,9 +136,10 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
     easier = easier_target(plan.question.target, records)
     options = remedy(plan, closest.trend, records)
     record = next(record for record in records if record.number == closest.number)
+    field = field_of(plan, records)
     return StudyResult(
         **fields,
-        best=_confirmed(records, record, step_time_of(plan, records)),
+        best=_confirmed(plan, records, field, record, (), SeedDeviation(field.noise, LAW_DEGREES)),
         closest=closest,
         easier_goal=easier.goal,
         easier=study.command({"target": str(easier), "study": f"{study.name}-easier"}),
@@ -130,20 +160,37 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         draws=DRAWS,
         moves=MOVES,
     )
-    other, baseline, noise = _challenger_and_baseline(plan, records, step_time)
+    points = curve(posterior, step_time, curve_sizes(plan.space))
+    searched = searched_range(plan.space, records)
+    critical = critical_batch_size(posterior, records)
+    low, exponent, high = lr_exponent_quantiles(posterior)
+    fields = _common_fields(study, records) | {
+        "reached": True,
+        "critical": critical,
+        "searched": searched,
+        "lr_exponent": Interval(value=exponent, low=low, high=high),
+        "allowed_rules": allowed_rules(
+            low, high, (plan.space.low, plan.space.high), critical.interval.value
+        ),
+        "curve": points,
+    }
+    if plan.question.objective == "curve":
+        narrows = for_curve(plan, study.name, critical, searched, records)
+        if narrows is not None:
+            what, options = narrows
+            fields |= {"missing": what, "next": study.command(options)}
+        return StudyResult(
+            **fields,
+            verdict=None,
+            warnings=warnings_of(plan, None, critical, points, searched),
+        )
+    other, baseline, speedup = _comparison(plan, records)
     other, baseline = _with_share(other, posterior), _with_share(baseline, posterior)
-    speedup = None
-    if other is not None and baseline is not None and other.runs and baseline.runs:
-        speedup = _speedup(other, baseline, noise)
     verdict: Verdict = "not yet"
     if other is not None and other.runs:
         verdict = verdict_of(speedup, plan.baseline is not None, other.is_bound)
     best = _best(verdict, other, baseline, speedup)
 
-    points = curve(posterior, step_time, curve_sizes(plan.space))
-    critical = critical_batch_size(posterior, records, plan.seed)
-
-    fields = _common_fields(study, records)
     if verdict == "not yet":
         what, options = missing(plan, speedup, other, baseline)
         fields |= {"missing": what, "next": study.command(options)}
@@ -154,99 +201,116 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     return StudyResult(
         **fields,
         verdict=verdict,
-        reached=True,
         best=best,
         baseline=baseline,
         baseline_limit=_baseline_limit(baseline),
         speedup=speedup,
         near_optimal=_near_optimal(points, plan, step_time, best),
-        lr_alone=_rate_alone(verdict, posterior, step_time, best, baseline, speedup),
-        critical=critical,
-        lr_exponent=_lr_exponent(posterior),
-        curve=points,
-        warnings=warnings_of(best, critical, points, plan.space),
+        lr_alone=_rate_alone(verdict, posterior, step_time, other, baseline, speedup),
+        fewest_steps=_fewest_steps(plan.question, points, records, best),
+        faster=_faster(plan, posterior, step_time, best),
+        warnings=warnings_of(plan, best, critical, points, searched),
     )
 
 
-def _challenger_and_baseline(
-    plan: Plan, records: Sequence[Record], step_time: StepTime
-) -> tuple[Confirmed | None, Confirmed | None, float]:
-    """The best other configuration, the baseline, and the deviation from seed to seed."""
-    candidates, runs, noise = candidates_of(plan, records)
-    leader = best_confirmed(candidates, runs, noise)
+def _comparison(
+    plan: Plan, records: Sequence[Record]
+) -> tuple[Confirmed | None, Confirmed | None, Speedup | None]:
+    """The best other configuration and the baseline on the same new seeds, and the speedup.
+
+    There is no speedup where the other one's median is a bound.
+    """
+    field = field_of(plan, records)
+    leader = best_confirmed(field.candidates, field.runs, field.noise)
+    of_other = next((record for record in records if record.number == leader), None)
+    of_baseline = next((record for record in records if record.role == "baseline"), None)
+    other_runs = [] if of_other is None else new_seeds_of(records, of_other.number)
+    baseline_runs = [] if of_baseline is None else new_seeds_of(records, of_baseline.number)
+    common = {run.seed for run in other_runs} & {run.seed for run in baseline_runs}
+    if common:
+        other_runs = [run for run in other_runs if run.seed in common]
+        baseline_runs = [run for run in baseline_runs if run.seed in common]
+    groups = []
+    for runs in (other_runs, baseline_runs):
+        groups.append([math.log(least_steps(run)) for run in runs if run.reached])
+    deviation = pooled_deviation(groups, field.noise)
     other = None
     baseline = None
-    for record in records:
-        if record.number == leader:
-            other = _confirmed(records, record, step_time)
-        if record.role == "baseline":
-            baseline = _confirmed(records, record, step_time)
-    if other is not None and baseline is not None:
-        # What is compared ran on the same new seeds.
-        common = set(other.seeds) & set(baseline.seeds)
-        if common:
-            shared = [
-                record for record in records if record.repeats is None or record.seed in common
-            ]
-            by_number = {record.number: record for record in records}
-            other = _confirmed(shared, by_number[other.number], step_time)
-            baseline = _confirmed(shared, by_number[baseline.number], step_time)
-    return other, baseline, noise
+    if of_other is not None:
+        other = _confirmed(plan, records, field, of_other, other_runs, deviation)
+    if of_baseline is not None:
+        baseline = _confirmed(plan, records, field, of_baseline, baseline_runs, deviation)
+    if other is None or baseline is None or not common or other.is_bound:
+        return other, baseline, None
+    value = plan.question.value
+    step_time = step_time_of(plan, records)
+    step_time_error = 0.0
+    if plan.question.objective == "time" and other.batch_size != baseline.batch_size:
+        step_time_error = math.hypot(other.step_seconds_error, baseline.step_seconds_error)
+    speedup = speedup_of(
+        _runs(other_runs, value(1.0, other.batch_size, step_time)),
+        _runs(baseline_runs, value(1.0, baseline.batch_size, step_time)),
+        deviation,
+        step_time_error,
+    )
+    return other, baseline, speedup
 
 
-def _confirmed(records: Sequence[Record], record: Record, step_time: StepTime) -> Confirmed:
+def _runs(records: Sequence[Record], per_step: float = 1.0) -> list[Run]:
+    """Runs on new seeds, in steps or in what a step counts."""
+    return [Run(least_steps(run) * per_step, run.reached, run.steps_error) for run in records]
+
+
+def _confirmed(
+    plan: Plan,
+    records: Sequence[Record],
+    field: Field,
+    record: Record,
+    runs: Sequence[Record],
+    deviation: SeedDeviation,
+) -> Confirmed:
     """A configuration with its runs on new seeds; before the first, its steps are the trial's."""
-    runs = new_seeds_of(records, record.number)
+    step_time = step_time_of(plan, records)
     tau = step_time(record.batch_size)
     # Recorded runs tell their step times exactly.
     error = 0.0
     if isinstance(step_time, StepTimeLaw):
         error = step_time.error(record.batch_size)
-    measured = [Run(float(least_steps(run)), run.reached) for run in runs or [record]]
-    steps, is_bound = median_run(measured)
+    steps, is_bound = median_run(_runs(runs or [record]))
+    steps_ends: tuple[float | None, float | None] = (None, None)
+    seconds_ends = steps_ends
+    if runs:
+        steps_ends = median_interval(_runs(runs), deviation)
+        seconds_ends = median_interval(_runs(runs, tau), deviation, error)
     return Confirmed(
         batch_size=record.batch_size,
         lr=record.lr,
         values=record.values,
         number=record.number,
         seeds=tuple(run.seed for run in runs),
-        runs_steps=tuple(least_steps(run) for run in runs),
+        runs_steps=tuple(map(least_steps, runs)),
         runs_status=tuple(run.status for run in runs),
         schedule_steps=(runs or [record])[0].schedule_steps,
         steps=steps,
+        steps_low=steps_ends[0],
+        steps_high=steps_ends[1],
         seconds=steps * tau,
+        seconds_low=seconds_ends[0],
+        seconds_high=seconds_ends[1],
         is_bound=is_bound,
+        predicted_share=predicted_share(*place_of(plan.space, record), field.outcomes),
         step_seconds=tau,
         step_seconds_error=error,
     )
 
 
 def _with_share(confirmed: Confirmed | None, posterior: Posterior) -> Confirmed | None:
-    """Add the predicted share of seeds where a schedule's length decides on it."""
+    """Predict the share of seeds that reach, where a schedule's length decides on it."""
     told = [chain.number for chain in posterior.chains]
     if confirmed is None or confirmed.schedule_steps is None or confirmed.number not in told:
         return confirmed
     share = share_reaching(posterior, confirmed.number, confirmed.schedule_steps)
     return confirmed.model_copy(update={"predicted_share": share})
-
-
-def _runs(confirmed: Confirmed) -> list[Run]:
-    pairs = zip(confirmed.runs_steps, confirmed.runs_status, strict=True)
-    return [Run(steps * confirmed.step_seconds, status == "reached") for steps, status in pairs]
-
-
-def _speedup(other: Confirmed, baseline: Confirmed, noise: float) -> Speedup | None:
-    """The speedup on new seeds; None for two bounds, neither of which is known to be the faster."""
-    if other.is_bound and baseline.is_bound:
-        return None
-    groups = []
-    for confirmed in (other, baseline):
-        runs = zip(confirmed.runs_steps, confirmed.runs_status, strict=True)
-        groups.append([math.log(steps) for steps, status in runs if status == "reached"])
-    error = 0.0
-    if other.batch_size != baseline.batch_size:
-        error = math.hypot(other.step_seconds_error, baseline.step_seconds_error)
-    return speedup_of(_runs(other), _runs(baseline), pooled_deviation(groups, noise), error)
 
 
 def _best(
@@ -256,9 +320,8 @@ def _best(
     if verdict == "keep" or other is None:
         return baseline
     is_slower = speedup is not None and speedup.value < 1.0 and not speedup.at_least
-    if verdict == "not yet" and is_slower:
-        return baseline
-    return other
+    misses = other.runs > 0 and other.is_bound and baseline is not None and not baseline.is_bound
+    return baseline if is_slower or misses else other
 
 
 def _baseline_limit(baseline: Confirmed | None) -> Literal["budget", "stopped", "failed"] | None:
@@ -286,23 +349,82 @@ def _rate_alone(
     verdict: Verdict,
     posterior: Posterior,
     step_time: StepTime,
-    best: Confirmed | None,
+    other: Confirmed | None,
     baseline: Confirmed | None,
     speedup: Speedup | None,
 ) -> LrAlone | None:
     """What the best rate at the baseline's own batch size is predicted to gain.
 
-    None where the best is there, or gains no more.
+    None where the best is there, or where that is not predicted to gain less than the best.
     """
-    if verdict != "switch" or best is None or baseline is None or speedup is None:
+    if verdict not in ("switch", "not yet") or speedup is None:
+        return None
+    if other is None or baseline is None or other.batch_size == baseline.batch_size:
         return None
     (there,) = curve(posterior, step_time, [baseline.batch_size])
     gain = baseline.steps / there.steps
-    if best.batch_size == baseline.batch_size or not 1.0 < gain < speedup.value:
+    if not 1.0 < gain < speedup.value:
         return None
-    return LrAlone(lr=float(f"{there.lr:.3g}"), speedup=gain)
+    # Both errors are half-widths of 90% intervals, of logs.
+    of_baseline = math.log(baseline.steps / (baseline.steps_low or baseline.steps))
+    down = math.hypot(of_baseline, math.log(there.steps_high / there.steps))
+    up = math.hypot(of_baseline, math.log(there.steps / there.steps_low))
+    # The best rate there gains no more than the best configuration.
+    high = None if speedup.high is None else min(gain * math.exp(up), speedup.high)
+    return LrAlone(lr=float(f"{there.lr:.3g}"), speedup=gain, low=gain * math.exp(-down), high=high)
 
 
-def _lr_exponent(posterior: Posterior) -> Interval:
-    low, value, high = lr_exponent_quantiles(posterior)
-    return Interval(value=value, low=low, high=high)
+def _fewest_steps(
+    question: Question,
+    points: Sequence[CurvePoint],
+    records: Sequence[Record],
+    best: Confirmed | None,
+) -> FewestSteps | None:
+    """The batch size of the fewest predicted steps, up to the largest that reached the target.
+
+    None where the best, or a smaller one, takes as few, and where these are the question.
+    """
+    if question.objective == "steps":
+        return None
+    largest = max(record.batch_size for record in records if record.reached)
+    within = [point for point in points if point.batch_size <= largest]
+    if best is None or not within:
+        return None
+    limit = NEAR_OPTIMAL * min(point.steps for point in within)
+    point = next(point for point in within if point.steps <= limit)
+    if point.batch_size <= best.batch_size:
+        return None
+    return FewestSteps(
+        batch_size=round(point.batch_size),
+        lr=float(f"{point.lr:.3g}"),
+        steps=point.steps,
+        steps_low=point.steps_low,
+        steps_high=point.steps_high,
+        seconds=point.steps * point.step_seconds,
+    )
+
+
+def _faster(
+    plan: Plan, posterior: Posterior, step_time: StepTime, best: Confirmed | None
+) -> Faster | None:
+    """Under ``steps``: the configuration that is predicted to be clearly faster in seconds."""
+    if plan.question.objective != "steps" or best is None:
+        return None
+    seconds = {}
+    for prediction in predictions(posterior, plan.question, step_time):
+        steps = math.exp(prediction.log_value)
+        record = prediction.record
+        seconds[record.number] = plan.question.cost(steps, record.batch_size, step_time), record
+    if best.number not in seconds:
+        return None
+    least, record = min(seconds.values(), key=lambda pair: pair[0])
+    speedup = seconds[best.number][0] / least
+    if speedup <= NEAR_OPTIMAL:
+        return None
+    return Faster(
+        batch_size=record.batch_size,
+        lr=record.lr,
+        values=record.values,
+        seconds=least,
+        speedup=speedup,
+    )

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 from scipy.stats import t as student
@@ -28,15 +29,29 @@ UPPER = 0.95
 # Variance of the median of 1, 2, ... normal values over that of their mean; pi/2 for many
 # (numerical integration of order statistics, as in Sarhan and Greenberg 1962, table 10C.1).
 MEDIAN_VARIANCE = (1.0, 1.0, 1.3459, 1.1930, 1.4343, 1.2882, 1.4730)
+# A run counts for the share of seeds that reach the target at another configuration by a normal
+# kernel with this standard deviation, in octaves of batch size and of rate.
+SIMILAR = 0.5
+# Runs that reached and runs that missed, which count beside what was seen: for what is stated, and
+# for the choice, in which a configuration counts as sure until a run like it misses.
+JEFFREYS = (0.5, 0.5)
+SURE = (1.0, 0.0)
+
+
+Runs = Mapping[int, Sequence[float | None]]
+"""Log value of each run on new seeds by the number of its candidate; None for a miss."""
 
 
 @dataclass(frozen=True)
 class Run:
     """One run on a new seed."""
 
-    seconds: float
-    """To the target; where it was not reached, how long the run was allowed to take."""
+    value: float
+    """To the target, in what the question minimises: the middle of what its evaluations leave.
+    Where it was not reached, how long the run was allowed to take."""
     reached: bool
+    error: float = 0.0
+    """Relative standard deviation of ``value`` that the distance between evaluations leaves."""
 
 
 @dataclass(frozen=True)
@@ -54,23 +69,58 @@ class Candidate:
     number: int
     """The last trial of its chain in the search."""
     log_value: float
-    """Log of the predicted median, in what the question minimises."""
+    """Log of the predicted median of the seeds that reach, in what the question minimises."""
     deviation: float
     """Standard deviation of that prediction."""
+    share: float
+    """Predicted share of seeds that reach the target."""
+    rank: int = 0
+    """Of candidates that tie the one of the least rank leads."""
     schedule_steps: int | None = None
     """The length of its schedule on new seeds, where that ends with the trial."""
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """Whether a run reached the target, for the share of seeds that do."""
+
+    x: float
+    """log2 of the batch size."""
+    z: float
+    """log2 of the rate, relative to the scaling rule's."""
+    reached: bool
+
+
 def median_run(runs: Sequence[Run]) -> tuple[float, bool]:
-    """The median of runs in seconds, and whether it is a bound.
+    """The median value of runs, and whether it is a bound.
 
     A run that did not reach the target took longer than it ran. Where that leaves the median open,
     it is at least the median of what is known. ValueError without runs.
     """
-    latest = statistics.median(run.seconds if run.reached else math.inf for run in runs)
+    latest = statistics.median(run.value if run.reached else math.inf for run in runs)
     if math.isfinite(latest):
         return latest, False
-    return statistics.median(run.seconds for run in runs), True
+    return statistics.median(run.value for run in runs), True
+
+
+def predicted_share(
+    x: float, z: float, outcomes: Sequence[Outcome], prior: tuple[float, float] = JEFFREYS
+) -> float:
+    """The predicted share of seeds that reach the target at a configuration.
+
+    Runs of similar configurations count by a normal kernel: with Jeffreys' prior and without others
+    it is (reached + 1/2)/(runs + 1).
+
+    Args:
+        x, z: of the configuration, as those of an outcome.
+        outcomes: of the study's runs.
+        prior: runs that reached and runs that missed, which count beside the outcomes.
+    """
+    rows = [(one.x, one.z, one.reached) for one in outcomes]
+    their_x, their_z, reached = np.array(rows, dtype=float).reshape(-1, 3).T
+    weights = np.exp(-0.5 * ((their_x - x) ** 2 + (their_z - z) ** 2) / SIMILAR**2)
+    total = float(weights.sum()) + sum(prior)
+    return (float(weights @ reached) + prior[0]) / total
 
 
 def pooled_deviation(groups: Sequence[Sequence[float]], expected: float) -> SeedDeviation:
@@ -89,6 +139,29 @@ def pooled_deviation(groups: Sequence[Sequence[float]], expected: float) -> Seed
     return SeedDeviation(math.sqrt(squares / degrees), degrees)
 
 
+def median_interval(
+    runs: Sequence[Run], deviation: SeedDeviation, step_time_error: float = 0.0
+) -> tuple[float, float | None]:
+    """The ends of the 90% interval of the median over all seeds; an end that is open is None.
+
+    It is centred on the log of the runs' median, as in :func:`speedup_of`.
+
+    Args:
+        runs: on new seeds, one at least.
+        deviation: of log steps from seed to seed.
+        step_time_error: relative standard deviation of the step time.
+    """
+    median, is_bound = median_run(runs)
+    error = deviation.value / math.sqrt(len(runs))
+    if not is_bound:
+        known = [math.log(run.value) for run in runs if run.reached]
+        bounds = [(math.log(run.value), 1) for run in runs if not run.reached]
+        error = _tobit_error(known, bounds, deviation.value)
+    errors = (step_time_error, _evaluation_error(runs))
+    factor = math.exp(_half_width(error, len(runs), deviation.degrees, errors))
+    return median / factor, None if is_bound else median * factor
+
+
 def speedup_of(
     best: Sequence[Run],
     baseline: Sequence[Run],
@@ -99,53 +172,86 @@ def speedup_of(
 
     It is the quotient of the two medians. The interval is centred on its log. The half-width is
     Student's t times the standard error of a mean of paired log ratios, in which runs that did not
-    reach the target are bounds (Tobit), times that of a median over a mean's. Where the baseline's
-    median is a bound, so is the quotient ("at least"), and the upper end is open; where the best's
-    is, the lower end is.
+    reach the target are bounds (Tobit), times that of a median over a mean's; and, in quadrature,
+    the errors of evaluations and step times. Where the baseline's median is a bound, so is the
+    quotient ("at least"), and the upper end is open.
 
     Args:
-        best, baseline: runs on the same seeds, in the same order.
+        best, baseline: runs on the same seeds, in the same order; most of the best's reached.
         deviation: of log steps from seed to seed.
         step_time_error: relative standard deviation of the quotient of both step times.
     """
-    best_median, best_is_bound = median_run(best)
-    baseline_median, baseline_is_bound = median_run(baseline)
-    n = min(len(best), len(baseline))
-    variance_of_median = MEDIAN_VARIANCE[n - 1] if n <= len(MEDIAN_VARIANCE) else math.pi / 2
+    best_median, _ = median_run(best)
+    baseline_median, is_bound = median_run(baseline)
+    pairs = min(len(best), len(baseline))
     of_pair = math.sqrt(2.0) * deviation.value
     # A quotient that is a bound needs the error towards what is known alone: all pairs count.
-    error = of_pair / math.sqrt(n)
-    if not (best_is_bound or baseline_is_bound):
+    error = of_pair / math.sqrt(pairs)
+    if not is_bound:
         error = _paired_error(best, baseline, of_pair)
-    from_seeds = student.ppf(UPPER, deviation.degrees) * error * math.sqrt(variance_of_median)
-    half_width = math.hypot(from_seeds, norm.ppf(UPPER) * step_time_error)
+    errors = (step_time_error, _evaluation_error(best), _evaluation_error(baseline))
+    half_width = _half_width(error, pairs, deviation.degrees, errors)
     value = baseline_median / best_median
     return Speedup(
         value=value,
-        low=None if best_is_bound else value * math.exp(-half_width),
-        high=None if baseline_is_bound else value * math.exp(half_width),
-        at_least=baseline_is_bound,
-        at_most=best_is_bound,
+        low=value * math.exp(-half_width),
+        high=None if is_bound else value * math.exp(half_width),
+        at_least=is_bound,
     )
 
 
+def _evaluation_error(runs: Sequence[Run]) -> float:
+    """Relative standard deviation of a median that the distance between evaluations leaves.
+
+    All runs of a configuration are evaluated at the same steps. Where seeds differ by less than
+    these are apart, all have the same error: it does not fall with their number.
+    """
+    return statistics.fmean([run.error for run in runs if run.reached] or [0.0])
+
+
+def _half_width(mean_error: float, runs: int, degrees: int, errors: Sequence[float]) -> float:
+    """Half the 90% interval of the log of a median, or of a quotient of medians.
+
+    Args:
+        mean_error: standard error of a mean, from seed to seed.
+        runs: how many, or how many pairs.
+        degrees: of freedom of ``mean_error``.
+        errors: further relative standard deviations.
+    """
+    variance = MEDIAN_VARIANCE[runs - 1] if runs <= len(MEDIAN_VARIANCE) else math.pi / 2
+    from_seeds = student.ppf(UPPER, degrees) * mean_error * math.sqrt(variance)
+    return float(math.hypot(from_seeds, norm.ppf(UPPER) * math.hypot(*errors)))
+
+
 def _paired_error(best: Sequence[Run], baseline: Sequence[Run], deviation: float) -> float:
-    """Standard error of the mean paired log ratio, by the Fisher information of a Tobit model.
+    """Standard error of the mean paired log ratio.
 
     A pair in which one run missed the target bounds its ratio.
     """
     known: list[float] = []
-    # (bound, sign): the ratio lies above the bound for the sign 1, below it for -1.
     bounds: list[tuple[float, int]] = []
     for one, other in zip(best, baseline, strict=False):
-        ratio = math.log(other.seconds / one.seconds)
+        ratio = math.log(other.value / one.value)
         if one.reached and other.reached:
             known.append(ratio)
         elif one.reached != other.reached:
             bounds.append((ratio, 1 if one.reached else -1))
+    return _tobit_error(known, bounds, deviation)
+
+
+def _tobit_error(
+    known: Sequence[float], bounds: Sequence[tuple[float, int]], deviation: float
+) -> float:
+    """Standard error of a mean, by the Fisher information of a Tobit model.
+
+    Args:
+        known: values, one at least.
+        bounds: (bound, sign): the value lies above the bound for the sign 1, below it for -1.
+        deviation: standard deviation of a value.
+    """
 
     def minus_log_likelihood(mean: float) -> float:
-        squares = sum(((ratio - mean) / deviation) ** 2 for ratio in known)
+        squares = sum(((value - mean) / deviation) ** 2 for value in known)
         tails = sum(norm.logcdf(sign * (mean - bound) / deviation) for bound, sign in bounds)
         return float(0.5 * squares - tails)
 
@@ -164,7 +270,7 @@ def verdict_of(speedup: Speedup | None, has_baseline: bool, best_is_bound: bool)
     """The word that line 1 begins with; the first rule that holds counts.
 
     Args:
-        speedup: over the baseline on new seeds; None: not both have run there.
+        speedup: over the baseline on new seeds; None: it is not known.
         has_baseline: whether there is one.
         best_is_bound: whether half of the best's new seeds or more missed the target.
     """
@@ -172,60 +278,75 @@ def verdict_of(speedup: Speedup | None, has_baseline: bool, best_is_bound: bool)
         return "not yet" if best_is_bound else "use"
     if speedup is None:
         return "not yet"
-    if speedup.low is not None and speedup.low > 1.0:
+    if speedup.low > 1.0:
         return "switch"
     if speedup.high is not None and speedup.high < NOT_WORTH:
         return "keep"
     return "not yet"
 
 
-def _estimates(
-    candidates: Sequence[Candidate], runs: Mapping[int, Sequence[float]], noise: float
-) -> dict[int, float]:
-    """Each candidate's log value: its prediction and its new seeds, weighted by precision."""
+def _estimates(candidates: Sequence[Candidate], runs: Runs, noise: float) -> dict[int, float]:
+    """Log of what each contender takes until a seed reaches, value/share: a miss costs as much.
+
+    The value is its prediction's and its new seeds', weighted by precision; the share counts those
+    that missed. All predictions are wrong by what new seeds were off on average: the search's
+    winners were lucky together. Contenders are those whose prediction lies within ``WITHIN`` of the
+    best.
+    """
+    off = [0.0]
+    for candidate in candidates:
+        for log_value in runs.get(candidate.number, ()):
+            if log_value is not None:
+                off.append(log_value - candidate.log_value)
+    luck = statistics.fmean(off)
+    predicted = {one.number: one.log_value - math.log(one.share) for one in candidates}
+    limit = min(predicted.values()) + math.log(WITHIN)
     estimates = {}
     for candidate in candidates:
+        if predicted[candidate.number] > limit:
+            continue
         precision = 1.0 / candidate.deviation**2
-        total = precision * candidate.log_value
+        total = precision * (candidate.log_value + luck)
         for log_value in runs.get(candidate.number, ()):
-            total += log_value / noise**2
-            precision += 1.0 / noise**2
-        estimates[candidate.number] = total / precision
+            if log_value is not None:
+                total += log_value / noise**2
+                precision += 1.0 / noise**2
+        estimates[candidate.number] = total / precision - math.log(candidate.share)
     return estimates
 
 
-def _contenders(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates whose prediction lies within ``WITHIN`` of the best."""
-    limit = min(candidate.log_value for candidate in candidates) + math.log(WITHIN)
-    return [candidate for candidate in candidates if candidate.log_value <= limit]
+def _leader(candidates: Sequence[Candidate], estimates: Mapping[int, float]) -> int:
+    """The candidate of the least estimate; of those within ``WITHIN`` of it the least rank."""
+    limit = min(estimates.values()) + math.log(WITHIN)
+    tied = [one for one in candidates if estimates.get(one.number, math.inf) <= limit]
+    return min(tied, key=lambda one: (one.rank, estimates[one.number])).number
 
 
-def best_confirmed(
-    candidates: Sequence[Candidate], runs: Mapping[int, Sequence[float]], noise: float
-) -> int | None:
+def best_confirmed(candidates: Sequence[Candidate], runs: Runs, noise: float) -> int | None:
     """The best configuration by its new seeds, as a trial's number; None without candidates.
 
-    Of those with the most runs (none, before the first one) it is the one of the least estimated
-    cost.
+    Of the contenders with the most runs (none, before the first one) it is the one of the least
+    estimate.
 
     Args:
         candidates: the configurations other than the baseline that reached the target.
-        runs: log value of the runs on new seeds, by the number of the candidate.
+        runs: log value of the runs on new seeds, by the number of the candidate; None for a miss.
         noise: standard deviation of log steps from seed to seed.
     """
     if not candidates:
         return None
-    estimates = _estimates(_contenders(candidates), runs, noise)
+    estimates = _estimates(candidates, runs, noise)
     most = max(len(runs.get(number, ())) for number in estimates)
-    with_most = [number for number in estimates if len(runs.get(number, ())) == most]
-    return min(with_most, key=lambda number: estimates[number])
+    with_most = {
+        number: estimate
+        for number, estimate in estimates.items()
+        if len(runs.get(number, ())) == most
+    }
+    return _leader(candidates, with_most)
 
 
 def next_confirmation(
-    candidates: Sequence[Candidate],
-    runs: Mapping[int, Sequence[float]],
-    seeds: int,
-    noise: float,
+    candidates: Sequence[Candidate], runs: Runs, seeds: int, noise: float
 ) -> int | None:
     """The configuration to run on its next new seed, as a trial's number; None: there is enough.
 
@@ -233,14 +354,14 @@ def next_confirmation(
 
     Args:
         candidates: the configurations other than the baseline that reached the target.
-        runs: log value of the runs on new seeds, by the number of the candidate.
+        runs: log value of the runs on new seeds, by the number of the candidate; None for a miss.
         seeds: how many the leader runs on.
         noise: standard deviation of log steps from seed to seed.
     """
     if not candidates:
         return None
-    estimates = _estimates(_contenders(candidates), runs, noise)
-    if sum(len(runs.get(number, ())) for number in estimates) >= MOST_RUNS * seeds:
+    estimates = _estimates(candidates, runs, noise)
+    if sum(map(len, runs.values())) >= MOST_RUNS * seeds:
         return None
-    leader = min(estimates, key=lambda number: estimates[number])
+    leader = _leader(candidates, estimates)
     return leader if len(runs.get(leader, ())) < seeds else None

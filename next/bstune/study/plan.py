@@ -1,6 +1,7 @@
 """What a study does next: one pure function of its records.
 
-The baseline first, then the search, then new seeds for its best configuration and for the baseline.
+The baseline first, then the search, then new seeds for its best configuration and for the baseline;
+under ``curve`` the search alone, until B_crit is known.
 Any process that sees the same records plans the same step, so that a study can be killed and
 continued anywhere.
 """
@@ -11,19 +12,32 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from bstune.core.errors import BstuneError, InputError, UserCodeError
 from bstune.core.question import Question
-from bstune.core.records import Frozen, Record, Role, Spec, StepTime
+from bstune.core.records import Frozen, Record, Role, Spec, StepTime, ends
 from bstune.core.space import Configuration, Space
 from bstune.core.step_time import step_time_of_trials
 from bstune.search.decide import propose
 from bstune.search.findings import predictions
 from bstune.search.posterior import Posterior, sample_posterior
-from bstune.study.confirm import Candidate, best_confirmed, next_confirmation
+from bstune.study.confirm import (
+    SURE,
+    Candidate,
+    Outcome,
+    best_confirmed,
+    next_confirmation,
+    predicted_share,
+)
+from bstune.study.critical import critical_batch_size, is_narrow
 
 # Runs on new seeds end after so many times the steps that are predicted, and under a time limit the
-# baseline's after so many times the best's seconds.
+# baseline's after so many times the best's value.
 NEW_SEED_LIMIT = 4
+# A run tells whether its seed reaches the target where it was allowed so many times the steps that
+# are predicted.
+ALLOWED = 2.0
 # The search may take so many places a configuration: resumptions and sizes that do not fit, too.
 PLACES_PER_CONFIGURATION = 3
 # Shares of a time limit at which the search ends and new seeds end; the baseline's first run may
@@ -31,6 +45,9 @@ PLACES_PER_CONFIGURATION = 3
 SEARCH_SHARE = 0.65
 CONFIRMATION_SHARE = 0.92
 BASELINE_SHARE = 0.2
+# Under ``curve`` the search ends once B_crit's interval is narrow, and so many trials have reached
+# the target.
+LEAST_FOR_CURVE = 8
 # Failures that end a study with the user's own error.
 FAILURES = 3
 
@@ -114,6 +131,8 @@ def next_step(
         return _ask_search(plan, records, running)
     if any(spec.role != "new seed" for spec in running):
         return Wait()
+    if not plan.question.seeks_best:
+        return Done()
     if plan.deadline is not None and now > plan.deadline.at(CONFIRMATION_SHARE):
         return Done()
     step = _ask_new_seed(plan, records, running)
@@ -139,44 +158,82 @@ def search_posterior(plan: Plan, records: Sequence[Record]) -> Posterior:
     return sample_posterior(plan.question, plan.space, of_search, seed=plan.seed)
 
 
-def candidates_of(
-    plan: Plan, records: Sequence[Record]
-) -> tuple[list[Candidate], dict[int, list[float]], float]:
-    """Who may be the best: candidates other than the baseline, their new seeds, and the noise.
+@dataclass(frozen=True)
+class Field:
+    """Who may be the best, and what the choice and the claims stand on."""
 
-    Returns:
-        Candidates; the log value of each one's runs on new seeds, by its number; the standard
-        deviation of log steps from seed to seed. Empty where nothing else reached the target.
-    """
+    candidates: list[Candidate]
+    """Other than the baseline; none where nothing else reached the target."""
+    runs: dict[int, list[float | None]]
+    """Log value of each run on new seeds, by the number of its candidate; None for a miss."""
+    noise: float
+    """Standard deviation of log steps from seed to seed."""
+    outcomes: list[Outcome]
+    """Of the runs that tell of the share of seeds which reach the target."""
+
+
+def field_of(plan: Plan, records: Sequence[Record]) -> Field:
+    """Who may be the best, by the search's trials and the new seeds."""
     posterior = search_posterior(plan, records)
     step_time = step_time_of(plan, records)
+    outcomes = _outcomes(plan, posterior, records)
     candidates = []
-    runs: dict[int, list[float]] = {}
+    runs: dict[int, list[float | None]] = {}
     for prediction in predictions(posterior, plan.question, step_time):
         record = prediction.record
         if plan.baseline is not None and is_of(record, plan.baseline):
             continue
-        length = None if prediction.length is None else math.ceil(prediction.length.steps)
+        share = predicted_share(*place_of(plan.space, record), outcomes, prior=SURE)
+        log_value = prediction.log_value
+        length = None
+        if prediction.length is not None:
+            # Its length decides how many seeds reach; the value has their misses.
+            share = prediction.length.share
+            log_value += math.log(share)
+            length = math.ceil(prediction.length.steps)
+        # Of sizes that tie in steps the smallest costs least.
+        rank = record.batch_size if plan.question.objective == "steps" else 0
         candidates.append(
-            Candidate(record.number, prediction.log_value, prediction.deviation, length)
+            Candidate(record.number, log_value, prediction.deviation, share, rank, length)
         )
         for run in new_seeds_of(records, record.number):
-            steps = least_steps(run)
-            log_value = math.log(plan.question.value(steps, run.batch_size, step_time))
-            # A run that missed the target took longer than it ran.
-            missed = 0.0 if run.reached else posterior.noise
-            runs.setdefault(record.number, []).append(log_value + missed)
-    return candidates, runs, posterior.noise
+            value = plan.question.value(least_steps(run), run.batch_size, step_time)
+            runs.setdefault(record.number, []).append(math.log(value) if run.reached else None)
+    return Field(candidates, runs, posterior.noise, outcomes)
 
 
-def least_steps(run: Record) -> int:
+def place_of(space: Space, spec: Spec) -> tuple[float, float]:
+    """Where a configuration stands among others: log2 of its size, and of its rate by the rule."""
+    return math.log2(spec.batch_size), math.log2(spec.lr / space.rule_lr(spec.batch_size))
+
+
+def _outcomes(plan: Plan, posterior: Posterior, records: Sequence[Record]) -> list[Outcome]:
+    """The runs that tell of the share of seeds which reach the target.
+
+    They are those that were allowed ``ALLOWED`` times their predicted steps, however they ended:
+    most trials of the search are stopped too early to tell.
+    """
+    runs = ends([record for record in records if record.steps > 0])
+    x = np.log2([run.batch_size for run in runs])
+    z = np.log2([run.lr for run in runs])
+    predicted = np.exp(posterior.law.log_steps(posterior.theta, x, z).mean(axis=0))
+    outcomes = []
+    for run, steps in zip(runs, predicted, strict=True):
+        # A time limit may have ended a pruned one before its last step.
+        allowed = run.steps if run.status == "pruned" else run.max_steps
+        if run.status == "missed" or allowed >= ALLOWED * steps:
+            outcomes.append(Outcome(*place_of(plan.space, run), run.reached))
+    return outcomes
+
+
+def least_steps(run: Record) -> float:
     """Steps to the target, or those that a run was seen not to reach it in; at least 1.
 
     A run that diverged or failed would not have reached it in all that it was allowed.
     """
     if run.status in ("reached", "missed", "pruned"):
-        return max(run.steps, 1)
-    return run.max_steps
+        return max(run.steps_to_target, 1.0)
+    return float(run.max_steps)
 
 
 def is_of(record: Spec, configuration: Configuration) -> bool:
@@ -250,7 +307,17 @@ def _searches(plan: Plan, records: Sequence[Record], running: Sequence[Spec], no
         return False
     places = [spec for spec in (*records, *running) if spec.role == "search"]
     has_room = len(places) < PLACES_PER_CONFIGURATION * plan.trials
-    return count_configurations(records, running) < plan.trials and has_room
+    if count_configurations(records, running) >= plan.trials or not has_room:
+        return False
+    return plan.question.seeks_best or not _is_b_crit_known(plan, records)
+
+
+def _is_b_crit_known(plan: Plan, records: Sequence[Record]) -> bool:
+    """Whether B_crit's 90% interval is narrow enough, and both of its ends are bounded."""
+    if sum(record.reached for record in records) < LEAST_FOR_CURVE:
+        return False
+    posterior = sample_posterior(plan.question, plan.space, records, seed=plan.seed, misfit=True)
+    return is_narrow(critical_batch_size(posterior, records).interval)
 
 
 def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask:
@@ -288,13 +355,14 @@ def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) 
 
 def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask | None:
     """The next run on a new seed: the best configuration first, then the baseline."""
-    candidates, runs, noise = candidates_of(plan, records)
+    field = field_of(plan, records)
+    candidates, runs = field.candidates, field.runs
     for spec in running:
         # A running one counts as done at its prediction.
         for candidate in candidates:
             if spec.repeats == candidate.number:
                 runs.setdefault(candidate.number, []).append(candidate.log_value)
-    number = next_confirmation(candidates, runs, plan.seeds, noise)
+    number = next_confirmation(candidates, runs, plan.seeds, field.noise)
     by_number = {record.number: record for record in records}
     step_time = step_time_of(plan, records)
     if number is not None:
@@ -307,7 +375,7 @@ def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]
         lengths = [run.schedule_steps for run in new_seeds_of(records, number)]
         length = (*lengths, candidate.schedule_steps)[0]
         return _repeat(plan, records, running, record, length or limit, length)
-    leader = best_confirmed(candidates, runs, noise)
+    leader = best_confirmed(candidates, runs, field.noise)
     baseline = next((record for record in records if record.role == "baseline"), None)
     if leader is None or baseline is None:
         return None
@@ -320,8 +388,9 @@ def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]
     limit = plan.question.budget.last_step(baseline.batch_size)
     if plan.deadline is not None:
         best = statistics.median(map(least_steps, of_leader))
-        seconds = best * step_time(by_number[leader].batch_size)
-        limit = math.ceil(NEW_SEED_LIMIT * seconds / step_time(baseline.batch_size))
+        value = plan.question.value(best, by_number[leader].batch_size, step_time)
+        per_step = plan.question.value(1.0, baseline.batch_size, step_time)
+        limit = math.ceil(NEW_SEED_LIMIT * value / per_step)
     return _repeat(plan, records, running, baseline, limit, baseline.schedule_steps)
 
 

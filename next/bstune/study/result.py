@@ -7,36 +7,44 @@ from typing import Literal
 
 from bstune.core.question import Objective
 from bstune.core.records import Frozen, Status, Target
+from bstune.core.rules import Rule
 from bstune.core.space import Configuration
 from bstune.search.findings import CurvePoint
 
 SCHEMA = 1
 
 Verdict = Literal["switch", "keep", "not yet", "use"]
-Warned = Literal["step times", "far from the law"]
+Warned = Literal["step times", "far from the law", "octave without a trial"]
 
 
 class Confirmed(Configuration):
     """A configuration with its runs on new seeds.
 
     ``steps`` and ``seconds`` are medians over the runs; where half of them or more did not reach
-    the target they are bounds ("at least"). Before the first run they are the search's own trial's.
+    the target they are bounds ("at least"). Before the first run they are the search's own trial's,
+    without intervals.
     """
 
     number: int
     """The trial of the search whose configuration it is."""
     seeds: tuple[int, ...]
-    runs_steps: tuple[int, ...]
-    """Steps of each run, in the order of ``seeds``."""
+    runs_steps: tuple[float, ...]
+    """Steps to target of each run, in the order of ``seeds``: the middle between the last
+    evaluation that missed it and the first that met it; else those that it is known to exceed."""
     runs_status: tuple[Status, ...]
     schedule_steps: int | None = None
     """Where the schedule of each run ended; None: it did not end with the run."""
-    predicted_share: float | None = None
-    """Share of further seeds that are predicted to reach the target, where schedules end."""
     steps: float
+    steps_low: float | None
+    steps_high: float | None
+    """Ends of the 90% interval of the median over seeds; an end that is open is None."""
     seconds: float
     """Training seconds to the target: ``steps`` times ``step_seconds``."""
+    seconds_low: float | None
+    seconds_high: float | None
     is_bound: bool
+    predicted_share: float
+    """Share of further seeds that are predicted to reach the target."""
     step_seconds: float
     step_seconds_error: float
     """Relative standard deviation of ``step_seconds``."""
@@ -64,19 +72,34 @@ class Speedup(Frozen):
     """How many times as fast the best is as the baseline: the quotient of the two medians."""
 
     value: float
-    low: float | None
+    low: float
     high: float | None
     at_least: bool
-    """Whether the baseline's median is a bound, and so is ``value``."""
-    at_most: bool = False
-    """Whether the best's is, likewise."""
+    """Whether the baseline's median is a bound, and so is ``value``; ``high`` is None then."""
 
 
 class LrAlone(Frozen):
-    """The best rate at the baseline's own batch size, and its predicted speedup."""
+    """The best rate at the baseline's own batch size, and its predicted speedup, 90% interval."""
 
     lr: float
     speedup: float
+    low: float
+    high: float | None
+    """None where the baseline's median is a bound, and so is ``speedup``."""
+
+
+class FewestSteps(Frozen):
+    """The batch size and rate that are predicted to take the fewest steps.
+
+    Of the batch sizes that are near-optimal in steps it is the smallest.
+    """
+
+    batch_size: int
+    lr: float
+    steps: float
+    steps_low: float
+    steps_high: float
+    seconds: float
 
 
 class Critical(Frozen):
@@ -84,10 +107,34 @@ class Critical(Frozen):
 
     interval: Interval
     s_min: float | None
-    """S_min of the drawn law, in steps; None where B_crit has no value."""
+    """S_min of the drawn law, in steps: the law with the value of B_crit that fits the curve best,
+    so that it is twice this there. It is None where B_crit has no value, as are the next two."""
+    linear_below: float | None
+    """B_crit/9: below it lies perfect scaling, in the names of Shallue et al. 2018."""
+    no_gain_above: float | None
+    """9 B_crit: above it lies maximal data parallelism."""
     smallest: int
     largest: int
     """The batch sizes between which trials reached the target."""
+
+
+class Searched(Frozen):
+    """The batch sizes that a study may try, and how many octaves have a trial that reached."""
+
+    low: int
+    high: int
+    octaves: int
+    reached: int
+    to_add: tuple[int, ...]
+    """The middle of each octave without a trial that reached the target."""
+
+
+class Faster(Configuration):
+    """Under ``steps``: a configuration that is predicted to reach the target sooner, in seconds."""
+
+    seconds: float
+    speedup: float
+    """Over the best's predicted seconds."""
 
 
 class Closest(Frozen):
@@ -129,11 +176,14 @@ class StudyResult(Frozen):
     threads: int
     seeds: int
     """New seeds that were asked for."""
+    scaling: Rule | None = None
+    """The rule that the search expected lr*(B) to follow."""
     configurations: int
     """That the search tried."""
     trials: int
     """Trials that were run: resumptions and new seeds included."""
     verdict: Verdict | None
+    """None for ``curve``, which compares nothing, once a trial has reached the target."""
     reached: bool
     """Whether a trial reached the target."""
     best: Confirmed | None = None
@@ -145,14 +195,24 @@ class StudyResult(Frozen):
     """Why the baseline's runs that missed the target ended: their whole budget, or 4 times the
     best's time."""
     speedup: Speedup | None = None
+    """None where they have no new seed in common, or half of the best's or more missed the target:
+    how many seeds reach it decides then, and these are too few to tell."""
     near_optimal: tuple[int, int] | None = None
     """Batch sizes whose predicted median at their best rate is at most 1.1 times the least; the
     best's own belongs to it."""
     lr_alone: LrAlone | None = None
-    """What the rate alone would give; None where the best has the baseline's batch size."""
+    """What the rate alone would give; None where the best has the baseline's batch size, or where
+    that is not predicted to gain less than the best."""
+    fewest_steps: FewestSteps | None = None
+    """None where the best takes as few."""
     critical: Critical | None = None
+    searched: Searched | None = None
+    """None where nothing reached the target."""
+    faster: Faster | None = None
     lr_exponent: Interval | None = None
     """lr*(B) grows as B to this power."""
+    allowed_rules: tuple[str, ...] = ()
+    """The scaling rules that this interval allows."""
     curve: tuple[CurvePoint, ...] = ()
     closest: Closest | None = None
     """Where nothing reached the target."""
@@ -161,9 +221,9 @@ class StudyResult(Frozen):
     easier: str | None = None
     """The command or call that asks for it."""
     missing: str | None = None
-    """Under ``not yet``: what is missing."""
+    """Under ``not yet``: what is missing; under ``curve``: what would narrow B_crit."""
     next: str | None = None
-    """Under ``not yet``: the command or call that gets it."""
+    """The command or call that gets it."""
     warnings: tuple[ResultWarning, ...] = ()
     spent: Spent
     train: str | None = None

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
@@ -86,6 +87,10 @@ class StudyStorage:
             "lr": FloatDistribution(space.lr_low, space.lr_high, log=True),
         }
         self.settle()
+
+    def setting(self, name: str) -> Any:
+        """A setting that the study was begun with; None while there is none."""
+        return self.study.user_attrs.get(SETTINGS, {}).get(name)
 
     def _open(self, url: str, name: str) -> None:
         try:

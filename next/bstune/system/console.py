@@ -2,7 +2,7 @@
 
 import difflib
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Columns of a row's label, and of a line.
 LABEL_WIDTH = 11
@@ -47,6 +47,12 @@ def speedup(value: float) -> str:
 def count(n: int, noun: str) -> str:
     """Write a count with its noun: 1 trial, 2 trials, 12,345 steps."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def sizes(batch_sizes: Sequence[int]) -> str:
+    """Write batch sizes: batch size 64; batch sizes 64, 90 and 1,024."""
+    *before, last = (f"{size:,}" for size in batch_sizes)
+    return f"batch sizes {', '.join(before)} and {last}" if before else f"batch size {last}"
 
 
 def wrap(label: str, text: str, width: int = LINE_WIDTH) -> str:

@@ -216,10 +216,11 @@ def _log(
     tags = {
         STUDY_TAG: study_id,
         RESULT_TAG: digest,
-        "bstune.verdict": str(result.verdict),
         "bstune.version": result.bstune,
         "mlflow.note.content": f"```\n{render(result)}\n```",
     }
+    if result.verdict is not None:
+        tags["bstune.verdict"] = result.verdict
     parent = client.create_run(experiment_id, tags=tags, run_name=result.study)
     run_id = str(parent.info.run_id)
     client.log_batch(run_id, _study_metrics(result), _study_params(result))
@@ -325,6 +326,8 @@ def _study_metrics(result: StudyResult) -> "list[Metric]":
     intervals: dict[str, Speedup | Interval | None] = {"speedup": result.speedup}
     if result.critical is not None:
         intervals["b_crit"] = result.critical.interval
+        values["s_min"] = result.critical.s_min
+    intervals["lr_exponent"] = result.lr_exponent
     for name, interval in intervals.items():
         if interval is not None:
             values[f"{name}.value"] = interval.value

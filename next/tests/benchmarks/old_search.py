@@ -1,4 +1,4 @@
-"""Rows of the old package's search, which bench_search.py compares with: recorded once.
+"""Rows of the old package's search, which search.py compares with: recorded once.
 
 It runs where bstune 0.1.0 (commit 38d319c7) is installed, in an empty folder, and adds the rows
 that FILE lacks::
@@ -35,7 +35,7 @@ BASELINES = {
 
 
 class BaselineFirst(FrontierSearch):
-    """The search whose first trial is the baseline, to its budget, and whose rule goes through it."""
+    """The search whose first trial is the baseline, to its budget; the rule goes through it."""
 
     def __init__(self, problem: old.Problem, seed: int, baseline: tuple[int, float]) -> None:
         size, lr = baseline

@@ -1,0 +1,146 @@
+"""The law through steps to a target that were measured elsewhere, by the posterior of a study.
+
+It lies in this layer, as the ends of B_crit's interval are open by a study's own rule.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from bstune.core.errors import InputError
+from bstune.core.records import Budget, Record
+from bstune.core.space import Space
+from bstune.search.law import EXPONENT, SHIFT, Law, make_law
+from bstune.search.posterior import BOUND, BOUND_DEVIATION, VALUE, Posterior, Rows, sample
+from bstune.study.analysis import DRAWS, MOVES
+from bstune.study.critical import critical_batch_size
+from bstune.study.result import Interval
+
+SEED = 0
+# Standard deviation, in octaves, of a rate that counts as the best one.
+NO_SPREAD = 1e-6
+
+
+@dataclass(frozen=True)
+class CurveFit:
+    """S*(B) = S_min (1 + B_crit/B), fitted to points; None for what they do not bound."""
+
+    b_crit: Interval
+    """The critical batch size in examples, with its 90% interval."""
+    s_min: float | None
+    """The fewest steps, at any batch size."""
+    linear_below: float | None
+    """B_crit/9: up to it twice the batch size takes about half of the steps."""
+    no_gain_above: float | None
+    """9 B_crit: from it on larger batch sizes save hardly a step."""
+    posterior: Posterior = field(repr=False, compare=False)
+    """Draws of the law's parameters, with its piecewise-linear misfit."""
+
+    def steps(self, batch_size: float) -> float:
+        """The predicted median of S*(B), the misfit included.
+
+        InputError for a batch size below 1.
+        """
+        x = np.log2([_at_least_one(batch_size, "batch_size")])
+        return float(np.exp(np.median(self.posterior.law.curve(self.posterior.theta, x))))
+
+
+def fit_curve(points: Iterable[tuple[float, float, bool]]) -> CurveFit:
+    """Fit the steps-to-target curve to points of one's own, each at its best learning rate.
+
+    >>> import bstune
+    >>> points = [(8, 1350), (32, 450), (128, 225), (512, 170)]  # batch size, steps to the target
+    >>> fit = bstune.fit_curve([(*point, True) for point in points] + [(2, 2000, False)])
+    >>> fit.b_crit.low < 60 < fit.b_crit.value < 70 < fit.b_crit.high
+    True
+
+    Args:
+        points: (batch size, steps, reached): the steps to the target or, of a run that did not
+            reach it, the steps that it ran, which are a bound. Several at one batch size are
+            several seeds.
+
+    Raises:
+        InputError: for fewer than two batch sizes that reached the target, and for batch sizes and
+            steps below 1.
+    """
+    if not isinstance(points, Iterable):
+        raise InputError(f"points must be (batch size, steps, reached), but got {points!r:.100}")
+    checked = [_point(point) for point in points]
+    reached_at = {size for size, _, has_reached in checked if has_reached}
+    if len(reached_at) < 2:
+        raise InputError(
+            f"points must have reached the target at two batch sizes or more, but got "
+            f"{len(reached_at)}: add runs at others"
+        )
+    sizes, steps = np.array([point[:2] for point in checked]).T
+    has_reached = np.array([point[2] for point in checked])
+    rows = Rows(
+        x=np.log2(sizes),
+        z=np.zeros(len(checked)),
+        log_steps=np.log(steps),
+        deviation=np.where(has_reached, 0.0, BOUND_DEVIATION),
+        kind=np.where(has_reached, VALUE, BOUND),
+    )
+    law = _law_at_best_rates(sizes.min(), sizes.max(), float(np.median(steps[has_reached])))
+    theta = sample(law, rows, np.random.default_rng(SEED), DRAWS, MOVES)
+    posterior = Posterior(law, theta, rows, chains=())
+    records = [_record(number, *point) for number, point in enumerate(checked)]
+    critical = critical_batch_size(posterior, records)
+    return CurveFit(
+        b_crit=critical.interval,
+        s_min=critical.s_min,
+        linear_below=critical.linear_below,
+        no_gain_above=critical.no_gain_above,
+        posterior=posterior,
+    )
+
+
+def _point(point: Any) -> tuple[float, float, bool]:
+    try:
+        batch_size, steps, reached = point
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"a point must be (batch size, steps, reached), but got {point!r:.100}"
+        ) from error
+    return _at_least_one(batch_size, "batch_size"), _at_least_one(steps, "steps"), bool(reached)
+
+
+def _at_least_one(value: Any, name: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 1.0 <= number < math.inf:
+        raise InputError(f"{name} must be a number, at least 1, but got {value!r:.100}")
+    return number
+
+
+def _record(number: int, batch_size: float, steps: float, reached: bool) -> Record:
+    return Record(
+        number=number,
+        place=f"search/{number}",
+        role="search",
+        batch_size=round(batch_size),
+        lr=1.0,
+        seed=number,
+        max_steps=round(steps),
+        status="reached" if reached else "missed",
+        steps=round(steps),
+    )
+
+
+def _law_at_best_rates(low: float, high: float, steps: float) -> Law:
+    """The law over batch sizes, with a misfit, whose rates are all known to be the best.
+
+    Args:
+        low, high: batch sizes.
+        steps: about those at the middle.
+    """
+    space = Space(math.floor(low), math.ceil(high), 1.0, 1.0, "none", (1.0, 1.0))
+    law = make_law(space, Budget(steps=math.ceil(4.0 * steps)), misfit=True)
+    spread = law.spread.copy()
+    spread[[SHIFT, EXPONENT]] = NO_SPREAD
+    return replace(law, spread=spread)

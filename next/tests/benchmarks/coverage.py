@@ -1,0 +1,160 @@
+"""Gates *coverage* and *width*: how often the printed interval of B_crit holds the truth.
+
+    python tests/benchmarks/coverage.py [--seeds 10] [--objectives time curve steps] [--names ...]
+
+Names are tables and kinds of synthetic laws. A row is a search that has spent 40 times what the
+best cell costs, and the critical batch size that a study prints then: an end that trials leave open
+is null; ``quantiles`` are the posterior's, by which widths are compared. The truth is where the
+slope of log S* over log B is -1/2. The old rows (38d319c7, tests/benchmarks/coverage.jsonl) are
+quantiles, without open ends.
+"""
+
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import product
+
+from common import (
+    MULTIPLES,
+    ROWS,
+    TABLES,
+    Problem,
+    Row,
+    add_rows,
+    parser,
+    read_rows,
+    search,
+    table_problem,
+)
+from synthetic import KINDS, draw_law, law_table
+
+from bstune.core.curve import slope_b_crit
+from bstune.search.findings import b_crit_quantiles
+from bstune.search.posterior import sample_posterior
+from bstune.study.analysis import DRAWS, MOVES
+from bstune.study.critical import critical_batch_size
+
+OLD = ROWS / "coverage_old.jsonl"
+# Least and largest share in sum of ``time`` and ``curve``, and of widths new over old.
+HOLDS = (0.85, 0.98)
+WIDTHS = {"time": 1.8, "curve": 1.3}
+
+
+def measure(name: str, objective: str, seed: int) -> Row:
+    """One search and its interval."""
+    if name in KINDS:
+        law = draw_law(name, seed)
+        problem = Problem(law_table(law), objective)
+        truth = law.half_slope
+    else:
+        problem = table_problem(name, objective)
+        truth = truth_of_table(name)
+    records = []
+    for _, finished in search(problem, seed, MULTIPLES[-1]):
+        records = finished
+    posterior = sample_posterior(
+        problem.question,
+        problem.space,
+        records,
+        seed=seed,
+        misfit=True,
+        draws=DRAWS,
+        moves=MOVES,
+    )
+    interval = None
+    if any(record.reached for record in records):
+        interval = critical_batch_size(posterior, records).interval
+    quantiles = b_crit_quantiles(posterior)
+    ends = interval.model_dump() if interval else {}
+    return {
+        "truth": truth,
+        "low": ends.get("low"),
+        "value": ends.get("value"),
+        "high": ends.get("high"),
+        "quantiles": [quantiles[0], quantiles[-1]],
+        "trials": len(records),
+    }
+
+
+@functools.cache
+def truth_of_table(name: str) -> float:
+    """The batch size of slope -1/2, from the best cell of each batch size."""
+    problem = table_problem(name, "steps")
+    fewest: dict[float, float] = {}
+    for batch_size, lr in problem.table.cells:
+        examples = problem.median_cost(batch_size, lr)
+        if examples is not None:
+            steps = examples / batch_size
+            fewest[batch_size] = min(steps, fewest.get(batch_size, math.inf))
+    truth = slope_b_crit(list(fewest.items()))
+    assert truth is not None, f"{name}'s cells do not determine B_crit"
+    return truth
+
+
+def holds(row: Row) -> bool:
+    """Whether the interval holds the truth."""
+    return (row["low"] or 0.0) <= row["truth"] <= (row["high"] or math.inf)
+
+
+def width(row: Row) -> float:
+    """High over low, of the posterior's quantiles."""
+    low, high = row.get("quantiles", (row["low"], row["high"]))
+    return high / low
+
+
+def factor_off(row: Row) -> float:
+    """By what the printed value is off the truth; infinite without one."""
+    return math.exp(abs(math.log(row["value"] / row["truth"]))) if row["value"] else math.inf
+
+
+def figures(rows: Sequence[Row]) -> str:
+    """Truths held, open intervals, median width and median factor off."""
+    if not rows:
+        return f"{'-':>25}"
+    count = f"{sum(map(holds, rows))}/{len(rows)}"
+    middles = [statistics.median(map(one, rows)) for one in (width, factor_off)]
+    is_open = sum(row["low"] is None or row["high"] is None for row in rows)
+    return f"{count:>8} {is_open:4} {middles[0]:5.2f} {middles[1]:5.2f}"
+
+
+def main() -> None:
+    options = parser(__doc__, "coverage_new.jsonl", seeds=10)
+    options.add_argument("--objectives", nargs="+", default=["time", "curve", "steps"])
+    options.add_argument("--names", nargs="+", default=[*TABLES, *KINDS])
+    given = options.parse_args()
+    jobs = []
+    for seed, objective, name in product(range(given.seeds), given.objectives, given.names):
+        jobs.append({"name": name, "objective": objective, "seed": seed})
+    add_rows(given, jobs, measure)
+    new = [row for row in read_rows(given.rows) if row["objective"] in given.objectives]
+    there = {(row["name"], row["objective"], row["seed"]) for row in new}
+    old = [row for row in read_rows(OLD) if (row["name"], row["objective"], row["seed"]) in there]
+    print(f"{'':30} {'new: held, open, width, off':>25}   old, of the same seeds")
+    for objective in given.objectives:
+        sides = [[row for row in rows if row["objective"] == objective] for rows in (new, old)]
+        for name in dict.fromkeys(row["name"] for row in sides[0]):
+            named = [[row for row in rows if row["name"] == name] for rows in sides]
+            show(f"{objective}, {name}", *named)
+        show(f"{objective}, all", *sides)
+        if sides[1] and objective in WIDTHS:
+            widths = [statistics.median(map(width, rows)) for rows in pairs_of(*sides)]
+            print(f"{objective}: width {widths[0] / widths[1]:.2f}, limit {WIDTHS[objective]}")
+    gate = [row for row in new if row["objective"] in WIDTHS]
+    if gate:
+        share = statistics.mean(map(holds, gate))
+        print("time and curve: {:.1%} held, to be {:.0%} to {:.0%}".format(share, *HOLDS))
+
+
+def pairs_of(new: Sequence[Row], old: Sequence[Row]) -> tuple[list[Row], Sequence[Row]]:
+    """The new rows that have an old one, and the old ones."""
+    there = {(row["name"], row["seed"]) for row in old}
+    return [row for row in new if (row["name"], row["seed"]) in there], old
+
+
+def show(name: str, new: Sequence[Row], old: Sequence[Row]) -> None:
+    print(f"{name:30} {figures(new)}   {figures(old)}")
+
+
+if __name__ == "__main__":
+    main()

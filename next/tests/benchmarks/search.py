@@ -1,0 +1,83 @@
+"""Gate *search*: the search on recorded runs beside the old package's, in counted costs, no clock.
+
+    python tests/benchmarks/search.py [--seeds 20] [--objectives time steps] [--baseline 0 1]
+
+A row is a search: what it had spent at the first hit, and how many times the best cell's time (or
+steps) its choice takes after 5, 10, 20 and 40 times what the best cell costs, without and with the
+baseline first. The old rows come from old_search.py. A limit holds where the 90% interval of new
+over old does not lie wholly above it.
+"""
+
+from itertools import product
+
+from common import (
+    HEAD,
+    ROWS,
+    TABLES,
+    Compared,
+    Row,
+    add_rows,
+    compare,
+    parser,
+    path_of,
+    read_rows,
+    table_problem,
+)
+
+# What the tables' workloads use today: batch size and learning rate of their configs.
+BASELINES = {
+    "fashion_mlp": (128, 0.03),
+    "mnist_cnn": (64, 0.1),
+    "cifar_mlp": (128, 0.001),
+    "shakespeare_lstm": (32, 0.01),
+    "mnist_mlp": (64, 0.2),
+}
+# Of new over old: ratios, the first hit, and all 90th percentiles.
+LIMIT = 1.03
+FIRST_LIMIT = 1.15
+NINETIES_LIMIT = 1.25
+
+
+def measure(table: str, objective: str, baseline: bool, seed: int) -> Row:
+    """One search."""
+    given = BASELINES[table] if baseline else None
+    return path_of(table_problem(table, objective, given), seed)
+
+
+def misses(compared: Compared) -> str:
+    """Which limits do not hold."""
+    limit = FIRST_LIMIT if compared.name == "first hit" else LIMIT
+    missed = []
+    if compared.ratio[1] > limit:
+        missed.append(f"ratio above {limit}")
+    if compared.ratio_of_nineties[1] > NINETIES_LIMIT:
+        missed.append(f"90th above {NINETIES_LIMIT}")
+    return ", ".join(missed) or "holds"
+
+
+def main() -> None:
+    options = parser(__doc__, "search_new.jsonl", seeds=20)
+    options.add_argument("--objectives", nargs="+", default=["time", "steps"])
+    options.add_argument("--baseline", nargs="+", type=int, default=[0, 1], choices=[0, 1])
+    options.add_argument("--tables", nargs="+", default=TABLES)
+    given = options.parse_args()
+    kinds = list(product(given.objectives, map(bool, given.baseline)))
+    jobs = []
+    for seed, (objective, baseline), table in product(range(given.seeds), kinds, given.tables):
+        jobs.append({"table": table, "objective": objective, "baseline": baseline, "seed": seed})
+    add_rows(given, jobs, measure)
+    new, old = read_rows(given.rows), read_rows(ROWS / "search_old.jsonl")
+    for kind in kinds:
+        sides = []
+        for rows in (new, old):
+            sides.append([row for row in rows if (row["objective"], row["baseline"]) == kind])
+        lines = compare(*sides)
+        if lines:
+            first = " with the baseline first" if kind[1] else ""
+            print(f"{kind[0]}{first}, {lines[0].pairs} pairs", HEAD, sep="\n")
+        for line in lines:
+            print(line, misses(line), sep="    ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Warnings of the curve, the octaves of a range, and what narrows B_crit."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from results import confirmed, critical, curve
+from search_records import QUESTION, SPACE, record
+
+from bstune.core.question import Question
+from bstune.core.space import Space
+from bstune.study.advice import for_curve, off_law, searched_range, warnings_of
+from bstune.study.plan import Plan
+from bstune.study.result import Searched
+
+# Batch sizes 8 to 512; S*(B) = 26 (1 + 130/B) and B_crit 130.
+PLAN = Plan(QUESTION, SPACE, baseline=None, trials=32, seeds=3, seed=0)
+CURVE_PLAN = replace(PLAN, question=Question(QUESTION.target, QUESTION.budget, "curve"))
+LAW = critical(130.0, 85.0, 212.0)
+ALL = Searched(low=8, high=512, octaves=6, reached=6, to_add=())
+
+
+def missing(*sizes):
+    return ALL.model_copy(update={"to_add": sizes, "reached": 6 - len(sizes)})
+
+
+def kinds(plan=PLAN, best=None, found=LAW, points=None, searched=ALL):
+    warnings = warnings_of(plan, best, found, points or curve(), searched)
+    return [warning.kind for warning in warnings]
+
+
+def bent(factor):
+    """The curve, lower by a factor around B_crit."""
+    return tuple(
+        point.model_copy(update={"steps": point.steps / factor})
+        if 100 < point.batch_size < 200
+        else point
+        for point in curve()
+    )
+
+
+@pytest.mark.parametrize(
+    ("factor", "expected"),
+    [(1.0, []), (1.25, []), (1.35, ["far from the law"]), (1 / 1.35, ["far from the law"])],
+)
+def test_a_curve_far_from_its_law_at_b_crit_is_warned_of(factor, expected):
+    assert off_law(LAW, bent(factor)) == pytest.approx(max(factor, 1 / factor))
+    assert kinds(points=bent(factor)) == expected
+
+
+def test_a_warning_names_the_sizes_to_try():
+    (warning,) = warnings_of(PLAN, None, LAW, bent(1.5), ALL)
+    assert {"65", "260"} < set(warning.fix.replace(",", "").split())
+
+
+@pytest.mark.parametrize(
+    ("to_add", "expected"),
+    [
+        ((11, 23), []),  # far from B_crit, where nobody asked
+        ((91,), []),
+        ((93,), ["octave without a trial"]),
+        ((183,), ["octave without a trial"]),
+        ((184,), []),
+    ],
+)
+@pytest.mark.parametrize("plan", [PLAN, CURVE_PLAN])
+def test_an_octave_without_a_trial_matters_where_b_crit_lies_in_it(plan, to_add, expected):
+    assert kinds(plan, searched=missing(*to_add)) == expected
+
+
+@pytest.mark.parametrize("ends", [(None, 90.0, None), (None, None, 90.0), (None, None, None)])
+def test_an_open_end_is_warning_enough(ends):
+    assert kinds(found=critical(*ends), points=bent(2.0), searched=missing(128)) == []
+
+
+def test_step_times_matter_for_time_alone():
+    best = confirmed(118, 1.18, (52, 55, 61), 0.0331)
+    best = best.model_copy(update={"step_seconds_error": 0.2})
+    assert kinds(best=best) == ["step times"]
+    of_steps = replace(PLAN, question=Question(QUESTION.target, QUESTION.budget, "steps"))
+    assert kinds(of_steps, best=best) == []
+
+
+# Space, batch sizes of trials that reached -> octaves, how many have one, the middles to add.
+RANGES = [
+    (SPACE, (8, 16, 40, 64, 128, 512), (6, 6, ())),
+    (SPACE, (8, 40), (6, 2, (23, 91, 181, 362))),
+    (SPACE, (512,), (6, 1, (11, 23, 45, 91, 181))),
+    (replace(SPACE, low=8, high=512, multiple=8), (64,), (6, 1, (8, 24, 48, 184, 360))),
+    (replace(SPACE, low=10, high=12), (11,), (1, 1, ())),
+    (replace(SPACE, low=64, high=64), (64,), (1, 1, ())),
+]
+
+
+@pytest.mark.parametrize(("space", "sizes", "expected"), RANGES)
+def test_octaves_of_a_range(space: Space, sizes, expected):
+    records = [record(number, batch_size=size) for number, size in enumerate(sizes)]
+    records.append(record(9, "pruned", batch_size=space.low))
+    found = searched_range(space, records)
+    assert (found.octaves, found.reached, found.to_add) == expected
+    assert (found.low, found.high) == (space.low, space.high)
+
+
+# B_crit's interval, the octaves to add -> the options that narrow it.
+NARROWING = [
+    ((130.0, 100.0, 199.0), (), None),
+    ((130.0, 100.0, 201.0), (), {"trials": 64}),
+    ((130.0, 100.0, 199.0), (23,), None),
+    ((130.0, 85.0, 212.0), (23, 45), {"trials": 64}),
+    ((None, 300.0, None), (), {"batch_size.low": 8, "batch_size.high": 2048, "study": "s-2"}),
+    ((None, None, 20.0), (), {"batch_size.low": 2, "batch_size.high": 512, "study": "s-2"}),
+    ((None, None, None), (), {"batch_size.low": 2, "batch_size.high": 2048, "study": "s-2"}),
+]
+
+
+@pytest.mark.parametrize(("ends", "to_add", "expected"), NARROWING)
+def test_what_narrows_b_crit(ends, to_add, expected):
+    got = for_curve(CURVE_PLAN, "s", critical(*ends), missing(*to_add), [record()])
+    assert (None if got is None else got[1]) == expected
+
+
+def test_an_open_end_within_the_range_asks_for_trials():
+    found = critical(None, 60.0, None).model_copy(update={"largest": 100})
+    _, options = for_curve(CURVE_PLAN, "s", found, missing(181, 362), [record()])
+    assert options == {"trials": 64}
+
+
+def test_larger_sizes_that_do_not_fit_are_not_asked_for():
+    records = [record(), record(1, "out of memory", batch_size=512)]
+    _, options = for_curve(CURVE_PLAN, "s", critical(None, 300.0, None), ALL, records)
+    assert options == {"trials": 64}
+
+
+def test_a_smallest_size_of_one_multiple_cannot_be_lowered():
+    plan = replace(CURVE_PLAN, space=replace(SPACE, multiple=8))
+    _, options = for_curve(plan, "s", critical(None, None, 20.0), ALL, [record()])
+    assert options == {"trials": 64}
+
+
+def test_off_law_needs_a_value():
+    with pytest.raises(ValueError, match="no value"):
+        off_law(critical(None, 90.0, None), curve())
+    assert math.isfinite(off_law(LAW, curve()))

@@ -1,0 +1,105 @@
+"""B_crit: its law is twice its floor there, ends that trials do not bound are open."""
+
+import math
+
+import numpy as np
+import pytest
+from results import curve as drawn_curve
+from search_records import QUESTION, SPACE, TARGET, Workload, record
+
+from bstune.search.law import B_CRIT, make_law
+from bstune.search.posterior import Posterior, rows_of, sample_posterior
+from bstune.study.critical import best_s_min, critical_batch_size, is_narrow
+from bstune.study.result import Critical, Interval
+
+
+def critical(sizes: tuple[int, ...], b_crit: float, factor: float) -> Critical:
+    """B_crit of draws, 90% of them within a factor, where trials of some sizes reached."""
+    records = [record(number, batch_size=size) for number, size in enumerate(sizes)]
+    law = make_law(SPACE, QUESTION.budget, misfit=False)
+    theta = np.tile(law.mean, (2001, 1))
+    log_b_crit = math.log(b_crit / 2**law.middle)
+    theta[:, B_CRIT] = log_b_crit + np.linspace(-1.0, 1.0, 2001) * math.log(factor) / 0.9
+    posterior = Posterior(law, theta, rows_of(records, TARGET), tuple(records))
+    return critical_batch_size(posterior, records)
+
+
+def test_the_law_that_fits_a_curve_on_the_law_is_that_law():
+    # S*(B) = 26 (1 + 130/B).
+    points = [(point.batch_size, point.steps) for point in drawn_curve()]
+    assert best_s_min(*np.array(points).T, 130.0) == pytest.approx(26.0)
+
+
+def test_the_law_fits_best_in_log_steps():
+    sizes, steps = np.array([10.0, 40.0, 160.0]), np.array([300.0, 150.0, 90.0])
+
+    def squares(s_min: float) -> float:
+        return float((np.log(steps / (s_min * (1.0 + 40.0 / sizes))) ** 2).sum())
+
+    best = best_s_min(sizes, steps, 40.0)
+    assert squares(best) < min(squares(0.99 * best), squares(1.01 * best))
+
+
+def test_regimes_and_the_law_go_with_the_printed_value():
+    found = critical((8, 32, 128, 512), 64.0, 1.5)
+    value = found.interval.value
+    assert (found.interval.low, value, found.interval.high) == pytest.approx((64 / 1.5, 64, 96))
+    assert (found.linear_below, found.no_gain_above) == pytest.approx((64 / 9, 576))
+    assert found.s_min is not None
+    assert (found.smallest, found.largest) == (8, 512)
+
+
+# Trials that reached, B_crit and its factor of uncertainty -> low and high of the interval.
+OPEN = [
+    ((8, 16), 64.0, 1.5, 16, None),  # all beyond the trials: no more than the largest is claimed
+    ((8, 16, 32), 24.0, 8.0, 3, None),  # its high end, 192, lies over 4 times the largest
+    ((256, 512), 64.0, 1.5, None, 256),
+    ((64, 512), 64.0, 6.0, None, 384),
+    ((64,), 64.0, 6.0, None, None),
+]
+
+
+@pytest.mark.parametrize(("sizes", "b_crit", "factor", "low", "high"), OPEN)
+def test_an_end_that_no_trial_bounds_is_open(sizes, b_crit, factor, low, high):
+    found = critical(sizes, b_crit, factor)
+    assert found.interval.value is None
+    assert (found.s_min, found.linear_below, found.no_gain_above) == (None, None, None)
+    for end, expected in ((found.interval.low, low), (found.interval.high, high)):
+        assert (end is None) == (expected is None)
+        assert end is None or end == pytest.approx(expected)
+
+
+# Batch sizes of the trials, all on the law with B_crit 40 and noise, and which ends are open.
+WINDOWS = [
+    ((8, 11, 16, 32, 64, 128, 256, 512), ()),
+    ((8, 9, 10, 11), ("high",)),
+    ((256, 320, 400, 512), ("low",)),
+]
+
+
+@pytest.mark.parametrize(("sizes", "open_ends"), WINDOWS)
+@pytest.mark.parametrize("seed", range(4))
+def test_ends_of_synthetic_studies_hold_the_truth(sizes, open_ends, seed):
+    workload = Workload(b_crit=40.0, noise=0.1)
+    records = []
+    for number, size in enumerate(3 * sizes):
+        lr = 0.1 * math.sqrt(size / 64)
+        steps = round(workload.steps(size, lr, seed=100 * seed + number))
+        records.append(
+            record(number, batch_size=size, lr=lr, steps=steps, steps_low=int(0.97 * steps))
+        )
+    posterior = sample_posterior(
+        QUESTION, SPACE, records, seed=seed, misfit=True, draws=300, moves=4
+    )
+    interval = critical_batch_size(posterior, records).interval
+    assert all(getattr(interval, end) is None for end in open_ends)
+    assert (interval.value is None) == bool(open_ends)
+    assert (interval.low or 0.0) < 40.0 < (interval.high or math.inf)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(50.0, 100.0, True), (50.0, 101.0, False), (None, 60.0, False), (50.0, None, False)],
+)
+def test_a_narrow_interval_has_two_ends(low, high, expected):
+    assert is_narrow(Interval(value=None, low=low, high=high)) == expected

@@ -1,0 +1,190 @@
+import doctest
+import math
+import statistics
+
+import pytest
+
+import bstune
+from bstune.core.curve import slope_b_crit
+from bstune.core.errors import InputError
+from bstune.study import fit_curve as module
+from bstune.study.fit_curve import fit_curve
+from bstune.trial.table import find_table
+
+SIZES = [2.0**k for k in range(3, 13)]
+
+
+def law(batch_size, s_min=150.0, b_crit=64.0):
+    return s_min * (1.0 + b_crit / batch_size)
+
+
+def power(batch_size, exponent, b_crit):
+    """S_min (1 + (k/B)^p) with k such that the slope -p r/(1 + r) is -1/2 at B_crit."""
+    return 200.0 * (1.0 + (b_crit / batch_size) ** exponent / (2.0 * exponent - 1.0))
+
+
+def knee(batch_size, exponent, b_crit):
+    """Its slope -r/(1 + r), with r = (B_crit/B)^p, is -1/2 at B_crit."""
+    return 200.0 * (1.0 + (b_crit / batch_size) ** exponent) ** (1.0 / exponent)
+
+
+def frontier(table):
+    """The least over rates of the median over seeds of the steps to the target."""
+    best = {}
+    for (batch_size, _), runs in table.cells.items():
+        steps = [run.steps_to(table.target) or math.inf for run in runs]
+        best[batch_size] = min(statistics.median(steps), best.get(batch_size, math.inf))
+    return [point for point in best.items() if math.isfinite(point[1])]
+
+
+# B_crit of the package that came before (0.1.0, search_problem.dense_b_crit).
+@pytest.mark.parametrize(
+    ("name", "b_crit"),
+    [
+        ("fashion_mlp", 481.6),
+        ("mnist_cnn", 103.8),
+        ("cifar_mlp", 1082.7),
+        ("shakespeare_lstm", 90.8),
+        ("mnist_mlp", 209.2),
+    ],
+)
+def test_the_truth_of_recorded_tables(name, b_crit):
+    assert slope_b_crit(frontier(find_table(name))) == pytest.approx(b_crit, rel=0.01)
+
+
+@pytest.mark.parametrize("b_crit", [16.0, 100.0, 1000.0])
+def test_the_truth_of_the_law_is_its_parameter(b_crit):
+    points = [(size, law(size, b_crit=b_crit)) for size in SIZES]
+    assert slope_b_crit(points) == pytest.approx(b_crit, rel=0.01)
+    # Neither their order nor the unit of the steps decides.
+    other = [(size, 7.0 * steps) for size, steps in reversed(points)]
+    assert slope_b_crit(other) == pytest.approx(slope_b_crit(points))
+
+
+# The slope is averaged over an octave, and drawn towards the law's near the ends.
+@pytest.mark.parametrize(
+    ("curve", "exponent", "tolerance"),
+    [
+        (knee, 0.7, 0.02),
+        (knee, 2.0, 0.02),
+        (knee, 4.0, 0.02),
+        (power, 0.8, 0.1),
+        (power, 1.5, 0.2),
+    ],
+)
+@pytest.mark.parametrize("b_crit", [40.0, 100.0, 1000.0])
+def test_the_truth_of_other_formulas_is_the_slope(curve, exponent, tolerance, b_crit):
+    points = [(size, curve(size, exponent, b_crit)) for size in SIZES]
+    assert slope_b_crit(points) == pytest.approx(b_crit, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [],
+        [(64, 100)],
+        [(size, 100.0) for size in SIZES],
+        [(size, 1e5 / size) for size in SIZES],
+        [(size, law(size, b_crit=1.0)) for size in SIZES],
+        [(size, law(size, b_crit=1e5)) for size in SIZES],
+        # Steps that rise.
+        [(size, size) for size in SIZES],
+    ],
+)
+def test_no_slope_of_a_half_is_no_truth(points):
+    assert slope_b_crit(points) is None
+
+
+def points_of(sizes, **parameters):
+    return [(size, law(size, **parameters), True) for size in sizes]
+
+
+def test_the_docstring_s_example_runs():
+    assert doctest.testmod(module).attempted == 4
+    assert doctest.testmod(module).failed == 0
+
+
+def test_a_fit_finds_the_law():
+    fit = bstune.fit_curve(points_of([8, 16, 32, 64, 128, 256, 512]))
+    assert fit.b_crit.value == pytest.approx(64, rel=0.05)
+    assert fit.b_crit.low < 60 < 68 < fit.b_crit.high
+    assert fit.s_min == pytest.approx(150, rel=0.05)
+    assert (fit.linear_below, fit.no_gain_above) == pytest.approx(
+        (fit.b_crit.value / 9, fit.b_crit.value * 9)
+    )
+    for size in (8, 100, 2000):
+        assert fit.steps(size) == pytest.approx(law(size), rel=0.07)
+
+
+def test_the_same_points_give_the_same_fit():
+    points = points_of([8, 32, 128, 512])
+    assert fit_curve(points) == fit_curve(iter(points))
+
+
+def test_seeds_that_differ_widen_the_interval():
+    sizes = [8, 16, 32, 64, 128, 256, 512]
+    exact = fit_curve(points_of(sizes))
+    noisy = fit_curve(
+        [(size, law(size) * factor, True) for size in sizes for factor in (0.7, 1.0, 1.4)]
+    )
+    assert noisy.b_crit.value == pytest.approx(64, rel=0.3)
+    assert noisy.b_crit.high / noisy.b_crit.low > exact.b_crit.high / exact.b_crit.low
+
+
+def test_runs_that_did_not_reach_the_target_are_bounds():
+    # Two points say little; a bound far above what they predict says that B_crit is larger.
+    two = [(32, law(32), True), (512, law(512), True)]
+    low = fit_curve([*two, (8, 100, False)])
+    high = fit_curve([*two, (8, 4000, False)])
+    # It took longer than 100 steps in any case.
+    assert low.steps(8) == pytest.approx(fit_curve(two).steps(8), rel=0.2)
+    assert high.steps(8) > 1.5 * low.steps(8)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "b_crit", "ends"),
+    [
+        # The curve is level, or still falls as 1/B: one end is open, and there is no value.
+        ([128, 256, 512, 1024], 30.0, (False, True)),
+        ([8, 16, 32, 64], 1000.0, (True, False)),
+    ],
+)
+def test_ends_that_the_points_do_not_bound_are_open(sizes, b_crit, ends):
+    fit = fit_curve(points_of(sizes, b_crit=b_crit))
+    assert (fit.b_crit.low is not None, fit.b_crit.high is not None) == ends
+    assert (fit.b_crit.value, fit.s_min, fit.linear_below, fit.no_gain_above) == (None,) * 4
+    assert fit.steps(sizes[0]) == pytest.approx(law(sizes[0], b_crit=b_crit), rel=0.1)
+
+
+GOOD = points_of([8, 64])
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [],
+        GOOD[:1],
+        [*GOOD[:1], *GOOD[:1]],
+        [GOOD[0], (64, 100, False)],
+        [*GOOD, (0, 100, True)],
+        [*GOOD, (-8, 100, True)],
+        [*GOOD, (8, 0, True)],
+        [*GOOD, (8, math.nan, True)],
+        [*GOOD, (8, math.inf, True)],
+        [*GOOD, (8, "many", True)],
+        [*GOOD, (8, None, True)],
+        [*GOOD, (8, 100)],
+        [*GOOD, 8],
+        7,
+    ],
+)
+def test_points_that_cannot_be_used_are_one_line(points):
+    with pytest.raises(InputError) as error:
+        fit_curve(points)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, math.nan])
+def test_no_steps_are_told_of_no_batch_size(batch_size):
+    with pytest.raises(InputError):
+        fit_curve(GOOD).steps(batch_size)

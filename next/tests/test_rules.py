@@ -1,0 +1,107 @@
+import doctest
+import math
+
+import numpy as np
+import pytest
+
+import bstune
+from bstune.core import rules
+from bstune.core.errors import InputError
+from bstune.core.rules import allowed_rules, divisor, lr_of
+
+BASELINE = (64, 0.1)
+RULES = ("none", "sqrt", "linear", "saturating", "surge")
+
+
+def test_the_docstring_s_examples_run():
+    assert doctest.testmod(rules) == (0, doctest.testmod(rules).attempted)
+    assert doctest.testmod(rules).attempted == 3
+
+
+@pytest.mark.parametrize(
+    ("rule", "lr"),
+    [
+        ("none", 0.1),
+        ("sqrt", 0.2),
+        ("linear", 0.4),
+        # B_noise 128: lr_max = 0.1 (1 + 2) = 0.3, of which 2/3.
+        ("saturating", 0.2),
+        # At twice and half the noise scale the rates are equal.
+        ("surge", 0.1),
+    ],
+)
+def test_rates_by_hand(rule, lr):
+    assert bstune.lr_of(rule, 256, BASELINE, noise_scale=128) == pytest.approx(lr)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("noise_scale", [1e-3, 50.0, 1e7])
+def test_a_rule_goes_through_the_baseline(rule, noise_scale):
+    assert lr_of(rule, 64, BASELINE, noise_scale) == pytest.approx(0.1)
+    there = lr_of(rule, 500, BASELINE, noise_scale)
+    assert lr_of(rule, 64, (500, there), noise_scale) == pytest.approx(0.1)
+
+
+def test_saturating_is_mccandlish_s():
+    # Linear far below the noise scale; far above it lr_max = lr0 (1 + B_noise/B0), half at B_noise.
+    assert lr_of("saturating", 256, BASELINE, 1e9) == pytest.approx(0.4)
+    lr_max = 0.1 * (1.0 + 1000 / 64)
+    assert lr_of("saturating", 1e12, BASELINE, 1000) == pytest.approx(lr_max)
+    assert lr_of("saturating", 1000, BASELINE, 1000) == pytest.approx(lr_max / 2)
+
+
+def test_surge_is_li_s():
+    # The square root far below the noise scale and its inverse far above, lr_max at it.
+    assert lr_of("surge", 256, BASELINE, 1e9) == pytest.approx(0.2)
+    assert lr_of("surge", 256, BASELINE, 1e-6) == pytest.approx(0.05)
+    lr_max = 0.1 * 0.5 * (math.sqrt(1000 / 64) + math.sqrt(64 / 1000))
+    assert lr_of("surge", 1000, BASELINE, 1000) == pytest.approx(lr_max)
+    for batch_size in (900, 1100):
+        assert lr_of("surge", batch_size, BASELINE, 1000) < lr_max
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_divisors_of_arrays_are_those_of_numbers(rule):
+    ratios = np.array([0.1, 1.0, 30.0])
+    np.testing.assert_allclose(
+        divisor(rule, ratios) * np.ones(3), [divisor(rule, float(ratio)) for ratio in ratios]
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("square root", 256, BASELINE),
+        ("saturating", 256, BASELINE),
+        ("surge", 256, BASELINE, None),
+        ("surge", 256, BASELINE, 0.0),
+        ("sqrt", 256, BASELINE, -1.0),
+        ("sqrt", 0, BASELINE),
+        ("sqrt", math.nan, BASELINE),
+        ("sqrt", 256, (-64, 0.1)),
+        ("sqrt", 256, (64, math.inf)),
+    ],
+)
+def test_what_gives_no_rate_is_refused(arguments):
+    with pytest.raises(InputError) as error:
+        lr_of(*arguments)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("interval", "more", "allowed"),
+    [
+        ((-0.1, 0.2), (), ("none",)),
+        ((0.2, 0.7), (), ("sqrt",)),
+        ((0.5, 1.0), (), ("sqrt", "linear")),
+        ((0.6, 0.9), (), ()),
+        ((0.6, 0.9), ((64, 64), 64), ()),
+        # From 16 to 256 with 64 in the middle saturating grows fourfold, as the square root, and
+        # surge comes back to where it was.
+        ((0.4, 0.6), ((16, 256), 64), ("sqrt", "saturating")),
+        ((-0.1, 0.1), ((16, 256), 64), ("none", "surge")),
+        ((0.9, 1.1), ((16, 256), 1e5), ("linear", "saturating")),
+    ],
+)
+def test_the_rules_that_an_interval_allows(interval, more, allowed):
+    assert allowed_rules(*interval, *more) == allowed
