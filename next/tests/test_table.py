@@ -308,6 +308,12 @@ def test_a_trial_between_cells_reaches_where_the_line_meets_the_target():
     assert got.seconds_per_step == pytest.approx(0.5)
 
 
+def test_a_cell_that_diverged_does_not_count_beside_others():
+    diverged = of_length(100, 200, batch_size=32, status="diverged")
+    got = Table((of_length(100, 200), diverged)).outcome(12, 0.1, 0, TARGET, total_steps=100)
+    assert (got.diverged, got.history[-1]) == (False, (100, pytest.approx(0.2)))
+
+
 def test_where_the_run_of_the_nearest_length_diverged():
     table = Table((of_length(100, 200), of_length(400, 400, status="diverged")))
     got = table.outcome(8, 0.1, 0, TARGET, total_steps=110)

@@ -178,7 +178,7 @@ def propose(
     if question.schedule_ends:
         spent = _spent(question, step_time, records) / float(cost_per_step[chosen])
         first = LEAST_SHARE_OF_BUDGET * float((cost_per_step * longest).min())
-        affordable = max(LENGTH_OF_SPENT * spent, first / float(cost_per_step[chosen]))
+        affordable = max(spent, first / float(cost_per_step[chosen]))
         latest = math.inf
         if limit is not None:
             affordable = limit
