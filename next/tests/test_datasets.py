@@ -59,13 +59,7 @@ def test_reads_what_is_there_in_any_wrapping(tmp_path, data):
 
 @pytest.mark.parametrize(
     "data",
-    [
-        b"",
-        CONTENT + b"x",
-        gzip.compress(CONTENT[1:]),
-        gzip.compress(CONTENT, mtime=0)[:-9],
-        b"\x1f\x8bx",
-    ],
+    [b"", CONTENT + b"x", gzip.compress(CONTENT[1:]), gzip.compress(CONTENT, mtime=0)[:-9], b"\x1f\x8bx"],
 )
 def test_other_bytes_are_refused(tmp_path, data):
     path = put(tmp_path, data)

@@ -21,6 +21,7 @@ The old rows are those of the old package's ``bench_horizon.py`` (code "now" of 
 import argparse
 import json
 import math
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from bstune.search.posterior import sample_posterior
 from bstune.trial.recorded_run import Outcome
 from bstune.trial.table import find_table
 
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 # Spendings at which choices are judged, in least costs.
 SPENDINGS = (10.0, 20.0, 40.0)
 LAWS = tuple(f"law {number}" for number in range(16))
@@ -337,29 +339,25 @@ def row_of(name: str, seed: int, baseline_first: bool) -> dict[str, Any]:
     path = list(search(problem, search_seed, search_seed, baseline_first))
     fresh: list[float | None] = []
     own: list[float | None] = []
-    kept: list[float | None] = []
     for spending in SPENDINGS:
         choices = [choice for spent, choice in path if spent <= spending * unit]
         if not choices or choices[-1] is None:
             fresh.append(None)
             own.append(None)
-            kept.append(None)
             continue
         record, length = choices[-1].record, choices[-1].length
         cost = problem.cost(record.batch_size, record.lr, round(length.steps)) / unit
-        fresh.append(cost if math.isfinite(cost) else None)
-        own.append(record.train_seconds / unit)
-        cost = problem.cost(record.batch_size, record.lr, record.max_steps) / unit
-        kept.append(cost if math.isfinite(cost) else None)
+        fresh.append(round(cost, 4) if math.isfinite(cost) else None)
+        own.append(round(record.train_seconds / unit, 4))
     return {
         "problem": name,
         "seed": seed,
         "baseline_first": baseline_first,
         "bstune": bstune.core.__file__,
+        "version": tomllib.loads(PYPROJECT.read_text())["project"]["version"],
         "trials": len(path),
         "fresh": fresh,
         "own": own,
-        "kept": kept,
     }
 
 
@@ -371,6 +369,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def key_of(row: dict[str, Any]) -> tuple[str, int, bool]:
     """What is paired."""
     return row["problem"], row["seed"], row["baseline_first"]
+
+
+def values_of(row: dict[str, Any]) -> list[float]:
+    """What the choices take on new seeds, infinite where there is none."""
+    return [math.inf if value is None else value for value in row["fresh"]]
 
 
 def run(path: Path, problems: Sequence[str], seeds: int) -> None:
@@ -391,8 +394,7 @@ def summary(new: Sequence[dict[str, Any]], old: Sequence[dict[str, Any]]) -> Ite
     for row in new:
         if key_of(row) in olds:
             kind = "laws" if row["problem"] in LAWS else row["problem"]
-            pair = [[math.inf if value is None else value for value in one["fresh"]]
-                    for one in (row, olds[key_of(row)])]  # fmt: skip
+            pair = values_of(row), values_of(olds[key_of(row)])
             groups[kind, row["baseline_first"]].append(pair)
     yield f"{'problems':32} pairs   medians after {SPENDINGS}, new and old"
     logs = []
@@ -414,10 +416,8 @@ def summary(new: Sequence[dict[str, Any]], old: Sequence[dict[str, Any]]) -> Ite
     lows, highs = np.exp(np.quantile(resampled, (0.05, 0.95), axis=0))
     for spending, mean, low, high in zip(SPENDINGS, means, lows, highs, strict=True):
         yield f"after {spending:g} times: new/old {mean:.3f} ({low:.3f} to {high:.3f})"
-    mean, low, high = (
-        math.exp(np.concatenate(logs).mean()),
-        *np.exp(np.quantile(np.mean(resampled, axis=1), (0.05, 0.95))),
-    )
+    mean = math.exp(np.concatenate(logs).mean())
+    low, high = np.exp(np.quantile(np.mean(resampled, axis=1), (0.05, 0.95)))
     yield f"in all: new/old {mean:.3f} ({low:.3f} to {high:.3f})"
 
 
