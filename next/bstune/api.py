@@ -80,7 +80,8 @@ class Workload:
         scaling: the rule that suits its optimizer, of a batch size, a rate and a trial's steps; it
             is sent to the worker. None for recorded runs.
         command: what runs it with further options, as a command or a call.
-        train_command: what trains a batch size and a rate, likewise.
+        train_command: what trains a batch size and a rate, likewise; a third value is the length of
+            the schedule, where that is chosen.
     """
 
     name: str
@@ -90,7 +91,7 @@ class Workload:
     table: Table | None
     scaling: Callable[[int, float, int], Rule] | None
     command: Callable[[Mapping[str, object]], str]
-    train_command: Callable[[int, float], str]
+    train_command: Callable[[int, float, int | None], str]
 
 
 def tune(
@@ -143,9 +144,7 @@ def tune(
         table=None,
         scaling=partial(_scaling_by_lightning, recipe),
         command=partial(_call, study),
-        train_command=lambda batch_size, lr: (
-            f"batch size {batch_size} and lr {lr:g} in your project"
-        ),
+        train_command=_own_training,
     )
     return run_study(checked, workload)
 
@@ -181,10 +180,24 @@ def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Worklo
         table=table,
         scaling=scaling,
         command=partial(_command, arguments),
-        train_command=lambda batch_size, lr: _command(
-            arguments, {"trial.batch_size": batch_size, "trial.lr": lr}
-        ),
+        train_command=partial(_training_command, arguments),
     )
+
+
+def _own_training(batch_size: int, lr: float, steps: int | None) -> str:
+    """What trains the best in a project of one's own."""
+    schedule = f", with a schedule of {steps} steps," if steps is not None else ""
+    return f"batch size {batch_size} and lr {lr:g}{schedule} in your project"
+
+
+def _training_command(
+    arguments: Sequence[str], batch_size: int, lr: float, steps: int | None
+) -> str:
+    """The command that trains the best."""
+    options: dict[str, object] = {"trial.batch_size": batch_size, "trial.lr": lr}
+    if steps is not None:
+        options["trial.steps"] = steps
+    return _command(arguments, options)
 
 
 def _command(arguments: Sequence[str], options: Mapping[str, object]) -> str:
@@ -378,7 +391,7 @@ def _plan(
             f"are both {space.low}"
         )
     return Plan(
-        question=Question(options.target, options.budget, options.objective),
+        question=Question(options.target, options.budget, options.objective, options.schedule_ends),
         space=space,
         baseline=baseline,
         trials=options.trials,
@@ -400,6 +413,7 @@ def _settings(options: Options, workload: Workload, machine: Machine) -> dict[st
         "lr",
         "baseline",
         "scaling",
+        "schedule_ends",
         "precision",
         "seed",
     )
@@ -423,7 +437,7 @@ def train_once(options: Options, workload: Workload) -> Record:
     of_study = StudyFolder(Path(options.output))
     name = f"trial-{batch_size}-{lr:.6g}-{options.trial.seed}"
     folder = StudyFolder(of_study.root / name)
-    total_steps = options.budget.last_step(batch_size)
+    total_steps = options.trial.steps or options.budget.last_step(batch_size)
     spec = Spec(
         number=0,
         place="once",
@@ -432,6 +446,7 @@ def train_once(options: Options, workload: Workload) -> Record:
         lr=lr,
         seed=options.trial.seed,
         max_steps=total_steps,
+        schedule_steps=total_steps if options.schedule_ends else None,
     )
     asked = AskedTrial(
         spec=spec,

@@ -128,6 +128,13 @@ def _fill_from_table(config: DictConfig) -> None:
     if OmegaConf.is_missing(config, "table"):
         raise InputError(missing("table"))
     table = find_table(str(config.table))
+    if config.schedule_ends is True and not table.schedule_ends:
+        raise InputError(
+            f"schedule_ends must be false: the runs of {config.table} have schedules without an "
+            f"end, but got {config.schedule_ends}"
+        )
+    # Runs whose schedules ended with them say themselves which question they answer.
+    config.schedule_ends = table.schedule_ends
     if OmegaConf.is_interpolation(config, "study"):
         config.study = f"{config.workload}-{Path(config.table).stem}"
     if OmegaConf.is_missing(config.budget, "steps"):

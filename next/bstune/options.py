@@ -110,7 +110,7 @@ class TrialOptions(BaselineOptions):
     lr: Positive | None
     """Train once at this learning rate."""
     steps: Count | None
-    """Steps of that run; null: the budget's."""
+    """Steps of that run and its schedule; null: the budget's."""
     seed: Seed
     """Seed of that run."""
 
@@ -222,7 +222,6 @@ NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "micro_batch_size": ((None,), "keeps the whole batch in memory"),
     "algorithm": ((None,), "keeps the workload's optimizer"),
     "schedule": ((None,), "keeps the workload's schedule"),
-    "schedule_ends": ((False,), "does not choose a schedule's length"),
     "override_lr": ((False,), "gives the rate to the module alone"),
     "validation_batch_size": ((None,), "evaluates in the data's own batches"),
     "noise_scale": ((False,), "does not measure the noise scale"),
@@ -230,7 +229,6 @@ NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "survey": (("off",), "has no survey"),
     "survey_seconds": ((90,), "has no survey"),
     "memory_limit": ((None,), "does not measure memory"),
-    "trial.steps": ((None,), "runs a trial to its budget"),
 }
 
 
@@ -335,6 +333,14 @@ def _contradictions(options: Options) -> Iterator[str]:
             yield (
                 f"batch_size.{key} must be a multiple of batch_size.multiple={sizes.multiple}, "
                 f"but got {size}"
+            )
+    of_run = options.trial
+    if of_run.steps is not None and of_run.batch_size is not None:
+        most = options.budget.last_step(of_run.batch_size)
+        if of_run.steps > most:
+            yield (
+                f"trial.steps must be at most the budget's {most} steps at batch size "
+                f"{of_run.batch_size}, but got {of_run.steps}: raise budget.steps"
             )
     for name, pair in (("baseline", baseline), ("trial", options.trial)):
         if (pair.batch_size is None) != (pair.lr is None):

@@ -1,5 +1,6 @@
 """From records written by hand to the typed result: each state of the question of time."""
 
+import dataclasses
 import math
 
 import pytest
@@ -466,3 +467,24 @@ def test_all_trials_at_one_end_leave_b_crit_open():
     assert result.critical.interval.high is None
     assert result.critical.interval.value is None
     assert result.critical.largest == 64
+
+
+def test_where_schedules_end_their_length_and_the_predicted_share_are_told():
+    ends = study()
+    question = dataclasses.replace(ends.plan.question, schedule_ends=True)
+    plan = dataclasses.replace(ends.plan, question=question)
+    ends = dataclasses.replace(ends, plan=plan, train="{} at {} in {}".format)
+    shares = {}
+    for length in (48, 200):
+        records = []
+        for record in with_seeds((48, 50, 47), (300, 310, 290)):
+            of_baseline = record.role == "baseline" or record.repeats == 0
+            steps = 1000 if of_baseline else max(length, record.steps)
+            records.append(record.model_copy(update={"schedule_steps": steps}))
+        result = analyse(ends, records)
+        assert (result.verdict, result.best.schedule_steps) == ("switch", length)
+        assert result.baseline.schedule_steps == 1000
+        assert result.train.endswith(f" in {length}")
+        shares[length] = result.best.predicted_share
+    # Three of three reached it both times, but the first ones at their very end.
+    assert 0.5 < shares[48] < shares[200] < 1.0

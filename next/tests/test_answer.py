@@ -251,3 +251,12 @@ def test_words_of_all_states() -> None:
     if os.environ.get("BSTUNE_GOLDEN"):
         GOLDEN.write_text(words)
     assert words == GOLDEN.read_text()
+
+
+def test_a_schedule_s_length_is_named_with_the_configuration():
+    state = result()
+    best = state.best.model_copy(update={"schedule_steps": 453})
+    rows = answer(state.model_copy(update={"best": best}))
+    assert [row.text.count("453") for row in rows if row.label == "Switch"] == [1]
+    # Nothing else changes.
+    assert len([row for row in rows if "453" in row.text]) == 1

@@ -230,6 +230,7 @@ def test_recorded_runs_of_ones_own(tmp_path: Path) -> None:
         ("latin", [], ["YAML"]),
         ("replay", [], ["table is missing"]),
         ("replay", ["table=nope"], ["nope", "fashion_mlp"]),
+        ("replay", ["table=fashion_mlp", "schedule_ends=true"], ["schedule_ends", "fashion_mlp"]),
     ],
 )
 def test_mistakes(folder: Path, workload: str, arguments: list[str], words: list[str]) -> None:
@@ -261,3 +262,8 @@ assert "torch" not in sys.modules and "bstune.workloads" not in sys.modules
 """
     root = Path(__file__).parents[1]
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
+
+
+@pytest.mark.parametrize(("table", "ends"), [("digits_linear", True), ("fashion_mlp", False)])
+def test_a_table_says_whether_schedules_end(table: str, ends: bool) -> None:
+    assert compose(["+workload=replay", f"table={table}"]).options.schedule_ends is ends

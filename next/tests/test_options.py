@@ -153,6 +153,11 @@ def test_refuses(name: str, value: Any) -> None:
         ({"baseline.batch_size": None}, ["baseline.batch_size"]),
         ({"trial.lr": 0.1}, ["trial.batch_size"]),
         ({"trial.batch_size": 8}, ["trial.lr"]),
+        # A budget of 400 steps.
+        (
+            {"trial.batch_size": 100, "trial.lr": 0.1, "trial.steps": 401},
+            ["trial.steps", "400", "401", "budget.steps"],
+        ),
     ],
 )
 def test_relations(changes: dict[str, Any], words: list[str]) -> None:
@@ -187,7 +192,6 @@ def test_what_works_now() -> None:
         "micro_batch_size": 8,
         "algorithm": "sgd",
         "schedule": "linear",
-        "schedule_ends": True,
         "override_lr": True,
         "validation_batch_size": 8,
         "noise_scale": True,
@@ -195,7 +199,6 @@ def test_what_works_now() -> None:
         "survey": "auto",
         "survey_seconds": 10,
         "memory_limit": 1,
-        "trial.steps": 5,
     }
     assert set(NOT_YET) == set(later)
     assert options.sampler in NOT_YET["sampler"][0]

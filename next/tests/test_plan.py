@@ -269,3 +269,37 @@ def test_a_smallest_size_that_does_not_fit_ends_a_study():
 def test_failures_that_end_a_study(records, message):
     error = fatal_error(plan().space, records)
     assert (None if error is None else str(error)) == message
+
+
+def test_schedules_that_end_with_their_trials():
+    question = Question(TARGET, Budget(steps=400, examples=60_000), schedule_ends=True)
+    ends = plan(question=question, trials=1, seeds=2)
+    asked = next_step(ends, [], [], 0.0)
+    assert (asked.max_steps, asked.schedule_steps) == (938, 938)
+    baseline = record(0, "baseline", steps=200, schedule_steps=938)
+    asked = next_step(ends, [baseline], [], 0.0)
+    assert asked.role == "search"
+    assert asked.schedule_steps == asked.max_steps <= 60_000 / asked.batch_size + 1
+    fast = {"batch_size": 128, "lr": 0.8, "steps": 80, "steps_low": 78, "max_steps": 400}
+    trial = record(1, "search/0", **fast, schedule_steps=400)
+    asked = next_step(ends, [baseline, trial], [], 0.0)
+    # 400 steps are far more than it took: 9 of 10 seeds reach the target in them, too.
+    assert (asked.place, asked.max_steps, asked.schedule_steps) == ("seed/1/0", 400, 400)
+    # Further seeds keep the length of the first one, whatever that was.
+    first = record(2, "seed/1/0", **(fast | {"max_steps": 300}), schedule_steps=300, repeats=1)
+    asked = next_step(ends, [baseline, trial, first], [], 0.0)
+    assert (asked.place, asked.max_steps, asked.schedule_steps) == ("seed/1/1", 300, 300)
+
+
+def test_a_deadline_stops_the_baseline_in_its_schedule():
+    question = Question(TARGET, Budget(steps=400, examples=60_000), schedule_ends=True)
+    ends = plan(question=question, trials=1, seeds=1, deadline=Deadline(0.0, 100.0))
+    fast = {"batch_size": 128, "lr": 0.8, "steps": 40, "steps_low": 38}
+    records = [
+        record(0, "baseline", steps=600, schedule_steps=938),
+        record(1, "search/0", **fast, schedule_steps=400),
+        record(2, "seed/1/0", **fast, schedule_steps=400, repeats=1),
+    ]
+    asked = next_step(ends, records, [], 70.0)
+    # Four times 39.5 steps of 3 ms, in steps of 2 ms.
+    assert (asked.place, asked.max_steps, asked.schedule_steps) == ("seed/0/0", 237, 938)

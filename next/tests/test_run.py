@@ -421,3 +421,49 @@ def test_advised_commands_are_taken(tmp_path, capsys):
     assert bstune.load(tmp_path / "out-easier").reached
     assert main([*shlex.split(result.next)[3:], "trials=3"]) == 0
     assert bstune.load(tmp_path / "out-2").study.endswith("-2")
+
+
+class Anneals(Model):
+    """Its rate falls to zero over what the Trainer says is its length."""
+
+    ends = []
+
+    def configure_optimizers(self):
+        length = self.trainer.estimated_stepping_batches
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / length)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def on_train_end(self):
+        share_left = self.trainer.optimizers[0].param_groups[0]["lr"] / self.lr
+        self.ends.append((self.trainer.max_steps, self.trainer.global_step, share_left))
+
+
+def test_schedules_end_where_the_study_chose(tmp_path):
+    Anneals.ends.clear()
+    result = tune(tmp_path, Anneals, trials=8, schedule_ends=True)
+    records = [record for record in result.records if record.status in ("reached", "missed")]
+    for record, (length, steps, share_left) in zip(records, Anneals.ends, strict=True):
+        assert (record.schedule_steps, record.steps) == (length, steps)
+        assert share_left == pytest.approx(1 - steps / length)
+    assert records[0].schedule_steps == 1250
+    assert len({record.schedule_steps for record in records}) > 4
+    assert all(record.resumed_from is None for record in result.records)
+    assert result.best.schedule_steps is not None
+
+
+def test_a_study_of_recorded_schedules(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["+workload=replay", "table=mnist_mlp_linear", "trials=20", "mlflow.uri=null"]
+    assert main([*arguments, "output=out"]) == 0
+    result = bstune.load("out")
+    # The table's middle, batch size 125 and lr 0.2, with its whole budget as a schedule.
+    assert result.reached
+    lengths = {record.number: record.schedule_steps for record in result.records}
+    assert result.baseline.schedule_steps == lengths[0]
+    assert lengths[0] > 1.5 * result.best.schedule_steps or result.best == result.baseline
+    assert 0.5 < result.best.predicted_share < 1.0
+    of_best = [record for record in result.records if record.repeats == result.best.number]
+    assert {record.schedule_steps for record in of_best} == {result.best.schedule_steps}
+    if result.train is not None:
+        assert f"trial.steps={result.best.schedule_steps}" in result.train

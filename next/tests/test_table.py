@@ -233,7 +233,9 @@ def test_a_file_is_read(tmp_path):
         (line(seconds_per_step=-1), "line 1", "seconds_per_step"),
         (json.dumps({"batch_size": 8}), "line 1", "lr"),
         (line() + "\n\n" + line(), "line 3", "seed 0"),
-        (line(horizon=20), "line 1", "horizon"),
+        (line() + "\n" + line(seed=1, horizon=20), "line 2", "horizon"),
+        (line(horizon=20) + "\n" + line(seed=1), "line 2", "horizon"),
+        (line(horizon=20, metric=[0.4, 0.0]), "line 1", "horizon"),
         ("", "runs.jsonl", "run"),
         (line(steps=[], metric=[], status="diverged"), "runs.jsonl", "run"),
     ],
@@ -250,7 +252,91 @@ def test_a_file_that_cannot_be_used(tmp_path, text, place, what):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("name", ["no_such_table", "digits_linear", "."])
-def test_a_table_that_is_not_there_or_has_schedules(name):
+@pytest.mark.parametrize("name", ["no_such_table", "."])
+def test_a_table_that_is_not_there(name):
     with pytest.raises(InputError):
         find_table(name)
+
+
+def of_length(length, reached_at, batch_size=8, seed=0, **fields):
+    """A run whose metric falls to the target at a step, and no further."""
+    steps = tuple(sorted({round(length * share) for share in (0.25, 0.5, 0.75, 1.0)}))
+    metric = tuple(0.1 * max(reached_at / step, 1.0) for step in steps)
+    values = {"batch_size": batch_size, "seed": seed, "steps": steps, "metric": metric}
+    return run(**(values | {"horizon": length} | fields))
+
+
+LENGTHS = Table(
+    (
+        of_length(100, reached_at=200),
+        of_length(400, reached_at=400),
+        of_length(100, reached_at=200, batch_size=32, seconds_per_step=2.0),
+        of_length(400, reached_at=400, batch_size=32, seconds_per_step=2.0),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("length", "steps", "end", "last"),
+    [
+        # What was recorded.
+        (100, None, 100, 0.2),
+        (400, 400, 400, 0.1),
+        # At each share of the schedule the metric is the geometric mean.
+        (200, None, 200, 0.1 * math.sqrt(2.0)),
+        # Half as long as the shortest, twice as bad, but no worse than the worst that was recorded.
+        (50, None, 50, 0.4),
+        (10, None, 10, 0.8),
+        # Longer than the longest: its values at the same steps.
+        (4000, 400, 400, 0.1),
+    ],
+)
+def test_metrics_are_interpolated_over_the_length_of_the_schedule(length, steps, end, last):
+    got = LENGTHS.outcome(8, 0.1, 0, TARGET, total_steps=length)
+    assert (got.steps, got.end) == (steps, end)
+    assert got.history[-1] == (end, pytest.approx(last))
+    assert got.history == tuple(sorted(got.history))
+
+
+def test_a_trial_between_cells_reaches_where_the_line_meets_the_target():
+    # The middle of a run that stays at 0.2 and of one that ends at 0.05 ends at 0.1.
+    flat = of_length(400, 400, batch_size=8, metric=(0.4, 0.2, 0.2, 0.2))
+    steep = of_length(400, 400, batch_size=32, metric=(0.4, 0.2, 0.2, 0.0125))
+    got = Table((flat, steep)).outcome(16, 0.1, 0, TARGET, total_steps=400)
+    # From 0.2 at step 300 to 0.05 at 400, by halves: halfway in the logarithm.
+    assert (got.steps, got.history[-1]) == (round(math.sqrt(300 * 400)), (got.steps, 0.1))
+    assert got.seconds_per_step == pytest.approx(0.5)
+
+
+def test_a_cell_that_diverged_does_not_count_beside_others():
+    diverged = of_length(100, 200, batch_size=32, status="diverged")
+    got = Table((of_length(100, 200), diverged)).outcome(12, 0.1, 0, TARGET, total_steps=100)
+    assert (got.diverged, got.history[-1]) == (False, (100, pytest.approx(0.2)))
+
+
+def test_where_the_run_of_the_nearest_length_diverged():
+    table = Table((of_length(100, 200), of_length(400, 400, status="diverged")))
+    got = table.outcome(8, 0.1, 0, TARGET, total_steps=110)
+    assert (got.diverged, got.end) == (False, 110)
+    got = table.outcome(8, 0.1, 0, TARGET, total_steps=390)
+    assert (got.diverged, got.end) == (True, 390)
+
+
+@pytest.mark.parametrize(("length", "status"), [(100, "missed"), (500, "reached")])
+def test_a_trial_is_answered_at_the_length_of_its_schedule(length, status):
+    got = answer(LENGTHS, length, total_steps=length)
+    assert (got.status, got.steps) == (status, min(length, 400))
+
+
+@pytest.mark.parametrize("name", ["digits_linear", "mnist_mlp_linear"])
+def test_shipped_tables_of_schedules_that_end(name):
+    table = find_table(name)
+    assert table.schedule_ends
+    size = table.batch_sizes[4]
+    last = table.budget.last_step(size)
+    # Some rate reaches the target in its budget, and none in 5 steps.
+    reached = {
+        length: any(table.outcome(size, lr, 0, table.target, length).steps for lr in table.lrs)
+        for length in (5, last)
+    }
+    assert reached == {5: False, last: True}

@@ -25,11 +25,13 @@ class Question:
         target: that ends a trial.
         budget: that ends a trial which does not reach the target.
         objective: ``time``, ``steps`` or ``curve`` (the steps-to-target curve and B_crit).
+        schedule_ends: each trial's schedule ends with it; its length is chosen, up to the budget.
     """
 
     target: Target
     budget: Budget
     objective: Objective = "time"
+    schedule_ends: bool = False
 
     def value(self, steps: float, batch_size: float, step_time: StepTime) -> float:
         """What is minimised: training seconds to the target or, for ``steps``, steps to it."""

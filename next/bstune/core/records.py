@@ -109,6 +109,8 @@ class Spec(Frozen):
     """Of the initial weights, the order of the data and the augmentation."""
     max_steps: Annotated[int, Field(ge=1)]
     """The step at which it stops, steps of the trial that it resumes included."""
+    schedule_steps: Annotated[int, Field(ge=1)] | None = None
+    """The step at which its schedule ends; None: the schedule does not end with the trial."""
     resumed_from: int | None = None
     """The pruned trial that it resumes: same configuration, same seed."""
     repeats: int | None = None

@@ -279,7 +279,10 @@ def _train(result: StudyResult) -> Iterator[str]:
 
 
 def _pair(configuration: Configuration) -> str:
-    return f"batch size {configuration.batch_size:,}, lr {console.number(configuration.lr)}"
+    pair = f"batch size {configuration.batch_size:,}, lr {console.number(configuration.lr)}"
+    if isinstance(configuration, Confirmed) and configuration.schedule_steps is not None:
+        pair += f", a schedule of {console.count(configuration.schedule_steps, 'step')}"
+    return pair
 
 
 def _reached(configuration: Confirmed) -> str:

@@ -20,9 +20,10 @@ from bstune.core.question import Question
 from bstune.core.records import Frozen, Record, Spec, StepTime
 from bstune.core.space import Space
 from bstune.search.curve_decision import choose_for_curve
-from bstune.search.findings import Prediction, predictions
+from bstune.search.findings import OWN_DEVIATION, Prediction, predictions
 from bstune.search.law import NOISE
 from bstune.search.posterior import BOUND, Posterior, sample_posterior
+from bstune.search.schedule_length import least_cost
 
 Array = NDArray[np.float64]
 
@@ -70,6 +71,11 @@ LEAST_SHARE_OF_BUDGET = 1 / 64
 LEAST_RESUMED = 1.4
 LEAST_RESUMED_AFTER_HIT = 1.3
 LEAST_STEPS = 10
+# Where schedules end with their trials: before the first hit one costs at most as much as all that
+# was spent, so that costs double; then this share of it, or little more than what the best takes.
+LENGTH_OF_SPENT = 0.5
+# The score of a candidate for each e-fold of steps that it needs over the budget.
+OUT_OF_REACH = 1e3
 
 
 class Proposal(Frozen):
@@ -153,6 +159,10 @@ def propose(
     share_left = np.maximum(1.0 - ran / np.exp(log_steps), 0.0)
     ratio = np.minimum(share_left * value / value.min(), MOST_REMAINING)
     score = np.log(value) + REMAINING_WEIGHT * ratio + COST_WEIGHT * np.log(cost / value)
+    # Schedules that end with their trials end within the budget; what none reaches comes last.
+    longest = np.array([float(question.budget.last_step(2.0**size)) for size in x])
+    if question.schedule_ends:
+        score += OUT_OF_REACH * np.maximum(log_steps - np.log(longest), 0.0)
     chosen = int(score.argmin())
     limit = None
     if best and is_of_curve:
@@ -165,6 +175,21 @@ def propose(
         batch_size, lr = resumed.batch_size, resumed.lr
         first_step = resumed.steps
     last_step = question.budget.last_step(batch_size)
+    if question.schedule_ends:
+        spent = _spent(question, step_time, records) / float(cost_per_step[chosen])
+        first = LEAST_SHARE_OF_BUDGET * float((cost_per_step * longest).min())
+        affordable = max(spent, first / float(cost_per_step[chosen]))
+        latest = math.inf
+        if limit is not None:
+            affordable = limit
+        elif best:
+            latest = most_value / GIVE_UP / float(value_per_step[chosen])
+            affordable = max(LENGTH_OF_SPENT * spent, GIVE_UP * latest)
+        # The draw's S is known but for what seeds and the configuration itself add.
+        deviation = math.hypot(math.exp(draw[0, NOISE]), OWN_DEVIATION)
+        log_s = float(log_steps[chosen])
+        length = least_cost(draw, log_s, deviation, min(affordable, last_step), latest)
+        limit = max(length.steps, LEAST_STEPS)
     if best and limit is None:
         give_up = most_value / float(value_per_step[chosen])
         limit = _limit_after_hit(give_up, math.exp(log_steps[chosen]), first_step)

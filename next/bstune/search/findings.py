@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from bstune.core.question import Question
 from bstune.core.records import Frozen, Record, StepTime
 from bstune.core.space import Space
-from bstune.search.law import B_CRIT
+from bstune.search.law import B_CRIT, NOISE
 from bstune.search.posterior import Posterior
+from bstune.search.schedule_length import Length, least_cost, length_of
 
 Array = NDArray[np.float64]
 
@@ -20,6 +21,8 @@ Array = NDArray[np.float64]
 # on it: with 0.05 to 0.3 the chosen one takes 1.070 to 1.081 times the best cell's time, by the law
 # alone 1.087, and the luckiest trial's 1.103 (old search, 40 times the best trial's cost).
 OWN_DEVIATION = 0.14
+# A length of a schedule is kept that this share of the seeds is predicted to reach the target with.
+SURE = 0.9
 # Ends and middle of a 90% interval.
 SHARES = (0.05, 0.5, 0.95)
 # The near-optimal range: so many times the best's predicted median.
@@ -37,6 +40,9 @@ class Prediction:
     """Log of the predicted median over seeds, in what the question minimises."""
     deviation: float
     """Standard deviation of ``log_value``."""
+    length: Length | None = None
+    """Of the schedule, where it ends with the trial; the value is that of all runs until one
+    reaches the target."""
 
 
 class CurvePoint(Frozen):
@@ -58,6 +64,8 @@ def predictions(posterior: Posterior, question: Question, step_time: StepTime) -
     A trial was lucky, or its configuration is better than the law says: the prediction lies between
     the law and the trial, nearer to the trial where seeds differ little.
     """
+    if question.schedule_ends:
+        return _predictions_by_length(posterior, question, step_time)
     rows = posterior.rows
     of_law = posterior.law.log_steps(posterior.theta, rows.x, rows.z)
     share_of_trial = OWN_DEVIATION**2 / (OWN_DEVIATION**2 + posterior.noise**2)
@@ -78,6 +86,58 @@ def predictions(posterior: Posterior, question: Question, step_time: StepTime) -
             )
         )
     return predicted
+
+
+def _predictions_by_length(
+    posterior: Posterior, question: Question, step_time: StepTime
+) -> list[Prediction]:
+    """Predict as :func:`predictions` does, where schedules end with their trials.
+
+    A trial keeps its schedule's length if 9 of 10 seeds are predicted to reach the target with it.
+    """
+    means, deviations = _new_seeds(posterior)
+    predicted = []
+    for place, chain in enumerate(posterior.chains):
+        if not chain.reached or chain.role == "new seed":
+            continue
+        of_seeds = float(means[place]), math.hypot(deviations[place], posterior.noise)
+        length = length_of(posterior.theta, *of_seeds, chain.schedule_steps or chain.steps)
+        if length.share < SURE:
+            longest = question.budget.last_step(chain.batch_size)
+            length = least_cost(posterior.theta, *of_seeds, longest, reliable=True)
+        value = question.value(length.cost, chain.batch_size, step_time)
+        predicted.append(Prediction(chain, math.log(value), float(deviations[place]), length))
+    return predicted
+
+
+def share_reaching(posterior: Posterior, number: int, steps: int) -> float:
+    """The share of seeds predicted to reach the target with a schedule of so many steps.
+
+    Args:
+        posterior: of a question whose schedules end with their trials.
+        number: of the trial of that configuration, the last one of its chain.
+        steps: of the schedule.
+    """
+    place = [chain.number for chain in posterior.chains].index(number)
+    means, deviations = _new_seeds(posterior)
+    deviation = math.hypot(deviations[place], posterior.noise)
+    return length_of(posterior.theta, float(means[place]), deviation, steps).share
+
+
+def _new_seeds(posterior: Posterior) -> tuple[Array, Array]:
+    """log S at each chain's configuration, and its standard deviation without the noise, (n,).
+
+    Each draw reads a trial by its own law of schedules that end, and the prediction lies the nearer
+    to the trial, the more exactly it is read.
+    """
+    rows = posterior.rows
+    of_law = posterior.law.log_steps(posterior.theta, rows.x, rows.z)
+    seen, variance, _ = rows.seen(posterior.theta)
+    noise = np.exp(2.0 * posterior.theta[:, NOISE, None])
+    share_of_trial = OWN_DEVIATION**2 / (OWN_DEVIATION**2 + noise + variance)
+    drawn = of_law + share_of_trial * (seen - of_law)
+    own_variance = (1.0 - share_of_trial).mean(axis=0) * OWN_DEVIATION**2
+    return drawn.mean(axis=0), np.sqrt(own_variance + drawn.var(axis=0))
 
 
 def curve_sizes(space: Space) -> list[int]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from bstune.core.records import Budget
 from bstune.core.rules import EXPONENTS, divisor
 from bstune.core.space import Space
+from bstune.search import schedule_length
 
 Array = NDArray[np.float64]
 
@@ -107,7 +108,8 @@ class Law:
         if not self.knots.size:
             return law
         hats = np.stack([np.interp(x, self.knots, hat) for hat in np.eye(self.knots.size)])
-        return law + np.exp(theta[:, MISFIT_SIZE, None]) * (theta[:, KNOTS:] @ hats)
+        at_knots = theta[:, KNOTS : KNOTS + self.knots.size]
+        return law + np.exp(theta[:, MISFIT_SIZE, None]) * (at_knots @ hats)
 
     def above(self, theta: Array, x: Array, z: Array) -> Array:
         """The penalty of rates above the best one, in log steps, (m, n); trials diverge by it."""
@@ -137,13 +139,15 @@ class Law:
         return -0.5 * normal - tail
 
 
-def make_law(space: Space, budget: Budget, misfit: bool) -> Law:
+def make_law(space: Space, budget: Budget, misfit: bool, schedule_ends: bool = False) -> Law:
     """The law over a space, with a prior around its rule and a quarter of the budget.
 
     Args:
         space: batch sizes and the rule.
         budget: of a trial.
         misfit: whether the curve may leave the law, piecewise linearly.
+        schedule_ends: whether schedules end with their trials: the last columns of the draws are
+            then those of :mod:`bstune.search.schedule_length`.
     """
     low = math.log2(space.low)
     high = math.log2(space.high)
@@ -156,6 +160,9 @@ def make_law(space: Space, budget: Budget, misfit: bool) -> Law:
         knots = np.linspace(low, high, intervals + 1)
         mean = np.concatenate([mean, [MISFIT_MEAN], np.zeros(knots.size)])
         spread = np.concatenate([spread, [MISFIT_SPREAD], np.ones(knots.size)])
+    if schedule_ends:
+        mean = np.concatenate([mean, schedule_length.MEANS])
+        spread = np.concatenate([spread, schedule_length.SPREADS])
     return Law(
         low=low,
         high=high,

@@ -18,6 +18,7 @@ from bstune.core.records import Record, Spec, Target, ends
 from bstune.core.space import Space
 from bstune.search.histories import LEAST_LEFT, excess_scale, extrapolate, log_curve
 from bstune.search.law import NOISE, Law, make_law
+from bstune.search.schedule_length import Ends, ends_of, read_ends
 
 Array = NDArray[np.float64]
 
@@ -65,6 +66,20 @@ class Rows:
     """Of ``log_steps``, without the noise from seed to seed."""
     kind: NDArray[np.int64]
     """VALUE, BOUND (at least ``log_steps``) or DIVERGED (``log_steps`` tells nothing)."""
+    ends: Ends | None = None
+    """How schedules that end with their trials ended; ``log_steps`` is then of the trial's end."""
+
+    def seen(self, theta: Array) -> tuple[Array, Array, Array]:
+        """log S as the trials tell it, its variance without the noise, and a log weight.
+
+        Each is (n,), or (m, n) where m draws have their own law of schedules that end.
+        """
+        variance = self.deviation**2
+        if self.ends is None:
+            return self.log_steps, variance, np.zeros(1)
+        reading = read_ends(theta, self.ends)
+        log_steps = self.log_steps + reading.log_over
+        return log_steps, variance + reading.variance, reading.log_slope
 
 
 @dataclass(frozen=True)
@@ -111,9 +126,9 @@ def sample_posterior(
         draws: how many.
         moves: Metropolis steps at each power, twice as many at the last.
     """
-    law = make_law(space, question.budget, misfit)
-    chains = tuple(ends([record for record in records if _tells(record)]))
-    rows = rows_of(chains, question.target)
+    law = make_law(space, question.budget, misfit, question.schedule_ends)
+    chains = tuple(ends([record for record in records if _tells(record, question)]))
+    rows = rows_of(chains, question.target, question.schedule_ends)
     rng = np.random.default_rng([seed, len(records), len(running)])
     theta = sample(law, rows, rng, draws, moves)
     if running:
@@ -122,18 +137,22 @@ def sample_posterior(
     return Posterior(law, theta, rows, chains)
 
 
-def _tells(record: Record) -> bool:
+def _tells(record: Record, question: Question) -> bool:
     if record.status == "diverged":
         return True
+    # What a run would have come to at its schedule's end does not show before.
+    if record.status == "pruned" and question.schedule_ends:
+        return False
     return record.status in ("reached", "missed", "pruned") and record.steps > 0
 
 
-def rows_of(chains: Sequence[Record], target: Target) -> Rows:
+def rows_of(chains: Sequence[Record], target: Target, schedule_ends: bool = False) -> Rows:
     """One row a chain, in their order.
 
     A trial that reached the target gives a value, in the middle of the interval that its
     evaluations leave; one that diverged says that its rate was too high; one that missed gives a
-    bound; and one that was pruned a bound or an extrapolated value.
+    bound; and one that was pruned a bound or an extrapolated value. Where schedules end with their
+    trials, how far from the target they ended is told as well.
     """
     scale = excess_scale(target, chains)
     reached = [log_curve(chain, target, scale) for chain in chains if chain.reached]
@@ -148,7 +167,17 @@ def rows_of(chains: Sequence[Record], target: Target) -> Rows:
             row = _pruned_row(chain, log_curve(chain, target, scale), reached)
         table.append((math.log2(chain.batch_size), math.log2(chain.lr), *row))
     x, z, log_steps, deviation, kind = np.array(table, dtype=float).reshape(-1, 5).T
-    return Rows(x, z, log_steps, deviation, kind.astype(int))
+    kinds = kind.astype(int)
+    if not schedule_ends:
+        return Rows(x, z, log_steps, deviation, kinds)
+    at_ends = ends_of(chains, target, scale)
+    # The metric at a schedule's end tells how far S is from its length, also of a miss.
+    has_ended = at_ends.excess != 0.0
+    kinds[has_ended] = VALUE
+    kinds[at_ends.is_at_start] = BOUND
+    deviation[has_ended] = 0.0
+    log_steps[has_ended] = np.log([max(chain.steps, 1) for chain in chains])[has_ended]
+    return Rows(x, z, log_steps, deviation, kinds, at_ends)
 
 
 def _pruned_row(chain: Record, curve: Array, reached: Sequence[Array]) -> tuple[float, float, int]:
@@ -169,12 +198,17 @@ def _with_predictions(rows: Rows, law: Law, theta: Array, running: Sequence[Spec
     x = np.log2([spec.batch_size for spec in running])
     z = np.log2([spec.lr for spec in running])
     count = len(running)
+    at_ends = rows.ends
+    if at_ends is not None:
+        none = np.zeros(count)
+        at_ends = Ends(*(np.concatenate([one, none]) for one in (at_ends.excess, at_ends.early)))
     return Rows(
         x=np.concatenate([rows.x, x]),
         z=np.concatenate([rows.z, z]),
         log_steps=np.concatenate([rows.log_steps, law.log_steps(theta, x, z).mean(axis=0)]),
         deviation=np.concatenate([rows.deviation, np.zeros(count)]),
         kind=np.concatenate([rows.kind, np.full(count, VALUE)]),
+        ends=at_ends,
     )
 
 
@@ -182,13 +216,14 @@ def log_likelihood(law: Law, theta: Array, rows: Rows) -> Array:
     """Log likelihood of m draws, (m,): normal values with outliers, and Tobit bounds."""
     above = law.above(theta, rows.x, rows.z)
     expected = law.curve(theta, rows.x) + law.below(theta, rows.x, rows.z) + above
-    variance = np.exp(2.0 * theta[:, NOISE, None]) + rows.deviation**2
-    off = rows.log_steps - expected
+    log_steps, variance, log_weight = rows.seen(theta)
+    variance = np.exp(2.0 * theta[:, NOISE, None]) + variance
+    off = log_steps - expected
     wide = variance + OUTLIER_DEVIATION**2
     usual = (1.0 - OUTLIER_SHARE) * np.exp(-0.5 * off**2 / variance) / np.sqrt(variance)
     outlier = OUTLIER_SHARE * np.exp(-0.5 * off**2 / wide) / np.sqrt(wide)
     # 1e-30 keeps the log finite where both have underflowed.
-    value = np.log(usual + outlier + 1e-30)
+    value = np.log(usual + outlier + 1e-30) + log_weight
     bound = np.log(ndtr(-off / np.sqrt(variance)) + WRONG_SHARE)
     diverged = np.log(ndtr((above - DIVERGES_AT) / DIVERGES_DEVIATION) + WRONG_SHARE)
     total: Array = np.choose(rows.kind, [value, bound, diverged]).sum(axis=1)

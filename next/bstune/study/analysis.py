@@ -18,6 +18,7 @@ from bstune.search.findings import (
     lr_exponent_quantiles,
     near_optimal,
     predictions,
+    share_reaching,
 )
 from bstune.search.posterior import Posterior, sample_posterior
 from bstune.study.advice import (
@@ -82,7 +83,7 @@ class Study:
         workload, name: of the workload and of the study.
         device, threads: that trained.
         command: what runs the workload with further options, as a command or a call.
-        train: what trains a batch size and a rate.
+        train: what trains a batch size, a rate and, where it is chosen, a schedule's length.
     """
 
     plan: Plan
@@ -91,7 +92,7 @@ class Study:
     device: str
     threads: int
     command: Callable[[Mapping[str, object]], str]
-    train: Callable[[int, float], str]
+    train: Callable[[int, float, int | None], str]
 
 
 def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
@@ -189,6 +190,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
             warnings=warnings_of(plan, None, critical, points, searched),
         )
     other, baseline, speedup = _comparison(plan, records)
+    other, baseline = _with_share(other, posterior), _with_share(baseline, posterior)
     verdict: Verdict = "not yet"
     if other is not None and other.runs:
         verdict = verdict_of(speedup, plan.baseline is not None, other.is_bound)
@@ -198,7 +200,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         what, options = missing(plan, speedup, other, baseline)
         fields |= {"missing": what, "next": study.command(options)}
     if best is not None and verdict in ("switch", "use"):
-        fields["train"] = study.train(best.batch_size, best.lr)
+        fields["train"] = study.train(best.batch_size, best.lr, best.schedule_steps)
     if best is not None and best is baseline:
         fields["other"] = other
     return StudyResult(
@@ -295,6 +297,7 @@ def _confirmed(
         seeds=tuple(run.seed for run in runs),
         runs_steps=tuple(map(least_steps, runs)),
         runs_status=tuple(run.status for run in runs),
+        schedule_steps=(runs or [record])[0].schedule_steps,
         steps=steps,
         steps_low=steps_ends[0],
         steps_high=steps_ends[1],
@@ -306,6 +309,15 @@ def _confirmed(
         step_seconds=tau,
         step_seconds_error=error,
     )
+
+
+def _with_share(confirmed: Confirmed | None, posterior: Posterior) -> Confirmed | None:
+    """Predict the share of seeds that reach, where a schedule's length decides on it."""
+    told = [chain.number for chain in posterior.chains]
+    if confirmed is None or confirmed.schedule_steps is None or confirmed.number not in told:
+        return confirmed
+    share = share_reaching(posterior, confirmed.number, confirmed.schedule_steps)
+    return confirmed.model_copy(update={"predicted_share": share})
 
 
 def _best(

@@ -76,6 +76,8 @@ class Candidate:
     """Predicted share of seeds that reach the target."""
     rank: int = 0
     """Of candidates that tie the one of the least rank leads."""
+    schedule_steps: int | None = None
+    """The length of its schedule on new seeds, where that ends with the trial."""
 
 
 @dataclass(frozen=True)

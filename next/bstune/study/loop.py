@@ -37,7 +37,7 @@ class AskedTrial:
 
     spec: Spec
     total_steps: int
-    """Where its schedule, and its budget, ends."""
+    """Where its schedule ends: at its own end, or with its budget."""
     earlier: Record | None
     """The record of the trial that it resumes."""
     until: float | None
@@ -130,11 +130,12 @@ def _prepare(
     if spec.resumed_from is not None:
         earlier = next(record for record in records if record.number == spec.resumed_from)
         resume_from = folder.checkpoint(spec.resumed_from)
-    # Runs on new seeds are never resumed.
-    save_to = folder.checkpoint(spec.number) if spec.role != "new seed" else None
+    # Runs on new seeds are never resumed, nor those whose schedules end with them.
+    is_resumable = spec.role != "new seed" and spec.schedule_steps is None
+    save_to = folder.checkpoint(spec.number) if is_resumable else None
     return AskedTrial(
         spec=spec,
-        total_steps=plan.question.budget.last_step(spec.batch_size),
+        total_steps=spec.schedule_steps or plan.question.budget.last_step(spec.batch_size),
         earlier=earlier,
         until=ask.until,
         save_to=save_to,

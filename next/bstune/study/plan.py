@@ -62,6 +62,7 @@ class Ask(Frozen):
     values: dict[str, int | float] = {}
     seed: int
     max_steps: int
+    schedule_steps: int | None = None
     resumed_from: int | None = None
     repeats: int | None = None
     until: float | None = None
@@ -183,10 +184,17 @@ def field_of(plan: Plan, records: Sequence[Record]) -> Field:
         if plan.baseline is not None and is_of(record, plan.baseline):
             continue
         share = predicted_share(*place_of(plan.space, record), outcomes, prior=SURE)
+        log_value = prediction.log_value
+        length = None
+        if prediction.length is not None:
+            # Its length decides how many seeds reach; the value has their misses.
+            share = prediction.length.share
+            log_value += math.log(share)
+            length = math.ceil(prediction.length.steps)
         # Of sizes that tie in steps the smallest costs least.
         rank = record.batch_size if plan.question.objective == "steps" else 0
         candidates.append(
-            Candidate(record.number, prediction.log_value, prediction.deviation, share, rank)
+            Candidate(record.number, log_value, prediction.deviation, share, rank, length)
         )
         for run in new_seeds_of(records, record.number):
             value = plan.question.value(least_steps(run), run.batch_size, step_time)
@@ -282,12 +290,14 @@ def _taken(records: Sequence[Record], running: Sequence[Spec], place: str) -> bo
 
 
 def _ask_baseline(plan: Plan, baseline: Configuration, now: float) -> Ask:
+    last_step = plan.question.budget.last_step(baseline.batch_size)
     return Ask(
         place="baseline",
         role="baseline",
         **baseline.model_dump(),
         seed=trial_seed(plan.seed, "baseline"),
-        max_steps=plan.question.budget.last_step(baseline.batch_size),
+        max_steps=last_step,
+        schedule_steps=last_step if plan.question.schedule_ends else None,
         until=None if plan.deadline is None else now + BASELINE_SHARE * plan.deadline.seconds,
     )
 
@@ -338,6 +348,7 @@ def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) 
         values=values,
         seed=seed,
         max_steps=proposal.max_steps,
+        schedule_steps=proposal.max_steps if plan.question.schedule_ends else None,
         resumed_from=proposal.resumed_from,
         until=_until(plan, SEARCH_SHARE),
     )
@@ -356,12 +367,15 @@ def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]
     by_number = {record.number: record for record in records}
     step_time = step_time_of(plan, records)
     if number is not None:
-        log_value = next(c.log_value for c in candidates if c.number == number)
+        candidate = next(one for one in candidates if one.number == number)
         record = by_number[number]
         per_step = plan.question.value(1.0, record.batch_size, step_time)
-        predicted = math.exp(log_value) / per_step
+        predicted = math.exp(candidate.log_value) / per_step
         limit = math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
-        return _repeat(plan, records, running, record, limit)
+        # All new seeds of a configuration have the schedule of its first one.
+        lengths = [run.schedule_steps for run in new_seeds_of(records, number)]
+        length = (*lengths, candidate.schedule_steps)[0]
+        return _repeat(plan, records, running, record, length or limit, length)
     leader = best_confirmed(candidates, runs, field.noise)
     baseline = next((record for record in records if record.role == "baseline"), None)
     if leader is None or baseline is None:
@@ -378,7 +392,7 @@ def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]
         value = plan.question.value(best, by_number[leader].batch_size, step_time)
         per_step = plan.question.value(1.0, baseline.batch_size, step_time)
         limit = math.ceil(NEW_SEED_LIMIT * value / per_step)
-    return _repeat(plan, records, running, baseline, limit)
+    return _repeat(plan, records, running, baseline, limit, baseline.schedule_steps)
 
 
 def _repeat(
@@ -387,6 +401,7 @@ def _repeat(
     running: Sequence[Spec],
     record: Record,
     limit: int,
+    schedule_steps: int | None,
 ) -> Ask:
     """Ask a trial's configuration on its first free seed; all configurations share the seeds."""
     index = 0
@@ -401,6 +416,7 @@ def _repeat(
         values=record.values,
         seed=trial_seed(plan.seed, f"seed/{index}"),
         max_steps=min(limit, budget),
+        schedule_steps=schedule_steps,
         repeats=record.number,
         until=_until(plan, CONFIRMATION_SHARE),
     )

@@ -32,6 +32,8 @@ class Confirmed(Configuration):
     """Steps to target of each run, in the order of ``seeds``: the middle between the last
     evaluation that missed it and the first that met it; else those that it is known to exceed."""
     runs_status: tuple[Status, ...]
+    schedule_steps: int | None = None
+    """Where the schedule of each run ended; None: it did not end with the run."""
     steps: float
     steps_low: float | None
     steps_high: float | None

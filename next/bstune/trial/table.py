@@ -2,116 +2,32 @@
 
 A table is a file of JSON lines, one a run: ``batch_size``, ``lr``, ``seed``, ``steps`` (of the
 evaluations), ``metric`` (a value at each of them), ``seconds_per_step`` and, for a run that
-diverged after them, ``"status": "diverged"``. Other fields, such as further hyper-parameters of a
-run, are passed over. Runs of one batch size and rate are a cell; cells need not fill a rectangle.
+diverged after them, ``"status": "diverged"``. ``horizon`` is the step at which a run's schedule
+ended with it. Other fields, such as further hyper-parameters of a run, are passed over. Runs of one
+batch size and rate are a cell; cells need not fill a rectangle.
 """
 
 import math
 import statistics
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    ValidationError,
-    model_validator,
-)
+from pydantic import ValidationError
 
 from bstune.core.errors import InputError
 from bstune.core.records import Budget, Target
 from bstune.system.files import read_text, read_yaml
+from bstune.trial.recorded_run import Outcome, Run, around
+from bstune.trial.table_lengths import LengthTable
 from bstune.trial.trial import Trial
 
 SHIPPED = Path(__file__).parent / "tables"
 
 Cell = tuple[float, float]
 """Batch size and learning rate of recorded runs."""
-
-
-def _rising(steps: tuple[int, ...]) -> tuple[int, ...]:
-    if list(steps) != sorted(set(steps)):
-        raise ValueError("must rise")
-    return steps
-
-
-Positive = Annotated[FiniteFloat, Field(gt=0)]
-
-
-class Run(BaseModel):
-    """One recorded run: ``metric[i]`` was seen after ``steps[i]`` steps."""
-
-    model_config = ConfigDict(frozen=True)
-
-    batch_size: Positive
-    lr: Positive
-    seed: int
-    steps: Annotated[tuple[Annotated[int, Field(ge=1)], ...], AfterValidator(_rising)]
-    metric: tuple[FiniteFloat, ...]
-    seconds_per_step: Positive
-    status: str | None = None
-    horizon: Annotated[int, Field(ge=1)] | None = None
-    """The step at which its schedule ended; None: its schedule has no end."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> "Run":
-        if len(self.steps) != len(self.metric):
-            raise ValueError(
-                f"steps and metric must be equally long, but got {len(self.steps)} and "
-                f"{len(self.metric)}"
-            )
-        if not self.steps and not self.diverged:
-            raise ValueError("steps must not be empty, but for a run whose status is 'diverged'")
-        return self
-
-    @property
-    def diverged(self) -> bool:
-        """Whether it diverged after its last evaluation."""
-        return self.status == "diverged"
-
-    @property
-    def end(self) -> int:
-        """The last evaluated step; 1 for a run that diverged before any evaluation."""
-        return self.steps[-1] if self.steps else 1
-
-    def steps_to(self, target: Target) -> int | None:
-        """The first evaluated step that met the target; None if none did."""
-        for step, value in zip(self.steps, self.metric, strict=True):
-            if target.reached(value):
-                return step
-        return None
-
-    def history(self, end: float = math.inf, scale: float = 1.0) -> tuple[tuple[int, float], ...]:
-        """(step, metric) up to the recorded step ``end``, with the steps times ``scale``.
-
-        Where two evaluations fall on one step, the later one stays.
-        """
-        scaled = {}
-        for step, value in zip(self.steps, self.metric, strict=True):
-            if step <= end:
-                scaled[max(1, round(step * scale))] = value
-        return tuple(scaled.items())
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What training would have come to at one batch size, rate and seed."""
-
-    steps: int | None
-    """To the target; None if it was not reached."""
-    end: int
-    """The last step of the history."""
-    seconds_per_step: float
-    history: tuple[tuple[int, float], ...]
-    diverged: bool
 
 
 @dataclass(frozen=True)
@@ -132,7 +48,7 @@ class Table:
 
         Raises:
             InputError: with file and line, for a line that is no run, a run that is there twice,
-                and runs whose schedules ended with them (``horizon``).
+                and a run whose schedule ended with it (``horizon``) beside others.
         """
         runs: dict[tuple[float, float, int, int | None], Run] = {}
         for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -140,10 +56,10 @@ class Table:
                 continue
             place = f"{path}, line {number}"
             run = _read_run(line, place)
-            if run.horizon is not None:
+            others_end = [other.horizon is not None for other in runs.values()][:1]
+            if others_end == [run.horizon is None]:
                 raise InputError(
-                    f"{place}: the run's schedule ended with it (horizon {run.horizon}): give "
-                    f"runs whose schedules have no end"
+                    f"{place}: give a horizon for all runs or for none, but got {run.horizon}"
                 )
             key = run.batch_size, run.lr, run.seed, run.horizon
             if key in runs:
@@ -155,6 +71,16 @@ class Table:
         if not any(run.steps for run in runs.values()):
             raise InputError(f"{path} must have a run with an evaluation, but has none")
         return cls(tuple(runs.values()), target)
+
+    @property
+    def schedule_ends(self) -> bool:
+        """Whether the schedules of the runs ended with them."""
+        return self.runs[0].horizon is not None
+
+    @cached_property
+    def lengths(self) -> LengthTable:
+        """The same runs over the lengths of their schedules, where these ended with them."""
+        return LengthTable(self.runs)
 
     @cached_property
     def cells(self) -> Mapping[Cell, tuple[Run, ...]]:
@@ -202,9 +128,16 @@ class Table:
         log_seconds = np.log(self.step_seconds)
         return float(np.exp(np.interp(math.log(batch_size), log_sizes, log_seconds)))
 
-    def outcome(self, batch_size: float, lr: float, seed: int, target: Target) -> Outcome:
-        """How a trial ends; its seed draws one of several runs in a cell."""
+    def outcome(
+        self, batch_size: float, lr: float, seed: int, target: Target, total_steps: int = 1
+    ) -> Outcome:
+        """How a trial ends; its seed draws one of several runs in a cell.
+
+        Its schedule ends after ``total_steps``, where those of the runs ended with them.
+        """
         quantile = float(np.random.default_rng(seed).random())
+        if self.schedule_ends:
+            return self.lengths.outcome_at(batch_size, lr, total_steps, quantile, target)
         return self.outcome_at(batch_size, lr, quantile, target)
 
     def outcome_at(self, batch_size: float, lr: float, quantile: float, target: Target) -> Outcome:
@@ -217,8 +150,8 @@ class Table:
         """
         runs = []
         weights = []
-        for size, size_weight in _around(self.batch_sizes, batch_size):
-            for rate, rate_weight in _around(self.lrs, lr):
+        for size, size_weight in around(self.batch_sizes, batch_size):
+            for rate, rate_weight in around(self.lrs, lr):
                 runs.append(self._run_of_cell(size, rate, quantile))
                 weights.append(size_weight * rate_weight)
         nearest = runs[weights.index(max(weights))]
@@ -265,21 +198,6 @@ def _read_run(line: str, place: str) -> Run:
         raise InputError(f"{place}: {field or 'run'}: {first['msg']}, but got {got}") from error
 
 
-def _around(values: Sequence[float], value: float) -> list[tuple[float, float]]:
-    """The recorded values around a value, with weights linear in the logarithm.
-
-    There is one where ``value`` itself was recorded, or lies beyond all.
-    """
-    inside = min(max(value, values[0]), values[-1])
-    place = bisect_left(values, inside)
-    high = values[place]
-    if high == inside:
-        return [(high, 1.0)]
-    low = values[place - 1]
-    weight = math.log(inside / low) / math.log(high / low)
-    return [(low, 1.0 - weight), (high, weight)]
-
-
 def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     # What was recorded is answered to the bit.
     if len(values) == 1:
@@ -311,7 +229,7 @@ def train(table: Table, trial: Trial) -> None:
     A recorded run that ends before the trial does is taken to go on with its last value. The
     seconds are the steps of this trial times the recorded seconds of a step.
     """
-    outcome = table.outcome(trial.batch_size, trial.lr, trial.seed, trial.target)
+    outcome = table.outcome(trial.batch_size, trial.lr, trial.seed, trial.target, trial.total_steps)
     evaluations = list(outcome.history)
     if outcome.diverged:
         evaluations.append((outcome.end + 1, math.nan))

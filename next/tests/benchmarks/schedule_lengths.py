@@ -1,0 +1,440 @@
+"""Gate *schedule lengths*: searches that choose the length of schedules that end with trials.
+
+    python tests/benchmarks/schedule_lengths.py run --rows ROWS [--problems ...] [--seeds 10]
+    python tests/benchmarks/schedule_lengths.py summary --rows NEW --old OLD
+
+Problems are two tables of recorded runs and 16 synthetic laws (one seed each), each without and
+with the baseline first (with the whole budget as its schedule, and the square-root rule through it;
+else it goes through the middle of both ranges). No clock goes in. A row has, after 10, 20 and 40
+times the least cost of any batch size, rate and length, the search's choice: ``fresh``, what its
+configuration and length take on new seeds until one reaches the target, runs that miss included,
+and ``own``, its own trial; both over that least cost.
+
+A law: a run of length h reaches the target if h is at least S(B, lr) exp(0.1 z), z drawn by its
+seed, at step S^(1 - m) h^m; at its end the metric is f + (goal - f)(S/h)^p with a scatter. S is the
+law of McCandlish et al. with a parabola in log2(lr/lr*(B)), and beyond an edge a run diverges.
+
+The old rows are those of the old package's ``bench_horizon.py`` (code "now" of its
+``horizon.jsonl``), of the same problems.
+"""
+
+import argparse
+import json
+import math
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+import bstune.core
+from bstune.core.question import Question
+from bstune.core.records import Budget, Record, Spec, Status, Target
+from bstune.core.space import Space
+from bstune.search.decide import propose
+from bstune.search.findings import Prediction, predictions
+from bstune.search.posterior import sample_posterior
+from bstune.trial.recorded_run import Outcome
+from bstune.trial.table import find_table
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+# Spendings at which choices are judged, in least costs.
+SPENDINGS = (10.0, 20.0, 40.0)
+LAWS = tuple(f"law {number}" for number in range(16))
+# What the recorded workloads use today.
+BASELINES = {"digits_linear": (64, 0.4), "mnist_mlp_linear": (64, 0.2)}
+MOST_TRIALS = 400
+# Ranges of the laws, the middle batch size that their rates are drawn at, and their metric.
+LAW_SIZES = (8, 4096)
+LAW_RATES = (2.0**-11, 2.0**1.25)
+LAW_MIDDLE = 181.0
+LAW_TARGET = Target("error", 0.1, "min")
+LAW_NOISE = 0.1
+METRIC_AT_START = 0.9
+METRIC_NOISE = 0.03
+# Lengths over S among which a law's least cost lies.
+LENGTHS = np.exp(np.linspace(-0.3, 0.8, 45))
+# A table's least cost is sought at twice as many places as were recorded, and at so many lengths.
+TABLE_LENGTHS = 60
+# Ratios count as at most this in means: a search without a choice has none.
+WORST = 10.0
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Law:
+    """A synthetic law; see the module."""
+
+    s_min: float
+    b_crit: float
+    lr: float
+    exponent: float
+    low: float
+    high: float
+    edge: float
+    overhead: float
+    per_example: float
+    power: float
+    floor: float
+    share: float
+    budget_factor: float
+    off: tuple[float, float]
+
+    target = LAW_TARGET
+    sizes = LAW_SIZES
+    rates = LAW_RATES
+
+    @staticmethod
+    def draw(number: int) -> "Law":
+        """The law of a number, in the order of draws of the old benchmark."""
+        rng = np.random.default_rng([number, 1])
+        per_example = math.exp(rng.uniform(math.log(1e-6), math.log(1e-4)))
+        s_min = math.exp(rng.uniform(math.log(50.0), math.log(500.0)))
+        b_crit = math.exp(rng.uniform(math.log(32.0), math.log(1024.0)))
+        lr = 2.0 ** rng.uniform(-6.5, -4.5)
+        exponent = float(rng.choice((0.0, 0.5, 1.0)))
+        low, high, edge = rng.uniform(0.06, 0.2), rng.uniform(0.2, 0.6), rng.uniform(2.0, 3.5)
+        overhead = per_example * math.exp(rng.uniform(math.log(20.0), math.log(2000.0)))
+        rng = np.random.default_rng([number, 5])
+        power = math.exp(rng.uniform(math.log(0.3), math.log(1.2)))
+        floor = rng.uniform(0.0, 0.08)
+        share = (0.2, 0.5, 0.8, 1.0)[number % 4]
+        budget_factor = math.exp(rng.uniform(0.0, math.log(4.0)))
+        off = rng.uniform(-2.0, 2.0), rng.uniform(-1.5, 1.5)
+        return Law(
+            s_min, b_crit, lr, exponent, low, high, edge, overhead, per_example,
+            power, floor, share, budget_factor, off,
+        )  # fmt: skip
+
+    def step_time(self, batch_size: float) -> float:
+        """tau(B), in seconds."""
+        return self.overhead + self.per_example * batch_size
+
+    def best_lr(self, batch_size: float) -> float:
+        """lr*(B)."""
+        return self.lr * float((batch_size / LAW_MIDDLE) ** self.exponent)
+
+    def curve(self, batch_size: float) -> float:
+        """S*(B)."""
+        return self.s_min * (1.0 + self.b_crit / batch_size)
+
+    def shortest(self, batch_size: float, lr: float) -> float | None:
+        """S(B, lr) without noise; None where runs diverge."""
+        octaves = math.log2(lr / self.best_lr(batch_size))
+        if octaves >= self.edge:
+            return None
+        bend = self.low if octaves < 0 else self.high
+        return self.curve(batch_size) * math.exp(bend * octaves**2)
+
+    def outcome(self, batch_size: int, lr: float, length: int, seed: int) -> Outcome:
+        """How a run ends; the evaluation before was 5% of the steps earlier."""
+        rng = np.random.default_rng([seed, 77])
+        tau = self.step_time(batch_size)
+        shortest = self.shortest(batch_size, lr)
+        if shortest is None:
+            end = max(1, round(0.1 * min(length, self.curve(batch_size))))
+            return Outcome(None, end, tau, (), diverged=True)
+        shortest *= math.exp(LAW_NOISE * rng.standard_normal())
+        height = (shortest / length) ** self.power * math.exp(METRIC_NOISE * rng.standard_normal())
+        goal = self.target.goal
+        value = min(self.floor + (goal - self.floor) * height, METRIC_AT_START)
+        if length < shortest:
+            value = max(value, math.nextafter(goal, 1.0))
+            return Outcome(None, length, tau, ((length, value),), diverged=False)
+        steps = min(max(1, round(shortest ** (1.0 - self.share) * length**self.share)), length)
+        value = min(value, goal) if steps == length else goal
+        return Outcome(steps, steps, tau, ((steps, value),), diverged=False)
+
+    def cost(self, batch_size: float, lr: float, length: float) -> float:
+        """Seconds until a new seed reaches the target, those of misses included."""
+        shortest = self.shortest(batch_size, lr)
+        if shortest is None:
+            return math.inf
+        reaches = float(ndtr(math.log(length / shortest) / LAW_NOISE))
+        if reaches < 1e-6:
+            return math.inf
+        steps = min(shortest ** (1.0 - self.share) * length**self.share, length)
+        return self.step_time(batch_size) * (steps + length * (1.0 - reaches) / reaches)
+
+    @cached_property
+    def best(self) -> tuple[float, float, float]:
+        """The least cost, its batch size and its length."""
+        points = []
+        for size in 2.0 ** np.arange(3.0, 12.0 + 1e-9, 0.125):
+            rate = min(max(self.best_lr(size), self.rates[0]), self.rates[1])
+            steps = self.shortest(size, rate)
+            for length in [] if steps is None else steps * LENGTHS:
+                points.append((self.cost(size, rate, length), size, length))
+        return min(points)
+
+    @property
+    def baseline(self) -> tuple[int, float]:
+        """A batch size and rate up to two octaves and 1.5 from the best ones."""
+        size = min(max(self.best[1] * 2.0 ** self.off[0], self.sizes[0]), self.sizes[1])
+        lr = self.best_lr(size) * 2.0 ** self.off[1]
+        return round(size), min(max(lr, self.rates[0]), self.rates[1])
+
+    @property
+    def budget(self) -> Budget:
+        """1 to 4 times the examples of the best point."""
+        _, size, length = self.best
+        return Budget(steps=1, examples=max(1, math.ceil(self.budget_factor * size * length)))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A table of recorded runs."""
+
+    name: str
+
+    @cached_property
+    def table(self) -> Any:
+        """The recorded runs."""
+        return find_table(self.name)
+
+    @property
+    def target(self) -> Target:
+        """The table's."""
+        return self.table.target
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """All recorded batch sizes."""
+        return self.table.range
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """All recorded rates."""
+        return self.table.lrs[0], self.table.lrs[-1]
+
+    @property
+    def baseline(self) -> tuple[int, float]:
+        """That of the recorded workload."""
+        return BASELINES[self.name]
+
+    @property
+    def budget(self) -> Budget:
+        """The least that no recorded run exceeds."""
+        return self.table.budget
+
+    def step_time(self, batch_size: float) -> float:
+        """tau(B), in seconds."""
+        return self.table.step_time(batch_size)
+
+    def outcome(self, batch_size: int, lr: float, length: int, seed: int) -> Outcome:
+        """How a run ends."""
+        return self.table.outcome(batch_size, lr, seed, self.target, length)
+
+    def cost(self, batch_size: float, lr: float, length: float) -> float:
+        """Seconds until a seed reaches the target, over all recorded ones."""
+        seeds = len({run.seed for run in self.table.runs})
+        seconds = 0.0
+        reached = 0
+        for share in (np.arange(seeds) + 0.5) / seeds:
+            lengths = self.table.lengths
+            outcome = lengths.outcome_at(batch_size, lr, round(length), share, self.target)
+            seconds += outcome.end * outcome.seconds_per_step
+            reached += outcome.steps is not None
+        return seconds / reached if reached else math.inf
+
+    @cached_property
+    def best(self) -> tuple[float, float, float, float]:
+        """The least cost, its batch size, rate and length, between recorded places as well."""
+        lengths = [run.horizon for run in self.table.runs]
+        grid = product(
+            _finer(self.table.batch_sizes),
+            _finer(self.table.lrs),
+            np.geomspace(min(lengths), max(lengths), TABLE_LENGTHS),
+        )
+        costs = []
+        for size, lr, length in grid:
+            point = round(size), lr, round(length)
+            if point[2] <= self.budget.last_step(point[0]):
+                costs.append((self.cost(*point), *point))
+        return min(costs)
+
+
+def _finer(values: Sequence[float]) -> list[float]:
+    """The values, and one between each two in the logarithm."""
+    places = np.arange(0.0, len(values) - 1 + 1e-9, 0.5)
+    return np.exp(np.interp(places, np.arange(len(values)), np.log(values))).tolist()
+
+
+def problem_of(name: str) -> Law | Recorded:
+    """The problem of a name."""
+    return Law.draw(int(name[4:])) if name.startswith("law ") else Recorded(name)
+
+
+def record_of(problem: Law | Recorded, spec: Spec) -> Record:
+    """A run's record."""
+    outcome = problem.outcome(spec.batch_size, spec.lr, spec.max_steps, spec.seed)
+    reached = outcome.steps is not None
+    status: Status = "reached" if reached else "diverged" if outcome.diverged else "missed"
+    missed = [step for step, value in outcome.history if not problem.target.reached(value)]
+    if isinstance(problem, Law):
+        missed = [outcome.end - max(1, outcome.end // 20)]
+    return Record(
+        **spec.model_dump(),
+        status=status,
+        steps=outcome.end,
+        steps_low=max(missed, default=0) if reached else outcome.end,
+        seconds_per_step=outcome.seconds_per_step,
+        train_seconds=outcome.end * outcome.seconds_per_step,
+        history=outcome.history,
+    )
+
+
+def search(
+    problem: Law | Recorded, search_seed: int, seed: int, baseline_first: bool
+) -> Iterator[tuple[float, Prediction | None]]:
+    """Yield the seconds spent after each trial and the choice then, up to the last spending."""
+    question = Question(problem.target, problem.budget, schedule_ends=True)
+    (low, high), (lr_low, lr_high) = problem.sizes, problem.rates
+    anchor: tuple[float, float] = math.sqrt(low * high), math.sqrt(lr_low * lr_high)
+    if baseline_first:
+        anchor = problem.baseline
+    space = Space(low, high, lr_low, lr_high, "sqrt", anchor)
+    records: list[Record] = []
+    spent = 0.0
+    choice = None
+    while spent < SPENDINGS[-1] * problem.best[0] and len(records) < MOST_TRIALS:
+        number = len(records)
+        if baseline_first and not records:
+            batch_size, lr = problem.baseline
+            length = question.budget.last_step(batch_size)
+        else:
+            proposal = propose(question, space, problem.step_time, records, search_seed)
+            batch_size, lr, length = proposal.batch_size, proposal.lr, proposal.max_steps
+        spec = Spec(
+            number=number,
+            place=f"search/{number}",
+            role="search",
+            batch_size=batch_size,
+            lr=lr,
+            seed=10_000 * seed + number,
+            max_steps=length,
+            schedule_steps=length,
+        )
+        records.append(record_of(problem, spec))
+        spent += records[-1].train_seconds
+        if records[-1].reached:
+            posterior = sample_posterior(question, space, records, seed=search_seed)
+            predicted = predictions(posterior, question, problem.step_time)
+            choice = min(predicted, key=lambda one: one.log_value)
+        yield spent, choice
+
+
+def row_of(name: str, seed: int, baseline_first: bool) -> dict[str, Any]:
+    """Run one search, and judge its choices."""
+    problem = problem_of(name)
+    unit = problem.best[0]
+    # The old benchmark's seeds.
+    search_seed = 1000 * int(name[4:]) + seed if isinstance(problem, Law) else seed
+    path = list(search(problem, search_seed, search_seed, baseline_first))
+    fresh: list[float | None] = []
+    own: list[float | None] = []
+    for spending in SPENDINGS:
+        choices = [choice for spent, choice in path if spent <= spending * unit]
+        if not choices or choices[-1] is None:
+            fresh.append(None)
+            own.append(None)
+            continue
+        record, length = choices[-1].record, choices[-1].length
+        cost = problem.cost(record.batch_size, record.lr, round(length.steps)) / unit
+        fresh.append(round(cost, 4) if math.isfinite(cost) else None)
+        own.append(round(record.train_seconds / unit, 4))
+    return {
+        "problem": name,
+        "seed": seed,
+        "baseline_first": baseline_first,
+        "bstune": bstune.core.__file__,
+        "version": tomllib.loads(PYPROJECT.read_text())["project"]["version"],
+        "trials": len(path),
+        "fresh": fresh,
+        "own": own,
+    }
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; none where there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def key_of(row: dict[str, Any]) -> tuple[str, int, bool]:
+    """What is paired."""
+    return row["problem"], row["seed"], row["baseline_first"]
+
+
+def values_of(row: dict[str, Any]) -> list[float]:
+    """What the choices take on new seeds, infinite where there is none."""
+    return [math.inf if value is None else value for value in row["fresh"]]
+
+
+def run(path: Path, problems: Sequence[str], seeds: int) -> None:
+    """Add the rows that a file lacks."""
+    there = set(map(key_of, read_rows(path)))
+    jobs = [(name, seed) for name in problems for seed in range(1 if name in LAWS else seeds)]
+    for (name, seed), baseline_first in product(jobs, (False, True)):
+        if (name, seed, baseline_first) not in there:
+            line = json.dumps(row_of(name, seed, baseline_first))
+            with path.open("a") as file:
+                file.write(line + "\n")
+
+
+def summary(new: Sequence[dict[str, Any]], old: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Medians of ``fresh``, new and old, and the geometric mean of new over old with 90%."""
+    olds = {key_of(row): row for row in old}
+    groups: dict[tuple[str, bool], list[Any]] = defaultdict(list)
+    for row in new:
+        if key_of(row) in olds:
+            kind = "laws" if row["problem"] in LAWS else row["problem"]
+            pair = values_of(row), values_of(olds[key_of(row)])
+            groups[kind, row["baseline_first"]].append(pair)
+    yield f"{'problems':32} pairs   medians after {SPENDINGS}, new and old"
+    logs = []
+    for (kind, baseline_first), pairs in sorted(groups.items()):
+        both = np.array(pairs)
+        medians = np.median(both, axis=0)
+        written = ["  ".join(f"{value:5.2f}" for value in of_one) for of_one in medians]
+        label = f"{kind}{', baseline first' if baseline_first else ''}"
+        ratios = np.diff(np.log(np.minimum(both[:, ::-1], WORST)), axis=1)[:, 0]
+        means = "  ".join(f"{value:.3f}" for value in np.exp(ratios.mean(axis=0)))
+        yield f"{label:32} {len(pairs):5}   {written[0]}   {written[1]}   new/old {means}"
+        logs.append(ratios)
+    rng = np.random.default_rng(0)
+    resampled = []
+    for _ in range(RESAMPLES):
+        drawn = [of_group[rng.integers(len(of_group), size=len(of_group))] for of_group in logs]
+        resampled.append(np.concatenate(drawn).mean(axis=0))
+    means = np.exp(np.concatenate(logs).mean(axis=0))
+    lows, highs = np.exp(np.quantile(resampled, (0.05, 0.95), axis=0))
+    for spending, mean, low, high in zip(SPENDINGS, means, lows, highs, strict=True):
+        yield f"after {spending:g} times: new/old {mean:.3f} ({low:.3f} to {high:.3f})"
+    mean = math.exp(np.concatenate(logs).mean())
+    low, high = np.exp(np.quantile(np.mean(resampled, axis=1), (0.05, 0.95)))
+    yield f"in all: new/old {mean:.3f} ({low:.3f} to {high:.3f})"
+
+
+def main() -> None:
+    """Run searches, or summarise their rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["run", "summary"])
+    parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--old", type=Path)
+    parser.add_argument("--problems", nargs="+", default=[*BASELINES, *LAWS])
+    parser.add_argument("--seeds", type=int, default=10)
+    options = parser.parse_args()
+    if options.what == "run":
+        run(options.rows, options.problems, options.seeds)
+    else:
+        print("\n".join(summary(read_rows(options.rows), read_rows(options.old))))
+
+
+if __name__ == "__main__":
+    main()

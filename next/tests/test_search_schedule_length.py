@@ -1,0 +1,239 @@
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from scipy.special import ndtr
+from search_records import SPACE, TARGET, record, step_time
+
+from bstune.core.question import Question
+from bstune.core.records import Budget
+from bstune.search.decide import propose
+from bstune.search.findings import predictions, share_reaching
+from bstune.search.law import NOISE, make_law
+from bstune.search.posterior import (
+    BOUND,
+    OUTLIER_DEVIATION,
+    OUTLIER_SHARE,
+    VALUE,
+    WRONG_SHARE,
+    log_likelihood,
+    rows_of,
+    sample_posterior,
+)
+from bstune.search.schedule_length import (
+    OUTLIERS,
+    Ends,
+    ends_of,
+    least_cost,
+    length_of,
+    read_ends,
+)
+
+QUESTION = Question(TARGET, Budget(steps=4000), schedule_ends=True)
+LOG_100 = math.log(100.0)
+
+
+def theta(scale=2.0, power=0.8, share=1.0, waste=0.2):
+    """A draw whose columns before those of the schedules are of no account, (1, 11)."""
+    return np.array([[*[0.0] * 7, *np.log([scale, power, share, waste])]])
+
+
+ALL_AT_END = theta(share=200.0, waste=1e-3)
+NOTHING_AT_END = theta(share=1e-6, waste=1e-6)
+
+
+def test_where_all_is_gained_at_the_end_the_best_length_is_17_percent_above_s():
+    found = least_cost(ALL_AT_END, LOG_100, 0.1, longest=1e6)
+    # h/P, whose constant factor for outliers does not move the minimum.
+    closed = minimize_scalar(lambda u: math.exp(u) / ndtr(u / 0.1), bounds=(0, 1), method="bounded")
+    assert found.steps == pytest.approx(100 * math.exp(closed.x), rel=0.02)
+    assert found.steps == pytest.approx(117, rel=0.03)
+    assert found.share == pytest.approx((1 - OUTLIERS) * ndtr(closed.x / 0.1), abs=0.02)
+    assert found.cost == pytest.approx(100 * closed.fun / (1 - OUTLIERS), rel=0.02)
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0, 4.0])
+def test_cost_of_a_length_where_the_target_is_reached_at_a_power_of_it(share):
+    # S^(1 - m) h^m with m/(1 - m) = share.
+    m = share / (1 + share)
+    found = length_of(theta(share=share, waste=1e-6), LOG_100, 0.2, steps=150.0)
+    chance = (1 - OUTLIERS) * ndtr(math.log(1.5) / 0.2)
+    reached = 100 ** (1 - m) * 150**m
+    assert found.share == pytest.approx(chance)
+    assert found.cost == pytest.approx(reached + 150 * (1 - chance) / chance, rel=1e-3)
+
+
+def test_the_less_is_gained_at_the_end_the_longer_is_the_best_length():
+    lengths = [
+        least_cost(theta(share=share, waste=1e-3), LOG_100, 0.1, longest=1e6).steps
+        for share in (10.0, 1.0, 0.1)
+    ]
+    assert lengths == sorted(lengths)
+    assert lengths[-1] > 1.05 * lengths[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "steps"),
+    [
+        ({"longest": 110.0}, 110.0),
+        ({"longest": 50.0}, 50.0),
+        # Where all is gained at the end, the step that reaches is the length.
+        ({"longest": 1e6, "latest": 105.0}, 105.0),
+    ],
+)
+def test_limits_of_a_length(limits, steps):
+    found = least_cost(ALL_AT_END, LOG_100, 0.1, **limits)
+    assert found.steps == pytest.approx(steps, rel=0.01)
+    assert found.steps <= limits["longest"]
+
+
+def test_a_reliable_length_is_reached_by_9_of_10_seeds_without_outliers():
+    found = least_cost(ALL_AT_END, LOG_100, 0.5, longest=1e6, reliable=True)
+    assert found.share >= 0.9 * (1 - OUTLIERS) - 1e-6
+    assert found.share > least_cost(ALL_AT_END, LOG_100, 0.5, longest=1e6).share
+
+
+def test_runs_that_follow_the_law_are_read_exactly():
+    scale, power, share, waste = 1.7, 0.9, 0.6, 0.3
+    early = np.array([0.0, 0.0, 0.1, 2.0])
+    excess = np.array([0.4, -0.2, 0.0, 0.0])
+    reading = read_ends(theta(scale, power, share, waste), Ends(excess, early))
+    reached = waste * np.tanh(early / waste) - share * early
+    missed = np.array([scale * 0.4**power, -scale * 0.2**power, 0.0, 0.0])
+    assert reading.log_over[0] == pytest.approx(reached + missed)
+
+
+def test_the_weight_is_the_derivative_to_what_was_measured():
+    draw = theta(1.7, 0.9, 0.6, 0.3)
+    length, small = math.log(1000.0), 1e-5
+
+    def log_s(excess, log_step):
+        early = 0.0 if excess else length - log_step
+        ends = Ends(np.array([excess]), np.array([early]))
+        return float(log_step + read_ends(draw, ends).log_over[0, 0])
+
+    by_excess = (log_s(0.4 + small, length) - log_s(0.4 - small, length)) / (2 * small)
+    step = math.log(700.0)
+    by_step = (log_s(0.0, step + small) - log_s(0.0, step - small)) / (2 * small)
+    reading = read_ends(draw, Ends(np.array([0.4, 0.0]), np.array([0.0, length - step])))
+    assert np.exp(reading.log_slope[0]) == pytest.approx([by_excess, by_step], rel=1e-4)
+
+
+def test_how_records_ended_their_schedules():
+    started = record(0, "missed", steps=10, schedule_steps=10, history=((10, 0.9),))
+    missed = record(1, "missed", steps=80, schedule_steps=80, history=((40, 0.3), (80, 0.2)))
+    at_end = record(2, steps=90, schedule_steps=90, history=((80, 0.12), (90, 0.08)))
+    before = record(3, steps=50, schedule_steps=200, history=((40, 0.2), (50, 0.1)))
+    diverged = record(4, "diverged", steps=5, schedule_steps=90, history=((5, None),))
+    ends = ends_of([started, missed, at_end, before, diverged], TARGET, scale=0.1)
+    assert ends.excess == pytest.approx([math.log(9.0), math.log(2.0), math.log(0.8), 0.0, 0.0])
+    assert ends.is_at_start.tolist() == [True, False, False, False, False]
+    assert ends.early == pytest.approx([0.0, 0.0, 0.0, math.log(4.0), 0.0])
+
+
+def test_the_likelihood_is_that_of_what_was_measured():
+    missed = record(1, "missed", steps=80, schedule_steps=80, history=((40, 0.3), (80, 0.2)))
+    worse = record(0, "missed", steps=10, schedule_steps=10, history=((10, 0.9),))
+    law = make_law(SPACE, QUESTION.budget, misfit=False, schedule_ends=True)
+    rows = rows_of([worse, missed], TARGET, schedule_ends=True)
+    draw = law.mean[None].copy()
+    seen, variance, log_weight = rows.seen(draw)
+    expected = law.log_steps(draw, rows.x, rows.z)
+    spread = np.sqrt(variance[0] + math.exp(2 * law.mean[NOISE]))
+    off = (seen - expected)[0] / spread
+    # The bound is at least what is read; the value has the density of its metric, and outliers.
+    of_bound = math.log(ndtr(-off[0]) + WRONG_SHARE)
+    wide = math.hypot(spread[1], OUTLIER_DEVIATION)
+    usual = (1 - OUTLIER_SHARE) * math.exp(-0.5 * off[1] ** 2) / spread[1]
+    outlier = OUTLIER_SHARE * math.exp(-0.5 * (off[1] * spread[1] / wide) ** 2) / wide
+    of_value = math.log(usual + outlier) + log_weight[0, 1]
+    assert rows.kind.tolist() == [BOUND, VALUE]
+    assert log_likelihood(law, draw, rows)[0] == pytest.approx(of_bound + of_value)
+
+
+def law_of(m, power=0.9, noise=0.05):
+    """Train by a law: S = 100 (1 + 64/B) at lr 0.1, S^(1 - m) h^m where it is reached."""
+
+    def shortest(batch_size, lr):
+        octaves = math.log2(lr / 0.1) - 0.5 * math.log2(batch_size / 64)
+        return 100 * (1 + 64 / batch_size) * math.exp(0.3 * octaves**2)
+
+    def train(number, batch_size, lr, length):
+        rng = np.random.default_rng(number)
+        s = shortest(batch_size, lr) * math.exp(noise * rng.normal())
+        value = 0.1 * (s / length) ** power
+        steps = min(length, max(1, round(s ** (1 - m) * length**m))) if length >= s else length
+        if length >= s and steps < length:
+            value = 0.1
+        return record(
+            number,
+            "reached" if length >= s else "missed",
+            batch_size=batch_size,
+            lr=lr,
+            max_steps=length,
+            schedule_steps=length,
+            steps=steps,
+            steps_low=steps - max(1, steps // 20) if length >= s else steps,
+            history=((steps, value),),
+        )
+
+    return shortest, train
+
+
+def test_s_is_read_from_schedules_of_any_length():
+    _, train = law_of(m=0.5)
+    rng = np.random.default_rng(0)
+    records = [train(0, 64, 0.1, 3000)]
+    for number in range(1, 25):
+        batch_size = int(2 ** rng.uniform(3, 9))
+        lr = 0.1 * math.sqrt(batch_size / 64)
+        length = round(100 * (1 + 64 / batch_size) * 2 ** rng.uniform(-2, 2))
+        records.append(train(number, batch_size, lr, length))
+    posterior = sample_posterior(QUESTION, SPACE, records, seed=0, draws=400)
+    x = np.log2([16.0, 64.0, 256.0])
+    z = math.log2(0.1) + 0.5 * (x - 6)
+    steps = np.exp(np.median(posterior.law.log_steps(posterior.theta, x, z), axis=0))
+    assert steps == pytest.approx([500, 200, 125], rel=0.1)
+    # The first trial reached at sqrt(200 x 3000), step 775: it is not read as S.
+    reading = posterior.rows.seen(posterior.theta)[0][:, 0]
+    assert np.exp(np.median(reading)) == pytest.approx(200, rel=0.4)
+
+
+def test_a_length_is_kept_where_9_of_10_seeds_reach():
+    _, train = law_of(m=0.2)
+    records = [train(place, 64, 0.1, round(140 * 1.1**place)) for place in range(16)]
+    posterior = sample_posterior(QUESTION, SPACE, records, seed=0)
+    predicted = predictions(posterior, QUESTION, step_time)
+    kept = [one.length.steps == one.record.schedule_steps for one in predicted]
+    # The longest are kept, and the shortest that reached is not: it was lucky.
+    assert (kept[0], kept[-1]) == (False, True)
+    assert kept == sorted(kept)
+    assert all(one.length.share > 0.86 for one in predicted)
+
+
+@pytest.mark.parametrize("m", [0.2, 1.0])
+@pytest.mark.parametrize("baseline_first", [False, True])
+def test_a_search_finds_configuration_and_length(m, baseline_first):
+    shortest, train = law_of(m)
+    records = [train(0, 64, 0.02, 4000)] if baseline_first else []
+    while len(records) < 30:
+        proposal = propose(QUESTION, SPACE, step_time, records, seed=1)
+        assert proposal.resumed_from is None
+        assert proposal.max_steps <= 4000
+        records.append(train(len(records), proposal.batch_size, proposal.lr, proposal.max_steps))
+    posterior = sample_posterior(QUESTION, SPACE, records, seed=1)
+    best = min(predictions(posterior, QUESTION, step_time), key=lambda one: one.log_value)
+    size, lr = best.record.batch_size, best.record.lr
+    least = min(shortest(b, 0.1 * math.sqrt(b / 64)) * step_time(b) for b in range(8, 513))
+    assert shortest(size, lr) * step_time(size) < 1.25 * least
+    # Its schedule is long enough for most seeds.
+    assert math.log(best.length.steps / shortest(size, lr)) / 0.05 > 1.0
+    assert best.length.share > 0.85
+    share = share_reaching(posterior, best.record.number, math.ceil(best.length.steps))
+    assert share == pytest.approx(best.length.share, abs=0.01)
+
+
+def test_a_run_that_was_stopped_in_its_schedule_tells_nothing():
+    stopped = record(0, "pruned", steps=50, schedule_steps=400, history=((50, 0.2),))
+    assert sample_posterior(QUESTION, SPACE, [stopped], seed=0).chains == ()
