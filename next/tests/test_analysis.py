@@ -8,7 +8,7 @@ import pytest
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Configuration, Space
-from bstune.study.analysis import Study, analyse
+from bstune.study.analysis import Study, analyse, is_near_trials
 from bstune.study.plan import Deadline, Plan
 
 TARGET = Target("val/loss", 0.1, "min")
@@ -249,17 +249,23 @@ def test_runs_of_a_whole_budget_tell_the_share(budget, share):
     assert result.best.predicted_share == pytest.approx(share, abs=0.02)
 
 
-def test_a_rate_alone_that_no_trial_speaks_for_is_left_out():
-    """The others that reached have rates four octaves below those that the law expects at 64."""
-    records = with_seeds((48, 50, 47), (200, 210, 190)) + off_the_best_rate()
-    far = [
-        one.model_copy(update={"lr": one.lr / 16 / (one.batch_size / 64)})
-        if one.role != "baseline" and one.batch_size != 64
-        else one
-        for one in records
-    ]
-    alone = analyse(study(trials=12), far).lr_alone
-    assert alone is None
+@pytest.mark.parametrize(
+    ("batch_size", "lr", "is_near"),
+    [
+        # Trials that reached have 0.4 and 1.6 at batch size 64, whose rule's rate is 0.4.
+        (64, 0.21, True),
+        (64, 0.19, False),
+        (64, 3.1, True),
+        (64, 3.3, False),
+        # The rule's rate is 0.8 there.
+        (256, 6.2, True),
+        (256, 6.6, False),
+    ],
+)
+def test_rates_that_a_trial_speaks_for(batch_size, lr, is_near):
+    records = [record(0, "baseline", 64, 0.4, 300), record(1, "search/0", 64, 1.6, 90)]
+    records.append(record(2, "search/1", 64, 50.0, 90, "pruned"))
+    assert is_near_trials(study().plan.space, batch_size, lr, records) == is_near
 
 
 def test_one_batch_size_shows_no_rule():

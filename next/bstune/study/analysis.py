@@ -9,6 +9,7 @@ from bstune import __version__
 from bstune.core.question import Question
 from bstune.core.records import Record, StepTime
 from bstune.core.rules import allowed_rules
+from bstune.core.space import Space
 from bstune.core.step_time import StepTimeLaw
 from bstune.search.findings import (
     NEAR_OPTIMAL,
@@ -352,6 +353,13 @@ def _near_optimal(
     return min(round(low), best.batch_size), max(round(high), best.batch_size)
 
 
+def is_near_trials(space: Space, batch_size: float, lr: float, records: Sequence[Record]) -> bool:
+    """Whether a rate lies among those that reached the target, or an octave off, by the rule."""
+    octaves = math.log2(lr / space.rule_lr(batch_size))
+    of_trials = [place_of(space, record)[1] for record in records if record.reached]
+    return min(of_trials) - OCTAVES_OFF <= octaves <= max(of_trials) + OCTAVES_OFF
+
+
 def _rate_alone(
     plan: Plan,
     records: Sequence[Record],
@@ -374,9 +382,7 @@ def _rate_alone(
     gain = baseline.steps / there.steps
     if not LEAST_GAIN < gain < speedup.value:
         return None
-    octaves = math.log2(there.lr / plan.space.rule_lr(baseline.batch_size))
-    of_trials = [place_of(plan.space, record)[1] for record in records if record.reached]
-    if not min(of_trials) - OCTAVES_OFF <= octaves <= max(of_trials) + OCTAVES_OFF:
+    if not is_near_trials(plan.space, baseline.batch_size, there.lr, records):
         return None
     # Both errors are half-widths of 90% intervals, of logs.
     of_baseline = math.log(baseline.steps / (baseline.steps_low or baseline.steps))
