@@ -133,11 +133,11 @@ def propose(
     )
     rng = np.random.default_rng([seed, len(records), len(running), 1])
     best = sorted(predictions(posterior, question, step_time), key=lambda one: one.log_value)
-    most_value = GIVE_UP * math.exp(best[0].log_value) if best else math.inf
+    best_value = math.exp(best[0].log_value) if best else None
     # One whose resumption failed is not tried again.
     resumed_before = {spec.resumed_from for spec in (*records, *running)}
     waiting = []
-    for one in _waiting(posterior, question, step_time, most_value):
+    for one in _waiting(posterior, question, step_time, best_value):
         if one.record.number not in resumed_before and resumable(one.record.number):
             waiting.append(one)
 
@@ -147,58 +147,34 @@ def propose(
     is_new = np.array([_pair(space, *one) not in tried for one in zip(new_x, new_z, strict=True)])
     if is_new.any():
         new_x, new_z = new_x[is_new], new_z[is_new]
-    x = np.concatenate([np.log2([one.record.batch_size for one in waiting]), new_x])
-    z = np.concatenate([np.log2([one.record.lr for one in waiting]), new_z])
-    ran = np.concatenate([[one.record.steps for one in waiting], np.zeros(new_x.size)])
-    log_steps = posterior.law.log_steps(draw, x, z)[0]
-    log_steps[: len(waiting)] = _informed(log_steps, posterior, draw, waiting)
-    log_steps = np.minimum(log_steps, MOST_LOG_STEPS)
-
-    # Values and costs are in proportion to steps.
-    value_per_step = np.array([question.value(1.0, 2.0**size, step_time) for size in x])
-    cost_per_step = np.array([question.cost(1.0, 2.0**size, step_time) for size in x])
-    cost = cost_per_step * np.exp(log_steps)
-    # Until the target has been reached, the least cost is sought, whatever is minimised.
-    value = value_per_step * np.exp(log_steps) if best else cost
-    share_left = np.maximum(1.0 - ran / np.exp(log_steps), 0.0)
-    ratio = np.minimum(share_left * value / value.min(), MOST_REMAINING)
-    score = np.log(value) + REMAINING_WEIGHT * ratio + COST_WEIGHT * np.log(cost / value)
-    # Schedules that end with their trials end within the budget; what none reaches comes last.
-    longest = np.array([float(question.budget.last_step(2.0**size)) for size in x])
-    if question.schedule_ends:
-        score += OUT_OF_REACH * np.maximum(log_steps - np.log(longest), 0.0)
-    chosen = int(score.argmin())
-    limit = None
+    choices = _choices(posterior, draw, waiting, new_x, new_z, question, step_time)
+    told = None
     if best and is_of_curve:
-        chosen, limit = choose_for_curve(posterior, x, z, ran, cost_per_step)
+        told = choose_for_curve(posterior, choices.x, choices.z, choices.ran, choices.cost_per_step)
+    chosen = told[0] if told else _best_in_draw(choices, question, bool(best))
 
     resumed = waiting[chosen].record if chosen < len(waiting) else None
-    batch_size, lr = _pair(space, x[chosen], z[chosen])
+    batch_size, lr = _pair(space, choices.x[chosen], choices.z[chosen])
     first_step = 0
     if resumed is not None:
         batch_size, lr = resumed.batch_size, resumed.lr
         first_step = resumed.steps
     last_step = question.budget.last_step(batch_size)
+    # What all trials cost, and what the best one takes, in steps of this one.
+    spent = _spent(question, step_time, records) / float(choices.cost_per_step[chosen])
+    best_steps = None
+    if best_value is not None:
+        best_steps = best_value / float(choices.value_per_step[chosen])
+    predicted = math.exp(choices.log_steps[chosen])
     if question.schedule_ends:
-        spent = _spent(question, step_time, records) / float(cost_per_step[chosen])
-        first = LEAST_SHARE_OF_BUDGET * float((cost_per_step * longest).min())
-        affordable = max(spent, first / float(cost_per_step[chosen]))
-        latest = math.inf
-        if limit is not None:
-            affordable = limit
-        elif best:
-            latest = most_value / GIVE_UP / float(value_per_step[chosen])
-            affordable = max(LENGTH_OF_SPENT * spent, GIVE_UP * latest)
-        # The draw's S is known but for what seeds and the configuration itself add.
-        deviation = math.hypot(math.exp(draw[0, NOISE]), OWN_DEVIATION)
-        log_s = float(log_steps[chosen])
-        length = least_cost(draw, log_s, deviation, min(affordable, last_step), latest)
-        limit = max(length.steps, LEAST_STEPS)
-    if best and limit is None:
-        give_up = most_value / float(value_per_step[chosen])
-        limit = _limit_after_hit(give_up, math.exp(log_steps[chosen]), first_step)
-    elif limit is None:
-        spent = _spent(question, step_time, records) / float(cost_per_step[chosen])
+        limit = _schedule_length(
+            draw, choices, chosen, spent, best_steps, told[1] if told else None
+        )
+    elif told:
+        limit = told[1]
+    elif best_steps is not None:
+        limit = _limit_after_hit(GIVE_UP * best_steps, predicted, first_step)
+    else:
         limit = _limit_before_hit(spent, last_step, first_step)
     return Proposal(
         batch_size=batch_size,
@@ -208,20 +184,112 @@ def propose(
     )
 
 
+@dataclass(frozen=True)
+class Choices:
+    """What a decision compares, (n,) each: pruned trials that wait, then new configurations."""
+
+    x: Array
+    """log2 of the batch size."""
+    z: Array
+    """log2 of the rate."""
+    ran: Array
+    """Steps that a pruned trial has run; 0 for a new one."""
+    log_steps: Array
+    """log S in one draw."""
+    value_per_step: Array
+    cost_per_step: Array
+    longest: Array
+    """Steps of the budget."""
+
+
+def _choices(
+    posterior: Posterior,
+    draw: Array,
+    waiting: Sequence[Waiting],
+    new_x: Array,
+    new_z: Array,
+    question: Question,
+    step_time: StepTime,
+) -> Choices:
+    x = np.concatenate([np.log2([one.record.batch_size for one in waiting]), new_x])
+    z = np.concatenate([np.log2([one.record.lr for one in waiting]), new_z])
+    log_steps = posterior.law.log_steps(draw, x, z)[0]
+    log_steps[: len(waiting)] = _informed(log_steps, posterior, draw, waiting)
+    return Choices(
+        x=x,
+        z=z,
+        ran=np.concatenate([[one.record.steps for one in waiting], np.zeros(new_x.size)]),
+        log_steps=np.minimum(log_steps, MOST_LOG_STEPS),
+        # Values and costs are in proportion to steps.
+        value_per_step=np.array([question.value(1.0, 2.0**size, step_time) for size in x]),
+        cost_per_step=np.array([question.cost(1.0, 2.0**size, step_time) for size in x]),
+        longest=np.array([float(question.budget.last_step(2.0**size)) for size in x]),
+    )
+
+
+def _best_in_draw(choices: Choices, question: Question, has_reached: bool) -> int:
+    """The place of the least score."""
+    steps = np.exp(choices.log_steps)
+    cost = choices.cost_per_step * steps
+    # Until the target has been reached, the least cost is sought, whatever is minimised.
+    value = choices.value_per_step * steps if has_reached else cost
+    share_left = np.maximum(1.0 - choices.ran / steps, 0.0)
+    ratio = np.minimum(share_left * value / value.min(), MOST_REMAINING)
+    score = np.log(value) + REMAINING_WEIGHT * ratio + COST_WEIGHT * np.log(cost / value)
+    # Schedules that end with their trials end within the budget; what none reaches comes last.
+    if question.schedule_ends:
+        score += OUT_OF_REACH * np.maximum(choices.log_steps - np.log(choices.longest), 0.0)
+    return int(score.argmin())
+
+
+def _schedule_length(
+    draw: Array,
+    choices: Choices,
+    chosen: int,
+    spent: float,
+    best_steps: float | None,
+    told: float | None,
+) -> float:
+    """The steps of a schedule that ends with its trial: those of least expected cost.
+
+    Args:
+        draw: of the posterior, (1, parameters).
+        choices, chosen: what was compared, and the place of the choice.
+        spent: on all trials, in steps of this one.
+        best_steps: in which this one would equal the best; None before the first hit.
+        told: the most that is worth its telling of the curve; None for another objective.
+    """
+    cost_per_step = choices.cost_per_step
+    first = LEAST_SHARE_OF_BUDGET * float((cost_per_step * choices.longest).min())
+    affordable = max(spent, first / float(cost_per_step[chosen]))
+    latest = math.inf
+    if told is not None:
+        affordable = told
+    elif best_steps is not None:
+        latest = best_steps
+        affordable = max(LENGTH_OF_SPENT * spent, GIVE_UP * latest)
+    # The draw's S is known but for what seeds and the configuration itself add.
+    deviation = math.hypot(math.exp(draw[0, NOISE]), OWN_DEVIATION)
+    longest = min(affordable, float(choices.longest[chosen]))
+    length = least_cost(draw, float(choices.log_steps[chosen]), deviation, longest, latest)
+    return max(length.steps, LEAST_STEPS)
+
+
 def _pair(space: Space, x: float, z: float) -> tuple[int, float]:
     """The batch size and rate that are allowed at log2 coordinates."""
     return space.snap(2.0**x), space.snap_lr(float(2.0**z))
 
 
 def _waiting(
-    posterior: Posterior, question: Question, step_time: StepTime, most_value: float
+    posterior: Posterior, question: Question, step_time: StepTime, best_value: float | None
 ) -> list[Waiting]:
     """The pruned trials that have room in their budget and may still beat the best."""
+    most = math.inf if best_value is None else WORTH_RESUMING * GIVE_UP * best_value
     waiting = []
     for place, record in enumerate(posterior.chains):
         value = question.value(record.steps, record.batch_size, step_time)
         has_room = record.steps < question.budget.last_step(record.batch_size)
-        if record.status == "pruned" and has_room and value < WORTH_RESUMING * most_value:
+        if record.status == "pruned" and has_room and value < most:
             waiting.append(Waiting(record, place))
     return waiting
 
