@@ -148,10 +148,13 @@ def propose(
     if is_new.any():
         new_x, new_z = new_x[is_new], new_z[is_new]
     choices = _choices(posterior, draw, waiting, new_x, new_z, question, step_time)
-    told = None
+    limit_of_curve = None
     if best and is_of_curve:
-        told = choose_for_curve(posterior, choices.x, choices.z, choices.ran, choices.cost_per_step)
-    chosen = told[0] if told else _best_in_draw(choices, question, bool(best))
+        chosen, limit_of_curve = choose_for_curve(
+            posterior, choices.x, choices.z, choices.ran, choices.cost_per_step
+        )
+    else:
+        chosen = _best_in_draw(choices, question, bool(best))
 
     resumed = waiting[chosen].record if chosen < len(waiting) else None
     batch_size, lr = _pair(space, choices.x[chosen], choices.z[chosen])
@@ -167,11 +170,9 @@ def propose(
         best_steps = best_value / float(choices.value_per_step[chosen])
     predicted = math.exp(choices.log_steps[chosen])
     if question.schedule_ends:
-        limit = _schedule_length(
-            draw, choices, chosen, spent, best_steps, told[1] if told else None
-        )
-    elif told:
-        limit = told[1]
+        limit = _schedule_length(draw, choices, chosen, spent, best_steps, limit_of_curve)
+    elif limit_of_curve is not None:
+        limit = limit_of_curve
     elif best_steps is not None:
         limit = _limit_after_hit(GIVE_UP * best_steps, predicted, first_step)
     else:
@@ -248,7 +249,7 @@ def _schedule_length(
     chosen: int,
     spent: float,
     best_steps: float | None,
-    told: float | None,
+    limit_of_curve: float | None,
 ) -> float:
     """The steps of a schedule that ends with its trial: those of least expected cost.
 
@@ -257,14 +258,15 @@ def _schedule_length(
         choices, chosen: what was compared, and the place of the choice.
         spent: on all trials, in steps of this one.
         best_steps: in which this one would equal the best; None before the first hit.
-        told: the most that is worth its telling of the curve; None for another objective.
+        limit_of_curve: the most steps that are worth what they tell of B_crit; None for another
+            objective and before the first hit.
     """
     cost_per_step = choices.cost_per_step
     first = LEAST_SHARE_OF_BUDGET * float((cost_per_step * choices.longest).min())
     affordable = max(spent, first / float(cost_per_step[chosen]))
     latest = math.inf
-    if told is not None:
-        affordable = told
+    if limit_of_curve is not None:
+        affordable = limit_of_curve
     elif best_steps is not None:
         latest = best_steps
         affordable = max(LENGTH_OF_SPENT * spent, GIVE_UP * latest)
