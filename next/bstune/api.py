@@ -112,7 +112,7 @@ def tune(
         module: a LightningModule's class with an argument for the learning rate, or a function of
             the trial that builds one, ``lambda trial: MyModule(lr=trial.lr)``.
         data: a LightningDataModule, or a pair of a train and a validation DataLoader. Training
-            batches are made anew at each batch size; validation keeps the loader's own.
+            batches are made of its data set; validation keeps the loader's own.
         target: such as ``"val/loss <= 0.1"``.
         baseline: batch size and rate that are used today.
         batch_size: the smallest and the largest to try.

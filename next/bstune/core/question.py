@@ -1,6 +1,6 @@
 """The one question of a study: what is minimised, what a trial costs, and the answer's rows.
 
-Nothing else asks which question it is.
+No search reads the name of the objective: what it needs to know of it is here.
 """
 
 from dataclasses import dataclass

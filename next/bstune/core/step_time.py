@@ -19,6 +19,11 @@ OUTLIER = 0.1
 LEAST_DEVIATION = 0.05
 # The relative standard deviation that a single timing counts as having.
 UNSEEN_DEVIATION = 0.2
+# A median absolute residual, times this, is a normal distribution's standard deviation.
+TO_DEVIATION = 1.4826
+# The pull of both parts of the law to a half of the step, in residuals of log tau: it decides where
+# timings do not, as of one batch size alone.
+PULL = 0.01
 # Octaves between a batch size and the nearest timed one over which the error doubles.
 OCTAVES_TO_DOUBLE = 2.0
 
@@ -71,17 +76,16 @@ def fit_step_time(timings: Sequence[tuple[float, float]]) -> StepTimeLaw | None:
     start = math.log(0.5) + float(np.median(logs))
 
     def residuals(log_parts: np.ndarray) -> np.ndarray:
-        """Residuals of log tau, and a weak pull of both parts to a half of the middle step."""
+        """Residuals of log tau, (n,), and the pull of both parts to a half of the step, (2,)."""
         overhead, per_middle = np.exp(log_parts)
         predicted = np.log(overhead + per_middle * sizes / middle)
-        pull = 0.01 * (log_parts - start)
-        return np.concatenate([predicted - logs, pull])
+        return np.concatenate([predicted - logs, PULL * (log_parts - start)])
 
     fit = least_squares(residuals, [start, start], loss="soft_l1", f_scale=OUTLIER)
     overhead, per_middle = np.exp(fit.x)
-    # The median absolute residual, as a standard deviation; UNSEEN counts as one more timing.
-    off = np.append(np.abs(residuals(fit.x)[: len(logs)]), UNSEEN_DEVIATION / 1.4826)
-    deviation = max(LEAST_DEVIATION, 1.4826 * float(np.median(off)))
+    # What a single timing counts as having is one more residual.
+    off = np.append(np.abs(residuals(fit.x)[: len(logs)]), UNSEEN_DEVIATION / TO_DEVIATION)
+    deviation = max(LEAST_DEVIATION, TO_DEVIATION * float(np.median(off)))
     return StepTimeLaw(
         overhead=float(overhead),
         per_example=float(per_middle / middle),

@@ -1,4 +1,4 @@
-"""A recipe of a config's nodes; references such as ``${trial.lr}`` resolve anew in each trial."""
+"""A recipe of a config's nodes, whose references such as ``${trial.lr}`` each trial resolves."""
 
 from collections.abc import Mapping
 from functools import partial

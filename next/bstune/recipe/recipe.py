@@ -30,7 +30,7 @@ def no_arguments(trial: TrialSettings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Builds what is trained, anew for each trial; it is sent to the worker with cloudpickle.
+    """Builds what is trained, for each trial; it is sent to the worker with cloudpickle.
 
     Args:
         module: builds a LightningModule of either Lightning package.

@@ -11,6 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from bstune.search.findings import OWN_DEVIATION
 from bstune.search.law import B_CRIT
 from bstune.search.posterior import Posterior
 
@@ -20,8 +21,6 @@ Array = NDArray[np.float64]
 GIVE_UP = 1.6
 # What a trial costs beside its steps, over the cheapest candidate's cost: few trials, not many.
 SETUP = 0.2
-# Standard deviation, in log S, of a configuration's own distance from the law.
-OWN_DEVIATION = 0.14
 
 
 def choose_for_curve(

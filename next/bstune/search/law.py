@@ -8,8 +8,8 @@ With x = log2 B and z = log2 lr, both relative to the middle of the batch sizes 
 The curve is S_min (1 + B_crit/B) of McCandlish et al. 2018 (arXiv 1812.06162, eq. 2.11). The rule
 goes through its anchor; one that turns at a noise scale turns at B_crit, unless the noise scale is
 known. Off the best rate steps rise as a hyperbola below it and as a parabola above it: both are
-assumptions. The misfit is piecewise linear in x; it belongs to the findings, and the search does
-without.
+assumptions. The misfit is piecewise linear in x: what is said of B_crit and searches for the curve
+have it, other searches do without.
 """
 
 import math

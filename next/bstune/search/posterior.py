@@ -122,7 +122,7 @@ def sample_posterior(
         records: of all finished trials, new seeds included.
         seed: of the study.
         running: trials that count as done at the steps that the others predict.
-        misfit: whether the curve may leave the law: for findings, not for decisions.
+        misfit: whether the curve may leave the law: for what is said of B_crit, and for ``curve``.
         draws: how many.
         moves: Metropolis steps at each power, twice as many at the last.
     """
@@ -181,6 +181,7 @@ def rows_of(chains: Sequence[Record], target: Target, schedule_ends: bool = Fals
 
 
 def _pruned_row(chain: Record, curve: Array, reached: Sequence[Array]) -> tuple[float, float, int]:
+    """log_steps, deviation and kind of a pruned chain; arguments as of :func:`extrapolate`."""
     log_ran = math.log(chain.steps)
     extrapolation = extrapolate(curve, reached)
     if extrapolation is None:

@@ -18,10 +18,12 @@ from bstune.search.decide import Proposal, propose
 
 BATCH_SIZE = "batch_size"
 LR = "lr"
-# User attributes of trials: a record as JSON; seconds of a step; the trial that one resumes.
+# User attributes of trials: a record as JSON; seconds of a step; the trial that one resumes; the
+# step at which a schedule ends.
 RECORD = "record"
 SECONDS_PER_STEP = "seconds_per_step"
 RESUMED_FROM = "resumed_from"
+SCHEDULE_STEPS = "schedule_steps"
 
 
 class FrontierSampler(BaseSampler):
@@ -58,6 +60,8 @@ class FrontierSampler(BaseSampler):
         budget: steps, or a Budget, after which a trial ends without the target.
         batch_size: the smallest and the largest.
         objective: ``time``, ``steps`` or ``curve``, what is sought.
+        schedule_ends: each trial's schedule ends with it: a proposal's ``max_steps`` is the length
+            of its schedule, and no trial is resumed.
         baseline: batch size and rate that the scaling rule goes through; the first trial runs them.
         lr: the smallest and the largest rate; 10 octaves around the rule's without.
         scaling: the rule, a name as of :func:`bstune.lr_of`.
@@ -79,6 +83,7 @@ class FrontierSampler(BaseSampler):
         budget: int | Budget,
         batch_size: tuple[int, int],
         objective: Objective = "time",
+        schedule_ends: bool = False,
         baseline: tuple[int, float] | None = None,
         lr: tuple[float, float] | None = None,
         scaling: str = "sqrt",
@@ -91,6 +96,7 @@ class FrontierSampler(BaseSampler):
             target=Target.parse(target) if isinstance(target, str) else target,
             budget=Budget(steps=budget) if isinstance(budget, int) else budget,
             objective=objective,
+            schedule_ends=schedule_ends,
         )
         self.space = space_of(batch_size, baseline, lr, scaling, multiple)
         self.baseline = baseline
@@ -124,9 +130,12 @@ class FrontierSampler(BaseSampler):
         others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
         proposal = self._propose(others)
         self._proposals[trial.number] = proposal
-        if proposal.resumed_from is not None:
-            # Optuna's own samplers write attributes by the storage, too.
-            study._storage.set_trial_user_attr(trial._trial_id, RESUMED_FROM, proposal.resumed_from)
+        schedule_steps = proposal.max_steps if self.question.schedule_ends else None
+        noted = {RESUMED_FROM: proposal.resumed_from, SCHEDULE_STEPS: schedule_steps}
+        for name, value in noted.items():
+            if value is not None:
+                # Optuna's own samplers write attributes by the storage, too.
+                study._storage.set_trial_user_attr(trial._trial_id, name, value)
         return {BATCH_SIZE: proposal.batch_size, LR: proposal.lr}
 
     def _propose(self, trials: Sequence[FrozenTrial]) -> Proposal:
@@ -182,6 +191,9 @@ def space_of(
     """The space of a study; arguments as of :class:`FrontierSampler`.
 
     Without a baseline the rule goes through the geometric middle of both ranges.
+
+    Raises:
+        InputError: for neither ``lr`` nor ``baseline``, and for an unknown rule.
     """
     space = Space.around(batch_size, lr or (None, None), scaling, baseline, multiple)
     if space is None:
@@ -193,6 +205,7 @@ def space_of(
 
 def spec_of(trial: FrozenTrial, question: Question) -> Spec:
     """What a trial of a study of one's own was asked for."""
+    schedule_steps = trial.user_attrs.get(SCHEDULE_STEPS)
     return Spec(
         number=trial.number,
         place=f"search/{trial.number}",
@@ -200,7 +213,8 @@ def spec_of(trial: FrozenTrial, question: Question) -> Spec:
         batch_size=trial.params[BATCH_SIZE],
         lr=trial.params[LR],
         seed=0,
-        max_steps=question.budget.last_step(trial.params[BATCH_SIZE]),
+        max_steps=schedule_steps or question.budget.last_step(trial.params[BATCH_SIZE]),
+        schedule_steps=schedule_steps,
         resumed_from=trial.user_attrs.get(RESUMED_FROM),
     )
 

@@ -52,7 +52,8 @@ OUTLIERS = 0.04
 # The largest log(h/s) of a length h that is compared, and the largest log of a cost over S.
 MOST_EARLY = 12.0
 MOST_LOG_COST = 50.0
-# A length so many deviations of log S above it is reached by 9 of 10 seeds.
+# With a length so many deviations above log S 9 of 10 seeds reach the target: a normal
+# distribution's quantile.
 RELIABLE = 1.2816
 
 
@@ -168,10 +169,12 @@ def least_cost(
         deviation: of log S, from seed to seed and of what is known.
         longest: steps of the longest schedule.
         latest: the step by which the target has to be reached.
-        reliable: only lengths which 9 of 10 seeds are predicted to reach, as far as ``longest``.
+        reliable: only lengths that 9 of 10 seeds reach the target with, outliers not counted, as
+            far as ``longest``.
     """
     log_longest = math.log(longest) - log_s
     log_lengths, log_reached = _law(theta)
+    # h/P is least above S exp(-deviation^2): d log P/d log h is over log(S/h)/deviation^2.
     below = np.linspace(-deviation * (deviation + 1.0), 0.0, 200, endpoint=False)
     # The longest schedule itself is among them.
     at_longest = min(float(np.interp(log_longest, log_lengths, log_reached)), log_longest)

@@ -147,8 +147,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 def discard_folder(folder: StudyFolder) -> None:
     """Remove a study's folder in which nothing was stored yet; one that holds more stays."""
-    empty = {folder.owner, folder.log, folder.checkpoints}
-    if folder.root.is_dir() and not set(folder.root.iterdir()) - empty:
+    without_trials = {folder.owner, folder.log, folder.checkpoints}
+    if folder.root.is_dir() and set(folder.root.iterdir()) <= without_trials:
         folder.owner.unlink(missing_ok=True)
         folder.log.unlink(missing_ok=True)
         # A folder that is not empty stays.
