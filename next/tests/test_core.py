@@ -193,6 +193,10 @@ def test_batch_sizes_are_snapped(multiple, size, snapped):
     assert space.snap(size) == snapped
 
 
+def test_a_batch_size_is_a_multiple_also_below_the_first_one():
+    assert Space(4, 1024, 1e-3, 1.0, "sqrt", (64, 0.1), multiple=8).snap(4) == 8
+
+
 @pytest.mark.parametrize(
     ("rule", "noise_scale", "lr"),
     [
@@ -222,7 +226,9 @@ def test_step_times_of_the_law_are_found_with_one_outlier():
     law = fit_step_time([*timings, (100, 0.5)])
     for size, seconds in timings:
         assert law(size) == pytest.approx(seconds, rel=0.05)
-    assert law.error(64) < law.error(5120)
+    # It doubles over two octaves off what was timed.
+    assert law.error(512) == pytest.approx(law.deviation)
+    assert law.error(2048) == pytest.approx(2.0 * law.deviation)
 
 
 @pytest.mark.parametrize(

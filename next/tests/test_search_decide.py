@@ -1,15 +1,67 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from search_records import QUESTION, SPACE, Workload, record, step_time
 
 from bstune.core.question import Question
 from bstune.core.records import Budget
 from bstune.core.space import Space
-from bstune.search.decide import largest_size, propose
+from bstune.search.decide import Choices, best_in_draw, informed, largest_size, propose
 from bstune.search.findings import lr_exponent_quantiles, predictions
 from bstune.search.posterior import sample_posterior
+
+
+def choices(steps, value=1.0, cost=1.0, ran=0.0, longest=1e6):
+    """Candidates with so many steps; numbers hold for all of them."""
+    steps = np.array(steps, dtype=float)
+    value, cost, ran, longest = (np.ones(len(steps)) * one for one in (value, cost, ran, longest))
+    nowhere = np.zeros(len(steps))
+    return Choices(nowhere, nowhere, ran, np.log(steps), value, cost, longest)
+
+
+# The score is log value + remaining/(2 least value) + log(cost/value)/10.
+@pytest.mark.parametrize(
+    ("candidates", "schedule_ends", "has_reached", "best"),
+    [
+        (choices([200, 100, 150]), False, True, 1),
+        (choices([200, 100], value=[1, 3]), False, True, 0),
+        # The second is nearly done, which counts 0.5; as long as it is not 1.6 times as dear.
+        (choices([100, 150], ran=[0, 149]), False, True, 1),
+        (choices([100, 200], ran=[0, 199]), False, True, 0),
+        # Of one that takes 50 times as long not more than 10 of the least values are remaining:
+        # 3.9 + 5 - 0.1 log 1e5 against 0.5.
+        (choices([100, 5000], cost=[1e45, 1]), False, True, 1),
+        # Fewer steps by 1.06 at 4 times the cost, which is 1.15 in the score, or by 1.2.
+        (choices([100, 94], cost=[1, 4]), False, True, 0),
+        (choices([100, 80], cost=[1, 4]), False, True, 1),
+        # Before the first hit the cost alone counts.
+        (choices([100, 80], cost=[1, 4]), False, False, 0),
+        # What does not end within its budget comes last, where schedules end with their trials.
+        (choices([100, 50], longest=[200, 40]), False, True, 1),
+        (choices([100, 50], longest=[200, 40]), True, True, 0),
+    ],
+)
+def test_the_best_candidate_of_a_draw(candidates, schedule_ends, has_reached, best):
+    assert best_in_draw(candidates, schedule_ends, has_reached) == best
+
+
+@pytest.mark.parametrize(
+    ("own", "deviation", "is_bound", "log_steps"),
+    [
+        # A history that says S exactly, or as exactly as seeds differ, or hardly at all.
+        (6.0, 0.0, False, 6.0),
+        (6.0, 0.2, False, 5.5),
+        (6.0, 1e6, False, 5.0),
+        # The least that it can be.
+        (6.0, 0.1, True, 6.0),
+        (4.0, 0.1, True, 5.0),
+    ],
+)
+def test_what_a_history_says_of_its_own_trial(own, deviation, is_bound, log_steps):
+    given = [np.array([one]) for one in (5.0, own, deviation, is_bound)]
+    assert informed(*given, noise_variance=0.04) == pytest.approx([log_steps], abs=1e-9)
 
 
 def search(workload, count, space=SPACE, seed=0, **arguments):

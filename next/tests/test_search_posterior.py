@@ -8,6 +8,7 @@ from search_records import QUESTION, SPACE, TARGET, Workload, record
 from bstune.core.space import Space
 from bstune.search import law as laws
 from bstune.search.decide import Proposal
+from bstune.search.histories import extrapolate, log_curve
 from bstune.search.law import make_law
 from bstune.search.posterior import (
     BOUND,
@@ -59,8 +60,13 @@ def test_what_a_trial_tells(trial, kind, log_steps, deviation):
 
 @pytest.mark.parametrize(("history", "kind"), [(FALLING, VALUE), (FLAT, BOUND)])
 def test_a_pruned_trial_is_extrapolated_or_a_bound(history, kind):
-    rows = rows_of([record(status="pruned", history=history)], TARGET)
+    trial = record(status="pruned", history=history)
+    rows = rows_of([trial], TARGET)
     assert rows.kind[0] == kind
+    # A bound lies a deviation below what is extrapolated.
+    extrapolated = extrapolate(log_curve(trial, TARGET, TARGET.goal), [])
+    below = extrapolated.deviation if kind == BOUND else 0.0
+    assert rows.log_steps[0] == pytest.approx(extrapolated.log_steps - below)
     assert rows.log_steps[0] > math.log(100)
 
 

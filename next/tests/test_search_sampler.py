@@ -99,6 +99,14 @@ def test_the_baseline_is_the_first_trial():
     assert expected != propose(QUESTION, sampler.space, step_time, [], 0)
 
 
+def test_a_trial_that_ended_without_a_report_does_not_run():
+    sampler = make_sampler()
+    study = optuna.create_study(sampler=sampler)
+    for state in (PRUNED, optuna.trial.TrialState.FAIL):
+        study.tell(ask(study)[0], state=state)
+    assert ask(study)[1:] == ask(optuna.create_study(sampler=make_sampler()))[1:]
+
+
 def test_ranges_that_do_not_hold_the_proposal():
     trial = optuna.create_study(sampler=make_sampler()).ask()
     with pytest.raises(InputError):

@@ -88,6 +88,11 @@ def test_limits_of_a_length(limits, steps):
     assert found.steps <= limits["longest"]
 
 
+def test_no_length_reaches_before_a_very_early_step():
+    found = least_cost(ALL_AT_END, LOG_100, 0.1, longest=1e6, latest=50.0)
+    assert (found.steps, found.cost, found.share) == (50.0, math.inf, 0.0)
+
+
 def test_a_reliable_length_is_reached_by_9_of_10_seeds_without_outliers():
     found = least_cost(ALL_AT_END, LOG_100, 0.5, longest=1e6, reliable=True)
     assert found.share >= 0.9 * (1 - OUTLIERS) - 1e-6

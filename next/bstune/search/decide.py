@@ -2,7 +2,8 @@
 
 Thompson sampling: one draw of the posterior is taken for the truth, and the candidate of the least
 cost in it is chosen, with a bonus for little left to train. A new trial gets a part of what the
-best configuration takes, and a pruned one is resumed when a draw prefers it.
+best configuration takes (:mod:`bstune.search.limits`), and a pruned one is resumed when a draw
+prefers it.
 
 Measured on the five shipped tables (``tests/benchmarks/README.md``). 3% of decisions at random made
 no difference there. The old search, without resuming, reached the target first after 9.3 in place
@@ -20,29 +21,36 @@ from bstune.core.question import Question
 from bstune.core.records import Frozen, Record, Spec, StepTime
 from bstune.core.space import Space
 from bstune.search.curve_decision import choose_for_curve
-from bstune.search.findings import OWN_DEVIATION, Prediction, predictions
+from bstune.search.findings import Prediction, predictions
 from bstune.search.law import NOISE
+from bstune.search.limits import (
+    GIVE_UP,
+    affordable_length,
+    limit_after_hit,
+    limit_before_hit,
+    schedule_length,
+)
 from bstune.search.posterior import BOUND, Posterior, sample_posterior
-from bstune.search.schedule_length import least_cost
 
 Array = NDArray[np.float64]
 
-# Draws of the posterior for a decision, its moves, and the new configurations that are compared, a
-# third of them around the best ones. With three times as many of each, 30 searches were 1.28 times
-# as far off after 10 times the best trial's cost (90%: 1.07 to 1.57), and as far after 20 and 40
-# times; with 48, 1 and 60 they were 1.04 times as far off (0.98 to 1.11) as with these.
+# Draws of the posterior for a decision, its moves, and the new configurations that are compared, of
+# which so many lie around the best ones. With three times as many of each, 30 searches were 1.28
+# times as far off after 10 times the best trial's cost (90%: 1.07 to 1.57), and as far after 20 and
+# 40 times; with 48, 1 and 60 they were 1.04 times as far off (0.98 to 1.11) as with these.
 DRAWS = 64
 MOVES = 2
 CANDIDATES = 90
 AROUND_BEST = 30
+# So many of the best configurations.
+BEST = 4
 # Under ``curve`` the law has twice the parameters.
 CURVE_DRAWS = 192
 CURVE_MOVES = 3
-BEST = 4
-# Their standard deviation, in octaves: of rates around a draw's best one, and of batch size and
-# rate around the best configurations.
+# Standard deviation of candidates, in octaves: of rates around a draw's best one, and of batch size
+# and rate around the best configurations.
 OCTAVES = 0.5
-# The score of a candidate is log(value) + REMAINING_WEIGHT * min(remaining cost / least cost,
+# The score of a candidate is log(value) + REMAINING_WEIGHT * min(remaining value / least value,
 # MOST_REMAINING), all predicted by one draw: of two that are as good, the one that is nearly done
 # is run. It is a log and a ratio, so that for small differences both are relative.
 REMAINING_WEIGHT = 0.5
@@ -50,36 +58,12 @@ MOST_REMAINING = 10.0
 # Where value and cost differ, log(cost / value) counts by this weight: under ``steps`` the largest
 # batch sizes take the fewest steps, and many examples.
 COST_WEIGHT = 0.1
+# What is added to a score for each e-fold of steps over the budget.
+OUT_OF_REACH = 1e3
 # Log steps are kept below this: exp must not overflow.
 MOST_LOG_STEPS = 50.0
-# No trial runs longer than so many times the best configuration's predicted cost: its give-up cost.
-GIVE_UP = 1.2
 # A pruned trial that has used this share of the give-up cost is not resumed.
 WORTH_RESUMING = 0.95
-# A trial first runs to a probe limit, the lesser of this share of the give-up cost and this share
-# of its own prediction. One that has run this share of its probe limit may run to the give-up cost.
-PROBE_OF_GIVE_UP = 0.4
-PROBE_OF_OWN = 0.6
-TRIED = 0.75
-# It then runs to so many times its own prediction: one that is that far off it is compared with
-# the others again. Without it, 30 searches were 1.02 times as far off after 20 times the best's
-# cost and, under ``steps``, 1.15 times as far off after 5 times.
-RESUMED_OF_OWN = 1.5
-# Before any trial has reached the target: a share of all that was spent, for a new one and for a
-# resumed one, at least this share of the budget. With 0.12 and 0.5, 4 of 60 searches had reached
-# nothing after 10 times the best trial's cost, with these one (old search, five tables).
-SHARE_OF_SPENT = 0.2
-RESUMED_SHARE_OF_SPENT = 0.25
-LEAST_SHARE_OF_BUDGET = 1 / 64
-# A resumed trial runs on for at least these shares of its steps, before and after the first hit.
-LEAST_RESUMED = 1.4
-LEAST_RESUMED_AFTER_HIT = 1.3
-LEAST_STEPS = 10
-# Where schedules end with their trials: before the first hit one costs at most as much as all that
-# was spent, so that costs double; then this share of it, or little more than what the best takes.
-LENGTH_OF_SPENT = 0.5
-# The score of a candidate for each e-fold of steps that it needs over the budget.
-OUT_OF_REACH = 1e3
 
 
 class Proposal(Frozen):
@@ -90,14 +74,6 @@ class Proposal(Frozen):
     max_steps: int
     """The step at which it stops, steps of the trial that it resumes included."""
     resumed_from: int | None
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A pruned trial that may be resumed, and its place in the posterior's rows."""
-
-    record: Record
-    place: int
 
 
 def propose(
@@ -137,9 +113,10 @@ def propose(
     # One whose resumption failed is not tried again.
     resumed_before = {spec.resumed_from for spec in (*records, *running)}
     waiting = []
-    for one in _waiting(posterior, question, step_time, best_value):
-        if one.record.number not in resumed_before and resumable(one.record.number):
-            waiting.append(one)
+    for place in _waiting(posterior, question, step_time, best_value):
+        number = posterior.chains[place].number
+        if number not in resumed_before and resumable(number):
+            waiting.append(place)
 
     draw = posterior.theta[[rng.integers(len(posterior.theta))]]
     new_x, new_z = _candidates(posterior, space, best[:BEST], largest_size(space, records), rng)
@@ -154,29 +131,33 @@ def propose(
             posterior, choices.x, choices.z, choices.ran, choices.cost_per_step
         )
     else:
-        chosen = _best_in_draw(choices, question, bool(best))
+        chosen = best_in_draw(choices, question.schedule_ends, bool(best))
 
-    resumed = waiting[chosen].record if chosen < len(waiting) else None
+    resumed = posterior.chains[waiting[chosen]] if chosen < len(waiting) else None
     batch_size, lr = _pair(space, choices.x[chosen], choices.z[chosen])
     first_step = 0
     if resumed is not None:
         batch_size, lr = resumed.batch_size, resumed.lr
         first_step = resumed.steps
     last_step = question.budget.last_step(batch_size)
-    # What all trials cost, and what the best one takes, in steps of this one.
-    spent = _spent(question, step_time, records) / float(choices.cost_per_step[chosen])
+    cost_per_step = float(choices.cost_per_step[chosen])
+    spent = _spent(question, step_time, records) / cost_per_step
     best_steps = None
     if best_value is not None:
         best_steps = best_value / float(choices.value_per_step[chosen])
-    predicted = math.exp(choices.log_steps[chosen])
+    log_steps = float(choices.log_steps[chosen])
     if question.schedule_ends:
-        limit = _schedule_length(draw, choices, chosen, spent, best_steps, limit_of_curve)
+        cheapest = float((choices.cost_per_step * choices.longest).min()) / cost_per_step
+        affordable = limit_of_curve or affordable_length(spent, cheapest, best_steps)
+        latest = math.inf if best_steps is None or is_of_curve else best_steps
+        longest = min(affordable, float(choices.longest[chosen]))
+        limit = schedule_length(draw, log_steps, longest, latest)
     elif limit_of_curve is not None:
         limit = limit_of_curve
     elif best_steps is not None:
-        limit = _limit_after_hit(GIVE_UP * best_steps, predicted, first_step)
+        limit = limit_after_hit(best_steps, math.exp(log_steps), first_step)
     else:
-        limit = _limit_before_hit(spent, last_step, first_step)
+        limit = limit_before_hit(spent, last_step, first_step)
     return Proposal(
         batch_size=batch_size,
         lr=lr,
@@ -198,7 +179,9 @@ class Choices:
     log_steps: Array
     """log S in one draw."""
     value_per_step: Array
+    """What is minimised, of a step."""
     cost_per_step: Array
+    """Training seconds of a step."""
     longest: Array
     """Steps of the budget."""
 
@@ -206,20 +189,29 @@ class Choices:
 def _choices(
     posterior: Posterior,
     draw: Array,
-    waiting: Sequence[Waiting],
+    waiting: Sequence[int],
     new_x: Array,
     new_z: Array,
     question: Question,
     step_time: StepTime,
 ) -> Choices:
-    x = np.concatenate([np.log2([one.record.batch_size for one in waiting]), new_x])
-    z = np.concatenate([np.log2([one.record.lr for one in waiting]), new_z])
+    """Compare the chains at some places of the posterior's rows with new configurations."""
+    chains = [posterior.chains[place] for place in waiting]
+    x = np.concatenate([np.log2([chain.batch_size for chain in chains]), new_x])
+    z = np.concatenate([np.log2([chain.lr for chain in chains]), new_z])
     log_steps = posterior.law.log_steps(draw, x, z)[0]
-    log_steps[: len(waiting)] = _informed(log_steps, posterior, draw, waiting)
+    rows = posterior.rows
+    log_steps[: len(chains)] = informed(
+        log_steps[: len(chains)],
+        rows.log_steps[waiting],
+        rows.deviation[waiting],
+        rows.kind[waiting] == BOUND,
+        math.exp(2.0 * draw[0, NOISE]),
+    )
     return Choices(
         x=x,
         z=z,
-        ran=np.concatenate([[one.record.steps for one in waiting], np.zeros(new_x.size)]),
+        ran=np.concatenate([[chain.steps for chain in chains], np.zeros(new_x.size)]),
         log_steps=np.minimum(log_steps, MOST_LOG_STEPS),
         # Values and costs are in proportion to steps.
         value_per_step=np.array([question.value(1.0, 2.0**size, step_time) for size in x]),
@@ -228,53 +220,46 @@ def _choices(
     )
 
 
-def _best_in_draw(choices: Choices, question: Question, has_reached: bool) -> int:
-    """The place of the least score."""
-    steps = np.exp(choices.log_steps)
-    cost = choices.cost_per_step * steps
-    # Until the target has been reached, the least cost is sought, whatever is minimised.
-    value = choices.value_per_step * steps if has_reached else cost
-    share_left = np.maximum(1.0 - choices.ran / steps, 0.0)
-    ratio = np.minimum(share_left * value / value.min(), MOST_REMAINING)
-    score = np.log(value) + REMAINING_WEIGHT * ratio + COST_WEIGHT * np.log(cost / value)
-    # Schedules that end with their trials end within the budget; what none reaches comes last.
-    if question.schedule_ends:
-        score += OUT_OF_REACH * np.maximum(choices.log_steps - np.log(choices.longest), 0.0)
-    return int(score.argmin())
+def informed(
+    of_law: Array,
+    own: Array,
+    deviation: Array,
+    is_bound: NDArray[np.bool_],
+    noise_variance: float,
+) -> Array:
+    """log S of n pruned trials by the law and their own histories, (n,).
 
-
-def _schedule_length(
-    draw: Array,
-    choices: Choices,
-    chosen: int,
-    spent: float,
-    best_steps: float | None,
-    limit_of_curve: float | None,
-) -> float:
-    """The steps of a schedule that ends with its trial: those of least expected cost.
+    What a history says of the trial's own seed counts the more, the more exactly it says it.
 
     Args:
-        draw: of the posterior, (1, parameters).
-        choices, chosen: what was compared, and the place of the choice.
-        spent: on all trials, in steps of this one.
-        best_steps: in which this one would equal the best; None before the first hit.
-        limit_of_curve: the most steps that are worth what they tell of B_crit; None for another
-            objective and before the first hit.
+        of_law: log S by the law, (n,).
+        own: log S by their histories, or the least that they leave, (n,).
+        deviation: standard deviation of ``own``, (n,).
+        is_bound: whether ``own`` is the least, (n,).
+        noise_variance: of log S from seed to seed.
     """
-    cost_per_step = choices.cost_per_step
-    first = LEAST_SHARE_OF_BUDGET * float((cost_per_step * choices.longest).min())
-    affordable = max(spent, first / float(cost_per_step[chosen]))
-    latest = math.inf
-    if limit_of_curve is not None:
-        affordable = limit_of_curve
-    elif best_steps is not None:
-        latest = best_steps
-        affordable = max(LENGTH_OF_SPENT * spent, GIVE_UP * latest)
-    # The draw's S is known but for what seeds and the configuration itself add.
-    deviation = math.hypot(math.exp(draw[0, NOISE]), OWN_DEVIATION)
-    longest = min(affordable, float(choices.longest[chosen]))
-    length = least_cost(draw, float(choices.log_steps[chosen]), deviation, longest, latest)
-    return max(length.steps, LEAST_STEPS)
+    share_of_own = noise_variance / (noise_variance + deviation**2)
+    return np.where(is_bound, np.maximum(of_law, own), of_law + share_of_own * (own - of_law))
+
+
+def best_in_draw(choices: Choices, schedule_ends: bool, has_reached: bool) -> int:
+    """The place of the least score.
+
+    Args:
+        choices: what is compared.
+        schedule_ends: whether schedules end with their trials.
+        has_reached: whether some trial has reached the target. Until then the least cost is sought,
+            whatever is minimised.
+    """
+    steps = np.exp(choices.log_steps)
+    cost = choices.cost_per_step * steps
+    value = choices.value_per_step * steps if has_reached else cost
+    share_left = np.maximum(1.0 - choices.ran / steps, 0.0)
+    remaining = np.minimum(share_left * value / value.min(), MOST_REMAINING)
+    score = np.log(value) + REMAINING_WEIGHT * remaining + COST_WEIGHT * np.log(cost / value)
+    if schedule_ends:
+        score += OUT_OF_REACH * np.maximum(choices.log_steps - np.log(choices.longest), 0.0)
+    return int(score.argmin())
 
 
 def _pair(space: Space, x: float, z: float) -> tuple[int, float]:
@@ -284,15 +269,15 @@ def _pair(space: Space, x: float, z: float) -> tuple[int, float]:
 
 def _waiting(
     posterior: Posterior, question: Question, step_time: StepTime, best_value: float | None
-) -> list[Waiting]:
-    """The pruned trials that have room in their budget and may still beat the best."""
+) -> list[int]:
+    """Places of the pruned chains that have room in their budget and may still beat the best."""
     most = math.inf if best_value is None else WORTH_RESUMING * GIVE_UP * best_value
     waiting = []
-    for place, record in enumerate(posterior.chains):
-        value = question.value(record.steps, record.batch_size, step_time)
-        has_room = record.steps < question.budget.last_step(record.batch_size)
-        if record.status == "pruned" and has_room and value < most:
-            waiting.append(Waiting(record, place))
+    for place, chain in enumerate(posterior.chains):
+        value = question.value(chain.steps, chain.batch_size, step_time)
+        has_room = chain.steps < question.budget.last_step(chain.batch_size)
+        if chain.status == "pruned" and has_room and value < most:
+            waiting.append(place)
     return waiting
 
 
@@ -340,50 +325,8 @@ def largest_size(space: Space, records: Sequence[Record]) -> float:
     return math.sqrt(trained * min(above)) if above else float(space.high)
 
 
-def _informed(
-    log_steps: Array, posterior: Posterior, draw: Array, waiting: Sequence[Waiting]
-) -> list[float]:
-    """log S of waiting trials in a draw, given their own histories too."""
-    noise_variance = math.exp(2.0 * draw[0, NOISE])
-    informed = []
-    for of_law, one in zip(log_steps, waiting, strict=False):
-        own = posterior.rows.log_steps[one.place]
-        if posterior.rows.kind[one.place] == BOUND:
-            informed.append(max(of_law, own))
-            continue
-        variance = noise_variance + posterior.rows.deviation[one.place] ** 2
-        informed.append(of_law + noise_variance / variance * (own - of_law))
-    return informed
-
-
-def _limit_after_hit(give_up: float, predicted: float, first_step: int) -> float:
-    """The step at which a trial stops once the target has been reached.
-
-    Args:
-        give_up: steps that cost ``GIVE_UP`` times the best configuration's value.
-        predicted: its own steps to the target.
-        first_step: steps of the trial that it resumes.
-    """
-    probe = min(PROBE_OF_GIVE_UP * give_up, PROBE_OF_OWN * predicted)
-    limit = probe if first_step < TRIED * probe else min(give_up, RESUMED_OF_OWN * predicted)
-    return max(limit, LEAST_RESUMED_AFTER_HIT * first_step, LEAST_STEPS)
-
-
-def _limit_before_hit(spent: float, last_step: int, first_step: int) -> float:
-    """The step at which a trial stops while no trial has reached the target.
-
-    Args:
-        spent: on all trials, in steps of this one.
-        last_step: of the budget.
-        first_step: steps of the trial that it resumes.
-    """
-    share = RESUMED_SHARE_OF_SPENT if first_step else SHARE_OF_SPENT
-    more = max(share * spent, LEAST_SHARE_OF_BUDGET * last_step, LEAST_STEPS)
-    return max(first_step + more, LEAST_RESUMED * first_step)
-
-
 def _spent(question: Question, step_time: StepTime, records: Sequence[Record]) -> float:
-    """What all trials cost."""
+    """What all trials cost, in training seconds; a resumed one without the steps before it."""
     steps_of = {record.number: record.steps for record in records}
     spent = 0.0
     for record in records:
