@@ -138,6 +138,16 @@ def test_proposals_stay_inside_the_space(space):
         assert 1 <= spec.max_steps <= QUESTION.budget.last_step(spec.batch_size)
 
 
+def test_the_largest_size_itself_is_a_candidate():
+    """Steps fall as 1/B up to 64 examples: the largest size, 512, takes the fewest."""
+    records = [
+        record(n, batch_size=size, steps=6400 // size) for n, size in enumerate((16, 32, 64))
+    ]
+    question = replace(QUESTION, objective="steps")
+    sizes = [propose(question, SPACE, step_time, records, seed).batch_size for seed in range(12)]
+    assert SPACE.high in sizes
+
+
 def test_no_configuration_is_tried_twice_on_new_seeds():
     """The best rates lie at the edge of their range, to which many proposals are moved."""
     space = Space(64, 64, 0.01, 0.02, "none", (64, 0.02))

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ from search_records import SPACE, TARGET, record, step_time
 
 from bstune.core.question import Question
 from bstune.core.records import Budget
-from bstune.search.decide import propose
-from bstune.search.findings import predictions, share_reaching
+from bstune.search.decide import CURVE_DRAWS, CURVE_MOVES, DRAWS, MOVES, propose
+from bstune.search.findings import OWN_DEVIATION, predictions, share_reaching
 from bstune.search.law import NOISE, make_law
 from bstune.search.posterior import (
     BOUND,
@@ -17,6 +18,7 @@ from bstune.search.posterior import (
     OUTLIER_SHARE,
     VALUE,
     WRONG_SHARE,
+    Posterior,
     log_likelihood,
     rows_of,
     sample_posterior,
@@ -53,6 +55,13 @@ def test_where_all_is_gained_at_the_end_the_best_length_is_17_percent_above_s():
     assert found.cost == pytest.approx(100 * closed.fun / (1 - OUTLIERS), rel=0.02)
 
 
+def test_of_an_s_that_is_hardly_known_the_best_length_is_far_below_its_median():
+    found = least_cost(ALL_AT_END, LOG_100, 2.0, longest=1e6)
+    closed = minimize_scalar(lambda u: u - math.log(ndtr(u / 2)), bounds=(-6, 0), method="bounded")
+    assert found.steps == pytest.approx(100 * math.exp(closed.x), rel=0.05)
+    assert found.steps == pytest.approx(4.3, abs=0.3)
+
+
 @pytest.mark.parametrize("share", [0.25, 1.0, 4.0])
 def test_cost_of_a_length_where_the_target_is_reached_at_a_power_of_it(share):
     # S^(1 - m) h^m with m/(1 - m) = share.
@@ -80,6 +89,8 @@ def test_the_less_is_gained_at_the_end_the_longer_is_the_best_length():
         ({"longest": 50.0}, 50.0),
         # Where all is gained at the end, the step that reaches is the length.
         ({"longest": 1e6, "latest": 105.0}, 105.0),
+        # Nothing is reliable that early: the longest comes closest.
+        ({"longest": 101.0, "reliable": True}, 101.0),
     ],
 )
 def test_limits_of_a_length(limits, steps):
@@ -155,6 +166,23 @@ def test_the_likelihood_is_that_of_what_was_measured():
     of_value = math.log(usual + outlier) + log_weight[0, 1]
     assert rows.kind.tolist() == [BOUND, VALUE]
     assert log_likelihood(law, draw, rows)[0] == pytest.approx(of_bound + of_value)
+
+
+def test_predictions_of_one_draw():
+    """They lie between law and trial by the share of the configuration's own deviation."""
+    at_end = record(0, steps=90, schedule_steps=90, history=((80, 0.12), (90, 0.08)))
+    new_seed = record(1, role="new seed", steps=90, schedule_steps=90, history=((90, 0.08),))
+    law = make_law(SPACE, QUESTION.budget, misfit=False, schedule_ends=True)
+    draw = law.mean[None].copy()
+    chains = (at_end, new_seed)
+    posterior = Posterior(law, draw, rows_of(chains, TARGET, schedule_ends=True), chains)
+    (found,) = predictions(posterior, QUESTION, step_time)
+    assert found.record is at_end
+    seed_variance = math.exp(2 * law.mean[NOISE]) + posterior.rows.seen(draw)[1][0, 0]
+    share_of_law = seed_variance / (OWN_DEVIATION**2 + seed_variance)
+    assert found.deviation == pytest.approx(OWN_DEVIATION * math.sqrt(share_of_law))
+    share = share_reaching(posterior, 0, math.ceil(found.length.steps))
+    assert share == pytest.approx(found.length.share, abs=0.01)
 
 
 def law_of(m, power=0.9, noise=0.05):
@@ -242,3 +270,38 @@ def test_a_search_finds_configuration_and_length(m, baseline_first):
 def test_a_run_that_was_stopped_in_its_schedule_tells_nothing():
     stopped = record(0, "pruned", steps=50, schedule_steps=400, history=((50, 0.2),))
     assert sample_posterior(QUESTION, SPACE, [stopped], seed=0).chains == ()
+
+
+def test_a_trial_that_cannot_beat_the_best_one_ends_where_that_one_would():
+    """Rates up to 0.012 are far too low: S is several times as large as at 0.1, the baseline's."""
+    _, train = law_of(m=1.0)
+    space = replace(SPACE, low=64, high=64, lr_low=0.01, lr_high=0.012)
+    records = [train(number, 64, 0.1, 220) for number in range(6)]
+    records += [train(number, 64, 0.01, 1000) for number in range(6, 12)]
+    assert {one.status for one in records} == {"reached", "missed"}
+    for seed in range(8):
+        posterior = sample_posterior(QUESTION, space, records, seed=seed, draws=DRAWS, moves=MOVES)
+        values = [one.log_value for one in predictions(posterior, QUESTION, step_time)]
+        latest = math.exp(min(values)) / step_time(64)
+        # Where all is gained at the end the schedule itself is that long, about.
+        assert propose(QUESTION, space, step_time, records, seed).max_steps < 1.1 * latest
+
+
+def test_for_the_curve_no_schedule_is_longer_than_what_it_tells_is_worth():
+    question = replace(QUESTION, objective="curve")
+    _, train = law_of(m=0.5)
+    records = [train(0, 64, 0.1, 1000), train(1, 64, 0.02, 4000)]
+    for seed in range(8):
+        proposal = propose(question, SPACE, step_time, records, seed)
+        posterior = sample_posterior(
+            question,
+            SPACE,
+            records,
+            seed=seed,
+            misfit=True,
+            draws=CURVE_DRAWS,
+            moves=CURVE_MOVES,
+        )
+        x, z = np.log2([proposal.batch_size]), np.log2([proposal.lr])
+        steps = np.exp(np.median(posterior.law.log_steps(posterior.theta, x, z)))
+        assert proposal.max_steps <= math.ceil(1.61 * steps)
