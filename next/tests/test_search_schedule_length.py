@@ -97,6 +97,7 @@ def test_limits_of_a_length(limits, steps):
     found = least_cost(ALL_AT_END, LOG_100, 0.1, **limits)
     assert found.steps == pytest.approx(steps, rel=0.01)
     assert found.steps <= limits["longest"]
+    assert found.share > 0.0
 
 
 def test_no_length_reaches_before_a_very_early_step():
