@@ -357,39 +357,52 @@ def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) 
 def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask | None:
     """The next run on a new seed: the best configuration first, then the baseline."""
     field = field_of(plan, records)
-    candidates, runs = field.candidates, field.runs
+    by_number = {candidate.number: candidate for candidate in field.candidates}
     for spec in running:
         # A running one counts as done at its prediction.
-        for candidate in candidates:
-            if spec.repeats == candidate.number:
-                runs.setdefault(candidate.number, []).append(candidate.log_value)
-    number = next_confirmation(candidates, runs, plan.seeds, field.noise)
-    by_number = {record.number: record for record in records}
-    step_time = step_time_of(plan, records)
+        if spec.repeats in by_number:
+            candidate = by_number[spec.repeats]
+            field.runs.setdefault(candidate.number, []).append(candidate.log_value)
+    number = next_confirmation(field.candidates, field.runs, plan.seeds, field.noise)
     if number is not None:
-        candidate = next(one for one in candidates if one.number == number)
-        record = by_number[number]
-        per_step = plan.question.value(1.0, record.batch_size, step_time)
-        predicted = math.exp(candidate.log_value) / per_step
-        limit = math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
-        # All new seeds of a configuration have the schedule of its first one.
-        lengths = [run.schedule_steps for run in new_seeds_of(records, number)]
-        length = (*lengths, candidate.schedule_steps)[0]
-        return _repeat(plan, records, running, record, length or limit, length)
-    leader = best_confirmed(candidates, runs, field.noise)
+        return _ask_seed_of_candidate(plan, records, running, by_number[number])
+    leader = best_confirmed(field.candidates, field.runs, field.noise)
+    return None if leader is None else _ask_seed_of_baseline(plan, records, running, leader)
+
+
+def _ask_seed_of_candidate(
+    plan: Plan, records: Sequence[Record], running: Sequence[Spec], candidate: Candidate
+) -> Ask:
+    record = next(record for record in records if record.number == candidate.number)
+    # All new seeds of a configuration have the schedule of its first one.
+    lengths = [run.schedule_steps for run in new_seeds_of(records, candidate.number)]
+    length = lengths[0] if lengths else candidate.schedule_steps
+    per_step = plan.question.value(1.0, record.batch_size, step_time_of(plan, records))
+    predicted = math.exp(candidate.log_value) / per_step
+    limit = math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
+    return _repeat(plan, records, running, record, length or limit, length)
+
+
+def _ask_seed_of_baseline(
+    plan: Plan, records: Sequence[Record], running: Sequence[Spec], leader: int
+) -> Ask | None:
+    """The baseline's next run on a seed that the leader, by its number, has run on; None: no more.
+
+    Under a time limit it ends after ``NEW_SEED_LIMIT`` times what the leader takes.
+    """
     baseline = next((record for record in records if record.role == "baseline"), None)
-    if leader is None or baseline is None:
+    if baseline is None:
         return None
+    of_leader = new_seeds_of(records, leader)
     of_baseline = new_seeds_of(records, baseline.number)
     at_work = sum(spec.repeats == baseline.number for spec in running)
-    done = len(of_baseline) + at_work
-    of_leader = new_seeds_of(records, leader)
-    if done >= len(of_leader):
+    if len(of_baseline) + at_work >= len(of_leader):
         return None
     limit = plan.question.budget.last_step(baseline.batch_size)
     if plan.deadline is not None:
-        best = statistics.median(map(least_steps, of_leader))
-        value = plan.question.value(best, by_number[leader].batch_size, step_time)
+        step_time = step_time_of(plan, records)
+        steps = statistics.median(map(least_steps, of_leader))
+        value = plan.question.value(steps, of_leader[0].batch_size, step_time)
         per_step = plan.question.value(1.0, baseline.batch_size, step_time)
         limit = math.ceil(NEW_SEED_LIMIT * value / per_step)
     return _repeat(plan, records, running, baseline, limit, baseline.schedule_steps)
