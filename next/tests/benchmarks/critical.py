@@ -1,42 +1,37 @@
 """Gate *critical batch size*: what is printed is what is drawn.
 
-    python tests/benchmarks/critical.py run --rows ROWS [--studies 40] [--short]
-    python tests/benchmarks/critical.py summary --rows ROWS
+    python tests/benchmarks/critical.py [--seeds 40] [--workloads mnist_mlp digits]
 
 Studies of ``time`` on the recorded table mnist_mlp and on ``digits``, which trains, differ in their
 seed; a row each. From the drawn figure it takes the law and the line 2 S_min at the printed and
 rounded B_crit, and the curve there; the warning must stand where that is off the law by over 1.3.
 """
 
-import argparse
-import json
 import math
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import Row, add_rows, parser, read_rows
 from matplotlib.axes import Axes
 
-import bstune
 from bstune.report.answer import answer
 from bstune.report.figure import curve_figure
 from bstune.report.read import read_records, read_result
 from bstune.study.result import StudyResult
 
 WORKLOADS = {"mnist_mlp": ["+workload=replay", "table=mnist_mlp"], "digits": ["+workload=digits"]}
-STUDIES = 40
-# Studies of each in the short form.
-SHORT = {"mnist_mlp": 6, "digits": 3}
 FAR_FROM_LAW = 1.3
 # Printed values have three digits, and lines are straight between 97 batch sizes.
 TOLERANCE = 0.01
 
 
-def run_study(workload: str, seed: int) -> dict[str, Any]:
-    """Run one study in a folder of its own; a row."""
+def measure(workload: str, seed: int) -> Row:
+    """Run one study in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         options = [
             f"seed={seed}",
@@ -49,9 +44,6 @@ def run_study(workload: str, seed: int) -> dict[str, Any]:
         result = read_result(Path(folder) / "out")
         panel = curve_figure(result, read_records(Path(folder) / "out")).axes[0]
     row = {
-        "workload": workload,
-        "seed": seed,
-        "bstune": [bstune.__file__, bstune.__version__],
         "trials": result.trials,
         "verdict": result.verdict,
         "warnings": [warning.kind for warning in result.warnings],
@@ -85,24 +77,7 @@ def height(line: Any, batch_size: float) -> float:
     return math.exp(float(np.interp(math.log(batch_size), x, y)))
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; none where there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def run(path: Path, studies: dict[str, int]) -> None:
-    """Add the rows that a file lacks."""
-    there = {(row["workload"], row["seed"]) for row in read_rows(path)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for workload, count in studies.items():
-        for seed in range(count):
-            if (workload, seed) not in there:
-                row = run_study(workload, seed)
-                with path.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-
-
-def summary(rows: list[dict[str, Any]]) -> list[str]:
+def summary(rows: list[Row]) -> list[str]:
     """A line a workload: studies, of these with a value, and what holds of them."""
     lines = ["workload    studies  with a value  twice its floor  off by 1.3  warned rightly"]
     for workload in WORKLOADS:
@@ -119,16 +94,14 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Run studies, or summarise their rows."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["run", "summary"])
-    parser.add_argument("--rows", type=Path, required=True)
-    parser.add_argument("--studies", type=int, default=STUDIES)
-    parser.add_argument("--short", action="store_true")
-    options = parser.parse_args()
-    if options.what == "run":
-        run(options.rows, SHORT if options.short else dict.fromkeys(WORKLOADS, options.studies))
-    print("\n".join(summary(read_rows(options.rows))))
+    options = parser(__doc__, "critical.jsonl", seeds=40)
+    options.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
+    given = options.parse_args()
+    jobs = []
+    for workload, seed in product(given.workloads, range(given.seeds)):
+        jobs.append({"workload": workload, "seed": seed})
+    add_rows(given, jobs, measure)
+    print("\n".join(summary(read_rows(given.rows))))
 
 
 if __name__ == "__main__":

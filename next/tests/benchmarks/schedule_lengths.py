@@ -1,7 +1,6 @@
 """Gate *schedule lengths*: searches that choose the length of schedules that end with trials.
 
-    python tests/benchmarks/schedule_lengths.py run --rows ROWS [--problems ...] [--seeds 10]
-    python tests/benchmarks/schedule_lengths.py summary --rows NEW --old OLD
+    python tests/benchmarks/schedule_lengths.py [--seeds 10] [--problems ...]
 
 Problems are two tables of recorded runs and 16 synthetic laws (one seed each), each without and
 with the baseline first (with the whole budget as its schedule, and the square-root rule through it;
@@ -11,29 +10,25 @@ configuration and length take on new seeds until one reaches the target, runs th
 and ``own``, its own trial; both over that least cost.
 
 A law: a run of length h reaches the target if h is at least S(B, lr) exp(0.1 z), z drawn by its
-seed, at step S^(1 - m) h^m; at its end the metric is f + (goal - f)(S/h)^p with a scatter. S is the
+seed, at step S^(1 - m) h^m; at its end the metric is f + (goal - f)(S/h)^p with noise. S is the
 law of McCandlish et al. with a parabola in log2(lr/lr*(B)), and beyond an edge a run diverges.
 
 The old rows are those of the old package's ``bench_horizon.py`` (code "now" of its
 ``horizon.jsonl``), of the same problems.
 """
 
-import argparse
-import json
 import math
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import RESAMPLES, ROWS, WORST, Row, add_rows, parser, read_rows
 from scipy.special import ndtr
 
-import bstune.core
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, Status, Target
 from bstune.core.space import Space
@@ -43,13 +38,13 @@ from bstune.search.posterior import sample_posterior
 from bstune.trial.recorded_run import Outcome
 from bstune.trial.table import find_table
 
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 # Spendings at which choices are judged, in least costs.
 SPENDINGS = (10.0, 20.0, 40.0)
 LAWS = tuple(f"law {number}" for number in range(16))
 # What the recorded workloads use today.
 BASELINES = {"digits_linear": (64, 0.4), "mnist_mlp_linear": (64, 0.2)}
 MOST_TRIALS = 400
+OLD = ROWS / "schedule_lengths_old.jsonl"
 # Ranges of the laws, the middle batch size that their rates are drawn at, and their metric.
 LAW_SIZES = (8, 4096)
 LAW_RATES = (2.0**-11, 2.0**1.25)
@@ -62,9 +57,6 @@ METRIC_NOISE = 0.03
 LENGTHS = np.exp(np.linspace(-0.3, 0.8, 45))
 # A table's least cost is sought at twice as many places as were recorded, and at so many lengths.
 TABLE_LENGTHS = 60
-# Ratios count as at most this in means: a search without a choice has none.
-WORST = 10.0
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -330,13 +322,20 @@ def search(
         yield spent, choice
 
 
-def row_of(name: str, seed: int, baseline_first: bool) -> dict[str, Any]:
+def measure(problem: str, seed: int, baseline_first: bool) -> Row:
     """Run one search, and judge its choices."""
-    problem = problem_of(name)
+    return judged(problem_of(problem), law_seed(problem) + seed, baseline_first)
+
+
+def law_seed(name: str) -> int:
+    """What the old benchmark added to the seeds of a law."""
+    return 1000 * int(name[4:]) if name in LAWS else 0
+
+
+def judged(problem: Law | Recorded, seed: int, baseline_first: bool) -> Row:
+    """What a search's choices take, over the least cost."""
     unit = problem.best[0]
-    # The old benchmark's seeds.
-    search_seed = 1000 * int(name[4:]) + seed if isinstance(problem, Law) else seed
-    path = list(search(problem, search_seed, search_seed, baseline_first))
+    path = list(search(problem, seed, seed, baseline_first))
     fresh: list[float | None] = []
     own: list[float | None] = []
     for spending in SPENDINGS:
@@ -349,45 +348,20 @@ def row_of(name: str, seed: int, baseline_first: bool) -> dict[str, Any]:
         cost = problem.cost(record.batch_size, record.lr, round(length.steps)) / unit
         fresh.append(round(cost, 4) if math.isfinite(cost) else None)
         own.append(round(record.train_seconds / unit, 4))
-    return {
-        "problem": name,
-        "seed": seed,
-        "baseline_first": baseline_first,
-        "bstune": bstune.core.__file__,
-        "version": tomllib.loads(PYPROJECT.read_text())["project"]["version"],
-        "trials": len(path),
-        "fresh": fresh,
-        "own": own,
-    }
+    return {"trials": len(path), "fresh": fresh, "own": own}
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; none where there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def key_of(row: dict[str, Any]) -> tuple[str, int, bool]:
+def key_of(row: Row) -> tuple[str, int, bool]:
     """What is paired."""
     return row["problem"], row["seed"], row["baseline_first"]
 
 
-def values_of(row: dict[str, Any]) -> list[float]:
+def values_of(row: Row) -> list[float]:
     """What the choices take on new seeds, infinite where there is none."""
     return [math.inf if value is None else value for value in row["fresh"]]
 
 
-def run(path: Path, problems: Sequence[str], seeds: int) -> None:
-    """Add the rows that a file lacks."""
-    there = set(map(key_of, read_rows(path)))
-    jobs = [(name, seed) for name in problems for seed in range(1 if name in LAWS else seeds)]
-    for (name, seed), baseline_first in product(jobs, (False, True)):
-        if (name, seed, baseline_first) not in there:
-            line = json.dumps(row_of(name, seed, baseline_first))
-            with path.open("a") as file:
-                file.write(line + "\n")
-
-
-def summary(new: Sequence[dict[str, Any]], old: Sequence[dict[str, Any]]) -> Iterator[str]:
+def summary(new: Sequence[Row], old: Sequence[Row]) -> Iterator[str]:
     """Medians of ``fresh``, new and old, and the geometric mean of new over old with 90%."""
     olds = {key_of(row): row for row in old}
     groups: dict[tuple[str, bool], list[Any]] = defaultdict(list)
@@ -422,18 +396,16 @@ def summary(new: Sequence[dict[str, Any]], old: Sequence[dict[str, Any]]) -> Ite
 
 
 def main() -> None:
-    """Run searches, or summarise their rows."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["run", "summary"])
-    parser.add_argument("--rows", type=Path, required=True)
-    parser.add_argument("--old", type=Path)
-    parser.add_argument("--problems", nargs="+", default=[*BASELINES, *LAWS])
-    parser.add_argument("--seeds", type=int, default=10)
-    options = parser.parse_args()
-    if options.what == "run":
-        run(options.rows, options.problems, options.seeds)
-    else:
-        print("\n".join(summary(read_rows(options.rows), read_rows(options.old))))
+    options = parser(__doc__, "schedule_lengths_new.jsonl", seeds=10)
+    options.add_argument("--problems", nargs="+", default=[*BASELINES, *LAWS])
+    given = options.parse_args()
+    jobs = []
+    for name, seed, baseline_first in product(given.problems, range(given.seeds), (False, True)):
+        # A law has one seed.
+        if seed == 0 or name not in LAWS:
+            jobs.append({"problem": name, "seed": seed, "baseline_first": baseline_first})
+    add_rows(given, jobs, measure)
+    print("\n".join(summary(read_rows(given.rows), read_rows(OLD))))
 
 
 if __name__ == "__main__":
