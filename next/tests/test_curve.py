@@ -28,7 +28,7 @@ def knee(batch_size, exponent, b_crit):
     return 200.0 * (1.0 + (b_crit / batch_size) ** exponent) ** (1.0 / exponent)
 
 
-def frontier(table):
+def recorded_curve(table):
     """The least over rates of the median over seeds of the steps to the target."""
     best = {}
     for (batch_size, _), runs in table.cells.items():
@@ -49,7 +49,7 @@ def frontier(table):
     ],
 )
 def test_the_truth_of_recorded_tables(name, b_crit):
-    assert slope_b_crit(frontier(find_table(name))) == pytest.approx(b_crit, rel=0.01)
+    assert slope_b_crit(recorded_curve(find_table(name))) == pytest.approx(b_crit, rel=0.01)
 
 
 @pytest.mark.parametrize("b_crit", [16.0, 100.0, 1000.0])

@@ -43,7 +43,7 @@ def test_the_middle_tells_nothing_where_the_level_is_known():
     equal_cost = 1.0 / steps
     assert choose(posterior, (8, 64, 512), cost_per_step=equal_cost)[0] != 1
     # At an equal cost the side tells more on which steps depend more on B_crit: d log S/d log
-    # B_crit relative to the middle is 1/(1 + B/B_crit) - 1/2, and runs are cut at 1.6 times.
+    # B_crit relative to the middle is 1/(1 + B/B_crit) - 1/2, and runs stop at 1.6 times.
     slopes = [1 / (1 + size / 64) - 0.5 for size in (8, 512)]
     assert slopes == pytest.approx([0.389, -0.389], abs=1e-3)
 

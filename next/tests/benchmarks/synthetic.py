@@ -61,7 +61,7 @@ class Law:
     """Share of the runs that reach the target at half of their steps."""
     cadence: float = CADENCE
 
-    def frontier(self, batch_size: float) -> float:
+    def curve(self, batch_size: float) -> float:
         """S*(B)."""
         r, p = self.b_crit / batch_size, self.p
         if self.shape == "power":
@@ -88,22 +88,22 @@ class Law:
         if octaves >= self.edge:
             return None
         curvature = self.left if octaves < 0 else self.right
-        return self.frontier(batch_size) * math.exp(curvature * octaves**2)
+        return self.curve(batch_size) * math.exp(curvature * octaves**2)
 
     def run(self, batch_size: int, lr: float, seed: int, metric_noise: float = 0.0) -> Run:
         """A run that ends at the target, or at the first evaluation behind it."""
         bits = np.frombuffer(np.float64(lr).tobytes(), dtype=np.uint32)
         rng = np.random.default_rng([seed, batch_size, *bits.tolist()])
         steps = self.steps(batch_size, lr)
-        scatter = math.exp(self.noise * rng.standard_normal())
+        factor = math.exp(self.noise * rng.standard_normal())
         if self.luck and rng.random() < self.luck:
-            scatter *= 0.5
+            factor *= 0.5
         if steps is None:
-            evaluated = _evaluated(max(1, round(self.frontier(batch_size) * DIVERGES_AFTER)))
+            evaluated = _evaluated(max(1, round(self.curve(batch_size) * DIVERGES_AFTER)))
             metric = np.linspace(START, START * DIVERGED, len(evaluated))
         else:
-            reached = max(1, round(steps * scatter))
-            end = min(reached, max(1, round(self.frontier(batch_size) * LONGEST)))
+            reached = max(1, round(steps * factor))
+            end = min(reached, max(1, round(self.curve(batch_size) * LONGEST)))
             if self.cadence > CADENCE:
                 # On a grid of its own, which no run's end moves.
                 place = math.log(max(end, 10) / 10.0) / math.log(self.cadence)
