@@ -5,7 +5,7 @@ The JSON is strict: a value that does not exist is ``null``, never NaN or Infini
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
@@ -185,7 +185,7 @@ class Record(Spec):
         return [(step, value) for step, value in self.history if value is not None]
 
 
-def ends(records: "list[Record] | tuple[Record, ...]") -> list[Record]:
+def ends(records: Sequence[Record]) -> list[Record]:
     """The last record of each chain of resumed trials, in order of their numbers."""
     resumed = {record.resumed_from for record in records}
     return [record for record in records if record.number not in resumed]
