@@ -290,8 +290,8 @@ def _candidates(
 ) -> tuple[Array, Array]:
     """log2 batch sizes and rates of new configurations, within the space and up to a largest size.
 
-    Most lie anywhere in the batch sizes, near the best rate of some draw; the others around the
-    best configurations.
+    Most lie anywhere in the batch sizes, both ends included, near the best rate of some draw; the
+    others around the best configurations.
     """
     law = posterior.law
     x = rng.uniform(law.low, law.high, CANDIDATES)

@@ -23,6 +23,8 @@ FIRST_GAP = 4.0
 LEAST_EXCESS = 1e-3
 # A trial's own rate is taken over its last steps within this factor.
 RECENT_FACTOR = 3.0
+# Evaluations that a line needs; of a shorter curve the best of so many last ones is its level.
+LEAST_EVALUATIONS = 3
 # Standard deviation of the log excess from one evaluation to the next.
 EVALUATION_DEVIATION = 0.04
 # Least log excess of a trial that has not reached the target, and least log steps left.
@@ -89,11 +91,11 @@ def log_curve(record: Record, target: Target, scale: float) -> Array:
 
 
 def recent_line(curve: Array) -> Line | None:
-    """The least-squares line through a curve's last evaluations; None for fewer than three."""
+    """The least-squares line through a curve's last evaluations; None for too few."""
     if not len(curve):
         return None
     recent = curve[curve[:, 0] >= curve[-1, 0] - math.log(RECENT_FACTOR)]
-    if len(recent) < 3:
+    if len(recent) < LEAST_EVALUATIONS:
         return None
     centred = recent[:, 0] - recent[:, 0].mean()
     squares = float(centred @ centred)
@@ -129,7 +131,7 @@ def extrapolate(curve: Array, reached: Sequence[Array]) -> Extrapolation | None:
     if not len(curve):
         return None
     line = recent_line(curve)
-    level = line.level if line else max(float(curve[-3:, 1].min()), LEAST_LEFT)
+    level = line.level if line else max(float(curve[-LEAST_EVALUATIONS:, 1].min()), LEAST_LEFT)
     mean, variance = _others_log_rate(level, reached)
     if line is not None:
         own = SLOWDOWN * max(line.rate, SLOWEST_RATE)

@@ -49,8 +49,14 @@ LEAST_EFFECTIVE = 0.5
 BISECTIONS = 25
 # The largest step of differential evolution, times 1/sqrt(parameters) (ter Braak 2006).
 JUMP = 2.38 / math.sqrt(2.0)
+# Its shortest step over that, and the standard deviation of what is added, over the prior's: draws
+# do not stay on the lines between each other.
+SHORTEST = 0.3
+JITTER = 1e-3
 # How much of a draw's place a move towards the normal distribution keeps.
 KEPT = (0.3, 0.7, 0.95)
+# What is added to the fitted variances, over the prior's: draws that agree have a covariance too.
+LEAST_VARIANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -289,9 +295,9 @@ def _resample(weights: Array, rng: np.random.Generator) -> NDArray[np.int64]:
 def _jump(law: Law, theta: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     """Move along the difference of two other draws; a symmetric proposal."""
     count, parameters = theta.shape
-    lengths = JUMP / math.sqrt(parameters) * rng.uniform(0.3, 1.0, (count, 1))
+    lengths = JUMP / math.sqrt(parameters) * rng.uniform(SHORTEST, 1.0, (count, 1))
     difference = theta[rng.permutation(count)] - theta[rng.permutation(count)]
-    jitter = 1e-3 * law.spread * rng.standard_normal(theta.shape)
+    jitter = JITTER * law.spread * rng.standard_normal(theta.shape)
     return theta + lengths * difference + jitter, np.zeros(count)
 
 
@@ -301,7 +307,7 @@ def _towards_normal(law: Law, theta: Array, rng: np.random.Generator) -> tuple[A
     It is a Crank-Nicolson proposal, which leaves that distribution as it is.
     """
     mean = theta.mean(axis=0)
-    covariance = np.cov(theta.T) + 1e-6 * np.diag(law.spread**2)
+    covariance = np.cov(theta.T) + LEAST_VARIANCE * np.diag(law.spread**2)
     root = np.linalg.cholesky(covariance)
     kept = rng.choice(KEPT, (len(theta), 1))
     old = np.linalg.solve(root, (theta - mean).T).T

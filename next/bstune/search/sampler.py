@@ -61,7 +61,7 @@ class FrontierSampler(BaseSampler):
         batch_size: the smallest and the largest.
         objective: ``time``, ``steps`` or ``curve``, what is sought.
         schedule_ends: each trial's schedule ends with it: a proposal's ``max_steps`` is the length
-            of its schedule, and no trial is resumed.
+            of its schedule. A trial that stops before tells nothing, and none is resumed.
         baseline: batch size and rate that the scaling rule goes through; the first trial runs them.
         lr: the smallest and the largest rate; 10 octaves around the rule's without.
         scaling: the rule, a name as of :func:`bstune.lr_of`.

@@ -70,7 +70,8 @@ class Ends:
     def is_at_start(self) -> NDArray[np.bool_]:
         """Whether a run missed and its metric has hardly left its start.
 
-        However far S is, the metric is no worse: S is at least what the law makes of it.
+        However far S is, the metric is no worse: S is at least what the law makes of it. The run
+        that missed by most always counts as one.
         """
         largest = max(float(self.excess.max(initial=0.0)), LEAST_EXCESS)
         return np.asarray(self.excess >= STILL_AT_START * largest)
@@ -142,7 +143,7 @@ class Length:
 def length_of(theta: Array, log_s: float, deviation: float, steps: float) -> Length:
     """What a given length is expected to cost; other arguments as of :func:`least_cost`."""
     log_length = np.array([math.log(steps) - log_s])
-    log_lengths, log_reached = _law(theta)
+    log_lengths, log_reached = _steps_of_lengths(theta)
     log_step = np.interp(log_length, log_lengths, log_reached)
     reaches, cost = _expected(log_length, np.minimum(log_step, log_length), deviation)
     return Length(steps, math.exp(log_s) * float(cost[0]), float(reaches[0]))
@@ -173,7 +174,7 @@ def least_cost(
             far as ``longest``.
     """
     log_longest = math.log(longest) - log_s
-    log_lengths, log_reached = _law(theta)
+    log_lengths, log_reached = _steps_of_lengths(theta)
     # h/P is least above S exp(-deviation^2): d log P/d log h is over log(S/h)/deviation^2.
     below = np.linspace(-deviation * (deviation + 1.0), 0.0, 200, endpoint=False)
     # The longest schedule itself is among them.
@@ -194,7 +195,7 @@ def least_cost(
     )
 
 
-def _law(theta: Array) -> tuple[Array, Array]:
+def _steps_of_lengths(theta: Array) -> tuple[Array, Array]:
     """log(h/S) of rising lengths h from S on, and log(s/S) of where they reach the target."""
     share, waste = np.exp(np.median(theta[:, -2:], axis=0))
     # They lie closest at the beginning, where the law is steepest.
