@@ -40,6 +40,18 @@ def test_the_law_fits_best_in_log_steps():
     assert squares(best) < min(squares(0.99 * best), squares(1.01 * best))
 
 
+def test_the_law_is_fitted_over_all_batch_sizes_that_reached():
+    """The misfit tilts the curve about the middle, by 10% at both ends: S_min stays the law's."""
+    records = [record(number, batch_size=size) for number, size in enumerate((8, 64, 512))]
+    law = make_law(SPACE, QUESTION.budget, misfit=True)
+    theta = np.array(
+        [[math.log(200), 0.0, 0.0, 0.0, -1.0, 0.2, -2.0, 0.0, -0.1, -0.05, 0.0, 0.05, 0.1]]
+    )
+    posterior = Posterior(law, theta, rows_of(records, TARGET), tuple(records))
+    # 200 steps at 64 examples, which B_crit is.
+    assert critical_batch_size(posterior, records).s_min == pytest.approx(100.0)
+
+
 def test_regimes_and_the_law_go_with_the_printed_value():
     found = critical((8, 32, 128, 512), 64.0, 1.5)
     value = found.interval.value

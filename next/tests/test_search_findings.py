@@ -44,6 +44,12 @@ def test_the_law_s_own_spread_widens_a_prediction():
     assert got.deviation == pytest.approx(math.sqrt(0.14**2 / 2 + (0.5 * 0.2) ** 2))
 
 
+def test_the_noise_is_the_root_mean_square_of_the_draws():
+    theta = np.repeat(THETA, 2, axis=0)
+    theta[:, NOISE] = np.log([0.1, 0.7])
+    assert posterior(theta=theta).noise == pytest.approx(0.5)
+
+
 def test_where_seeds_differ_much_the_law_decides():
     theta = THETA.copy()
     theta[0, NOISE] = math.log(100.0)

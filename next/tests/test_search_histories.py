@@ -53,6 +53,15 @@ def test_other_trials_say_how_fast_the_rest_falls():
     share_of_usual = (1 / 0.36) / (1 / 0.36 + 6 / 0.04)
     rate = math.exp(share_of_usual * math.log(0.4))
     assert got.log_steps == pytest.approx(math.log(200) + math.log(2.0) / rate, rel=2e-3)
+    # Six rates that agree, 0.2 apart from trial to trial.
+    deviation = math.sqrt(1 / (1 / 0.36 + 6 / 0.04) + 0.04)
+    expected = math.hypot(0.15, 0.04 / rate, math.log(2.0) / rate * deviation)
+    assert got.deviation == pytest.approx(expected, rel=1e-2)
+
+
+def test_no_trial_falls_faster_than_any_is_known_to():
+    got = extrapolate(power_law(300, 8.0, (100, 150, 200)), [])
+    assert got.log_steps == pytest.approx(math.log(200) + 8.0 * math.log(1.5) / 3.0)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 1.0])

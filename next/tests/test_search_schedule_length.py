@@ -97,7 +97,11 @@ def test_limits_of_a_length(limits, steps):
     found = least_cost(ALL_AT_END, LOG_100, 0.1, **limits)
     assert found.steps == pytest.approx(steps, rel=0.01)
     assert found.steps <= limits["longest"]
-    assert found.share > 0.0
+    assert (
+        0.0
+        < found.share
+        == pytest.approx(length_of(ALL_AT_END, LOG_100, 0.1, found.steps).share, abs=1e-3)
+    )
 
 
 def test_no_length_reaches_before_a_very_early_step():
@@ -149,6 +153,11 @@ def test_how_records_ended_their_schedules():
     assert ends.early == pytest.approx([0.0, 0.0, 0.0, math.log(4.0), 0.0])
 
 
+def test_a_run_that_missed_by_next_to_nothing_still_missed():
+    missed = record(0, "missed", steps=80, schedule_steps=80, history=((80, 0.1 + 1e-9),))
+    assert ends_of([missed], TARGET, scale=0.1).excess == pytest.approx([0.003])
+
+
 def test_the_likelihood_is_that_of_what_was_measured():
     missed = record(1, "missed", steps=80, schedule_steps=80, history=((40, 0.3), (80, 0.2)))
     worse = record(0, "missed", steps=10, schedule_steps=10, history=((10, 0.9),))
@@ -182,6 +191,12 @@ def test_predictions_of_one_draw():
     seed_variance = math.exp(2 * law.mean[NOISE]) + posterior.rows.seen(draw)[1][0, 0]
     share_of_law = seed_variance / (OWN_DEVIATION**2 + seed_variance)
     assert found.deviation == pytest.approx(OWN_DEVIATION * math.sqrt(share_of_law))
+    of_law = law.log_steps(draw, np.array([6.0]), np.log2([0.05]))[0, 0]
+    seen = posterior.rows.seen(draw)[0][0, 0]
+    between = share_of_law * of_law + (1 - share_of_law) * seen
+    deviation = math.hypot(found.deviation, posterior.noise)
+    expected = length_of(draw, between, deviation, found.length.steps)
+    assert found.length.share == pytest.approx(expected.share, abs=1e-3)
     share = share_reaching(posterior, 0, math.ceil(found.length.steps))
     assert share == pytest.approx(found.length.share, abs=0.01)
 
