@@ -42,9 +42,9 @@ BEST = 4
 # Their standard deviation, in octaves: of rates around a draw's best one, and of batch size and
 # rate around the best configurations.
 OCTAVES = 0.5
-# The score of a candidate is log(value) + REMAINING_WEIGHT * min(remaining cost / least cost,
-# MOST_REMAINING), all predicted by one draw: of two that are as good, the one that is nearly done
-# is run. It is a log and a ratio, so that for small differences both are relative.
+# The score of a candidate is log(value) + REMAINING_WEIGHT * min(what is left of it / the whole of
+# the best, MOST_REMAINING), all predicted by one draw: of two that are as good, the one that is
+# nearly done is run. It is a log and a ratio, so that for small differences both are relative.
 REMAINING_WEIGHT = 0.5
 MOST_REMAINING = 10.0
 # Where value and cost differ, log(cost / value) counts by this weight: under ``steps`` the largest
@@ -232,10 +232,11 @@ def _best_in_draw(choices: Choices, question: Question, has_reached: bool) -> in
     """The place of the least score."""
     steps = np.exp(choices.log_steps)
     cost = choices.cost_per_step * steps
-    # Until the target has been reached, the least cost is sought, whatever is minimised.
-    value = choices.value_per_step * steps if has_reached else cost
+    value = choices.value_per_step * steps
+    # Until the target has been reached, what is left costs: dear trials wait.
+    counted = value if has_reached else cost
     share_left = np.maximum(1.0 - choices.ran / steps, 0.0)
-    ratio = np.minimum(share_left * value / value.min(), MOST_REMAINING)
+    ratio = np.minimum(share_left * counted / counted[value.argmin()], MOST_REMAINING)
     score = np.log(value) + REMAINING_WEIGHT * ratio + COST_WEIGHT * np.log(cost / value)
     # Schedules that end with their trials end within the budget; what none reaches comes last.
     if question.schedule_ends:
