@@ -21,7 +21,7 @@ def choices(steps, value=1.0, cost=1.0, ran=0.0, longest=1e6):
     return Choices(nowhere, nowhere, ran, np.log(steps), value, cost, longest)
 
 
-# The score is log value + remaining/(2 least value) + log(cost/value)/10.
+# The score is log value + what is left/(2 the best's whole) + log(cost/value)/10.
 @pytest.mark.parametrize(
     ("candidates", "schedule_ends", "has_reached", "best"),
     [
@@ -36,8 +36,10 @@ def choices(steps, value=1.0, cost=1.0, ran=0.0, longest=1e6):
         # Fewer steps by 1.06 at 4 times the cost, which is 1.15 in the score, or by 1.2.
         (choices([100, 94], cost=[1, 4]), False, True, 0),
         (choices([100, 80], cost=[1, 4]), False, True, 1),
-        # Before the first hit the cost alone counts.
+        # Before the first hit what is left counts by its cost: 0.31 of the second's, 0.34 in the
+        # score; 0.625 of it at twice as many steps.
         (choices([100, 80], cost=[1, 4]), False, False, 0),
+        (choices([200, 80], cost=[1, 4]), False, False, 1),
         # What does not end within its budget comes last, where schedules end with their trials.
         (choices([100, 50], longest=[200, 40]), False, True, 1),
         (choices([100, 50], longest=[200, 40]), True, True, 0),

@@ -1,7 +1,7 @@
 """One decision: which configuration is run next, whether a pruned trial is resumed, and how far.
 
 Thompson sampling: one draw of the posterior is taken for the truth, and the candidate of the least
-cost in it is chosen, with a bonus for little left to train. A new trial gets a part of what the
+value in it is chosen, with a bonus for little left to train. A new trial gets a part of what the
 best configuration takes (:mod:`bstune.search.limits`), and a pruned one is resumed when a draw
 prefers it.
 
@@ -50,9 +50,9 @@ CURVE_MOVES = 3
 # Standard deviation of candidates, in octaves: of rates around a draw's best one, and of batch size
 # and rate around the best configurations.
 OCTAVES = 0.5
-# The score of a candidate is log(value) + REMAINING_WEIGHT * min(remaining value / least value,
-# MOST_REMAINING), all predicted by one draw: of two that are as good, the one that is nearly done
-# is run. It is a log and a ratio, so that for small differences both are relative.
+# The score of a candidate is log(value) + REMAINING_WEIGHT * min(what is left of it / the whole of
+# the best, MOST_REMAINING), all predicted by one draw: of two that are as good, the one that is
+# nearly done is run. It is a log and a ratio, so that for small differences both are relative.
 REMAINING_WEIGHT = 0.5
 MOST_REMAINING = 10.0
 # Where value and cost differ, log(cost / value) counts by this weight: under ``steps`` the largest
@@ -248,14 +248,15 @@ def best_in_draw(choices: Choices, schedule_ends: bool, has_reached: bool) -> in
     Args:
         choices: what is compared.
         schedule_ends: whether schedules end with their trials.
-        has_reached: whether some trial has reached the target. Until then the least cost is sought,
-            whatever is minimised.
+        has_reached: whether some trial has reached the target. Until then what is left counts by
+            its cost, whatever is minimised: dear trials wait.
     """
     steps = np.exp(choices.log_steps)
     cost = choices.cost_per_step * steps
-    value = choices.value_per_step * steps if has_reached else cost
+    value = choices.value_per_step * steps
+    counted = value if has_reached else cost
     share_left = np.maximum(1.0 - choices.ran / steps, 0.0)
-    remaining = np.minimum(share_left * value / value.min(), MOST_REMAINING)
+    remaining = np.minimum(share_left * counted / counted[value.argmin()], MOST_REMAINING)
     score = np.log(value) + REMAINING_WEIGHT * remaining + COST_WEIGHT * np.log(cost / value)
     if schedule_ends:
         score += OUT_OF_REACH * np.maximum(choices.log_steps - np.log(choices.longest), 0.0)
