@@ -176,7 +176,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         return StudyResult(
             **fields,
             verdict=None,
-            warnings=warnings_of(plan, None, critical, points, searched),
+            warnings=warnings_of(plan, None, critical, points, searched, records),
         )
     other, baseline, speedup = _comparison(plan, records)
     other, baseline = _with_share(other, posterior), _with_share(baseline, posterior)
@@ -203,7 +203,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         lr_alone=_rate_alone(plan, records, verdict, posterior, other, baseline, speedup),
         fewest_steps=_fewest_steps(plan.question, points, records, best),
         faster=_faster(plan, posterior, step_time, best),
-        warnings=warnings_of(plan, best, critical, points, searched),
+        warnings=warnings_of(plan, best, critical, points, searched, records),
     )
 
 
