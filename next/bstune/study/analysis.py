@@ -202,7 +202,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         near_optimal=_near_optimal(points, plan, step_time, best),
         lr_alone=_rate_alone(plan, records, verdict, posterior, other, baseline, speedup),
         fewest_steps=_fewest_steps(plan.question, points, records, best),
-        faster=_faster(plan, posterior, step_time, best),
+        faster=_faster(plan, posterior, step_time, best, baseline),
         warnings=warnings_of(plan, best, critical, points, searched, records),
     )
 
@@ -412,7 +412,11 @@ def _fewest_steps(
 
 
 def _faster(
-    plan: Plan, posterior: Posterior, step_time: StepTime, best: Confirmed | None
+    plan: Plan,
+    posterior: Posterior,
+    step_time: StepTime,
+    best: Confirmed | None,
+    baseline: Confirmed | None,
 ) -> Faster | None:
     """Under ``steps``: the configuration that is predicted to be clearly faster in seconds."""
     if plan.question.objective != "steps" or best is None:
@@ -426,8 +430,10 @@ def _faster(
         return None
     least, record = min(seconds.values(), key=lambda pair: pair[0])
     speedup = seconds[best.number][0] / least
-    # The baseline's seconds are measured, and stand beside the best's.
     if speedup <= NEAR_OPTIMAL or record.role == "baseline":
+        return None
+    # The baseline's seconds are measured, and stand beside the best's.
+    if baseline is not None and not baseline.is_bound and baseline.seconds <= least:
         return None
     return Faster(
         batch_size=record.batch_size,
