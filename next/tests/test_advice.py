@@ -92,6 +92,18 @@ def test_evaluations_far_apart_are_warned_of(lows, expected):
     assert kinds(records=records) == expected
 
 
+@pytest.mark.parametrize(
+    ("repeats", "expected"), [(11, ["evaluations"]), (0, ["evaluations"]), (2, [])]
+)
+def test_evaluations_of_the_new_seeds_that_decide_are_warned_of(repeats, expected):
+    """Those of the best, trial 11, and of the baseline; not those of one that was given up."""
+    records = [record(0, role="baseline"), *(record(number) for number in range(1, 12))]
+    for number in range(12, 15):
+        records.append(record(number, role="new seed", repeats=repeats, steps_low=0))
+    best = confirmed(118, 1.18, (52, 55, 61), 0.0331, number=11)
+    assert kinds(best=best, records=records) == expected
+
+
 # Space, batch sizes of trials that reached -> octaves, how many have one, the middles to add.
 RANGES = [
     (SPACE, (8, 16, 40, 64, 128, 512), (6, 6, ())),

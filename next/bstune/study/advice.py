@@ -28,8 +28,8 @@ Options = dict[str, object]
 
 # Step times that are known worse than this, relatively, are a warning.
 STEP_TIME_WARNING = 0.15
-# Trials that reached the target whose evaluations leave their median steps this uncertain,
-# relatively, are a warning: at 5% between evaluations these leave 1.5%.
+# Steps to the target that evaluations leave this uncertain, relatively, are a warning: where they
+# lie 5% apart, they leave 1.5%.
 EVALUATION_WARNING = 0.15
 # The steps-to-target curve is far from its law, S_min (1 + B_crit/B), where both differ by so many
 # times at the batch size nearest to B_crit.
@@ -234,7 +234,7 @@ def warnings_of(
     ``time`` and ``steps`` leave octaves out rightly, and ``curve`` says so in its rows.
     """
     found = []
-    error = statistics.median(record.steps_error for record in records if record.reached)
+    error = _evaluation_error(best, records)
     if error > EVALUATION_WARNING:
         found.append(
             ResultWarning(
@@ -276,6 +276,21 @@ def warnings_of(
             )
         )
     return tuple(found)
+
+
+def _evaluation_error(best: Confirmed | None, records: Sequence[Record]) -> float:
+    """Relative standard deviation of steps that evaluations leave: the largest median.
+
+    It is that of the search's trials, or of the best's or the baseline's new seeds.
+    """
+    groups: dict[int | None, list[float]] = {None: []}
+    groups |= {record.number: [] for record in records if record.role == "baseline"}
+    if best is not None:
+        groups[best.number] = []
+    for record in records:
+        if record.reached and record.repeats in groups:
+            groups[record.repeats].append(record.steps_error)
+    return max(statistics.median(errors) for errors in groups.values() if errors)
 
 
 def off_law(critical: Critical, points: Sequence[CurvePoint]) -> float:
