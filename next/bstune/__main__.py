@@ -1,5 +1,6 @@
 """The command line: ``python -m bstune [VERB] ...``; a table maps each verb to a function."""
 
+import os
 import sys
 import textwrap
 import time
@@ -106,7 +107,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def command() -> None:
     """Run the console script ``bstune``."""
-    sys.exit(main(sys.argv[1:]))
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as ``head``, has what it wants. At its end Python flushes once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    sys.exit(status)
 
 
 def _without(arguments: Sequence[str], flag: str) -> tuple[bool, list[str]]:

@@ -241,7 +241,7 @@ def of_curve(**changes: Any) -> StudyResult:
         "near_optimal": None,
         "lr_alone": None,
         "searched": Searched(low=8, high=1024, octaves=7, reached=6, to_add=(724,)),
-        "missing": "trials at batch size 724",
+        "missing": "more trials",
         "next": f"{COMMAND} trials=128",
         "train": None,
     }
@@ -301,6 +301,9 @@ STATES: dict[str, StudyResult] = {
         next=f"{COMMAND} budget.steps=4000 study=digits-2",
     ),
     "nothing reached: flat": nothing_reached("flat", easier_goal=0.08, easier=EASIER),
+    "nothing reached: stopped early": nothing_reached(
+        "stopped early", easier_goal=0.08, easier=EASIER, next=f"{COMMAND} trials=128"
+    ),
     "nothing reached: failed": nothing_reached(
         "failed", missing="ValueError: 17 is no class (model.py:12)"
     ),

@@ -24,8 +24,8 @@ def missing(*sizes):
     return ALL.model_copy(update={"to_add": sizes, "reached": 6 - len(sizes)})
 
 
-def kinds(plan=PLAN, best=None, found=LAW, points=None, searched=ALL):
-    warnings = warnings_of(plan, best, found, points or curve(), searched)
+def kinds(plan=PLAN, best=None, found=LAW, points=None, searched=ALL, records=None):
+    warnings = warnings_of(plan, best, found, points or curve(), searched, records or [record()])
     return [warning.kind for warning in warnings]
 
 
@@ -49,7 +49,7 @@ def test_a_curve_far_from_its_law_at_b_crit_is_warned_of(factor, expected):
 
 
 def test_a_warning_names_the_sizes_to_try():
-    (warning,) = warnings_of(PLAN, None, LAW, bent(1.5), ALL)
+    (warning,) = warnings_of(PLAN, None, LAW, bent(1.5), ALL, [record()])
     assert {"65", "260"} < set(warning.fix.replace(",", "").split())
 
 
@@ -79,6 +79,29 @@ def test_step_times_matter_for_time_alone():
     assert kinds(best=best) == ["step times"]
     of_steps = replace(PLAN, question=Question(QUESTION.target, QUESTION.budget, "steps"))
     assert kinds(of_steps, best=best) == []
+
+
+@pytest.mark.parametrize(
+    ("lows", "expected"),
+    [((90, 90, 0), []), ((90, 0, 0), ["evaluations"]), ((50, 50, 50), ["evaluations"])],
+)
+def test_evaluations_far_apart_are_warned_of(lows, expected):
+    """Uniform in (50, 100] steps are uncertain to 19%, in (0, 100] to 57%."""
+    records = [record(number, steps_low=low) for number, low in enumerate(lows)]
+    records.append(record(9, "pruned"))
+    assert kinds(records=records) == expected
+
+
+@pytest.mark.parametrize(
+    ("repeats", "expected"), [(11, ["evaluations"]), (0, ["evaluations"]), (2, [])]
+)
+def test_evaluations_of_the_new_seeds_that_decide_are_warned_of(repeats, expected):
+    """Those of the best, trial 11, and of the baseline; not those of one that was given up."""
+    records = [record(0, role="baseline"), *(record(number) for number in range(1, 12))]
+    for number in range(12, 15):
+        records.append(record(number, role="new seed", repeats=repeats, steps_low=0))
+    best = confirmed(118, 1.18, (52, 55, 61), 0.0331, number=11)
+    assert kinds(best=best, records=records) == expected
 
 
 # Space, batch sizes of trials that reached -> octaves, how many have one, the middles to add.

@@ -398,6 +398,51 @@ def test_nothing_reached(values, status, trend):
     assert result.critical is None
 
 
+LARGER = {"budget.steps": 4000, "study": "digits-2"}
+
+
+@pytest.mark.parametrize(
+    ("values", "steps", "trend", "options"),
+    [
+        # Of a budget of 1,000 steps one trial ran half; none did.
+        ((0.9, 0.7, 0.5), (500, 200, 200), "still falling", LARGER),
+        ((0.9, 0.7, 0.5), (499, 200, 200), "stopped early", {"trials": 8}),
+        ((0.9, 0.5, 0.5), (500, 200, 200), "flat", None),
+        ((0.9, 0.5, 0.5), (499, 200, 200), "stopped early", {"trials": 8}),
+        # The one that came near its budget did something else.
+        ((0.9, 0.7, 0.5), (1000, 200, 200), "stopped early", {"trials": 8}),
+    ],
+)
+def test_a_larger_budget_is_for_trials_that_came_near_it(values, steps, trend, options):
+    records = []
+    for number, count in enumerate(steps):
+        at = (count // 4, count // 2, count)
+        history = tuple(zip(at, (0.9, 0.5, 0.5) if count == 1000 else values, strict=True))
+        place = f"search/{number}"
+        records.append(record(number, place, 64, 0.4, count, "pruned", history=history))
+    result = analyse(study(), records)
+    assert result.closest.trend == trend
+    assert result.next == (None if options is None else str(options))
+
+
+@pytest.mark.parametrize(("low", "is_asked"), [(0.1, True), (0.4, False)])
+def test_lower_rates_are_asked_for_where_there_are_some(low, is_asked):
+    records = [missed(0, "search/0", (0.9, 0.5, 0.5, math.nan), "diverged")]
+    space = Space(8, 1024, low, 100.0, "sqrt", (64, 0.4))
+    result = analyse(study(space=space, baseline=None), records)
+    assert (result.next is not None) == is_asked
+
+
+def test_trials_without_any_metric_are_not_yet():
+    """All diverged before their first evaluation, or there was no time for one."""
+    values = {"history": ((1, math.nan),), "message": "val/loss is nan"}
+    diverged = record(0, "baseline", 64, 0.4, 1, "diverged", **values)
+    for records in ([diverged], []):
+        result = analyse(study(), records)
+        assert (result.verdict, result.reached, result.closest) == ("not yet", False, None)
+        assert result.missing
+
+
 def test_the_curve_has_no_verdict_and_no_best():
     """B_crit 100, by trials of one octave each but the first and the last two of seven."""
     plan = study(question=Question(TARGET, Budget(steps=1000), "curve"), trials=5)
@@ -435,6 +480,26 @@ def test_the_fewest_steps_are_not_the_least_seconds():
     assert result.faster.batch_size == 16
     assert result.faster.seconds == pytest.approx(290 * 16e-5, rel=0.1)
     assert result.faster.speedup == pytest.approx(48 * 512 / (290 * 16), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("smallest", "of_trial", "of_seeds", "is_told"),
+    [
+        # A step's time grows as B. The fastest is the baseline; another one, slower than its new
+        # seeds are; another one, faster than these.
+        (64, 95, (125, 127, 124), False),
+        (16, 300, (60, 62, 59), False),
+        (16, 300, (110, 112, 109), True),
+    ],
+)
+def test_a_baseline_that_is_faster_is_not_predicted_but_measured(
+    smallest, of_trial, of_seeds, is_told
+):
+    records = [one for one in with_seeds((48, 50, 47), of_seeds) if one.batch_size >= smallest]
+    baseline = records[0].model_copy(update={"steps": of_trial, "steps_low": of_trial - 1})
+    result = analyse(with_quick_small_size(), [baseline, *records[1:]])
+    assert result.best.batch_size == 512
+    assert (result.faster is not None) == is_told
 
 
 def test_under_time_nothing_else_is_said_to_be_faster():

@@ -8,7 +8,7 @@ from results import EASIER, STATES, keep, not_yet, nothing_reached, result
 from bstune.core.question import ROWS
 from bstune.core.records import Target
 from bstune.report.answer import answer, header, render
-from bstune.study.result import Interval
+from bstune.study.result import Interval, Speedup
 
 GOLDEN = Path(__file__).parent / "golden" / "answer.txt"
 NUMBER = re.compile(r"(?<![\w.,/])\d[\d,]*\.?\d*(?:e-?\d+)?")
@@ -26,7 +26,7 @@ TRAIN = ("Train", [118, 1.18])
 CLOSEST = ("Not yet", [0.05, 0.0714, 24, 0.02])
 FEWEST = ("Switch", [512, 2.1, 6.1, 4.9, 7.6, *BASELINE])
 LARGE = ("Also good", [512, 1024])
-OCTAVES = ("Range", [8, 1024, 6, 7])
+OCTAVES = ("Range", [8, 1024, 6, 7, 724])
 RATES = ("Rates", [0.45, 0.31, 0.58])
 EASIER_ROW = ("Easier", [0.08, 0.08, 2])
 
@@ -82,6 +82,7 @@ EXPECTED = {
     "nothing reached: diverged": [CLOSEST, ("Next", [0.01, 2])],
     "nothing reached: still falling": [CLOSEST, EASIER_ROW, ("Next", [4000, 2])],
     "nothing reached: flat": [CLOSEST, EASIER_ROW, ("Next", [])],
+    "nothing reached: stopped early": [CLOSEST, EASIER_ROW, ("Next", [128])],
     "nothing reached: failed": [CLOSEST, ("Next", [17])],
     "largest size binds": [SWITCH, TIMES, ALSO_GOOD, ("Scaling", [812, 512]), TRAIN],
     "no critical batch size": [SWITCH, TIMES, ALSO_GOOD, ("Scaling", [8, 512]), TRAIN],
@@ -127,7 +128,7 @@ EXPECTED = {
     ],
     "steps: nothing reached": [CLOSEST, EASIER_ROW, ("Next", [])],
     # 14 is B_crit/9 and 1170 is 9 B_crit.
-    "curve": [("Critical", [130, 85, 212, 14, 1170]), OCTAVES, RATES, ("Next", [724, 128])],
+    "curve": [("Critical", [130, 85, 212, 14, 1170]), OCTAVES, RATES, ("Next", [128])],
     "curve: narrow": [("Critical", [58, 41, 80, 6, 522]), OCTAVES, RATES],
     "curve: open above": [
         ("Critical", [412, 512]),
@@ -140,9 +141,9 @@ EXPECTED = {
         OCTAVES,
         RATES,
         ("Warning", [1.4, 8, 16]),
-        ("Next", [724, 128]),
+        ("Next", [128]),
     ],
-    "curve: both ends open": [("Critical", [8, 512]), OCTAVES, RATES, ("Next", [724, 128])],
+    "curve: both ends open": [("Critical", [8, 512]), OCTAVES, RATES, ("Next", [128])],
     "curve: nothing reached": [CLOSEST, ("Next", [0.01, 2])],
 }
 
@@ -205,6 +206,12 @@ def test_open_ends_of_the_critical_batch_size(
     critical = study.critical.model_copy(update={"interval": interval})
     rows = answer(study.model_copy(update={"critical": critical}))
     assert [numbers(row.text) for row in rows if row.label == "Scaling"] == [shown]
+
+
+def test_an_end_of_a_speedup_is_told_from_1() -> None:
+    """A switch stands on a lower end above 1, which two digits would hide."""
+    speedup = Speedup(value=1.2, low=1.032, high=1.4, at_least=False)
+    assert numbers(answer(result(speedup=speedup))[0].text)[2:5] == [1.2, 1.032, 1.4]
 
 
 @pytest.mark.parametrize(

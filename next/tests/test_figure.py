@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from results import BASELINE, BEST, STATES, records, result
 
 from bstune.core.records import Target, ends
-from bstune.report.figure import curve_figure
+from bstune.report.figure import MEDIAN, SHORTEST, curve_figure
 
 
 def points(figure: Figure, panel: int, label: str) -> list[tuple[float, float]]:
@@ -47,7 +47,7 @@ def test_trials_are_the_ends_of_chains_without_new_seeds() -> None:
     }
     for status, marks in shown.items():
         ended = [record for record in trials if record.status == status]
-        assert marks == [(record.batch_size, record.steps) for record in ended]
+        assert marks == [(record.batch_size, record.steps_to_target) for record in ended]
 
 
 def test_the_curve_and_the_law_are_the_results() -> None:
@@ -121,3 +121,12 @@ def test_the_legend_lies_within_the_figure(state: str) -> None:
     box = legend.get_window_extent()
     assert figure.bbox.x0 <= box.x0
     assert box.x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize("length", [None, 400])
+def test_the_curve_says_that_it_is_of_schedules_that_end(length):
+    """Its steps are a schedule's; without an end the legend has the median."""
+    trials = [record.model_copy(update={"schedule_steps": length}) for record in records()]
+    figure = curve_figure(STATES["switch"], trials)
+    labels = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert (SHORTEST in labels, MEDIAN in labels) == (length is not None, length is None)

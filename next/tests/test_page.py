@@ -5,6 +5,7 @@ from results import FAR, FEW_OCTAVES, STATES, STEP_TIMES, records, result
 
 from bstune.report.answer import answer, header
 from bstune.report.page import page
+from bstune.study.result import LrAlone
 
 ATTACK = "</svg><script>alert(1)</script>"
 
@@ -48,12 +49,22 @@ def test_warnings_beyond_two_stand_on_the_page_alone() -> None:
 def test_what_is_predicted_stands_there_with_its_interval() -> None:
     text = " ".join(page(result(), records(), "").split())
     # The best's time and share of further seeds, the rate alone, the fewest steps.
-    for values in (("33 ms", "28 ms", "40 ms", "88%"), ("2.4x", "2 to 2.9"), ("480", "27.5")):
+    for values in (("33 ms", "28 ms", "40 ms", "88%"), ("2.4x", "2 to 2.9"), ("480", "28 to 41")):
         for value in values:
             assert value in text
     without = page(result(fewest_steps=None, lr_alone=None), records(), "")
-    assert "27.5" not in without
+    assert "28 to 41" not in without
     assert "2 to 2.9" not in without
+
+
+def test_bounds_are_told_as_in_the_answer() -> None:
+    alone = LrAlone(lr=1.05, speedup=2.4, low=2.0, high=None)
+    study = STATES["baseline missed in its budget"].model_copy(update={"lr_alone": alone})
+    text = " ".join(page(study, records(), "").split())
+    # The baseline's time stands in the row Time, and where its new seeds do.
+    assert text.count("over 570 ms") == 2
+    assert text.count("at least 2.4x") == 2
+    assert "over 33 ms" not in text
 
 
 def test_nothing_is_run_or_loaded() -> None:

@@ -2,18 +2,21 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from bstune.core.errors import InputError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, Target
 from bstune.core.space import Configuration, Space
+from bstune.study.critical import critical_batch_size, is_narrow
 from bstune.study.plan import (
     Ask,
     Deadline,
     Done,
     Plan,
     Wait,
+    answer_posterior,
     fatal_error,
     field_of,
     next_step,
@@ -237,6 +240,23 @@ def test_runs_that_were_stopped_early_tell_no_share():
     (lucky, robust) = field_of(plan(), late).candidates
     assert lucky.share == pytest.approx(2 / 3, abs=0.01)
     assert robust.share > 0.98
+
+
+@pytest.mark.parametrize(("count", "octaves", "is_done"), [(9, 0, False), (40, 1, True)])
+def test_the_curve_ends_where_its_answer_asks_for_nothing_more(count, octaves, is_done):
+    """By the draws of a decision 9 trials at one rate would do; by the answer's they do not."""
+    question = Question(TARGET, Budget(steps=4000), "curve")
+    curve = plan(question=question, trials=100, seed=10, baseline=None)
+    noise = np.random.default_rng(10)
+    records = []
+    for place, size in enumerate(np.geomspace(8, 1024, count).round().astype(int).tolist()):
+        steps = round(26 * (1 + 100 / size) * math.exp(0.05 * noise.standard_normal()))
+        lr = 0.05 * math.sqrt(size) * 2.0 ** (octaves * (place % 3 - 1))
+        ran = {"steps": steps, "steps_low": steps - 1, "lr": lr}
+        records.append(searched(place, f"search/{place}", batch_size=size, **ran))
+    critical = critical_batch_size(answer_posterior(curve, records), records)
+    assert is_narrow(critical.interval) == is_done
+    assert isinstance(next_step(curve, records, [], 0.0), Done) == is_done
 
 
 def failed(number, batch_size):

@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -6,6 +9,8 @@ from results import STATES, records, result
 
 from bstune.core.errors import InputError
 from bstune.report.read import RESULT_LIMIT_BYTES, read_records, read_result
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -56,3 +61,14 @@ def test_a_broken_record_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "trials.jsonl").write_text(f'{good}\n{{"number": 1}}\n')
     with pytest.raises(InputError, match=r"trials\.jsonl, line 2, is no trial: "):
         read_records(tmp_path)
+
+
+def test_a_reader_that_closes_its_pipe_is_no_failure(tmp_path: Path) -> None:
+    """``bstune report FOLDER | head -1``."""
+    (tmp_path / "curve.json").write_text(result().model_dump_json())
+    command = [sys.executable, "-m", "bstune", "report", str(tmp_path)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

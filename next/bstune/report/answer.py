@@ -28,12 +28,14 @@ FIXES = {
     "diverged": "search lower learning rates",
     "still falling": "raise the budget",
     "flat": "choose an easier target",
+    "stopped early": "run more trials",
     "failed": "mend the error",
 }
 TRENDS = {
     "diverged": "most trials diverged",
     "still falling": "most trials were still falling",
     "flat": "most trials were flat at their end",
+    "stopped early": "most trials were stopped long before the budget",
     "failed": "most trials failed",
 }
 
@@ -143,9 +145,15 @@ def _speedup_text(result: StudyResult, speedup: Speedup, baseline: Confirmed) ->
     if speedup.at_least:
         end = BASELINE_ENDS[result.baseline_limit or "budget"]
         return f"at least {better} {than} {pair}, whose median run {end}"
-    low = console.number(speedup.low, 2)
-    high = None if speedup.high is None else console.number(speedup.high, 2)
+    low = _end(speedup.low)
+    high = None if speedup.high is None else _end(speedup.high)
     return f"{better}{_brackets(low, high)} {than} {pair}"
+
+
+def _end(value: float) -> str:
+    """Write an end of a speedup; more digits where two would hide on which side of 1 it lies."""
+    text = console.number(value, 2)
+    return console.number(value, 4) if text == "1" else text
 
 
 def _steps(result: StudyResult) -> Iterator[str]:
@@ -165,22 +173,18 @@ def _runs(result: StudyResult, took: Callable[[Confirmed], str]) -> Iterator[str
         return
     runs = _reached(best)
     share = f"predicted {_share(best.predicted_share)}"
+    is_baseline = result.baseline is not None and best.number == result.baseline.number
+    took_best = f"baseline {took(best)}" if is_baseline else took(best)
     # Where the best is the baseline, it is compared with the best other one.
-    name = "baseline"
-    compared = result.baseline
-    if result.other is not None:
-        name = "best other"
-        compared = result.other
+    name, compared = ("best other", result.other) if is_baseline else ("baseline", result.baseline)
     if compared is None or not compared.runs:
-        yield f"{took(best)}; {runs} new seeds, {share}"
-    elif compared.number == best.number:
-        yield f"baseline {took(best)}; {runs} new seeds, {share}"
+        yield f"{took_best}; {runs} new seeds, {share}"
     else:
-        pair = "" if result.other is None else f" ({_pair(compared)})"
+        pair = f" ({_pair(compared)})" if is_baseline else ""
         seeds = f"{runs} new seeds each, {share}"
         if _reached(compared) != runs:
             seeds = f"{runs} new seeds ({share}), {name} {_reached(compared)}"
-        yield f"{took(best)}; {name}{pair} {took(compared)}; {seeds}"
+        yield f"{took_best}; {name}{pair} {took(compared)}; {seeds}"
 
 
 def _easier(result: StudyResult) -> Iterator[str]:
@@ -230,9 +234,10 @@ def _range(result: StudyResult) -> Iterator[str]:
     searched = result.searched
     if searched is not None:
         octaves = console.count(searched.octaves, "octave")
+        without = f", none around {console.sizes(searched.to_add)}" if searched.to_add else ""
         yield (
             f"batch sizes {searched.low:,} to {searched.high:,}: {searched.reached} of {octaves} "
-            "have a trial that reached the target"
+            f"have a trial that reached the target{without}"
         )
 
 

@@ -1,10 +1,12 @@
 """What to do next where a study has settled nothing, and what could change its answer."""
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from bstune.core.question import Question
 from bstune.core.records import Record, Target, ends
 from bstune.core.space import Configuration, Space
 from bstune.search.findings import CurvePoint
@@ -21,16 +23,22 @@ from bstune.study.result import (
 )
 from bstune.system.console import sizes as written_sizes
 
-Trend = Literal["still falling", "flat", "diverged", "failed"]
+Trend = Literal["still falling", "flat", "stopped early", "diverged", "failed"]
 Options = dict[str, object]
 
 # Step times that are known worse than this, relatively, are a warning.
 STEP_TIME_WARNING = 0.15
+# Steps to the target that evaluations leave this uncertain, relatively, are a warning: where they
+# lie 5% apart, they leave 1.5%.
+EVALUATION_WARNING = 0.15
 # The steps-to-target curve is far from its law, S_min (1 + B_crit/B), where both differ by so many
 # times at the batch size nearest to B_crit.
 FAR_FROM_LAW = 1.3
 # A metric that improved by less than this share over the second half of a run is flat.
 FLAT_SHARE = 0.02
+# A trial tells what its budget is worth where it ran this share of it; a shorter one was stopped by
+# the search, or its schedule ended there.
+NEAR_BUDGET = 0.5
 # The goal that this share of the trials met is offered where nothing reached the target.
 EASIER_SHARE = 0.25
 # A budget that was too small is offered so many times as large.
@@ -44,22 +52,32 @@ WIDER = 4
 LEAST_ROOM = 1e-3
 
 
-def closest_trial(target: Target, records: Sequence[Record]) -> Closest | None:
+def closest_trial(question: Question, records: Sequence[Record]) -> Closest | None:
     """The trial that came closest to the target, and what most did; None without a metric."""
+    target = question.target
     chains = ends(list(records))
     tried = [chain for chain in chains if chain.finite_history]
     if not tried:
         return None
     record = min(tried, key=lambda chain: target.gap(_best_value(target, chain)))
-    trends = Counter(_trend(target, chain) for chain in chains)
+    trends = [_trend(target, chain) for chain in chains]
+    most = Counter(trends).most_common(1)[0][0]
+    if most in ("still falling", "flat"):
+        alike = [chain for chain, trend in zip(chains, trends, strict=True) if trend == most]
+        if not any(_is_near_budget(question, chain) for chain in alike):
+            most = "stopped early"
     return Closest(
         configuration=Configuration(
             batch_size=record.batch_size, lr=record.lr, values=record.values
         ),
         number=record.number,
         value=_best_value(target, record),
-        trend=trends.most_common(1)[0][0],
+        trend=most,
     )
+
+
+def _is_near_budget(question: Question, record: Record) -> bool:
+    return record.steps >= NEAR_BUDGET * question.budget.last_step(record.batch_size)
 
 
 def _best_value(target: Target, record: Record) -> float:
@@ -98,18 +116,25 @@ def easier_target(target: Target, records: Sequence[Record]) -> Target:
     return Target(target.metric, float(f"{rounding(goal / unit) * unit:.6g}"), target.mode)
 
 
-def remedy(plan: Plan, trend: Trend, records: Sequence[Record]) -> Options:
-    """The options that may help where nothing reached the target; other ones make another study."""
+def remedy(plan: Plan, name: str, trend: Trend, records: Sequence[Record]) -> Options:
+    """The options that may help where nothing reached the target; none where none would.
+
+    Another budget or range of rates makes another study than the one of this name.
+    """
+    if trend == "stopped early":
+        return {"trials": 2 * plan.trials}
+    another = f"{name}-2"
     if trend == "diverged":
         lowest = float(f"{min(record.lr for record in records if record.status == 'diverged'):.2g}")
-        is_allowed = plan.baseline is None or plan.baseline.lr < lowest
-        return {"lr.high": lowest} if is_allowed else {}
+        used = plan.space.lr_low if plan.baseline is None else plan.baseline.lr
+        return {"lr.high": lowest, "study": another} if used < lowest else {}
     if trend == "still falling":
         budget = plan.question.budget
-        return {
-            "budget.steps": LARGER_BUDGET * budget.steps,
-            "budget.examples": LARGER_BUDGET * budget.examples,
-        }
+        larger: Options = {"budget.steps": LARGER_BUDGET * budget.steps}
+        # One example is the default, which ends no trial.
+        if budget.examples > 1:
+            larger["budget.examples"] = LARGER_BUDGET * budget.examples
+        return {**larger, "study": another}
     return {}
 
 
@@ -131,7 +156,7 @@ def missing(
         return "a configuration that reaches the target on new seeds", more_trials
     runs = other.runs if baseline is None else min(other.runs, baseline.runs)
     if plan.deadline is not None and runs < plan.seeds:
-        return "time for new seeds", {"wall_seconds": round(2 * plan.deadline.seconds)}
+        return "time for new seeds", {"wall_seconds": math.ceil(2 * plan.deadline.seconds)}
     if speedup is None:
         return "new seeds", {"seeds": plan.seeds + FURTHER_SEEDS}
     seeds = seeds_to_settle(speedup, plan.seeds)
@@ -192,10 +217,7 @@ def for_curve(
         return f"batch sizes {low:,} to {high:,}", options
     if is_narrow(ends_of_critical):
         return None
-    what = "more trials"
-    if searched.to_add:
-        what = f"trials at {written_sizes(searched.to_add)}"
-    return what, {"trials": 2 * plan.trials}
+    return "more trials", {"trials": 2 * plan.trials}
 
 
 def warnings_of(
@@ -204,6 +226,7 @@ def warnings_of(
     critical: Critical,
     points: Sequence[CurvePoint],
     searched: Searched,
+    records: Sequence[Record],
 ) -> tuple[ResultWarning, ...]:
     """Warnings about the result, the most important first.
 
@@ -211,6 +234,15 @@ def warnings_of(
     ``time`` and ``steps`` leave octaves out rightly, and ``curve`` says so in its rows.
     """
     found = []
+    error = _evaluation_error(best, records)
+    if error > EVALUATION_WARNING:
+        found.append(
+            ResultWarning(
+                kind="evaluations",
+                fix="validate on fewer examples, or choose a harder target",
+                state=f"evaluations lie far apart, and steps are uncertain to {100 * error:.0f}%",
+            )
+        )
     is_of_time = plan.question.objective == "time"
     if is_of_time and best is not None and best.step_seconds_error > STEP_TIME_WARNING:
         found.append(
@@ -229,7 +261,7 @@ def warnings_of(
         found.append(
             ResultWarning(
                 kind="far from the law",
-                fix=_try(plan, sizes),
+                fix=f"try {written_sizes(sizes)}",
                 state=f"the curve is {ratio:.1f}x off its law at the critical batch size",
             )
         )
@@ -239,11 +271,26 @@ def warnings_of(
         found.append(
             ResultWarning(
                 kind="octave without a trial",
-                fix=_try(plan, sizes),
+                fix=f"try {written_sizes(sizes)}",
                 state="no trial in the octave of the critical batch size reached the target",
             )
         )
     return tuple(found)
+
+
+def _evaluation_error(best: Confirmed | None, records: Sequence[Record]) -> float:
+    """Relative standard deviation of steps that evaluations leave: the largest median.
+
+    It is that of the search's trials, or of the best's or the baseline's new seeds.
+    """
+    groups: dict[int | None, list[float]] = {None: []}
+    groups |= {record.number: [] for record in records if record.role == "baseline"}
+    if best is not None:
+        groups[best.number] = []
+    for record in records:
+        if record.reached and record.repeats in groups:
+            groups[record.repeats].append(record.steps_error)
+    return max(statistics.median(errors) for errors in groups.values() if errors)
 
 
 def off_law(critical: Critical, points: Sequence[CurvePoint]) -> float:
@@ -259,11 +306,3 @@ def off_law(critical: Critical, points: Sequence[CurvePoint]) -> float:
     nearest = min(points, key=lambda point: abs(math.log(point.batch_size / value)))
     law_steps = critical.s_min * (1.0 + value / nearest.batch_size)
     return max(nearest.steps / law_steps, law_steps / nearest.steps)
-
-
-def _try(plan: Plan, sizes: Sequence[int]) -> str:
-    """Write which batch sizes to add, and how."""
-    how = "a study with objective=curve"
-    if plan.question.objective == "curve":
-        how = f"trials={2 * plan.trials}"
-    return f"try {written_sizes(sizes)}, as {how} does"

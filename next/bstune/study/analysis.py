@@ -21,7 +21,7 @@ from bstune.search.findings import (
     predictions,
     share_reaching,
 )
-from bstune.search.posterior import Posterior, sample_posterior
+from bstune.search.posterior import Posterior
 from bstune.study.advice import (
     closest_trial,
     easier_target,
@@ -47,6 +47,7 @@ from bstune.study.critical import critical_batch_size
 from bstune.study.plan import (
     Field,
     Plan,
+    answer_posterior,
     count_configurations,
     field_of,
     least_steps,
@@ -70,9 +71,6 @@ from bstune.study.result import (
 # so many octaves, by the rule, has reached the target.
 LEAST_GAIN = 1.05
 OCTAVES_OFF = 1.0
-# Draws and moves of the posterior that the answer stands on.
-DRAWS = 600
-MOVES = 6
 
 
 @dataclass(frozen=True)
@@ -126,20 +124,18 @@ def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResult:
-    """The result where nothing reached the target: the closest, and what may help.
-
-    Another target, budget or range of rates makes another study.
-    """
+    """The result where nothing reached the target: the closest, and what may help."""
     plan = study.plan
-    closest = closest_trial(plan.question.target, records)
+    closest = closest_trial(plan.question, records)
     fields = _common_fields(study, records) | {"verdict": "not yet", "reached": False}
-    messages = [record.message for record in records if not record.history]
     if closest is None:
-        return StudyResult(**fields, missing=messages[-1])
+        # Under a time limit that start-up takes up there is no trial at all.
+        message = records[-1].message if records else "no trial was run in the time limit"
+        return StudyResult(**fields, missing=message)
     if closest.trend == "failed":
-        fields["missing"] = messages[-1]
+        fields["missing"] = [record.message for record in records if not record.history][-1]
     easier = easier_target(plan.question.target, records)
-    options = remedy(plan, closest.trend, records)
+    options = remedy(plan, study.name, closest.trend, records)
     record = next(record for record in records if record.number == closest.number)
     field = field_of(plan, records)
     return StudyResult(
@@ -148,7 +144,7 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
         closest=closest,
         easier_goal=easier.goal,
         easier=study.command({"target": str(easier), "study": f"{study.name}-easier"}),
-        next=study.command({**options, "study": f"{study.name}-2"}) if options else None,
+        next=study.command(options) if options else None,
     )
 
 
@@ -156,15 +152,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     """The result where a trial reached the target."""
     plan = study.plan
     step_time = step_time_of(plan, records)
-    posterior = sample_posterior(
-        plan.question,
-        plan.space,
-        records,
-        seed=plan.seed,
-        misfit=True,
-        draws=DRAWS,
-        moves=MOVES,
-    )
+    posterior = answer_posterior(plan, records)
     points = curve(posterior, step_time, curve_sizes(plan.space))
     searched = searched_range(plan.space, records)
     critical = critical_batch_size(posterior, records)
@@ -188,7 +176,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         return StudyResult(
             **fields,
             verdict=None,
-            warnings=warnings_of(plan, None, critical, points, searched),
+            warnings=warnings_of(plan, None, critical, points, searched, records),
         )
     other, baseline, speedup = _comparison(plan, records)
     other, baseline = _with_share(other, posterior), _with_share(baseline, posterior)
@@ -214,8 +202,8 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         near_optimal=_near_optimal(points, plan, step_time, best),
         lr_alone=_rate_alone(plan, records, verdict, posterior, other, baseline, speedup),
         fewest_steps=_fewest_steps(plan.question, points, records, best),
-        faster=_faster(plan, posterior, step_time, best),
-        warnings=warnings_of(plan, best, critical, points, searched),
+        faster=_faster(plan, posterior, step_time, best, baseline),
+        warnings=warnings_of(plan, best, critical, points, searched, records),
     )
 
 
@@ -424,7 +412,11 @@ def _fewest_steps(
 
 
 def _faster(
-    plan: Plan, posterior: Posterior, step_time: StepTime, best: Confirmed | None
+    plan: Plan,
+    posterior: Posterior,
+    step_time: StepTime,
+    best: Confirmed | None,
+    baseline: Confirmed | None,
 ) -> Faster | None:
     """Under ``steps``: the configuration that is predicted to be clearly faster in seconds."""
     if plan.question.objective != "steps" or best is None:
@@ -438,7 +430,10 @@ def _faster(
         return None
     least, record = min(seconds.values(), key=lambda pair: pair[0])
     speedup = seconds[best.number][0] / least
-    if speedup <= NEAR_OPTIMAL:
+    if speedup <= NEAR_OPTIMAL or record.role == "baseline":
+        return None
+    # The baseline's seconds are measured, and stand beside the best's.
+    if baseline is not None and not baseline.is_bound and baseline.seconds <= least:
         return None
     return Faster(
         batch_size=record.batch_size,

@@ -15,8 +15,8 @@ from bstune.core.records import Budget, Record
 from bstune.core.space import Space
 from bstune.search.law import EXPONENT, SHIFT, Law, make_law
 from bstune.search.posterior import BOUND, BOUND_DEVIATION, VALUE, Posterior, Rows, sample
-from bstune.study.analysis import DRAWS, MOVES
 from bstune.study.critical import critical_batch_size
+from bstune.study.plan import DRAWS, MOVES
 from bstune.study.result import Interval
 
 SEED = 0
@@ -105,6 +105,9 @@ def _point(point: Any) -> tuple[float, float, bool]:
         raise InputError(
             f"a point must be (batch size, steps, reached), but got {point!r:.100}"
         ) from error
+    # A text such as "False" would count as true, and NaN of a table as well.
+    if reached not in (True, False):
+        raise InputError(f"reached must be True or False, but got {reached!r:.100}")
     return _at_least_one(batch_size, "batch_size"), _at_least_one(steps, "steps"), bool(reached)
 
 

@@ -50,6 +50,10 @@ BASELINE_SHARE = 0.2
 LEAST_FOR_CURVE = 8
 # Failures that end a study with the user's own error.
 FAILURES = 3
+# Draws and moves of the posterior that the answer stands on. By the sampler's seed alone B_crit
+# then moves by 2 to 6% on four recorded studies; with half the moves by up to 17%.
+DRAWS = 600
+MOVES = 12
 
 
 class Ask(Frozen):
@@ -156,6 +160,19 @@ def search_posterior(plan: Plan, records: Sequence[Record]) -> Posterior:
     """The posterior of the trials before new seeds, by which configurations are chosen for them."""
     of_search = [record for record in records if record.role != "new seed"]
     return sample_posterior(plan.question, plan.space, of_search, seed=plan.seed)
+
+
+def answer_posterior(plan: Plan, records: Sequence[Record]) -> Posterior:
+    """The posterior of all trials, with the misfit, that the answer stands on."""
+    return sample_posterior(
+        plan.question,
+        plan.space,
+        records,
+        seed=plan.seed,
+        misfit=True,
+        draws=DRAWS,
+        moves=MOVES,
+    )
 
 
 @dataclass(frozen=True)
@@ -314,11 +331,10 @@ def _searches(plan: Plan, records: Sequence[Record], running: Sequence[Spec], no
 
 
 def _is_b_crit_known(plan: Plan, records: Sequence[Record]) -> bool:
-    """Whether B_crit's 90% interval is narrow enough, and both of its ends are bounded."""
+    """Whether B_crit's 90% interval, as the answer states it, is narrow."""
     if sum(record.reached for record in records) < LEAST_FOR_CURVE:
         return False
-    posterior = sample_posterior(plan.question, plan.space, records, seed=plan.seed, misfit=True)
-    return is_narrow(critical_batch_size(posterior, records).interval)
+    return is_narrow(critical_batch_size(answer_posterior(plan, records), records).interval)
 
 
 def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask:

@@ -14,7 +14,7 @@ from bstune.search.findings import CurvePoint
 SCHEMA = 1
 
 Verdict = Literal["switch", "keep", "not yet", "use"]
-Warned = Literal["step times", "far from the law", "octave without a trial"]
+Warned = Literal["evaluations", "step times", "far from the law", "octave without a trial"]
 
 
 class Confirmed(Configuration):
@@ -143,8 +143,9 @@ class Closest(Frozen):
     configuration: Configuration
     number: int
     value: float
-    trend: Literal["still falling", "flat", "diverged", "failed"]
-    """What most trials did at their end; it decides what to do next."""
+    trend: Literal["still falling", "flat", "stopped early", "diverged", "failed"]
+    """What most trials did at their end; it decides what to do next. ``stopped early``: they were
+    falling or flat, and none of these came near its budget."""
 
 
 class ResultWarning(Frozen):

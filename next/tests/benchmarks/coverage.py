@@ -32,8 +32,8 @@ from synthetic import KINDS, draw_law, law_table
 from bstune.core.curve import slope_b_crit
 from bstune.search.findings import b_crit_quantiles
 from bstune.search.posterior import sample_posterior
-from bstune.study.analysis import DRAWS, MOVES
 from bstune.study.critical import critical_batch_size
+from bstune.study.plan import DRAWS, MOVES
 
 OLD = ROWS / "coverage_old.jsonl"
 # Least and largest share in sum of ``time`` and ``curve``, and of widths new over old.
