@@ -52,7 +52,10 @@ def test_the_best_rate_is_the_rule_shifted_and_bent():
         (4.0, 2.0),
         (-1.2, 0.5 * 1.2 * (math.sqrt(2.0) - 1.0)),
         # A line of slope 0.5 an octave, far below.
-        (-1e6, 0.5 * (1e6 - 1.2)),
+        (-60.0, 0.5 * (math.hypot(60.0, 1.2) - 1.2)),
+        # Log steps are at most 50; the level is 5.
+        (60.0, 45.0),
+        (-1e6, 45.0),
     ],
 )
 def test_penalties_off_the_best_rate(octaves, penalty):

@@ -60,8 +60,6 @@ MOST_REMAINING = 10.0
 COST_WEIGHT = 0.1
 # What is added to a score for each e-fold of steps over the budget.
 OUT_OF_REACH = 1e3
-# Log steps are kept below this: exp must not overflow.
-MOST_LOG_STEPS = 50.0
 # A pruned trial that has used this share of the give-up cost is not resumed.
 WORTH_RESUMING = 0.95
 
@@ -212,7 +210,7 @@ def _choices(
         x=x,
         z=z,
         ran=np.concatenate([[chain.steps for chain in chains], np.zeros(new_x.size)]),
-        log_steps=np.minimum(log_steps, MOST_LOG_STEPS),
+        log_steps=log_steps,
         # Values and costs are in proportion to steps.
         value_per_step=np.array([question.value(1.0, 2.0**size, step_time) for size in x]),
         cost_per_step=np.array([question.cost(1.0, 2.0**size, step_time) for size in x]),

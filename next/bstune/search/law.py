@@ -49,6 +49,8 @@ SHIFT_DEGREES = 3.0
 MISFIT_MEAN = math.log(0.06)
 MISFIT_SPREAD = 0.8
 OCTAVES_BETWEEN_KNOTS = 1.5
+# Log steps at rates far above the best one are kept below this: their exponential is finite.
+MOST_LOG_STEPS = 50.0
 # Octaves below the best rate over which the penalty turns from a parabola into a line.
 LOW_TURN = 1.2
 
@@ -124,7 +126,8 @@ class Law:
 
     def log_steps(self, theta: Array, x: Array, z: Array) -> Array:
         """log S(B, lr) of m draws at n configurations, (m, n)."""
-        return self.curve(theta, x) + self.below(theta, x, z) + self.above(theta, x, z)
+        log_steps = self.curve(theta, x) + self.below(theta, x, z) + self.above(theta, x, z)
+        return np.minimum(log_steps, MOST_LOG_STEPS)
 
     def sample_prior(self, count: int, rng: np.random.Generator) -> Array:
         """Draws before any trial, (count, parameters)."""

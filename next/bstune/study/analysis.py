@@ -294,7 +294,10 @@ def _confirmed(
         seconds_low=seconds_ends[0],
         seconds_high=seconds_ends[1],
         is_bound=is_bound,
-        predicted_share=predicted_share(*place_of(plan.space, record), field.outcomes),
+        predicted_share=predicted_share(
+            *place_of(plan.space, record),
+            [outcome for outcome in field.outcomes if not outcome.is_of_search],
+        ),
         step_seconds=tau,
         step_seconds_error=error,
     )

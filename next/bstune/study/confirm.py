@@ -89,6 +89,9 @@ class Outcome:
     z: float
     """log2 of the rate, relative to the scaling rule's."""
     reached: bool
+    is_of_search: bool = False
+    """A trial of the search: what is stated of a configuration that was chosen because its trial
+    reached the target does not count it."""
 
 
 def median_run(runs: Sequence[Run]) -> tuple[float, bool]:

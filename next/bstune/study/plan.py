@@ -240,7 +240,8 @@ def _outcomes(plan: Plan, posterior: Posterior, records: Sequence[Record]) -> li
         allowed = run.steps if run.status == "pruned" else run.max_steps
         budget = plan.question.budget.last_step(run.batch_size)
         if allowed >= min(ALLOWED * steps, budget):
-            outcomes.append(Outcome(*place_of(plan.space, run), run.reached))
+            place = place_of(plan.space, run)
+            outcomes.append(Outcome(*place, run.reached, run.role == "search"))
     return outcomes
 
 
