@@ -21,11 +21,10 @@ from bstune.search.limits import (
         # A new one gets the lesser of 0.4 times 1.2 times the best's and 0.6 times its own steps.
         (100, 1000, 0, 48),
         (100, 50, 0, 30),
-        # One that has run a little of that gets as much; from 3/4 of it on 1.2 times the best's,
-        # or 1.5 times its own steps.
+        # One that has run a little of that gets as much; from 3/4 of it on 1.2 times the best's.
         (100, 1000, 30, 48),
         (100, 1000, 36, 120),
-        (100, 70, 40, 105),
+        (100, 70, 40, 120),
         # It runs on by 1.3, also where it was thought to be over, and 10 steps at least.
         (100, 70, 100, 130),
         (5, 5, 0, 10),
