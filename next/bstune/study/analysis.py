@@ -48,6 +48,7 @@ from bstune.study.plan import (
     Field,
     Plan,
     answer_posterior,
+    baseline_of,
     count_configurations,
     field_of,
     least_steps,
@@ -217,9 +218,7 @@ def _comparison(
     field = field_of(plan, records)
     leader = best_confirmed(field.candidates, field.runs, field.noise)
     of_other = next((record for record in records if record.number == leader), None)
-    # One that failed for a mended error has run again.
-    baselines = [record for record in records if record.role == "baseline"]
-    of_baseline = baselines[-1] if baselines else None
+    of_baseline = baseline_of(records)
     other_runs = [] if of_other is None else new_seeds_of(records, of_other.number)
     baseline_runs = [] if of_baseline is None else new_seeds_of(records, of_baseline.number)
     common = {run.seed for run in other_runs} & {run.seed for run in baseline_runs}

@@ -261,6 +261,12 @@ def is_of(record: Spec, configuration: Configuration) -> bool:
     return same_pair and record.values == configuration.values
 
 
+def baseline_of(records: Sequence[Record]) -> Record | None:
+    """The baseline's first run; where it failed and the error was mended, the one after that."""
+    baselines = [record for record in records if record.role == "baseline"]
+    return baselines[-1] if baselines else None
+
+
 def new_seeds_of(records: Sequence[Record], number: int) -> list[Record]:
     """The finished runs of a trial's configuration on new seeds, in the order of the seeds."""
     runs = [record for record in records if record.repeats == number]
@@ -407,7 +413,7 @@ def _ask_seed_of_baseline(
 
     Under a time limit it ends after ``NEW_SEED_LIMIT`` times what the leader takes.
     """
-    baseline = next((record for record in records if record.role == "baseline"), None)
+    baseline = baseline_of(records)
     if baseline is None:
         return None
     of_leader = new_seeds_of(records, leader)
