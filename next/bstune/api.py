@@ -50,7 +50,7 @@ from bstune.tracking.mlflow import log_study
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
 from bstune.trial.trial import Trial
-from bstune.trial.worker import Answer, Failure, InProcess, Worker
+from bstune.trial.worker import Answer, Failure, InProcess, Worker, call
 
 
 class Result(StudyResult):
@@ -345,9 +345,8 @@ def _worker_and_machine(
         return None, RECORDED
     worker = InProcess() if options.workers == 0 else Worker(folder.log)
     stack.callback(worker.close)
-    worker.submit(describe_machine, options.device, options.threads)
-    while (outcome := worker.poll(1.0)) is None:
-        pass
+    watch = HangWatch(options.wall_seconds, options.trial_seconds)
+    outcome = call(worker, describe_machine, options.device, options.threads, limit=watch.limit)
     if isinstance(outcome, Failure):
         raise outcome.refusal or UserCodeError(outcome.reason)
     machine: Machine = outcome.value
@@ -363,10 +362,9 @@ def _default_rule(options: Options, workload: Workload, worker: Worker | InProce
         return DEFAULT_RULE
     batch_size, lr = space_of(options, "cpu").anchor
     size = round(batch_size)
-    worker.submit(workload.scaling, size, lr, options.budget.last_step(size))
-    outcome = worker.poll(HangWatch(options.wall_seconds, options.trial_seconds).limit)
-    if outcome is None:
-        worker.kill("it hangs")
+    watch = HangWatch(options.wall_seconds, options.trial_seconds)
+    steps = options.budget.last_step(size)
+    outcome = call(worker, workload.scaling, size, lr, steps, limit=watch.limit)
     return outcome.value if isinstance(outcome, Answer) else DEFAULT_RULE
 
 

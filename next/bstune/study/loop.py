@@ -11,10 +11,8 @@ from bstune.study.plan import Ask, Done, Plan, Wait, fatal_error, next_step
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
 from bstune.trial.trial import Trial, run_trial
-from bstune.trial.worker import Failure, InProcess, Worker, tell_progress
+from bstune.trial.worker import POLL_SECONDS, Failure, InProcess, Worker, tell_progress
 
-# Seconds between two looks at the worker, or at what other processes run.
-POLL_SECONDS = 0.2
 # A trial hangs when nothing comes of it for the larger of this, in seconds, and so many times the
 # longest silence before; before the first evaluation of a study it may have data to download.
 HANG_SECONDS = 60.0

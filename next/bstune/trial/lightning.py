@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from bstune.core.clock import TrainingClock
 from bstune.core.errors import InputError
 from bstune.core.evaluation_schedule import next_evaluation
 from bstune.core.rules import DEFAULT_RULE, Rule
-from bstune.recipe.recipe import Recipe
+from bstune.recipe.recipe import Recipe, TrialSettings
 from bstune.trial.batches import (
     RngState,
     TrialLoader,
@@ -50,12 +51,40 @@ def train(recipe: Recipe, trial: Trial) -> None:
         InputError: the data's loader or the target's metric cannot be used.
         Exception: whatever the user's code raises.
     """
+    fit(recipe, trial, [StopAtTarget(trial)], resume_from=trial.resume_from)
+
+
+def fit(
+    recipe: Recipe,
+    trial: TrialSettings,
+    callbacks: Sequence[Callback],
+    resume_from: Path | None = None,
+) -> Trainer:
+    """Build what is trained, and give it to the user's Trainer, in batches of exactly B examples.
+
+    Args:
+        recipe: what is trained.
+        trial: its batch size, rate, seed and length.
+        callbacks: which evaluate and stop it.
+        resume_from: a checkpoint of the same trial.
+
+    Returns:
+        The Trainer, which has the module as ``lightning_module``.
+
+    Raises:
+        InputError: the data's loader cannot be used.
+        Exception: whatever the user's code raises.
+    """
     with quiet():
-        _fit(recipe, trial)
+        return _fit(recipe, trial, callbacks, resume_from)
 
 
-def _fit(recipe: Recipe, trial: Trial) -> None:
-    """Build what is trained, and give it to the Trainer."""
+def _fit(
+    recipe: Recipe,
+    trial: TrialSettings,
+    callbacks: Sequence[Callback],
+    resume_from: Path | None,
+) -> Trainer:
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
     seed_everything(trial.seed)
@@ -69,14 +98,15 @@ def _fit(recipe: Recipe, trial: Trial) -> None:
         return rebatch(users_loader(), trial.batch_size, trial.seed)
 
     limit = EpochLimit(train_loader, trial.total_steps)
-    trainer = make_trainer(recipe, trial, module, [limit, StopAtTarget(trial)])
-    fit = functools.partial(trainer.fit, module, ckpt_path=trial.resume_from, weights_only=True)
+    trainer = make_trainer(recipe, trial, module, [limit, *callbacks])
+    start = functools.partial(trainer.fit, module, ckpt_path=resume_from, weights_only=True)
     if is_data_module:
         # The data module stays the user's, with all its hooks, but for its training loader.
         data.train_dataloader = train_loader
-        fit(datamodule=data)
+        start(datamodule=data)
     else:
-        fit(train_dataloaders=train_loader(), val_dataloaders=data[1])
+        start(train_dataloaders=train_loader(), val_dataloaders=data[1])
+    return trainer
 
 
 def scaling_of(recipe: Recipe, batch_size: int, lr: float, steps: int) -> Rule:

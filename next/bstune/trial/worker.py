@@ -32,6 +32,8 @@ ANY_NUMBER = 0
 EXIT_SECONDS = 1.0
 # Seconds between two messages that a function makes progress.
 PROGRESS_SECONDS = 0.2
+# Seconds between two looks at a worker.
+POLL_SECONDS = 0.2
 # The template's program; modules of the user's folder are found where this process finds them.
 PROGRAM = """
 import sys
@@ -201,6 +203,23 @@ class InProcess:
 
     def __exit__(self, *error: object) -> None:
         pass
+
+
+def call(
+    worker: Worker | InProcess, function: Callable[..., Any], *args: Any, limit: float
+) -> Answer | Failure:
+    """Send a function and wait for what becomes of it.
+
+    Args:
+        worker: that calls it.
+        function, args: what is called, as in :meth:`Worker.submit`.
+        limit: seconds that it may say nothing for; then its process is ended.
+    """
+    worker.submit(function, *args)
+    while (outcome := worker.poll(POLL_SECONDS)) is None:
+        if worker.silent_seconds > limit:
+            worker.kill(f"it said nothing for {limit:.0f} s")
+    return outcome
 
 
 def _dumped(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
