@@ -64,14 +64,16 @@ class Ranks:
                 return outcome
 
     def _outcome(self) -> Answer | Failure | None:
-        """What counts: the first process's outcome, or that of one that ended before the others."""
-        if len(self._outcomes) == len(self._workers):
-            return self._outcomes[0]
+        """What counts: a failure, else the first process's, else that of one that ended early."""
         for outcome in self._outcomes.values():
-            is_late = time.monotonic() - self._first_done > PATIENCE
-            if isinstance(outcome, Failure) or is_late:
+            if isinstance(outcome, Failure):
                 self.close()
                 return outcome
+        if len(self._outcomes) == len(self._workers):
+            return self._outcomes[0]
+        if self._outcomes and time.monotonic() - self._first_done > PATIENCE:
+            self.close()
+            return next(iter(self._outcomes.values()))
         return None
 
     @property
@@ -115,8 +117,11 @@ def _call_in_group(
     environment: dict[str, str], function: Callable[..., Any], args: Sequence[Any]
 ) -> Any:
     """Call a function as one of a group, which is a new one for each call."""
+    import torch
     from torch import distributed
 
+    # The processes share the cores.
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(environment["WORLD_SIZE"])))
     # Here, not after the last call: a process that has failed leaves the others waiting, which does
     # not look like a failure of theirs.
     if distributed.is_initialized():

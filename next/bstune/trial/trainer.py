@@ -57,14 +57,6 @@ class MicroBatchWeights(Callback):
         # Lightning has divided each of the k losses by k.
         self._weights = [len(sizes) * size / sum(sizes) for size in sizes]
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """InputError for a module that steps its optimizers itself."""
-        if not pl_module.automatic_optimization:
-            raise InputError(
-                f"{type(pl_module).__name__} steps its optimizers itself (manual optimization), so "
-                f"that its batches cannot be accumulated: leave out micro_batch_size"
-            )
-
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor
     ) -> None:
@@ -89,8 +81,15 @@ def make_trainer(
         micro_batch_sizes: examples of each micro-batch of a batch on this device.
 
     Raises:
-        InputError: the device cannot do the recipe's precision.
+        InputError: the device cannot do the recipe's precision, or the module steps its optimizers
+            itself where batches are to be accumulated.
     """
+    count = len(micro_batch_sizes)
+    if count > 1 and not module.automatic_optimization:
+        raise InputError(
+            f"{type(module).__name__} steps its optimizers itself (manual optimization), so that "
+            f"its batches cannot be accumulated: leave out micro_batch_size"
+        )
     package = import_module(_package_of(module))
     for name in PACKAGES:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -99,7 +98,6 @@ def make_trainer(
     users = arguments.get("callbacks") or []
     users = users if isinstance(users, list | tuple) else [users]
     kept = [callback for callback in users if not isinstance(callback, left_out)]
-    count = len(micro_batch_sizes)
     weights = [MicroBatchWeights(micro_batch_sizes)] if count > 1 else []
     device = resolve_device(recipe.device)
     ours: dict[str, Any] = {
