@@ -275,7 +275,7 @@ class StopAtTarget(Callback):
         # Lightning evaluates after batches whose number is a multiple of this.
         trainer.val_check_batch = _batches(trainer) if self._is_due else NEVER
         if not self._is_due:
-            if self.steps <= self._last_cold:
+            if has_stepped and self.steps <= self._last_cold:
                 self._timed_from = self.steps
                 self._clock.start()
         else:
