@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 import warnings
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -27,11 +26,13 @@ from torch.utils.data import DataLoader
 sys.path.insert(0, str(Path(__file__).parents[1] / "projects"))
 
 import bstune
+from bstune.core.clock import TrainingClock
 from bstune.core.evaluation_schedule import next_evaluation
 from bstune.core.records import Record
 
 RUNS = 20
 EVALUATE_EVERY = 2
+UNTIMED = 20
 
 
 def projects(name):
@@ -134,19 +135,25 @@ def steps_to_target(module_class, data_class, batch_size, lr, seed, target, most
 
 
 def step_seconds(module_class, data_class, batch_size, lr, steps=200):
-    """Seconds of a step of a plain fit without evaluations, the first 20 steps left out."""
-    times = []
+    """Seconds of a step of a plain fit without evaluations, after 20 that are not timed.
 
-    class Stamp(Callback):
-        def on_train_batch_end(self, *arguments):
-            times.append(time.perf_counter())
+    They are a mean, as what an epoch's start costs is a part of the training, without the waits for
+    a processor.
+    """
+    clock = TrainingClock()
+
+    class Timed(Callback):
+        def on_train_batch_end(self, trainer, *arguments):
+            if trainer.global_step == UNTIMED:
+                clock.start()
+            elif trainer.global_step == steps:
+                clock.stop(steps - UNTIMED)
 
     seed_everything(0, verbose=False)
     never = {"val_check_interval": 10**9, "check_val_every_n_epoch": None}
-    plain = trainer(max_steps=steps, **never, callbacks=[Stamp()])
+    plain = trainer(max_steps=steps, **never, callbacks=[Timed()])
     plain.fit(module_class(lr=lr), datamodule=rebatched(data_class(), batch_size))
-    apart = [later - earlier for earlier, later in pairwise(times[20:])]
-    return statistics.median(apart)
+    return clock.seconds / (steps - UNTIMED)
 
 
 def measure(module_class, data_class, found, target, most):
