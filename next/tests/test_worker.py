@@ -1,6 +1,7 @@
 """A process to which functions are sent: whatever it does, an outcome comes back."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import bstune
 from bstune.core.errors import InputError
 from bstune.trial.worker import Answer, Failure, InProcess, Worker, tell_progress
 
+OWN_PATH = {**os.environ, "PYTHONPATH": str(Path(bstune.__file__).parents[1])}
 # Seconds that a test waits before it fails.
 PATIENCE = 60.0
 
@@ -46,33 +48,56 @@ def exits():
 
 
 def crashes():
+    print("layer 3")
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def aborts():
+    # As C++ does where nothing catches an exception.
+    message = b"terminate called after throwing 'std::runtime_error'\n  what():  no such device\n"
+    os.write(2, message)
+    os.abort()
+
+
 def leaves():
+    print("a line long before\n\nthe database is locked\nx://me:pw@host is left", flush=True)
     os._exit(7)
+
+
+def is_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def cannot_be_pickled():
     return (step for step in range(3))
 
 
+# Each reason in whole: what an earlier process wrote is not told.
 FAILURES = {
-    "an exception": (raises, "ValueError: no"),
-    "out of memory": (exhausts_memory, "MemoryError"),
-    "sys.exit": (exits, "SystemExit: 3"),
-    "a crash": (crashes, "SIGSEGV"),
-    "an exit": (leaves, "status 7"),
-    "an answer that cannot be sent": (cannot_be_pickled, "generator"),
+    "an exception": (raises, r"ValueError: no \(test_worker.py:\d+\)"),
+    "out of memory": (exhausts_memory, "MemoryError .*"),
+    "sys.exit": (exits, "SystemExit: 3 .*"),
+    "a crash": (crashes, r"its process was ended by SIGSEGV: layer 3 \(test_worker.py:\d+\)"),
+    "an abort": (
+        aborts,
+        "its process was ended by SIGABRT: terminate called after throwing 'std::runtime_error'; "
+        r"what\(\):  no such device \(test_worker.py:\d+\)",
+    ),
+    "an exit": (
+        leaves,
+        r"its process ended with status 7: the .* locked; x://me:\*\*\*@host is left",
+    ),
+    "a kill": (is_killed, "its process was ended by SIGKILL"),
+    "an answer that cannot be sent": (cannot_be_pickled, ".*generator.*"),
 }
 
 
 @pytest.mark.parametrize("case", FAILURES)
 def test_a_failure_is_an_outcome_and_the_next_function_is_called(worker, case):
-    function, words = FAILURES[case]
+    function, reason = FAILURES[case]
     failure = outcome_of(worker, function)
     assert isinstance(failure, Failure)
-    assert words in failure.reason
+    assert re.fullmatch(reason, failure.reason)
     assert outcome_of(worker, pow, 2, 10) == Answer(1024)
 
 
@@ -155,6 +180,51 @@ def test_in_this_process():
         assert "ValueError: no" in outcome_of(worker, raises).reason
 
 
+SCRIPT = """
+import multiprocessing, sys
+from pathlib import Path
+import first
+from second import double
+from bstune.trial.worker import Worker
+
+class Batch:
+    def __init__(self, value):
+        self.value = value
+
+def collate(value):
+    return Batch(double(value))
+
+def put(queue, function, value):
+    queue.put(function(value))
+
+def load(value):
+    queue = multiprocessing.Queue()
+    process = multiprocessing.Process(target=put, args=(queue, collate, value))
+    process.start()
+    batch = queue.get(timeout=20)
+    process.join()
+    return multiprocessing.get_start_method(), type(batch) is Batch, batch.value
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    with Worker(Path("log.txt"), preload=()) as worker:
+        worker.submit(load, 21)
+        print(worker.poll(60.0))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_what_main_defines_is_sent_to_a_loaders_process_and_back(tmp_path, method):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    # Whoever imports the second one first fails.
+    (tmp_path / "first.py").write_text("ONE = 1\nfrom second import double\n")
+    (tmp_path / "second.py").write_text("from first import ONE\ndef double(x): return 2 * x\n")
+    answer = subprocess.run(
+        [sys.executable, "train.py", method], cwd=tmp_path, env=OWN_PATH, capture_output=True
+    )
+    assert answer.stdout.decode().strip() == f"Answer(value=({method!r}, True, 42))"
+
+
 OWNER = """
 import os, sys, time
 from pathlib import Path
@@ -189,10 +259,7 @@ def test_both_processes_end_with_the_one_that_started_them(tmp_path):
     script = tmp_path / "owner.py"
     script.write_text(OWNER)
     command = [sys.executable, script, tmp_path / "log.txt"]
-    paths = {"PYTHONPATH": str(Path(bstune.__file__).parents[1])}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **paths}
-    ) as owner:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=OWN_PATH) as owner:
         pids = [int(pid) for pid in owner.stdout.readline().split()]
         assert len(pids) == 2
         owner.kill()

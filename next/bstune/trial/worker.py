@@ -6,6 +6,7 @@ started them. Unlike multiprocessing's start methods this does not import the us
 """
 
 import importlib
+import multiprocessing
 import os
 import pickle
 import select
@@ -24,7 +25,8 @@ from typing import Any, Self
 import cloudpickle
 
 from bstune.core.errors import BstuneError, InputError, Interrupted
-from bstune.system.failures import one_line
+from bstune.system.failures import last_lines, one_line
+from bstune.trial.by_value import import_in_order, send_by_value, users_modules
 
 # The number of a function that the template gives, which knows none.
 ANY_NUMBER = 0
@@ -34,6 +36,8 @@ EXIT_SECONDS = 1.0
 PROGRESS_SECONDS = 0.2
 # Seconds between two looks at a worker.
 POLL_SECONDS = 0.2
+# The most of what a process has printed that is read once it is dead.
+LOG_BYTES = 65_536
 # The template's program; modules of the user's folder are found where this process finds them.
 PROGRAM = """
 import sys
@@ -85,8 +89,11 @@ class Worker:
         ours, theirs = socket.socketpair()
         # It closes when this process dies, however it dies: then the template ends the others.
         lifeline_end, self._lifeline = os.pipe()
-        arguments = (theirs.fileno(), lifeline_end, self._preload)
+        # How the script starts the processes of its loaders; None: as Python does.
+        start_method = multiprocessing.get_start_method(allow_none=True)
+        arguments = (theirs.fileno(), lifeline_end, self._preload, start_method)
         with self._log.open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(  # noqa: S603 (it is this package)
                 [
                     *(sys.executable, "-u", "-X", "faulthandler", "-c"),
@@ -130,12 +137,22 @@ class Worker:
                 number, message = self._connection.recv()
             except (EOFError, OSError, pickle.UnpicklingError):
                 status = self._end(patience=EXIT_SECONDS)
-                return Failure(f"its process {_how_ended(status)}")
+                return self._died(_how_ended(status))
             self._heard = time.monotonic()
             if message is not None and number in (self._number, ANY_NUMBER):
-                outcome: Answer | Failure = pickle.loads(message)  # noqa: S301 (from our process)
+                outcome: Answer | Failure | str = pickle.loads(message)  # noqa: S301 (our process)
+                if isinstance(outcome, str):
+                    outcome = self._died(outcome)
+                self._log_start = self._log.stat().st_size
                 return outcome
         return None
+
+    def _died(self, how: str) -> Failure:
+        """Say how the process ended, with its last lines since the function before."""
+        with self._log.open("rb") as log:
+            log.seek(max(self._log_start, self._log.stat().st_size - LOG_BYTES))
+            lines = last_lines(log.read().decode(errors="replace"))
+        return Failure(f"its process {how}: {lines}" if lines else f"its process {how}")
 
     @property
     def silent_seconds(self) -> float:
@@ -225,19 +242,22 @@ def call(
 def _dumped(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
     """Write a function down for another process; InputError if something in it cannot be."""
     try:
-        task: bytes = cloudpickle.dumps((function, args))
-        return task
+        called = cloudpickle.dumps((function, args))
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise InputError(
             f"module and data cannot be sent to another process ({error}): give a function that "
             f"builds what holds files or locks, such as data=lambda: MyData()"
         ) from error
+    return pickle.dumps((users_modules(), called))
 
 
 def _call(task: bytes) -> Answer | Failure:
     """Call a function that was sent."""
     try:
-        function, args = cloudpickle.loads(task)
+        modules, called = pickle.loads(task)  # noqa: S301 (from our process)
+        import_in_order(modules)
+        send_by_value(modules)
+        function, args = cloudpickle.loads(called)
         return Answer(function(*args))
     except Interrupted:
         raise
@@ -263,13 +283,16 @@ def tell_progress() -> None:
         _Progress.connection.send((_Progress.number, None))
 
 
-def template(descriptor: int, lifeline: int, preload: Sequence[str]) -> None:
+def template(
+    descriptor: int, lifeline: int, preload: Sequence[str], start_method: str | None
+) -> None:
     """Be the template: import modules, and fork a process whenever there is none.
 
     Args:
         descriptor: of the socket on which functions come.
         lifeline: a pipe that closes when the worker's owner dies.
         preload: names of modules.
+        start_method: of the processes that a loader starts; None: Python's default.
     """
     os.set_inheritable(descriptor, False)
     os.set_inheritable(lifeline, False)
@@ -277,6 +300,7 @@ def template(descriptor: int, lifeline: int, preload: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in preload:
         importlib.import_module(name)
+    multiprocessing.set_start_method(start_method, force=True)
     connection = Connection(descriptor)
     while True:
         child = os.fork()
@@ -290,9 +314,8 @@ def template(descriptor: int, lifeline: int, preload: Sequence[str]) -> None:
             os.killpg(0, signal.SIGKILL)
         os.close(ended)
         _, status = os.waitpid(child, 0)
-        reason = f"its process {_how_ended(os.waitstatus_to_exitcode(status))}"
         # Only the process writes while it lives, and only the template once it is dead.
-        _send(connection, ANY_NUMBER, Failure(reason))
+        _send(connection, ANY_NUMBER, _how_ended(os.waitstatus_to_exitcode(status)))
 
 
 def _serve(connection: Connection) -> None:
@@ -312,8 +335,8 @@ def _serve(connection: Connection) -> None:
             _send(connection, number, Failure(one_line(error)))
 
 
-def _send(connection: Connection, number: int, outcome: Answer | Failure) -> None:
-    """Send what became of a function."""
+def _send(connection: Connection, number: int, outcome: Answer | Failure | str) -> None:
+    """Send what became of a function; a text says how its process ended."""
     connection.send((number, cloudpickle.dumps(outcome)))
 
 
