@@ -1,5 +1,6 @@
 """A process to which functions are sent: whatever it does, an outcome comes back."""
 
+import multiprocessing
 import os
 import re
 import signal
@@ -117,11 +118,12 @@ def test_a_closure_is_sent(worker):
     assert outcome_of(worker, lambda value: factor * value, 5) == Answer(15)
 
 
-def test_it_is_one_process_of_its_own_with_the_same_paths(worker):
+def test_it_is_one_process_of_its_own_with_the_same_paths_and_arguments(worker):
     first = outcome_of(worker, os.getpid).value
     assert first != os.getpid()
     assert outcome_of(worker, os.getpid).value == first
-    assert outcome_of(worker, lambda: (os.getcwd(), sys.path)) == Answer((os.getcwd(), sys.path))
+    here = (os.getcwd(), sys.path, sys.argv)
+    assert outcome_of(worker, lambda: (os.getcwd(), sys.path, sys.argv)) == Answer(here)
 
 
 def test_a_process_that_died_between_two_functions_is_no_outcome(worker):
@@ -132,12 +134,22 @@ def test_a_process_that_died_between_two_functions_is_no_outcome(worker):
     assert outcome_of(worker, pow, 2, 3) == Answer(8)
 
 
-def test_what_hangs_is_killed(worker):
+def hangs():
+    time.sleep(1000)
+
+
+def hangs_in_a_loaders_process():
+    print(*multiprocessing.get_context("fork").Pool(1).map(time.sleep, [1000]))
+
+
+@pytest.mark.parametrize("function", [hangs, hangs_in_a_loaders_process])
+def test_what_hangs_is_killed_and_told_with_its_place(worker, function):
     pid = outcome_of(worker, os.getpid).value
-    worker.submit(time.sleep, 1000)
-    assert worker.poll(0.1) is None
+    worker.submit(function)
+    assert worker.poll(0.5) is None
     worker.kill("it took too long")
-    assert worker.poll(1.0) == Failure("it took too long")
+    line = function.__code__.co_firstlineno + 1
+    assert worker.poll(1.0) == Failure(f"it took too long (test_worker.py:{line})")
     assert is_gone(pid)
     assert outcome_of(worker, pow, 2, 3) == Answer(8)
 

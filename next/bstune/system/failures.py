@@ -69,6 +69,12 @@ def one_line(error: BaseException) -> str:
     return f"{message} ({place})" if place else message
 
 
+def where_in_dump(text: str) -> str:
+    """Find the user's own file and line in what faulthandler wrote, as :func:`where` does."""
+    # It names the innermost frame first.
+    return where_in_traceback("\n".join(reversed(text.splitlines())))
+
+
 def last_lines(text: str) -> str:
     """Write the end of what a process that died has printed, in one line, without secrets.
 
@@ -80,6 +86,5 @@ def last_lines(text: str) -> str:
     message = hide_in_text("; ".join(lines[-LAST_LINES:]))
     if len(message) > MESSAGE_LENGTH:
         message = f"...{message[-MESSAGE_LENGTH:]}"
-    # It names the innermost frame first.
-    place = where_in_traceback("\n".join(reversed(dump.splitlines())))
+    place = where_in_dump(dump)
     return f"{message} ({place})".lstrip() if place else message

@@ -5,6 +5,7 @@ Where that one dies the template says how, and forks the next one. Both end with
 started them. Unlike multiprocessing's start methods this does not import the user's script again.
 """
 
+import faulthandler
 import importlib
 import multiprocessing
 import os
@@ -25,7 +26,7 @@ from typing import Any, Self
 import cloudpickle
 
 from bstune.core.errors import BstuneError, InputError, Interrupted
-from bstune.system.failures import last_lines, one_line
+from bstune.system.failures import last_lines, one_line, where_in_dump
 from bstune.trial.by_value import import_in_order, send_by_value, users_modules
 
 # The number of a function that the template gives, which knows none.
@@ -36,12 +37,17 @@ EXIT_SECONDS = 1.0
 PROGRESS_SECONDS = 0.2
 # Seconds between two looks at a worker.
 POLL_SECONDS = 0.2
+# A process that gets it writes where its code is; it takes so many seconds at most.
+TELL_WHERE = signal.SIGUSR2
+TELLING_SECONDS = 0.05
 # The most of what a process has printed that is read once it is dead.
 LOG_BYTES = 65_536
-# The template's program; modules of the user's folder are found where this process finds them.
+# The template's program; the user's modules are found where this process finds them, and read the
+# same command line.
 PROGRAM = """
 import sys
 sys.path[:] = {path!r}
+sys.argv[:] = {argv!r}
 from bstune.trial import worker
 worker.template{arguments!r}
 """
@@ -97,7 +103,7 @@ class Worker:
             self._process = subprocess.Popen(  # noqa: S603 (it is this package)
                 [
                     *(sys.executable, "-u", "-X", "faulthandler", "-c"),
-                    PROGRAM.format(path=sys.path, arguments=arguments),
+                    PROGRAM.format(path=sys.path, argv=sys.argv, arguments=arguments),
                 ],
                 env={**ENVIRONMENT, **os.environ},
                 pass_fds=arguments[:2],
@@ -149,10 +155,14 @@ class Worker:
 
     def _died(self, how: str) -> Failure:
         """Say how the process ended, with its last lines since the function before."""
-        with self._log.open("rb") as log:
-            log.seek(max(self._log_start, self._log.stat().st_size - LOG_BYTES))
-            lines = last_lines(log.read().decode(errors="replace"))
+        lines = last_lines(self._printed(self._log_start))
         return Failure(f"its process {how}: {lines}" if lines else f"its process {how}")
+
+    def _printed(self, start: int) -> str:
+        """What stands in the log from a position on; of much of it, the end."""
+        with self._log.open("rb") as log:
+            log.seek(max(start, self._log.stat().st_size - LOG_BYTES))
+            return log.read().decode(errors="replace")
 
     @property
     def silent_seconds(self) -> float:
@@ -160,9 +170,25 @@ class Worker:
         return time.monotonic() - self._heard
 
     def kill(self, reason: str) -> None:
-        """End the process and those that it started; the next poll gives a Failure."""
+        """End the process and those that it started; the next poll gives a Failure.
+
+        Its reason ends with the user's file and line at which one of them was.
+        """
+        place = self._where_it_is()
         self._end()
-        self._killed = Failure(reason)
+        self._killed = Failure(f"{reason} ({place})" if place else reason)
+
+    def _where_it_is(self) -> str:
+        if self._process is None:
+            return ""
+        start = self._log.stat().st_size
+        for worker in _children(self._process.pid):
+            for pid in (worker, *_children(worker)):
+                # One after another: their lines would be mixed.
+                with suppress(ProcessLookupError):
+                    os.kill(pid, TELL_WHERE)
+                time.sleep(TELLING_SECONDS)
+        return where_in_dump(self._printed(start))
 
     def close(self) -> None:
         """End the process, if one was started."""
@@ -298,6 +324,7 @@ def template(
     os.set_inheritable(lifeline, False)
     # Ctrl-C is for the owner, which ends these processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.register(TELL_WHERE, all_threads=False)
     for name in preload:
         importlib.import_module(name)
     multiprocessing.set_start_method(start_method, force=True)
@@ -316,6 +343,13 @@ def template(
         _, status = os.waitpid(child, 0)
         # Only the process writes while it lives, and only the template once it is dead.
         _send(connection, ANY_NUMBER, _how_ended(os.waitstatus_to_exitcode(status)))
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    return []
 
 
 def _serve(connection: Connection) -> None:
