@@ -113,8 +113,10 @@ def timed(study: optuna.Study, project: Project, roles: dict[int, str] | None = 
     for trial in study.trials:
         if trial.datetime_start is None or trial.datetime_complete is None:
             continue
-        pair = (trial.params.get("batch_size"), trial.params.get("lr"))
-        is_baseline = None not in pair and np.allclose(pair, project.baseline, atol=0.0)
+        # The old package keeps the rate beside Optuna's parameters.
+        given = trial.user_attrs | trial.params
+        pair = (given["batch_size"], float(given["lr"]))
+        is_baseline = np.allclose(pair, project.baseline, atol=0.0)
         kind = "repeat" if pair in seen else "baseline" if is_baseline else "search"
         seen.add(pair)
         times = (trial.datetime_start.timestamp(), trial.datetime_complete.timestamp())

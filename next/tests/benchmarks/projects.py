@@ -27,9 +27,9 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "projects"))
 
-# Steps whose median time counts, after the first ones.
-TIMED_STEPS = 100
-WARMUP_STEPS = 20
+# Steps whose time counts, after the first ones: the median over blocks of steps.
+TIMED_STEPS = 200
+BLOCK = 20
 # Rates lie within this factor of the baseline's.
 LR_FACTOR = 30.0
 
@@ -170,19 +170,20 @@ def steps_to_target(
 def step_seconds(
     build: Build, now: Callable[[], float] = time.perf_counter, **arguments: Any
 ) -> float:
-    """Seconds of a step of a plain fit without evaluations, after the first ones."""
+    """Seconds of a step of a plain fit without evaluations: the median over blocks."""
     times = []
 
     class Stamp(Callback):
-        def on_train_batch_end(self, *arguments: Any) -> None:
-            times.append(now())
+        def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
+            if trainer.global_step % BLOCK == 0:
+                times.append(now())
 
     seed_everything(0, verbose=False)
     module, data = build()
     never = {"val_check_interval": 10**9, "check_val_every_n_epoch": None}
-    steps = WARMUP_STEPS + TIMED_STEPS
+    steps = BLOCK + TIMED_STEPS
     plain_trainer(max_steps=steps, callbacks=[Stamp()], **never, **arguments).fit(module, data)
-    return statistics.median(later - earlier for earlier, later in pairwise(times[WARMUP_STEPS:]))
+    return statistics.median(later - earlier for earlier, later in pairwise(times)) / BLOCK
 
 
 @contextmanager

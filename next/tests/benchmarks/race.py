@@ -55,15 +55,16 @@ def compete(name: str, project: str, wall_seconds: float, seed: int, python: str
         if name == "old":
             del environment["PYTHONPATH"]
         began = time.time()
+        # GNU's timeout ends one that hangs, with a status of its own.
         done = subprocess.run(
-            [*command, str(wall_seconds), str(seed)], cwd=folder, env=environment, text=True,
-            capture_output=True, timeout=wall_seconds + GRACE,
+            ["timeout", str(wall_seconds + GRACE), *command, str(wall_seconds), str(seed)],
+            cwd=folder, env=environment, text=True, capture_output=True,
         )  # fmt: skip
         ended = time.time()
     if done.returncode != 0:
         return {
             "pick": None,
-            "error": done.stderr.strip().splitlines()[-1],
+            "error": (done.stderr.strip() or "hangs").splitlines()[-1],
             "seconds": ended - began,
         }
     told = json.loads(done.stdout.splitlines()[-1])

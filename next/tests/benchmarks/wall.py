@@ -44,13 +44,14 @@ def main() -> None:
     in_time = 0
     for row in rows:
         limit = row["wall_seconds"]
-        in_time += row["seconds"] <= limit + max(SHARE * limit, SECONDS)
+        is_answered = "verdict" in row
+        in_time += is_answered and row["seconds"] <= limit + max(SHARE * limit, SECONDS)
         spent = row.get("spent", {})
         parts = ", ".join(f"{name} {value / row['seconds']:.0%}" for name, value in spent.items())
-        what = row.get("verdict") or row.get("error")
+        what = row["verdict"] if is_answered else row["error"]
         cell = f"{row['project']} {row['load']} {row['seed']}"
         print(f"{cell}: {row['seconds']:.1f} of {limit:.0f} s; {what}; {parts}")
-    print(f"{in_time} of {len(rows)} end within {SHARE:.0%} or {SECONDS:.0f} s of their limit")
+    print(f"{in_time} of {len(rows)} answer within {SHARE:.0%} or {SECONDS:.0f} s of their limit")
 
 
 if __name__ == "__main__":
