@@ -171,6 +171,15 @@ def test_progress_ends_silence(worker):
     tell_progress()  # does nothing here
 
 
+def test_what_it_imports_first_is_no_silence(tmp_path, monkeypatch):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(0.5)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with Worker(tmp_path / "log.txt", preload=("slow",)) as worker:
+        worker.submit(time.sleep, 1)
+        silences = [worker.silent_seconds for _ in range(9) if worker.poll(0.1) is None]
+        assert silences[2] == 0.0 < max(silences)
+
+
 def test_what_is_printed_is_in_the_log(tmp_path):
     log = tmp_path / "log.txt"
     with Worker(log, preload=("json",)) as worker:

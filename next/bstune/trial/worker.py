@@ -87,6 +87,7 @@ class Worker:
         self._number = 0
         self._killed: Failure | None = None
         self._heard = time.monotonic()
+        self._has_started = False
 
     def start(self) -> None:
         """Begin to import the modules, before there is a function to call."""
@@ -95,6 +96,7 @@ class Worker:
         ours, theirs = socket.socketpair()
         # It closes when this process dies, however it dies: then the template ends the others.
         lifeline_end, self._lifeline = os.pipe()
+        self._has_started = False
         # How the script starts the processes of its loaders; None: as Python does.
         start_method = multiprocessing.get_start_method(allow_none=True)
         arguments = (theirs.fileno(), lifeline_end, self._preload, start_method)
@@ -127,6 +129,7 @@ class Worker:
             # That a process died between two functions is no outcome of this one.
             while self._connection.poll():
                 self._connection.recv()
+                self._has_started = True
             self._connection.send((self._number, task))
         except (EOFError, OSError):
             self._end()
@@ -145,6 +148,7 @@ class Worker:
                 status = self._end(patience=EXIT_SECONDS)
                 return self._died(_how_ended(status))
             self._heard = time.monotonic()
+            self._has_started = True
             if message is not None and number in (self._number, ANY_NUMBER):
                 outcome: Answer | Failure | str = pickle.loads(message)  # noqa: S301 (our process)
                 if isinstance(outcome, str):
@@ -166,8 +170,11 @@ class Worker:
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since a function was sent, or its process said something."""
-        return time.monotonic() - self._heard
+        """Seconds since a function was sent, or its process said something.
+
+        While it imports the modules that it starts with, which a busy machine makes slow, it is 0.
+        """
+        return time.monotonic() - self._heard if self._has_started else 0.0
 
     def kill(self, reason: str) -> None:
         """End the process and those that it started; the next poll gives a Failure.
@@ -281,7 +288,9 @@ def _call(task: bytes) -> Answer | Failure:
     """Call a function that was sent."""
     try:
         modules, called = pickle.loads(task)  # noqa: S301 (from our process)
-        import_in_order(modules)
+        for name in modules:
+            import_in_order([name])
+            tell_progress()
         send_by_value(modules)
         function, args = cloudpickle.loads(called)
         return Answer(function(*args))
@@ -329,6 +338,7 @@ def template(
         importlib.import_module(name)
     multiprocessing.set_start_method(start_method, force=True)
     connection = Connection(descriptor)
+    connection.send((ANY_NUMBER, None))
     while True:
         child = os.fork()
         if child == 0:
