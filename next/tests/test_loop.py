@@ -70,22 +70,35 @@ def test_each_trial_is_stored_and_told_once(tmp_path):
     assert list(asked_trials(PLAN, storage, StudyFolder(tmp_path))) == []
 
 
-def fail_all(trials):
+def failure(spec, status="failed"):
+    return Record(**spec.model_dump(), status=status, steps=0, message="wrong path")
+
+
+def fail_all(trials, status):
     for asked in trials:
-        fields = asked.spec.model_dump()
-        asked.record = Record(**fields, status="failed", steps=0, message="wrong path")
+        asked.record = failure(asked.spec, status)
 
 
-def test_what_failed_in_an_earlier_call_is_asked_again(tmp_path):
+@pytest.mark.parametrize("status", ["failed", "refused"])
+def test_what_failed_in_an_earlier_call_is_asked_again(tmp_path, status):
     storage = open_study(tmp_path)
     with pytest.raises(UserCodeError, match="wrong path"):
-        fail_all(asked_trials(PLAN, storage, StudyFolder(tmp_path)))
-    assert len(storage.records()) == 3
+        fail_all(asked_trials(PLAN, storage, StudyFolder(tmp_path)), status)
+    assert len({record.batch_size for record in storage.records()}) == 3
     places = []
     for asked in asked_trials(PLAN, storage, StudyFolder(tmp_path)):
         places.append(asked.spec.place)
         asked.record = reached(asked.spec)
     assert places[:4] == ["baseline", "search/0", "search/1", "search/2"]
+
+
+def test_only_a_size_that_has_not_trained_is_refused(tmp_path):
+    storage = open_study(tmp_path)
+    for asked in asked_trials(replace(PLAN, trials=1), storage, StudyFolder(tmp_path)):
+        is_first = asked.spec.place in ("baseline", "search/1")
+        asked.record = reached(asked.spec) if is_first else failure(asked.spec, "refused")
+    statuses = {record.place: record.status for record in storage.records()}
+    assert (statuses["search/0"], statuses["seed/0/0"]) == ("refused", "failed")
 
 
 def test_a_new_seed_that_the_time_limit_cut_off_is_asked_again(tmp_path):

@@ -10,7 +10,7 @@ from bstune.core.question import Question
 from bstune.core.records import Record, StepTime
 from bstune.core.rules import allowed_rules
 from bstune.core.space import Space
-from bstune.core.step_time import StepTimeLaw
+from bstune.core.step_time import StepTimeModel
 from bstune.search.findings import (
     NEAR_OPTIMAL,
     CurvePoint,
@@ -269,7 +269,7 @@ def _confirmed(
     tau = step_time(record.batch_size)
     # Recorded runs tell their step times exactly.
     error = 0.0
-    if isinstance(step_time, StepTimeLaw):
+    if isinstance(step_time, StepTimeModel):
         error = step_time.error(record.batch_size)
     steps, is_bound = median_run(_runs(runs or [record]))
     steps_ends: tuple[float | None, float | None] = (None, None)

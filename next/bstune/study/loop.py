@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from bstune.core.records import Record, Spec, Target
+from bstune.core.records import Record, Spec, Status, Target
+from bstune.search.fit import trained_sizes
 from bstune.study.plan import Ask, Done, Plan, Wait, fatal_error, next_step
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
@@ -71,18 +72,21 @@ def asked_trials(
 
     A trial that is left without a record, as its body was interrupted, is asked again later.
 
-    What failed before this call is asked again: the user may have mended it.
+    What failed before this call is asked again, and what was refused while nothing had trained: the
+    user may have mended it.
 
     Raises:
         UserCodeError: after failures that end a study, with the user's own error.
         InputError: where the smallest batch size does not fit.
     """
-    since = max((record.number for record in storage.records()), default=-1) + 1
+    before = storage.records()
+    since = max((record.number for record in before), default=-1) + 1
+    mended = {"failed"} if trained_sizes(before) else {"failed", "refused"}
     while True:
         records = [
             record
             for record in storage.records()
-            if record.number >= since or record.status != "failed"
+            if record.number >= since or record.status not in mended
         ]
         error = fatal_error(plan.space, records, since)
         if error is not None:
@@ -105,6 +109,8 @@ def asked_trials(
             if record is None or _was_cut_off(record, asked.until):
                 storage.abandon(spec)
             else:
+                if record.status == "refused" and record.batch_size in trained_sizes(records):
+                    record = record.model_copy(update={"status": "failed"})
                 storage.finish(record)
                 if asked.resume_from is not None:
                     asked.resume_from.unlink(missing_ok=True)
@@ -206,7 +212,9 @@ def train_in_worker(
     if isinstance(outcome, Failure):
         if outcome.refusal is not None:
             raise outcome.refusal
-        return Record(**asked.spec.model_dump(), status="failed", steps=0, message=outcome.reason)
+        # Linux ends a process so where the machine is short of memory.
+        status: Status = "out of memory" if "SIGKILL" in outcome.reason else "failed"
+        return Record(**asked.spec.model_dump(), status=status, steps=0, message=outcome.reason)
     record: Record = outcome.value
     if record.history:
         watch.longest_silence = max(watch.longest_silence, silence, POLL_SECONDS)
