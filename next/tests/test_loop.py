@@ -97,8 +97,12 @@ def test_only_a_size_that_has_not_trained_is_refused(tmp_path):
     for asked in asked_trials(replace(PLAN, trials=1), storage, StudyFolder(tmp_path)):
         is_first = asked.spec.place in ("baseline", "search/1")
         asked.record = reached(asked.spec) if is_first else failure(asked.spec, "refused")
-    statuses = {record.place: record.status for record in storage.records()}
-    assert (statuses["search/0"], statuses["seed/0/0"]) == ("refused", "failed")
+    by_place = {record.place: record for record in storage.records()}
+    assert (by_place["search/0"].status, by_place["seed/0/0"].status) == ("refused", "failed")
+    # The baseline's 64 and what was refused decide on a multiple.
+    assert ("batch_size.multiple=" in by_place["search/0"].message) == bool(
+        by_place["search/0"].batch_size % 32
+    )
 
 
 def test_a_new_seed_that_the_time_limit_cut_off_is_asked_again(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bstune.core.records import Record, Spec, Status, Target
-from bstune.search.fit import trained_sizes
+from bstune.search.fit import inferred_multiple, trained_sizes
 from bstune.study.plan import Ask, Done, Plan, Wait, fatal_error, next_step
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
@@ -109,13 +109,29 @@ def asked_trials(
             if record is None or _was_cut_off(record, asked.until):
                 storage.abandon(spec)
             else:
-                if record.status == "refused" and record.batch_size in trained_sizes(records):
-                    record = record.model_copy(update={"status": "failed"})
+                if record.status == "refused":
+                    record = _refused(record, records)
                 storage.finish(record)
                 if asked.resume_from is not None:
                     asked.resume_from.unlink(missing_ok=True)
                 for observer in observers:
                     observer.finished(record)
+
+
+def _refused(record: Record, records: Sequence[Record]) -> Record:
+    """Say what follows from a refusal; at a size that has trained it is a failure."""
+    trained = trained_sizes(records)
+    if record.batch_size in trained:
+        return record.model_copy(update={"status": "failed"})
+    refused = {one.batch_size for one in records if one.status == "refused"}
+    multiple = inferred_multiple(trained, refused | {record.batch_size})
+    if multiple == 1:
+        return record
+    message = (
+        f"{record.message}; batch sizes are multiples of {multiple} from here on, as with "
+        f"batch_size.multiple={multiple}"
+    )
+    return record.model_copy(update={"message": message})
 
 
 def _was_cut_off(record: Record, until: float | None) -> bool:
