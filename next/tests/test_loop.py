@@ -8,10 +8,11 @@ from bstune.core.errors import UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Configuration, Space
-from bstune.study.loop import HangWatch, asked_trials
+from bstune.study.loop import HangWatch, asked_trials, train_in_worker
 from bstune.study.plan import Deadline, Plan
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
+from bstune.trial.worker import Failure, InProcess
 
 SPACE = Space(4, 1024, 1e-4, 10.0, "sqrt", (64, 0.1))
 PLAN = Plan(
@@ -90,6 +91,21 @@ def test_what_failed_in_an_earlier_call_is_asked_again(tmp_path, status):
         places.append(asked.spec.place)
         asked.record = reached(asked.spec)
     assert places[:4] == ["baseline", "search/0", "search/1", "search/2"]
+
+
+@pytest.mark.parametrize(
+    ("signal", "status"), [("SIGKILL", "out of memory"), ("SIGSEGV", "failed")]
+)
+def test_a_process_that_linux_ends_was_short_of_memory(tmp_path, signal, status):
+    class Dead(InProcess):
+        def poll(self, seconds):
+            return Failure(f"its process was ended by {signal}")
+
+    asked = next(asked_trials(PLAN, open_study(tmp_path), StudyFolder(tmp_path)))
+    record = train_in_worker(
+        Dead(), asked, print, PLAN.question.target, HangWatch(), alive=lambda: None
+    )
+    assert record.status == status
 
 
 def test_only_a_size_that_has_not_trained_is_refused(tmp_path):

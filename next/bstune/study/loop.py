@@ -118,22 +118,6 @@ def asked_trials(
                     observer.finished(record)
 
 
-def _refused(record: Record, records: Sequence[Record]) -> Record:
-    """Say what follows from a refusal; at a size that has trained it is a failure."""
-    trained = trained_sizes(records)
-    if record.batch_size in trained:
-        return record.model_copy(update={"status": "failed"})
-    refused = {one.batch_size for one in records if one.status == "refused"}
-    multiple = inferred_multiple(trained, refused | {record.batch_size})
-    if multiple == 1:
-        return record
-    message = (
-        f"{record.message}; batch sizes are multiples of {multiple} from here on, as with "
-        f"batch_size.multiple={multiple}"
-    )
-    return record.model_copy(update={"message": message})
-
-
 def _was_cut_off(record: Record, until: float | None) -> bool:
     """Whether the time limit ended a run on a new seed: it tells nothing, and is asked again."""
     if record.role != "new seed" or until is None:
@@ -161,6 +145,22 @@ def _prepare(
         save_to=save_to,
         resume_from=resume_from,
     )
+
+
+def _refused(record: Record, records: Sequence[Record]) -> Record:
+    """Say what follows from a refusal; at a size that has trained it is a failure."""
+    trained = trained_sizes(records)
+    if record.batch_size in trained:
+        return record.model_copy(update={"status": "failed"})
+    refused = {one.batch_size for one in records if one.status == "refused"}
+    multiple = inferred_multiple(trained, refused | {record.batch_size})
+    if multiple == 1:
+        return record
+    message = (
+        f"{record.message}; batch sizes are multiples of {multiple} from here on, as with "
+        f"batch_size.multiple={multiple}"
+    )
+    return record.model_copy(update={"message": message})
 
 
 @dataclass
