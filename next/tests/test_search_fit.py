@@ -5,7 +5,7 @@ import pytest
 from search_records import SPACE, record
 
 from bstune.core.space import Space
-from bstune.search.fit import chance_to_fit, inferred_multiple, sizes_to_try
+from bstune.search.fit import chance_to_fit, inferred_multiple, sizes_that_fit, sizes_to_try
 
 
 def records_of(trials):
@@ -41,6 +41,21 @@ OOM = "out of memory"
 )
 def test_the_sizes_that_are_worth_a_trial(trials, fits, low, high):
     narrowed = sizes_to_try(SPACE, records_of(trials), fits)
+    assert (narrowed.low, narrowed.high) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("trials", "fits", "low", "high"),
+    [
+        ([(64, "reached")], (None, None), 8, 512),
+        ([(64, "reached"), (512, OOM)], (None, None), 8, 64),
+        ([(64, "reached")], (100, 400), 8, 100),
+        ([(32, "refused"), (64, "refused"), (128, "reached")], (None, None), 128, 512),
+        ([(64, "reached"), (20, "refused")], (None, None), 8, 512),
+    ],
+)
+def test_the_sizes_that_fit_as_far_as_is_known(trials, fits, low, high):
+    narrowed = sizes_that_fit(SPACE, records_of(trials), fits)
     assert (narrowed.low, narrowed.high) == (low, high)
 
 

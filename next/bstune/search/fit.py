@@ -73,13 +73,23 @@ def sizes_to_try(space: Space, records: Sequence[Record], fits: Ends = (None, No
     all are multiples of what was inferred.
     """
     limits = _limits(records, fits)
-    multiple = math.lcm(space.multiple, limits.multiple)
-    low = max(space.low, math.sqrt(limits.too_small * limits.smallest))
-    high = min(space.high, math.sqrt(limits.largest * limits.too_large))
-    high = max(math.floor(high / multiple) * multiple, space.low)
-    return replace(
-        space, low=min(math.ceil(low / multiple) * multiple, high), high=high, multiple=multiple
-    )
+    low = math.sqrt(limits.too_small * limits.smallest)
+    return _narrowed(space, low, math.sqrt(limits.largest * limits.too_large), limits.multiple)
+
+
+def sizes_that_fit(space: Space, records: Sequence[Record], fits: Ends = (None, None)) -> Space:
+    """Narrow a space to the batch sizes that fit as far as is known: none beyond what ran."""
+    limits = _limits(records, fits)
+    low = limits.smallest if limits.too_small else 0
+    high = limits.largest if math.isfinite(limits.too_large) else math.inf
+    return _narrowed(space, low, high, limits.multiple)
+
+
+def _narrowed(space: Space, low: float, high: float, multiple: int) -> Space:
+    multiple = math.lcm(space.multiple, multiple)
+    top = max(math.floor(min(high, space.high) / multiple) * multiple, space.low)
+    bottom = math.ceil(max(low, space.low) / multiple) * multiple
+    return replace(space, low=min(bottom, top), high=top, multiple=multiple)
 
 
 def trained_sizes(records: Sequence[Record]) -> set[int]:

@@ -21,6 +21,7 @@ from bstune.search.findings import (
     predictions,
     share_reaching,
 )
+from bstune.search.fit import sizes_that_fit
 from bstune.search.posterior import Posterior
 from bstune.study.advice import (
     closest_trial,
@@ -154,8 +155,9 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     plan = study.plan
     step_time = step_time_of(plan, records)
     posterior = answer_posterior(plan, records)
-    points = curve(posterior, step_time, curve_sizes(plan.space))
-    searched = searched_range(plan.space, records)
+    fitting = sizes_that_fit(plan.space, records, plan.fits)
+    points = curve(posterior, step_time, curve_sizes(fitting))
+    searched = searched_range(fitting, records)
     critical = critical_batch_size(posterior, records)
     fields = _common_fields(study, records) | {
         "reached": True,
