@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 
 import lightning.pytorch
 import pytest
@@ -211,6 +212,27 @@ def test_an_evaluation_costs_the_examples_that_it_takes():
 
     assert first_evaluation(1) == next_evaluation([], NEVER, 20, 50)
     assert first_evaluation(0.5) == next_evaluation([], NEVER, 20, 100)
+
+
+def test_the_first_evaluation_comes_by_the_step_that_is_asked_for():
+    asked = spec(max_steps=400, first_evaluation=5)
+    record, _ = run(Trial(asked, NEVER, total_steps=400))
+    (first, value), (second, _) = record.history[:2]
+    assert first == 5
+    assert second == next_evaluation([(first, value)], NEVER, 20, 200, first=5)
+
+
+@pytest.mark.parametrize(("batch", "status"), [(0, "refused"), (3, "failed")])
+def test_a_size_is_refused_only_before_the_first_step(batch, status):
+    class Raises(Module):
+        def training_step(self, batch_of_data, batch_idx):
+            if batch_idx == batch:
+                raise ValueError("a multiple of 8")
+            return super().training_step(batch_of_data, batch_idx)
+
+    record, _ = run(Trial(spec(), NEVER, total_steps=60), build=Raises)
+    assert record.status == status
+    assert re.search(r"a multiple of 8 \(test_lightning\.py:\d+\)", record.message)
 
 
 class Seen(Callback):

@@ -74,6 +74,7 @@ def test_the_baseline_comes_first():
     assert (ask.role, ask.place, ask.batch_size, ask.lr) == ("baseline", "baseline", 64, 0.4)
     assert ask.max_steps == math.ceil(60_000 / 64)
     assert ask.seed == trial_seed(0, "baseline")
+    assert ask.first_evaluation == 46  # a twentieth of its budget
 
 
 def test_without_a_baseline_the_search_comes_first():
@@ -259,9 +260,13 @@ def test_the_curve_ends_where_its_answer_asks_for_nothing_more(count, octaves, i
     assert isinstance(next_step(curve, records, [], 0.0), Done) == is_done
 
 
-def failed(number, batch_size):
-    return record(number, f"search/{number}", status="failed", steps=0, batch_size=batch_size,
+def failed(number, batch_size, status="failed"):
+    return record(number, f"search/{number}", status=status, steps=0, batch_size=batch_size,
                   message=f"error {number}", history=())  # fmt: skip
+
+
+def refused(number, batch_size):
+    return failed(number, batch_size, "refused")
 
 
 def test_a_smallest_size_that_does_not_fit_ends_a_study():
@@ -284,11 +289,31 @@ def test_a_smallest_size_that_does_not_fit_ends_a_study():
          "error 3"),
         ([record(0, "baseline", batch_size=8), failed(1, 8), failed(2, 8),
           record(3, "search/3", batch_size=8)], None),
+        # A smallest size that the user's code refuses says nothing of larger ones.
+        ([refused(0, 4)], None),
+        ([refused(0, 8), refused(1, 16), failed(2, 32)], "error 2"),
+        ([record(0, "baseline", batch_size=8), refused(1, 9), refused(2, 10), refused(3, 11)],
+         None),
+        # Memory is bisected down to the smallest size.
+        ([failed(number, 64 >> number, "out of memory") for number in range(4)], None),
     ],
 )  # fmt: skip
 def test_failures_that_end_a_study(records, message):
     error = fatal_error(plan().space, records)
     assert (None if error is None else str(error)) == message
+
+
+@pytest.mark.parametrize(("deviation", "best"), [(0.01, 1), (0.5, 2)])
+def test_sizes_whose_step_times_are_not_told_apart_are_compared_by_steps(deviation, best):
+    # 120 takes 70 steps, 150 takes 62, each of which seems to take 1.25 times as long.
+    timings = ((64, 1.7e-3, deviation), (120, 2e-3, deviation), (150, 2.5e-3, deviation))
+    tied = plan(step_time=None, timings=timings)
+    untimed = {"seconds_per_step": None}
+    records = [of_baseline(steps=400, **untimed), searched(1, "search/0", steps=70, **untimed),
+               searched(2, "search/1", steps=62, batch_size=150, **untimed)]  # fmt: skip
+    field = field_of(tied, records)
+    values = {candidate.number: candidate.log_value for candidate in field.candidates}
+    assert min(values, key=values.get) == best
 
 
 def test_schedules_that_end_with_their_trials():

@@ -17,7 +17,7 @@ from small import ARGUMENTS, Data, Leaves, Model, Raises, Sleeps
 
 import bstune
 from bstune.__main__ import main
-from bstune.core.errors import BstuneError, InputError, UserCodeError
+from bstune.core.errors import BstuneError, UserCodeError
 from bstune.study.plan import trial_seed
 
 ROOT = Path(__file__).parents[1]
@@ -169,7 +169,7 @@ def test_a_batch_size_larger_than_the_data_is_refused_and_the_study_goes_on(tmp_
 
 
 def test_no_batch_size_that_the_data_allows_is_one_line(tmp_path):
-    with pytest.raises(InputError, match="256 examples"):
+    with pytest.raises(BstuneError, match="256 examples"):
         tune(tmp_path, batch_size=(512, 1024), baseline=(512, 0.05))
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from bstune.core.records import Record, Spec, Target
+from bstune.core.records import Record, Spec, Status, Target
+from bstune.search.fit import inferred_multiple, trained_sizes
 from bstune.study.plan import Ask, Done, Plan, Wait, fatal_error, next_step
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
@@ -71,18 +72,21 @@ def asked_trials(
 
     A trial that is left without a record, as its body was interrupted, is asked again later.
 
-    What failed before this call is asked again: the user may have mended it.
+    What failed before this call is asked again, and what was refused while nothing had trained: the
+    user may have mended it.
 
     Raises:
         UserCodeError: after failures that end a study, with the user's own error.
         InputError: where the smallest batch size does not fit.
     """
-    since = max((record.number for record in storage.records()), default=-1) + 1
+    before = storage.records()
+    since = max((record.number for record in before), default=-1) + 1
+    mended = {"failed"} if trained_sizes(before) else {"failed", "refused"}
     while True:
         records = [
             record
             for record in storage.records()
-            if record.number >= since or record.status != "failed"
+            if record.number >= since or record.status not in mended
         ]
         error = fatal_error(plan.space, records, since)
         if error is not None:
@@ -105,6 +109,8 @@ def asked_trials(
             if record is None or _was_cut_off(record, asked.until):
                 storage.abandon(spec)
             else:
+                if record.status == "refused":
+                    record = _refused(record, records)
                 storage.finish(record)
                 if asked.resume_from is not None:
                     asked.resume_from.unlink(missing_ok=True)
@@ -139,6 +145,22 @@ def _prepare(
         save_to=save_to,
         resume_from=resume_from,
     )
+
+
+def _refused(record: Record, records: Sequence[Record]) -> Record:
+    """Say what follows from a refusal; at a size that has trained it is a failure."""
+    trained = trained_sizes(records)
+    if record.batch_size in trained:
+        return record.model_copy(update={"status": "failed"})
+    refused = {one.batch_size for one in records if one.status == "refused"}
+    multiple = inferred_multiple(trained, refused | {record.batch_size})
+    if multiple == 1:
+        return record
+    message = (
+        f"{record.message}; batch sizes are multiples of {multiple} from here on, as with "
+        f"batch_size.multiple={multiple}"
+    )
+    return record.model_copy(update={"message": message})
 
 
 @dataclass
@@ -206,7 +228,9 @@ def train_in_worker(
     if isinstance(outcome, Failure):
         if outcome.refusal is not None:
             raise outcome.refusal
-        return Record(**asked.spec.model_dump(), status="failed", steps=0, message=outcome.reason)
+        # Linux ends a process so where the machine is short of memory.
+        status: Status = "out of memory" if "SIGKILL" in outcome.reason else "failed"
+        return Record(**asked.spec.model_dump(), status=status, steps=0, message=outcome.reason)
     record: Record = outcome.value
     if record.history:
         watch.longest_silence = max(watch.longest_silence, silence, POLL_SECONDS)

@@ -18,9 +18,10 @@ from bstune.core.errors import BstuneError, InputError, UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Frozen, Record, Role, Spec, StepTime, ends
 from bstune.core.space import Configuration, Space
-from bstune.core.step_time import step_time_of_trials
-from bstune.search.decide import propose
-from bstune.search.findings import predictions
+from bstune.core.step_time import StepTimeModel, Surveyed, step_time_of_trials
+from bstune.search.decide import FIRST_EVALUATION, propose
+from bstune.search.findings import Prediction, predictions
+from bstune.search.fit import Ends, trained_sizes
 from bstune.search.posterior import Posterior, sample_posterior
 from bstune.study.confirm import (
     SURE,
@@ -48,6 +49,8 @@ BASELINE_SHARE = 0.2
 # Under ``curve`` the search ends once B_crit's interval is narrow, and so many trials have reached
 # the target.
 LEAST_FOR_CURVE = 8
+# 5% of a normal distribution lie beyond so many standard deviations.
+NORMAL_95 = 1.645
 # Failures that end a study with the user's own error.
 FAILURES = 3
 # Draws and moves of the posterior that the answer stands on. By the sampler's seed alone B_crit
@@ -67,6 +70,7 @@ class Ask(Frozen):
     seed: int
     max_steps: int
     schedule_steps: int | None = None
+    first_evaluation: int | None = None
     resumed_from: int | None = None
     repeats: int | None = None
     until: float | None = None
@@ -105,6 +109,8 @@ class Plan:
         seed: of the study, from which all others follow.
         step_time: tau(B) where it is known beforehand; None: it is fitted to the trials.
         resumable: whether a pruned trial can be resumed here.
+        fits: the largest batch size that fits and the smallest that does not, by a survey.
+        timings: of a survey: batch size, seconds of a step, their relative standard deviation.
     """
 
     question: Question
@@ -116,6 +122,8 @@ class Plan:
     deadline: Deadline | None = None
     step_time: StepTime | None = None
     resumable: Callable[[int], bool] = lambda number: True
+    fits: Ends = (None, None)
+    timings: tuple[Surveyed, ...] = ()
 
 
 def next_step(
@@ -152,8 +160,8 @@ def trial_seed(study_seed: int, place: str) -> int:
 
 
 def step_time_of(plan: Plan, records: Sequence[Record]) -> StepTime:
-    """tau(B), in seconds: known beforehand, or by the trials' own."""
-    return plan.step_time or step_time_of_trials(records, 2.0**plan.space.middle)
+    """tau(B), in seconds: known beforehand, or by the survey's timings and the trials' own."""
+    return plan.step_time or step_time_of_trials(records, 2.0**plan.space.middle, plan.timings)
 
 
 def search_posterior(plan: Plan, records: Sequence[Record]) -> Posterior:
@@ -187,6 +195,8 @@ class Field:
     """Standard deviation of log steps from seed to seed."""
     outcomes: list[Outcome]
     """Of the runs that tell of the share of seeds which reach the target."""
+    step_time: StepTime
+    """tau(B) by which they are compared, as of :func:`_tied_step_time`."""
 
 
 def field_of(plan: Plan, records: Sequence[Record]) -> Field:
@@ -196,10 +206,17 @@ def field_of(plan: Plan, records: Sequence[Record]) -> Field:
     outcomes = _outcomes(plan, posterior, records)
     candidates = []
     runs: dict[int, list[float | None]] = {}
-    for prediction in predictions(posterior, plan.question, step_time):
+
+    def others(step_time: StepTime) -> list[Prediction]:
+        predicted = predictions(posterior, plan.question, step_time)
+        own = plan.baseline
+        return [one for one in predicted if own is None or not is_of(one.record, own)]
+
+    if isinstance(step_time, StepTimeModel) and others(step_time):
+        best = min(others(step_time), key=lambda one: one.log_value)
+        step_time = _tied_step_time(step_time, best.record.batch_size)
+    for prediction in others(step_time):
         record = prediction.record
-        if plan.baseline is not None and is_of(record, plan.baseline):
-            continue
         share = predicted_share(*place_of(plan.space, record), outcomes, prior=SURE)
         log_value = prediction.log_value
         length = None
@@ -216,7 +233,23 @@ def field_of(plan: Plan, records: Sequence[Record]) -> Field:
         for run in new_seeds_of(records, record.number):
             value = plan.question.value(least_steps(run), run.batch_size, step_time)
             runs.setdefault(record.number, []).append(math.log(value) if run.reached else None)
-    return Field(candidates, runs, posterior.noise, outcomes)
+    return Field(candidates, runs, posterior.noise, outcomes, step_time)
+
+
+def _tied_step_time(step_time: StepTimeModel, best: int) -> StepTime:
+    """tau(B) that is the best size's wherever the 90% intervals of both overlap.
+
+    What differs by less than is known does not decide: steps do.
+    """
+    log_best = math.log(step_time(best))
+    error = step_time.error(best)
+
+    def tied(batch_size: float) -> float:
+        distance = abs(math.log(step_time(batch_size)) - log_best)
+        overlap = distance < NORMAL_95 * (error + step_time.error(batch_size))
+        return step_time(best if overlap else batch_size)
+
+    return tied
 
 
 def place_of(space: Space, spec: Spec) -> tuple[float, float]:
@@ -277,23 +310,24 @@ def fatal_error(space: Space, records: Sequence[Record], since: int = 0) -> Bstu
     """The error that ends a study; None: it goes on.
 
     It is that of three failed trials in a row at sizes at which another trial has trained. While no
-    size has trained, it is that of three trials, or of the smallest size where that does not fit.
+    size has trained, it is that of three trials that failed or were refused, or of the smallest
+    size where memory is short for that.
 
     Args:
         space: of the study.
         records: of all finished trials.
         since: the number of the first trial that counts as a failure.
     """
-    trained = {
-        record.batch_size for record in records if record.status != "failed" and record.steps
-    }
+    trained = trained_sizes([record for record in records if record.status != "failed"])
     recent = [record for record in records if record.number >= since]
     for record in recent:
-        if not trained and record.is_unfit and record.batch_size == space.low:
+        is_smallest = record.batch_size == space.low
+        if not trained and is_smallest and record.status == "out of memory":
             return InputError(record.message)
+    counted = [record for record in recent if record.status in ("failed", "refused")]
     if trained:
         recent = [record for record in recent if record.batch_size in trained][-FAILURES:]
-    counted = [record for record in recent if record.status == "failed"]
+        counted = [record for record in recent if record.status == "failed"]
     if len(counted) < FAILURES:
         return None
     return UserCodeError(counted[-1].message)
@@ -322,6 +356,7 @@ def _ask_baseline(plan: Plan, baseline: Configuration, now: float) -> Ask:
         seed=trial_seed(plan.seed, "baseline"),
         max_steps=last_step,
         schedule_steps=last_step if plan.question.schedule_ends else None,
+        first_evaluation=max(int(FIRST_EVALUATION * last_step), 1),
         until=None if plan.deadline is None else now + BASELINE_SHARE * plan.deadline.seconds,
     )
 
@@ -356,6 +391,7 @@ def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) 
         plan.seed,
         running,
         resumable=plan.resumable,
+        fits=plan.fits,
     )
     seed = trial_seed(plan.seed, f"search/{place}")
     values: dict[str, int | float] = {}
@@ -372,6 +408,7 @@ def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) 
         seed=seed,
         max_steps=proposal.max_steps,
         schedule_steps=proposal.max_steps if plan.question.schedule_ends else None,
+        first_evaluation=proposal.first_evaluation,
         resumed_from=proposal.resumed_from,
         until=_until(plan, SEARCH_SHARE),
     )
@@ -388,19 +425,23 @@ def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]
             field.runs.setdefault(candidate.number, []).append(candidate.log_value)
     number = next_confirmation(field.candidates, field.runs, plan.seeds, field.noise)
     if number is not None:
-        return _ask_seed_of_candidate(plan, records, running, by_number[number])
+        return _ask_seed_of_candidate(plan, field, records, running, by_number[number])
     leader = best_confirmed(field.candidates, field.runs, field.noise)
     return None if leader is None else _ask_seed_of_baseline(plan, records, running, leader)
 
 
 def _ask_seed_of_candidate(
-    plan: Plan, records: Sequence[Record], running: Sequence[Spec], candidate: Candidate
+    plan: Plan,
+    field: Field,
+    records: Sequence[Record],
+    running: Sequence[Spec],
+    candidate: Candidate,
 ) -> Ask:
     record = next(record for record in records if record.number == candidate.number)
     # All new seeds of a configuration have the schedule of its first one.
     lengths = [run.schedule_steps for run in new_seeds_of(records, candidate.number)]
     length = lengths[0] if lengths else candidate.schedule_steps
-    per_step = plan.question.value(1.0, record.batch_size, step_time_of(plan, records))
+    per_step = plan.question.value(1.0, record.batch_size, field.step_time)
     predicted = math.exp(candidate.log_value) / per_step
     limit = math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
     return _repeat(plan, records, running, record, length or limit, length)
@@ -453,6 +494,7 @@ def _repeat(
         seed=trial_seed(plan.seed, f"seed/{index}"),
         max_steps=min(limit, budget),
         schedule_steps=schedule_steps,
+        first_evaluation=max(int(FIRST_EVALUATION * record.steps), 1),
         repeats=record.number,
         until=_until(plan, CONFIRMATION_SHARE),
     )

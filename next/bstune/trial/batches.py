@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler
 
 from bstune.core.errors import InputError
-from bstune.trial.trial import check_batch_size, endless_batches
+from bstune.trial.trial import BatchSizeRefused, check_batch_size, endless_batches
 
 KEPT = (
     "collate_fn",
@@ -103,10 +103,10 @@ class _Epochs:
         return self._whole_batches(drawn) if self._gives_batches else drawn
 
     def _whole_batches(self, batches: list[Any]) -> list[Any]:
-        """Join the batches of exactly B examples; InputError where they are of another size."""
+        """Join the batches of exactly B examples; BatchSizeRefused where none has so many."""
         sizes = {len(batch) for batch in batches}
         if max(sizes, default=0) != self._batch_size:
-            raise InputError(
+            raise BatchSizeRefused(
                 f"the loader's {type(self._sampler).__name__} gives batches of "
                 f"{sorted(sizes)[:5]} examples where its batch_size is {self._batch_size}: let its "
                 f"__iter__ give batches of self.batch_size"

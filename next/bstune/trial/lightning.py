@@ -218,8 +218,13 @@ class StopAtTarget(Callback):
 
     def _begin_segment(self, trainer: Trainer) -> None:
         """Train on to the next evaluation."""
+        trial = self.trial
         self._due = next_evaluation(
-            self._on_schedule, self.trial.target, self.trial.batch_size, self._examples
+            self._on_schedule,
+            trial.target,
+            trial.batch_size,
+            self._examples,
+            first=trial.spec.first_evaluation,
         )
         self._first_step = self.steps
         self._global_step = trainer.global_step
@@ -296,6 +301,12 @@ class StopAtTarget(Callback):
             trainer.save_checkpoint(partial)
             partial.replace(self.trial.save_to)
             self._is_saving = False
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Tell the trial whether the user's code took a step: without one its size is refused."""
+        self.trial.has_stepped = self.steps > 0
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
