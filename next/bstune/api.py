@@ -47,10 +47,11 @@ from bstune.system.files import (
 from bstune.system.interruption import interruptible
 from bstune.system.secrets import hide
 from bstune.tracking.mlflow import log_study
+from bstune.trial.ranks import Ranks
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
 from bstune.trial.trial import Trial
-from bstune.trial.worker import Answer, Failure, InProcess, Worker, call
+from bstune.trial.worker import Answer, AnyWorker, Failure, InProcess, Worker, call
 
 
 class Result(StudyResult):
@@ -296,7 +297,7 @@ def _run_trials(
     folder: StudyFolder,
     plan: Plan,
     storage: StudyStorage,
-    worker: Worker | InProcess | None,
+    worker: AnyWorker | None,
 ) -> None:
     """Train one trial after another; recorded runs need no worker."""
     folder.checkpoints.mkdir(exist_ok=True)
@@ -339,21 +340,24 @@ def _finish(
 
 def _worker_and_machine(
     options: Options, workload: Workload, folder: StudyFolder, stack: ExitStack
-) -> tuple[Worker | InProcess | None, Machine]:
+) -> tuple[AnyWorker | None, Machine]:
     """Start the worker, which the stack ends, and ask it what it runs on."""
     if workload.table is not None:
         return None, RECORDED
-    worker = InProcess() if options.workers == 0 else Worker(folder.log)
+    worker: AnyWorker = InProcess() if options.workers == 0 else Worker(folder.log)
+    if options.devices > 1:
+        worker = Ranks(folder.log, options.devices)
     stack.callback(worker.close)
     watch = HangWatch(options.wall_seconds, options.trial_seconds)
-    outcome = call(worker, describe_machine, options.device, options.threads, limit=watch.limit)
+    of_machine = (options.device, options.threads, options.precision, options.devices)
+    outcome = call(worker, describe_machine, *of_machine, limit=watch.limit)
     if isinstance(outcome, Failure):
         raise outcome.refusal or UserCodeError(outcome.reason)
     machine: Machine = outcome.value
     return worker, machine
 
 
-def _default_rule(options: Options, workload: Workload, worker: Worker | InProcess | None) -> Rule:
+def _default_rule(options: Options, workload: Workload, worker: AnyWorker | None) -> Rule:
     """The scaling rule that suits the workload's optimizer, where the options name none.
 
     An optimizer that a module cannot make without a Trainer is not known.
@@ -381,7 +385,8 @@ def _plan(
     step_time: StepTime | None = None
     if workload.table is not None:
         step_time = workload.table.step_time
-    device = "cpu" if machine.device in ("cpu", RECORDED.device) else "cuda"
+    # Several devices are called "2 x cpu".
+    device = "cpu" if machine.device.endswith(("cpu", RECORDED.device)) else "cuda"
     space = space_of(options, device)
     if options.objective == "curve" and space.low == space.high:
         raise InputError(
@@ -412,11 +417,17 @@ def _settings(options: Options, workload: Workload, machine: Machine) -> dict[st
         "baseline",
         "scaling",
         "schedule_ends",
-        "precision",
+        "compile",
+        "micro_batch_size",
+        "devices",
         "seed",
     )
     values = options.model_dump(mode="json", include=set(fixed))
-    place = {"device": machine.device, "threads": machine.threads}
+    place = {
+        "device": machine.device,
+        "threads": machine.threads,
+        "precision": machine.precision,
+    }
     return {**values, **place, "target": str(options.target), **workload.settings}
 
 

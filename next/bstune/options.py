@@ -165,12 +165,12 @@ class Options(Section):
     """What builds the LightningModule: a _target_ and its arguments."""
     trainer: Node | None
     """Further arguments of Lightning's Trainer."""
-    precision: Literal["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
-    """Precision of Lightning's Trainer."""
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
+    """Precision of Lightning's Trainer; auto: mixed on CUDA, 32-true on a CPU."""
     compile: Literal["default", "reduce-overhead", "max-autotune"] | None
     """Mode of torch.compile; null: eager."""
     micro_batch_size: Count | None
-    """Largest batch in memory at once; null: the whole batch."""
+    """Examples that a device takes at once, so that larger batches accumulate; null: the batch."""
     algorithm: str | Node | None
     """Optimizer in place of the workload's own: a file of conf/algorithm."""
     schedule: str | Node | None
@@ -188,7 +188,7 @@ class Options(Section):
     device: Literal["auto", "cpu", "cuda"]
     """Device of training; auto: CUDA where there is one."""
     devices: Count
-    """Devices that share each batch."""
+    """Devices that share each batch equally, a process each."""
     threads: Count | None
     """Threads of torch; null: torch's own number."""
     survey: Annotated[Literal["auto", "off", "refresh"], BeforeValidator(_survey)]
@@ -218,14 +218,11 @@ NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "tune": ((None, ()), "searches batch size and learning rate alone"),
     "workers": ((0, 1), "trains in one process"),
     "sampler": (("frontier",), "has the sampler frontier alone"),
-    "compile": ((None,), "does not compile"),
-    "micro_batch_size": ((None,), "keeps the whole batch in memory"),
     "algorithm": ((None,), "keeps the workload's optimizer"),
     "schedule": ((None,), "keeps the workload's schedule"),
     "override_lr": ((False,), "gives the rate to the module alone"),
     "validation_batch_size": ((None,), "evaluates in the data's own batches"),
     "noise_scale": ((False,), "does not measure the noise scale"),
-    "devices": ((1,), "trains on one device"),
     "survey": (("off",), "has no survey"),
     "survey_seconds": ((90,), "has no survey"),
     "memory_limit": ((None,), "does not measure memory"),
@@ -334,6 +331,24 @@ def _contradictions(options: Options) -> Iterator[str]:
                 f"batch_size.{key} must be a multiple of batch_size.multiple={sizes.multiple}, "
                 f"but got {size}"
             )
+    micro = options.micro_batch_size
+    if micro is not None and micro > sizes.high:
+        yield (
+            f"micro_batch_size must be at most batch_size.high={sizes.high}, but got {micro}: "
+            f"leave it out where each batch is taken whole"
+        )
+    if options.devices > 1 and options.workers == 0:
+        yield (
+            f"devices={options.devices} needs a process each, which workers=0 does without: leave "
+            f"out workers"
+        )
+    pairs = (("baseline", baseline), ("trial", options.trial))
+    for name, pair in pairs:
+        if pair.batch_size is not None and pair.batch_size % options.devices:
+            yield (
+                f"{name}.batch_size must be a multiple of devices={options.devices}, which share "
+                f"each batch equally, but got {pair.batch_size}"
+            )
     of_run = options.trial
     if of_run.steps is not None and of_run.batch_size is not None:
         most = options.budget.last_step(of_run.batch_size)
@@ -342,7 +357,7 @@ def _contradictions(options: Options) -> Iterator[str]:
                 f"trial.steps must be at most the budget's {most} steps at batch size "
                 f"{of_run.batch_size}, but got {of_run.steps}: raise budget.steps"
             )
-    for name, pair in (("baseline", baseline), ("trial", options.trial)):
+    for name, pair in pairs:
         if (pair.batch_size is None) != (pair.lr is None):
             absent = "batch_size" if pair.batch_size is None else "lr"
             yield f"{name}.{absent} is missing: give both batch size and learning rate"
@@ -401,10 +416,12 @@ def space_of(options: Options, device: str) -> Space:
     sizes, rates = options.batch_size, options.lr
     multiple = sizes.multiple
     if multiple is None:
-        is_mixed = device == "cuda" and "mixed" in options.precision
+        is_mixed = device == "cuda" and options.precision in ("auto", "bf16-mixed", "16-mixed")
         # A baseline that is no multiple of 8 shows that other sizes are meant, too.
         is_meant = (options.baseline.batch_size or 0) % MIXED_MULTIPLE == 0
         multiple = MIXED_MULTIPLE if is_mixed and is_meant else 1
+    # Devices share each batch equally.
+    multiple = math.lcm(multiple, options.devices)
     high = max(sizes.high // multiple, 1) * multiple
     low = min(math.ceil(sizes.low / multiple) * multiple, high)
     ends = rates.low, rates.high

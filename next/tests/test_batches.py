@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from bstune.core.errors import InputError
-from bstune.trial.batches import rebatch, rng_state, set_rng_state
+from bstune.trial.batches import micro_batches, rebatch, rng_state, set_rng_state
 from bstune.trial.trial import BatchSizeRefused
 
 EXAMPLES = 20
@@ -130,6 +130,34 @@ def test_three_epochs(case, batch_size):
     resumed.batch_sampler.seek(first)
     rest = [batch.tolist() for _ in range(2) for (batch,) in resumed]
     assert rest == batches[first:]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "micro_batch_size", "ranks", "sizes"),
+    [(7, None, 1, [7]), (7, 9, 1, [7]), (7, 3, 1, [3, 3, 1]), (8, 3, 2, [3, 1, 3, 1])],
+)
+def test_micro_batches_of_all_devices_make_the_batches(batch_size, micro_batch_size, ranks, sizes):
+    whole = three_epochs(rebatch(DataLoader(DATA, 4, shuffle=True), batch_size, seed=1))
+    given = []
+    for rank in range(ranks):
+        parts = micro_batches(batch_size, micro_batch_size, rank, ranks)
+        loader = rebatch(DataLoader(DATA, 4, shuffle=True), batch_size, 1, parts)
+        given.append(three_epochs(loader))
+        loader.batch_sampler.seek(len(parts))
+        rest = [batch.tolist() for (batch,) in itertools.chain(loader, loader)]
+        assert rest == given[-1][len(parts) :][: len(rest)]
+    of_batch = len(sizes) // ranks
+    joined = []
+    for start in range(0, len(given[0]), of_batch):
+        pieces = list(itertools.chain(*(one[start : start + of_batch] for one in given)))
+        assert [len(piece) for piece in pieces] == sizes
+        joined.append(list(itertools.chain(*pieces)))
+    assert joined == whole
+
+
+def test_unequal_shares_are_refused():
+    with pytest.raises(BatchSizeRefused, match="multiples of 2"):
+        micro_batches(7, None, 0, 2)
 
 
 def test_own_batches_stay_whole():

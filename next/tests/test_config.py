@@ -211,7 +211,7 @@ def test_recorded_runs_of_ones_own(tmp_path: Path) -> None:
         ("own", ["batch_size=[1,2]"], ["batch_size"]),
         ("own", ["batch_size=3"], ["batch_size", "low", "3"]),
         ("own", ["trials=${nowhere}"], ["trials", "nowhere"]),
-        ("own", ["devices=2"], ["devices=2", "one device"]),
+        ("own", ["workers=2"], ["workers=2", "one process"]),
         ("own", ["--cfg", "hydra"], ["cfg", "hydra", "job"]),
         ("own", ["--cfg"], ["cfg"]),
         ("own", ["--multirun"], ["--multirun"]),

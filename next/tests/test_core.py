@@ -178,8 +178,11 @@ def test_the_clock_counts_training_alone_without_waits():
     clock.start()
     time.now, time.waited = 52.0, 9.0  # waits can seem longer than the segment
     clock.stop(steps=1)
-    assert clock.segments == [(3, 6.0), (2, 1.0), (1, pytest.approx(0.01))]
-    assert synchronized == [0.0, 10.0, 50.0, 51.0, 51.0, 52.0]
+    clock.start()
+    time.now = 60.0
+    clock.stop(steps=5, timed=4)  # the first of five ran before the start
+    assert clock.segments == [(3, 6.0), (2, 1.0), (1, pytest.approx(0.01)), (5, 10.0)]
+    assert synchronized == [0.0, 10.0, 50.0, 51.0, 51.0, 52.0, 52.0, 60.0]
 
 
 @pytest.mark.parametrize(
@@ -189,6 +192,8 @@ def test_the_clock_counts_training_alone_without_waits():
         ([(3, 30.0)], 10.0),  # nothing is warm: the last one counts
         ([(3, 30.0), (3, 6.0)], 2.0),
         ([(5, 50.0), (10, 10.0), (10, 20.0), (10, 90.0)], 2.0),  # the median of 1, 2, 9
+        # Every second step begins an epoch, which takes 4 s more; a stall takes 100.
+        ([(5, 50.0), (1, 1.0), (1, 105.0), *[(1, 1.0), (1, 5.0)] * 9], 3.0),
     ],
 )
 def test_seconds_per_step(segments, seconds):

@@ -10,6 +10,7 @@ import pytorch_lightning
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -265,11 +266,67 @@ def test_the_users_arguments_stay_but_for_what_stops_prints_and_writes(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
+class Smooth(Module):
+    """Without layers that see a batch as a whole, or random numbers."""
+
+    def __init__(self, trial):
+        super().__init__(trial)
+        self.net = torch.nn.Linear(10, 2)
+
+
+class Manual(Smooth):
+    def __init__(self, trial):
+        super().__init__(trial)
+        self.automatic_optimization = False
+
+
+@pytest.mark.parametrize("micro_batch_size", [5, 8, 20])
+def test_micro_batches_give_the_gradient_of_the_whole_batch(micro_batch_size):
+    def trained(**options):
+        seen = Seen()
+        record, module = run(
+            Trial(spec(), NEVER, total_steps=60),
+            Smooth,
+            trainer=lambda trial: {"callbacks": [seen]},
+            **options,
+        )
+        return record, module.net.weight, seen.batches
+
+    whole, weights, _ = trained()
+    record, accumulated, batches = trained(micro_batch_size=micro_batch_size)
+    assert (record.steps, batches) == (60, 60 * math.ceil(20 / micro_batch_size))
+    assert [step for step, _ in record.history] == [step for step, _ in whole.history]
+    torch.testing.assert_close(accumulated, weights, rtol=1e-5, atol=1e-6)
+
+
+def test_steps_that_a_scaler_skips_are_none():
+    """A schedule that ends with the trial stays at its place, else OneCycleLR would raise."""
+
+    class OneCycle(Smooth):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=61)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def arguments(trial):
+        plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", 2.0**30))
+        return {"plugins": [plugin], "callbacks": [seen]}
+
+    seen = Seen()
+    record, module = run(
+        Trial(spec(), NEVER, total_steps=60), OneCycle, trainer=arguments, precision=None
+    )
+    assert (record.status, record.steps) == ("missed", 60)
+    assert seen.batches > 60
+    assert module.lr_schedulers().last_epoch == 60
+
+
 # Changes of the trial, options of the recipe, the metric, and what the error names.
 ERRORS = {
     "the metric is not logged": ({}, {}, "val/error", "val/loss"),
     "no validation": ({}, {"data": lambda trial: (train_loader(), None)}, "val/loss", "validation"),
     "a stream": ({}, {"data": lambda trial: ([1, 2], None)}, "val/loss", "DataLoader"),
+    "float16 on a CPU": ({}, {"precision": "16-mixed"}, "val/loss", "bf16-mixed"),
     "larger than the data": ({"batch_size": 201}, {}, "val/loss", "200"),
 }
 
@@ -280,6 +337,11 @@ def test_errors_say_what_to_do(case):
     trial = Trial(spec(**changes), Target(metric, 0.0, "min"), total_steps=60)
     with pytest.raises(InputError, match=words):
         train(recipe_of(Module, [], **options), trial)
+
+
+def test_manual_optimization_does_not_accumulate():
+    with pytest.raises(InputError, match="Manual"):
+        train(recipe_of(Manual, [], micro_batch_size=8), Trial(spec(), NEVER, total_steps=60))
 
 
 def test_the_call_back_serves_a_trainer_of_ones_own():

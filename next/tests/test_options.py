@@ -64,7 +64,7 @@ OPTIONS: dict[str, tuple[list[Any], list[Any]]] = {
     "data": NODE,
     "module": NODE,
     "trainer": NODE,
-    "precision": (["32-true", "bf16-mixed", "16-mixed"], ["fp8", 32, None]),
+    "precision": (["auto", "32-true", "bf16-mixed", "bf16-true"], ["fp8", 32, None]),
     "compile": ([None, "default", "reduce-overhead", "max-autotune"], ["fast", True]),
     "micro_batch_size": COUNT_OR_NULL,
     "algorithm": CHOICE,
@@ -151,6 +151,9 @@ def test_refuses(name: str, value: Any) -> None:
         ({"lr.low": 0.6, "lr.high": 0.5}, ["lr.low", "0.6", "lr.high"]),
         ({"baseline.lr": None}, ["baseline.lr"]),
         ({"baseline.batch_size": None}, ["baseline.batch_size"]),
+        ({"micro_batch_size": 1201}, ["micro_batch_size", "1200", "1201"]),
+        ({"devices": 3}, ["baseline.batch_size", "devices=3", "64"]),
+        ({"devices": 2, "workers": 0}, ["devices=2", "workers=0"]),
         ({"trial.lr": 0.1}, ["trial.batch_size"]),
         ({"trial.batch_size": 8}, ["trial.lr"]),
         # A budget of 400 steps.
@@ -188,14 +191,11 @@ def test_what_works_now() -> None:
         "tune": ["dropout"],
         "workers": 2,
         "sampler": "tpe",
-        "compile": "default",
-        "micro_batch_size": 8,
         "algorithm": "sgd",
         "schedule": "linear",
         "override_lr": True,
         "validation_batch_size": 8,
         "noise_scale": True,
-        "devices": 2,
         "survey": "auto",
         "survey_seconds": 10,
         "memory_limit": 1,
@@ -271,7 +271,11 @@ def test_budget_is_the_one_of_core() -> None:
         # Tensor cores like multiples of 8.
         ({"precision": "bf16-mixed", "lr.low": 0.1, "lr.high": 1}, "cuda", (8, 1200, 0.1, 1, 8)),
         ({"precision": "bf16-mixed", "lr.low": 0.1, "lr.high": 1}, "cpu", (4, 1200, 0.1, 1, 1)),
+        ({"precision": "auto", "lr.low": 0.1, "lr.high": 1}, "cuda", (8, 1200, 0.1, 1, 8)),
         ({"batch_size.multiple": 4, "lr.low": 0.1, "lr.high": 1}, "cuda", (4, 1200, 0.1, 1, 4)),
+        # Devices share each batch equally.
+        ({"devices": 2, "lr.low": 0.1, "lr.high": 1}, "cuda", (8, 1200, 0.1, 1, 8)),
+        ({"devices": 16, "lr.low": 0.1, "lr.high": 1}, "cpu", (16, 1200, 0.1, 1, 16)),
     ],
 )
 def test_space(changes: dict[str, Any], device: str, expected: tuple[float, ...]) -> None:

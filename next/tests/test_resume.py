@@ -175,8 +175,20 @@ CASES = {
     "EMA": (Plain, lambda: {"callbacks": [EMAWeightAveraging(decay=0.9)]}, None, 0),
     "gradient scaler": (StepSchedule, scaler, None, 0),
     "two workers": (Plain, dict, Augmented(), 2),
+    "micro-batches": (StepSchedule, dict, Augmented(), 0),
+    "micro-batches of a scaler": (StepSchedule, scaler, None, 0),
+    "bf16-mixed": (StepSchedule, dict, None, 0),
+    "bf16-true": (StepSchedule, dict, None, 0),
     "hidden schedule": (HiddenSchedule, dict, None, 0),
     "plateau on training": (PlateauOnTraining, dict, None, 0),
+}
+# Settings of the recipe; with a scaler of its own the Trainer takes no precision.
+SETTINGS = {
+    "gradient scaler": {"precision": None},
+    "micro-batches": {"micro_batch_size": 6},
+    "micro-batches of a scaler": {"precision": None, "micro_batch_size": 6},
+    "bf16-mixed": {"precision": "bf16-mixed"},
+    "bf16-true": {"precision": "bf16-true"},
 }
 # What neither a checkpoint nor Lightning keeps; the preflight has to see these. The mean loss of an
 # epoch misses its first part, which changes no decision of these schedules, and all of it where the
@@ -220,7 +232,7 @@ def run(case, batch_size, max_steps, earlier=None, save_to=None, resume_from=Non
         trainer=lambda trial: arguments(),
         device="cpu",
         threads=1,
-        precision=None if case == "gradient scaler" else "32-true",
+        **SETTINGS.get(case, {}),
     )
     spec = Spec(
         number=0,

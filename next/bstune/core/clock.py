@@ -14,6 +14,9 @@ from pathlib import Path
 
 # Steps that are not timed: the first ones compile, allocate and warm caches.
 WARMUP_STEPS = 5
+# Blocks that a training's steps are divided into: the median over them leaves out a stall, and each
+# has its share of what an epoch's start costs.
+BLOCKS = 5
 # Least share of a segment that counts as running: the two clocks are not read at one moment.
 LEAST_RUNNING = 0.01
 NANOSECOND = 1e-9
@@ -46,10 +49,16 @@ class TrainingClock:
     def start(self) -> None:
         """Begin a segment; one that runs is begun again."""
         self._synchronize()
-        self._began = self._now(), self._waited()
+        waited = self._waited()
+        self._began = self._now(), waited
 
-    def stop(self, steps: int) -> None:
-        """End the segment of ``steps`` optimizer steps; nothing if none was begun."""
+    def stop(self, steps: int, timed: int | None = None) -> None:
+        """End the segment of ``steps`` optimizer steps; nothing if none was begun.
+
+        Args:
+            steps: of the segment.
+            timed: those that ran since its start; the others took as long each. None: all.
+        """
         if self._began is None:
             return
         self._synchronize()
@@ -58,7 +67,7 @@ class TrainingClock:
         running = max(elapsed - (self._waited() - waited), LEAST_RUNNING * elapsed)
         self._began = None
         if steps > 0:
-            self.segments.append((steps, running))
+            self.segments.append((steps, running * steps / (timed or steps)))
 
     @property
     def seconds(self) -> float:
@@ -67,21 +76,29 @@ class TrainingClock:
 
 
 def seconds_per_step(segments: Sequence[Segment]) -> float | None:
-    """tau(B): the median over segments of the seconds of a step; None without a segment.
+    """tau(B): the median over blocks of steps of the seconds of a step; None without a segment.
 
     Segments that begin within the first ``WARMUP_STEPS`` steps are left out. Where none would
-    remain, the last one counts.
+    remain, the last one counts. A block is of whole segments.
     """
     warm = []
     first_step = 0
-    for steps, seconds in segments:
+    for segment in segments:
         if first_step >= WARMUP_STEPS:
-            warm.append((steps, seconds))
-        first_step += steps
+            warm.append(segment)
+        first_step += segment[0]
     counted = warm or segments[-1:]
     if not counted:
         return None
-    return statistics.median(seconds / steps for steps, seconds in counted)
+    enough = sum(steps for steps, _ in counted) / BLOCKS
+    means = []
+    block = (0, 0.0)
+    for steps, seconds in counted:
+        block = block[0] + steps, block[1] + seconds
+        if block[0] >= enough:
+            means.append(block[1] / block[0])
+            block = (0, 0.0)
+    return statistics.median(means)
 
 
 def processor_wait() -> Callable[[], float]:

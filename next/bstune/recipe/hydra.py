@@ -54,6 +54,9 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
         device=options.device,
         precision=options.precision,
         threads=options.threads,
+        compile=options.compile,
+        micro_batch_size=options.micro_batch_size,
+        devices=options.devices,
     )
 
 

@@ -56,6 +56,9 @@ def recipe_of_project(
         device=options.device,
         precision=options.precision,
         threads=options.threads,
+        compile=options.compile,
+        micro_batch_size=options.micro_batch_size,
+        devices=options.devices,
     )
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from bstune.core.errors import InputError
+
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
@@ -37,8 +39,12 @@ class Recipe:
         data: builds a LightningDataModule, or a pair of a train and a validation loader.
         trainer: further arguments of Lightning's Trainer, such as ``callbacks``.
         device: ``cpu``, ``cuda``, or ``auto`` for CUDA where there is a device.
-        precision: as Lightning's Trainer names it.
+        precision: as Lightning's Trainer names it, or ``auto``.
         threads: torch's threads; None leaves torch's own number.
+        compile: the mode of torch.compile; None: eager.
+        micro_batch_size: examples that a device takes at once, of a batch that is larger
+            accumulated; None: the whole batch.
+        devices: that share each batch equally.
     """
 
     module: "Callable[[TrialSettings], LightningModule]"
@@ -47,6 +53,9 @@ class Recipe:
     device: str = "auto"
     precision: str = "32-true"
     threads: int | None = None
+    compile: str | None = None
+    micro_batch_size: int | None = None
+    devices: int = 1
 
 
 def resolve_device(device: str) -> str:
@@ -56,3 +65,30 @@ def resolve_device(device: str) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def resolve_precision(precision: str, device: str) -> str:
+    """Resolve ``auto``, in the worker: bf16-mixed on a CUDA device that has it, else 16-mixed.
+
+    Args:
+        precision: as Lightning's Trainer names it, or ``auto``.
+        device: ``cpu`` or ``cuda``. On a CPU ``auto`` is 32-true.
+
+    Raises:
+        InputError: the device cannot do it.
+    """
+    if device == "cpu":
+        if precision == "16-mixed":
+            raise InputError("precision=16-mixed needs CUDA: on a CPU give precision=bf16-mixed")
+        return "32-true" if precision == "auto" else precision
+    import torch
+
+    has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision.startswith("bf16") and not has_bfloat16:
+        raise InputError(
+            f"precision={precision}, but {torch.cuda.get_device_name()} has no bfloat16: give "
+            f"precision=16-mixed"
+        )
+    if precision == "auto":
+        return "bf16-mixed" if has_bfloat16 else "16-mixed"
+    return precision

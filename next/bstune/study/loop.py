@@ -12,7 +12,7 @@ from bstune.study.plan import Ask, Done, Plan, Wait, fatal_error, next_step
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
 from bstune.trial.trial import Trial, run_trial
-from bstune.trial.worker import POLL_SECONDS, Failure, InProcess, Worker, tell_progress
+from bstune.trial.worker import POLL_SECONDS, AnyWorker, Failure, tell_progress
 
 # A trial hangs when nothing comes of it for the larger of this, in seconds, and so many times the
 # longest silence before; before the first evaluation of a study it may have data to download.
@@ -198,7 +198,7 @@ def train_here(asked: AskedTrial, train: Callable[[Trial], None], target: Target
 
 
 def train_in_worker(
-    worker: Worker | InProcess,
+    worker: AnyWorker,
     asked: AskedTrial,
     train: Callable[[Trial], None],
     target: Target,

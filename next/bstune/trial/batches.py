@@ -39,7 +39,7 @@ def rng_state() -> RngState:
     name, keys, *rest = np.random.get_state(legacy=True)
     state: RngState = {
         "python": random.getstate(),
-        "numpy": (name, list(map(int, keys)), *rest),
+        "numpy": (name, np.asarray(keys).tolist(), *rest),
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -118,37 +118,71 @@ class _Epochs:
         return indices
 
 
+def micro_batches(
+    batch_size: int, micro_batch_size: int | None, rank: int = 0, ranks: int = 1
+) -> tuple[slice, ...]:
+    """Cut the share that a device has of a batch into micro-batches; the last may be smaller.
+
+    Args:
+        batch_size: B, examples.
+        micro_batch_size: examples that a device takes at once; None: its whole share.
+        rank, ranks: the device's number, and how many share a batch.
+
+    Returns:
+        Each micro-batch's place in the batch.
+
+    Raises:
+        BatchSizeRefused: the devices' shares would not be equal.
+    """
+    if batch_size % ranks:
+        raise BatchSizeRefused(
+            f"{ranks} devices share each batch equally: batch sizes must be multiples of {ranks}, "
+            f"but got {batch_size}"
+        )
+    share = batch_size // ranks
+    size = micro_batch_size or share
+    first = rank * share
+    end = first + share
+    return tuple(slice(start, min(start + size, end)) for start in range(first, end, size))
+
+
 class EndlessBatches(Sampler[Any]):
-    """Batches of exactly B indices; each iteration goes on to the end of an epoch.
+    """The micro-batches of batches of exactly B indices; an iteration goes on to an epoch's end.
 
     Args:
         epochs: draws the order of an epoch.
         batch_size: B, examples.
-        numbered: whether to give pairs of a batch's number and its indices.
+        parts: of a batch, one after another, as :func:`micro_batches` gives them.
+        numbered: whether to give pairs of a micro-batch's number and its indices.
     """
 
-    def __init__(self, epochs: _Epochs, batch_size: int, numbered: bool) -> None:
+    def __init__(
+        self, epochs: _Epochs, batch_size: int, parts: tuple[slice, ...], numbered: bool
+    ) -> None:
         self._epochs = epochs
         self._batch_size = batch_size
+        self._parts = parts
         self._numbered = numbered
         self.seek(0)
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
-        return len(self._epochs.first) // self._batch_size
+        """Micro-batches of an epoch."""
+        return len(self._epochs.first) // self._batch_size * len(self._parts)
 
     def seek(self, number: int) -> None:
-        """Go on at a batch, by its number from the start of the training."""
+        """Go on at the first micro-batch of a batch, by its number from the training's start."""
         self._number = number
-        self._batches = endless_batches(self._epochs, self._batch_size, number)
+        first = number // len(self._parts)
+        self._batches = endless_batches(self._epochs, self._batch_size, first)
 
     def __iter__(self) -> Iterator[Any]:
         end = (self._number // len(self) + 1) * len(self)
         while self._number < end:
-            number = self._number
-            self._number += 1
             batch = next(self._batches)
-            yield (number, batch) if self._numbered else batch
+            for part in self._parts:
+                number = self._number
+                self._number += 1
+                yield (number, batch[part]) if self._numbered else batch[part]
 
 
 class _SeededInWorkers(Dataset[Any]):
@@ -170,7 +204,7 @@ class _SeededInWorkers(Dataset[Any]):
 
 
 class TrialLoader(DataLoader[Any]):
-    """A user's loader in batches of exactly B; it can be put at any batch."""
+    """A user's loader in micro-batches of batches of exactly B; it can be put at any batch."""
 
     batch_sampler: EndlessBatches
 
@@ -180,13 +214,16 @@ class TrialLoader(DataLoader[Any]):
         yield from super().__iter__()
 
 
-def rebatch(loader: Any, batch_size: int, seed: int) -> TrialLoader:
+def rebatch(
+    loader: Any, batch_size: int, seed: int, parts: tuple[slice, ...] | None = None
+) -> TrialLoader:
     """Make a loader of the same data in batches of exactly ``batch_size``.
 
     Args:
         loader: the user's.
         batch_size: B, examples.
         seed: that the order follows from.
+        parts: of a batch that are given one after another; None: the whole batch at once.
 
     Raises:
         InputError: the loader is of a kind whose batches cannot be replaced.
@@ -213,10 +250,11 @@ def rebatch(loader: Any, batch_size: int, seed: int) -> TrialLoader:
     check_batch_size(batch_size, len(loader.dataset))
     epochs = _Epochs(sampler, batch_size, gives_batches, seed)
     check_batch_size(batch_size, len(epochs.first))
+    parts = parts or micro_batches(batch_size, None)
     has_workers = loader.num_workers > 0
     return TrialLoader(
         _SeededInWorkers(loader.dataset, seed) if has_workers else loader.dataset,
-        batch_sampler=EndlessBatches(epochs, batch_size, numbered=has_workers),
+        batch_sampler=EndlessBatches(epochs, batch_size, parts, numbered=has_workers),
         # The seeds of the loader's processes do not come from the trial's random numbers.
         generator=torch.Generator().manual_seed(seed),
         **{name: getattr(loader, name) for name in KEPT},

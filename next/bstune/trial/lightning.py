@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from bstune.core.clock import TrainingClock
+from bstune.core.clock import WARMUP_STEPS, TrainingClock
 from bstune.core.errors import InputError
 from bstune.core.evaluation_schedule import next_evaluation
 from bstune.core.rules import DEFAULT_RULE, Rule
@@ -21,6 +22,7 @@ from bstune.recipe.recipe import Recipe, TrialSettings
 from bstune.trial.batches import (
     RngState,
     TrialLoader,
+    micro_batches,
     rebatch,
     rng_state,
     seed_everything,
@@ -42,6 +44,8 @@ HYPER_PARAMETERS = (
 
 # A training whose first so many batches make no step counts none: a scaler skips some 20 at most.
 BATCHES_TO_STEP = 300
+# A number that no training's batches come to.
+NEVER = 10**18
 
 
 def train(recipe: Recipe, trial: Trial) -> None:
@@ -87,6 +91,8 @@ def _fit(
 ) -> Trainer:
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
+    rank = int(os.environ["RANK"]) if recipe.devices > 1 else 0
+    parts = micro_batches(trial.batch_size, recipe.micro_batch_size, rank, recipe.devices)
     seed_everything(trial.seed)
     module = recipe.module(trial)
     data = recipe.data(trial)
@@ -95,11 +101,14 @@ def _fit(
 
     @functools.cache
     def train_loader() -> TrialLoader:
-        return rebatch(users_loader(), trial.batch_size, trial.seed)
+        return rebatch(users_loader(), trial.batch_size, trial.seed, parts)
 
     limit = EpochLimit(train_loader, trial.total_steps)
-    trainer = make_trainer(recipe, trial, module, [limit, *callbacks])
-    start = functools.partial(trainer.fit, module, ckpt_path=resume_from, weights_only=True)
+    sizes = [part.stop - part.start for part in parts]
+    trainer = make_trainer(recipe, trial, module, [limit, *callbacks], sizes)
+    # Lightning's way: the steps of the module are compiled, its hooks are not.
+    fitted: Any = torch.compile(module, mode=recipe.compile) if recipe.compile else module
+    start = functools.partial(trainer.fit, fitted, ckpt_path=resume_from, weights_only=True)
     if is_data_module:
         # The data module stays the user's, with all its hooks, but for its training loader.
         data.train_dataloader = train_loader
@@ -195,9 +204,28 @@ class StopAtTarget(Callback):
 
         They are those that a gradient scaler skips, and those of each of several optimizers.
         """
-        self._scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self._scaler: Any = getattr(trainer.precision_plugin, "scaler", None)
         if self._scaler is not None or not pl_module.automatic_optimization:
             trainer.fit_loop.epoch_loop.max_steps = -1
+        if self._scaler is not None:
+            self._move_schedules_by_steps(trainer, pl_module)
+
+    def _move_schedules_by_steps(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep schedules that move by step at their place where a scaler skips the step.
+
+        One that ends with the trial, such as OneCycleLR, would else be asked beyond its end.
+        """
+        move = pl_module.lr_scheduler_step
+
+        def moved(scheduler: Any, metric: Any) -> None:
+            by_step = [
+                one.scheduler for one in trainer.lr_scheduler_configs if one.interval == "step"
+            ]
+            is_skipped = self._scaler.get_scale() < self._scale
+            if not (is_skipped and scheduler in by_step):
+                move(scheduler, metric)
+
+        pl_module.lr_scheduler_step = moved  # type: ignore[method-assign]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put a resumed trial where it was, and start the clock."""
@@ -214,10 +242,10 @@ class StopAtTarget(Callback):
         on_cuda = pl_module.device.type == "cuda"
         self._clock = TrainingClock(synchronize=torch.cuda.synchronize if on_cuda else lambda: None)
         self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
-        self._begin_segment(trainer)
+        self._begin_segment(trainer, cold_steps=WARMUP_STEPS)
 
-    def _begin_segment(self, trainer: Trainer) -> None:
-        """Train on to the next evaluation."""
+    def _begin_segment(self, trainer: Trainer, cold_steps: int) -> None:
+        """Train on to the next evaluation; the first steps are not timed if others follow."""
         trial = self.trial
         self._due = next_evaluation(
             self._on_schedule,
@@ -226,7 +254,8 @@ class StopAtTarget(Callback):
             self._examples,
             first=trial.spec.first_evaluation,
         )
-        self._first_step = self.steps
+        self._first_step = self._timed_from = self.steps
+        self._last_cold = self.steps + cold_steps
         self._global_step = trainer.global_step
         self._clock.start()
 
@@ -236,9 +265,9 @@ class StopAtTarget(Callback):
         """Count the step, and let Lightning evaluate where an evaluation is due."""
         has_stepped = self._has_stepped(trainer)
         self.steps += has_stepped
-        if has_stepped:
-            self.trial.on_progress()
-        elif self.steps == 0 and _batches(trainer) >= BATCHES_TO_STEP:
+        self.trial.on_progress()
+        most = BATCHES_TO_STEP * trainer.accumulate_grad_batches
+        if self.steps == 0 and _batches(trainer) >= most:
             raise InputError(
                 f"no optimizer step was made in {BATCHES_TO_STEP} batches: in training_step, step "
                 f"the optimizers that self.optimizers() gives"
@@ -246,15 +275,25 @@ class StopAtTarget(Callback):
         self._is_scheduled = self.steps >= self._due
         if self._evaluates_epochs and trainer.is_last_batch:
             self._is_scheduled = True
-        is_last = self.steps >= self.trial.max_steps or self.trial.is_late
+        is_last = self.steps >= self.trial.max_steps or self._is_late(trainer)
         self._is_due = self.steps > self.trial.steps and (self._is_scheduled or is_last)
-        batches = _batches(trainer)
         # Lightning evaluates after batches whose number is a multiple of this.
-        trainer.val_check_batch = batches if self._is_due else batches + 1
-        if self._is_due:
-            self._clock.stop(self.steps - self._first_step)
+        trainer.val_check_batch = _batches(trainer) if self._is_due else NEVER
+        if not self._is_due:
+            if has_stepped and self.steps <= self._last_cold:
+                self._timed_from = self.steps
+                self._clock.start()
+        else:
+            self._clock.stop(self.steps - self._first_step, self.steps - self._timed_from)
             self._random = rng_state()
             self._metrics = _copied(trainer.callback_metrics)
+
+    def _is_late(self, trainer: Trainer) -> bool:
+        """Whether the trial's time is over: for all devices, or for none."""
+        is_late = self.trial.is_late
+        if trainer.world_size > 1 and self.trial.has_deadline:
+            is_late = trainer.strategy.reduce_boolean_decision(is_late, all=False)
+        return is_late
 
     def _has_stepped(self, trainer: Trainer) -> bool:
         """Whether the batch ended a step: one of accumulated batches or several optimizers counts.
@@ -286,20 +325,27 @@ class StopAtTarget(Callback):
         if name not in trainer.callback_metrics:
             logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
             raise InputError(f"the target's metric is {name!r}, but the module logs {logged}")
-        value = _as_printed(trainer.callback_metrics[name])
+        value = trainer.strategy.broadcast(_as_printed(trainer.callback_metrics[name]))
         if self._is_scheduled:
             self._on_schedule.append((self.steps, value))
             self._metrics = _copied(trainer.callback_metrics)
-        if self.trial.report(self.steps, value, seconds=self._clock.seconds):
-            self._begin_segment(trainer)
+        goes_on = self.trial.report(self.steps, value, seconds=self._clock.seconds)
+        has_to_be_saved = self.trial.has_to_be_saved
+        # The first device decides, on one device as on many.
+        goes_on, has_to_be_saved = trainer.strategy.broadcast((goes_on, has_to_be_saved))
+        if goes_on:
+            # The step after an evaluation finds cold caches; that of an epoch's start is timed, as
+            # the start is a part of the training.
+            self._begin_segment(trainer, cold_steps=0 if trainer.is_last_batch else 1)
             return
         trainer.should_stop = True
-        if self.trial.save_to is not None and self.trial.has_to_be_saved:
+        if self.trial.save_to is not None and has_to_be_saved:
             self._is_saving = True
             # Beside its place first: a process that is killed meanwhile leaves no half of it.
             partial = self.trial.save_to.with_suffix(".partial")
             trainer.save_checkpoint(partial)
-            partial.replace(self.trial.save_to)
+            if trainer.is_global_zero:
+                partial.replace(self.trial.save_to)
             self._is_saving = False
 
     def on_exception(

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence, Sized
 from importlib import import_module
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from bstune.recipe.recipe import Recipe, TrialSettings, resolve_device
+from bstune.core.errors import InputError
+from bstune.recipe.recipe import Recipe, TrialSettings, resolve_device, resolve_precision
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 # Call-backs that print, that write files, or that stop a training by another rule than the trial's.
@@ -32,14 +34,42 @@ class EpochLimit(Callback):
         self._batches = batches
         self._total_steps = total_steps
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Set the limit before optimizers and schedules are configured."""
-        epochs = math.ceil(self._total_steps / len(self._batches()))
+        micro_batches = self._total_steps * trainer.accumulate_grad_batches
+        epochs = math.ceil(micro_batches / len(self._batches()))
         trainer.fit_loop.max_epochs = epochs
+        # Each call-back costs a hundredth of a step of half a millisecond; this one is done.
+        trainer.callbacks = [one for one in trainer.callbacks if one is not self]
+
+
+class MicroBatchWeights(Callback):
+    """Weights the loss of micro-batch i by n_i/B: gradients add up to those of the whole batch.
+
+    It is exact where a loss is a mean over examples that do not see each other; layers such as
+    BatchNorm see a micro-batch alone.
+
+    Args:
+        sizes: n_i, examples, of the micro-batches of a batch on this device.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        # Lightning has divided each of the k losses by k.
+        self._weights = [len(sizes) * size / sum(sizes) for size in sizes]
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor
+    ) -> None:
+        """Weight the loss in place: it is Lightning's own tensor, the module's divided by k."""
+        loss.mul_(self._weights[trainer.fit_loop.batch_idx % len(self._weights)])
 
 
 def make_trainer(
-    recipe: Recipe, trial: TrialSettings, module: LightningModule, callbacks: Sequence[Callback]
+    recipe: Recipe,
+    trial: TrialSettings,
+    module: LightningModule,
+    callbacks: Sequence[Callback],
+    micro_batch_sizes: Sequence[int],
 ) -> Trainer:
     """Make the Trainer of a trial, of the package that the module's class is of.
 
@@ -48,7 +78,18 @@ def make_trainer(
         trial: that is trained.
         module: that is trained.
         callbacks: of bstune's own, which come last.
+        micro_batch_sizes: examples of each micro-batch of a batch on this device.
+
+    Raises:
+        InputError: the device cannot do the recipe's precision, or the module steps its optimizers
+            itself where batches are to be accumulated.
     """
+    count = len(micro_batch_sizes)
+    if count > 1 and not module.automatic_optimization:
+        raise InputError(
+            f"{type(module).__name__} steps its optimizers itself (manual optimization), so that "
+            f"its batches cannot be accumulated: leave out micro_batch_size"
+        )
     package = import_module(_package_of(module))
     for name in PACKAGES:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -57,11 +98,15 @@ def make_trainer(
     users = arguments.get("callbacks") or []
     users = users if isinstance(users, list | tuple) else [users]
     kept = [callback for callback in users if not isinstance(callback, left_out)]
+    weights = [MicroBatchWeights(micro_batch_sizes)] if count > 1 else []
+    device = resolve_device(recipe.device)
     ours: dict[str, Any] = {
-        "accelerator": resolve_device(recipe.device),
-        "devices": 1,
-        "precision": recipe.precision,
-        "callbacks": [*kept, *callbacks],
+        "accelerator": device,
+        "devices": recipe.devices,
+        "precision": resolve_precision(recipe.precision, device),
+        # Each device takes its share of the training batches, and all of the validation data.
+        "use_distributed_sampler": False,
+        "callbacks": [*kept, *weights, *callbacks],
         # It takes whatever a module's hooks do with self.logger.experiment, and keeps nothing.
         "logger": package.loggers.logger.DummyLogger(),
         # What a module reads of its length; the call-back ends the trial.
@@ -70,7 +115,7 @@ def make_trainer(
         "min_steps": None,
         "min_epochs": None,
         "max_time": None,
-        "accumulate_grad_batches": 1,
+        "accumulate_grad_batches": count,
         "num_sanity_val_steps": 0,
         "enable_checkpointing": False,
         "enable_progress_bar": False,

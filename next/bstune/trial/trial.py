@@ -84,6 +84,11 @@ class Trial:
         return self.save_to is not None
 
     @property
+    def has_deadline(self) -> bool:
+        """Whether its time is limited."""
+        return self._until < math.inf
+
+    @property
     def is_late(self) -> bool:
         """Whether its next evaluation is its last, as its time is over."""
         return time.monotonic() >= self._until

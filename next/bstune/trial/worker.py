@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import cloudpickle
 
@@ -70,6 +70,29 @@ class Failure:
     """In one line, such as ``its process was ended by SIGSEGV``."""
     refusal: BstuneError | None = None
     """What bstune itself refused, such as a metric that is not logged."""
+
+
+class AnyWorker(Protocol):
+    """What calls functions: one process, several that train together, or this one."""
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since a function was sent, or its process said something."""
+
+    def start(self) -> None:
+        """Begin to import what functions need."""
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> None:
+        """Send a function, which is called as ``function(*args)``."""
+
+    def poll(self, seconds: float) -> Answer | Failure | None:
+        """Wait for what became of it, at most so long; None while it works."""
+
+    def kill(self, reason: str) -> None:
+        """End the process; the next poll gives a Failure."""
+
+    def close(self) -> None:
+        """End the process, if one was started."""
 
 
 class Worker:
@@ -256,7 +279,7 @@ class InProcess:
 
 
 def call(
-    worker: Worker | InProcess, function: Callable[..., Any], *args: Any, limit: float
+    worker: AnyWorker, function: Callable[..., Any], *args: Any, limit: float
 ) -> Answer | Failure:
     """Send a function and wait for what becomes of it.
 

@@ -1,0 +1,94 @@
+"""Two processes that train one trial: as one process does, resumed bit for bit, or all ended."""
+
+import functools
+import os
+
+import pytest
+import torch
+from small import Data, Model
+
+from bstune.core.records import Spec, Target
+from bstune.recipe.recipe import Recipe
+from bstune.trial.lightning import train
+from bstune.trial.ranks import Ranks
+from bstune.trial.trial import Trial, run_trial
+from bstune.trial.worker import Answer, call
+
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    with Ranks(tmp_path_factory.mktemp("ranks") / "log.txt", 2) as group:
+        yield group
+
+
+class FailsInOne(Model):
+    """Its second process raises, and the first one waits for it."""
+
+    def training_step(self, batch, batch_idx):
+        if self.global_rank == 1 and batch_idx == 3:
+            raise ValueError("only here")
+        return self.loss(batch)
+
+
+class DiesInOne(Model):
+    def training_step(self, batch, batch_idx):
+        if self.global_rank == 1 and batch_idx == 3:
+            os._exit(7)
+        return self.loss(batch)
+
+
+def trained(folder, build, devices, max_steps, earlier=None, resumes=False, until=None):
+    """Weights and record of a trial; it is saved in the folder, and resumed from there."""
+    modules = []
+
+    def module(trial):
+        torch.set_num_threads(1)
+        modules.append(build(trial.lr))
+        return modules[0]
+
+    recipe = Recipe(module, lambda trial: Data(), device="cpu", micro_batch_size=5, devices=devices)
+    spec = Spec(
+        number=0, place="", role="search", batch_size=16, lr=0.05, seed=1, max_steps=max_steps
+    )
+    trial = Trial(
+        spec,
+        Target("val/loss", 0.0, "min"),
+        total_steps=60,
+        earlier=earlier,
+        save_to=folder / "saved.ckpt",
+        resume_from=folder / "saved.ckpt" if resumes else None,
+        until=until,
+    )
+    record = run_trial(functools.partial(train, recipe), trial)
+    return modules[0].linear.weight.detach(), record
+
+
+def test_two_processes_train_as_one(ranks, tmp_path):
+    def together(*args):
+        outcome = call(ranks, trained, tmp_path, Model, 2, *args, limit=SECONDS)
+        assert isinstance(outcome, Answer), outcome
+        return outcome.value
+
+    weights, record = together(60)
+    alone, of_one = trained(tmp_path, Model, 1, 60)
+    assert (record.status, record.steps) == ("missed", 60)
+    assert [step for step, _ in record.history] == [step for step, _ in of_one.history]
+    torch.testing.assert_close(weights, alone)
+    _, pruned = together(25)
+    assert (pruned.status, pruned.steps) == ("pruned", 25)
+    resumed, rest = together(60, pruned, True)
+    assert torch.equal(resumed, weights)
+    assert set(record.history) <= set(rest.history)
+    assert together(60, None, False, 0.0)[1].status == "pruned"
+
+
+@pytest.mark.parametrize(
+    ("build", "words"), [(FailsInOne, "ValueError: only here"), (DiesInOne, "status 7")]
+)
+def test_one_that_fails_ends_all(ranks, tmp_path, build, words):
+    outcome = call(ranks, trained, tmp_path, build, 2, 60, limit=SECONDS)
+    reason = outcome.value[1].message if isinstance(outcome, Answer) else outcome.reason
+    assert words in reason
+    assert call(ranks, pow, 2, 3, limit=SECONDS) == Answer(8)
