@@ -77,6 +77,8 @@ class Worker:
         self._number = 0
         self._killed: Failure | None = None
         self._heard = time.monotonic()
+        self.told = ""
+        """What the function said last of its progress."""
 
     def start(self) -> None:
         """Begin to import the modules, before there is a function to call."""
@@ -109,6 +111,7 @@ class Worker:
         self._number += 1
         self._killed = None
         self._heard = time.monotonic()
+        self.told = ""
         self.start()
         try:
             # That a process died between two functions is no outcome of this one.
@@ -132,6 +135,8 @@ class Worker:
                 status = self._end(patience=EXIT_SECONDS)
                 return Failure(f"its process {_how_ended(status)}")
             self._heard = time.monotonic()
+            if isinstance(message, str):
+                self.told, message = message, None
             if message is not None and number in (self._number, ANY_NUMBER):
                 outcome: Answer | Failure = pickle.loads(message)  # noqa: S301 (from our process)
                 return outcome
@@ -180,6 +185,7 @@ class InProcess:
     """Calls functions in this process, for a debugger; it is used as a :class:`Worker`."""
 
     silent_seconds = 0.0
+    told = ""
 
     def start(self) -> None:
         """Do nothing: there is no process."""
@@ -255,12 +261,16 @@ class _Progress:
     told = 0.0
 
 
-def tell_progress() -> None:
-    """Say that the function which is called here works; elsewhere it does nothing."""
+def tell_progress(what: Callable[[], str] = str) -> None:
+    """Say that the function which is called here works; elsewhere it does nothing.
+
+    Args:
+        what: gives what it has come to.
+    """
     now = time.monotonic()
     if _Progress.connection is not None and now - _Progress.told > PROGRESS_SECONDS:
         _Progress.told = now
-        _Progress.connection.send((_Progress.number, None))
+        _Progress.connection.send((_Progress.number, what()))
 
 
 def template(descriptor: int, lifeline: int, preload: Sequence[str]) -> None:
