@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from pydantic import Field
 
+from bstune import __version__
 from bstune.config import Composed, options_from_python
 from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.question import Question
@@ -133,6 +134,7 @@ def tune(
     """
     began = time.monotonic()
     study = name or _type_name(module)
+    say(f"bstune {__version__}: {study}")
     if study == "<lambda>":
         raise InputError("name is missing: a function without a name needs one, as name='STUDY'")
     given = dict(options, target=target, baseline=baseline, batch_size=batch_size, budget=budget)
@@ -287,10 +289,10 @@ def run_study(
         stack.enter_context(progress)
         try:
             storage = StudyStorage(options.storage, name)
-            progress.does("importing torch and lightning")
+            if worker is not None:
+                progress.does("importing torch and lightning")
             machine = _machine(options, workload, worker)
             deadline = _deadline(options, began, stopwatch.lap("start"))
-            progress.does("looking at the module and the data")
             if options.scaling is None:
                 rule = storage.setting("scaling") or _default_rule(options, workload, worker)
                 options = options.model_copy(update={"scaling": rule})
@@ -411,8 +413,9 @@ def _machine(options: Options, workload: Workload, worker: Worker | InProcess | 
     """Ask the worker what it runs on; recorded runs have none."""
     if worker is None:
         return RECORDED
-    watch = HangWatch(options.wall_seconds, options.trial_seconds)
-    outcome = call(worker, describe_machine, options.device, options.threads, limit=watch.limit)
+    # That a time limit is over meanwhile is told with what is enough.
+    limit = HangWatch(trial_seconds=options.trial_seconds).limit
+    outcome = call(worker, describe_machine, options.device, options.threads, limit=limit)
     if isinstance(outcome, Failure):
         raise outcome.refusal or UserCodeError(outcome.reason)
     machine: Machine = outcome.value

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Protocol
 
 from bstune.core.records import Record, Spec, Target
-from bstune.study.plan import Ask, Done, Plan, Wait, baseline_of, fatal_error, next_step
+from bstune.study.plan import (
+    NEW_SEED_LIMIT,
+    Ask,
+    Done,
+    Plan,
+    Wait,
+    baseline_of,
+    fatal_error,
+    next_step,
+)
 from bstune.study.storage import StudyStorage
 from bstune.system.console import number
 from bstune.system.files import StudyFolder
@@ -116,13 +125,15 @@ def asked_trials(
 
 
 def _was_cut_off(record: Record, asked: AskedTrial) -> bool:
-    """Whether the time limit ended a run on a new seed that cannot be resumed.
+    """Whether the time limit ended a run on a new seed that tells nothing; it is asked again.
 
-    It tells nothing, and is asked again.
+    The baseline's tells that it takes longer, once it has run as long as the best.
     """
-    if record.role != "new seed" or asked.until is None or asked.save_to is not None:
+    if record.role != "new seed" or asked.until is None or record.status != "pruned":
         return False
-    return record.status == "pruned" and record.steps < record.max_steps
+    is_of_baseline = asked.save_to is not None
+    least = record.max_steps / NEW_SEED_LIMIT if is_of_baseline else record.max_steps
+    return record.resumed_from is None and record.steps < least
 
 
 def _prepare(

@@ -360,7 +360,7 @@ def _confirmation_seconds(plan: Plan, records: Sequence[Record]) -> float | None
             took.append(took_seconds(record, records))
     if not took:
         return None
-    of_best = min(took)
+    of_best = statistics.median(took)
     of_baseline = 0.0
     baseline = baseline_of(records)
     if baseline is not None:

@@ -51,6 +51,7 @@ class Progress:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
+        _Said.at = time.monotonic()
         self._thread.start()
         return self
 
@@ -63,9 +64,10 @@ class Progress:
             if time.monotonic() - _Said.at > QUIET_SECONDS:
                 self._write(self._doing() + self._left())
 
-    def does(self, what: str | Callable[[], str]) -> None:
-        """Tell what goes on from now on, as a text or as what gives one."""
-        self._doing = what if callable(what) else lambda: what
+    def does(self, what: str) -> None:
+        """Say what goes on from now on."""
+        self._write(what)
+        self._doing = lambda: what
 
     def plans(self, plan: Plan, records: Sequence[Record]) -> None:
         """Tell the plan, and the records that the study has already: its pace counts from here."""
@@ -81,7 +83,7 @@ class Progress:
             spec: of the trial.
             so_far: gives its last evaluation.
         """
-        self.does(lambda: f"{_trial(spec)} {so_far() or 'not evaluated yet'}")
+        self._doing = lambda: f"{_trial(spec)} {so_far() or 'not evaluated yet'}"
 
     def finished(self, record: Record) -> None:
         """Say how a trial ended."""
@@ -94,7 +96,7 @@ class Progress:
             takes = longest(self._plan, record.seconds_per_step)
             if takes is not None:
                 self._write(takes)
-        self.does("choosing what to run next")
+        self._doing = lambda: "choosing what to run next"
 
     def _left(self) -> str:
         """What is left of the limit; without one what is to go by the pace."""
