@@ -1,10 +1,11 @@
 """What people call: tune a workload, load a study's result."""
 
+import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import yaml
 from pydantic import Field
 
+from bstune import __version__
 from bstune.config import Composed, options_from_python
 from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.question import Question
@@ -23,20 +25,23 @@ from bstune.recipe.recipe import Recipe
 from bstune.report.answer import render
 from bstune.report.read import read_records, read_result
 from bstune.study.analysis import Study, analyse
+from bstune.study.begin import begin
+from bstune.study.deadline import OTHERS, Deadline, least_limit
 from bstune.study.finish import TrialsFile, write_study
 from bstune.study.loop import (
     AskedTrial,
     HangWatch,
+    Observer,
     asked_trials,
     train_here,
     train_in_worker,
 )
 from bstune.study.machine import RECORDED, Machine, describe_machine
-from bstune.study.plan import Deadline, Plan
-from bstune.study.progress import Progress, say
+from bstune.study.plan import Plan
+from bstune.study.progress import Progress, Stopwatch, say
 from bstune.study.result import StudyResult
 from bstune.study.storage import StudyStorage, database_errors
-from bstune.system.console import count
+from bstune.system.console import count, seconds
 from bstune.system.files import (
     StudyFolder,
     claim_folder,
@@ -47,11 +52,10 @@ from bstune.system.files import (
 from bstune.system.interruption import interruptible
 from bstune.system.secrets import hide
 from bstune.tracking.mlflow import log_study
-from bstune.trial.ranks import Ranks
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
 from bstune.trial.trial import Trial
-from bstune.trial.worker import Answer, AnyWorker, Failure, InProcess, Worker, call
+from bstune.trial.worker import Answer, AnyWorker, Failure, call
 
 
 class Result(StudyResult):
@@ -128,7 +132,9 @@ def tune(
     Raises:
         bstune.core.errors.BstuneError: for what cannot be used, in one line.
     """
+    began = time.monotonic()
     study = name or _type_name(module)
+    say(f"bstune {__version__}: {study}")
     if study == "<lambda>":
         raise InputError("name is missing: a function without a name needs one, as name='STUDY'")
     given = dict(options, target=target, baseline=baseline, batch_size=batch_size, budget=budget)
@@ -147,7 +153,7 @@ def tune(
         command=partial(_call, study),
         train_command=_own_training,
     )
-    return run_study(checked, workload)
+    return run_study(checked, workload, began)
 
 
 def _type_name(part: Any) -> str:
@@ -247,37 +253,64 @@ def _scaling_by_lightning(recipe: Recipe, batch_size: int, lr: float, steps: int
     return scaling_of(recipe, batch_size, lr, steps)
 
 
-def run_study(options: Options, workload: Workload) -> Result:
+def run_study(
+    options: Options,
+    workload: Workload,
+    began: float | None = None,
+    worker: AnyWorker | None = None,
+) -> Result:
     """Run a study to its end, or go on with it: search, new seeds, answer, files, MLflow.
+
+    Args:
+        options: of the study.
+        workload: that is tuned.
+        began: the ``time.monotonic()`` from which a time limit counts; None: now.
+        worker: that :func:`bstune.study.begin.begin` has started; None: it is started here.
 
     Raises:
         BstuneError: for what cannot be used; Interrupted by Ctrl-C.
     """
-    began = time.monotonic()
+    began = time.monotonic() if began is None else began
     # What it refuses does not depend on the device.
     space_of(options, "cpu")
     folder = StudyFolder(Path(options.output))
     name = options.study or workload.name
-    storage = StudyStorage(options.storage, name)
+    limit = options.wall_seconds
     failed = "failed; the same command goes on with what is stored"
+    stopwatch = Stopwatch(began)
+    progress = Progress(None if limit is None else began + limit)
+    storage = None
     with interruptible(), ExitStack() as stack, database_errors(options.storage, failed):
-        claim_folder(folder, name, options.storage)
+        if workload.table is not None:
+            claim_folder(folder, name, options.storage)
+        else:
+            worker = worker or begin(options, name, folder.log)
+            stack.callback(worker.close)
+        stack.enter_context(progress)
         try:
-            worker, machine = _worker_and_machine(options, workload, folder, stack)
+            storage = StudyStorage(options.storage, name)
+            if worker is not None:
+                progress.does("importing torch and lightning")
+            machine = _machine(options, workload, worker)
+            deadline = _deadline(options, began, stopwatch.lap("start"))
             if options.scaling is None:
                 rule = storage.setting("scaling") or _default_rule(options, workload, worker)
                 options = options.model_copy(update={"scaling": rule})
-            plan = _plan(options, workload, folder, machine, began)
+            preparation = stopwatch.lap("preparation")
+            if deadline is not None:
+                deadline = replace(deadline, preparation=preparation)
+            plan = _plan(options, workload, folder, machine, deadline)
             storage.begin(plan.space, _settings(options, workload, machine))
-            sizes = f"batch sizes {plan.space.low} to {plan.space.high}"
-            trials = count(options.trials, "configuration")
-            what = f"{sizes} (scaling: {plan.space.rule}), {trials}, {machine.device}"
-            say(f"{workload.name}: {options.target}, {what}")
-            _run_trials(options, workload, folder, plan, storage, worker)
+            stopwatch.plan = plan
+            progress.plans(plan, storage.records())
+            say(_described(options, workload, plan, machine))
+            observers = (stopwatch, progress, TrialsFile(folder))
+            _run_trials(options, workload, folder, plan, storage, worker, observers, progress)
         except (InputError, StudyError, UserCodeError):
-            if not storage.records():
+            if storage is None or not storage.records():
                 discard_folder(folder)
             raise
+        progress.does("writing the answer")
         study = Study(
             plan=plan,
             workload=workload.name,
@@ -288,7 +321,43 @@ def run_study(options: Options, workload: Workload) -> Result:
             train=workload.train_command,
         )
         records = storage.records()
-        return _finish(options, workload, folder, analyse(study, records), records, machine)
+        result = analyse(study, records)
+        stopwatch.lap("answer")
+        phases = stopwatch.phases
+        # A command that had nothing to train leaves the result as it was.
+        if not stopwatch.trials and folder.curve.exists():
+            phases = read_result(folder.root).spent.phases
+        spent = result.spent.model_copy(update={"phases": phases})
+        result = result.model_copy(update={"spent": spent})
+        return _finish(options, workload, folder, result, records, machine)
+
+
+def _deadline(options: Options, began: float, start: float) -> Deadline | None:
+    """The time limit, once the start is over; InputError where that took all of it."""
+    if options.wall_seconds is None:
+        return None
+    deadline = Deadline(began, options.wall_seconds, start)
+    if deadline.shared == 0.0:
+        raise InputError(
+            f"wall_seconds={options.wall_seconds:g} is too short for two trials: the start alone "
+            f"took {seconds(start)}; give at least wall_seconds={math.ceil(least_limit(start, []))}"
+        )
+    return deadline
+
+
+def _described(options: Options, workload: Workload, plan: Plan, machine: Machine) -> str:
+    """Say in a line what the study does, and what it may take."""
+    what = (
+        f"{workload.name}: {options.target}, batch sizes {plan.space.low} to {plan.space.high} "
+        f"(scaling: {plan.space.rule}), {count(options.trials, 'configuration')}, {machine.device}"
+    )
+    if plan.deadline is None:
+        return what
+    of_baseline, shared = plan.deadline.baseline_seconds, plan.deadline.shared
+    return (
+        f"{what}, {seconds(shared)}: the baseline at most {seconds(of_baseline)}, others at least "
+        f"{seconds(OTHERS * shared)}"
+    )
 
 
 def _run_trials(
@@ -298,16 +367,18 @@ def _run_trials(
     plan: Plan,
     storage: StudyStorage,
     worker: AnyWorker | None,
+    observers: Sequence[Observer],
+    progress: Progress,
 ) -> None:
     """Train one trial after another; recorded runs need no worker."""
     folder.checkpoints.mkdir(exist_ok=True)
-    observers = (Progress(), TrialsFile(folder))
     watch = HangWatch(options.wall_seconds, options.trial_seconds)
     with closing(asked_trials(plan, storage, folder, observers)) as asked_ones:
         for asked in asked_ones:
             if worker is None:
                 asked.record = train_here(asked, workload.train, options.target)
                 continue
+            progress.begun(asked.spec, partial(getattr, worker, "told"))
             alive = partial(storage.heartbeat, asked.spec)
             asked.record = train_in_worker(
                 worker, asked, workload.train, options.target, watch, alive
@@ -338,23 +409,18 @@ def _finish(
     return Result(**result.model_dump(), folder=folder.root)
 
 
-def _worker_and_machine(
-    options: Options, workload: Workload, folder: StudyFolder, stack: ExitStack
-) -> tuple[AnyWorker | None, Machine]:
-    """Start the worker, which the stack ends, and ask it what it runs on."""
-    if workload.table is not None:
-        return None, RECORDED
-    worker: AnyWorker = InProcess() if options.workers == 0 else Worker(folder.log)
-    if options.devices > 1:
-        worker = Ranks(folder.log, options.devices)
-    stack.callback(worker.close)
-    watch = HangWatch(options.wall_seconds, options.trial_seconds)
+def _machine(options: Options, workload: Workload, worker: AnyWorker | None) -> Machine:
+    """Ask the worker what it runs on; recorded runs have none."""
+    if worker is None:
+        return RECORDED
+    # That a time limit is over meanwhile is told with what is enough.
+    limit = HangWatch(trial_seconds=options.trial_seconds).limit
     of_machine = (options.device, options.threads, options.precision, options.devices)
-    outcome = call(worker, describe_machine, *of_machine, limit=watch.limit)
+    outcome = call(worker, describe_machine, *of_machine, limit=limit)
     if isinstance(outcome, Failure):
         raise outcome.refusal or UserCodeError(outcome.reason)
     machine: Machine = outcome.value
-    return worker, machine
+    return machine
 
 
 def _default_rule(options: Options, workload: Workload, worker: AnyWorker | None) -> Rule:
@@ -373,15 +439,16 @@ def _default_rule(options: Options, workload: Workload, worker: AnyWorker | None
 
 
 def _plan(
-    options: Options, workload: Workload, folder: StudyFolder, machine: Machine, began: float
+    options: Options,
+    workload: Workload,
+    folder: StudyFolder,
+    machine: Machine,
+    deadline: Deadline | None,
 ) -> Plan:
     baseline = None
     if options.baseline.pair is not None:
         batch_size, lr = options.baseline.pair
         baseline = Configuration(batch_size=batch_size, lr=lr)
-    deadline = None
-    if options.wall_seconds is not None:
-        deadline = Deadline(began, options.wall_seconds)
     step_time: StepTime | None = None
     if workload.table is not None:
         step_time = workload.table.step_time
@@ -467,12 +534,15 @@ def train_once(options: Options, workload: Workload) -> Record:
         keep=True,
     )
     with interruptible(), ExitStack() as stack:
-        claim_folder(of_study, options.study or workload.name, options.storage)
-        folder.root.mkdir(exist_ok=True)
-        worker, _ = _worker_and_machine(options, workload, folder, stack)
-        if worker is None:
+        owner = options.study or workload.name
+        if workload.table is not None:
+            claim_folder(of_study, owner, options.storage)
+            folder.root.mkdir(exist_ok=True)
             record = train_here(asked, workload.train, options.target)
         else:
+            worker = begin(options, owner, folder.log)
+            stack.callback(worker.close)
+            _machine(options, workload, worker)
             watch = HangWatch(trial_seconds=options.trial_seconds)
             record = train_in_worker(
                 worker, asked, workload.train, options.target, watch, lambda: None

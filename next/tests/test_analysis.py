@@ -9,7 +9,8 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.analysis import Study, analyse, is_near_trials
-from bstune.study.plan import Deadline, Plan
+from bstune.study.deadline import Deadline
+from bstune.study.plan import Plan
 
 TARGET = Target("val/loss", 0.1, "min")
 

@@ -8,8 +8,9 @@ from bstune.core.errors import UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Configuration, Space
+from bstune.study.deadline import Deadline
 from bstune.study.loop import HangWatch, asked_trials, train_in_worker
-from bstune.study.plan import Deadline, Plan
+from bstune.study.plan import Plan
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
 from bstune.trial.worker import Failure, InProcess
@@ -31,7 +32,8 @@ PLAN = Plan(
         (None, None, 0.0, 600.0),  # nothing was evaluated yet: data may be downloaded
         (None, None, 1.0, 60.0),
         (None, None, 10.0, 200.0),
-        (100.0, None, 10.0, 10.0),  # a tenth of the limit
+        (100.0, None, 10.0, 20.0),  # a fifth of the limit
+        (100.0, None, 0.0, 50.0),
         (None, 5.0, 10.0, 5.0),  # the user's own
         (100.0, 50.0, 10.0, 50.0),
     ],
@@ -134,6 +136,22 @@ def test_a_new_seed_that_the_time_limit_cut_off_is_asked_again(tmp_path):
         if not setattr(asked, "record", reached(asked.spec))
     ]  # fmt: skip
     assert len([place for place in places if place.startswith("seed/")]) == 2
+
+
+def test_a_baseline_that_the_time_limit_stopped_on_a_new_seed_is_kept_and_resumed(tmp_path):
+    storage = open_study(tmp_path)
+    folder = StudyFolder(tmp_path)
+    limited = replace(PLAN, deadline=Deadline(0.0, 100.0))
+    for asked in asked_trials(limited, storage, folder, now=lambda: 10.0):
+        steps = 80 if asked.spec.batch_size == 64 and asked.spec.lr == 0.1 else 20
+        asked.record = reached(asked.spec, steps)
+        if asked.spec.repeats == 0:
+            asked.save_to.parent.mkdir(exist_ok=True)
+            asked.save_to.write_bytes(b"state")
+            asked.record = asked.record.model_copy(update={"status": "pruned", "steps": 40})
+            break
+    asked = next(asked_trials(PLAN, storage, folder))
+    assert (asked.earlier.steps, asked.spec.repeats, asked.spec.max_steps) == (40, 0, 100)
 
 
 def test_an_interrupted_trial_is_asked_again(tmp_path):

@@ -28,6 +28,7 @@ from bstune.study.advice import (
     easier_target,
     for_curve,
     missing,
+    more_time,
     remedy,
     searched_range,
     warnings_of,
@@ -138,6 +139,9 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
         fields["missing"] = [record.message for record in records if not record.history][-1]
     easier = easier_target(plan.question.target, records)
     options = remedy(plan, study.name, closest.trend, records)
+    of_time = more_time(plan, records)
+    if of_time is not None and closest.trend == "stopped early":
+        fields["missing"], options = of_time
     record = next(record for record in records if record.number == closest.number)
     field = field_of(plan, records)
     return StudyResult(
@@ -189,7 +193,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     best = _best(verdict, other, baseline, speedup)
 
     if verdict == "not yet":
-        what, options = missing(plan, speedup, other, baseline)
+        what, options = missing(plan, speedup, other, baseline, records)
         fields |= {"missing": what, "next": study.command(options)}
     if best is not None and verdict in ("switch", "use"):
         fields["train"] = study.train(best.batch_size, best.lr, best.schedule_steps)

@@ -6,6 +6,7 @@ started them. Unlike multiprocessing's start methods this does not import the us
 """
 
 import faulthandler
+import gc
 import importlib
 import multiprocessing
 import os
@@ -76,6 +77,10 @@ class AnyWorker(Protocol):
     """What calls functions: one process, several that train together, or this one."""
 
     @property
+    def told(self) -> str:
+        """What the function said last of its progress."""
+
+    @property
     def silent_seconds(self) -> float:
         """Seconds since a function was sent, or its process said something."""
 
@@ -111,6 +116,8 @@ class Worker:
         self._killed: Failure | None = None
         self._heard = time.monotonic()
         self._has_started = False
+        self.told = ""
+        """What the function said last of its progress."""
 
     def start(self) -> None:
         """Begin to import the modules, before there is a function to call."""
@@ -147,6 +154,7 @@ class Worker:
         self._number += 1
         self._killed = None
         self._heard = time.monotonic()
+        self.told = ""
         self.start()
         try:
             # That a process died between two functions is no outcome of this one.
@@ -172,6 +180,8 @@ class Worker:
                 return self._died(_how_ended(status))
             self._heard = time.monotonic()
             self._has_started = True
+            if isinstance(message, str):
+                self.told, message = message, None
             if message is not None and number in (self._number, ANY_NUMBER):
                 outcome: Answer | Failure | str = pickle.loads(message)  # noqa: S301 (our process)
                 if isinstance(outcome, str):
@@ -253,6 +263,7 @@ class InProcess:
     """Calls functions in this process, for a debugger; it is used as a :class:`Worker`."""
 
     silent_seconds = 0.0
+    told = ""
 
     def start(self) -> None:
         """Do nothing: there is no process."""
@@ -333,12 +344,16 @@ class _Progress:
     told = 0.0
 
 
-def tell_progress() -> None:
-    """Say that the function which is called here works; elsewhere it does nothing."""
+def tell_progress(what: Callable[[], str] = str) -> None:
+    """Say that the function which is called here works; elsewhere it does nothing.
+
+    Args:
+        what: gives what it has come to.
+    """
     now = time.monotonic()
     if _Progress.connection is not None and now - _Progress.told > PROGRESS_SECONDS:
         _Progress.told = now
-        _Progress.connection.send((_Progress.number, None))
+        _Progress.connection.send((_Progress.number, what()))
 
 
 def template(
@@ -357,8 +372,12 @@ def template(
     # Ctrl-C is for the owner, which ends these processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.register(TELL_WHERE, all_threads=False)
+    # Looking for garbage meanwhile takes a fourth of the time, and a module is never any.
+    gc.disable()
     for name in preload:
         importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
     multiprocessing.set_start_method(start_method, force=True)
     connection = Connection(descriptor)
     connection.send((ANY_NUMBER, None))
