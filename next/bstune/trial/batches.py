@@ -137,6 +137,11 @@ class EndlessBatches(Sampler[Any]):
         """Batches of an epoch."""
         return len(self._epochs.first) // self._batch_size
 
+    @property
+    def examples(self) -> int:
+        """Of the training set, as the user's sampler gives them."""
+        return len(self._epochs.first)
+
     def seek(self, number: int) -> None:
         """Go on at a batch, by its number from the start of the training."""
         self._number = number
