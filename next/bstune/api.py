@@ -17,7 +17,7 @@ from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, StepTime, Target
 from bstune.core.space import Configuration
-from bstune.options import Options, space_of
+from bstune.options import Options, missing, space_of
 from bstune.recipe.found import remembered
 from bstune.recipe.recipe import Recipe
 from bstune.report.answer import render
@@ -259,17 +259,18 @@ def run_study(options: Options, workload: Workload) -> Result:
         try:
             # A study that was begun goes on with what was found before.
             options = remembered(options, storage.setting)
-            resumes = storage.setting("resumes") is not False
+            of_project = {name: storage.setting(name) for name in ("resumes", "examples")}
             worker, machine = _worker_and_machine(options, workload, folder, stack)
             recipe = workload.recipe
             if worker is not None and recipe is not None and storage.setting("target") is None:
                 limit = HangWatch(options.wall_seconds, options.trial_seconds).limit
                 options, found = looked_up(worker, recipe, options, workload.command, limit)
-                resumes = checked(worker, recipe, options, found, limit).resumes
+                checks = checked(worker, recipe, options, found, limit)
+                of_project = {"resumes": checks.resumes, "examples": found.examples}
                 options = piloted(worker, recipe, options, found, limit)
+            resumes = of_project["resumes"] is not False
             plan = _plan(options, workload, folder, machine, began, resumes)
-            settings = _settings(options, workload, machine)
-            storage.begin(plan.space, {**settings, "resumes": resumes})
+            storage.begin(plan.space, {**_settings(options, workload, machine), **of_project})
             sizes = f"batch sizes {plan.space.low} to {plan.space.high}"
             trials = count(options.trials, "configuration")
             what = f"{sizes} (scaling: {plan.space.rule}), {trials}, {machine.device}"
@@ -421,6 +422,14 @@ def train_once(options: Options, workload: Workload) -> Record:
     if pair is None:
         raise InputError("trial.batch_size and trial.lr are missing: give both for one run")
     batch_size, lr = pair
+    study = options.study or workload.name
+    if options.is_open("target") or options.is_open("budget.steps"):
+        # A study of the same name has found them.
+        options = remembered(options, StudyStorage(options.storage, study).setting)
+    needed = ["target"] if options.trial.steps else ["target", "budget.steps"]
+    absent = [missing(name) for name in needed if options.is_open(name)]
+    if absent:
+        raise InputError("\n".join(absent))
     of_study = StudyFolder(Path(options.output))
     name = f"trial-{batch_size}-{lr:.6g}-{options.trial.seed}"
     folder = StudyFolder(of_study.root / name)
@@ -445,7 +454,7 @@ def train_once(options: Options, workload: Workload) -> Record:
         keep=True,
     )
     with interruptible(), ExitStack() as stack:
-        claim_folder(of_study, options.study or workload.name, options.storage)
+        claim_folder(of_study, study, options.storage)
         folder.root.mkdir(exist_ok=True)
         worker, _ = _worker_and_machine(options, workload, folder, stack)
         if worker is None:

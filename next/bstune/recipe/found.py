@@ -115,6 +115,11 @@ def remembered(options: Options, setting: Callable[[str], Any]) -> Options:
         for key, value in stored.items():
             if opened or values[section][key] is None:
                 values[section][key] = value
+    # The training set bounds batch sizes that were given, too.
+    sizes = values["batch_size"]
+    examples = setting("examples")
+    if examples is not None and sizes["high"] is not None:
+        sizes["high"] = min(sizes["high"], examples)
     return options_from(values)
 
 
@@ -175,8 +180,8 @@ def completed(
         lines.append(f"batch sizes up to {found.examples:,}: the training set has no more examples")
     length = None if used is None else found.length(used)
     if budget["steps"] is None and length is not None:
-        # Larger batches may take as many steps, smaller ones as many examples.
-        budget |= {"steps": length, "examples": length * used}
+        # All sizes may take as many examples, large ones half as many steps at least.
+        budget |= {"steps": max(1, length // 2), "examples": length * used}
         lines.append(f"{length:,} steps: {found.sources['steps']}")
     values["scaling"] = options.scaling or found.rule
     return options_from(values), lines
@@ -190,7 +195,7 @@ def _metric_line(found: Found, absent: dict[str, str]) -> list[str]:
     elif found.metric is None:
         absent["target"] = f"several metrics are logged in validation, {logged}"
     elif found.mode is None:
-        absent["target"] = f"{found.metric} does not say whether it has to fall or to rise"
+        absent["target"] = f"{found.metric} does not tell whether it has to fall (<=) or rise (>=)"
     else:
         how = "falls" if found.mode == "min" else "rises"
         return [f"metric {found.metric}, which {how}: {found.sources['metric']}"]
@@ -264,6 +269,6 @@ def piloted(
     if options.is_open("budget.steps"):
         most = BUDGET_RATIO * steps
         used = options.baseline.batch_size or 1
-        values["budget"] |= {"steps": most, "examples": most * used}
+        values["budget"] |= {"steps": most // 2, "examples": most * used}
         line += f", of which a trial may take {BUDGET_RATIO} times as many"
     return options_from(values), line

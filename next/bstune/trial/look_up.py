@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -93,7 +94,8 @@ def settings(batch_size: int, lr: float, steps: int = STEPS, seed: int = 0) -> T
 def look_up(recipe: Recipe, batch_size: int | None = None, lr: float | None = None) -> Found:
     """Look up batch size, rate, length, metric and its direction in a project.
 
-    It is built with the arguments' own defaults or, where it cannot be built so, with given values.
+    Module and data are built with their arguments' own defaults; where that raises, with values
+    that are given for them.
 
     Args:
         recipe: of the project.
@@ -106,28 +108,34 @@ def look_up(recipe: Recipe, batch_size: int | None = None, lr: float | None = No
     own: Any = SimpleNamespace(
         batch_size=batch_size, lr=lr, values={}, seed=0, max_steps=STEPS, total_steps=STEPS
     )
-    try:
-        return _look_up(copy.deepcopy(recipe), own, is_own=True)
-    except BstuneError:
-        raise
-    # The project may need what is left out: then its own error is that of the second try.
-    except Exception:  # noqa: BLE001
-        given = settings(batch_size or GUESS[0], lr or GUESS[1])
-        return _look_up(copy.deepcopy(recipe), given, is_own=False)
+    given = settings(batch_size or GUESS[0], lr or GUESS[1])
+    for of_module, of_data in itertools.product((own, given), repeat=2):
+        try:
+            return _look_up(copy.deepcopy(recipe), of_module, of_data, own)
+        except BstuneError:
+            raise
+        # A part may need what is left out; the last try has all.
+        except Exception:
+            if of_module is of_data is given:
+                raise
+    raise AssertionError
 
 
-def _look_up(recipe: Recipe, trial: TrialSettings, *, is_own: bool) -> Found:
-    """Look up what the project tells when it is built for a trial.
+def _look_up(
+    recipe: Recipe, of_module: TrialSettings, of_data: TrialSettings, own: TrialSettings
+) -> Found:
+    """Look up what the project tells when module and data are built for a trial each.
 
     Args:
-        recipe, trial: what is built.
-        is_own: it is built with the project's own values, which can be read off it.
+        recipe: of the project.
+        of_module, of_data: what they are built for.
+        own: that of these by which a part shows its own values.
     """
     loaders = []
     data = []
 
     def build_data(_: TrialSettings) -> Any:
-        built = recipe.data(trial)
+        built = recipe.data(of_data)
         data.append(built)
         if not hasattr(built, "train_dataloader"):
             loaders.append(built[0])
@@ -141,20 +149,20 @@ def _look_up(recipe: Recipe, trial: TrialSettings, *, is_own: bool) -> Found:
         built.train_dataloader = train_dataloader
         return built
 
+    arguments = recipe.trainer(of_module)
     watched = replace(
         recipe,
-        module=lambda _: recipe.module(trial),
+        module=lambda _: recipe.module(of_module),
         data=build_data,
-        trainer=lambda _: recipe.trainer(trial),
+        trainer=lambda _: arguments,
     )
     looked = look(watched, settings(*GUESS), batches=1)
     trainer = looked.trainer
     module = trainer.lightning_module
     optimizers = trainer.optimizers
     sources = {"steps": "the Trainer's max_steps", "epochs": "the Trainer's max_epochs"}
-    rate, sources["lr"] = _rate(module, optimizers, is_own=is_own)
-    size, sources["batch_size"] = _batch_size(data[-1], loaders[-1], is_own=is_own)
-    arguments = recipe.trainer(trial)
+    rate, sources["lr"] = _rate(module, optimizers, is_own=of_module is own)
+    size, sources["batch_size"] = _batch_size(data[-1], loaders[-1], is_own=of_data is own)
     epochs = _positive(arguments.get("max_epochs"))
     steps = _positive(arguments.get("max_steps"))
     if steps is None and epochs is not None:

@@ -34,8 +34,11 @@ REPEATS = 4
 ZERO = 1e-4
 # The most calls of a schedule's ``step``, some 10 us each.
 MOST_MOVES = 20_000
-# Schedules that come to zero again and again.
-CYCLIC = ("CosineAnnealingWarmRestarts", "CyclicLR")
+# Schedules without a length: those that come to zero again and again, and those that decay.
+ENDLESS = (
+    *("CosineAnnealingWarmRestarts", "CyclicLR"),
+    *("StepLR", "MultiStepLR", "ExponentialLR", "MultiplicativeLR"),
+)
 # The argument of a schedule that is its length.
 LENGTHS = {
     "OneCycleLR": "total_steps",
@@ -303,28 +306,28 @@ def _moved(scheduler: Any, moves: int) -> tuple[list[float], bool]:
 
 
 def _end(rates: Sequence[float], raised: bool) -> int | None:
-    """The move at which a schedule comes to zero after its highest rate, or past which it raises.
-
-    None: neither.
-    """
-    highest = max(rates)
-    for move in range(rates.index(highest), len(rates)):
-        if rates[move] <= ZERO * highest:
+    """The move at which a schedule comes to zero, or past which it raises; None: neither."""
+    highest = 0.0
+    for move, rate in enumerate(rates):
+        if rate <= ZERO * highest:
             return move
+        highest = max(highest, rate)
     return len(rates) - 1 if raised else None
 
 
 def _check_schedule(schedule: Schedule, batch_size: int) -> None:
     """InputError for a schedule that ends before its trial, whatever that one's length."""
     name, end = schedule.name, schedule.end
-    if schedule.follows or end is None or end >= schedule.moves or name in CYCLIC:
+    if schedule.follows or end is None or end >= schedule.moves or name in ENDLESS:
         return
-    value = "estimated_stepping_batches" if schedule.interval == "step" else "max_epochs"
-    argument = LENGTHS.get(name, "LENGTH")
+    attribute = "estimated_stepping_batches" if schedule.interval == "step" else "max_epochs"
+    length = f"self.trainer.{attribute}"
+    remedy = f"compute its length from {length}"
+    if name in LENGTHS:
+        remedy = f"write {name}(optimizer, ..., {LENGTHS[name]}={length})"
     raise InputError(
-        f"{name} ends at its {schedule.interval} {end:,}, where a trial at batch size "
-        f"{batch_size} has {schedule.moves:,}: let it follow the trial's length, as "
-        f"{name}(optimizer, ..., {argument}=self.trainer.{value})"
+        f"{name} ends at {schedule.interval} {end:,}, where a trial at batch size {batch_size} has "
+        f"{schedule.moves:,}: let it follow the trial's length, {remedy}"
     )
 
 
