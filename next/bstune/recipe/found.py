@@ -23,7 +23,11 @@ SMALLER = 16
 LARGER = 32
 # A trial may take so many times the steps in which the pilot reached the target.
 BUDGET_RATIO = 3
-# Significant digits of a target that is found; a study asks no more of the pilot's one seed.
+# A target that is found is easier than the best that one seed reached, by this part of what it
+# gained from untrained weights, and at most this part of its value.
+SLACK = 0.05
+MOST_SLACK = 0.25
+# Significant digits of such a target.
 DIGITS = 2
 
 
@@ -42,12 +46,20 @@ class Found(Frozen):
     """That are logged in validation."""
     metric: str | None
     """The one that is meant."""
+    untrained: float | None
+    """Its value for untrained weights, on the first batch of the validation data."""
     mode: Mode | None
     """Whether it falls or rises."""
     rule: Rule
     """That suits its optimizers."""
     sources: dict[str, str]
     """Where a value was found, by the names above."""
+
+    @property
+    def meant(self) -> tuple[str, Mode]:
+        """The metric and its direction; only once :func:`completed` has seen that there are."""
+        assert self.metric is not None and self.mode is not None  # noqa: PT018, S101
+        return self.metric, self.mode
 
     def length(self, batch_size: int) -> int | None:
         """The Trainer's length at a batch size, in steps."""
@@ -64,13 +76,14 @@ def direction(metric: str) -> Mode | None:
     >>> direction("val/loss"), direction("valid_top1_acc"), direction("score")
     ('min', 'max', None)
     """
-    words = re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", metric).lower())
     # "val_error_of_r2" ends with what it is: the last word counts.
-    for word in reversed(words):
-        if word in FALL or word.endswith("loss"):
-            return "min"
-        if word in RISE or word.endswith(("accuracy", "iou")):
-            return "max"
+    for word in reversed(re.split(r"[^A-Za-z0-9]+", metric)):
+        # "valAcc" is two words, "mAP" is one.
+        for part in (word, *reversed(re.findall(r"[A-Z]*[a-z0-9]+|[A-Z]+", word))):
+            if part.lower() in FALL or part.lower().endswith("loss"):
+                return "min"
+            if part.lower() in RISE or part.lower().endswith(("accuracy", "iou")):
+                return "max"
     return None
 
 
@@ -202,33 +215,42 @@ def _metric_line(found: Found, absent: dict[str, str]) -> list[str]:
     return []
 
 
-def target_of(metric: str, mode: Mode, history: Sequence[tuple[int, float]]) -> Target:
-    """The target that a pilot run reached: its best value, rounded to what is easier.
+def target_of(
+    metric: str, mode: Mode, untrained: float, history: Sequence[tuple[int, float]]
+) -> Target:
+    """The target that a pilot run reached, with some slack: further seeds have to reach it, too.
 
-    >>> str(target_of("val/loss", "min", [(10, 0.9), (20, 0.4321)]))
-    'val/loss <= 0.44'
-    >>> str(target_of("val/acc", "max", [(10, 0.5), (20, 0.9777)]))
-    'val/acc >= 0.977'
+    The slack is ``SLACK`` of what training gained, at most ``MOST_SLACK`` of the best value; then
+    it is rounded to what is easier.
+
+    >>> str(target_of("val/loss", "min", 2.3, [(10, 0.9), (20, 0.4321)]))
+    'val/loss <= 0.53'
+    >>> str(target_of("val/acc", "max", 0.1, [(10, 0.5), (20, 0.9)]))
+    'val/acc >= 0.86'
 
     Args:
         metric, mode: its name and direction.
-        history: (step, metric) of its evaluations.
+        untrained: its value before the first step.
+        history: (step, metric) of the pilot's evaluations.
 
     Raises:
         InputError: the metric did not improve.
     """
-    values = [value for _, value in history]
-    best = min(values, default=math.nan) if mode == "min" else max(values, default=math.nan)
-    if len(set(values)) < 2 or best == values[0]:
-        steps = history[-1][0] if history else 0
+    sign = 1.0 if mode == "min" else -1.0
+    best = sign * min((sign * value for _, value in history), default=math.inf)
+    gained = sign * (untrained - best)
+    if not gained > 0.0:
+        comparison = "<=" if mode == "min" else ">="
         raise InputError(
-            f"{metric} did not improve in the baseline's first {steps} steps (it was {best:.4g} at "
-            f"the first evaluation): give target='{metric} {'<=' if mode == 'min' else '>='} GOAL'"
+            f"{metric} did not improve in the baseline's first {history[-1][0] if history else 0} "
+            f"steps: it was {untrained:.4g} before them, and {best:.4g} at best; give "
+            f"target='{metric} {comparison} GOAL'"
         )
+    goal = best + sign * min(SLACK * gained, MOST_SLACK * abs(best))
     if mode == "min":
-        return Target(metric, _raised(best), mode)
+        return Target(metric, _raised(goal), mode)
     # A share near 1 is rounded by what it lacks.
-    goal = 1.0 - _raised(1.0 - best) if 0.0 < best < 1.0 else -_raised(-best)
+    goal = 1.0 - _raised(1.0 - goal) if 0.0 < goal < 1.0 else -_raised(-goal)
     return Target(metric, round(goal, 12), mode)
 
 
@@ -261,8 +283,8 @@ def piloted(
     values = options.model_dump()
     target = options.target
     if options.is_open("target"):
-        assert found.metric is not None and found.mode is not None  # noqa: PT018, S101 (completed)
-        target = target_of(found.metric, found.mode, history)
+        metric, mode = found.meant
+        target = target_of(metric, mode, found.untrained or 0.0, history)
     steps = next((step for step, value in history if target.reached(value)), history[-1][0])
     values["target"] = target
     line = f"target {target}: the baseline reached it in {steps:,} steps"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bstune.core.errors import InputError, UserCodeError
-from bstune.core.records import Budget, Mode, Record, Target
+from bstune.core.records import Budget, Record, Target
 from bstune.options import Options, space_of
 from bstune.recipe import found as project
 from bstune.recipe.found import Found
@@ -58,7 +58,7 @@ def checked(
         InputError: it does not; with what to write.
         UserCodeError: the project cannot be trained.
     """
-    target = options.target or unreachable(*_metric(found))
+    target = options.target or unreachable(*found.meant)
     batch_size, lr = _pair(options)
     sizes = (options.batch_size.low, batch_size, options.batch_size.high)
     budget = None if options.is_open("budget.steps") else options.budget
@@ -83,7 +83,7 @@ def piloted(
     seconds = PILOT_SECONDS
     if options.wall_seconds is not None:
         seconds = max(LEAST_PILOT_SECONDS, PILOT_SHARE * options.wall_seconds)
-    target = options.target or unreachable(*_metric(found))
+    target = options.target or unreachable(*found.meant)
     batch_size, lr = _pair(options)
     length = options.budget.last_step(batch_size) if has_length else None
     say(f"pilot: batch size {batch_size} and lr {lr:g} for {seconds:.0f} s of training")
@@ -94,11 +94,6 @@ def piloted(
     options, line = project.piloted(options, found, record.finite_history)
     say(line)
     return options
-
-
-def _metric(found: Found) -> tuple[str, Mode]:
-    assert found.metric is not None and found.mode is not None  # noqa: PT018, S101 (completed)
-    return found.metric, found.mode
 
 
 def _pair(options: Options) -> tuple[int, float]:

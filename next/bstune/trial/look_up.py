@@ -177,6 +177,7 @@ def _look_up(
         steps=steps,
         metrics=metrics,
         metric=metric,
+        untrained=looked.metrics.get(metric or ""),
         mode=mode,
         rule=rule_of(optimizers),
         sources=sources,

@@ -171,7 +171,7 @@ def _check_rate(
         kind = type(trainer.lightning_module).__name__
         raise InputError(
             f"the rate does not reach the optimizer: {kind} trains the same with lr={lr:g} and "
-            f"lr={2 * lr:g}, at {rates[0][0]:g}; in configure_optimizers, give it lr=self.lr"
+            f"lr={2 * lr:g}, at {rates[0][0]:g}; in configure_optimizers, give self.lr to it or its schedule"
         )
 
 
