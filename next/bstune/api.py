@@ -18,9 +18,9 @@ from bstune.config import Composed, options_from_python
 from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, StepTime, Target
-from bstune.core.rules import DEFAULT_RULE, Rule
 from bstune.core.space import Configuration
-from bstune.options import Options, space_of
+from bstune.options import Options, missing, space_of
+from bstune.recipe.found import remembered
 from bstune.recipe.recipe import Recipe
 from bstune.report.answer import render
 from bstune.report.read import read_records, read_result
@@ -38,6 +38,7 @@ from bstune.study.loop import (
 )
 from bstune.study.machine import RECORDED, Machine, describe_machine
 from bstune.study.plan import Plan
+from bstune.study.prepare import checked, looked_up, piloted
 from bstune.study.progress import Progress, Stopwatch, say
 from bstune.study.result import StudyResult
 from bstune.study.storage import StudyStorage, database_errors
@@ -55,7 +56,7 @@ from bstune.tracking.mlflow import log_study
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
 from bstune.trial.trial import Trial
-from bstune.trial.worker import Answer, AnyWorker, Failure, call
+from bstune.trial.worker import AnyWorker, Failure, call
 
 
 class Result(StudyResult):
@@ -82,8 +83,7 @@ class Workload:
         settings: what must not change while a study goes on, as JSON.
         config: the config as YAML, without secrets.
         table: recorded runs that answer in place of training.
-        scaling: the rule that suits its optimizer, of a batch size, a rate and a trial's steps; it
-            is sent to the worker. None for recorded runs.
+        recipe: of what is trained; None for recorded runs.
         command: what runs it with further options, as a command or a call.
         train_command: what trains a batch size and a rate, likewise; a third value is the length of
             the schedule, where that is chosen.
@@ -94,7 +94,7 @@ class Workload:
     settings: Mapping[str, object]
     config: str
     table: Table | None
-    scaling: Callable[[int, float, int], Rule] | None
+    recipe: Recipe | None
     command: Callable[[Mapping[str, object]], str]
     train_command: Callable[[int, float, int | None], str]
 
@@ -103,7 +103,7 @@ def tune(
     module: Any,
     data: Any,
     *,
-    target: str | Target,
+    target: str | Target | None = None,
     baseline: tuple[int, float] | None = None,
     batch_size: tuple[int, int] | None = None,
     budget: Budget | Mapping[str, int] | int | None = None,
@@ -113,6 +113,10 @@ def tune(
 ) -> Result:
     """Find the batch size and learning rate with which a project reaches its target fastest.
 
+    What is not given is looked up in the project, and said: its batch size and rate, the length of
+    its training (``trainer={"max_epochs": 10}``) and the metric that its validation logs. A target
+    that is not given is what it reaches in a thirtieth of ``wall_seconds``, or in 10 s.
+
     Args:
         module: a LightningModule's class with an argument for the learning rate, or a function of
             the trial that builds one, ``lambda trial: MyModule(lr=trial.lr)``.
@@ -120,7 +124,8 @@ def tune(
             batches are made of its data set; validation keeps the loader's own.
         target: such as ``"val/loss <= 0.1"``.
         baseline: batch size and rate that are used today.
-        batch_size: the smallest and the largest to try.
+        batch_size: the smallest and the largest to try; from a sixteenth of the baseline's to 32
+            times as many, up to the training set.
         budget: of a trial that does not reach the target: steps, or steps and examples.
         name: of the study; the module's name.
         trainer: further arguments of Lightning's Trainer.
@@ -149,7 +154,7 @@ def tune(
         settings={"data": _type_name(data), "trainer": sorted(trainer or {})},
         config=yaml.safe_dump(hide(checked.model_dump(mode="json")), sort_keys=False),
         table=None,
-        scaling=partial(_scaling_by_lightning, recipe),
+        recipe=recipe,
         command=partial(_call, study),
         train_command=_own_training,
     )
@@ -171,13 +176,11 @@ def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Worklo
     """The workload of a composed command line."""
     options = composed.options
     table = None
-    scaling = None
     if composed.recipe is None:
         table = find_table(composed.parts["table"])
         train: Callable[[Trial], None] = partial(train_from_table, table)
     else:
         train = _lightning(composed.recipe)
-        scaling = partial(_scaling_by_lightning, composed.recipe)
     kept = ("data", "module", "trainer", "table")
     return Workload(
         name=options.workload or "workload",
@@ -185,7 +188,7 @@ def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Worklo
         settings=hide({key: composed.parts.get(key) for key in kept}),
         config=composed.yaml,
         table=table,
-        scaling=scaling,
+        recipe=composed.recipe,
         command=partial(_command, arguments),
         train_command=partial(_training_command, arguments),
     )
@@ -247,12 +250,6 @@ def _train_by_lightning(recipe: Recipe, trial: Trial) -> None:
     train(recipe, trial)
 
 
-def _scaling_by_lightning(recipe: Recipe, batch_size: int, lr: float, steps: int) -> Rule:
-    from bstune.trial.lightning import scaling_of
-
-    return scaling_of(recipe, batch_size, lr, steps)
-
-
 def run_study(
     options: Options,
     workload: Workload,
@@ -271,8 +268,6 @@ def run_study(
         BstuneError: for what cannot be used; Interrupted by Ctrl-C.
     """
     began = time.monotonic() if began is None else began
-    # What it refuses does not depend on the device.
-    space_of(options, "cpu")
     folder = StudyFolder(Path(options.output))
     name = options.study or workload.name
     limit = options.wall_seconds
@@ -289,18 +284,27 @@ def run_study(
         stack.enter_context(progress)
         try:
             storage = StudyStorage(options.storage, name)
+            # A study that was begun goes on with what was found before.
+            options = remembered(options, storage.setting)
+            of_project = {name: storage.setting(name) for name in ("resumes", "examples")}
             if worker is not None:
                 progress.does("importing torch and lightning")
             machine = _machine(options, workload, worker)
             deadline = _deadline(options, began, stopwatch.lap("start"))
-            if options.scaling is None:
-                rule = storage.setting("scaling") or _default_rule(options, workload, worker)
-                options = options.model_copy(update={"scaling": rule})
+            recipe = workload.recipe
+            if worker is not None and recipe is not None and storage.setting("target") is None:
+                progress.does("looking at the project")
+                hang = HangWatch(options.wall_seconds, options.trial_seconds).limit
+                options, found = looked_up(worker, recipe, options, workload.command, hang)
+                checks = checked(worker, recipe, options, found, hang)
+                of_project = {"resumes": checks.resumes, "examples": found.examples}
+                options = piloted(worker, recipe, options, found, hang)
             preparation = stopwatch.lap("preparation")
             if deadline is not None:
                 deadline = replace(deadline, preparation=preparation)
-            plan = _plan(options, workload, folder, machine, deadline)
-            storage.begin(plan.space, _settings(options, workload, machine))
+            resumes = of_project["resumes"] is not False
+            plan = _plan(options, workload, folder, machine, deadline, resumes)
+            storage.begin(plan.space, {**_settings(options, workload, machine), **of_project})
             stopwatch.plan = plan
             progress.plans(plan, storage.records())
             say(_described(options, workload, plan, machine))
@@ -423,27 +427,13 @@ def _machine(options: Options, workload: Workload, worker: AnyWorker | None) -> 
     return machine
 
 
-def _default_rule(options: Options, workload: Workload, worker: AnyWorker | None) -> Rule:
-    """The scaling rule that suits the workload's optimizer, where the options name none.
-
-    An optimizer that a module cannot make without a Trainer is not known.
-    """
-    if worker is None or workload.scaling is None:
-        return DEFAULT_RULE
-    batch_size, lr = space_of(options, "cpu").anchor
-    size = round(batch_size)
-    watch = HangWatch(options.wall_seconds, options.trial_seconds)
-    steps = options.budget.last_step(size)
-    outcome = call(worker, workload.scaling, size, lr, steps, limit=watch.limit)
-    return outcome.value if isinstance(outcome, Answer) else DEFAULT_RULE
-
-
 def _plan(
     options: Options,
     workload: Workload,
     folder: StudyFolder,
     machine: Machine,
     deadline: Deadline | None,
+    resumes: bool,
 ) -> Plan:
     baseline = None
     if options.baseline.pair is not None:
@@ -455,11 +445,6 @@ def _plan(
     # Several devices are called "2 x cpu".
     device = "cpu" if machine.device.endswith(("cpu", RECORDED.device)) else "cuda"
     space = space_of(options, device)
-    if options.objective == "curve" and space.low == space.high:
-        raise InputError(
-            f"objective=curve needs a range of batch sizes, but batch_size.low and batch_size.high "
-            f"are both {space.low}"
-        )
     return Plan(
         question=Question(options.target, options.budget, options.objective, options.schedule_ends),
         space=space,
@@ -469,7 +454,9 @@ def _plan(
         seed=options.seed,
         deadline=deadline,
         step_time=step_time,
-        resumable=lambda number: workload.table is not None or folder.checkpoint(number).exists(),
+        resumable=lambda number: (
+            workload.table is not None or (resumes and folder.checkpoint(number).exists())
+        ),
     )
 
 
@@ -510,6 +497,14 @@ def train_once(options: Options, workload: Workload) -> Record:
     if pair is None:
         raise InputError("trial.batch_size and trial.lr are missing: give both for one run")
     batch_size, lr = pair
+    study = options.study or workload.name
+    if options.is_open("target") or options.is_open("budget.steps"):
+        # A study of the same name has found them.
+        options = remembered(options, StudyStorage(options.storage, study).setting)
+    needed = ["target"] if options.trial.steps else ["target", "budget.steps"]
+    absent = [missing(name) for name in needed if options.is_open(name)]
+    if absent:
+        raise InputError("\n".join(absent))
     of_study = StudyFolder(Path(options.output))
     name = f"trial-{batch_size}-{lr:.6g}-{options.trial.seed}"
     folder = StudyFolder(of_study.root / name)
@@ -534,13 +529,12 @@ def train_once(options: Options, workload: Workload) -> Record:
         keep=True,
     )
     with interruptible(), ExitStack() as stack:
-        owner = options.study or workload.name
         if workload.table is not None:
-            claim_folder(of_study, owner, options.storage)
+            claim_folder(of_study, study, options.storage)
             folder.root.mkdir(exist_ok=True)
             record = train_here(asked, workload.train, options.target)
         else:
-            worker = begin(options, owner, folder.log)
+            worker = begin(options, study, folder.log)
             stack.callback(worker.close)
             _machine(options, workload, worker)
             watch = HangWatch(trial_seconds=options.trial_seconds)

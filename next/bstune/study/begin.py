@@ -5,7 +5,7 @@ This module imports little itself.
 
 from pathlib import Path
 
-from bstune.options import Options, space_of
+from bstune.options import Options
 from bstune.system.files import StudyFolder, claim_folder
 from bstune.trial.ranks import Ranks
 from bstune.trial.worker import AnyWorker, InProcess, Worker
@@ -31,8 +31,6 @@ def begin(options: Options, name: str, log: Path | None = None) -> AnyWorker:
     Raises:
         BstuneError: for options and a folder that cannot be used.
     """
-    # What it refuses does not depend on the device.
-    space_of(options, "cpu")
     folder = StudyFolder(Path(options.output))
     claim_folder(folder, name, options.storage)
     if options.workers == 0:

@@ -169,6 +169,11 @@ class EndlessBatches(Sampler[Any]):
         """Micro-batches of an epoch."""
         return len(self._epochs.first) // self._batch_size * len(self._parts)
 
+    @property
+    def examples(self) -> int:
+        """Of the training set, as the user's sampler gives them."""
+        return len(self._epochs.first)
+
     def seek(self, number: int) -> None:
         """Go on at the first micro-batch of a batch, by its number from the training's start."""
         self._number = number
