@@ -4,9 +4,10 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -18,9 +19,11 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, StepTime, Target
 from bstune.core.rules import DEFAULT_RULE, Rule
 from bstune.core.space import Configuration
+from bstune.hardware.survey import Survey
 from bstune.options import Options, space_of
 from bstune.recipe.recipe import Recipe
 from bstune.report.answer import render
+from bstune.report.hardware import survey_line
 from bstune.report.read import read_records, read_result
 from bstune.study.analysis import Study, analyse
 from bstune.study.finish import TrialsFile, write_study
@@ -31,7 +34,7 @@ from bstune.study.loop import (
     train_here,
     train_in_worker,
 )
-from bstune.study.machine import RECORDED, Machine, describe_machine
+from bstune.study.machine import RECORDED, Machine, describe_machine, surveyed
 from bstune.study.plan import Deadline, Plan
 from bstune.study.progress import Progress, say
 from bstune.study.result import StudyResult
@@ -51,6 +54,10 @@ from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
 from bstune.trial.trial import Trial
 from bstune.trial.worker import Answer, Failure, InProcess, Worker, call
+
+# The share of a time limit that a survey may take, and the least seconds that it is made in.
+SURVEY_SHARE = 0.1
+LEAST_SURVEY_SECONDS = 3.0
 
 
 class Result(StudyResult):
@@ -79,6 +86,7 @@ class Workload:
         table: recorded runs that answer in place of training.
         scaling: the rule that suits its optimizer, of a batch size, a rate and a trial's steps; it
             is sent to the worker. None for recorded runs.
+        recipe: what ``train`` trains; None for recorded runs.
         command: what runs it with further options, as a command or a call.
         train_command: what trains a batch size and a rate, likewise; a third value is the length of
             the schedule, where that is chosen.
@@ -90,6 +98,7 @@ class Workload:
     config: str
     table: Table | None
     scaling: Callable[[int, float, int], Rule] | None
+    recipe: Recipe | None
     command: Callable[[Mapping[str, object]], str]
     train_command: Callable[[int, float, int | None], str]
 
@@ -143,6 +152,7 @@ def tune(
         config=yaml.safe_dump(hide(checked.model_dump(mode="json")), sort_keys=False),
         table=None,
         scaling=partial(_scaling_by_lightning, recipe),
+        recipe=recipe,
         command=partial(_call, study),
         train_command=_own_training,
     )
@@ -179,6 +189,7 @@ def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Worklo
         config=composed.yaml,
         table=table,
         scaling=scaling,
+        recipe=composed.recipe,
         command=partial(_command, arguments),
         train_command=partial(_training_command, arguments),
     )
@@ -266,6 +277,8 @@ def run_study(options: Options, workload: Workload) -> Result:
             if options.scaling is None:
                 rule = storage.setting("scaling") or _default_rule(options, workload, worker)
                 options = options.model_copy(update={"scaling": rule})
+            threads = options.threads or storage.setting("threads")
+            workload, machine = _with_survey(options, workload, worker, machine, threads)
             plan = _plan(options, workload, folder, machine, began)
             storage.begin(plan.space, _settings(options, workload, machine))
             sizes = f"batch sizes {plan.space.low} to {plan.space.high}"
@@ -323,12 +336,15 @@ def _finish(
 ) -> Result:
     """Write a study's files, and log it to MLflow."""
     # They import matplotlib and jinja2, which nothing needs before.
-    from bstune.report.figure import curve_figure
+    from bstune.report.figure import curve_figure, roofline_figure
     from bstune.report.page import page
 
     write_study(folder, result, records, workload.config, machine)
     with whole_file(folder.figure) as file:
         curve_figure(result, records).savefig(file, format="png", dpi=150)
+    if machine.survey is not None and machine.survey.roofline is not None:
+        with whole_file(folder.roofline) as file:
+            roofline_figure(machine.survey).savefig(file, format="png", dpi=150)
     write_text(folder.page, page(result, records, workload.config))
     if options.mlflow.uri is not None:
         uri, experiment = options.mlflow.uri, options.mlflow.experiment
@@ -345,12 +361,17 @@ def _worker_and_machine(
         return None, RECORDED
     worker = InProcess() if options.workers == 0 else Worker(folder.log)
     stack.callback(worker.close)
+    return worker, _machine(options, worker)
+
+
+def _machine(options: Options, worker: Worker | InProcess) -> Machine:
+    """Ask the worker what it runs on."""
     watch = HangWatch(options.wall_seconds, options.trial_seconds)
     outcome = call(worker, describe_machine, options.device, options.threads, limit=watch.limit)
     if isinstance(outcome, Failure):
         raise outcome.refusal or UserCodeError(outcome.reason)
     machine: Machine = outcome.value
-    return worker, machine
+    return machine
 
 
 def _default_rule(options: Options, workload: Workload, worker: Worker | InProcess | None) -> Rule:
@@ -368,6 +389,37 @@ def _default_rule(options: Options, workload: Workload, worker: Worker | InProce
     return outcome.value if isinstance(outcome, Answer) else DEFAULT_RULE
 
 
+def _with_survey(
+    options: Options,
+    workload: Workload,
+    worker: Worker | InProcess | None,
+    machine: Machine,
+    threads: int | None,
+) -> tuple[Workload, Machine]:
+    """Make or read the survey, and train with the number of threads that it chose.
+
+    Args:
+        options, workload, worker, machine: of the study.
+        threads: that were given, or that the study was begun with; None: the survey chooses.
+    """
+    if options.survey == "off" or workload.recipe is None or not isinstance(worker, Worker):
+        return workload, machine
+    seconds = options.survey_seconds
+    if options.wall_seconds is not None:
+        seconds = min(seconds, SURVEY_SHARE * options.wall_seconds)
+    if seconds < LEAST_SURVEY_SECONDS:
+        say(f"no survey of memory and step times: {seconds:.1f} s are too few")
+        return workload, machine
+    recipe = replace(workload.recipe, threads=threads)
+    say("survey of memory and step times")
+    space = space_of(options, machine.kind)
+    survey, was_kept = surveyed(machine, worker, recipe, options, space, workload.settings, seconds)
+    say(survey_line(survey, was_kept))
+    recipe = replace(recipe, threads=survey.threads)
+    machine = machine.model_copy(update={"survey": survey, "threads": survey.threads})
+    return replace(workload, recipe=recipe, train=_lightning(recipe)), machine
+
+
 def _plan(
     options: Options, workload: Workload, folder: StudyFolder, machine: Machine, began: float
 ) -> Plan:
@@ -381,8 +433,9 @@ def _plan(
     step_time: StepTime | None = None
     if workload.table is not None:
         step_time = workload.table.step_time
-    device = "cpu" if machine.device in ("cpu", RECORDED.device) else "cuda"
-    space = space_of(options, device)
+    space = space_of(options, machine.kind)
+    if machine.survey is not None and machine.survey.largest_fit < space.high:
+        space = replace(space, high=space.snap(machine.survey.largest_fit))
     if options.objective == "curve" and space.low == space.high:
         raise InputError(
             f"objective=curve needs a range of batch sizes, but batch_size.low and batch_size.high "
@@ -418,6 +471,30 @@ def _settings(options: Options, workload: Workload, machine: Machine) -> dict[st
     values = options.model_dump(mode="json", include=set(fixed))
     place = {"device": machine.device, "threads": machine.threads}
     return {**values, **place, "target": str(options.target), **workload.settings}
+
+
+def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
+    """The survey of a workload, and whether it was kept from an earlier time.
+
+    Raises:
+        InputError: for recorded runs, which nothing trains, and where no batch size fits.
+        UserCodeError: the user's code does not train at the baseline's batch size.
+    """
+    if workload.recipe is None:
+        raise InputError("recorded runs have no survey: name a workload that is trained")
+    space_of(options, "cpu")
+    with interruptible(), TemporaryDirectory() as folder, Worker(Path(folder) / "log") as worker:
+        machine = _machine(options, worker)
+        space = space_of(options, machine.kind)
+        return surveyed(
+            machine,
+            worker,
+            workload.recipe,
+            options,
+            space,
+            workload.settings,
+            options.survey_seconds,
+        )
 
 
 def train_once(options: Options, workload: Workload) -> Record:

@@ -226,9 +226,6 @@ NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "validation_batch_size": ((None,), "evaluates in the data's own batches"),
     "noise_scale": ((False,), "does not measure the noise scale"),
     "devices": ((1,), "trains on one device"),
-    "survey": (("off",), "has no survey"),
-    "survey_seconds": ((90,), "has no survey"),
-    "memory_limit": ((None,), "does not measure memory"),
 }
 
 

@@ -32,14 +32,14 @@ def where(error: BaseException) -> str:
 def where_in_traceback(text: str) -> str:
     """Find the user's own file and line in the text of a traceback, as :func:`where` does."""
     frames = list(_FRAME.finditer(text))
-    own = [frame for frame in frames if _is_users(frame["file"])]
+    own = [frame for frame in frames if is_users(frame["file"])]
     # Tracebacks name the innermost frame last, and the error that was raised last after its causes.
     for frame in reversed(own or frames):
         return f"{Path(frame['file']).name}:{frame['line']}"
     return ""
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
     """Whether a file is the user's own; code without a file has a name such as ``<string>``."""
     path = Path(file)
     is_installed = not INSTALLED.isdisjoint(path.parts)
