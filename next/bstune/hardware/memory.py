@@ -17,6 +17,8 @@ NEAR = 0.97
 CLOSE = 1.05
 # A size that no probe was run at is taken to fit where the line says so much of the limit.
 FAR_BELOW = 0.5
+# Sizes are rounded to even numbers of at most this part of them, as a divisor.
+ROUND_PART = 16
 # Where even the first size does not fit, the next one is smaller by this factor.
 STEP_DOWN = 4
 
@@ -32,6 +34,8 @@ class Probe:
     """Bytes that it may take."""
     start: float = 0.0
     """Bytes before the training."""
+    step: float = 0.0
+    """Seconds of a step."""
     refused: str = ""
     """The error of the user's code, if it was none of memory."""
 
@@ -116,17 +120,24 @@ def _next_size(probes: dict[int, Probe], low: int, high: int, multiple: int) -> 
     fit = max((size for size, one in probes.items() if one.fits), default=0)
     unfit = min((size for size, one in probes.items() if not one.fits), default=high + multiple)
     if fit == 0:
-        wanted = max(low, unfit / STEP_DOWN)
-    else:
-        wanted = min(_size_at(probes, NEAR), high)
-        if unfit <= CLOSE * fit or (wanted < CLOSE * fit and wanted < high):
-            return None
-    size = math.floor(wanted / multiple) * multiple
-    if fit < size < unfit:
-        return size
-    # Where a prediction failed: the middle in log B.
-    size = math.floor(math.sqrt(fit * unfit) / multiple) * multiple
-    return size if unfit <= high and fit < size else None
+        return max(low, _rounded(unfit / STEP_DOWN, multiple)) if unfit > low else None
+    wanted = min(_size_at(probes, NEAR), high)
+    if unfit <= CLOSE * fit or (wanted < CLOSE * fit and wanted < high):
+        return None
+    if wanted == high and unfit > high:
+        return high if fit < high else None
+    size = _rounded(wanted, multiple)
+    if not fit < size < unfit:
+        # The prediction failed: the middle in log B.
+        size = _rounded(math.sqrt(fit * unfit), multiple)
+    return size if fit < size < unfit else None
+
+
+def _rounded(size: float, multiple: int) -> int:
+    """Round down to a multiple, and of 2 to 8 where that is a small part: more code takes it."""
+    even = 2 ** min(max(int(math.log2(size / ROUND_PART)), 0), 3) if size > ROUND_PART else 1
+    step = math.lcm(multiple, even)
+    return math.floor(size / step) * step
 
 
 def available_bytes(own: float, root: Path = Path("/")) -> float:

@@ -39,6 +39,8 @@ LADDER = 6
 ROUND_ABOVE = 16
 # The machine is busy where training waited for a processor for such a share of the time.
 BUSY_SHARE = 0.05
+# Steps of a probe of memory.
+PROBE_STEPS = 3
 # Shares of the seconds after which no probe of memory begins, and that the visits end at.
 MEMORY_SHARE = 0.5
 VISITS_SHARE = 0.9
@@ -135,7 +137,8 @@ def survey(
     began = time.monotonic()
     low, high = sizes
     refused: dict[int, str] = {}
-    took: dict[int, float] = {}
+    # Of the probe before: its size, its seconds, and those of a step.
+    last = (baseline[0], 0.0, 0.0)
 
     def passed() -> float:
         return time.monotonic() - began
@@ -145,16 +148,17 @@ def survey(
         return call(worker, _in_worker, name, *args, limit=limit)
 
     def probe(size: int) -> Probe:
+        nonlocal last
         _end_process(worker)
         start = passed()
         outcome = ask("probe_memory", recipe, size, baseline, steps, memory_limit)
-        took[size] = passed() - start
         if isinstance(outcome, Failure):
             if outcome.refusal is not None:
                 raise outcome.refusal
             # Its process died: of too much memory, as far as anyone can see.
             return Probe(fits=False, peak=math.inf, limit=math.inf)
         found: Probe = outcome.value
+        last = size, passed() - start, found.step
         if found.refused:
             refused[size] = found.refused
             if size == baseline[0]:
@@ -162,8 +166,9 @@ def survey(
         return found
 
     def has_time(size: int) -> bool:
-        longest = max(took)
-        return passed() + took[longest] * max(1.0, size / longest) < MEMORY_SHARE * seconds
+        before, took, step = last
+        predicted = took + PROBE_STEPS * step * size / before
+        return passed() + predicted < MEMORY_SHARE * seconds
 
     memory = find_largest_fit(probe, low, high, baseline[0], multiple, has_time)
     line = memory_line(memory.probes)
@@ -222,9 +227,9 @@ def _value(outcome: Answer | Failure) -> Any:
 
 
 def _timing(batch_size: int, visits: list[float]) -> Timing:
-    """Summarize visits; the median of three has about the deviation 0.4 times their range."""
+    """Summarize visits; the median of two or three deviates by about half of their range."""
     middle = statistics.median(visits)
-    deviation = 0.4 * (max(visits) - min(visits)) / middle
+    deviation = 0.5 * (max(visits) - min(visits)) / middle
     return Timing(
         batch_size=batch_size,
         seconds=middle,

@@ -43,8 +43,9 @@ from bstune.trial.worker import tell_progress
 # Seconds of steps in a visit, and steps that are timed at least.
 VISIT_SECONDS = 0.08
 LEAST_STEPS = 2
-# Visits to a size.
-VISITS = 3
+# Visits to a size, and the quotient of their slowest and fastest above which there is one more.
+VISITS = 2
+UNSTEADY = 1.05
 # More threads are chosen where fewer take so many times as long, in every turn.
 THREADS_MARGIN = 1.15
 TURNS = 2
@@ -80,6 +81,12 @@ class StepTimer(Callback):
         self._steps = 0
         self._warm: int | None = None
         self.waited = 0.0
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Seconds of a step, once the fit has ended."""
+        ((steps, seconds),) = self.clock.segments
+        return seconds / steps
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let Lightning ask after each batch whether to evaluate."""
@@ -195,15 +202,16 @@ def probe_memory(
         def peak() -> float:
             return resident_bytes("VmHWM")
 
+    timer = StepTimer(0.0, evaluates=True)
     try:
-        _fitted(recipe, settings(batch_size, baseline, steps), StepTimer(0.0, evaluates=True))
+        _fitted(recipe, settings(batch_size, baseline, steps), timer)
     # The user's code may raise anything, or call sys.exit.
     except (Exception, SystemExit) as error:
         if isinstance(error, BstuneError) and not isinstance(error, BatchSizeRefused):
             raise
         refused = "" if is_out_of_memory(error) else one_line(error)
-        return Probe(False, peak(), limit, start, refused)
-    return Probe(peak() <= limit, peak(), limit, start)
+        return Probe(False, peak(), limit, start, refused=refused)
+    return Probe(peak() <= limit, peak(), limit, start, timer.seconds_per_step)
 
 
 def _end_above(limit: float) -> None:
@@ -258,8 +266,7 @@ def time_sizes(
             return None
         costs[size] = time.perf_counter() - start
         waits.append(timer.waited)
-        ((timed, running),) = timer.clock.segments
-        return running / timed
+        return timer.seconds_per_step
 
     # The first fit of a process is slower: what it imports and compiles, and it tells the costs.
     visit(baseline[0], recipe.threads)
@@ -275,18 +282,18 @@ def time_sizes(
     visits: dict[int, list[float]] = {}
     whole = True
     shuffle = random.Random(0)  # noqa: S311 (an order, no secret)
-    order = []
-    for _ in range(VISITS):
-        order += shuffle.sample(list(sizes), len(sizes))
-    for size in order:
-        if size in refused:
-            continue
-        if _predicted(costs, size) > seconds - (time.perf_counter() - began):
-            whole = False
-            continue
-        step = visit(size, threads)
-        if step is not None:
-            visits.setdefault(size, []).append(step)
+    for number in range(VISITS + 1):
+        for size in shuffle.sample(list(sizes), len(sizes)):
+            seen = visits.get(size, ())
+            is_steady = number >= VISITS and seen and max(seen) < UNSTEADY * min(seen)
+            if size in refused or is_steady:
+                continue
+            if _predicted(costs, size) > seconds - (time.perf_counter() - began):
+                whole = False
+                continue
+            step = visit(size, threads)
+            if step is not None:
+                visits.setdefault(size, []).append(step)
     return Timed(
         threads or torch.get_num_threads(),
         visits,
