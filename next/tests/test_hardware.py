@@ -68,6 +68,7 @@ def test_a_refused_size_bounds_the_range_and_multiples_are_kept():
     one = partial(probe, lambda size: START + size, refuses=lambda size: size > 256)
     found = find_largest_fit(one, 8, 512, 64, multiple=8)
     assert 240 <= found.largest_fit <= 256
+    assert found.smallest_unfit is None
     assert all(size % 8 == 0 for size in found.probes)
 
 

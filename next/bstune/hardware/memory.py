@@ -83,10 +83,11 @@ def find_largest_fit(
         size = _next_size(probes, low, high, multiple)
         is_in_time = size is None or has_time(size)
     fits = [size for size, one in probes.items() if one.fits]
-    unfit = min((size for size, one in probes.items() if not one.fits), default=None)
+    ends = [size for size, one in probes.items() if not one.fits]
+    unfit = min((size for size in ends if not probes[size].refused), default=None)
     largest = max(fits, default=None)
     if largest is not None and not is_in_time:
-        end = high if unfit is None else unfit - 1
+        end = min([high, *(size - 1 for size in ends)])
         safe = _size_at(probes, FAR_BELOW)
         largest = max(largest, math.floor(min(safe, end) / multiple) * multiple)
     return Memory(largest, unfit, probes, is_in_time)

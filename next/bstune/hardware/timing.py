@@ -207,11 +207,18 @@ def probe_memory(
         _fitted(recipe, settings(batch_size, baseline, steps), timer)
     # The user's code may raise anything, or call sys.exit.
     except (Exception, SystemExit) as error:
-        if isinstance(error, BstuneError) and not isinstance(error, BatchSizeRefused):
-            raise
-        refused = "" if is_out_of_memory(error) else one_line(error)
+        refused = "" if is_out_of_memory(error) else _refusal(error)
         return Probe(False, peak(), limit, start, refused=refused)
     return Probe(peak() <= limit, peak(), limit, start, timer.seconds_per_step)
+
+
+def _refusal(error: BaseException) -> str:
+    """Say why a batch size was refused; what no batch size would mend is raised."""
+    if isinstance(error, BatchSizeRefused):
+        return str(error)
+    if isinstance(error, BstuneError):
+        raise error
+    return one_line(error)
 
 
 def _end_above(limit: float) -> None:
@@ -260,9 +267,7 @@ def time_sizes(
             _fitted(replace(recipe, threads=threads), settings(size, baseline, steps), timer)
         # The user's code may raise anything, or call sys.exit.
         except (Exception, SystemExit) as error:
-            if isinstance(error, BstuneError) and not isinstance(error, BatchSizeRefused):
-                raise
-            refused[size] = one_line(error)
+            refused[size] = _refusal(error)
             return None
         costs[size] = time.perf_counter() - start
         waits.append(timer.waited)
