@@ -35,7 +35,7 @@ START, LIMIT = 300.0, 1000.0
 
 def probe(memory, size, refuses=lambda size: False):
     if refuses(size):
-        return Probe(False, START, LIMIT, START, "ValueError")
+        return Probe(False, START, LIMIT, START, refused="ValueError")
     return Probe(memory(size) <= LIMIT, min(memory(size), LIMIT), LIMIT, START)
 
 

@@ -206,7 +206,7 @@ def probe_memory(
     try:
         _fitted(recipe, settings(batch_size, baseline, steps), timer)
     # The user's code may raise anything, or call sys.exit.
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         refused = "" if is_out_of_memory(error) else _refusal(error)
         return Probe(False, peak(), limit, start, refused=refused)
     return Probe(peak() <= limit, peak(), limit, start, timer.seconds_per_step)
@@ -266,7 +266,7 @@ def time_sizes(
         try:
             _fitted(replace(recipe, threads=threads), settings(size, baseline, steps), timer)
         # The user's code may raise anything, or call sys.exit.
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             refused[size] = _refusal(error)
             return None
         costs[size] = time.perf_counter() - start
