@@ -13,15 +13,17 @@ from bstune import __version__
 from bstune.core.errors import BstuneError, InputError, Interrupted
 
 # By design.md; each comes in a version of its own.
-LATER = ("worker", "survey", "compare", "lightning", "sweep")
+LATER = ("worker", "compare", "lightning", "sweep")
 
 HELP = """\
 usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
        python -m bstune +workload=NAME trial.batch_size=B trial.lr=LR
+       python -m bstune survey +workload=NAME [OPTION=VALUE ...] [--json]
        python -m bstune report FOLDER [--json]
 
 tune     find the batch size and learning rate that reach the target fastest
          (the default); the same command continues a study
+survey   measure which batch sizes fit, what their steps take and what bounds them
 report   print the answer of a study's folder again
 
 --json            print the result as JSON in place of the answer
@@ -79,7 +81,26 @@ def report(arguments: Sequence[str]) -> int:
     return 0
 
 
-VERBS: dict[str, Callable[[Sequence[str]], int]] = {"tune": tune, "report": report}
+def survey(arguments: Sequence[str]) -> int:
+    """Measure what the machine allows a workload, or read what was measured before."""
+    as_json, rest = _without(arguments, "--json")
+    from bstune.config import compose
+
+    composed = compose(rest)
+    print(f"bstune {__version__}: survey of {composed.options.workload}", file=sys.stderr)
+    from bstune.api import survey_once, workload_from_config
+    from bstune.report.hardware import survey_text
+
+    found, was_kept = survey_once(composed.options, workload_from_config(composed, rest))
+    print(found.model_dump_json(indent=1) if as_json else survey_text(found, was_kept))
+    return 0
+
+
+VERBS: dict[str, Callable[[Sequence[str]], int]] = {
+    "tune": tune,
+    "survey": survey,
+    "report": report,
+}
 
 
 def main(arguments: Sequence[str]) -> int:

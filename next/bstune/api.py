@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -19,10 +20,12 @@ from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, StepTime, Target
 from bstune.core.space import Configuration
+from bstune.hardware.survey import Survey
 from bstune.options import Options, missing, space_of
 from bstune.recipe.found import remembered
 from bstune.recipe.recipe import Recipe
 from bstune.report.answer import render
+from bstune.report.hardware import survey_line
 from bstune.report.read import read_records, read_result
 from bstune.study.analysis import Study, analyse
 from bstune.study.begin import begin
@@ -36,7 +39,7 @@ from bstune.study.loop import (
     train_here,
     train_in_worker,
 )
-from bstune.study.machine import RECORDED, Machine, describe_machine
+from bstune.study.machine import RECORDED, Machine, describe_machine, surveyed
 from bstune.study.plan import Plan
 from bstune.study.prepare import checked, looked_up, piloted
 from bstune.study.progress import Progress, Stopwatch, say
@@ -56,7 +59,10 @@ from bstune.tracking.mlflow import log_study
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
 from bstune.trial.trial import Trial
-from bstune.trial.worker import AnyWorker, Failure, call
+from bstune.trial.worker import AnyWorker, Failure, Worker, call
+
+# The least seconds that a survey is made in.
+LEAST_SURVEY_SECONDS = 3.0
 
 
 class Result(StudyResult):
@@ -289,7 +295,7 @@ def run_study(
             of_project = {name: storage.setting(name) for name in ("resumes", "examples")}
             if worker is not None:
                 progress.does("importing torch and lightning")
-            machine = _machine(options, workload, worker)
+            machine = _machine(options, worker)
             deadline = _deadline(options, began, stopwatch.lap("start"))
             recipe = workload.recipe
             if worker is not None and recipe is not None and storage.setting("target") is None:
@@ -299,6 +305,8 @@ def run_study(
                 checks = checked(worker, recipe, options, found, hang)
                 of_project = {"resumes": checks.resumes, "examples": found.examples}
                 options = piloted(worker, recipe, options, found, hang)
+            threads = options.threads or storage.setting("threads")
+            workload, machine = _with_survey(options, workload, worker, machine, threads, deadline)
             preparation = stopwatch.lap("preparation")
             if deadline is not None:
                 deadline = replace(deadline, preparation=preparation)
@@ -399,12 +407,15 @@ def _finish(
 ) -> Result:
     """Write a study's files, and log it to MLflow."""
     # They import matplotlib and jinja2, which nothing needs before.
-    from bstune.report.figure import curve_figure
+    from bstune.report.figure import curve_figure, roofline_figure
     from bstune.report.page import page
 
     write_study(folder, result, records, workload.config, machine)
     with whole_file(folder.figure) as file:
         curve_figure(result, records).savefig(file, format="png", dpi=150)
+    if machine.survey is not None and machine.survey.roofline is not None:
+        with whole_file(folder.roofline) as file:
+            roofline_figure(machine.survey).savefig(file, format="png", dpi=150)
     write_text(folder.page, page(result, records, workload.config))
     if options.mlflow.uri is not None:
         uri, experiment = options.mlflow.uri, options.mlflow.experiment
@@ -413,7 +424,7 @@ def _finish(
     return Result(**result.model_dump(), folder=folder.root)
 
 
-def _machine(options: Options, workload: Workload, worker: AnyWorker | None) -> Machine:
+def _machine(options: Options, worker: AnyWorker | None) -> Machine:
     """Ask the worker what it runs on; recorded runs have none."""
     if worker is None:
         return RECORDED
@@ -425,6 +436,39 @@ def _machine(options: Options, workload: Workload, worker: AnyWorker | None) -> 
         raise outcome.refusal or UserCodeError(outcome.reason)
     machine: Machine = outcome.value
     return machine
+
+
+def _with_survey(
+    options: Options,
+    workload: Workload,
+    worker: AnyWorker | None,
+    machine: Machine,
+    threads: int | None,
+    deadline: Deadline | None,
+) -> tuple[Workload, Machine]:
+    """Make or read the survey, and train with the number of threads that it chose.
+
+    Args:
+        options, workload, worker, machine: of the study.
+        threads: that were given, or that the study was begun with; None: the survey chooses.
+        deadline: of which the survey may take its share.
+    """
+    if options.survey == "off" or workload.recipe is None or not isinstance(worker, Worker):
+        return workload, machine
+    seconds = options.survey_seconds
+    if deadline is not None:
+        seconds = min(seconds, deadline.preparation_seconds)
+    if seconds < LEAST_SURVEY_SECONDS:
+        say(f"no survey of memory and step times: {seconds:.1f} s are too few")
+        return workload, machine
+    recipe = replace(workload.recipe, threads=threads)
+    say("survey of memory and step times")
+    space = space_of(options, machine.kind)
+    survey, was_kept = surveyed(machine, worker, recipe, options, space, workload.settings, seconds)
+    say(survey_line(survey, was_kept))
+    recipe = replace(recipe, threads=survey.threads)
+    machine = machine.model_copy(update={"survey": survey, "threads": survey.threads})
+    return replace(workload, recipe=recipe, train=_lightning(recipe)), machine
 
 
 def _plan(
@@ -442,9 +486,7 @@ def _plan(
     step_time: StepTime | None = None
     if workload.table is not None:
         step_time = workload.table.step_time
-    # Several devices are called "2 x cpu".
-    device = "cpu" if machine.device.endswith(("cpu", RECORDED.device)) else "cuda"
-    space = space_of(options, device)
+    space = space_of(options, machine.kind)
     return Plan(
         question=Question(options.target, options.budget, options.objective, options.schedule_ends),
         space=space,
@@ -454,6 +496,8 @@ def _plan(
         seed=options.seed,
         deadline=deadline,
         step_time=step_time,
+        fits=machine.survey.fits if machine.survey else (None, None),
+        timings=machine.survey.step_times if machine.survey else (),
         resumable=lambda number: (
             workload.table is not None or (resumes and folder.checkpoint(number).exists())
         ),
@@ -483,6 +527,30 @@ def _settings(options: Options, workload: Workload, machine: Machine) -> dict[st
         "precision": machine.precision,
     }
     return {**values, **place, "target": str(options.target), **workload.settings}
+
+
+def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
+    """The survey of a workload, and whether it was kept from an earlier time.
+
+    Raises:
+        InputError: for recorded runs, which nothing trains, and where no batch size fits.
+        UserCodeError: the user's code does not train at the baseline's batch size.
+    """
+    if workload.recipe is None:
+        raise InputError("recorded runs have no survey: name a workload that is trained")
+    space_of(options, "cpu")
+    with interruptible(), TemporaryDirectory() as folder, Worker(Path(folder) / "log") as worker:
+        machine = _machine(options, worker)
+        space = space_of(options, machine.kind)
+        return surveyed(
+            machine,
+            worker,
+            workload.recipe,
+            options,
+            space,
+            workload.settings,
+            options.survey_seconds,
+        )
 
 
 def train_once(options: Options, workload: Workload) -> Record:
@@ -536,7 +604,7 @@ def train_once(options: Options, workload: Workload) -> Record:
         else:
             worker = begin(options, study, folder.log)
             stack.callback(worker.close)
-            _machine(options, workload, worker)
+            _machine(options, worker)
             watch = HangWatch(trial_seconds=options.trial_seconds)
             record = train_in_worker(
                 worker, asked, workload.train, options.target, watch, lambda: None

@@ -235,9 +235,6 @@ NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "override_lr": ((False,), "gives the rate to the module alone"),
     "validation_batch_size": ((None,), "evaluates in the data's own batches"),
     "noise_scale": ((False,), "does not measure the noise scale"),
-    "survey": (("off",), "has no survey"),
-    "survey_seconds": ((90,), "has no survey"),
-    "memory_limit": ((None,), "does not measure memory"),
 }
 
 

@@ -195,9 +195,6 @@ def test_what_works_now() -> None:
         "override_lr": True,
         "validation_batch_size": 8,
         "noise_scale": True,
-        "survey": "auto",
-        "survey_seconds": 10,
-        "memory_limit": 1,
     }
     assert set(NOT_YET) == set(later)
     assert options.sampler in NOT_YET["sampler"][0]

@@ -254,7 +254,9 @@ def test_the_command_line_answers_and_reports(tmp_path, capsys):
         ([*REPLAY, "batch_size.low=0"], "batch_size"),
         (["reprot", "x"], "report"),
         (["report"], "folder"),
-        (["survey"], "later"),
+        (["compare"], "later"),
+        (["survey"], "workload"),
+        (["survey", *REPLAY], "recorded"),
         (["--config-dir", "/nosuch", "+workload=digits"], "/nosuch"),
     ],
 )

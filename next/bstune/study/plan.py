@@ -22,7 +22,7 @@ from bstune.core.space import Configuration, Space
 from bstune.core.step_time import StepTimeModel, Surveyed, step_time_of_trials
 from bstune.search.decide import FIRST_EVALUATION, Proposal, propose
 from bstune.search.findings import Prediction, predictions
-from bstune.search.fit import Ends, trained_sizes
+from bstune.search.fit import Ends, sizes_to_try, trained_sizes
 from bstune.search.limits import LEAST_STEPS
 from bstune.search.posterior import Posterior, sample_posterior
 from bstune.study.confirm import (
@@ -427,7 +427,7 @@ def _near_baseline(
     is_wanted = plan.deadline is not None or not plan.question.schedule_ends
     if not (is_wanted and plan.question.seeks_best and baseline is not None and baseline.reached):
         return None
-    space = plan.space
+    space = sizes_to_try(plan.space, records, plan.fits)
     step_time = step_time_of(plan, records)
     size, lr = baseline.batch_size, baseline.lr
 
@@ -458,6 +458,7 @@ def _near_baseline(
             lr=rate,
             max_steps=min(max(math.ceil(steps), LEAST_STEPS), last_step),
             resumed_from=None,
+            first_evaluation=max(int(FIRST_EVALUATION * as_good), 1),
         )
     return None
 
