@@ -1,5 +1,6 @@
 """The command line: ``python -m bstune [VERB] ...``; a table maps each verb to a function."""
 
+import gc
 import os
 import sys
 import textwrap
@@ -12,15 +13,17 @@ from bstune import __version__
 from bstune.core.errors import BstuneError, InputError, Interrupted
 
 # By design.md; each comes in a version of its own.
-LATER = ("worker", "survey", "compare", "lightning", "sweep")
+LATER = ("worker", "compare", "lightning", "sweep")
 
 HELP = """\
 usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
        python -m bstune +workload=NAME trial.batch_size=B trial.lr=LR
+       python -m bstune survey +workload=NAME [OPTION=VALUE ...] [--json]
        python -m bstune report FOLDER [--json]
 
 tune     find the batch size and learning rate that reach the target fastest
          (the default); the same command continues a study
+survey   measure which batch sizes fit, what their steps take and what bounds them
 report   print the answer of a study's folder again
 
 --json            print the result as JSON in place of the answer
@@ -43,18 +46,26 @@ def tune(arguments: Sequence[str]) -> int:
         print(composed.yaml, end="")
         return 0
     print(f"bstune {__version__}: {composed.options.workload}", file=sys.stderr, flush=True)
+    options = composed.options
+    is_one_run = options.trial.pair is not None
+    worker = None
+    if composed.recipe is not None and not is_one_run:
+        from bstune.study.begin import begin
+
+        # It imports torch while this process imports the rest.
+        worker = begin(options, options.study or str(options.workload))
     from bstune.api import run_study, train_once, workload_from_config
 
     workload = workload_from_config(composed, rest)
-    if composed.options.trial.pair is not None:
-        record = train_once(composed.options, workload)
+    if is_one_run:
+        record = train_once(options, workload)
         print(record.model_dump_json() if as_json else _of_one_run(record))
         return 0
-    result = run_study(composed.options, workload)
+    result = run_study(options, workload, began, worker)
     print(result.model_dump_json(indent=1) if as_json else result)
     if not as_json:
         print(f"\nFiles      {result.folder}, page {result.folder / 'report.html'}")
-        print(f"Took       {time.monotonic() - began:.0f} s")
+        print(f"Took       {_took(result, time.monotonic() - began)}")
     return 0
 
 
@@ -70,7 +81,26 @@ def report(arguments: Sequence[str]) -> int:
     return 0
 
 
-VERBS: dict[str, Callable[[Sequence[str]], int]] = {"tune": tune, "report": report}
+def survey(arguments: Sequence[str]) -> int:
+    """Measure what the machine allows a workload, or read what was measured before."""
+    as_json, rest = _without(arguments, "--json")
+    from bstune.config import compose
+
+    composed = compose(rest)
+    print(f"bstune {__version__}: survey of {composed.options.workload}", file=sys.stderr)
+    from bstune.api import survey_once, workload_from_config
+    from bstune.report.hardware import survey_text
+
+    found, was_kept = survey_once(composed.options, workload_from_config(composed, rest))
+    print(found.model_dump_json(indent=1) if as_json else survey_text(found, was_kept))
+    return 0
+
+
+VERBS: dict[str, Callable[[Sequence[str]], int]] = {
+    "tune": tune,
+    "survey": survey,
+    "report": report,
+}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -114,6 +144,8 @@ def command() -> None:
         # The reader, such as ``head``, has what it wants. At its end Python flushes once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
+    # Python's last look for garbage takes a second, as MLflow's modules are many.
+    gc.freeze()
     sys.exit(status)
 
 
@@ -132,6 +164,28 @@ def _options_help() -> str:
             textwrap.fill(meaning, 80, initial_indent=f"  {name:<21} ", subsequent_indent=" " * 24)
         )
     return "\n".join(lines)
+
+
+def _took(result: object, total: float) -> str:
+    """The seconds of a command, by what they went to."""
+    from bstune.study.result import StudyResult
+
+    assert isinstance(result, StudyResult)  # noqa: S101 (an import at the top would cost every command)
+    phases = result.spent.phases
+    # They are those of an earlier command where this one had nothing to train.
+    if phases.total > total:
+        return f"{total:.0f} s"
+    answer = total - phases.total + phases.answer
+    parts = [f"start {phases.start:.0f}"]
+    if phases.preparation >= 1.0:
+        parts.append(f"survey and preflight {phases.preparation:.0f}")
+    parts += [
+        f"baseline {phases.baseline:.0f}",
+        f"other configurations {phases.others:.0f} ({phases.share_of_others:.0%})",
+        f"new seeds {phases.confirmation:.0f}",
+        f"answer {answer:.0f}",
+    ]
+    return f"{total:.0f} s: {', '.join(parts)}"
 
 
 def _of_one_run(record: object) -> str:

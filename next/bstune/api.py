@@ -1,42 +1,51 @@
 """What people call: tune a workload, load a study's result."""
 
+import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 from pydantic import Field
 
+from bstune import __version__
 from bstune.config import Composed, options_from_python
 from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, StepTime, Target
-from bstune.core.rules import DEFAULT_RULE, Rule
 from bstune.core.space import Configuration
-from bstune.options import Options, space_of
+from bstune.hardware.survey import Survey
+from bstune.options import Options, missing, space_of
+from bstune.recipe.found import remembered
 from bstune.recipe.recipe import Recipe
 from bstune.report.answer import render
+from bstune.report.hardware import survey_line
 from bstune.report.read import read_records, read_result
 from bstune.study.analysis import Study, analyse
+from bstune.study.begin import begin
+from bstune.study.deadline import OTHERS, Deadline, least_limit
 from bstune.study.finish import TrialsFile, write_study
 from bstune.study.loop import (
     AskedTrial,
     HangWatch,
+    Observer,
     asked_trials,
     train_here,
     train_in_worker,
 )
-from bstune.study.machine import RECORDED, Machine, describe_machine
-from bstune.study.plan import Deadline, Plan
-from bstune.study.progress import Progress, say
+from bstune.study.machine import RECORDED, Machine, describe_machine, surveyed
+from bstune.study.plan import Plan
+from bstune.study.prepare import checked, looked_up, piloted
+from bstune.study.progress import Progress, Stopwatch, say
 from bstune.study.result import StudyResult
 from bstune.study.storage import StudyStorage, database_errors
-from bstune.system.console import count
+from bstune.system.console import count, seconds
 from bstune.system.files import (
     StudyFolder,
     claim_folder,
@@ -47,11 +56,13 @@ from bstune.system.files import (
 from bstune.system.interruption import interruptible
 from bstune.system.secrets import hide
 from bstune.tracking.mlflow import log_study
-from bstune.trial.ranks import Ranks
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
 from bstune.trial.trial import Trial
-from bstune.trial.worker import Answer, AnyWorker, Failure, InProcess, Worker, call
+from bstune.trial.worker import AnyWorker, Failure, Worker, call
+
+# The least seconds that a survey is made in.
+LEAST_SURVEY_SECONDS = 3.0
 
 
 class Result(StudyResult):
@@ -78,8 +89,7 @@ class Workload:
         settings: what must not change while a study goes on, as JSON.
         config: the config as YAML, without secrets.
         table: recorded runs that answer in place of training.
-        scaling: the rule that suits its optimizer, of a batch size, a rate and a trial's steps; it
-            is sent to the worker. None for recorded runs.
+        recipe: of what is trained; None for recorded runs.
         command: what runs it with further options, as a command or a call.
         train_command: what trains a batch size and a rate, likewise; a third value is the length of
             the schedule, where that is chosen.
@@ -90,7 +100,7 @@ class Workload:
     settings: Mapping[str, object]
     config: str
     table: Table | None
-    scaling: Callable[[int, float, int], Rule] | None
+    recipe: Recipe | None
     command: Callable[[Mapping[str, object]], str]
     train_command: Callable[[int, float, int | None], str]
 
@@ -99,7 +109,7 @@ def tune(
     module: Any,
     data: Any,
     *,
-    target: str | Target,
+    target: str | Target | None = None,
     baseline: tuple[int, float] | None = None,
     batch_size: tuple[int, int] | None = None,
     budget: Budget | Mapping[str, int] | int | None = None,
@@ -109,6 +119,10 @@ def tune(
 ) -> Result:
     """Find the batch size and learning rate with which a project reaches its target fastest.
 
+    What is not given is looked up in the project, and said: its batch size and rate, the length of
+    its training (``trainer={"max_epochs": 10}``) and the metric that its validation logs. A target
+    that is not given is what it reaches in a thirtieth of ``wall_seconds``, or in 10 s.
+
     Args:
         module: a LightningModule's class with an argument for the learning rate, or a function of
             the trial that builds one, ``lambda trial: MyModule(lr=trial.lr)``.
@@ -116,7 +130,8 @@ def tune(
             batches are made of its data set; validation keeps the loader's own.
         target: such as ``"val/loss <= 0.1"``.
         baseline: batch size and rate that are used today.
-        batch_size: the smallest and the largest to try.
+        batch_size: the smallest and the largest to try; from a sixteenth of the baseline's to 32
+            times as many, up to the training set.
         budget: of a trial that does not reach the target: steps, or steps and examples.
         name: of the study; the module's name.
         trainer: further arguments of Lightning's Trainer.
@@ -128,7 +143,9 @@ def tune(
     Raises:
         bstune.core.errors.BstuneError: for what cannot be used, in one line.
     """
+    began = time.monotonic()
     study = name or _type_name(module)
+    say(f"bstune {__version__}: {study}")
     if study == "<lambda>":
         raise InputError("name is missing: a function without a name needs one, as name='STUDY'")
     given = dict(options, target=target, baseline=baseline, batch_size=batch_size, budget=budget)
@@ -143,11 +160,11 @@ def tune(
         settings={"data": _type_name(data), "trainer": sorted(trainer or {})},
         config=yaml.safe_dump(hide(checked.model_dump(mode="json")), sort_keys=False),
         table=None,
-        scaling=partial(_scaling_by_lightning, recipe),
+        recipe=recipe,
         command=partial(_call, study),
         train_command=_own_training,
     )
-    return run_study(checked, workload)
+    return run_study(checked, workload, began)
 
 
 def _type_name(part: Any) -> str:
@@ -165,13 +182,11 @@ def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Worklo
     """The workload of a composed command line."""
     options = composed.options
     table = None
-    scaling = None
     if composed.recipe is None:
         table = find_table(composed.parts["table"])
         train: Callable[[Trial], None] = partial(train_from_table, table)
     else:
         train = _lightning(composed.recipe)
-        scaling = partial(_scaling_by_lightning, composed.recipe)
     kept = ("data", "module", "trainer", "table")
     return Workload(
         name=options.workload or "workload",
@@ -179,7 +194,7 @@ def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Worklo
         settings=hide({key: composed.parts.get(key) for key in kept}),
         config=composed.yaml,
         table=table,
-        scaling=scaling,
+        recipe=composed.recipe,
         command=partial(_command, arguments),
         train_command=partial(_training_command, arguments),
     )
@@ -241,43 +256,73 @@ def _train_by_lightning(recipe: Recipe, trial: Trial) -> None:
     train(recipe, trial)
 
 
-def _scaling_by_lightning(recipe: Recipe, batch_size: int, lr: float, steps: int) -> Rule:
-    from bstune.trial.lightning import scaling_of
-
-    return scaling_of(recipe, batch_size, lr, steps)
-
-
-def run_study(options: Options, workload: Workload) -> Result:
+def run_study(
+    options: Options,
+    workload: Workload,
+    began: float | None = None,
+    worker: AnyWorker | None = None,
+) -> Result:
     """Run a study to its end, or go on with it: search, new seeds, answer, files, MLflow.
+
+    Args:
+        options: of the study.
+        workload: that is tuned.
+        began: the ``time.monotonic()`` from which a time limit counts; None: now.
+        worker: that :func:`bstune.study.begin.begin` has started; None: it is started here.
 
     Raises:
         BstuneError: for what cannot be used; Interrupted by Ctrl-C.
     """
-    began = time.monotonic()
-    # What it refuses does not depend on the device.
-    space_of(options, "cpu")
+    began = time.monotonic() if began is None else began
     folder = StudyFolder(Path(options.output))
     name = options.study or workload.name
-    storage = StudyStorage(options.storage, name)
+    limit = options.wall_seconds
     failed = "failed; the same command goes on with what is stored"
+    stopwatch = Stopwatch(began)
+    progress = Progress(None if limit is None else began + limit)
+    storage = None
     with interruptible(), ExitStack() as stack, database_errors(options.storage, failed):
-        claim_folder(folder, name, options.storage)
+        if workload.table is not None:
+            claim_folder(folder, name, options.storage)
+        else:
+            worker = worker or begin(options, name, folder.log)
+            stack.callback(worker.close)
+        stack.enter_context(progress)
         try:
-            worker, machine = _worker_and_machine(options, workload, folder, stack)
-            if options.scaling is None:
-                rule = storage.setting("scaling") or _default_rule(options, workload, worker)
-                options = options.model_copy(update={"scaling": rule})
-            plan = _plan(options, workload, folder, machine, began)
-            storage.begin(plan.space, _settings(options, workload, machine))
-            sizes = f"batch sizes {plan.space.low} to {plan.space.high}"
-            trials = count(options.trials, "configuration")
-            what = f"{sizes} (scaling: {plan.space.rule}), {trials}, {machine.device}"
-            say(f"{workload.name}: {options.target}, {what}")
-            _run_trials(options, workload, folder, plan, storage, worker)
+            storage = StudyStorage(options.storage, name)
+            # A study that was begun goes on with what was found before.
+            options = remembered(options, storage.setting)
+            of_project = {name: storage.setting(name) for name in ("resumes", "examples")}
+            if worker is not None:
+                progress.does("importing torch and lightning")
+            machine = _machine(options, worker)
+            deadline = _deadline(options, began, stopwatch.lap("start"))
+            recipe = workload.recipe
+            if worker is not None and recipe is not None and storage.setting("target") is None:
+                progress.does("looking at the project")
+                hang = HangWatch(options.wall_seconds, options.trial_seconds).limit
+                options, found = looked_up(worker, recipe, options, workload.command, hang)
+                checks = checked(worker, recipe, options, found, hang)
+                of_project = {"resumes": checks.resumes, "examples": found.examples}
+                options = piloted(worker, recipe, options, found, hang)
+            threads = options.threads or storage.setting("threads")
+            workload, machine = _with_survey(options, workload, worker, machine, threads, deadline)
+            preparation = stopwatch.lap("preparation")
+            if deadline is not None:
+                deadline = replace(deadline, preparation=preparation)
+            resumes = of_project["resumes"] is not False
+            plan = _plan(options, workload, folder, machine, deadline, resumes)
+            storage.begin(plan.space, {**_settings(options, workload, machine), **of_project})
+            stopwatch.plan = plan
+            progress.plans(plan, storage.records())
+            say(_described(options, workload, plan, machine))
+            observers = (stopwatch, progress, TrialsFile(folder))
+            _run_trials(options, workload, folder, plan, storage, worker, observers, progress)
         except (InputError, StudyError, UserCodeError):
-            if not storage.records():
+            if storage is None or not storage.records():
                 discard_folder(folder)
             raise
+        progress.does("writing the answer")
         study = Study(
             plan=plan,
             workload=workload.name,
@@ -288,7 +333,43 @@ def run_study(options: Options, workload: Workload) -> Result:
             train=workload.train_command,
         )
         records = storage.records()
-        return _finish(options, workload, folder, analyse(study, records), records, machine)
+        result = analyse(study, records)
+        stopwatch.lap("answer")
+        phases = stopwatch.phases
+        # A command that had nothing to train leaves the result as it was.
+        if not stopwatch.trials and folder.curve.exists():
+            phases = read_result(folder.root).spent.phases
+        spent = result.spent.model_copy(update={"phases": phases})
+        result = result.model_copy(update={"spent": spent})
+        return _finish(options, workload, folder, result, records, machine)
+
+
+def _deadline(options: Options, began: float, start: float) -> Deadline | None:
+    """The time limit, once the start is over; InputError where that took all of it."""
+    if options.wall_seconds is None:
+        return None
+    deadline = Deadline(began, options.wall_seconds, start)
+    if deadline.shared == 0.0:
+        raise InputError(
+            f"wall_seconds={options.wall_seconds:g} is too short for two trials: the start alone "
+            f"took {seconds(start)}; give at least wall_seconds={math.ceil(least_limit(start, []))}"
+        )
+    return deadline
+
+
+def _described(options: Options, workload: Workload, plan: Plan, machine: Machine) -> str:
+    """Say in a line what the study does, and what it may take."""
+    what = (
+        f"{workload.name}: {options.target}, batch sizes {plan.space.low} to {plan.space.high} "
+        f"(scaling: {plan.space.rule}), {count(options.trials, 'configuration')}, {machine.device}"
+    )
+    if plan.deadline is None:
+        return what
+    of_baseline, shared = plan.deadline.baseline_seconds, plan.deadline.shared
+    return (
+        f"{what}, {seconds(shared)}: the baseline at most {seconds(of_baseline)}, others at least "
+        f"{seconds(OTHERS * shared)}"
+    )
 
 
 def _run_trials(
@@ -298,16 +379,18 @@ def _run_trials(
     plan: Plan,
     storage: StudyStorage,
     worker: AnyWorker | None,
+    observers: Sequence[Observer],
+    progress: Progress,
 ) -> None:
     """Train one trial after another; recorded runs need no worker."""
     folder.checkpoints.mkdir(exist_ok=True)
-    observers = (Progress(), TrialsFile(folder))
     watch = HangWatch(options.wall_seconds, options.trial_seconds)
     with closing(asked_trials(plan, storage, folder, observers)) as asked_ones:
         for asked in asked_ones:
             if worker is None:
                 asked.record = train_here(asked, workload.train, options.target)
                 continue
+            progress.begun(asked.spec, partial(getattr, worker, "told"))
             alive = partial(storage.heartbeat, asked.spec)
             asked.record = train_in_worker(
                 worker, asked, workload.train, options.target, watch, alive
@@ -324,12 +407,15 @@ def _finish(
 ) -> Result:
     """Write a study's files, and log it to MLflow."""
     # They import matplotlib and jinja2, which nothing needs before.
-    from bstune.report.figure import curve_figure
+    from bstune.report.figure import curve_figure, roofline_figure
     from bstune.report.page import page
 
     write_study(folder, result, records, workload.config, machine)
     with whole_file(folder.figure) as file:
         curve_figure(result, records).savefig(file, format="png", dpi=150)
+    if machine.survey is not None and machine.survey.roofline is not None:
+        with whole_file(folder.roofline) as file:
+            roofline_figure(machine.survey).savefig(file, format="png", dpi=150)
     write_text(folder.page, page(result, records, workload.config))
     if options.mlflow.uri is not None:
         uri, experiment = options.mlflow.uri, options.mlflow.experiment
@@ -338,61 +424,69 @@ def _finish(
     return Result(**result.model_dump(), folder=folder.root)
 
 
-def _worker_and_machine(
-    options: Options, workload: Workload, folder: StudyFolder, stack: ExitStack
-) -> tuple[AnyWorker | None, Machine]:
-    """Start the worker, which the stack ends, and ask it what it runs on."""
-    if workload.table is not None:
-        return None, RECORDED
-    worker: AnyWorker = InProcess() if options.workers == 0 else Worker(folder.log)
-    if options.devices > 1:
-        worker = Ranks(folder.log, options.devices)
-    stack.callback(worker.close)
-    watch = HangWatch(options.wall_seconds, options.trial_seconds)
+def _machine(options: Options, worker: AnyWorker | None) -> Machine:
+    """Ask the worker what it runs on; recorded runs have none."""
+    if worker is None:
+        return RECORDED
+    # That a time limit is over meanwhile is told with what is enough.
+    limit = HangWatch(trial_seconds=options.trial_seconds).limit
     of_machine = (options.device, options.threads, options.precision, options.devices)
-    outcome = call(worker, describe_machine, *of_machine, limit=watch.limit)
+    outcome = call(worker, describe_machine, *of_machine, limit=limit)
     if isinstance(outcome, Failure):
         raise outcome.refusal or UserCodeError(outcome.reason)
     machine: Machine = outcome.value
-    return worker, machine
+    return machine
 
 
-def _default_rule(options: Options, workload: Workload, worker: AnyWorker | None) -> Rule:
-    """The scaling rule that suits the workload's optimizer, where the options name none.
+def _with_survey(
+    options: Options,
+    workload: Workload,
+    worker: AnyWorker | None,
+    machine: Machine,
+    threads: int | None,
+    deadline: Deadline | None,
+) -> tuple[Workload, Machine]:
+    """Make or read the survey, and train with the number of threads that it chose.
 
-    An optimizer that a module cannot make without a Trainer is not known.
+    Args:
+        options, workload, worker, machine: of the study.
+        threads: that were given, or that the study was begun with; None: the survey chooses.
+        deadline: of which the survey may take its share.
     """
-    if worker is None or workload.scaling is None:
-        return DEFAULT_RULE
-    batch_size, lr = space_of(options, "cpu").anchor
-    size = round(batch_size)
-    watch = HangWatch(options.wall_seconds, options.trial_seconds)
-    steps = options.budget.last_step(size)
-    outcome = call(worker, workload.scaling, size, lr, steps, limit=watch.limit)
-    return outcome.value if isinstance(outcome, Answer) else DEFAULT_RULE
+    if options.survey == "off" or workload.recipe is None or not isinstance(worker, Worker):
+        return workload, machine
+    seconds = options.survey_seconds
+    if deadline is not None:
+        seconds = min(seconds, deadline.preparation_seconds)
+    if seconds < LEAST_SURVEY_SECONDS:
+        say(f"no survey of memory and step times: {seconds:.1f} s are too few")
+        return workload, machine
+    recipe = replace(workload.recipe, threads=threads)
+    say("survey of memory and step times")
+    space = space_of(options, machine.kind)
+    survey, was_kept = surveyed(machine, worker, recipe, options, space, workload.settings, seconds)
+    say(survey_line(survey, was_kept))
+    recipe = replace(recipe, threads=survey.threads)
+    machine = machine.model_copy(update={"survey": survey, "threads": survey.threads})
+    return replace(workload, recipe=recipe, train=_lightning(recipe)), machine
 
 
 def _plan(
-    options: Options, workload: Workload, folder: StudyFolder, machine: Machine, began: float
+    options: Options,
+    workload: Workload,
+    folder: StudyFolder,
+    machine: Machine,
+    deadline: Deadline | None,
+    resumes: bool,
 ) -> Plan:
     baseline = None
     if options.baseline.pair is not None:
         batch_size, lr = options.baseline.pair
         baseline = Configuration(batch_size=batch_size, lr=lr)
-    deadline = None
-    if options.wall_seconds is not None:
-        deadline = Deadline(began, options.wall_seconds)
     step_time: StepTime | None = None
     if workload.table is not None:
         step_time = workload.table.step_time
-    # Several devices are called "2 x cpu".
-    device = "cpu" if machine.device.endswith(("cpu", RECORDED.device)) else "cuda"
-    space = space_of(options, device)
-    if options.objective == "curve" and space.low == space.high:
-        raise InputError(
-            f"objective=curve needs a range of batch sizes, but batch_size.low and batch_size.high "
-            f"are both {space.low}"
-        )
+    space = space_of(options, machine.kind)
     return Plan(
         question=Question(options.target, options.budget, options.objective, options.schedule_ends),
         space=space,
@@ -402,7 +496,11 @@ def _plan(
         seed=options.seed,
         deadline=deadline,
         step_time=step_time,
-        resumable=lambda number: workload.table is not None or folder.checkpoint(number).exists(),
+        fits=machine.survey.fits if machine.survey else (None, None),
+        timings=machine.survey.step_times if machine.survey else (),
+        resumable=lambda number: (
+            workload.table is not None or (resumes and folder.checkpoint(number).exists())
+        ),
     )
 
 
@@ -431,6 +529,30 @@ def _settings(options: Options, workload: Workload, machine: Machine) -> dict[st
     return {**values, **place, "target": str(options.target), **workload.settings}
 
 
+def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
+    """The survey of a workload, and whether it was kept from an earlier time.
+
+    Raises:
+        InputError: for recorded runs, which nothing trains, and where no batch size fits.
+        UserCodeError: the user's code does not train at the baseline's batch size.
+    """
+    if workload.recipe is None:
+        raise InputError("recorded runs have no survey: name a workload that is trained")
+    space_of(options, "cpu")
+    with interruptible(), TemporaryDirectory() as folder, Worker(Path(folder) / "log") as worker:
+        machine = _machine(options, worker)
+        space = space_of(options, machine.kind)
+        return surveyed(
+            machine,
+            worker,
+            workload.recipe,
+            options,
+            space,
+            workload.settings,
+            options.survey_seconds,
+        )
+
+
 def train_once(options: Options, workload: Workload) -> Record:
     """Train one configuration, ``trial.batch_size`` and ``trial.lr``, with its checkpoint.
 
@@ -443,6 +565,14 @@ def train_once(options: Options, workload: Workload) -> Record:
     if pair is None:
         raise InputError("trial.batch_size and trial.lr are missing: give both for one run")
     batch_size, lr = pair
+    study = options.study or workload.name
+    if options.is_open("target") or options.is_open("budget.steps"):
+        # A study of the same name has found them.
+        options = remembered(options, StudyStorage(options.storage, study).setting)
+    needed = ["target"] if options.trial.steps else ["target", "budget.steps"]
+    absent = [missing(name) for name in needed if options.is_open(name)]
+    if absent:
+        raise InputError("\n".join(absent))
     of_study = StudyFolder(Path(options.output))
     name = f"trial-{batch_size}-{lr:.6g}-{options.trial.seed}"
     folder = StudyFolder(of_study.root / name)
@@ -467,12 +597,14 @@ def train_once(options: Options, workload: Workload) -> Record:
         keep=True,
     )
     with interruptible(), ExitStack() as stack:
-        claim_folder(of_study, options.study or workload.name, options.storage)
-        folder.root.mkdir(exist_ok=True)
-        worker, _ = _worker_and_machine(options, workload, folder, stack)
-        if worker is None:
+        if workload.table is not None:
+            claim_folder(of_study, study, options.storage)
+            folder.root.mkdir(exist_ok=True)
             record = train_here(asked, workload.train, options.target)
         else:
+            worker = begin(options, study, folder.log)
+            stack.callback(worker.close)
+            _machine(options, worker)
             watch = HangWatch(trial_seconds=options.trial_seconds)
             record = train_in_worker(
                 worker, asked, workload.train, options.target, watch, lambda: None

@@ -137,11 +137,11 @@ def _fill_from_table(config: DictConfig) -> None:
     config.schedule_ends = table.schedule_ends
     if OmegaConf.is_interpolation(config, "study"):
         config.study = f"{config.workload}-{Path(config.table).stem}"
-    if OmegaConf.is_missing(config.budget, "steps"):
+    if config.budget.get("steps") is None:
         config.budget = table.budget.model_dump()
     low, high = table.range
     defaults = {
-        "target": table.target and str(table.target),
+        "target": str(table.target) if table.target else None,
         "batch_size.low": low,
         "batch_size.high": high,
         "lr.low": table.lrs[0],
@@ -152,6 +152,8 @@ def _fill_from_table(config: DictConfig) -> None:
     for name, value in defaults.items():
         if value is not None and OmegaConf.select(config, name) is None:
             OmegaConf.update(config, name, value)
+    if config.get("target") is None:
+        raise InputError(missing("target"))
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import reduce
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, Strict, ValidationError
 from pydantic_core import ErrorDetails
@@ -48,6 +48,14 @@ Flag = Annotated[bool, Strict()]
 Text = Annotated[str, Field(min_length=1)]
 Node = dict[str, Any]
 
+# An option that nobody has to give: it is None until :func:`bstune.recipe.found.completed` has
+# filled it, and only what comes later reads it.
+T = TypeVar("T")
+if TYPE_CHECKING:
+    Open = Annotated[T, "filled by completed"]
+else:
+    Open = T | None
+
 
 class Section(Frozen):
     """Options under one name; the text below a field is its line of ``--help``."""
@@ -58,8 +66,8 @@ class Section(Frozen):
 class BudgetOptions(Budget, Section):
     """When a trial that does not reach the target ends."""
 
-    steps: Count
-    """Steps of a trial, at least: it ends when steps and examples are both spent."""
+    steps: Open[Count]
+    """Steps of a trial, at least; null: those of the Trainer, or by what the baseline reaches."""
     examples: Count
     """Examples of a trial, at least."""
     seconds: Positive | None
@@ -69,10 +77,10 @@ class BudgetOptions(Budget, Section):
 class BatchSizeOptions(Section):
     """The range of batch sizes."""
 
-    low: Count
-    """Smallest batch size."""
-    high: Count
-    """Largest batch size."""
+    low: Open[Count]
+    """Smallest batch size; null: the baseline's over 16."""
+    high: Open[Count]
+    """Largest batch size, up to the training set; null: 32 times the baseline's."""
     multiple: Count | None
     """Batch sizes are multiples of it; null: 8 under mixed precision on CUDA, else 1."""
 
@@ -90,9 +98,9 @@ class BaselineOptions(Section):
     """What is used today, and what the answer is compared with."""
 
     batch_size: Count | None
-    """Batch size that is used today; null: there is no baseline."""
+    """Batch size that is used today; null: the data's."""
     lr: Positive | None
-    """Learning rate that is used today."""
+    """Learning rate that is used today; null: the module's."""
 
     @property
     def pair(self) -> tuple[int, float] | None:
@@ -131,8 +139,8 @@ class Options(Section):
     """Name of the workload: a file of conf/workload, or of --config-dir."""
     objective: Literal["time", "steps", "curve", "metric"]
     """What is sought: least time or fewest steps to the target, the curve, or the best metric."""
-    target: Annotated[Target, BeforeValidator(_target)]
-    """Metric and goal of a trial, such as 'val/loss <= 0.1'."""
+    target: Open[Annotated[Target, BeforeValidator(_target)]]
+    """Metric and goal, such as 'val/loss <= 0.1'; null: what the baseline reaches soon."""
     budget: BudgetOptions
     """When a trial that does not reach the target ends."""
     batch_size: BatchSizeOptions
@@ -210,6 +218,10 @@ class Options(Section):
     debug: Flag
     """Show tracebacks of bstune's own errors."""
 
+    def is_open(self, name: str) -> bool:
+        """Whether an option, by its dotted name, has still to be found."""
+        return reduce(getattr, name.split("."), self) is None
+
 
 # Options of later versions: the values that work now, and what this version does.
 NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -223,9 +235,6 @@ NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "override_lr": ((False,), "gives the rate to the module alone"),
     "validation_batch_size": ((None,), "evaluates in the data's own batches"),
     "noise_scale": ((False,), "does not measure the noise scale"),
-    "survey": (("off",), "has no survey"),
-    "survey_seconds": ((90,), "has no survey"),
-    "memory_limit": ((None,), "does not measure memory"),
 }
 
 
@@ -312,10 +321,10 @@ def unknown(name: str) -> str:
 
 
 def _contradictions(options: Options) -> Iterator[str]:
-    """Say which options contradict each other, a line each."""
+    """Say which options contradict each other, a line each; what is open contradicts nothing."""
     sizes, rates, baseline = options.batch_size, options.lr, options.baseline
     ranges = (
-        ("batch_size", sizes.low, sizes.high, baseline.batch_size),
+        ("batch_size", sizes.low or 1, sizes.high or math.inf, baseline.batch_size),
         ("lr", rates.low or 0.0, rates.high or math.inf, baseline.lr),
     )
     for name, low, high, used in ranges:
@@ -326,13 +335,13 @@ def _contradictions(options: Options) -> Iterator[str]:
     if rates.low is not None and rates.low == rates.high:
         yield f"lr.low must be below lr.high={rates.high}, but got {rates.low}"
     for key, size in (("low", sizes.low), ("high", sizes.high)):
-        if size % (sizes.multiple or 1):
+        if (size or 0) % (sizes.multiple or 1):
             yield (
                 f"batch_size.{key} must be a multiple of batch_size.multiple={sizes.multiple}, "
                 f"but got {size}"
             )
     micro = options.micro_batch_size
-    if micro is not None and micro > sizes.high:
+    if micro is not None and sizes.high is not None and micro > sizes.high:
         yield (
             f"micro_batch_size must be at most batch_size.high={sizes.high}, but got {micro}: "
             f"leave it out where each batch is taken whole"
@@ -342,25 +351,28 @@ def _contradictions(options: Options) -> Iterator[str]:
             f"devices={options.devices} needs a process each, which workers=0 does without: leave "
             f"out workers"
         )
-    pairs = (("baseline", baseline), ("trial", options.trial))
-    for name, pair in pairs:
+    for name, pair in (("baseline", baseline), ("trial", options.trial)):
         if pair.batch_size is not None and pair.batch_size % options.devices:
             yield (
                 f"{name}.batch_size must be a multiple of devices={options.devices}, which share "
                 f"each batch equally, but got {pair.batch_size}"
             )
+    if options.objective == "curve" and sizes.low == sizes.high and sizes.low:
+        yield (
+            f"objective=curve needs a range of batch sizes, but batch_size.low and batch_size.high "
+            f"are both {sizes.low}"
+        )
     of_run = options.trial
-    if of_run.steps is not None and of_run.batch_size is not None:
+    if of_run.steps and of_run.batch_size and options.budget.steps:
         most = options.budget.last_step(of_run.batch_size)
         if of_run.steps > most:
             yield (
                 f"trial.steps must be at most the budget's {most} steps at batch size "
                 f"{of_run.batch_size}, but got {of_run.steps}: raise budget.steps"
             )
-    for name, pair in pairs:
-        if (pair.batch_size is None) != (pair.lr is None):
-            absent = "batch_size" if pair.batch_size is None else "lr"
-            yield f"{name}.{absent} is missing: give both batch size and learning rate"
+    if (of_run.batch_size is None) != (of_run.lr is None):
+        absent = "batch_size" if of_run.batch_size is None else "lr"
+        yield f"trial.{absent} is missing: give both batch size and learning rate"
 
 
 def _later(options: Options) -> Iterator[str]:

@@ -82,4 +82,5 @@ ARGUMENTS = {
     "seeds": 2,
     "threads": 1,
     "device": "cpu",
+    "survey": "off",
 }

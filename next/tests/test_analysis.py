@@ -9,7 +9,8 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.analysis import Study, analyse, is_near_trials
-from bstune.study.plan import Deadline, Plan
+from bstune.study.deadline import Deadline
+from bstune.study.plan import Plan
 
 TARGET = Target("val/loss", 0.1, "min")
 
@@ -104,6 +105,13 @@ def test_switch():
     # S(B) = 40 (1 + 100/B).
     assert result.critical.interval.low < 100 < result.critical.interval.high
     assert result.lr_exponent.low < 0.5 < result.lr_exponent.high
+
+
+def test_nothing_is_said_of_sizes_that_do_not_fit():
+    short = record(99, "search/9", 700, 2.0, 9, "out of memory")
+    result = analyse(study(), [*with_seeds((48, 50, 47), (300, 310, 290)), short])
+    assert max(point.batch_size for point in result.curve) == 512
+    assert (result.near_optimal[1], result.searched.high) == (512, 512)
 
 
 def test_keep():
@@ -352,7 +360,11 @@ def test_by_steps_the_speedup_is_in_steps():
 
 
 def test_errors_of_step_times_count_in_time_alone():
-    records = with_seeds((48, 50, 47), (300, 310, 290))
+    # Step times are off by a fifth, this way or that.
+    records = [
+        one.model_copy(update={"seconds_per_step": 1e-3 * 1.2 ** (-1) ** one.number})
+        for one in with_seeds((48, 50, 47), (300, 310, 290))
+    ]
     widths = {}
     for objective in ("time", "steps"):
         for step_time in (None, lambda batch_size: 1e-3):

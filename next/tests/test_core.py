@@ -5,6 +5,7 @@ import statistics
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from bstune.core.clock import TrainingClock, processor_wait, seconds_per_step
@@ -133,6 +134,21 @@ def test_the_next_evaluation(history, batch_size, step):
     assert next_evaluation(history, LOSS, batch_size, examples=100) == step
 
 
+@pytest.mark.parametrize(
+    ("history", "first", "step"),
+    [
+        ((), 7, 7),
+        ((), 70, 40),
+        # The early one counts no cost.
+        (((7, 0.9),), 7, 40),
+        (((7, 0.9), (40, 0.8)), 7, 80),
+        (((40, 0.9),), 70, 80),
+    ],
+)
+def test_the_first_evaluation_may_be_asked_for_earlier(history, first, step):
+    assert next_evaluation(history, LOSS, 10, examples=100, first=first) == step
+
+
 def test_a_trial_that_was_near_stays_near():
     assert has_been_near(((50, 0.25), (100, 0.15)), LOSS)
     assert has_been_near(((50, 0.25), (100, 0.15), (150, 0.4)), LOSS)
@@ -226,24 +242,62 @@ def test_cost_is_seconds():
     assert question.value(30, 8, lambda batch_size: 0.5 * batch_size) == 120.0
 
 
-def test_step_times_of_the_law_are_found_with_one_outlier():
+def test_step_times_are_found_with_one_outlier():
     timings = [(size, 1e-3 + 2e-5 * size) for size in (8, 16, 32, 64, 128, 256, 512)]
-    law = fit_step_time([*timings, (100, 0.5)])
+    model = fit_step_time([*timings, (100, 0.5)])
     for size, seconds in timings:
-        assert law(size) == pytest.approx(seconds, rel=0.05)
-    # It doubles over two octaves off what was timed.
-    assert law.error(512) == pytest.approx(law.deviation)
-    assert law.error(2048) == pytest.approx(2.0 * law.deviation)
+        assert model(size) == pytest.approx(seconds, rel=0.05)
+    # It grows with the distance from what was timed.
+    assert 0.01 < model.error(64) < model.error(512) < 0.7 * model.error(1 << 14)
 
 
 @pytest.mark.parametrize(
-    ("timings", "size", "seconds"),
-    [([(32, 0.01)], 32, 0.01), ([(32, 0.01), (64, 0.01)], 128, 0.01)],
+    ("timings", "size", "seconds", "least", "most"),
+    [
+        ([(32, 0.01)], 32, 0.01, 0.03, 0.15),
+        # Anything from an overhead alone to the examples alone.
+        ([(32, 0.01)], 128, 0.025, 0.4, 0.7),
+        ([(32, 0.01), (64, 0.01)], 128, 0.01, 0.1, 0.3),
+    ],
 )
-def test_few_step_times(timings, size, seconds):
-    law = fit_step_time(timings)
-    assert law(size) == pytest.approx(seconds, rel=0.1)
-    assert law.error(size) >= 0.2
+def test_few_step_times(timings, size, seconds, least, most):
+    surveyed = [(*timing, 0.05) for timing in timings]
+    for model in (fit_step_time(timings), fit_step_time([], surveyed)):
+        assert model(size) == pytest.approx(seconds, rel=0.1)
+        assert least <= model.error(size) <= most
+
+
+def test_a_survey_counts_by_its_own_error():
+    timings = [(64, 1.0), (256, 1.2)]
+    exact, vague = (fit_step_time(timings, [(64, 1.5, error)]) for error in (0.01, 1.0))
+    assert exact(64) > 1.35 > 1.1 > vague(64)
+
+
+TAUS = {
+    "a line": lambda size: 1.0 + size / 64,
+    "a cache": lambda size: (1.0 + size / 64) * (1.5 if size > 150 else 1.0),
+    "steps": lambda size: 1.0 + math.ceil(size / 32) / 2,
+    "aligned": lambda size: (1.0 + size / 64) * (1.0 if size % 8 == 0 else 1.25),
+}
+
+
+@pytest.mark.parametrize("name", TAUS)
+def test_the_interval_of_a_step_time_holds_it(name):
+    tau = TAUS[name]
+    held, errors = [], []
+    for seed in range(15):
+        rng = np.random.default_rng(seed)
+        timings = []
+        for size in np.round(2 ** rng.uniform(3, 11, 12)):
+            busy = rng.uniform(1.3, 3.0) if rng.random() < 0.05 else 1.0
+            timings.append((size, tau(size) * math.exp(0.05 * rng.normal()) * busy))
+        model = fit_step_time(timings)
+        for size in np.round(2 ** rng.uniform(3, 11, 20)):
+            off = abs(math.log(model(size) / tau(size)))
+            errors.append(model.error(size))
+            held.append(off < 1.645 * errors[-1])
+    assert np.mean(held) > 0.8
+    assert np.median(errors) < 0.12
 
 
 def test_no_step_times():

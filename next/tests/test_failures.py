@@ -6,7 +6,7 @@ import runpy
 import pytest
 
 from bstune.core.records import Target
-from bstune.system.failures import one_line, where, where_in_traceback
+from bstune.system.failures import last_lines, one_line, where, where_in_traceback
 
 # Each piece of user's code raises; the line where it does so, as a user would be told.
 CODE = [
@@ -74,3 +74,19 @@ IndexError: list index out of range"""
 
 def test_a_long_message_is_cut():
     assert len(one_line(ValueError("x" * 10_000))) < 250
+
+
+def test_the_last_lines_of_a_process_that_died():
+    # Python's faulthandler names the innermost frame first.
+    dump = """Fatal Python error: Aborted
+
+Current thread 0x1 (most recent call first):
+  File "/env/lib/python3.11/site-packages/torch/nn.py", line 2 in forward
+  File "/home/me/model.py", line 3 in forward
+  File "/home/me/train.py", line 4 in <module>
+"""
+    assert last_lines("a\n\n b\nc\n" + dump) == "b; c (model.py:3)"
+    assert last_lines(dump) == "(model.py:3)"
+    assert last_lines("") == ""
+    assert last_lines("x" * 1000 + " end").endswith("x end")
+    assert len(last_lines("x" * 1000)) < 250

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 
 import lightning.pytorch
 import pytest
@@ -18,7 +19,8 @@ from bstune.core.evaluation_schedule import next_evaluation
 from bstune.core.records import Spec, Target
 from bstune.recipe.recipe import Recipe
 from bstune.trial.batches import rebatch, seed_everything
-from bstune.trial.lightning import StopAtTarget, scaling_of, train
+from bstune.trial.lightning import StopAtTarget, train
+from bstune.trial.look_up import rule_of
 from bstune.trial.trial import Trial, run_trial
 
 X = torch.randn(200, 10, generator=torch.Generator().manual_seed(0))
@@ -214,6 +216,27 @@ def test_an_evaluation_costs_the_examples_that_it_takes():
     assert first_evaluation(0.5) == next_evaluation([], NEVER, 20, 100)
 
 
+def test_the_first_evaluation_comes_by_the_step_that_is_asked_for():
+    asked = spec(max_steps=400, first_evaluation=5)
+    record, _ = run(Trial(asked, NEVER, total_steps=400))
+    (first, value), (second, _) = record.history[:2]
+    assert first == 5
+    assert second == next_evaluation([(first, value)], NEVER, 20, 200, first=5)
+
+
+@pytest.mark.parametrize(("batch", "status"), [(0, "refused"), (3, "failed")])
+def test_a_size_is_refused_only_before_the_first_step(batch, status):
+    class Raises(Module):
+        def training_step(self, batch_of_data, batch_idx):
+            if batch_idx == batch:
+                raise ValueError("a multiple of 8")
+            return super().training_step(batch_of_data, batch_idx)
+
+    record, _ = run(Trial(spec(), NEVER, total_steps=60), build=Raises)
+    assert record.status == status
+    assert re.search(r"a multiple of 8 \(test_lightning\.py:\d+\)", record.message)
+
+
 class Seen(Callback):
     def __init__(self):
         self.batches = 0
@@ -351,38 +374,18 @@ class PlainSgdLike(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr})
 
 
-def schedule_of(optimizer):
-    return torch.optim.lr_scheduler.ConstantLR(optimizer)
-
-
-def several(parameters, lr, *kinds):
-    return [kind(parameters, lr) for kind in kinds]
-
-
 @pytest.mark.parametrize(
-    ("configured", "rule"),
+    ("kinds", "rule"),
     [
-        (lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9), "linear"),
-        (OwnSGD, "linear"),
-        (PlainSgdLike, "linear"),
-        (torch.optim.Adam, "sqrt"),
-        (torch.optim.RMSprop, "sqrt"),
-        (lambda p, lr: {"optimizer": torch.optim.SGD(p, lr)}, "linear"),
-        (lambda p, lr: ([one := OwnSGD(p, lr)], [schedule_of(one)]), "linear"),
-        (lambda p, lr: [{"optimizer": torch.optim.AdamW(p, lr)}], "sqrt"),
-        (lambda p, lr: several(p, lr, torch.optim.SGD, torch.optim.SGD), "linear"),
-        (lambda p, lr: several(p, lr, torch.optim.SGD, torch.optim.Adam), "sqrt"),
-        (lambda p, lr: None, "sqrt"),
+        ([torch.optim.SGD], "linear"),
+        ([OwnSGD], "linear"),
+        ([PlainSgdLike], "linear"),
+        ([torch.optim.RMSprop], "sqrt"),
+        ([torch.optim.SGD, torch.optim.SGD], "linear"),
+        ([torch.optim.SGD, torch.optim.Adam], "sqrt"),
+        ([], "sqrt"),
     ],
 )
-def test_the_rule_that_suits_an_optimizer(configured, rule):
-    class Module(LightningModule):
-        def __init__(self, trial):
-            super().__init__()
-            self.lr = trial.lr / trial.batch_size
-            self.layer = torch.nn.Linear(2, trial.total_steps)
-
-        def configure_optimizers(self):
-            return configured(list(self.parameters()), self.lr)
-
-    assert scaling_of(Recipe(module=Module, data=lambda trial: None), 32, 0.1, 10) == rule
+def test_the_rule_that_suits_optimizers(kinds, rule):
+    weights = list(torch.nn.Linear(2, 2).parameters())
+    assert rule_of([kind(weights, 0.1) for kind in kinds]) == rule

@@ -8,10 +8,12 @@ from bstune.core.errors import UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Configuration, Space
-from bstune.study.loop import HangWatch, asked_trials
-from bstune.study.plan import Deadline, Plan
+from bstune.study.deadline import Deadline
+from bstune.study.loop import HangWatch, asked_trials, train_in_worker
+from bstune.study.plan import Plan
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
+from bstune.trial.worker import Failure, InProcess
 
 SPACE = Space(4, 1024, 1e-4, 10.0, "sqrt", (64, 0.1))
 PLAN = Plan(
@@ -30,7 +32,8 @@ PLAN = Plan(
         (None, None, 0.0, 600.0),  # nothing was evaluated yet: data may be downloaded
         (None, None, 1.0, 60.0),
         (None, None, 10.0, 200.0),
-        (100.0, None, 10.0, 10.0),  # a tenth of the limit
+        (100.0, None, 10.0, 20.0),  # a fifth of the limit
+        (100.0, None, 0.0, 50.0),
         (None, 5.0, 10.0, 5.0),  # the user's own
         (100.0, 50.0, 10.0, 50.0),
     ],
@@ -70,22 +73,54 @@ def test_each_trial_is_stored_and_told_once(tmp_path):
     assert list(asked_trials(PLAN, storage, StudyFolder(tmp_path))) == []
 
 
-def fail_all(trials):
+def failure(spec, status="failed"):
+    return Record(**spec.model_dump(), status=status, steps=0, message="wrong path")
+
+
+def fail_all(trials, status):
     for asked in trials:
-        fields = asked.spec.model_dump()
-        asked.record = Record(**fields, status="failed", steps=0, message="wrong path")
+        asked.record = failure(asked.spec, status)
 
 
-def test_what_failed_in_an_earlier_call_is_asked_again(tmp_path):
+@pytest.mark.parametrize("status", ["failed", "refused"])
+def test_what_failed_in_an_earlier_call_is_asked_again(tmp_path, status):
     storage = open_study(tmp_path)
     with pytest.raises(UserCodeError, match="wrong path"):
-        fail_all(asked_trials(PLAN, storage, StudyFolder(tmp_path)))
-    assert len(storage.records()) == 3
+        fail_all(asked_trials(PLAN, storage, StudyFolder(tmp_path)), status)
+    assert len({record.batch_size for record in storage.records()}) == 3
     places = []
     for asked in asked_trials(PLAN, storage, StudyFolder(tmp_path)):
         places.append(asked.spec.place)
         asked.record = reached(asked.spec)
     assert places[:4] == ["baseline", "search/0", "search/1", "search/2"]
+
+
+@pytest.mark.parametrize(
+    ("signal", "status"), [("SIGKILL", "out of memory"), ("SIGSEGV", "failed")]
+)
+def test_a_process_that_linux_ends_was_short_of_memory(tmp_path, signal, status):
+    class Dead(InProcess):
+        def poll(self, seconds):
+            return Failure(f"its process was ended by {signal}")
+
+    asked = next(asked_trials(PLAN, open_study(tmp_path), StudyFolder(tmp_path)))
+    record = train_in_worker(
+        Dead(), asked, print, PLAN.question.target, HangWatch(), alive=lambda: None
+    )
+    assert record.status == status
+
+
+def test_only_a_size_that_has_not_trained_is_refused(tmp_path):
+    storage = open_study(tmp_path)
+    for asked in asked_trials(replace(PLAN, trials=1), storage, StudyFolder(tmp_path)):
+        is_first = asked.spec.place in ("baseline", "search/1")
+        asked.record = reached(asked.spec) if is_first else failure(asked.spec, "refused")
+    by_place = {record.place: record for record in storage.records()}
+    assert (by_place["search/0"].status, by_place["seed/0/0"].status) == ("refused", "failed")
+    # The baseline's 64 and what was refused decide on a multiple.
+    assert ("batch_size.multiple=" in by_place["search/0"].message) == bool(
+        by_place["search/0"].batch_size % 32
+    )
 
 
 def test_a_new_seed_that_the_time_limit_cut_off_is_asked_again(tmp_path):
@@ -101,6 +136,22 @@ def test_a_new_seed_that_the_time_limit_cut_off_is_asked_again(tmp_path):
         if not setattr(asked, "record", reached(asked.spec))
     ]  # fmt: skip
     assert len([place for place in places if place.startswith("seed/")]) == 2
+
+
+def test_a_baseline_that_the_time_limit_stopped_on_a_new_seed_is_kept_and_resumed(tmp_path):
+    storage = open_study(tmp_path)
+    folder = StudyFolder(tmp_path)
+    limited = replace(PLAN, deadline=Deadline(0.0, 100.0))
+    for asked in asked_trials(limited, storage, folder, now=lambda: 10.0):
+        steps = 80 if asked.spec.batch_size == 64 and asked.spec.lr == 0.1 else 20
+        asked.record = reached(asked.spec, steps)
+        if asked.spec.repeats == 0:
+            asked.save_to.parent.mkdir(exist_ok=True)
+            asked.save_to.write_bytes(b"state")
+            asked.record = asked.record.model_copy(update={"status": "pruned", "steps": 40})
+            break
+    asked = next(asked_trials(PLAN, storage, folder))
+    assert (asked.earlier.steps, asked.spec.repeats, asked.spec.max_steps) == (40, 0, 100)
 
 
 def test_an_interrupted_trial_is_asked_again(tmp_path):

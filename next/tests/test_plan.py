@@ -10,9 +10,9 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Spec, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.critical import critical_batch_size, is_narrow
+from bstune.study.deadline import Deadline
 from bstune.study.plan import (
     Ask,
-    Deadline,
     Done,
     Plan,
     Wait,
@@ -74,6 +74,7 @@ def test_the_baseline_comes_first():
     assert (ask.role, ask.place, ask.batch_size, ask.lr) == ("baseline", "baseline", 64, 0.4)
     assert ask.max_steps == math.ceil(60_000 / 64)
     assert ask.seed == trial_seed(0, "baseline")
+    assert ask.first_evaluation == 46  # a twentieth of its budget
 
 
 def test_without_a_baseline_the_search_comes_first():
@@ -186,12 +187,57 @@ def test_it_waits_for_what_others_run():
 
 
 @pytest.mark.parametrize(
-    ("now", "place"), [(0.0, "search/1"), (64.0, "search/1"), (66.0, "seed/1/0"), (93.0, None)]
+    ("now", "place"),
+    # 2 new seeds of 3 s and of the baseline's 6 s, half as long again: 27 s are left for them.
+    [(0.0, "search/1"), (72.0, "search/1"), (74.0, "seed/1/0"), (96.0, "seed/1/0"), (98.0, None)],
 )
 def test_a_time_limit_ends_the_search_then_the_new_seeds(now, place):
     limited = plan(deadline=Deadline(0.0, 100.0), trials=9)
-    step = next_step(limited, SEARCHED[:2], [], now)
+    records = [of_baseline(train_seconds=6.0), searched(1, "search/0", other_seconds=3.0)]
+    step = next_step(limited, records, [], now)
     assert (step.place if isinstance(step, Ask) else None) == place
+
+
+def test_a_search_without_another_configuration_that_reached_goes_on_to_the_end():
+    limited = plan(deadline=Deadline(0.0, 100.0), trials=9)
+    records = [of_baseline(), searched(1, "search/0", status="pruned", max_steps=60)]
+    assert next_step(limited, records, [], 99.0).role == "search"
+    assert next_step(limited, records, [], 101.0) == Done()
+
+
+def test_under_a_time_limit_each_new_seed_of_the_best_is_followed_by_the_baseline():
+    limited = plan(deadline=Deadline(0.0, 100.0))
+    seeds = []
+    for number, place in enumerate(("seed/1/0", "seed/0/0", "seed/1/1", "seed/0/1"), start=3):
+        ask = next_step(limited, [*SEARCHED, *seeds], [], 90.0)
+        assert (ask.place, ask.until) == (place, 100.0)
+        seeds.append(
+            Record(
+                number=number, **ask.model_dump(exclude={"until"}), status="reached",
+                steps=60 if ask.repeats == 1 else 200, seconds_per_step=2e-3,
+            )
+        )  # fmt: skip
+    assert next_step(limited, [*SEARCHED, *seeds], [], 90.0) == Done()
+    stopped = seeds[3].model_copy(update={"status": "pruned", "max_steps": 240, "steps": 240})
+    ask = next_step(limited, [*SEARCHED, *seeds[:3], stopped], [], 90.0)
+    assert (ask.resumed_from, ask.repeats, ask.seed, ask.max_steps) == (6, 0, stopped.seed, 938)
+
+
+def test_the_first_configurations_lie_near_the_baseline():
+    near = [(64, 1.2), (64, 0.133), (192, 0.4 * 3**0.5), (21, 0.4 * (21 / 64) ** 0.5)]
+    records = [of_baseline(steps_low=199)]
+    for number in range(1, 5):
+        ask = next_step(plan(trials=9), records, [], 0.0)
+        assert (ask.batch_size, ask.lr) == pytest.approx(near[number - 1], rel=1e-2)
+        assert 1 < ask.max_steps < 200 * max(1, 64 / ask.batch_size)
+        ran = {"batch_size": ask.batch_size, "lr": ask.lr}
+        records.append(searched(number, ask.place, status="pruned", steps=ask.max_steps, **ran))
+    # Where three times the rate reached the target it is kept for the other sizes.
+    better = searched(1, "search/0", batch_size=64, lr=1.2, steps_low=59)
+    ask = next_step(plan(trials=9), [records[0], better], [], 0.0)
+    assert (ask.batch_size, ask.lr) == pytest.approx((192, 1.2 * 3**0.5), rel=1e-2)
+    missed = [of_baseline(status="missed", steps=938)]
+    assert next_step(plan(trials=9), missed, [], 0.0).lr != pytest.approx(1.2)
 
 
 def test_under_a_time_limit_the_baseline_may_take_a_fifth():
@@ -259,9 +305,13 @@ def test_the_curve_ends_where_its_answer_asks_for_nothing_more(count, octaves, i
     assert isinstance(next_step(curve, records, [], 0.0), Done) == is_done
 
 
-def failed(number, batch_size):
-    return record(number, f"search/{number}", status="failed", steps=0, batch_size=batch_size,
+def failed(number, batch_size, status="failed"):
+    return record(number, f"search/{number}", status=status, steps=0, batch_size=batch_size,
                   message=f"error {number}", history=())  # fmt: skip
+
+
+def refused(number, batch_size):
+    return failed(number, batch_size, "refused")
 
 
 def test_a_smallest_size_that_does_not_fit_ends_a_study():
@@ -284,11 +334,31 @@ def test_a_smallest_size_that_does_not_fit_ends_a_study():
          "error 3"),
         ([record(0, "baseline", batch_size=8), failed(1, 8), failed(2, 8),
           record(3, "search/3", batch_size=8)], None),
+        # A smallest size that the user's code refuses says nothing of larger ones.
+        ([refused(0, 4)], None),
+        ([refused(0, 8), refused(1, 16), failed(2, 32)], "error 2"),
+        ([record(0, "baseline", batch_size=8), refused(1, 9), refused(2, 10), refused(3, 11)],
+         None),
+        # Memory is bisected down to the smallest size.
+        ([failed(number, 64 >> number, "out of memory") for number in range(4)], None),
     ],
 )  # fmt: skip
 def test_failures_that_end_a_study(records, message):
     error = fatal_error(plan().space, records)
     assert (None if error is None else str(error)) == message
+
+
+@pytest.mark.parametrize(("deviation", "best"), [(0.01, 1), (0.5, 2)])
+def test_sizes_whose_step_times_are_not_told_apart_are_compared_by_steps(deviation, best):
+    # 120 takes 70 steps, 150 takes 62, each of which seems to take 1.25 times as long.
+    timings = ((64, 1.7e-3, deviation), (120, 2e-3, deviation), (150, 2.5e-3, deviation))
+    tied = plan(step_time=None, timings=timings)
+    untimed = {"seconds_per_step": None}
+    records = [of_baseline(steps=400, **untimed), searched(1, "search/0", steps=70, **untimed),
+               searched(2, "search/1", steps=62, batch_size=150, **untimed)]  # fmt: skip
+    field = field_of(tied, records)
+    values = {candidate.number: candidate.log_value for candidate in field.candidates}
+    assert min(values, key=values.get) == best
 
 
 def test_schedules_that_end_with_their_trials():

@@ -86,7 +86,6 @@ def test_device_is_chosen_where_it_is_built() -> None:
     [
         ({"module": None}, ["module", "_target_"]),
         ({"data": None}, ["data", "_target_"]),
-        ({"module": {"_target_": "builtins.dict", "lr": 0.1}}, ["module", "${trial.lr}"]),
         ({"data": {"_target_": "a.B", "x": "${nope}"}}, ["data.x", "nope"]),
         ({"data": {"_target_": "a.B", "x": "${trial.steps}"}}, ["data.x", "trial.steps"]),
         ({"trainer": {"x": "${oc.env:BSTUNE_NOPE}"}}, ["trainer.x", "BSTUNE_NOPE"]),

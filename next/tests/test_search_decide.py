@@ -8,17 +8,18 @@ from search_records import QUESTION, SPACE, Workload, record, step_time
 from bstune.core.question import Question
 from bstune.core.records import Budget
 from bstune.core.space import Space
-from bstune.search.decide import Choices, best_in_draw, informed, largest_size, propose
+from bstune.search.decide import Choices, best_in_draw, informed, propose
 from bstune.search.findings import lr_exponent_quantiles, predictions
 from bstune.search.posterior import sample_posterior
 
 
-def choices(steps, value=1.0, cost=1.0, ran=0.0, longest=1e6):
+def choices(steps, value=1.0, cost=1.0, ran=0.0, longest=1e6, chance=1.0):
     """Candidates with so many steps; numbers hold for all of them."""
     steps = np.array(steps, dtype=float)
-    value, cost, ran, longest = (np.ones(len(steps)) * one for one in (value, cost, ran, longest))
+    given = (value, cost, ran, longest, chance)
+    value, cost, ran, longest, chance = (np.ones(len(steps)) * one for one in given)
     nowhere = np.zeros(len(steps))
-    return Choices(nowhere, nowhere, ran, np.log(steps), value, cost, longest)
+    return Choices(nowhere, nowhere, ran, np.log(steps), value, cost, longest, chance)
 
 
 # The score is log value + what is left/(2 the best's whole) + log(cost/value)/10.
@@ -40,6 +41,9 @@ def choices(steps, value=1.0, cost=1.0, ran=0.0, longest=1e6):
         # score; 0.625 of it at twice as many steps.
         (choices([100, 80], cost=[1, 4]), False, False, 0),
         (choices([200, 80], cost=[1, 4]), False, False, 1),
+        # One that takes half as long, but fits with a chance of 0.6, or of 0.3.
+        (choices([200, 100], chance=[1, 0.6]), False, True, 1),
+        (choices([200, 100], chance=[1, 0.3]), False, True, 0),
         # What does not end within its budget comes last, where schedules end with their trials.
         (choices([100, 50], longest=[200, 40]), False, True, 1),
         (choices([100, 50], longest=[200, 40]), True, True, 0),
@@ -281,22 +285,23 @@ def test_odd_records_have_a_proposal(records):
     assert proposal.max_steps >= 1
 
 
-@pytest.mark.parametrize(
-    ("trials", "expected"),
-    [
-        ([], 512),
-        ([(512, "out of memory")], 64),
-        ([(512, "out of memory"), (32, "reached"), (128, "pruned")], 256),
-        ([(512, "refused"), (200, "out of memory"), (50, "missed")], 100),
-        # A size at which another trial has trained says nothing of larger ones.
-        ([(64, "refused"), (128, "reached")], 512),
-    ],
-)
-def test_sizes_that_do_not_fit_bound_the_sizes(trials, expected):
-    records = []
-    for number, (batch_size, status) in enumerate(trials):
-        steps = 0 if status in ("out of memory", "refused") else 100
-        records.append(record(number, status, batch_size=batch_size, steps=steps))
-    assert largest_size(SPACE, records) == pytest.approx(expected)
-    for seed in range(5):
-        assert propose(QUESTION, SPACE, step_time, records, seed).batch_size <= expected
+@pytest.mark.parametrize("objective", ["time", "curve"])
+def test_sizes_that_do_not_fit_are_not_proposed(objective):
+    question = replace(QUESTION, objective=objective)
+    short = [record(0, steps=400), record(1, "out of memory", batch_size=256, steps=0)]
+    refused = [*short, record(2, "refused", batch_size=36, steps=0)]
+    for seed in range(4):
+        # The geometric mean of 64 and 256.
+        assert propose(question, SPACE, step_time, short, seed).batch_size <= 128
+        # 64 is a multiple of 8, 36 of 4 only.
+        assert propose(question, SPACE, step_time, refused, seed).batch_size % 8 == 0
+        assert propose(question, SPACE, step_time, [], seed, fits=(90, 100)).batch_size <= 94
+
+
+def test_the_first_evaluation_comes_by_a_twentieth_of_the_predicted_steps():
+    records = search(Workload(noise=0.1), 12)
+    for seed in range(4):
+        proposal = propose(QUESTION, SPACE, step_time, records, seed)
+        steps = Workload().steps(proposal.batch_size, proposal.lr)
+        if proposal.resumed_from is None:
+            assert steps / 40 <= proposal.first_evaluation <= steps / 10

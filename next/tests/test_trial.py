@@ -190,6 +190,22 @@ def test_what_a_loop_raises_is_a_result(case):
     assert ("test_trial.py:" in record.message) == (status != "refused")
 
 
+@pytest.mark.parametrize(
+    ("error", "has_stepped", "status"),
+    [
+        (ValueError("a multiple of 8"), False, "refused"),
+        (ValueError("a multiple of 8"), True, "failed"),
+        (MemoryError(), False, "out of memory"),
+        ("report each evaluation", False, "failed"),
+    ],
+)
+def test_what_is_raised_before_the_first_step_refuses_the_size(error, has_stepped, status):
+    trial = Trial(spec(), TARGET, total_steps=100)
+    trial.has_stepped = has_stepped
+    trial.fail(error)
+    assert trial.status == status
+
+
 def test_an_error_after_the_end_leaves_the_result():
     def train(trial):
         trial.report(5, 0.1)

@@ -1,6 +1,8 @@
 """A process to which functions are sent: whatever it does, an outcome comes back."""
 
+import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import bstune
 from bstune.core.errors import InputError
 from bstune.trial.worker import Answer, Failure, InProcess, Worker, tell_progress
 
+OWN_PATH = {**os.environ, "PYTHONPATH": str(Path(bstune.__file__).parents[1])}
 # Seconds that a test waits before it fails.
 PATIENCE = 60.0
 
@@ -46,33 +49,56 @@ def exits():
 
 
 def crashes():
+    print("layer 3")
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def aborts():
+    # As C++ does where nothing catches an exception.
+    message = b"terminate called after throwing 'std::runtime_error'\n  what():  no such device\n"
+    os.write(2, message)
+    os.abort()
+
+
 def leaves():
+    print("a line long before\n\nthe database is locked\nx://me:pw@host is left", flush=True)
     os._exit(7)
+
+
+def is_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def cannot_be_pickled():
     return (step for step in range(3))
 
 
+# Each reason in whole: what an earlier process wrote is not told.
 FAILURES = {
-    "an exception": (raises, "ValueError: no"),
-    "out of memory": (exhausts_memory, "MemoryError"),
-    "sys.exit": (exits, "SystemExit: 3"),
-    "a crash": (crashes, "SIGSEGV"),
-    "an exit": (leaves, "status 7"),
-    "an answer that cannot be sent": (cannot_be_pickled, "generator"),
+    "an exception": (raises, r"ValueError: no \(test_worker.py:\d+\)"),
+    "out of memory": (exhausts_memory, "MemoryError .*"),
+    "sys.exit": (exits, "SystemExit: 3 .*"),
+    "a crash": (crashes, r"its process was ended by SIGSEGV: layer 3 \(test_worker.py:\d+\)"),
+    "an abort": (
+        aborts,
+        "its process was ended by SIGABRT: terminate called after throwing 'std::runtime_error'; "
+        r"what\(\):  no such device \(test_worker.py:\d+\)",
+    ),
+    "an exit": (
+        leaves,
+        r"its process ended with status 7: the .* locked; x://me:\*\*\*@host is left",
+    ),
+    "a kill": (is_killed, "its process was ended by SIGKILL"),
+    "an answer that cannot be sent": (cannot_be_pickled, ".*generator.*"),
 }
 
 
 @pytest.mark.parametrize("case", FAILURES)
 def test_a_failure_is_an_outcome_and_the_next_function_is_called(worker, case):
-    function, words = FAILURES[case]
+    function, reason = FAILURES[case]
     failure = outcome_of(worker, function)
     assert isinstance(failure, Failure)
-    assert words in failure.reason
+    assert re.fullmatch(reason, failure.reason)
     assert outcome_of(worker, pow, 2, 10) == Answer(1024)
 
 
@@ -92,11 +118,12 @@ def test_a_closure_is_sent(worker):
     assert outcome_of(worker, lambda value: factor * value, 5) == Answer(15)
 
 
-def test_it_is_one_process_of_its_own_with_the_same_paths(worker):
+def test_it_is_one_process_of_its_own_with_the_same_paths_and_arguments(worker):
     first = outcome_of(worker, os.getpid).value
     assert first != os.getpid()
     assert outcome_of(worker, os.getpid).value == first
-    assert outcome_of(worker, lambda: (os.getcwd(), sys.path)) == Answer((os.getcwd(), sys.path))
+    here = (os.getcwd(), sys.path, sys.argv)
+    assert outcome_of(worker, lambda: (os.getcwd(), sys.path, sys.argv)) == Answer(here)
 
 
 def test_a_process_that_died_between_two_functions_is_no_outcome(worker):
@@ -107,12 +134,22 @@ def test_a_process_that_died_between_two_functions_is_no_outcome(worker):
     assert outcome_of(worker, pow, 2, 3) == Answer(8)
 
 
-def test_what_hangs_is_killed(worker):
+def hangs():
+    time.sleep(1000)
+
+
+def hangs_in_a_loaders_process():
+    print(*multiprocessing.get_context("fork").Pool(1).map(time.sleep, [1000]))
+
+
+@pytest.mark.parametrize("function", [hangs, hangs_in_a_loaders_process])
+def test_what_hangs_is_killed_and_told_with_its_place(worker, function):
     pid = outcome_of(worker, os.getpid).value
-    worker.submit(time.sleep, 1000)
-    assert worker.poll(0.1) is None
+    worker.submit(function)
+    assert worker.poll(0.5) is None
     worker.kill("it took too long")
-    assert worker.poll(1.0) == Failure("it took too long")
+    line = function.__code__.co_firstlineno + 1
+    assert worker.poll(1.0) == Failure(f"it took too long (test_worker.py:{line})")
     assert is_gone(pid)
     assert outcome_of(worker, pow, 2, 3) == Answer(8)
 
@@ -134,6 +171,15 @@ def test_progress_ends_silence(worker):
     tell_progress()  # does nothing here
 
 
+def test_what_it_imports_first_is_no_silence(tmp_path, monkeypatch):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(0.5)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with Worker(tmp_path / "log.txt", preload=("slow",)) as worker:
+        worker.submit(time.sleep, 1)
+        silences = [worker.silent_seconds for _ in range(9) if worker.poll(0.1) is None]
+        assert silences[2] == 0.0 < max(silences)
+
+
 def test_what_is_printed_is_in_the_log(tmp_path):
     log = tmp_path / "log.txt"
     with Worker(log, preload=("json",)) as worker:
@@ -153,6 +199,51 @@ def test_in_this_process():
     with InProcess() as worker:
         assert outcome_of(worker, os.getpid) == Answer(os.getpid())
         assert "ValueError: no" in outcome_of(worker, raises).reason
+
+
+SCRIPT = """
+import multiprocessing, sys
+from pathlib import Path
+import first
+from second import double
+from bstune.trial.worker import Worker
+
+class Batch:
+    def __init__(self, value):
+        self.value = value
+
+def collate(value):
+    return Batch(double(value))
+
+def put(queue, function, value):
+    queue.put(function(value))
+
+def load(value):
+    queue = multiprocessing.Queue()
+    process = multiprocessing.Process(target=put, args=(queue, collate, value))
+    process.start()
+    batch = queue.get(timeout=20)
+    process.join()
+    return multiprocessing.get_start_method(), type(batch) is Batch, batch.value
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    with Worker(Path("log.txt"), preload=()) as worker:
+        worker.submit(load, 21)
+        print(worker.poll(60.0))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_what_main_defines_is_sent_to_a_loaders_process_and_back(tmp_path, method):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    # Whoever imports the second one first fails.
+    (tmp_path / "first.py").write_text("ONE = 1\nfrom second import double\n")
+    (tmp_path / "second.py").write_text("from first import ONE\ndef double(x): return 2 * x\n")
+    answer = subprocess.run(
+        [sys.executable, "train.py", method], cwd=tmp_path, env=OWN_PATH, capture_output=True
+    )
+    assert answer.stdout.decode().strip() == f"Answer(value=({method!r}, True, 42))"
 
 
 OWNER = """
@@ -189,10 +280,7 @@ def test_both_processes_end_with_the_one_that_started_them(tmp_path):
     script = tmp_path / "owner.py"
     script.write_text(OWNER)
     command = [sys.executable, script, tmp_path / "log.txt"]
-    paths = {"PYTHONPATH": str(Path(bstune.__file__).parents[1])}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **paths}
-    ) as owner:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=OWN_PATH) as owner:
         pids = [int(pid) for pid in owner.stdout.readline().split()]
         assert len(pids) == 2
         owner.kill()

@@ -7,6 +7,8 @@ hold:
   are known to that ratio.
 * The cost of all evaluations, with it, is at most ``SHARE`` of the examples trained so far. Far
   from the target it is half of that, which is saved for the dense evaluations near it.
+
+The first evaluation may be asked for earlier than that; it then counts no cost.
 """
 
 import math
@@ -46,7 +48,11 @@ def _predicted_near(gaps: list[tuple[int, float]]) -> bool:
 
 
 def next_evaluation(
-    history: Sequence[tuple[int, float | None]], target: Target, batch_size: int, examples: int
+    history: Sequence[tuple[int, float | None]],
+    target: Target,
+    batch_size: int,
+    examples: int,
+    first: int | None = None,
 ) -> int:
     """The step of a trial's next evaluation, by the rule of the module's docstring.
 
@@ -55,9 +61,12 @@ def next_evaluation(
         target: whose nearness makes evaluations denser.
         batch_size: in examples.
         examples: of one evaluation.
+        first: the step by which the first one is made, whatever it costs.
     """
     last = history[-1][0] if history else 0
-    cost = (len(history) + 1) * COST * examples
-    allowed = SHARE if has_been_near(history, target) else SHARE / 2
-    affordable = math.ceil(cost / (allowed * batch_size))
-    return max(last + 1, math.floor(RATIO * last), affordable)
+    far = SHARE / 2 * batch_size
+    allowed = SHARE * batch_size if has_been_near(history, target) else far
+    is_early = first is not None and bool(history) and history[0][0] < COST * examples / far
+    counted = len(history) + (not is_early)
+    due = max(last + 1, math.floor(RATIO * last), math.ceil(counted * COST * examples / allowed))
+    return min(due, first) if first is not None and not history else due

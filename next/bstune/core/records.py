@@ -111,6 +111,8 @@ class Spec(Frozen):
     """The step at which it stops, steps of the trial that it resumes included."""
     schedule_steps: Annotated[int, Field(ge=1)] | None = None
     """The step at which its schedule ends; None: the schedule does not end with the trial."""
+    first_evaluation: Annotated[int, Field(ge=1)] | None = None
+    """The step by which it is first evaluated; None: when that costs little."""
     resumed_from: int | None = None
     """The pruned trial that it resumes: same configuration, same seed."""
     repeats: int | None = None

@@ -9,10 +9,8 @@ from torch import nn
 
 from bstune.core.errors import InputError
 from bstune.options import Options
-from bstune.recipe.recipe import Recipe, TrialSettings
+from bstune.recipe.recipe import RATES, Recipe, TrialSettings
 
-# Names of the argument that is the learning rate.
-RATES = ("lr", "learning_rate")
 # Arguments that are the trial's value of the same name.
 TRIAL_VALUES = ("batch_size", "seed", "max_steps", "total_steps")
 
@@ -68,8 +66,12 @@ def _given(value: Any, trial: TrialSettings) -> Any:
 
 
 def _called(function: Callable[..., Any], values: dict[str, str], trial: TrialSettings) -> Any:
-    """Call a function with the trial's values, by the names of its arguments."""
-    return function(**{argument: getattr(trial, name) for argument, name in values.items()})
+    """Call a function with the trial's values, by the names of its arguments.
+
+    One that is None is left to the function's own default.
+    """
+    given = {argument: getattr(trial, name) for argument, name in values.items()}
+    return function(**{name: value for name, value in given.items() if value is not None})
 
 
 def _builder(function: Any, what: str) -> Callable[[TrialSettings], Any]:

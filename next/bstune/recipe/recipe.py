@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
 
+# Names of the argument of a module that is the learning rate.
+RATES = ("lr", "learning_rate")
+
+
 class TrialSettings(Protocol):
     """What the functions of a recipe see; a :class:`bstune.trial.trial.Trial` has them."""
 

@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bstune.core.records import Record, ends
+from bstune.hardware.survey import Survey
 from bstune.report.answer import answer, growth
 from bstune.search.findings import CurvePoint
 from bstune.study.result import Confirmed, StudyResult
@@ -202,3 +204,29 @@ def _draw_legend(figure: Figure, panels: Sequence[Axes]) -> None:
     style: dict[str, Any] = {"loc": "outside lower center", "ncols": 4, "frameon": False}
     if entries:
         figure.legend(entries.values(), entries.keys(), fontsize=8, **style)
+
+
+def roofline_figure(survey: Survey) -> Figure:
+    """Draw the roofline, with a point a batch size that was timed; both axes logarithmic."""
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    axes = figure.add_subplot()
+    roofline = survey.roofline
+    if roofline is not None:
+        points = [(one.batch_size, one.seconds) for one in survey.timings]
+        intensities = [roofline.intensity(size) for size, _ in points]
+        rates = [roofline.flops(size) / taken for size, taken in points]
+        ends = min(*intensities, roofline.ridge) / 3, max(*intensities, roofline.ridge) * 3
+        x = np.geomspace(*ends, 100)
+        axes.plot(x, np.minimum(roofline.peak, roofline.bandwidth * x), color=GREY)
+        axes.plot(intensities, rates, color=BLUE, marker="o", markersize=4, linewidth=0.8)
+        axes.axvline(roofline.ridge, color=VERMILION, linewidth=0.8, linestyle=":")
+        for (size, _), intensity, rate in zip(points, intensities, rates, strict=True):
+            axes.annotate(f"{size:,}", (intensity, rate), (4, -10), textcoords="offset points")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="FLOPs per byte",
+        ylabel="FLOP/s",
+        title="training steps under the measured roofline, by batch size",
+    )
+    return figure

@@ -22,6 +22,7 @@ from bstune.core.records import Frozen, Record, Spec, StepTime
 from bstune.core.space import Space
 from bstune.search.curve_decision import choose_for_curve
 from bstune.search.findings import Prediction, predictions
+from bstune.search.fit import Ends, chance_to_fit, sizes_to_try
 from bstune.search.law import NOISE
 from bstune.search.limits import (
     GIVE_UP,
@@ -59,8 +60,12 @@ MOST_REMAINING = 10.0
 # Where value and cost differ, log(cost / value) counts by this weight: under ``steps`` the largest
 # batch sizes take the fewest steps, and many examples.
 COST_WEIGHT = 0.1
+# A candidate's value is divided by the chance that its batch size fits; where none fits, by this.
+LEAST_CHANCE = 1e-3
 # What is added to a score for each e-fold of steps over the budget.
 OUT_OF_REACH = 1e3
+# A trial is first evaluated by this share of the steps that are predicted.
+FIRST_EVALUATION = 1 / 20
 # A pruned trial that has used this share of the give-up cost is not resumed.
 WORTH_RESUMING = 0.95
 
@@ -73,6 +78,8 @@ class Proposal(Frozen):
     max_steps: int
     """The step at which it stops, steps of the trial that it resumes included."""
     resumed_from: int | None
+    first_evaluation: int | None = None
+    """The step by which it is first evaluated."""
 
 
 def propose(
@@ -83,6 +90,7 @@ def propose(
     seed: int,
     running: Sequence[Spec] = (),
     resumable: Callable[[int], bool] = lambda number: True,
+    fits: Ends = (None, None),
 ) -> Proposal:
     """Choose what to run next; the same arguments give the same proposal.
 
@@ -94,6 +102,8 @@ def propose(
         seed: of the study.
         running: trials that run elsewhere.
         resumable: whether a pruned trial, by its number, can be resumed.
+        fits: the largest batch size that fits and the smallest that does not, where a survey has
+            found them.
     """
     is_of_curve = not question.seeks_best
     posterior = sample_posterior(
@@ -118,16 +128,20 @@ def propose(
             waiting.append(place)
 
     draw = posterior.theta[[rng.integers(len(posterior.theta))]]
-    new_x, new_z = _candidates(posterior, space, best[:BEST], largest_size(space, records), rng)
+    new_x, new_z = _candidates(posterior, sizes_to_try(space, records, fits), best[:BEST], rng)
     tried = {(spec.batch_size, spec.lr) for spec in (*records, *running)}
-    is_new = np.array([_pair(space, *one) not in tried for one in zip(new_x, new_z, strict=True)])
-    if is_new.any():
-        new_x, new_z = new_x[is_new], new_z[is_new]
-    choices = _choices(posterior, draw, waiting, new_x, new_z, question, step_time)
+    pairs = [_pair(space, *one) for one in zip(new_x, new_z, strict=True)]
+    chance = chance_to_fit([batch_size for batch_size, _ in pairs], records, fits)
+    kept = np.array([pair not in tried for pair in pairs]) & (chance > 0.0)
+    if not kept.any():
+        kept = chance >= chance.max()
+    choices = _choices(
+        posterior, draw, waiting, new_x[kept], new_z[kept], chance[kept], question, step_time
+    )
     limit_of_curve = None
     if best and is_of_curve:
         chosen, limit_of_curve = choose_for_curve(
-            posterior, choices.x, choices.z, choices.ran, choices.cost_per_step
+            posterior, choices.x, choices.z, choices.ran, choices.cost_per_step / choices.chance
         )
     else:
         chosen = best_in_draw(choices, question.schedule_ends, bool(best))
@@ -145,6 +159,8 @@ def propose(
     if best_value is not None:
         best_steps = best_value / float(choices.value_per_step[chosen])
     log_steps = float(choices.log_steps[chosen])
+    of_law = posterior.law.log_steps(posterior.theta, choices.x[[chosen]], choices.z[[chosen]])
+    first_evaluation = max(int(FIRST_EVALUATION * math.exp(of_law.mean())), 1)
     if question.schedule_ends:
         cheapest = float((choices.cost_per_step * choices.longest).min()) / cost_per_step
         affordable = limit_of_curve or affordable_length(spent, cheapest, best_steps)
@@ -162,6 +178,7 @@ def propose(
         lr=lr,
         max_steps=max(min(math.ceil(limit), last_step), first_step + 1),
         resumed_from=resumed.number if resumed else None,
+        first_evaluation=resumed.first_evaluation if resumed else first_evaluation,
     )
 
 
@@ -183,6 +200,8 @@ class Choices:
     """Training seconds of a step."""
     longest: Array
     """Steps of the budget."""
+    chance: Array
+    """That the batch size fits."""
 
 
 def _choices(
@@ -191,6 +210,7 @@ def _choices(
     waiting: Sequence[int],
     new_x: Array,
     new_z: Array,
+    chance: Array,
     question: Question,
     step_time: StepTime,
 ) -> Choices:
@@ -216,6 +236,8 @@ def _choices(
         value_per_step=np.array([question.value(1.0, 2.0**size, step_time) for size in x]),
         cost_per_step=np.array([question.cost(1.0, 2.0**size, step_time) for size in x]),
         longest=np.array([float(question.budget.last_step(2.0**size)) for size in x]),
+        # Pruned trials have run.
+        chance=np.concatenate([np.ones(len(chains)), np.maximum(chance, LEAST_CHANCE)]),
     )
 
 
@@ -257,6 +279,7 @@ def best_in_draw(choices: Choices, schedule_ends: bool, has_reached: bool) -> in
     share_left = np.maximum(1.0 - choices.ran / steps, 0.0)
     remaining = np.minimum(share_left * counted / counted[value.argmin()], MOST_REMAINING)
     score = np.log(value) + REMAINING_WEIGHT * remaining + COST_WEIGHT * np.log(cost / value)
+    score -= np.log(choices.chance)
     if schedule_ends:
         score += OUT_OF_REACH * np.maximum(choices.log_steps - np.log(choices.longest), 0.0)
     return int(score.argmin())
@@ -285,10 +308,9 @@ def _candidates(
     posterior: Posterior,
     space: Space,
     best: Sequence[Prediction],
-    largest: float,
     rng: np.random.Generator,
 ) -> tuple[Array, Array]:
-    """log2 batch sizes and rates of new configurations, within the space and up to a largest size.
+    """log2 batch sizes and rates of new configurations, within a space that may be narrowed.
 
     Most lie anywhere in the batch sizes, both ends included, near the best rate of some draw; the
     others around the best configurations.
@@ -306,23 +328,8 @@ def _candidates(
         rates = np.log2([centre.lr for centre in centres])
         x[-AROUND_BEST:] = sizes + rng.normal(0.0, OCTAVES, AROUND_BEST)
         z[-AROUND_BEST:] = rates + rng.normal(0.0, OCTAVES, AROUND_BEST)
-    snapped = np.log2([space.snap(min(2.0**size, largest)) for size in x])
+    snapped = np.log2([space.snap(2.0**size) for size in x])
     return snapped, np.clip(z, math.log2(space.lr_low), math.log2(space.lr_high))
-
-
-def largest_size(space: Space, records: Sequence[Record]) -> float:
-    """The largest batch size to try: halfway in log B to the smallest one that does not fit.
-
-    It lies between that and the largest one that has trained. Without one that does not fit, it is
-    the space's.
-    """
-    trained = float(space.low)
-    for record in records:
-        if record.steps > 0 and not record.is_unfit:
-            trained = max(trained, record.batch_size)
-    unfit = [record.batch_size for record in records if record.is_unfit]
-    above = [size for size in unfit if size > trained]
-    return math.sqrt(trained * min(above)) if above else float(space.high)
 
 
 def _spent(question: Question, step_time: StepTime, records: Sequence[Record]) -> float:

@@ -12,7 +12,8 @@ from bstune.core.space import Configuration, Space
 from bstune.search.findings import CurvePoint
 from bstune.study.confirm import NOT_WORTH
 from bstune.study.critical import is_narrow
-from bstune.study.plan import Plan
+from bstune.study.deadline import least_limit
+from bstune.study.plan import Plan, count_configurations, took_seconds
 from bstune.study.result import (
     Closest,
     Confirmed,
@@ -21,6 +22,7 @@ from bstune.study.result import (
     Searched,
     Speedup,
 )
+from bstune.system.console import seconds
 from bstune.system.console import sizes as written_sizes
 
 Trend = Literal["still falling", "flat", "stopped early", "diverged", "failed"]
@@ -116,6 +118,24 @@ def easier_target(target: Target, records: Sequence[Record]) -> Target:
     return Target(target.metric, float(f"{rounding(goal / unit) * unit:.6g}"), target.mode)
 
 
+def more_time(plan: Plan, records: Sequence[Record]) -> tuple[str, Options] | None:
+    """What a time limit left out, and the option that gets it; None where all trials have run.
+
+    A limit that was too short for two trials is told what two take.
+    """
+    tried = count_configurations(records)
+    if plan.deadline is None or tried >= plan.trials:
+        return None
+    limit = 2 * plan.deadline.seconds
+    if tried > 0:
+        return "time for more trials", {"wall_seconds": math.ceil(limit)}
+    # The other one counts as the baseline.
+    took = [took_seconds(record, records) for record in records]
+    least = least_limit(plan.deadline.start, took * 2)
+    what = f"time for two trials, which take {seconds(least)} with the start"
+    return what, {"wall_seconds": math.ceil(max(limit, least))}
+
+
 def remedy(plan: Plan, name: str, trend: Trend, records: Sequence[Record]) -> Options:
     """The options that may help where nothing reached the target; none where none would.
 
@@ -139,7 +159,11 @@ def remedy(plan: Plan, name: str, trend: Trend, records: Sequence[Record]) -> Op
 
 
 def missing(
-    plan: Plan, speedup: Speedup | None, other: Confirmed | None, baseline: Confirmed | None
+    plan: Plan,
+    speedup: Speedup | None,
+    other: Confirmed | None,
+    baseline: Confirmed | None,
+    records: Sequence[Record],
 ) -> tuple[str, Options]:
     """Under not yet, where the target was reached: what is missing, and the options that get it.
 
@@ -148,8 +172,12 @@ def missing(
         speedup: of ``other`` over ``baseline``; None where it is not known.
         other: the best configuration but the baseline.
         baseline: None where there is none.
+        records: of all trials.
     """
+    of_time = more_time(plan, records)
     more_trials: Options = {"trials": 2 * plan.trials}
+    if other is None and of_time is not None:
+        return of_time
     if other is None:
         return "another configuration that reaches the target", more_trials
     if other.runs == plan.seeds and other.is_bound:

@@ -10,7 +10,7 @@ from bstune.core.question import Question
 from bstune.core.records import Record, StepTime
 from bstune.core.rules import allowed_rules
 from bstune.core.space import Space
-from bstune.core.step_time import StepTimeLaw
+from bstune.core.step_time import StepTimeModel
 from bstune.search.findings import (
     NEAR_OPTIMAL,
     CurvePoint,
@@ -21,12 +21,14 @@ from bstune.search.findings import (
     predictions,
     share_reaching,
 )
+from bstune.search.fit import sizes_that_fit
 from bstune.search.posterior import Posterior
 from bstune.study.advice import (
     closest_trial,
     easier_target,
     for_curve,
     missing,
+    more_time,
     remedy,
     searched_range,
     warnings_of,
@@ -137,6 +139,9 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
         fields["missing"] = [record.message for record in records if not record.history][-1]
     easier = easier_target(plan.question.target, records)
     options = remedy(plan, study.name, closest.trend, records)
+    of_time = more_time(plan, records)
+    if of_time is not None and closest.trend == "stopped early":
+        fields["missing"], options = of_time
     record = next(record for record in records if record.number == closest.number)
     field = field_of(plan, records)
     return StudyResult(
@@ -154,8 +159,9 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     plan = study.plan
     step_time = step_time_of(plan, records)
     posterior = answer_posterior(plan, records)
-    points = curve(posterior, step_time, curve_sizes(plan.space))
-    searched = searched_range(plan.space, records)
+    fitting = sizes_that_fit(plan.space, records, plan.fits)
+    points = curve(posterior, step_time, curve_sizes(fitting))
+    searched = searched_range(fitting, records)
     critical = critical_batch_size(posterior, records)
     fields = _common_fields(study, records) | {
         "reached": True,
@@ -187,7 +193,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     best = _best(verdict, other, baseline, speedup)
 
     if verdict == "not yet":
-        what, options = missing(plan, speedup, other, baseline)
+        what, options = missing(plan, speedup, other, baseline, records)
         fields |= {"missing": what, "next": study.command(options)}
     if best is not None and verdict in ("switch", "use"):
         fields["train"] = study.train(best.batch_size, best.lr, best.schedule_steps)
@@ -269,7 +275,7 @@ def _confirmed(
     tau = step_time(record.batch_size)
     # Recorded runs tell their step times exactly.
     error = 0.0
-    if isinstance(step_time, StepTimeLaw):
+    if isinstance(step_time, StepTimeModel):
         error = step_time.error(record.batch_size)
     steps, is_bound = median_run(_runs(runs or [record]))
     steps_ends: tuple[float | None, float | None] = (None, None)

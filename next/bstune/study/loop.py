@@ -3,12 +3,24 @@
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from bstune.core.records import Record, Spec, Target
-from bstune.study.plan import Ask, Done, Plan, Wait, fatal_error, next_step
+from bstune.core.records import Record, Spec, Status, Target
+from bstune.search.fit import inferred_multiple, trained_sizes
+from bstune.study.plan import (
+    NEW_SEED_LIMIT,
+    Ask,
+    Done,
+    Plan,
+    Wait,
+    baseline_of,
+    fatal_error,
+    next_step,
+)
 from bstune.study.storage import StudyStorage
+from bstune.system.console import number
 from bstune.system.files import StudyFolder
 from bstune.trial.trial import Trial, run_trial
 from bstune.trial.worker import POLL_SECONDS, AnyWorker, Failure, tell_progress
@@ -18,8 +30,9 @@ from bstune.trial.worker import POLL_SECONDS, AnyWorker, Failure, tell_progress
 HANG_SECONDS = 60.0
 HANG_RATIO = 20.0
 START_SECONDS = 600.0
-# The most of a time limit that a silence may take.
-HANG_SHARE = 0.1
+# The most of a time limit that a silence may take, and that of a study's first trial.
+HANG_SHARE = 0.2
+FIRST_HANG_SHARE = 0.5
 
 
 class Observer(Protocol):
@@ -71,18 +84,21 @@ def asked_trials(
 
     A trial that is left without a record, as its body was interrupted, is asked again later.
 
-    What failed before this call is asked again: the user may have mended it.
+    What failed before this call is asked again, and what was refused while nothing had trained: the
+    user may have mended it.
 
     Raises:
         UserCodeError: after failures that end a study, with the user's own error.
         InputError: where the smallest batch size does not fit.
     """
-    since = max((record.number for record in storage.records()), default=-1) + 1
+    before = storage.records()
+    since = max((record.number for record in before), default=-1) + 1
+    mended = {"failed"} if trained_sizes(before) else {"failed", "refused"}
     while True:
         records = [
             record
             for record in storage.records()
-            if record.number >= since or record.status != "failed"
+            if record.number >= since or record.status not in mended
         ]
         error = fatal_error(plan.space, records, since)
         if error is not None:
@@ -102,9 +118,11 @@ def asked_trials(
             yield asked
         finally:
             record = asked.record
-            if record is None or _was_cut_off(record, asked.until):
+            if record is None or _was_cut_off(record, asked):
                 storage.abandon(spec)
             else:
+                if record.status == "refused":
+                    record = _refused(record, records)
                 storage.finish(record)
                 if asked.resume_from is not None:
                     asked.resume_from.unlink(missing_ok=True)
@@ -112,11 +130,16 @@ def asked_trials(
                     observer.finished(record)
 
 
-def _was_cut_off(record: Record, until: float | None) -> bool:
-    """Whether the time limit ended a run on a new seed: it tells nothing, and is asked again."""
-    if record.role != "new seed" or until is None:
+def _was_cut_off(record: Record, asked: AskedTrial) -> bool:
+    """Whether the time limit ended a run on a new seed that tells nothing; it is asked again.
+
+    The baseline's tells that it takes longer, once it has run as long as the best.
+    """
+    if record.role != "new seed" or asked.until is None or record.status != "pruned":
         return False
-    return record.status == "pruned" and record.steps < record.max_steps
+    is_of_baseline = asked.save_to is not None
+    least = record.max_steps / NEW_SEED_LIMIT if is_of_baseline else record.max_steps
+    return record.resumed_from is None and record.steps < least
 
 
 def _prepare(
@@ -128,8 +151,11 @@ def _prepare(
     if spec.resumed_from is not None:
         earlier = next(record for record in records if record.number == spec.resumed_from)
         resume_from = folder.checkpoint(spec.resumed_from)
-    # Runs on new seeds are never resumed, nor those whose schedules end with them.
-    is_resumable = spec.role != "new seed" and spec.schedule_steps is None
+    # Of runs on new seeds the baseline's are resumed, as these may be stopped; and none whose
+    # schedule ends with it.
+    baseline = baseline_of(records)
+    is_of_baseline = baseline is not None and spec.repeats == baseline.number
+    is_resumable = spec.schedule_steps is None and (spec.role != "new seed" or is_of_baseline)
     save_to = folder.checkpoint(spec.number) if is_resumable else None
     return AskedTrial(
         spec=spec,
@@ -139,6 +165,22 @@ def _prepare(
         save_to=save_to,
         resume_from=resume_from,
     )
+
+
+def _refused(record: Record, records: Sequence[Record]) -> Record:
+    """Say what follows from a refusal; at a size that has trained it is a failure."""
+    trained = trained_sizes(records)
+    if record.batch_size in trained:
+        return record.model_copy(update={"status": "failed"})
+    refused = {one.batch_size for one in records if one.status == "refused"}
+    multiple = inferred_multiple(trained, refused | {record.batch_size})
+    if multiple == 1:
+        return record
+    message = (
+        f"{record.message}; batch sizes are multiples of {multiple} from here on, as with "
+        f"batch_size.multiple={multiple}"
+    )
+    return record.model_copy(update={"message": message})
 
 
 @dataclass
@@ -161,18 +203,29 @@ class HangWatch:
         if self.trial_seconds is not None:
             return self.trial_seconds
         limit = max(HANG_SECONDS, HANG_RATIO * self.longest_silence)
+        share = HANG_SHARE
         if self.longest_silence == 0.0:
             limit = START_SECONDS
+            share = FIRST_HANG_SHARE
         if self.wall_seconds is not None:
-            limit = min(limit, HANG_SHARE * self.wall_seconds)
+            limit = min(limit, share * self.wall_seconds)
         return limit
 
 
 def train_here(asked: AskedTrial, train: Callable[[Trial], None], target: Target) -> Record:
     """Train a trial in this process."""
     trial = asked.trial(target)
-    trial.on_progress = tell_progress
+    trial.on_progress = partial(tell_progress, partial(_so_far, trial))
     return run_trial(train, trial)
+
+
+def _so_far(trial: Trial) -> str:
+    """A trial's last evaluation, in words; empty before the first one."""
+    if not trial.history:
+        return ""
+    step, value = trial.history[-1]
+    shown = "no number" if value is None else number(value)
+    return f"step {step:,} of {trial.max_steps:,}, {trial.target.metric} {shown}"
 
 
 def train_in_worker(
@@ -206,7 +259,9 @@ def train_in_worker(
     if isinstance(outcome, Failure):
         if outcome.refusal is not None:
             raise outcome.refusal
-        return Record(**asked.spec.model_dump(), status="failed", steps=0, message=outcome.reason)
+        # Linux ends a process so where the machine is short of memory.
+        status: Status = "out of memory" if "SIGKILL" in outcome.reason else "failed"
+        return Record(**asked.spec.model_dump(), status=status, steps=0, message=outcome.reason)
     record: Record = outcome.value
     if record.history:
         watch.longest_silence = max(watch.longest_silence, silence, POLL_SECONDS)

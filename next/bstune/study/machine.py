@@ -2,12 +2,24 @@
 
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 
 from bstune import __version__
-from bstune.core.errors import InputError
+from bstune.core.errors import InputError, UserCodeError
 from bstune.core.records import Frozen
-from bstune.recipe.recipe import resolve_device, resolve_precision
+from bstune.core.space import Space
+from bstune.hardware.survey import (
+    START_SECONDS,
+    Survey,
+    cached_survey,
+    code_of,
+    survey,
+    survey_key,
+)
+from bstune.options import Options
+from bstune.recipe.recipe import Recipe, resolve_device, resolve_precision
+from bstune.trial.worker import Failure, Worker, call
 
 # Packages whose versions change a history or a step time.
 PACKAGES = ("torch", "lightning", "numpy", "optuna")
@@ -25,6 +37,13 @@ class Machine(Frozen):
     processor: str
     python: str
     versions: dict[str, str]
+    survey: Survey | None = None
+    """What it allows the workload; None where no survey was made."""
+
+    @property
+    def kind(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return "cpu" if self.device in ("cpu", RECORDED.device) else "cuda"
 
 
 RECORDED = Machine(
@@ -70,4 +89,53 @@ def describe_machine(
         processor=platform.processor() or platform.machine(),
         python=platform.python_version(),
         versions={"bstune": __version__, **{name: version(name) for name in PACKAGES}},
+    )
+
+
+def surveyed(
+    machine: Machine,
+    worker: Worker,
+    recipe: Recipe,
+    options: Options,
+    space: Space,
+    settings: Mapping[str, object],
+    seconds: float,
+) -> tuple[Survey, bool]:
+    """The survey of a workload, and whether it was kept from an earlier time.
+
+    Args:
+        machine: that the worker is on.
+        worker: that measures.
+        recipe: what is trained.
+        options: of the study.
+        space: whose batch sizes are surveyed.
+        settings: of the workload, as JSON; another survey is made where they change.
+        seconds: that it may take.
+
+    Raises:
+        UserCodeError: what the user's code raises at the baseline's batch size.
+        InputError: no batch size fits.
+    """
+    size, lr = space.anchor
+    baseline = round(size), lr
+    steps = options.budget.last_step(size)
+    code = call(worker, code_of, recipe, *baseline, steps, limit=START_SECONDS)
+    if isinstance(code, Failure):
+        raise code.refusal or UserCodeError(code.reason)
+    measured = (space.low, space.high, baseline, steps, options.memory_limit)
+    key = survey_key(code.value, recipe, settings, machine.model_dump(), measured)
+    return cached_survey(
+        key,
+        options.survey == "refresh",
+        seconds,
+        lambda: survey(
+            worker,
+            recipe,
+            (space.low, space.high),
+            baseline,
+            steps,
+            seconds,
+            options.memory_limit,
+            space.multiple,
+        ),
     )

@@ -1,7 +1,8 @@
 """What a study does next: one pure function of its records.
 
 The baseline first, then the search, then new seeds for its best configuration and for the baseline;
-under ``curve`` the search alone, until B_crit is known.
+under ``curve`` the search alone, until B_crit is known. Under a time limit
+:mod:`bstune.study.deadline` says how long each may take.
 Any process that sees the same records plans the same step, so that a study can be killed and
 continued anywhere.
 """
@@ -18,9 +19,11 @@ from bstune.core.errors import BstuneError, InputError, UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Frozen, Record, Role, Spec, StepTime, ends
 from bstune.core.space import Configuration, Space
-from bstune.core.step_time import step_time_of_trials
-from bstune.search.decide import propose
-from bstune.search.findings import predictions
+from bstune.core.step_time import StepTimeModel, Surveyed, step_time_of_trials
+from bstune.search.decide import FIRST_EVALUATION, Proposal, propose
+from bstune.search.findings import Prediction, predictions
+from bstune.search.fit import Ends, sizes_to_try, trained_sizes
+from bstune.search.limits import LEAST_STEPS
 from bstune.search.posterior import Posterior, sample_posterior
 from bstune.study.confirm import (
     SURE,
@@ -31,6 +34,7 @@ from bstune.study.confirm import (
     predicted_share,
 )
 from bstune.study.critical import critical_batch_size, is_narrow
+from bstune.study.deadline import Deadline
 
 # Runs on new seeds end after so many times the steps that are predicted, and under a time limit the
 # baseline's after so many times the best's value.
@@ -40,14 +44,18 @@ NEW_SEED_LIMIT = 4
 ALLOWED = 2.0
 # The search may take so many places a configuration: resumptions and sizes that do not fit, too.
 PLACES_PER_CONFIGURATION = 3
-# Shares of a time limit at which the search ends and new seeds end; the baseline's first run may
-# take a fifth.
-SEARCH_SHARE = 0.65
-CONFIRMATION_SHARE = 0.92
-BASELINE_SHARE = 0.2
+# The first configurations lie this far from a baseline that reached the target, in rate and in
+# batch size, and run to this share of the steps with which they would be as good as the best. On
+# five recorded tables with 8 seeds, from the shipped baselines and from a fourth of their rates,
+# the choice then takes 0.85 times the time or steps after 5 times the best cell's cost, 0.95 after
+# 10 and 0.99 after 20; a share of 0.48, or all four whatever the rates gave, is no better.
+NEAR = 3.0
+NEAR_SHARE = 0.7
 # Under ``curve`` the search ends once B_crit's interval is narrow, and so many trials have reached
 # the target.
 LEAST_FOR_CURVE = 8
+# 5% of a normal distribution lie beyond so many standard deviations.
+NORMAL_95 = 1.645
 # Failures that end a study with the user's own error.
 FAILURES = 3
 # Draws and moves of the posterior that the answer stands on. By the sampler's seed alone B_crit
@@ -67,6 +75,7 @@ class Ask(Frozen):
     seed: int
     max_steps: int
     schedule_steps: int | None = None
+    first_evaluation: int | None = None
     resumed_from: int | None = None
     repeats: int | None = None
     until: float | None = None
@@ -84,18 +93,6 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Deadline:
-    """A time limit: when it began and its seconds."""
-
-    began: float
-    seconds: float
-
-    def at(self, share: float) -> float:
-        """The time at which a share of the limit has passed."""
-        return self.began + share * self.seconds
-
-
-@dataclass(frozen=True)
 class Plan:
     """All that decides what a study does, but for its records.
 
@@ -105,6 +102,8 @@ class Plan:
         seed: of the study, from which all others follow.
         step_time: tau(B) where it is known beforehand; None: it is fitted to the trials.
         resumable: whether a pruned trial can be resumed here.
+        fits: the largest batch size that fits and the smallest that does not, by a survey.
+        timings: of a survey: batch size, seconds of a step, their relative standard deviation.
     """
 
     question: Question
@@ -116,6 +115,8 @@ class Plan:
     deadline: Deadline | None = None
     step_time: StepTime | None = None
     resumable: Callable[[int], bool] = lambda number: True
+    fits: Ends = (None, None)
+    timings: tuple[Surveyed, ...] = ()
 
 
 def next_step(
@@ -132,14 +133,12 @@ def next_step(
     if plan.baseline is not None and not _taken(records, running, "baseline"):
         return _ask_baseline(plan, plan.baseline, now)
     if _searches(plan, records, running, now):
-        return _ask_search(plan, records, running)
+        return _ask_search(plan, records, running, now)
     if any(spec.role != "new seed" for spec in running):
         return Wait()
     if not plan.question.seeks_best:
         return Done()
-    if plan.deadline is not None and now > plan.deadline.at(CONFIRMATION_SHARE):
-        return Done()
-    step = _ask_new_seed(plan, records, running)
+    step = _ask_new_seed(plan, records, running, now)
     if step is not None:
         return step
     return Wait() if running else Done()
@@ -152,8 +151,8 @@ def trial_seed(study_seed: int, place: str) -> int:
 
 
 def step_time_of(plan: Plan, records: Sequence[Record]) -> StepTime:
-    """tau(B), in seconds: known beforehand, or by the trials' own."""
-    return plan.step_time or step_time_of_trials(records, 2.0**plan.space.middle)
+    """tau(B), in seconds: known beforehand, or by the survey's timings and the trials' own."""
+    return plan.step_time or step_time_of_trials(records, 2.0**plan.space.middle, plan.timings)
 
 
 def search_posterior(plan: Plan, records: Sequence[Record]) -> Posterior:
@@ -187,6 +186,8 @@ class Field:
     """Standard deviation of log steps from seed to seed."""
     outcomes: list[Outcome]
     """Of the runs that tell of the share of seeds which reach the target."""
+    step_time: StepTime
+    """tau(B) by which they are compared, as of :func:`_tied_step_time`."""
 
 
 def field_of(plan: Plan, records: Sequence[Record]) -> Field:
@@ -196,10 +197,17 @@ def field_of(plan: Plan, records: Sequence[Record]) -> Field:
     outcomes = _outcomes(plan, posterior, records)
     candidates = []
     runs: dict[int, list[float | None]] = {}
-    for prediction in predictions(posterior, plan.question, step_time):
+
+    def others(step_time: StepTime) -> list[Prediction]:
+        predicted = predictions(posterior, plan.question, step_time)
+        own = plan.baseline
+        return [one for one in predicted if own is None or not is_of(one.record, own)]
+
+    if isinstance(step_time, StepTimeModel) and others(step_time):
+        best = min(others(step_time), key=lambda one: one.log_value)
+        step_time = _tied_step_time(step_time, best.record.batch_size)
+    for prediction in others(step_time):
         record = prediction.record
-        if plan.baseline is not None and is_of(record, plan.baseline):
-            continue
         share = predicted_share(*place_of(plan.space, record), outcomes, prior=SURE)
         log_value = prediction.log_value
         length = None
@@ -216,7 +224,23 @@ def field_of(plan: Plan, records: Sequence[Record]) -> Field:
         for run in new_seeds_of(records, record.number):
             value = plan.question.value(least_steps(run), run.batch_size, step_time)
             runs.setdefault(record.number, []).append(math.log(value) if run.reached else None)
-    return Field(candidates, runs, posterior.noise, outcomes)
+    return Field(candidates, runs, posterior.noise, outcomes, step_time)
+
+
+def _tied_step_time(step_time: StepTimeModel, best: int) -> StepTime:
+    """tau(B) that is the best size's wherever the 90% intervals of both overlap.
+
+    What differs by less than is known does not decide: steps do.
+    """
+    log_best = math.log(step_time(best))
+    error = step_time.error(best)
+
+    def tied(batch_size: float) -> float:
+        distance = abs(math.log(step_time(batch_size)) - log_best)
+        overlap = distance < NORMAL_95 * (error + step_time.error(batch_size))
+        return step_time(best if overlap else batch_size)
+
+    return tied
 
 
 def place_of(space: Space, spec: Spec) -> tuple[float, float]:
@@ -269,7 +293,7 @@ def baseline_of(records: Sequence[Record]) -> Record | None:
 
 def new_seeds_of(records: Sequence[Record], number: int) -> list[Record]:
     """The finished runs of a trial's configuration on new seeds, in the order of the seeds."""
-    runs = [record for record in records if record.repeats == number]
+    runs = ends([record for record in records if record.repeats == number])
     return sorted(runs, key=lambda record: int(record.place.rpartition("/")[2]))
 
 
@@ -277,23 +301,24 @@ def fatal_error(space: Space, records: Sequence[Record], since: int = 0) -> Bstu
     """The error that ends a study; None: it goes on.
 
     It is that of three failed trials in a row at sizes at which another trial has trained. While no
-    size has trained, it is that of three trials, or of the smallest size where that does not fit.
+    size has trained, it is that of three trials that failed or were refused, or of the smallest
+    size where memory is short for that.
 
     Args:
         space: of the study.
         records: of all finished trials.
         since: the number of the first trial that counts as a failure.
     """
-    trained = {
-        record.batch_size for record in records if record.status != "failed" and record.steps
-    }
+    trained = trained_sizes([record for record in records if record.status != "failed"])
     recent = [record for record in records if record.number >= since]
     for record in recent:
-        if not trained and record.is_unfit and record.batch_size == space.low:
+        is_smallest = record.batch_size == space.low
+        if not trained and is_smallest and record.status == "out of memory":
             return InputError(record.message)
+    counted = [record for record in recent if record.status in ("failed", "refused")]
     if trained:
         recent = [record for record in recent if record.batch_size in trained][-FAILURES:]
-    counted = [record for record in recent if record.status == "failed"]
+        counted = [record for record in recent if record.status == "failed"]
     if len(counted) < FAILURES:
         return None
     return UserCodeError(counted[-1].message)
@@ -322,14 +347,19 @@ def _ask_baseline(plan: Plan, baseline: Configuration, now: float) -> Ask:
         seed=trial_seed(plan.seed, "baseline"),
         max_steps=last_step,
         schedule_steps=last_step if plan.question.schedule_ends else None,
-        until=None if plan.deadline is None else now + BASELINE_SHARE * plan.deadline.seconds,
+        first_evaluation=max(int(FIRST_EVALUATION * last_step), 1),
+        until=None if plan.deadline is None else now + plan.deadline.baseline_seconds,
     )
 
 
 def _searches(plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float) -> bool:
     """Whether the search goes on."""
-    if plan.deadline is not None and now > plan.deadline.at(SEARCH_SHARE):
-        return False
+    if plan.deadline is not None:
+        took = _confirmation_seconds(plan, records)
+        # Without another configuration that reaches the target new seeds would have nothing to do.
+        end = plan.deadline.end if took is None else _search_end(plan, plan.deadline, records)
+        if now > end:
+            return False
     places = [spec for spec in (*records, *running) if spec.role == "search"]
     has_room = len(places) < PLACES_PER_CONFIGURATION * plan.trials
     if count_configurations(records, running) >= plan.trials or not has_room:
@@ -344,11 +374,103 @@ def _is_b_crit_known(plan: Plan, records: Sequence[Record]) -> bool:
     return is_narrow(critical_batch_size(answer_posterior(plan, records), records).interval)
 
 
-def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask:
+def took_seconds(record: Record, records: Sequence[Record]) -> float:
+    """What a trial took, in seconds by the clock on the wall, with those that it resumes."""
+    seconds = record.train_seconds + record.other_seconds
+    for parent in records:
+        if parent.number == record.resumed_from:
+            seconds += took_seconds(parent, records)
+    return seconds
+
+
+def _confirmation_seconds(plan: Plan, records: Sequence[Record]) -> float | None:
+    """What all runs on new seeds would take, by the search's trials.
+
+    None while no other configuration than the baseline has reached the target.
+    """
+    took = []
+    for record in records:
+        is_other = plan.baseline is None or not is_of(record, plan.baseline)
+        if record.reached and record.role == "search" and is_other:
+            took.append(took_seconds(record, records))
+    if not took:
+        return None
+    of_best = statistics.median(took)
+    of_baseline = 0.0
+    baseline = baseline_of(records)
+    if baseline is not None:
+        of_baseline = NEW_SEED_LIMIT * of_best
+        if baseline.reached:
+            of_baseline = min(of_baseline, took_seconds(baseline, records))
+    return plan.seeds * (of_best + of_baseline)
+
+
+def _search_end(plan: Plan, deadline: Deadline, records: Sequence[Record]) -> float:
+    """When the search ends under a time limit."""
+    if not plan.question.seeks_best:
+        return deadline.end
+    baseline = baseline_of(records)
+    of_baseline = 0.0 if baseline is None else took_seconds(baseline, records)
+    return deadline.search_end(of_baseline, _confirmation_seconds(plan, records))
+
+
+def _near_baseline(
+    plan: Plan, records: Sequence[Record], running: Sequence[Spec]
+) -> Proposal | None:
+    """The next of the first configurations, which lie near a baseline that reached the target.
+
+    They are three times its rate and, unless that reached the target, a third of it; then three
+    times its batch size and a third of it, at the rule's rate times what helped at its own.
+    """
+    baseline = baseline_of(records)
+    # Nobody has measured whether they help the curve, or schedules that end with their trials.
+    is_wanted = plan.deadline is not None or not plan.question.schedule_ends
+    if not (is_wanted and plan.question.seeks_best and baseline is not None and baseline.reached):
+        return None
+    space = sizes_to_try(plan.space, records, plan.fits)
+    step_time = step_time_of(plan, records)
+    size, lr = baseline.batch_size, baseline.lr
+
+    def value(record: Record) -> float:
+        return plan.question.value(record.steps_to_target, record.batch_size, step_time)
+
+    tried = {(spec.batch_size, spec.lr) for spec in (*records, *running)}
+    reached = [one for one in records if one.reached and one.role != "new seed"]
+    at_size = [one for one in reached if one.batch_size == size]
+    rates = [NEAR * lr] if len(at_size) > 1 else [NEAR * lr, lr / NEAR]
+    pairs = [(size, space.snap_lr(rate)) for rate in rates]
+    factor = min(at_size, key=value).lr / lr
+    sizes = {tried_size for tried_size, _ in tried}
+    for other in (space.snap(NEAR * size), space.snap(size / NEAR)):
+        if other not in sizes:
+            pairs.append((other, space.snap_lr(factor * space.rule_lr(other))))
+    for batch_size, rate in pairs:
+        if (batch_size, rate) in tried:
+            continue
+        as_good = min(map(value, reached)) / plan.question.value(1.0, batch_size, step_time)
+        steps = NEAR_SHARE * as_good
+        if baseline.schedule_steps is not None:
+            length = baseline.schedule_steps
+            steps = min(max(steps, length / NEAR), length * NEAR)
+        last_step = plan.question.budget.last_step(batch_size)
+        return Proposal(
+            batch_size=batch_size,
+            lr=rate,
+            max_steps=min(max(math.ceil(steps), LEAST_STEPS), last_step),
+            resumed_from=None,
+            first_evaluation=max(int(FIRST_EVALUATION * as_good), 1),
+        )
+    return None
+
+
+def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float) -> Ask:
     place = 0
     while _taken(records, running, f"search/{place}"):
         place += 1
-    proposal = propose(
+    until = None
+    if plan.deadline is not None:
+        until = plan.deadline.trial_until(now, _search_end(plan, plan.deadline, records))
+    proposal = _near_baseline(plan, records, running) or propose(
         plan.question,
         plan.space,
         step_time_of(plan, records),
@@ -356,6 +478,7 @@ def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) 
         plan.seed,
         running,
         resumable=plan.resumable,
+        fits=plan.fits,
     )
     seed = trial_seed(plan.seed, f"search/{place}")
     values: dict[str, int | float] = {}
@@ -372,13 +495,20 @@ def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) 
         seed=seed,
         max_steps=proposal.max_steps,
         schedule_steps=proposal.max_steps if plan.question.schedule_ends else None,
+        first_evaluation=proposal.first_evaluation,
         resumed_from=proposal.resumed_from,
-        until=_until(plan, SEARCH_SHARE),
+        until=until,
     )
 
 
-def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask | None:
-    """The next run on a new seed: the best configuration first, then the baseline."""
+def _ask_new_seed(
+    plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float
+) -> Ask | None:
+    """The next run on a new seed: the best configuration first, then the baseline.
+
+    Under a time limit the baseline follows on each seed, so that there are pairs whenever the time
+    is over, and nothing begins that has not the time that the best takes.
+    """
     field = field_of(plan, records)
     by_number = {candidate.number: candidate for candidate in field.candidates}
     for spec in running:
@@ -386,21 +516,37 @@ def _ask_new_seed(plan: Plan, records: Sequence[Record], running: Sequence[Spec]
         if spec.repeats in by_number:
             candidate = by_number[spec.repeats]
             field.runs.setdefault(candidate.number, []).append(candidate.log_value)
-    number = next_confirmation(field.candidates, field.runs, plan.seeds, field.noise)
-    if number is not None:
-        return _ask_seed_of_candidate(plan, records, running, by_number[number])
     leader = best_confirmed(field.candidates, field.runs, field.noise)
-    return None if leader is None else _ask_seed_of_baseline(plan, records, running, leader)
+    if leader is None:
+        return None
+    if plan.deadline is not None:
+        of_leader = new_seeds_of(records, leader) or [
+            record for record in records if record.number == leader
+        ]
+        took = statistics.median(took_seconds(run, records) for run in of_leader)
+        if now + took > plan.deadline.end:
+            return None
+    number = next_confirmation(field.candidates, field.runs, plan.seeds, field.noise)
+    asked = None
+    if number is None or plan.deadline is not None:
+        asked = _ask_seed_of_baseline(plan, records, running, leader)
+    if asked is None and number is not None:
+        asked = _ask_seed_of_candidate(plan, field, records, running, by_number[number])
+    return asked or _ask_stopped(plan, records, running)
 
 
 def _ask_seed_of_candidate(
-    plan: Plan, records: Sequence[Record], running: Sequence[Spec], candidate: Candidate
+    plan: Plan,
+    field: Field,
+    records: Sequence[Record],
+    running: Sequence[Spec],
+    candidate: Candidate,
 ) -> Ask:
     record = next(record for record in records if record.number == candidate.number)
     # All new seeds of a configuration have the schedule of its first one.
     lengths = [run.schedule_steps for run in new_seeds_of(records, candidate.number)]
     length = lengths[0] if lengths else candidate.schedule_steps
-    per_step = plan.question.value(1.0, record.batch_size, step_time_of(plan, records))
+    per_step = plan.question.value(1.0, record.batch_size, field.step_time)
     predicted = math.exp(candidate.log_value) / per_step
     limit = math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
     return _repeat(plan, records, running, record, length or limit, length)
@@ -431,6 +577,26 @@ def _ask_seed_of_baseline(
     return _repeat(plan, records, running, baseline, limit, baseline.schedule_steps)
 
 
+def _ask_stopped(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask | None:
+    """Resume the baseline's next run on a new seed that a time limit stopped; None: no more."""
+    baseline = baseline_of(records)
+    if baseline is None:
+        return None
+    for run in new_seeds_of(records, baseline.number):
+        place = f"resumed/{run.number}/{run.place.rpartition('/')[2]}"
+        is_free = not _taken(records, running, place) and plan.resumable(run.number)
+        if run.status == "pruned" and is_free:
+            return Ask(
+                **run.model_dump(include={"role", "batch_size", "lr", "values", "seed", "repeats"}),
+                place=place,
+                max_steps=plan.question.budget.last_step(run.batch_size),
+                schedule_steps=run.schedule_steps,
+                resumed_from=run.number,
+                until=_end(plan),
+            )
+    return None
+
+
 def _repeat(
     plan: Plan,
     records: Sequence[Record],
@@ -453,11 +619,12 @@ def _repeat(
         seed=trial_seed(plan.seed, f"seed/{index}"),
         max_steps=min(limit, budget),
         schedule_steps=schedule_steps,
+        first_evaluation=max(int(FIRST_EVALUATION * record.steps), 1),
         repeats=record.number,
-        until=_until(plan, CONFIRMATION_SHARE),
+        until=_end(plan),
     )
 
 
-def _until(plan: Plan, share: float) -> float | None:
-    """When a trial has to stop under a time limit."""
-    return None if plan.deadline is None else plan.deadline.at(share)
+def _end(plan: Plan) -> float | None:
+    """When the last trial has to stop under a time limit."""
+    return None if plan.deadline is None else plan.deadline.end

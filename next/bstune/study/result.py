@@ -156,11 +156,39 @@ class ResultWarning(Frozen):
     state: str
 
 
+class Phases(Frozen):
+    """Seconds of the phases of the last command that trained, by the clock on the wall."""
+
+    start: float = 0.0
+    preparation: float = 0.0
+    """Survey, preflight, and what nobody gave."""
+    baseline: float = 0.0
+    """Its first run."""
+    others: float = 0.0
+    """The search's other configurations, with the time to choose them."""
+    confirmation: float = 0.0
+    """Runs on new seeds."""
+    answer: float = 0.0
+    """What the trials say; files and MLflow come after it."""
+
+    @property
+    def total(self) -> float:
+        """Seconds of all of them."""
+        return float(sum(self.model_dump().values()))
+
+    @property
+    def share_of_others(self) -> float:
+        """The share of the seconds that went to other configurations."""
+        return self.others / self.total if self.total else 0.0
+
+
 class Spent(Frozen):
     """Where the seconds of a study went."""
 
     training: float
+    """Of all trials, as is ``other``."""
     other: float
+    phases: Phases = Phases()
 
 
 class StudyResult(Frozen):

@@ -82,8 +82,13 @@ class StudyFolder:
 
     @property
     def hardware(self) -> Path:
-        """The survey: memory and step times."""
+        """The machine, with the survey of memory and step times."""
         return self.root / "hardware.json"
+
+    @property
+    def roofline(self) -> Path:
+        """What bounds a step, over FLOPs per byte."""
+        return self.root / "roofline.png"
 
     @property
     def log(self) -> Path:

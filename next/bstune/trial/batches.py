@@ -103,10 +103,10 @@ class _Epochs:
         return self._whole_batches(drawn) if self._gives_batches else drawn
 
     def _whole_batches(self, batches: list[Any]) -> list[Any]:
-        """Join the batches of exactly B examples; InputError where they are of another size."""
+        """Join the batches of exactly B examples; BatchSizeRefused where none has so many."""
         sizes = {len(batch) for batch in batches}
         if max(sizes, default=0) != self._batch_size:
-            raise InputError(
+            raise BatchSizeRefused(
                 f"the loader's {type(self._sampler).__name__} gives batches of "
                 f"{sorted(sizes)[:5]} examples where its batch_size is {self._batch_size}: let its "
                 f"__iter__ give batches of self.batch_size"
@@ -168,6 +168,11 @@ class EndlessBatches(Sampler[Any]):
     def __len__(self) -> int:
         """Micro-batches of an epoch."""
         return len(self._epochs.first) // self._batch_size * len(self._parts)
+
+    @property
+    def examples(self) -> int:
+        """Of the training set, as the user's sampler gives them."""
+        return len(self._epochs.first)
 
     def seek(self, number: int) -> None:
         """Go on at the first micro-batch of a batch, by its number from the training's start."""

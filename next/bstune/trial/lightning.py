@@ -3,21 +3,18 @@
 import functools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from bstune.core.clock import WARMUP_STEPS, TrainingClock
 from bstune.core.errors import InputError
 from bstune.core.evaluation_schedule import next_evaluation
-from bstune.core.rules import DEFAULT_RULE, Rule
 from bstune.recipe.recipe import Recipe, TrialSettings
 from bstune.trial.batches import (
     RngState,
@@ -118,37 +115,6 @@ def _fit(
     return trainer
 
 
-def scaling_of(recipe: Recipe, batch_size: int, lr: float, steps: int) -> Rule:
-    """The scaling rule that suits a module's optimizers: linear for SGD and its kind, else sqrt.
-
-    Args:
-        recipe: that builds the module.
-        batch_size, lr: of the trial that it is built for.
-        steps: of that trial.
-
-    Raises:
-        Exception: whatever the user's code raises, as where it needs a Trainer.
-    """
-    values: Any = {"values": {}, "seed": 0, "max_steps": steps, "total_steps": steps}
-    with quiet():
-        module = recipe.module(SimpleNamespace(batch_size=batch_size, lr=lr, **values))
-        optimizers = list(_optimizers(module.configure_optimizers()))
-    names = [" ".join(base.__name__ for base in type(one).__mro__) for one in optimizers]
-    is_sgd = bool(names) and all("sgd" in name.lower() for name in names)
-    return "linear" if is_sgd else DEFAULT_RULE
-
-
-def _optimizers(configured: Any) -> Iterator[Optimizer]:
-    """The optimizers in what ``configure_optimizers`` returns, in any of Lightning's forms."""
-    if isinstance(configured, Optimizer):
-        yield configured
-    elif isinstance(configured, dict):
-        yield from _optimizers(configured.get("optimizer"))
-    elif isinstance(configured, list | tuple):
-        for part in configured:
-            yield from _optimizers(part)
-
-
 class StopAtTarget(Callback):
     """Ends a fit where its trial ends: at the target, at its last step, or at divergence.
 
@@ -246,8 +212,13 @@ class StopAtTarget(Callback):
 
     def _begin_segment(self, trainer: Trainer, cold_steps: int) -> None:
         """Train on to the next evaluation; the first steps are not timed if others follow."""
+        trial = self.trial
         self._due = next_evaluation(
-            self._on_schedule, self.trial.target, self.trial.batch_size, self._examples
+            self._on_schedule,
+            trial.target,
+            trial.batch_size,
+            self._examples,
+            first=trial.spec.first_evaluation,
         )
         self._first_step = self._timed_from = self.steps
         self._last_cold = self.steps + cold_steps
@@ -342,6 +313,12 @@ class StopAtTarget(Callback):
             if trainer.is_global_zero:
                 partial.replace(self.trial.save_to)
             self._is_saving = False
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Tell the trial whether the user's code took a step: without one its size is refused."""
+        self.trial.has_stepped = self.steps > 0
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

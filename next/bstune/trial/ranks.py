@@ -77,6 +77,11 @@ class Ranks:
         return None
 
     @property
+    def told(self) -> str:
+        """What the first process said last of its progress."""
+        return self._workers[0].told
+
+    @property
     def silent_seconds(self) -> float:
         """Seconds since a function was sent, or the most silent process said something."""
         at_work = [one for rank, one in enumerate(self._workers) if rank not in self._outcomes]

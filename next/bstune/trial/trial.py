@@ -69,6 +69,7 @@ class Trial:
         self.resume_from = resume_from
         self.history = list(earlier.history) if earlier else []
         self.status: Status | None = None
+        self.has_stepped = bool(self.history)
         self.on_progress: Callable[[], None] = lambda: None
         self._evaluations_before = len(self.history)
         self._until = math.inf if until is None else until
@@ -164,14 +165,18 @@ class Trial:
         return map(np.array, endless_batches(shuffled, self.batch_size, self.first_step))
 
     def fail(self, error: BaseException | str) -> None:
-        """End the trial by an error, or by a line that says what to do; the first end counts."""
+        """End the trial by an error, or by a line that says what to do; the first end counts.
+
+        An error before the first step is that of a batch size which the user's code refuses.
+        """
         if self.status is not None:
             return
         self.status = "failed"
-        if isinstance(error, BatchSizeRefused):
-            self.status = "refused"
-        elif isinstance(error, BaseException) and is_out_of_memory(error):
-            self.status = "out of memory"
+        if isinstance(error, BaseException):
+            if is_out_of_memory(error):
+                self.status = "out of memory"
+            elif isinstance(error, BatchSizeRefused) or not (self.history or self.has_stepped):
+                self.status = "refused"
         # A message of bstune's own says what to do; where it was raised helps nobody.
         if isinstance(error, str | BstuneError):
             self._message = str(error)

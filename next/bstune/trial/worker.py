@@ -5,7 +5,10 @@ Where that one dies the template says how, and forks the next one. Both end with
 started them. Unlike multiprocessing's start methods this does not import the user's script again.
 """
 
+import faulthandler
+import gc
 import importlib
+import multiprocessing
 import os
 import pickle
 import select
@@ -24,7 +27,8 @@ from typing import Any, Protocol, Self
 import cloudpickle
 
 from bstune.core.errors import BstuneError, InputError, Interrupted
-from bstune.system.failures import one_line
+from bstune.system.failures import last_lines, one_line, where_in_dump
+from bstune.trial.by_value import import_in_order, send_by_value, users_modules
 
 # The number of a function that the template gives, which knows none.
 ANY_NUMBER = 0
@@ -34,10 +38,17 @@ EXIT_SECONDS = 1.0
 PROGRESS_SECONDS = 0.2
 # Seconds between two looks at a worker.
 POLL_SECONDS = 0.2
-# The template's program; modules of the user's folder are found where this process finds them.
+# A process that gets it writes where its code is; it takes so many seconds at most.
+TELL_WHERE = signal.SIGUSR2
+TELLING_SECONDS = 0.05
+# The most of what a process has printed that is read once it is dead.
+LOG_BYTES = 65_536
+# The template's program; the user's modules are found where this process finds them, and read the
+# same command line.
 PROGRAM = """
 import sys
 sys.path[:] = {path!r}
+sys.argv[:] = {argv!r}
 from bstune.trial import worker
 worker.template{arguments!r}
 """
@@ -64,6 +75,10 @@ class Failure:
 
 class AnyWorker(Protocol):
     """What calls functions: one process, several that train together, or this one."""
+
+    @property
+    def told(self) -> str:
+        """What the function said last of its progress."""
 
     @property
     def silent_seconds(self) -> float:
@@ -100,6 +115,9 @@ class Worker:
         self._number = 0
         self._killed: Failure | None = None
         self._heard = time.monotonic()
+        self._has_started = False
+        self.told = ""
+        """What the function said last of its progress."""
 
     def start(self) -> None:
         """Begin to import the modules, before there is a function to call."""
@@ -108,12 +126,16 @@ class Worker:
         ours, theirs = socket.socketpair()
         # It closes when this process dies, however it dies: then the template ends the others.
         lifeline_end, self._lifeline = os.pipe()
-        arguments = (theirs.fileno(), lifeline_end, self._preload)
+        self._has_started = False
+        # How the script starts the processes of its loaders; None: as Python does.
+        start_method = multiprocessing.get_start_method(allow_none=True)
+        arguments = (theirs.fileno(), lifeline_end, self._preload, start_method)
         with self._log.open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(  # noqa: S603 (it is this package)
                 [
                     *(sys.executable, "-u", "-X", "faulthandler", "-c"),
-                    PROGRAM.format(path=sys.path, arguments=arguments),
+                    PROGRAM.format(path=sys.path, argv=sys.argv, arguments=arguments),
                 ],
                 env={**ENVIRONMENT, **os.environ},
                 pass_fds=arguments[:2],
@@ -132,11 +154,13 @@ class Worker:
         self._number += 1
         self._killed = None
         self._heard = time.monotonic()
+        self.told = ""
         self.start()
         try:
             # That a process died between two functions is no outcome of this one.
             while self._connection.poll():
                 self._connection.recv()
+                self._has_started = True
             self._connection.send((self._number, task))
         except (EOFError, OSError):
             self._end()
@@ -153,22 +177,58 @@ class Worker:
                 number, message = self._connection.recv()
             except (EOFError, OSError, pickle.UnpicklingError):
                 status = self._end(patience=EXIT_SECONDS)
-                return Failure(f"its process {_how_ended(status)}")
+                return self._died(_how_ended(status))
             self._heard = time.monotonic()
+            self._has_started = True
+            if isinstance(message, str):
+                self.told, message = message, None
             if message is not None and number in (self._number, ANY_NUMBER):
-                outcome: Answer | Failure = pickle.loads(message)  # noqa: S301 (from our process)
+                outcome: Answer | Failure | str = pickle.loads(message)  # noqa: S301 (our process)
+                if isinstance(outcome, str):
+                    outcome = self._died(outcome)
+                self._log_start = self._log.stat().st_size
                 return outcome
         return None
 
+    def _died(self, how: str) -> Failure:
+        """Say how the process ended, with its last lines since the function before."""
+        lines = last_lines(self._printed(self._log_start))
+        return Failure(f"its process {how}: {lines}" if lines else f"its process {how}")
+
+    def _printed(self, start: int) -> str:
+        """What stands in the log from a position on; of much of it, the end."""
+        with self._log.open("rb") as log:
+            log.seek(max(start, self._log.stat().st_size - LOG_BYTES))
+            return log.read().decode(errors="replace")
+
     @property
     def silent_seconds(self) -> float:
-        """Seconds since a function was sent, or its process said something."""
-        return time.monotonic() - self._heard
+        """Seconds since a function was sent, or its process said something.
+
+        While it imports the modules that it starts with, which a busy machine makes slow, it is 0.
+        """
+        return time.monotonic() - self._heard if self._has_started else 0.0
 
     def kill(self, reason: str) -> None:
-        """End the process and those that it started; the next poll gives a Failure."""
+        """End the process and those that it started; the next poll gives a Failure.
+
+        Its reason ends with the user's file and line at which one of them was.
+        """
+        place = self._where_it_is()
         self._end()
-        self._killed = Failure(reason)
+        self._killed = Failure(f"{reason} ({place})" if place else reason)
+
+    def _where_it_is(self) -> str:
+        if self._process is None:
+            return ""
+        start = self._log.stat().st_size
+        for worker in _children(self._process.pid):
+            for pid in (worker, *_children(worker)):
+                # One after another: their lines would be mixed.
+                with suppress(ProcessLookupError):
+                    os.kill(pid, TELL_WHERE)
+                time.sleep(TELLING_SECONDS)
+        return where_in_dump(self._printed(start))
 
     def close(self) -> None:
         """End the process, if one was started."""
@@ -203,6 +263,7 @@ class InProcess:
     """Calls functions in this process, for a debugger; it is used as a :class:`Worker`."""
 
     silent_seconds = 0.0
+    told = ""
 
     def start(self) -> None:
         """Do nothing: there is no process."""
@@ -248,19 +309,24 @@ def call(
 def _dumped(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
     """Write a function down for another process; InputError if something in it cannot be."""
     try:
-        task: bytes = cloudpickle.dumps((function, args))
-        return task
+        called = cloudpickle.dumps((function, args))
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise InputError(
             f"module and data cannot be sent to another process ({error}): give a function that "
             f"builds what holds files or locks, such as data=lambda: MyData()"
         ) from error
+    return pickle.dumps((users_modules(), called))
 
 
 def _call(task: bytes) -> Answer | Failure:
     """Call a function that was sent."""
     try:
-        function, args = cloudpickle.loads(task)
+        modules, called = pickle.loads(task)  # noqa: S301 (from our process)
+        for name in modules:
+            import_in_order([name])
+            tell_progress()
+        send_by_value(modules)
+        function, args = cloudpickle.loads(called)
         return Answer(function(*args))
     except Interrupted:
         raise
@@ -278,29 +344,43 @@ class _Progress:
     told = 0.0
 
 
-def tell_progress() -> None:
-    """Say that the function which is called here works; elsewhere it does nothing."""
+def tell_progress(what: Callable[[], str] = str) -> None:
+    """Say that the function which is called here works; elsewhere it does nothing.
+
+    Args:
+        what: gives what it has come to.
+    """
     now = time.monotonic()
     if _Progress.connection is not None and now - _Progress.told > PROGRESS_SECONDS:
         _Progress.told = now
-        _Progress.connection.send((_Progress.number, None))
+        _Progress.connection.send((_Progress.number, what()))
 
 
-def template(descriptor: int, lifeline: int, preload: Sequence[str]) -> None:
+def template(
+    descriptor: int, lifeline: int, preload: Sequence[str], start_method: str | None
+) -> None:
     """Be the template: import modules, and fork a process whenever there is none.
 
     Args:
         descriptor: of the socket on which functions come.
         lifeline: a pipe that closes when the worker's owner dies.
         preload: names of modules.
+        start_method: of the processes that a loader starts; None: Python's default.
     """
     os.set_inheritable(descriptor, False)
     os.set_inheritable(lifeline, False)
     # Ctrl-C is for the owner, which ends these processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.register(TELL_WHERE, all_threads=False)
+    # Looking for garbage meanwhile takes a fourth of the time, and a module is never any.
+    gc.disable()
     for name in preload:
         importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    multiprocessing.set_start_method(start_method, force=True)
     connection = Connection(descriptor)
+    connection.send((ANY_NUMBER, None))
     while True:
         child = os.fork()
         if child == 0:
@@ -313,9 +393,15 @@ def template(descriptor: int, lifeline: int, preload: Sequence[str]) -> None:
             os.killpg(0, signal.SIGKILL)
         os.close(ended)
         _, status = os.waitpid(child, 0)
-        reason = f"its process {_how_ended(os.waitstatus_to_exitcode(status))}"
         # Only the process writes while it lives, and only the template once it is dead.
-        _send(connection, ANY_NUMBER, Failure(reason))
+        _send(connection, ANY_NUMBER, _how_ended(os.waitstatus_to_exitcode(status)))
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    return []
 
 
 def _serve(connection: Connection) -> None:
@@ -335,8 +421,8 @@ def _serve(connection: Connection) -> None:
             _send(connection, number, Failure(one_line(error)))
 
 
-def _send(connection: Connection, number: int, outcome: Answer | Failure) -> None:
-    """Send what became of a function."""
+def _send(connection: Connection, number: int, outcome: Answer | Failure | str) -> None:
+    """Send what became of a function; a text says how its process ended."""
     connection.send((number, cloudpickle.dumps(outcome)))
 
 

@@ -13,52 +13,22 @@ import json
 import logging
 import math
 import statistics
-import sys
 import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
-from lightning.pytorch import Callback, Trainer, seed_everything
-from torch.utils.data import DataLoader
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "projects"))
+from lightning.pytorch import Callback, seed_everything
+from projects import PROJECTS, plain_trainer, step_seconds
 
 import bstune
-from bstune.core.clock import TrainingClock
 from bstune.core.evaluation_schedule import next_evaluation
 from bstune.core.records import Record
 
 RUNS = 20
 EVALUATE_EVERY = 2
-UNTIMED = 20
-
-
-def projects(name):
-    """Module class, data class and the arguments of ``tune``."""
-    if name == "tutorial":
-        from tutorial import Classifier, Digits
-
-        arguments = {"target": "val_loss <= 0.2", "baseline": (64, 0.1), "batch_size": (8, 512)}
-        return (
-            Classifier,
-            Digits,
-            {**arguments, "budget": bstune.Budget(steps=400, examples=200_000)},
-        )
-    if name == "own_collate":
-        from own_collate import DictData, DictModel
-
-        arguments = {"target": "valid/loss <= 0.3", "baseline": (16, 0.001), "batch_size": (2, 64)}
-        return (
-            DictModel,
-            DictData,
-            {**arguments, "budget": bstune.Budget(steps=400, examples=20_000)},
-        )
-    from lazy_layers import ConvNet, DigitsData
-
-    arguments = {"target": "val_loss <= 0.2", "baseline": (32, 0.01), "batch_size": (8, 256)}
-    return ConvNet, DigitsData, {**arguments, "budget": bstune.Budget(steps=400, examples=60_000)}
 
 
 class UntilTarget(Callback):
@@ -94,76 +64,25 @@ class UntilTarget(Callback):
             trainer.should_stop = True
 
 
-def trainer(**arguments):
-    return Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, **arguments,
-    )  # fmt: skip
-
-
-def rebatched(data, batch_size):
-    """The project's own data, its training loader at another batch size, drop_last as S(B) asks."""
-    loader = data.train_dataloader
-
-    def train_dataloader():
-        own = loader()
-        return DataLoader(
-            own.dataset,
-            batch_size=batch_size,
-            shuffle=True,
-            drop_last=True,
-            collate_fn=own.collate_fn,
-        )
-
-    data.train_dataloader = train_dataloader
-    return data
-
-
-def steps_to_target(module_class, data_class, batch_size, lr, seed, target, most):
+def steps_to_target(project, pair, seed, target):
     seed_everything(seed, verbose=False)
-    data = rebatched(data_class(), batch_size)
+    module, data = project.build(*pair)
     data.setup("fit")
-    until = UntilTarget(target, batch_size, len(data.val_dataloader().dataset))
-    plain = trainer(
-        max_steps=most,
+    until = UntilTarget(target, pair[0], len(data.val_dataloader().dataset))
+    plain = plain_trainer(
+        max_steps=project.last_step(pair[0]),
         val_check_interval=EVALUATE_EVERY,
         check_val_every_n_epoch=None,
         callbacks=[until],
+        **project.trainer,
     )
-    plain.fit(module_class(lr=lr), datamodule=data)
+    plain.fit(module, datamodule=data)
     return until
 
 
-def step_seconds(module_class, data_class, batch_size, lr, steps=200):
-    """Seconds of a step of a plain fit without evaluations, after 20 that are not timed.
-
-    They are a mean, as what an epoch's start costs is a part of the training, without the waits for
-    a processor.
-    """
-    clock = TrainingClock()
-
-    class Timed(Callback):
-        def on_train_batch_end(self, trainer, *arguments):
-            if trainer.global_step == UNTIMED:
-                clock.start()
-            elif trainer.global_step == steps:
-                clock.stop(steps - UNTIMED)
-
-    seed_everything(0, verbose=False)
-    never = {"val_check_interval": 10**9, "check_val_every_n_epoch": None}
-    plain = trainer(max_steps=steps, **never, callbacks=[Timed()])
-    plain.fit(module_class(lr=lr), datamodule=rebatched(data_class(), batch_size))
-    return clock.seconds / (steps - UNTIMED)
-
-
-def measure(module_class, data_class, found, target, most):
-    runs = [
-        steps_to_target(
-            module_class, data_class, found.batch_size, found.lr, 10_000 + seed, target, most
-        )
-        for seed in range(RUNS)
-    ]
-    tau = step_seconds(module_class, data_class, found.batch_size, found.lr)
+def measure(project, pair, target):
+    runs = [steps_to_target(project, pair, 10_000 + seed, target) for seed in range(RUNS)]
+    tau = step_seconds(partial(project.build, *pair), **project.trainer)
     # The target was reached at one of the steps since the last evaluation.
     late = (EVALUATE_EVERY - 1) / 2
     first = [math.inf if run.first is None else run.first - late for run in runs]
@@ -219,27 +138,22 @@ def main():
     given = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    module_class, data_class, arguments = projects(given.project)
-    if given.lr is not None:
-        arguments["baseline"] = (arguments["baseline"][0], given.lr)
-    if given.wall_seconds is not None:
-        arguments["wall_seconds"] = given.wall_seconds
+    project = PROJECTS[given.project]
+    baseline = (project.baseline[0], given.lr or project.baseline[1])
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         result = bstune.tune(
-            module_class, data_class, **arguments, name=given.project, seed=given.seed, threads=1,
-            trials=32,
-            output=f"{folder}/out", storage=f"sqlite:///{folder}/study.db", device="cpu",
+            *project.classes, target=project.target, baseline=baseline, trials=32, seed=given.seed,
+            batch_size=project.batch_size, trainer=project.trainer, wall_seconds=given.wall_seconds,
+            budget={"steps": project.steps, "examples": project.examples}, name=given.project,
+            output=f"{folder}/out", storage=f"sqlite:///{folder}/study.db", device="cpu", threads=1,
         )  # fmt: skip
         took = time.monotonic() - began
-    budget = arguments["budget"]
     other = result.other or result.best
     found = {"other": other, "baseline": result.baseline}
     plain = {
-        name: measure(
-            module_class, data_class, one, result.target, budget.last_step(one.batch_size)
-        )
+        name: measure(project, (one.batch_size, one.lr), result.target)
         for name, one in found.items()
     }
     row = {

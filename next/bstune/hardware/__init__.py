@@ -1,0 +1,1 @@
+"""What a workload may expect of a machine: memory, step times and the roofline."""

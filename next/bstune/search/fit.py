@@ -1,0 +1,136 @@
+"""Which batch sizes fit: into memory, and to what the user's code takes.
+
+Sizes that ran fit, sizes that failed do not. In between the largest size that fits is log-uniform:
+where ``low`` ran and ``high`` failed, B fits with the chance log(high/B) / log(high/low). A size
+that the user's code refused may be too small as well; or it is no multiple of what the code wants,
+where such a multiple explains what ran and what was refused.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bstune.core.records import Record
+from bstune.core.space import Space
+
+# The largest multiple that is inferred.
+MOST_MULTIPLE = 32
+
+Ends = tuple[int | None, int | None]
+"""The largest batch size that fits and the smallest that does not, as a survey has found them."""
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What fits: all from ``smallest`` to ``largest``, nothing beyond ``too_small``, ``too_large``.
+
+    Limits of which nothing is known are 0 and infinite.
+    """
+
+    too_small: float
+    smallest: float
+    largest: float
+    too_large: float
+    multiple: int
+    failed: frozenset[int]
+    """Sizes that failed, which no limit has to leave out."""
+
+
+def chance_to_fit(
+    batch_sizes: ArrayLike, records: Sequence[Record], fits: Ends = (None, None)
+) -> NDArray[np.float64]:
+    """The chance that each of n batch sizes fits, (n,); 1 where nothing has failed.
+
+    Args:
+        batch_sizes: (n,).
+        records: of all finished trials.
+        fits: what a survey has found.
+    """
+    limits = _limits(records, fits)
+    sizes = np.asarray(batch_sizes, dtype=float)
+    chance = np.ones(sizes.shape)
+    if math.isfinite(limits.too_large):
+        chance *= _between(sizes, limits.too_large, limits.largest)
+    if limits.too_small:
+        chance *= _between(sizes, limits.too_small, limits.smallest)
+    chance[sizes % limits.multiple != 0] = 0.0
+    chance[np.isin(sizes, list(limits.failed))] = 0.0
+    return chance
+
+
+def _between(sizes: NDArray[np.float64], failed: float, ran: float) -> NDArray[np.float64]:
+    """The chance by one limit, log-uniform between a size that failed and one that ran."""
+    return np.clip(np.log(sizes / failed) / math.log(ran / failed), 0.0, 1.0)
+
+
+def sizes_to_try(space: Space, records: Sequence[Record], fits: Ends = (None, None)) -> Space:
+    """Narrow a space to the batch sizes that are worth a trial.
+
+    Beyond what ran they reach to the geometric mean with what failed, where the chance is a half;
+    all are multiples of what was inferred.
+    """
+    limits = _limits(records, fits)
+    low = math.sqrt(limits.too_small * limits.smallest)
+    return _narrowed(space, low, math.sqrt(limits.largest * limits.too_large), limits.multiple)
+
+
+def sizes_that_fit(space: Space, records: Sequence[Record], fits: Ends = (None, None)) -> Space:
+    """Narrow a space to the batch sizes that fit as far as is known: none beyond what ran."""
+    limits = _limits(records, fits)
+    low = limits.smallest if limits.too_small else 0
+    high = limits.largest if math.isfinite(limits.too_large) else math.inf
+    return _narrowed(space, low, high, limits.multiple)
+
+
+def _narrowed(space: Space, low: float, high: float, multiple: int) -> Space:
+    multiple = math.lcm(space.multiple, multiple)
+    top = max(math.floor(min(high, space.high) / multiple) * multiple, space.low)
+    bottom = math.ceil(max(low, space.low) / multiple) * multiple
+    return replace(space, low=min(bottom, top), high=top, multiple=multiple)
+
+
+def trained_sizes(records: Sequence[Record]) -> set[int]:
+    """The batch sizes at which a trial has trained."""
+    return {one.batch_size for one in records if one.steps > 0 and not one.is_unfit}
+
+
+def _limits(records: Sequence[Record], fits: Ends) -> _Limits:
+    trained = trained_sizes(records)
+    refused = {one.batch_size for one in records if one.status == "refused"} - trained
+    short = {one.batch_size for one in records if one.status == "out of memory"} - trained
+    multiple = inferred_multiple(trained, refused)
+    # Those that the multiple does not explain; while nothing has trained, a refusal tells no side.
+    bounds = {size for size in refused if size % multiple == 0 and trained}
+    smallest = min(trained, default=1)
+    largest = max(trained, default=1)
+    above = {size for size in short | bounds | {fits[1] or math.inf} if size > largest}
+    too_large = min(above, default=math.inf)
+    if fits[0] is not None and fits[0] < too_large:
+        largest = max(largest, fits[0])
+    return _Limits(
+        too_small=max((size for size in bounds if size < smallest), default=0),
+        smallest=smallest,
+        largest=largest,
+        too_large=too_large,
+        multiple=multiple,
+        failed=frozenset(short | refused),
+    )
+
+
+def inferred_multiple(trained: set[int], refused: set[int]) -> int:
+    """The multiple that explains what trained and what was refused; 1: none does.
+
+    It is the smallest number, up to ``MOST_MULTIPLE``, that divides all sizes which trained and
+    none that was refused. A refused size of 1 tells nothing: many a layer wants two examples.
+    """
+    refused = refused - {1}
+    if not refused or not trained:
+        return 1
+    common = math.gcd(*trained)
+    for multiple in range(2, MOST_MULTIPLE + 1):
+        if common % multiple == 0 and all(size % multiple for size in refused):
+            return multiple
+    return 1

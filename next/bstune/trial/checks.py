@@ -1,0 +1,52 @@
+"""What a preflight tells; read without torch."""
+
+from bstune.core.records import Frozen, Mode, Target
+
+# A goal that no metric meets.
+NEVER = 1e300
+# A schedule whose end comes after so many times its moves was meant for more of them.
+UNMOVED = 1.5
+
+
+def unreachable(metric: str, mode: Mode) -> Target:
+    """A target that no trial reaches, where only the metric is known."""
+    return Target(metric, -NEVER if mode == "min" else NEVER, mode)
+
+
+class Schedule(Frozen):
+    """How a schedule moves in a trial at the baseline."""
+
+    name: str
+    """Of its class."""
+    interval: str
+    """``step`` or ``epoch``: when Lightning calls its ``step``."""
+    steps: int
+    """Of the trial."""
+    moves: int
+    """Calls of its ``step`` in these."""
+    rate: float
+    """The highest rate, over ``trial.lr``."""
+    follows: bool
+    """Whether the trial's length decides it."""
+    end: int | None
+    """The move at which it raises, or comes to zero; None: it does not."""
+
+    @property
+    def is_unmoved(self) -> bool:
+        """Whether it was meant for more moves than the trial makes: the length is in steps."""
+        end = self.end or 0
+        return self.follows and self.interval == "epoch" and end > UNMOVED * (self.moves + 1)
+
+
+class Checks(Frozen):
+    """What a preflight saw; what makes a study impossible was raised."""
+
+    batch_size: int
+    """At which it was trained: the smallest or, where that fails, the baseline's."""
+    resumes: bool
+    """Whether a resumed trial equals one that was never stopped."""
+    seeds_differ: bool
+    """Whether initial weights depend on the seed."""
+    schedules: tuple[Schedule, ...]
+    lines: tuple[str, ...]
+    """What has to be said."""

@@ -1,0 +1,268 @@
+"""What a project tells of itself, by building it once, in the worker; no step is trained."""
+
+import copy
+import inspect
+import itertools
+import math
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from bstune.core.errors import BstuneError
+from bstune.core.records import Mode
+from bstune.core.rules import DEFAULT_RULE, Rule
+from bstune.recipe.found import Found, chosen_metric
+from bstune.recipe.recipe import RATES, Recipe, TrialSettings
+from bstune.trial.batches import TrialLoader
+from bstune.trial.lightning import fit
+from bstune.trial.worker import tell_progress
+
+# A trial's length where nothing depends on it.
+STEPS = 1000
+# Batch size and rate of a project that cannot be built without; neither is taken for its own.
+GUESS = (1, 1e-3)
+
+
+@dataclass
+class Looked:
+    """What was seen of a training that was set up, and stopped before its first step."""
+
+    trainer: Trainer
+    metrics: dict[str, float]
+    """Of the untrained weights, by the names that validation logs."""
+
+
+class _Look(Callback):
+    """Evaluates the untrained weights, and ends the fit before its first step.
+
+    Args:
+        batches: of the evaluation; -1: all.
+    """
+
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+        self.metrics: dict[str, float] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        trainer.num_sanity_val_steps = math.inf if self._batches < 0 else self._batches
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.fit_loop.epoch_loop.max_steps = 0
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *arguments: Any
+    ) -> None:
+        tell_progress()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def look(recipe: Recipe, trial: TrialSettings, batches: int = 0) -> Looked:
+    """Set a training up without a step of it.
+
+    Args:
+        recipe, trial: what is built, and for which trial.
+        batches: of an evaluation of the untrained weights; -1: all, 0: none.
+
+    Raises:
+        Exception: whatever the user's code raises.
+    """
+    callback = _Look(batches)
+    # A fit changes the data that it is given; trials get a copy each, too.
+    trainer = fit(copy.deepcopy(recipe), trial, [callback])
+    return Looked(trainer, callback.metrics)
+
+
+def loader_of(trainer: Trainer) -> TrialLoader:
+    """The training loader of a training that was set up."""
+    loader = trainer.train_dataloader
+    assert isinstance(loader, TrialLoader)  # noqa: S101 (fit gives no other)
+    return loader
+
+
+def settings(batch_size: int, lr: float, steps: int = STEPS, seed: int = 0) -> TrialSettings:
+    """What a recipe builds for, where nothing is reported."""
+    trial: Any = SimpleNamespace(
+        batch_size=batch_size, lr=lr, values={}, seed=seed, max_steps=steps, total_steps=steps
+    )
+    return trial  # type: ignore[no-any-return]
+
+
+def look_up(recipe: Recipe, batch_size: int | None = None, lr: float | None = None) -> Found:
+    """Look up batch size, rate, length, metric and its direction in a project.
+
+    Module and data are built with their arguments' own defaults; where that raises, with values
+    that are given for them.
+
+    Args:
+        recipe: of the project.
+        batch_size, lr: of the baseline, where they are given.
+
+    Raises:
+        InputError: the data cannot be used.
+        Exception: whatever the user's code raises.
+    """
+    own: Any = SimpleNamespace(
+        batch_size=batch_size, lr=lr, values={}, seed=0, max_steps=STEPS, total_steps=STEPS
+    )
+    given = settings(batch_size or GUESS[0], lr or GUESS[1])
+    for of_module, of_data in itertools.product((own, given), repeat=2):
+        try:
+            return _look_up(copy.deepcopy(recipe), of_module, of_data, own)
+        except BstuneError:
+            raise
+        # A part may need what is left out; the last try has all.
+        except Exception:
+            if of_module is of_data is given:
+                raise
+    raise AssertionError
+
+
+def _look_up(
+    recipe: Recipe, of_module: TrialSettings, of_data: TrialSettings, own: TrialSettings
+) -> Found:
+    """Look up what the project tells when module and data are built for a trial each.
+
+    Args:
+        recipe: of the project.
+        of_module, of_data: what they are built for.
+        own: that of these by which a part shows its own values.
+    """
+    loaders = []
+    data = []
+
+    def build_data(_: TrialSettings) -> Any:
+        built = recipe.data(of_data)
+        data.append(built)
+        if not hasattr(built, "train_dataloader"):
+            loaders.append(built[0])
+            return built
+        make_loader = built.train_dataloader
+
+        def train_dataloader() -> Any:
+            loaders.append(make_loader())
+            return loaders[-1]
+
+        built.train_dataloader = train_dataloader
+        return built
+
+    arguments = recipe.trainer(of_module)
+    watched = replace(
+        recipe,
+        module=lambda _: recipe.module(of_module),
+        data=build_data,
+        trainer=lambda _: arguments,
+    )
+    looked = look(watched, settings(*GUESS), batches=1)
+    trainer = looked.trainer
+    module = trainer.lightning_module
+    optimizers = trainer.optimizers
+    sources = {"steps": "the Trainer's max_steps", "epochs": "the Trainer's max_epochs"}
+    rate, sources["lr"] = _rate(module, optimizers, is_own=of_module is own)
+    size, sources["batch_size"] = _batch_size(data[-1], loaders[-1], is_own=of_data is own)
+    epochs = _positive(arguments.get("max_epochs"))
+    steps = _positive(arguments.get("max_steps"))
+    if steps is None and epochs is not None:
+        sources["steps"] = f"{epochs} epochs, {sources['epochs']}"
+    metrics = tuple(sorted(looked.metrics))
+    metric, mode, sources["metric"] = chosen_metric(metrics, _monitors(trainer, arguments))
+    return Found(
+        batch_size=size,
+        lr=rate,
+        examples=loader_of(trainer).batch_sampler.examples,
+        epochs=epochs,
+        steps=steps,
+        metrics=metrics,
+        metric=metric,
+        untrained=looked.metrics.get(metric or ""),
+        mode=mode,
+        rule=rule_of(optimizers),
+        sources=sources,
+    )
+
+
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _number(value: Any) -> float | None:
+    """A rate or a size that is told; None for anything else, True too."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and value > 0 else None
+
+
+def _told(part: Any, name: str, *, is_own: bool) -> tuple[float, str] | None:
+    """A value that a module or data have as an attribute, in ``hparams``, or as a default."""
+    kind = type(part).__name__
+    parameter = inspect.signature(type(part).__init__).parameters.get(name)
+    ways = [(parameter and parameter.default, f"the default of {kind}'s argument {name}")]
+    if is_own:
+        hparams = getattr(part, "hparams", {})
+        ways.insert(0, (hparams.get(name), f"{kind}.hparams.{name}"))
+        ways.insert(0, (getattr(part, name, None), f"{kind}.{name}"))
+    for value, source in ways:
+        number = _number(value)
+        if number is not None:
+            return number, source
+    return None
+
+
+def _rate(
+    module: LightningModule, optimizers: list[Any], *, is_own: bool
+) -> tuple[float | None, str]:
+    """The rate that a module has, and where it was found, or what was sought in vain."""
+    for name in RATES:
+        told = _told(module, name, is_own=is_own)
+        if told is not None:
+            return told
+    kind = type(module).__name__
+    for optimizer in optimizers if is_own else []:
+        rate = _number(float(base_rates(optimizer)[0]))
+        if rate is not None:
+            return rate, f"the optimizer of {kind}"
+    return None, f"{kind} is found (its argument lr has no default)"
+
+
+def base_rates(optimizer: Any) -> list[float]:
+    """The rates of an optimizer's groups, before a schedule changes them."""
+    return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+
+
+def _batch_size(data: Any, loader: Any, *, is_own: bool) -> tuple[int | None, str]:
+    """The batch size that data have, and where it was found, or what was sought in vain."""
+    if hasattr(data, "train_dataloader"):
+        told = _told(data, "batch_size", is_own=is_own)
+        if told is not None:
+            return int(told[0]), told[1]
+    for part in (loader, getattr(loader, "batch_sampler", None)):
+        size = _number(getattr(part, "batch_size", None))
+        if is_own and size is not None:
+            return int(size), "of the training loader"
+    return None, "the data is found (an attribute batch_size, or a DataLoader's)"
+
+
+def _monitors(trainer: Trainer, arguments: dict[str, Any]) -> dict[str, Mode]:
+    """The metrics that call-backs and schedules read, and their directions."""
+    given = arguments.get("callbacks") or []
+    given = given if isinstance(given, list | tuple) else [given]
+    monitors: dict[str, Mode] = {}
+    # Those that the module itself configures are among the Trainer's.
+    of_trainer: list[Any] = getattr(trainer, "callbacks", [])
+    for callback in [*given, *of_trainer]:
+        name = getattr(callback, "monitor", None)
+        if isinstance(name, str):
+            monitors[name] = "max" if getattr(callback, "mode", "min") == "max" else "min"
+    for config in trainer.lr_scheduler_configs:
+        if config.reduce_on_plateau and config.monitor:
+            monitors.setdefault(config.monitor, getattr(config.scheduler, "mode", "min"))
+    return monitors
+
+
+def rule_of(optimizers: list[Any]) -> Rule:
+    """The scaling rule that suits optimizers: linear for SGD and its kind, else sqrt."""
+    names = [" ".join(base.__name__ for base in type(one).__mro__) for one in optimizers]
+    is_sgd = bool(names) and all("sgd" in name.lower() for name in names)
+    return "linear" if is_sgd else DEFAULT_RULE

@@ -1,0 +1,376 @@
+"""What could make a study wrong, seen in the worker before it begins, by a few steps of training.
+
+Rate, metric, seeds and schedules are seen of a training that is set up and takes no step; schedules
+by calling their ``step`` alone. That a resumed trial equals one that was never stopped is seen by
+the weights of both, as a schedule may be hidden in a hook.
+"""
+
+import copy
+import math
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from bstune.core.errors import BstuneError, InputError
+from bstune.core.records import Budget, Record, Spec, Target
+from bstune.recipe.recipe import Recipe
+from bstune.trial.checks import NEVER, Checks, Schedule, unreachable
+from bstune.trial.lightning import StopAtTarget, fit
+from bstune.trial.look_up import STEPS, base_rates, loader_of, look, settings
+from bstune.trial.trial import Trial
+from bstune.trial.worker import tell_progress
+
+# Steps before and after a resumption.
+STEPS_EACH = 3
+# A resumed trial may differ so many times as much as one that is repeated, where that differs.
+REPEATS = 4
+# A rate of this part of its highest is none: OneCycleLR ends at 4e-6 of it.
+ZERO = 1e-4
+# The most calls of a schedule's ``step``, some 10 us each.
+MOST_MOVES = 20_000
+# Schedules without a length: those that come to zero again and again, and those that decay.
+ENDLESS = (
+    *("CosineAnnealingWarmRestarts", "CyclicLR"),
+    *("StepLR", "MultiStepLR", "ExponentialLR", "MultiplicativeLR"),
+)
+# The argument of a schedule that is its length.
+LENGTHS = {
+    "OneCycleLR": "total_steps",
+    "CosineAnnealingLR": "T_max",
+    "LinearLR": "total_iters",
+    "PolynomialLR": "total_iters",
+}
+# The first length of a pilot whose project has none, in steps, and how much it may grow at once.
+FIRST_PILOT = 50
+GROWTH = 10.0
+# The share of its seconds that a pilot's length has to fill.
+ENOUGH = 0.7
+# What a pilot may take in all, over its seconds of training.
+WITH_EVALUATIONS = 1.5
+
+Weights = Mapping[str, torch.Tensor]
+
+
+class _OneBatch(Callback):
+    """Evaluates one batch of the validation data in place of all."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        trainer.limit_val_batches = 1
+
+
+def preflight(
+    recipe: Recipe,
+    sizes: tuple[int, int, int],
+    lr: float,
+    budget: Budget | None,
+    target: Target,
+) -> Checks:
+    """See that rate, metric, seeds, schedule and resumption are what a study takes them for.
+
+    Args:
+        recipe: of the project.
+        sizes: the smallest batch size, the baseline's and the largest.
+        lr: of the baseline.
+        budget: of a trial; None: it is found later.
+        target: of the study; one that is found later is :func:`unreachable`.
+
+    Raises:
+        InputError: the rate does not reach the optimizer, the metric is not logged, untrained
+            weights meet the target, or a schedule has an end of its own; with what to write.
+        Exception: whatever the user's code raises.
+    """
+    low, batch_size, _ = sizes
+    budget = budget or Budget(steps=STEPS, examples=STEPS * batch_size)
+    looked = look(recipe, settings(batch_size, lr), batches=1 if abs(target.goal) == NEVER else -1)
+    _check_metric(looked.metrics, target)
+    other = look(recipe, settings(batch_size, 2.0 * lr, seed=1)).trainer
+    _check_rate(recipe, looked.trainer, other, batch_size, lr, target)
+    kind = type(other.lightning_module).__name__
+    lines = []
+    seeds_differ = not _are_equal(_weights(looked.trainer), _weights(other))
+    if not seeds_differ:
+        lines.append(
+            f"initial weights are the same on each seed, so that new seeds tell less than they "
+            f"should: leave out seed_everything in {kind}, unless it loads trained weights"
+        )
+    schedules = schedules_of(recipe, batch_size, lr, budget)
+    if not all(schedule.follows for schedule in schedules):
+        for size in sizes:
+            for schedule in schedules_of(recipe, size, lr, budget):
+                _check_schedule(schedule, size)
+    lines.extend(_unmoved(schedule) for schedule in schedules if schedule.is_unmoved)
+    try:
+        resumes = _resumes(recipe, low, lr, budget, target)
+    except BstuneError:
+        raise
+    # BatchNorm trains on no batch of 1: the trials will tell which sizes the project takes.
+    except Exception:
+        if low == batch_size:
+            raise
+        low = batch_size
+        resumes = _resumes(recipe, low, lr, budget, target)
+    if not resumes:
+        lines.append(
+            "stopped trials start afresh, as a resumed one differs from one that was never "
+            "stopped: what changes in training has to be in the checkpoint, such as a schedule "
+            "that configure_optimizers returns"
+        )
+    return Checks(
+        batch_size=low,
+        resumes=resumes,
+        seeds_differ=seeds_differ,
+        schedules=tuple(schedules),
+        lines=tuple(lines),
+    )
+
+
+def _check_metric(metrics: Mapping[str, float], target: Target) -> None:
+    """InputError where the metric is not logged, or untrained weights meet the target."""
+    # A module may log nothing while Lightning checks its validation: a trial will tell.
+    if not metrics:
+        return
+    if target.metric not in metrics:
+        raise InputError(
+            f"the target's metric is {target.metric!r}, but validation logs "
+            f"{', '.join(sorted(metrics))}: give one of these, as target='METRIC <= GOAL'"
+        )
+    value = metrics[target.metric]
+    if target.reached(value):
+        raise InputError(
+            f"untrained weights meet the target {target}: {target.metric} is {value:.4g} before "
+            f"the first step; give a harder goal"
+        )
+
+
+def _check_rate(
+    recipe: Recipe, trainer: Trainer, doubled: Trainer, batch_size: int, lr: float, target: Target
+) -> None:
+    """InputError where twice the rate changes nothing.
+
+    Args:
+        recipe: of the project.
+        trainer, doubled: that were set up with the rate and twice the rate.
+        batch_size, lr: of the former.
+        target: whose metric is logged.
+    """
+    rates = [base_rates(optimizer) for optimizer in trainer.optimizers]
+    if rates != [base_rates(optimizer) for optimizer in doubled.optimizers]:
+        return
+    # A hook may put the rate into the optimizer later.
+    runs = []
+    for rate in (lr, 2.0 * lr):
+        trial = _short_trial(target, batch_size, rate, STEPS, STEPS_EACH)
+        runs.append(_trained(recipe, trial))
+    if _are_equal(*runs):
+        kind = type(trainer.lightning_module).__name__
+        raise InputError(
+            f"the rate does not reach the optimizer: {kind} trains the same with lr={lr:g} and "
+            f"lr={2 * lr:g}, at {rates[0][0]:g}; in configure_optimizers, give self.lr to it or its schedule"
+        )
+
+
+def _short_trial(
+    target: Target, batch_size: int, lr: float, total_steps: int, max_steps: int, **places: Any
+) -> Trial:
+    """A trial that no metric ends."""
+    spec = Spec(
+        number=0,
+        place="preflight",
+        role="search",
+        batch_size=batch_size,
+        lr=lr,
+        seed=0,
+        max_steps=max_steps,
+    )
+    never = unreachable(target.metric, target.mode)
+    trial = Trial(spec, never, total_steps=total_steps, **places)
+    trial.on_progress = tell_progress
+    return trial
+
+
+def _trained(recipe: Recipe, trial: Trial) -> Weights:
+    """Train a trial; its weights at the end."""
+    callbacks = [StopAtTarget(trial), _OneBatch()]
+    trainer = fit(copy.deepcopy(recipe), trial, callbacks, resume_from=trial.resume_from)
+    return _weights(trainer)
+
+
+def _weights(trainer: Trainer) -> Weights:
+    """Copy a module's weights and buffers to the CPU."""
+    state = trainer.lightning_module.state_dict()
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return {name: value.detach().cpu().clone() for name, value in tensors.items()}
+
+
+def _are_equal(one: Weights, other: Weights) -> bool:
+    """Whether weights are the same, bit for bit."""
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def _distance(one: Weights, other: Weights) -> float:
+    """The largest difference between weights."""
+    return max(
+        (float((value.double() - other[name].double()).abs().max()) for name, value in one.items()),
+        default=0.0,
+    )
+
+
+def _resumes(recipe: Recipe, batch_size: int, lr: float, budget: Budget, target: Target) -> bool:
+    """Whether a trial that is stopped and resumed ends with the weights of one that is not.
+
+    Where a repeated one differs as well, as on an accelerator, it may differ as much.
+    """
+    last = 2 * STEPS_EACH
+    total = max(budget.last_step(batch_size), last)
+    with tempfile.TemporaryDirectory() as folder:
+        state = Path(folder) / "state.ckpt"
+        half = _short_trial(target, batch_size, lr, total, STEPS_EACH, save_to=state)
+        _trained(recipe, half)
+        rest = _short_trial(
+            target, batch_size, lr, total, last, earlier=half.record(), resume_from=state
+        )
+        resumed = _trained(recipe, rest)
+    whole = _trained(recipe, _short_trial(target, batch_size, lr, total, last))
+    if _are_equal(whole, resumed):
+        return True
+    again = _trained(recipe, _short_trial(target, batch_size, lr, total, last))
+    return _distance(whole, resumed) <= REPEATS * _distance(whole, again)
+
+
+def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> list[Schedule]:
+    """How a project's schedules move in a trial, by calling ``step`` of each alone.
+
+    Schedules that Lightning does not step by itself are left out: those that read a metric, and
+    those of manual optimization or of a module with a ``lr_scheduler_step`` of its own.
+
+    Args:
+        recipe: of the project.
+        batch_size, lr: of the trial.
+        budget: whose last step is its length.
+    """
+    steps = budget.last_step(batch_size)
+    trainer, longer = (
+        look(recipe, settings(batch_size, lr, length)).trainer for length in (steps, 2 * steps)
+    )
+    module = trainer.lightning_module
+    is_lightnings = "lightning" in type(module).lr_scheduler_step.__module__.partition(".")[0]
+    if not (module.automatic_optimization and is_lightnings):
+        return []
+    loader = loader_of(trainer)
+    schedules = []
+    pairs = zip(trainer.lr_scheduler_configs, longer.lr_scheduler_configs, strict=True)
+    for config, of_longer in pairs:
+        if config.reduce_on_plateau:
+            continue
+        units = steps if config.interval == "step" else steps // len(loader)
+        moves = units // config.frequency
+        most = min(steps, MOST_MOVES)
+        rates, raised = _moved(config.scheduler, most)
+        # The first moves of a longer trial tell whether the length counts.
+        others, _ = _moved(of_longer.scheduler, min(most, max(moves, STEPS_EACH)))
+        schedules.append(
+            Schedule(
+                name=type(config.scheduler).__name__,
+                interval=config.interval,
+                steps=steps,
+                moves=moves,
+                rate=max(rates[: moves + 1]) / lr,
+                follows=any(one != other for one, other in zip(rates, others, strict=False)),
+                end=_end(rates, raised),
+            )
+        )
+    return schedules
+
+
+def _moved(scheduler: Any, moves: int) -> tuple[list[float], bool]:
+    """The highest rate before and after each call of ``step``, and whether one raised."""
+    groups = scheduler.optimizer.param_groups
+    rates = [max(float(group["lr"]) for group in groups)]
+    with warnings.catch_warnings():
+        # torch expects a step of the optimizer before each.
+        warnings.simplefilter("ignore")
+        for _ in range(moves):
+            try:
+                scheduler.step()
+            # A schedule raises past its end, whatever its author likes.
+            except Exception:  # noqa: BLE001
+                return rates, True
+            rates.append(max(float(group["lr"]) for group in groups))
+    return rates, False
+
+
+def _end(rates: Sequence[float], raised: bool) -> int | None:
+    """The move at which a schedule comes to zero, or past which it raises; None: neither."""
+    highest = 0.0
+    for move, rate in enumerate(rates):
+        if rate <= ZERO * highest:
+            return move
+        highest = max(highest, rate)
+    return len(rates) - 1 if raised else None
+
+
+def _check_schedule(schedule: Schedule, batch_size: int) -> None:
+    """InputError for a schedule that ends before its trial, whatever that one's length."""
+    name, end = schedule.name, schedule.end
+    if schedule.follows or end is None or end >= schedule.moves or name in ENDLESS:
+        return
+    attribute = "estimated_stepping_batches" if schedule.interval == "step" else "max_epochs"
+    length = f"self.trainer.{attribute}"
+    remedy = f"compute its length from {length}"
+    if name in LENGTHS:
+        remedy = f"write {name}(optimizer, ..., {LENGTHS[name]}={length})"
+    raise InputError(
+        f"{name} ends at {schedule.interval} {end:,}, where a trial at batch size {batch_size} has "
+        f"{schedule.moves:,}: let it follow the trial's length, {remedy}"
+    )
+
+
+def _unmoved(schedule: Schedule) -> str:
+    """Say of a schedule that moves too seldom what to return instead."""
+    return (
+        f"{schedule.name} moves {schedule.moves} times in {schedule.steps:,} steps, once an epoch, "
+        f"at a rate {1.0 / schedule.rate:.3g} times under lr; to move it with each step, return "
+        f'[optimizer], [{{"scheduler": schedule, "interval": "step"}}]'
+    )
+
+
+def pilot(
+    recipe: Recipe,
+    batch_size: int,
+    lr: float,
+    seconds: float,
+    target: Target,
+    length: int | None,
+) -> Record:
+    """Train the baseline for some seconds, to see what it reaches.
+
+    Args:
+        recipe: of the project.
+        batch_size, lr: of the baseline.
+        seconds: of training.
+        target: of which the metric is evaluated; the run does not end there.
+        length: of the trial, in steps; None: the one that takes these seconds.
+
+    Returns:
+        The last run; its status says whether the user's code failed.
+
+    Raises:
+        Exception: whatever the user's code raises.
+    """
+    steps = length or FIRST_PILOT
+    while True:
+        until = time.monotonic() + WITH_EVALUATIONS * seconds
+        trial = _short_trial(target, batch_size, lr, steps, steps, until=until)
+        fit(copy.deepcopy(recipe), trial, [StopAtTarget(trial)])
+        record = trial.record()
+        spent = record.train_seconds
+        is_long = spent >= ENOUGH * seconds
+        if length is not None or is_long or record.status not in ("pruned", "missed"):
+            return record
+        steps = math.ceil(steps * min(GROWTH, seconds / spent))

@@ -1,0 +1,149 @@
+"""Gate *intervals*: whether the answer's interval of seconds holds what further plain runs take.
+
+    BSTUNE_DATA=... python tests/benchmarks/intervals.py [--seeds 10]
+
+A row is one study of ``digits``, ``fashion_mlp`` or the project ``tutorial``, quiet or beside two
+busy processes, then 20 plain Trainer runs of its best under the same load. Their median steps times
+the step time is read twice: without what the process waited for a processor, which the answer
+leaves out, too, and with it. Run nothing else.
+
+Short form: ``--seeds 1 --names tutorial --runs 3 --wall-seconds 60 --rows /tmp/intervals.jsonl``.
+"""
+
+import logging
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from functools import partial
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from common import Row, add_rows, parser, read_rows
+from projects import PROJECTS, Build, Project, busy, rebatched, step_seconds, steps_to_target
+from race import LOADS
+
+import bstune
+from bstune.api import load
+from bstune.config import compose
+from bstune.core.clock import processor_wait
+
+NAMES = ("digits", "fashion_mlp", "tutorial")
+FIRST_SEED = 10_000
+EVALUATE_EVERY = 2
+# Of all studies so many intervals are to hold.
+ASKED = 51 / 60
+
+
+def study(name: str, wall_seconds: float, seed: int, folder: str) -> None:
+    """Run one study as its user does, in a process and a home of its own."""
+    own = {"HOME": folder, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **own, "PYTHONPATH": str(Path(bstune.__file__).parents[1])}
+    limit = str(wall_seconds)
+    if name in PROJECTS:
+        script = Path(__file__).with_name("contestants.py")
+        command = [sys.executable, script, "bstune", name, limit, str(seed)]
+    else:
+        options = [f"seed={seed}", f"wall_seconds={limit}", "threads=1", "device=cpu", "output=out"]
+        command = [sys.executable, "-m", "bstune", f"+workload={name}", *options, "mlflow.uri=null"]
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+
+
+def plain(name: str, batch_size: int, lr: float) -> tuple[Build, str, int, dict[str, Any]]:
+    """How plain runs are built, their target, longest step and further arguments of the Trainer."""
+    if name in PROJECTS:
+        project: Project = PROJECTS[name]
+        build = partial(project.build, batch_size, lr)
+        return build, project.target, project.last_step(batch_size), dict(project.trainer)
+    composed = compose([f"+workload={name}", "device=cpu"])
+    options, recipe = composed.options, composed.recipe
+    most = options.budget.last_step(batch_size)
+    trial: Any = SimpleNamespace(
+        batch_size=batch_size, lr=lr, values={}, seed=0, max_steps=most, total_steps=most
+    )
+
+    def built() -> tuple[Any, Any]:
+        return recipe.module(trial), rebatched(recipe.data(trial), batch_size)
+
+    return built, str(options.target), most, recipe.trainer(trial)
+
+
+def measure(name: str, load_name: str, wall_seconds: float, seed: int, runs: int) -> Row:
+    """One study and the further runs of its best."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, busy(LOADS[load_name]):
+        began = time.monotonic()
+        study(name, wall_seconds, seed, folder)
+        took = time.monotonic() - began
+        result = load(Path(folder) / "out")
+        best = result.best
+        build, target, most, arguments = plain(name, best.batch_size, best.lr)
+        steps = [
+            steps_to_target(build, target, most, FIRST_SEED + run, EVALUATE_EVERY, **arguments)
+            for run in range(runs)
+        ]
+        waited = processor_wait()
+        clocks = {
+            "running": lambda: time.perf_counter() - waited(),
+            "passed": time.perf_counter,
+        }
+        taus = {key: step_seconds(build, now=now, **arguments) for key, now in clocks.items()}
+    median = statistics.median(math.inf if one is None else one for one in steps)
+    seconds = {key: median * tau if math.isfinite(median) else None for key, tau in taus.items()}
+    return {
+        "took": took,
+        "verdict": result.verdict,
+        "pair": [best.batch_size, best.lr],
+        "stated": [best.seconds_low, best.seconds, best.seconds_high],
+        "stated_step_seconds": best.step_seconds,
+        "step_seconds": taus,
+        "steps": steps,
+        "seconds": seconds,
+        "holds": {key: holds(best, value) for key, value in seconds.items()},
+    }
+
+
+def holds(best: Any, seconds: float | None) -> bool:
+    """Whether an interval holds a median; one that half of the runs miss is above any end."""
+    value = math.inf if seconds is None else seconds
+    return (best.seconds_low or 0.0) <= value <= (best.seconds_high or math.inf)
+
+
+def main() -> None:
+    options = parser(__doc__, "intervals.jsonl", seeds=10)
+    options.add_argument("--names", nargs="*", choices=NAMES, default=NAMES)
+    options.add_argument("--loads", nargs="*", choices=LOADS, default=list(LOADS))
+    options.add_argument("--runs", type=int, default=20)
+    options.add_argument("--wall-seconds", type=float, default=120.0)
+    given = options.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    fixed = {"wall_seconds": given.wall_seconds, "runs": given.runs}
+    cells = product(range(given.seeds), given.names, given.loads)
+    jobs = [{"name": name, "load_name": one, "seed": seed, **fixed} for seed, name, one in cells]
+    add_rows(given, jobs, measure)
+    rows = read_rows(given.rows)
+    for name, one in product(NAMES, LOADS):
+        cell = [row for row in rows if (row["name"], row["load_name"]) == (name, one)]
+        if cell:
+            held = {key: sum(row["holds"][key] for row in cell) for key in ("running", "passed")}
+            ratios = [row["stated_step_seconds"] / row["step_seconds"]["running"] for row in cell]
+            print(
+                f"{name} {one}: {held['running']} of {len(cell)} hold, with waits "
+                f"{held['passed']}; a stated step takes {statistics.median(ratios):.2f} times a "
+                f"plain one's time"
+            )
+    if rows:
+        held_in_all = sum(row["holds"]["running"] for row in rows)
+        print(f"{held_in_all} of {len(rows)} hold; asked {math.ceil(ASKED * len(rows))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The shares of a time limit, and what is said of the time that is left."""
+
+from dataclasses import replace
+
+import pytest
+from test_plan import of_baseline, plan, searched
+
+from bstune.study.deadline import Deadline, least_limit, pilot_seconds
+from bstune.study.progress import longest, share_done
+
+# 100 s from second 10 on; the start took 4, and the answer is expected to take 5.2.
+LIMIT = Deadline(began=10.0, seconds=100.0, start=4.0)
+
+
+def test_the_shares_of_what_the_start_leaves():
+    assert (LIMIT.end, LIMIT.shared) == pytest.approx((104.8, 90.8))
+    assert LIMIT.preparation_seconds == pytest.approx(9.08)
+    assert LIMIT.baseline_seconds == pytest.approx(18.16)
+
+
+@pytest.mark.parametrize(
+    ("preparation", "baseline", "confirmation", "end"),
+    [
+        (0.0, 1.0, 10.0, 89.8),  # half as long again as expected
+        (0.0, 1.0, 0.1, 104.8 - 9.08),  # a tenth at least
+        (0.0, 1.0, None, 104.8 - 18.16),
+        (0.0, 1.0, 90.0, 15.0 + 45.4),  # others have half
+        (9.08, 99.0, 90.0, 14.0 + 9.08 + 18.16 + 45.4),
+    ],
+)
+def test_the_search_leaves_time_for_new_seeds(preparation, baseline, confirmation, end):
+    limit = replace(LIMIT, preparation=preparation)
+    assert limit.search_end(baseline, confirmation) == pytest.approx(end)
+
+
+@pytest.mark.parametrize(("now", "until"), [(16.0, 41.0), (90.0, 90.0 + 90.8 / 30), (104.0, 104.8)])
+def test_a_trial_has_a_third_of_what_is_left(now, until):
+    assert LIMIT.trial_until(now, search_end=91.0) == pytest.approx(until)
+
+
+def test_a_start_that_takes_the_limit_leaves_nothing():
+    assert Deadline(0.0, 10.0, start=12.0).shared == 0.0
+    assert Deadline(0.0, 1000.0, start=60.0).end == 985.0
+    assert Deadline(0.0, 20.0, start=9.0).end == 17.0
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [(None, 10.0), (30.0, 2.0), (600.0, 20.0)])
+def test_what_sets_a_target_that_nobody_gave(limit, seconds):
+    assert pilot_seconds(limit) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("start", "trials", "limit"), [(3.0, [], 20.0), (12.0, [40, 40], 107.0)])
+def test_the_least_limit(start, trials, limit):
+    assert least_limit(start, trials) == pytest.approx(limit)
+
+
+def test_the_share_of_the_runs_that_are_done():
+    # The baseline, 9 configurations, and 2 new seeds of each.
+    records = [of_baseline(), searched(1, "search/0"), searched(2, "search/1", resumed_from=1)]
+    assert share_done(plan(trials=9), [], records) == pytest.approx(2 / 14)
+    assert share_done(plan(trials=9), records[:1], records) == pytest.approx(1 / 13)
+    assert share_done(plan(trials=9), records, records) == 0.0
+
+
+@pytest.mark.parametrize(("step_seconds", "is_told"), [(None, False), (1.0, False), (20.0, True)])
+def test_days_are_told(step_seconds, is_told):
+    """938 steps of the baseline, 6 runs."""
+    assert (longest(plan(), step_seconds) is not None) == is_told
+    assert longest(plan(deadline=LIMIT), step_seconds) is None

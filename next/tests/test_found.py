@@ -1,0 +1,153 @@
+"""What follows from what a project tells: metric and direction, options, a target that is found."""
+
+import pytest
+
+from bstune.config import options_from_python
+from bstune.core.errors import InputError
+from bstune.recipe.found import (
+    Found,
+    chosen_metric,
+    completed,
+    direction,
+    piloted,
+    remembered,
+    target_of,
+)
+
+TOLD = Found(
+    batch_size=64,
+    lr=0.1,
+    examples=1500,
+    epochs=None,
+    steps=None,
+    metrics=("val_loss",),
+    metric="val_loss",
+    untrained=2.3,
+    mode="min",
+    rule="linear",
+    sources=dict.fromkeys(("batch_size", "lr", "steps", "epochs", "metric"), "there"),
+)
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode"),
+    [
+        ("val/loss", "min"),
+        ("valLoss", "min"),
+        ("MulticlassAccuracy", "max"),
+        ("valid_top1_acc", "max"),
+        ("val.mAP", "max"),
+        ("test_rmse_epoch", "min"),
+        ("val_f1_loss", "min"),
+        ("valAcc", "max"),
+        ("score", None),
+        ("glossary", None),
+    ],
+)
+def test_direction_by_name(metric, mode):
+    assert direction(metric) == mode
+
+
+@pytest.mark.parametrize(
+    ("metrics", "monitors", "expected"),
+    [
+        (["val_acc"], {}, ("val_acc", "max")),
+        (["val_acc", "val_loss"], {}, ("val_loss", "min")),
+        (["val_acc", "val_loss"], {"val_acc": "min"}, ("val_acc", "max")),
+        (["a", "b"], {"b": "max"}, ("b", "max")),
+        (["val_acc", "val_loss"], {"train_loss": "min"}, ("val_loss", "min")),
+        (["a_loss", "b_loss"], {}, (None, None)),
+        (["score"], {}, ("score", None)),
+        ([], {"val_loss": "min"}, (None, None)),
+    ],
+)
+def test_the_metric_that_is_meant(metrics, monitors, expected):
+    assert chosen_metric(metrics, monitors)[:2] == expected
+
+
+def complete(found=TOLD, given=None, **changes):
+    options = options_from_python(workload="own", **(given or {}))
+    return completed(options, found.model_copy(update=changes), lambda options: repr(options))
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "expected"),
+    [
+        # A sixteenth and 32 times 64, but no more than the training set.
+        ({}, {}, ((4, 1500), (64, 0.1), None)),
+        ({}, {"batch_size": 8, "lr": 3.0}, ((1, 256), (8, 3.0), None)),
+        ({"batch_size": (32, 9000)}, {}, ((32, 1500), (64, 0.1), None)),
+        ({"baseline": (32, 1.0)}, {}, ((2, 1024), (32, 1.0), None)),
+        ({"baseline": {"lr": 1.0}}, {}, ((4, 1500), (64, 1.0), None)),
+        ({"budget": 90}, {"epochs": 10}, ((4, 1500), (64, 0.1), (90, 90, 90))),
+        # Ten epochs of 1500 examples are 235 steps of 64, 3760 of 4, and half as many at least.
+        ({}, {"epochs": 10}, ((4, 1500), (64, 0.1), (3760, 235, 117))),
+        ({}, {"epochs": 10, "steps": 300}, ((4, 1500), (64, 0.1), (4800, 300, 150))),
+        # Ranges say which rates to try.
+        ({"batch_size": (8, 64), "lr": (0.1, 1)}, {"lr": None}, ((8, 64), None, None)),
+    ],
+)
+def test_what_nobody_gave_is_filled(given, changes, expected):
+    options, lines = complete(given=given, **changes)
+    sizes = (options.batch_size.low, options.batch_size.high)
+    lasts = None
+    if not options.is_open("budget.steps"):
+        lasts = tuple(options.budget.last_step(size) for size in (4, 64, 1500))
+    assert (sizes, options.baseline.pair, lasts) == expected
+    assert options.scaling == "linear"
+    assert options.is_open("target")
+    assert not [line for line in lines if "\n" in line]
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "named"),
+    [
+        ({}, {"batch_size": None, "lr": None}, ["baseline.batch_size", "baseline.lr"]),
+        ({}, {"lr": None, "metrics": (), "metric": None}, ["baseline.lr", "target", "self.log"]),
+        ({}, {"metrics": ("a", "b"), "metric": None}, ["a, b", "target"]),
+        ({}, {"metric": "score", "mode": None}, ["score", "target"]),
+        ({"batch_size": (128, 512)}, {}, ["baseline.batch_size", "64", "128"]),
+        ({"baseline": (4096, 0.1)}, {}, ["1500", "4096"]),
+    ],
+)
+def test_all_that_is_missing_is_one_line(given, changes, named):
+    with pytest.raises(InputError) as error:
+        complete(given=given, **changes)
+    line = str(error.value)
+    assert "\n" not in line
+    assert all(word in line for word in named)
+
+
+@pytest.mark.parametrize(
+    ("mode", "untrained", "values", "goal"),
+    [
+        ("min", 2.3, [0.9, 0.5, 0.6], 0.59),  # 0.5 + 5% of 1.8
+        ("min", 1e6, [0.9, 0.4], 0.5),  # a quarter of 0.4
+        ("min", 0.001, [0.00091, 0.0002], 0.00024),
+        ("max", 0.1, [0.5, 0.9], 0.86),
+        ("max", 0.1, [0.99998], 0.954),
+        ("max", 10.0, [31.4], 30.0),
+        ("max", -9.0, [-2.0, -1.0], -1.3),
+    ],
+)
+def test_a_target_that_is_found(mode, untrained, values, goal):
+    target = target_of("m", mode, untrained, list(enumerate(values)))
+    assert target.goal == pytest.approx(goal, rel=1e-9)
+    assert target.reached(min(values) if mode == "min" else max(values))
+    assert not target.reached(untrained)
+
+
+@pytest.mark.parametrize("history", [[], [(5, 2.3)], [(5, 3.0), (9, 2.4)]])
+def test_a_metric_that_does_not_improve(history):
+    with pytest.raises(InputError, match="did not improve"):
+        target_of("val_loss", "min", 2.3, history)
+
+
+def test_a_begun_study_goes_on_with_what_was_found():
+    options, _ = complete(given={"batch_size": {"high": 9000}})
+    options, _ = piloted(options, TOLD, [(100, 0.9), (200, 0.5), (300, 0.45)])
+    assert options.budget.last_step(64) == 600
+    stored = options.model_dump(mode="json") | {"target": str(options.target), "examples": 1500}
+    again = options_from_python(workload="own", batch_size={"high": 9000})
+    assert remembered(again, stored.get) == options
+    assert remembered(again, {}.get) == again

@@ -1,0 +1,314 @@
+"""Memory, step times and the roofline: closed forms, NVIDIA's figures, and a real survey."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from small import Data, Model
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from bstune.core.errors import InputError, UserCodeError
+from bstune.hardware.memory import Probe, available_bytes, find_largest_fit
+from bstune.hardware.roofline import Line, Padding, Roofline, advice
+from bstune.hardware.survey import (
+    Survey,
+    cached_survey,
+    code_of,
+    ladder_of,
+    survey,
+    survey_key,
+)
+from bstune.hardware.timing import (
+    StepCost,
+    Traffic,
+    choose_threads,
+    paddings,
+)
+from bstune.recipe.recipe import Recipe
+from bstune.report.hardware import survey_line, survey_text
+from bstune.trial.worker import Worker
+
+START, LIMIT = 300.0, 1000.0
+
+
+def probe(memory, size, refuses=lambda size: False):
+    if refuses(size):
+        return Probe(False, START, LIMIT, START, refused="ValueError")
+    return Probe(memory(size) <= LIMIT, min(memory(size), LIMIT), LIMIT, START)
+
+
+@pytest.mark.parametrize(
+    ("memory", "first", "truth"),
+    [
+        (lambda size: START + 0.1 * size, 64, 4096),  # all fit
+        (lambda size: START + 1.0 * size, 64, 700),
+        (lambda size: 2 * START + 0.3 * size, 16, 1333),
+        (lambda size: START + 0.01 * size**2, 16, 264),
+        (lambda size: START + 10.0 * size, 128, 70),  # the first one does not fit
+        (lambda size: START + 700.0 * size, 1, 1),
+        (lambda size: 2000.0, 64, None),
+    ],
+)
+def test_the_largest_size_that_fits(memory, first, truth):
+    found = find_largest_fit(partial(probe, memory), 1, 4096, first)
+    assert found.whole
+    assert len(found.probes) <= 8
+    if truth is None:
+        assert found.largest_fit is None
+        return
+    assert 0.9 * truth <= found.largest_fit <= truth
+    assert memory(found.largest_fit) <= LIMIT
+    if found.smallest_unfit is not None:
+        assert memory(found.smallest_unfit) > LIMIT
+
+
+def test_a_refused_size_bounds_the_range_and_multiples_are_kept():
+    one = partial(probe, lambda size: START + size, refuses=lambda size: size > 256)
+    found = find_largest_fit(one, 8, 512, 64, multiple=8)
+    assert 240 <= found.largest_fit <= 256
+    assert found.smallest_unfit is None
+    assert all(size % 8 == 0 for size in found.probes)
+
+
+@pytest.mark.parametrize(("slope", "largest"), [(0.01, 4096), (1.0, 200), (5.0, 64)])
+def test_without_time_a_size_far_below_the_limit_is_predicted(slope, largest):
+    one = partial(probe, lambda size: START + slope * size)
+    found = find_largest_fit(one, 1, 4096, 64, has_time=lambda size: False)
+    assert (found.largest_fit, found.whole, len(found.probes)) == (largest, False, 1)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "left"),
+    [
+        ("", {}, 8_000 * 1024),
+        ("0::/a/b", {"a/memory.max": "max", "a/b/memory.max": "9000"}, 5000),
+        ("4:memory:/gone", {"memory/memory.limit_in_bytes": "9000"}, 6000),
+    ],
+)
+def test_available_memory(tmp_path, cgroup, files, left):
+    texts = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n"}
+    texts["proc/self/cgroup"] = cgroup
+    for name, text in files.items():
+        folder = f"sys/fs/cgroup/{name.rpartition('/')[0]}"
+        texts[f"sys/fs/cgroup/{name}"] = text
+        texts[f"{folder}/memory.current"] = "5000"
+        texts[f"{folder}/memory.usage_in_bytes"] = "5000"
+        texts[f"{folder}/memory.stat"] = "inactive_file 1000\ntotal_inactive_file 2000\n"
+    for name, text in texts.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert available_bytes(7.0, tmp_path) == left + 7.0
+
+
+def counted(function):
+    with FlopCounterMode(display=False) as flops, Traffic() as traffic:
+        function()
+    return flops.get_total_flops(), traffic.bytes
+
+
+@pytest.mark.parametrize(("batch_size", "expected"), [(512, 315), (1, 1)])
+def test_a_linear_layer_has_nvidias_flops_per_byte(batch_size, expected):
+    """GPU Performance Background, table 1: 1024 inputs, 4096 outputs, half precision, forward."""
+    layer = nn.Linear(1024, 4096, bias=False, dtype=torch.float16)
+    inputs = torch.ones(batch_size, 1024, dtype=torch.float16)
+    flops, moved = counted(lambda: layer(inputs))
+    assert round(flops / moved) == expected
+
+
+def test_relu_has_nvidias_flops_per_byte():
+    inputs = torch.ones(64, 64, dtype=torch.float16)
+    assert inputs.numel() / counted(lambda: torch.relu(inputs))[1] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("function", "moved"),
+    [
+        (lambda x: x.view(2, 50), 0),
+        (lambda x: x + 1.0, 800),
+        (lambda x: x.add_(1.0), 800),
+        (lambda x: x + torch.ones(1).expand(100), 400 + 4 + 4 + 400),
+    ],
+)
+def test_bytes_of_operations(function, moved):
+    assert counted(lambda: function(torch.ones(100)))[1] - 400 == moved
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_flops_of_a_grouped_convolution(groups):
+    layer = nn.Conv2d(8, 16, 3, padding=1, groups=groups, bias=False)
+    inputs = torch.ones(2, 8, 6, 5, requires_grad=True)
+    cost = StepCost()
+    with cost.flops:
+        layer(inputs).sum().backward()
+    forward = 2 * 2 * 16 * 6 * 5 * (8 // groups) * 9
+    assert cost.flops.get_total_flops() == 3 * forward
+
+
+def roofline(peak=100.0, bandwidth=10.0, **changes):
+    return Roofline(
+        flops=Line(constant=0.0, per_example=200.0),
+        bytes=Line(constant=1000.0, per_example=10.0),
+        peak=peak,
+        bandwidth=bandwidth,
+        precision="16-mixed",
+        **changes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("peak", "bandwidth", "ridge"), [(125e12, 900e9, 139), (312e12, 1555e9, 201)]
+)
+def test_ridges_of_v100_and_a100(peak, bandwidth, ridge):
+    assert round(roofline(peak, bandwidth).ridge) == ridge
+
+
+def test_the_batch_size_from_which_arithmetic_binds():
+    # 200 B/(1000 + 10 B) = 10 at B = 100.
+    line = roofline()
+    assert line.compute_bound_from == pytest.approx(100.0)
+    assert line.intensity(100) == pytest.approx(line.ridge)
+    assert line.allowed_seconds(50) == pytest.approx(1500 / 10)
+    assert line.allowed_seconds(400) == pytest.approx(80_000 / 100)
+    assert roofline(bandwidth=4.0).compute_bound_from is None
+
+
+def test_tensor_cores_are_spoken_of_where_they_compute():
+    layers = nn.Sequential(nn.Linear(64, 50), nn.Linear(50, 2), nn.Linear(64, 64))
+    found = paddings(layers)
+    assert found == (Padding(layer="0", dimension="out_features", size=50),)
+    assert found[0].padded == 56
+    timings = [(8, 200.0)]
+    quiet = list(advice(roofline(paddings=found), timings))
+    spoken = list(advice(roofline(paddings=found, on_tensor_cores=True), timings))
+    assert len(spoken) == len(quiet) + 2
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "baseline", "multiple"),
+    [(4, 1200, 64, 1), (16, 4096, 128, 1), (8, 512, 64, 8), (1, 2, 1, 1), (5, 5, 5, 1)],
+)
+def test_the_ladder_has_both_ends_and_the_baseline(low, high, baseline, multiple):
+    sizes = ladder_of(low, high, baseline, multiple)
+    assert {low, high, baseline} <= set(sizes) <= set(range(low, high + 1, multiple))
+    assert sizes == sorted(sizes)
+    assert len(sizes) <= 6
+
+
+@pytest.mark.parametrize(("speedup", "chosen"), [(1.05, 1), (1.5, 4)])
+def test_more_threads_are_chosen_where_they_pay(speedup, chosen):
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    seconds = {1: 1.0, 2: 1.0 / math.sqrt(speedup), 4: 1.0 / speedup}
+    try:
+        assert choose_threads(lambda size, count: seconds[count], [8], lambda: True) == chosen
+    finally:
+        torch.set_num_threads(before)
+
+
+class Halves(Model):
+    """Takes a megabyte an example, and no odd number of examples."""
+
+    def training_step(self, batch, batch_idx):
+        examples = len(batch[0])
+        if examples % 2:
+            raise ValueError("pairs are needed")
+        batch[0][0] += torch.ones(examples, 250_000)[0, 0] * 0.0
+        return self.loss(batch)
+
+
+def recipe(module):
+    return Recipe(
+        module=lambda trial: module(trial.lr), data=lambda trial: Data(), device="cpu", threads=1
+    )
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory):
+    with Worker(tmp_path_factory.mktemp("worker") / "log") as started:
+        yield started
+
+
+def test_a_survey_within_a_memory_limit(worker):
+    halves = recipe(Halves)
+    free = survey(worker, halves, (1, 200), (16, 0.1), 100, 60.0)
+    assert (free.largest_fit, free.smallest_unfit, free.threads) == (200, None, 1)
+    assert free.memory.per_example == pytest.approx(1e6, rel=0.1)
+    ladder = ladder_of(1, 200, 16)
+    assert [size for size, _ in free.refused] == [size for size in ladder if size % 2]
+    assert [size for size, *_ in free.step_times] == [size for size in ladder if size % 2 == 0]
+    limit = int(free.memory(100))
+    bound = survey(worker, halves, (2, 200), (16, 0.1), 100, 20.0, memory_limit=limit)
+    assert 85 <= bound.largest_fit <= 105
+    assert bound.limit == limit
+    with pytest.raises(InputError, match="memory_limit"):
+        survey(worker, halves, (2, 200), (16, 0.1), 100, 60.0, memory_limit=1000)
+    with pytest.raises(UserCodeError, match="pairs"):
+        survey(worker, halves, (1, 200), (15, 0.1), 100, 60.0)
+
+
+def made(**changes):
+    values = {
+        "threads": 1,
+        "timings": (
+            {"batch_size": 8, "seconds": 0.001, "deviation": 0.1, "visits": 3},
+            {"batch_size": 64, "seconds": 0.002, "deviation": 0.1, "visits": 3},
+        ),
+        "largest_fit": 64,
+        "smallest_unfit": 70,
+        "limit": 1e9,
+        "peaks": ((8, 1e8),),
+        "memory": Line(constant=1e8, per_example=1e6),
+        "refused": ((1, "ValueError"),),
+        "roofline": roofline(),
+        "waited": 0.0,
+        "whole": True,
+        "seconds": 4.0,
+        "allowed": 10.0,
+    }
+    return Survey.model_validate(values | changes)
+
+
+@pytest.mark.parametrize(
+    ("first", "refresh", "seconds", "is_kept"),
+    [
+        ({}, False, 90.0, True),
+        ({}, True, 90.0, False),
+        ({"waited": 0.3}, False, 90.0, False),
+        ({"whole": False}, False, 12.0, True),
+        ({"whole": False}, False, 90.0, False),
+    ],
+)
+def test_what_is_kept(tmp_path, monkeypatch, first, refresh, seconds, is_kept):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept = made(**first)
+    assert cached_survey("key", False, 10.0, lambda: kept) == (kept, False)
+    other = made(largest_fit=60)
+    expected = (kept, True) if is_kept else (other, False)
+    assert cached_survey("key", refresh, seconds, lambda: other) == expected
+    assert cached_survey("other", False, seconds, lambda: other) == (other, False)
+
+
+def test_a_survey_is_of_one_code_and_one_recipe():
+    plain, halves = (code_of(recipe(module), 16, 0.1, 100) for module in (Model, Halves))
+    assert "pairs are needed" in halves
+    assert "pairs are needed" not in plain
+    keys = {
+        survey_key(code, kept, {}, {}, sizes)
+        for code in (plain, halves)
+        for kept in (recipe(Model), Recipe(module=Model, data=Data, precision="64-true"))
+        for sizes in ((1, 8), (1, 9))
+    }
+    assert len(keys) == 8
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"roofline": None}, {"timings": (), "roofline": None}, {"waited": 0.5}]
+)
+def test_a_survey_as_text(changes):
+    text = survey_text(made(**changes), was_kept=False)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "32,000" in text or "timings" in changes
+    assert "\n" not in survey_line(made(**changes), was_kept=True)

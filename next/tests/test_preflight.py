@@ -1,0 +1,227 @@
+"""What projects tell of themselves, and what is seen before a study begins: a module each."""
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.callbacks import EarlyStopping
+from small import Data, Model
+from torch.optim import lr_scheduler
+
+from bstune.config import options_from_python
+from bstune.core.errors import InputError
+from bstune.core.records import Budget, Target
+from bstune.recipe.hydra import recipe_of
+from bstune.recipe.project import recipe_of_project
+from bstune.trial.checks import unreachable
+from bstune.trial.look_up import look_up
+from bstune.trial.preflight import pilot, preflight, schedules_of
+
+OPTIONS = options_from_python(workload="own", device="cpu", threads=1)
+LOSS = unreachable("val/loss", "min")
+# Ten epochs of 16 batches of 16.
+BUDGET = Budget(steps=80, examples=2560)
+
+
+def recipe(module=Model, trainer=None, data=None):
+    return recipe_of_project(module, data or Data(), OPTIONS, trainer)
+
+
+class Saved(LightningDataModule):
+    def __init__(self, batch_size=24):
+        super().__init__()
+        self.save_hyperparameters()
+
+    def train_dataloader(self):
+        return Data().train_dataloader()
+
+    def val_dataloader(self):
+        return Data().val_dataloader()
+
+
+class NoDefault(Model):
+    def __init__(self, lr):
+        super().__init__(lr)
+
+
+class Literal(Model):
+    def __init__(self, learning_rate=None):
+        super().__init__(0.03)
+        del self.lr
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.03)
+
+
+class Scores(Model):
+    def validation_step(self, batch, batch_idx):
+        self.log_dict({"val/loss": self.loss(batch), "score": -self.loss(batch)})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), {"batch_size": 16, "lr": 0.1, "examples": 256, "rule": "linear", "epochs": None}),
+        ((Model, {"max_epochs": 3}), {"epochs": 3, "steps": None}),
+        ((Model, {"max_epochs": 3, "max_steps": 70}), {"epochs": 3, "steps": 70}),
+        ((Model, None, Saved), {"batch_size": 24}),
+        ((NoDefault,), {"batch_size": 16, "lr": None}),
+        ((lambda trial: Model(trial.lr),), {"batch_size": 16, "lr": 0.1}),
+        ((Literal,), {"lr": 0.03, "rule": "sqrt"}),
+        ((Model,), {"metrics": ("val/loss",), "metric": "val/loss", "mode": "min"}),
+        ((Scores,), {"metrics": ("score", "val/loss"), "metric": "val/loss"}),
+        (
+            (Scores, {"callbacks": [EarlyStopping("score", mode="max")]}),
+            {"metric": "score", "mode": "max"},
+        ),
+    ],
+)
+def test_look_up(arguments, expected):
+    found = look_up(recipe(*arguments))
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_data_and_module_alone_in_yaml():
+    parts = {"device": "cpu", "trainer": None}
+    parts |= {"data": {"_target_": "small.Data"}, "module": {"_target_": "small.Model"}}
+    of_yaml = recipe_of(parts, OPTIONS)
+    found = look_up(of_yaml)
+    assert (found.batch_size, found.lr) == (16, 0.1)
+    checks = preflight(of_yaml, (1, 16, 64), 0.1, None, LOSS)
+    assert (checks.batch_size, checks.resumes, checks.seeds_differ) == (1, True, True)
+    assert (checks.schedules, checks.lines) == ((), ())
+    parts["module"] = {"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 2}
+    with pytest.raises(InputError, match="lr or learning_rate"):
+        look_up(recipe_of(parts, OPTIONS))
+
+
+def scheduled(make, interval="step"):
+    """A module whose schedule ``make`` makes of the Trainer and an optimizer."""
+
+    class Scheduled(Model):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+            schedule = make(self.trainer, optimizer)
+            return [optimizer], [{"scheduler": schedule, "interval": interval}]
+
+    return Scheduled
+
+
+def one_cycle(trainer, optimizer):
+    highest = optimizer.param_groups[0]["lr"]
+    return lr_scheduler.OneCycleLR(optimizer, highest, trainer.estimated_stepping_batches)
+
+
+def cosine(trainer, optimizer):
+    return lr_scheduler.CosineAnnealingLR(optimizer, trainer.max_epochs)
+
+
+def one_cycle_of_160(trainer, optimizer):
+    return lr_scheduler.OneCycleLR(optimizer, optimizer.param_groups[0]["lr"], 160)
+
+
+def fixed(kind, *arguments):
+    return lambda trainer, optimizer: kind(optimizer, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "interval", "moves", "rate", "follows", "is_unmoved"),
+    [
+        (one_cycle, "step", 160, 1.0, True, False),
+        # 0.04 + 0.96 (1 - cos(10 pi/47))/2: ten of the 47 moves from a 25th to all of its rate.
+        (one_cycle, "epoch", 10, 0.1433, True, True),
+        (cosine, "epoch", 10, 1.0, True, False),
+        (fixed(lr_scheduler.StepLR, 3), "epoch", 10, 1.0, False, False),
+        (fixed(lr_scheduler.ConstantLR), "step", 160, 1.0, False, False),
+    ],
+)
+def test_schedules_move_as_lightning_moves_them(make, interval, moves, rate, follows, is_unmoved):
+    (schedule,) = schedules_of(recipe(scheduled(make, interval)), 16, 0.1, BUDGET)
+    assert (schedule.steps, schedule.moves, schedule.interval) == (160, moves, interval)
+    assert schedule.rate == pytest.approx(rate, rel=1e-3)
+    assert (schedule.follows, schedule.is_unmoved) == (follows, is_unmoved)
+
+
+class SeedsItself(Model):
+    def __init__(self, lr=0.1):
+        torch.manual_seed(1)
+        super().__init__(lr)
+
+
+class HiddenSchedule(Model):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+        self.hidden = lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        return optimizer
+
+    def optimizer_step(self, *arguments, **options):
+        super().optimizer_step(*arguments, **options)
+        self.hidden.step()
+
+
+class NoRate(Model):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class RateByHook(NoRate):
+    def on_train_batch_start(self, batch, batch_idx):
+        self.optimizers().param_groups[0]["lr"] = self.lr
+
+
+class NeedsTwo(Model):
+    def training_step(self, batch, batch_idx):
+        if len(batch[0]) < 2:
+            raise ValueError
+        return self.loss(batch)
+
+
+@pytest.mark.parametrize(
+    ("module", "batch_size", "resumes", "seeds_differ", "lines"),
+    [
+        (SeedsItself, 1, True, False, 1),
+        (HiddenSchedule, 1, False, True, 1),
+        (RateByHook, 1, True, True, 0),
+        (NeedsTwo, 16, True, True, 0),
+        (scheduled(one_cycle, "epoch"), 1, True, True, 1),
+        (scheduled(fixed(lr_scheduler.CosineAnnealingWarmRestarts, 20)), 1, True, True, 0),
+    ],
+)
+def test_preflight(module, batch_size, resumes, seeds_differ, lines):
+    checks = preflight(recipe(module), (1, 16, 64), 0.1, BUDGET, LOSS)
+    assert (checks.batch_size, checks.resumes) == (batch_size, resumes)
+    assert (checks.seeds_differ, len(checks.lines)) == (seeds_differ, lines)
+
+
+@pytest.mark.parametrize(
+    ("module", "target", "named"),
+    [
+        (NoRate, LOSS, ["rate", "NoRate", "0.05"]),
+        (Scores, Target("val_loss", 0.1, "min"), ["val_loss", "score, val/loss"]),
+        (Model, Target("val/loss", 50.0, "min"), ["untrained", "val/loss <= 50"]),
+        # It raises past its end: a trial of batch size 1 has 2560 steps.
+        (
+            scheduled(one_cycle_of_160),
+            LOSS,
+            ["OneCycleLR", "total_steps=self.trainer.estimated_stepping_batches"],
+        ),
+        # It comes to zero: a trial of batch size 64 has 20 epochs.
+        (
+            scheduled(fixed(lr_scheduler.CosineAnnealingLR, 10), "epoch"),
+            LOSS,
+            ["CosineAnnealingLR", "epoch 10", "64", "T_max=self.trainer.max_epochs"],
+        ),
+    ],
+)
+def test_preflight_refuses(module, target, named):
+    with pytest.raises(InputError) as error:
+        preflight(recipe(module), (1, 16, 64), 0.1, BUDGET, target)
+    assert "\n" not in str(error.value)
+    assert all(word in str(error.value) for word in named)
+
+
+@pytest.mark.parametrize("length", [400, None])
+def test_pilot(length):
+    record = pilot(recipe(), 16, 0.1, 0.3, LOSS, length)
+    assert len(record.history) > 2
+    assert record.status in ("missed", "pruned")
+    assert record.steps <= 400 if length else record.steps > 50
