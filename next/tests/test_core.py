@@ -282,16 +282,18 @@ TAUS = {
 
 
 @pytest.mark.parametrize("name", TAUS)
-def test_the_interval_of_a_step_time_holds_it(name):
+@pytest.mark.parametrize("is_surveyed", [False, True])
+def test_the_interval_of_a_step_time_holds_it(name, is_surveyed):
     tau = TAUS[name]
     held, errors = [], []
     for seed in range(15):
         rng = np.random.default_rng(seed)
         timings = []
-        for size in np.round(2 ** rng.uniform(3, 11, 12)):
+        for size in np.round(2 ** rng.uniform(3, 11, 10)):
             busy = rng.uniform(1.3, 3.0) if rng.random() < 0.05 else 1.0
             timings.append((size, tau(size) * math.exp(0.05 * rng.normal()) * busy))
-        model = fit_step_time(timings)
+        surveyed = [(2**k, tau(2**k), 0.02) for k in range(3, 12) if is_surveyed]
+        model = fit_step_time(timings, surveyed)
         for size in np.round(2 ** rng.uniform(3, 11, 20)):
             off = abs(math.log(model(size) / tau(size)))
             errors.append(model.error(size))

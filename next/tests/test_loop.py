@@ -112,15 +112,19 @@ def test_a_process_that_linux_ends_was_short_of_memory(tmp_path, signal, status)
 
 def test_only_a_size_that_has_not_trained_is_refused(tmp_path):
     storage = open_study(tmp_path)
-    for asked in asked_trials(replace(PLAN, trials=1), storage, StudyFolder(tmp_path)):
-        is_first = asked.spec.place in ("baseline", "search/1")
-        asked.record = reached(asked.spec) if is_first else failure(asked.spec, "refused")
-    by_place = {record.place: record for record in storage.records()}
-    assert (by_place["search/0"].status, by_place["seed/0/0"].status) == ("refused", "failed")
-    # The baseline's 64 and what was refused decide on a multiple.
-    assert ("batch_size.multiple=" in by_place["search/0"].message) == bool(
-        by_place["search/0"].batch_size % 32
+    trials = asked_trials(
+        replace(PLAN, space=replace(SPACE, low=63, high=64), trials=9),
+        storage,
+        StudyFolder(tmp_path),
     )
+    first = next(trials)
+    first.record = reached(first.spec)
+    with pytest.raises(UserCodeError, match="wrong path"):
+        fail_all(trials, "refused")
+    searched = [record for record in storage.records() if record.role == "search"]
+    assert {(one.batch_size, one.status) for one in searched} == {(63, "refused"), (64, "failed")}
+    # The baseline's 64 is a multiple of 2, and 63 is none.
+    assert all(("batch_size.multiple=2" in one.message) == one.is_unfit for one in searched)
 
 
 def test_a_new_seed_that_the_time_limit_cut_off_is_asked_again(tmp_path):

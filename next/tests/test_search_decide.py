@@ -285,7 +285,7 @@ def test_odd_records_have_a_proposal(records):
     assert proposal.max_steps >= 1
 
 
-@pytest.mark.parametrize("objective", ["time", "curve"])
+@pytest.mark.parametrize("objective", ["time", "steps", "curve"])
 def test_sizes_that_do_not_fit_are_not_proposed(objective):
     question = replace(QUESTION, objective=objective)
     short = [record(0, steps=400), record(1, "out of memory", batch_size=256, steps=0)]
