@@ -107,45 +107,47 @@ def critical(value: float | None, low: float | None, high: float | None) -> Crit
     )
 
 
+STUDY: dict[str, Any] = {
+    "bstune": "1.0.0.dev0",
+    "workload": "digits",
+    "study": "digits",
+    "objective": "time",
+    "target": TARGET,
+    "device": "cpu",
+    "threads": 1,
+    "seeds": 3,
+    "configurations": 64,
+    "trials": 83,
+    "spent": Spent(training=6.4, other=2.9),
+}
+CURVE: dict[str, Any] = {
+    "reached": True,
+    "fewest_steps": FewestSteps(
+        batch_size=480, lr=2.2, steps=33.0, steps_low=27.5, steps_high=41.2, seconds=0.0401
+    ),
+    "critical": critical(130.2, 84.9, 212.0),
+    "lr_exponent": Interval(value=0.45, low=0.31, high=0.58),
+    "allowed_rules": ("sqrt",),
+    "curve": curve(),
+}
+
+
+def speedup(value: float, low: float, high: float | None) -> Speedup:
+    return Speedup(value=value, low=low, high=high, at_least=high is None)
+
+
 def result(**changes: Any) -> StudyResult:
     """A study that says switch, but for what is changed."""
     values: dict[str, Any] = {
-        "bstune": "1.0.0.dev0",
-        "workload": "digits",
-        "study": "digits",
-        "objective": "time",
-        "target": TARGET,
-        "device": "cpu",
-        "threads": 1,
-        "seeds": 3,
-        "configurations": 64,
-        "trials": 83,
         "verdict": "switch",
-        "reached": True,
         "best": BEST,
-        "other": None,
         "baseline": BASELINE,
-        "baseline_limit": None,
-        "speedup": Speedup(value=0.0964 / 0.0331, low=2.31, high=3.79, at_least=False),
+        "speedup": speedup(0.0964 / 0.0331, 2.31, 3.79),
         "near_optimal": (48, 173),
-        "fewest_steps": FewestSteps(
-            batch_size=480, lr=2.2, steps=33.0, steps_low=27.5, steps_high=41.2, seconds=0.0401
-        ),
         "lr_alone": LrAlone(lr=1.05, speedup=2.4, low=2.0, high=2.9),
-        "critical": critical(130.2, 84.9, 212.0),
-        "lr_exponent": Interval(value=0.45, low=0.31, high=0.58),
-        "allowed_rules": ("sqrt",),
-        "curve": curve(),
-        "closest": None,
-        "easier_goal": None,
-        "missing": None,
-        "next": None,
-        "warnings": (),
-        "spent": Spent(training=6.4, other=2.9),
         "train": "bstune +workload=digits trial.batch_size=118 trial.lr=1.18",
-        "easier": None,
     }
-    return StudyResult(**{**values, **changes})
+    return StudyResult(**{**STUDY, **CURVE, **values, **changes})
 
 
 def keep() -> StudyResult:
@@ -153,7 +155,7 @@ def keep() -> StudyResult:
         verdict="keep",
         best=BASELINE,
         other=confirmed(96, 0.5, (150, 162, 171), 0.0912, number=7),
-        speedup=Speedup(value=0.0964 / 0.0912, low=0.92, high=1.21, at_least=False),
+        speedup=speedup(0.0964 / 0.0912, 0.92, 1.21),
         configurations=12,
         lr_alone=None,
         train=None,
@@ -163,7 +165,7 @@ def keep() -> StudyResult:
 def not_yet(**changes: Any) -> StudyResult:
     values: dict[str, Any] = {
         "verdict": "not yet",
-        "speedup": Speedup(value=0.0964 / 0.0731, low=0.84, high=2.07, at_least=False),
+        "speedup": speedup(0.0964 / 0.0731, 0.84, 2.07),
         "best": confirmed(118, 1.18, (104, 121, 140), 0.0731, number=9),
         "lr_alone": LrAlone(lr=1.05, speedup=1.1, low=0.8, high=1.5),
         "missing": "more new seeds",
@@ -185,32 +187,20 @@ def baseline_missed(limit: str, times: float) -> StudyResult:
     return result(
         baseline=confirmed(64, 0.4, (steps,) * 3, seconds, "missed"),
         baseline_limit=limit,
-        speedup=Speedup(value=times, low=0.8 * times, high=None, at_least=True),
+        speedup=speedup(times, 0.8 * times, None),
         lr_alone=None,
     )
 
 
 def nothing_reached(trend: str, **changes: Any) -> StudyResult:
     configuration = Configuration(batch_size=24, lr=0.02)
-    closest = Closest(configuration=configuration, number=11, value=0.0714, trend=trend)
     values: dict[str, Any] = {
         "target": Target("val/loss", 0.05, "min"),
         "verdict": "not yet",
         "reached": False,
-        "best": None,
-        "baseline": None,
-        "speedup": None,
-        "near_optimal": None,
-        "fewest_steps": None,
-        "lr_alone": None,
-        "critical": None,
-        "lr_exponent": None,
-        "allowed_rules": (),
-        "curve": (),
-        "closest": closest,
-        "train": None,
+        "closest": Closest(configuration=configuration, number=11, value=0.0714, trend=trend),
     }
-    return result(**{**values, **changes})
+    return StudyResult(**{**STUDY, **values, **changes})
 
 
 FEWEST = confirmed(512, 2.1, (32, 33, 35), 0.0419, number=21)
@@ -221,7 +211,7 @@ def steps(**changes: Any) -> StudyResult:
     values: dict[str, Any] = {
         "objective": "steps",
         "best": FEWEST,
-        "speedup": Speedup(value=201 / 33, low=4.9, high=7.6, at_least=False),
+        "speedup": speedup(201 / 33, 4.9, 7.6),
         "near_optimal": (512, 1024),
         "lr_alone": None,
         "faster": Faster(batch_size=118, lr=1.18, seconds=0.0331, speedup=0.0419 / 0.0331),
@@ -235,17 +225,11 @@ def of_curve(**changes: Any) -> StudyResult:
     values: dict[str, Any] = {
         "objective": "curve",
         "verdict": None,
-        "best": None,
-        "baseline": None,
-        "speedup": None,
-        "near_optimal": None,
-        "lr_alone": None,
         "searched": Searched(low=8, high=1024, octaves=7, reached=6, to_add=(724,)),
         "missing": "more trials",
         "next": f"{COMMAND} trials=128",
-        "train": None,
     }
-    return result(**{**values, **changes})
+    return StudyResult(**{**STUDY, **CURVE, **values, **changes})
 
 
 STEP_TIMES = ResultWarning(
@@ -278,7 +262,7 @@ STATES: dict[str, StudyResult] = {
     ),
     "not yet: the baseline is the best": not_yet(
         best=BASELINE,
-        speedup=Speedup(value=0.89, low=0.56, high=1.41, at_least=False),
+        speedup=speedup(0.89, 0.56, 1.41),
         lr_alone=None,
     ),
     "not yet: nothing but the baseline": not_yet(
@@ -315,13 +299,13 @@ STATES: dict[str, StudyResult] = {
         verdict="keep",
         best=BASELINE,
         other=FEWEST.model_copy(update={"steps": 190.0, "seconds": 0.241}),
-        speedup=Speedup(value=201 / 190, low=0.96, high=1.2, at_least=False),
+        speedup=speedup(201 / 190, 0.96, 1.2),
         faster=None,
         train=None,
     ),
     "steps: not yet": steps(
         verdict="not yet",
-        speedup=Speedup(value=201 / 33, low=0.9, high=41.0, at_least=False),
+        speedup=speedup(201 / 33, 0.9, 41.0),
         faster=None,
         missing="more new seeds",
         next=f"{COMMAND} seeds=6",
@@ -331,7 +315,7 @@ STATES: dict[str, StudyResult] = {
     "steps: baseline missed": steps(
         baseline=confirmed(64, 0.4, (938,) * 3, 0.45, "missed"),
         baseline_limit="budget",
-        speedup=Speedup(value=938 / 33, low=22.0, high=None, at_least=True),
+        speedup=speedup(938 / 33, 22.0, None),
     ),
     "steps: nothing reached": nothing_reached(
         "flat", objective="steps", easier_goal=0.08, easier=EASIER
@@ -357,63 +341,46 @@ def records() -> list[Record]:
     """A study's 40 trials around the law, some resumed, pruned or failed, and new seeds."""
     made: list[Record] = []
     for number in range(40):
-        size = 8 * 2 ** (number % 7)
         off = ((number * 7) % 11 - 5) / 4
-        made.append(_search_record(number, size, off))
+        made.append(_search_record(number, 8 * 2 ** (number % 7), off))
     for index in range(3):
-        for configuration in (BEST, BASELINE):
-            made.append(_new_seed(len(made), configuration, index))
+        for one in (BEST, BASELINE):
+            fields = {"place": f"seed/{one.number}/{index}", "repeats": one.number}
+            steps = one.runs_steps[index]
+            history = ((steps - 3, 0.12), (steps, 0.098))
+            made.append(
+                _record(len(made), "new seed", one, steps, history, seed=100 + index, **fields)
+            )
     return made
+
+
+def _record(
+    number: int, role: str, one: Configuration, steps: float, history: Any, **fields: Any
+) -> Record:
+    tau = step_seconds_of(one.batch_size)
+    values = {
+        "place": f"search/{number}",
+        "seed": number,
+        "status": "reached",
+        "seconds_per_step": tau,
+        "train_seconds": steps * tau,
+        "steps_low": steps - 3,
+        "max_steps": 1000,
+    }
+    pair = {"batch_size": one.batch_size, "lr": one.lr}
+    return Record(number=number, role=role, steps=steps, history=history, **pair, **values | fields)
 
 
 def _search_record(number: int, size: int, off: float) -> Record:
     """A trial ``off`` octaves from the best rate."""
-    lr = 1.18 * (size / 118) ** 0.45 * 2.0**off
-    steps = round(steps_of(size) * (1 + 0.35 * off**2))
-    status: Status = "reached"
+    fields: dict[str, Any] = {"other_seconds": 0.01}
     if abs(off) >= 1.0:
-        status = "pruned"
-    if off > 1.0:
-        status = "diverged"
+        fields["status"] = "diverged" if off > 1.0 else "pruned"
     if number == 13:
-        status = "failed"
-    role = "search" if number else "baseline"
+        fields |= {"status": "failed", "message": "RuntimeError: shapes do not match (model.py:40)"}
+    if number == 24:
+        fields["resumed_from"] = 17
+    steps = round(steps_of(size) * (1 + 0.35 * off**2))
     history = tuple((step, 2.3 / (1 + step / steps * 22)) for step in range(1, steps + 1, 4))
-    return Record(
-        number=number,
-        place=f"search/{number}",
-        role=role,
-        batch_size=size,
-        lr=lr,
-        seed=number,
-        max_steps=1000,
-        status=status,
-        steps=steps,
-        steps_low=steps - 3,
-        seconds_per_step=step_seconds_of(size),
-        train_seconds=steps * step_seconds_of(size),
-        other_seconds=0.01,
-        history=history,
-        resumed_from=17 if number == 24 else None,
-        message="RuntimeError: shapes do not match (model.py:40)" if number == 13 else "",
-    )
-
-
-def _new_seed(number: int, configuration: Confirmed, index: int) -> Record:
-    steps = configuration.runs_steps[index]
-    return Record(
-        number=number,
-        place=f"seed/{configuration.number}/{index}",
-        role="new seed",
-        batch_size=configuration.batch_size,
-        lr=configuration.lr,
-        seed=100 + index,
-        max_steps=1000,
-        repeats=configuration.number,
-        status="reached",
-        steps=steps,
-        steps_low=steps - 3,
-        seconds_per_step=configuration.step_seconds,
-        train_seconds=steps * configuration.step_seconds,
-        history=((steps - 3, 0.12), (steps, 0.098)),
-    )
+    pair = Configuration(batch_size=size, lr=1.18 * (size / 118) ** 0.45 * 2.0**off)
+    return _record(number, "search" if number else "baseline", pair, steps, history, **fields)

@@ -66,31 +66,32 @@ def searched():
     return records
 
 
+def seed_run(records, number, index, steps, status="reached"):
+    """Add a run on a new seed of trial ``number``."""
+    of = records[number]
+    place = f"seed/{number}/{index}"
+    fields = {"repeats": number, "seed": 100 + index}
+    records.append(record(len(records), place, of.batch_size, of.lr, steps, status, **fields))
+
+
 def with_seeds(best_steps, baseline_steps, status="reached", baseline_status="reached"):
     """New seeds of the search's best, batch size 512, and of the baseline."""
     records = searched()
-    for number, (size, lr, steps, its_status) in {
-        5: (512, 0.1 * math.sqrt(512), best_steps, status),
-        0: (64, 0.4, baseline_steps, baseline_status),
-    }.items():
-        for index, count in enumerate(steps):
-            records.append(
-                record(
-                    len(records),
-                    f"seed/{number}/{index}",
-                    size,
-                    lr,
-                    count,
-                    its_status,
-                    repeats=number,
-                    seed=100 + index,
-                )
-            )
+    for index, steps in enumerate(best_steps):
+        seed_run(records, 5, index, steps, status)
+    for index, steps in enumerate(baseline_steps):
+        seed_run(records, 0, index, steps, baseline_status)
     return records
 
 
+BEST = (48, 50, 47)
+# The best is 6.25 times as fast.
+SWITCH = with_seeds(BEST, (300, 310, 290))
+BY_STEPS = Question(TARGET, Budget(steps=1000), "steps")
+
+
 def test_switch():
-    result = analyse(study(), with_seeds((48, 50, 47), (300, 310, 290)))
+    result = analyse(study(), SWITCH)
     assert result.verdict == "switch"
     assert (result.best.batch_size, result.baseline.batch_size) == (512, 64)
     assert result.speedup.value == pytest.approx(300 / 48)
@@ -105,6 +106,15 @@ def test_switch():
     # S(B) = 40 (1 + 100/B).
     assert result.critical.interval.low < 100 < result.critical.interval.high
     assert result.lr_exponent.low < 0.5 < result.lr_exponent.high
+    assert "sqrt" in result.allowed_rules
+    assert "none" not in result.allowed_rules
+    # Nothing else takes fewer steps or seconds.
+    assert result.fewest_steps is result.faster is None
+    # (reached + 1/2)/(n + 1). The baseline's first run counts, the search's do not: its winner was
+    # chosen because it had reached the target.
+    assert result.best.predicted_share == pytest.approx(3.5 / 4, abs=0.02)
+    assert result.baseline.predicted_share == pytest.approx(4.5 / 5, abs=0.02)
+    assert type(result).model_validate_json(result.model_dump_json()) == result
 
 
 def test_nothing_is_said_of_sizes_that_do_not_fit():
@@ -131,20 +141,10 @@ def test_not_yet_names_the_seeds_that_settle_it():
 
 
 def test_use_where_there_is_no_baseline():
-    records = [one for one in with_seeds((48, 50, 47), ()) if one.role != "baseline"]
+    records = [one for one in with_seeds(BEST, ()) if one.role != "baseline"]
     result = analyse(study(baseline=None), records)
     assert (result.verdict, result.best.batch_size, result.speedup) == ("use", 512, None)
     assert result.train is not None
-
-
-@pytest.mark.parametrize(("status", "limit"), [("missed", "budget"), ("pruned", "stopped")])
-def test_a_baseline_that_did_not_reach_the_target(status, limit):
-    result = analyse(study(), with_seeds((48, 50, 47), (900, 900, 900), baseline_status=status))
-    assert result.verdict == "switch"
-    assert result.speedup.at_least
-    assert result.speedup.value == pytest.approx(900 / 48)
-    assert result.speedup.high is None
-    assert (result.baseline.reached, result.baseline.runs, result.baseline_limit) == (0, 3, limit)
 
 
 def test_a_best_that_misses_on_new_seeds_is_not_told_to_be_used():
@@ -165,13 +165,6 @@ def test_where_both_miss_on_new_seeds_nothing_is_compared():
     assert result.best.reached == result.baseline.reached == 0
 
 
-@pytest.mark.parametrize("status", ["diverged", "failed", "out of memory"])
-def test_a_run_that_would_never_have_reached_counts_as_all_that_it_was_allowed(status):
-    result = analyse(study(), with_seeds((48, 50, 47), (3, 3, 3), baseline_status=status))
-    assert result.baseline.runs_steps == (1000, 1000, 1000)
-    assert result.speedup.value == pytest.approx(1000 / 48)
-
-
 def test_what_is_compared_ran_on_the_same_seeds():
     result = analyse(study(), with_seeds((50, 48, 47), (300,)))
     assert (result.best.seeds, result.baseline.seeds) == ((100,), (100,))
@@ -182,31 +175,36 @@ def of_baseline(*runs):
     """New seeds of the search's best, 68 steps each, and of the baseline: (status, steps)."""
     records = with_seeds((68, 68, 68), ())
     for index, (status, steps) in enumerate(runs):
-        place = f"seed/0/{index}"
-        records.append(
-            record(len(records), place, 64, 0.4, steps, status, repeats=0, seed=100 + index)
-        )
+        seed_run(records, 0, index, steps, status)
     return records
 
 
 @pytest.mark.parametrize(
-    ("runs", "value", "reached"),
+    ("runs", "steps", "reached", "limit"),
     [
         # Two of three were stopped: the one that reached does not stand for them.
-        ([("reached", 186), ("pruned", 434), ("pruned", 434)], 434 / 68, 1),
-        ([("pruned", 434)] * 3, 434 / 68, 0),
-        ([("missed", 1000)] * 3, 1000 / 68, 0),
+        ([("reached", 186), ("pruned", 434), ("pruned", 434)], 434, 1, "stopped"),
+        ([("pruned", 434)] * 3, 434, 0, "stopped"),
+        ([("missed", 1000)] * 3, 1000, 0, "budget"),
         # One that diverges would not have reached it in all that it was allowed.
-        ([("reached", 186), ("pruned", 434), ("diverged", 3)], 434 / 68, 1),
+        ([("reached", 186), ("pruned", 434), ("diverged", 3)], 434, 1, "stopped"),
+        ([("diverged", 3)] * 3, 1000, 0, "failed"),
+        ([("failed", 3)] * 3, 1000, 0, "failed"),
+        ([("out of memory", 3)] * 3, 1000, 0, "failed"),
     ],
 )
-def test_runs_that_did_not_reach_count_in_the_speedup(runs, value, reached):
+def test_runs_that_did_not_reach_count_in_the_speedup(runs, steps, reached, limit):
     result = analyse(study(), of_baseline(*runs))
     assert result.verdict == "switch"
-    assert (result.speedup.value, result.speedup.at_least) == (pytest.approx(value), True)
-    assert result.speedup.low < value
-    assert result.speedup.high is None
-    assert result.baseline.reached == reached
+    assert (result.baseline.steps, result.baseline.reached) == (steps, reached)
+    assert result.baseline_limit == limit
+    value = pytest.approx(steps / 68)
+    assert (result.speedup.value, result.speedup.at_least, result.speedup.high) == (
+        value,
+        True,
+        None,
+    )
+    assert result.speedup.low < steps / 68
     assert result.baseline.steps_high is result.baseline.seconds_high is None
     assert result.lr_alone is None or result.lr_alone.high is None
 
@@ -233,14 +231,6 @@ def test_steps_lie_in_the_middle_between_evaluations():
     assert far.speedup.high / far.speedup.low > near.speedup.high / near.speedup.low
 
 
-def test_the_share_of_further_seeds_is_predicted():
-    result = analyse(study(), with_seeds((48, 50, 47), (300, 310, 290)))
-    # (reached + 1/2)/(n + 1). The baseline's first run counts, the search's do not: its winner was
-    # chosen because it had reached the target.
-    assert result.best.predicted_share == pytest.approx(3.5 / 4, abs=0.02)
-    assert result.baseline.predicted_share == pytest.approx(4.5 / 5, abs=0.02)
-
-
 @pytest.mark.parametrize(
     ("allowed", "budget", "share"),
     [
@@ -252,7 +242,7 @@ def test_the_share_of_further_seeds_is_predicted():
 )
 def test_which_new_seeds_tell_the_share(allowed, budget, share):
     records = []
-    for one in with_seeds((48, 50, 47), (300, 310, 290)):
+    for one in SWITCH:
         steps = allowed if one.role == "new seed" else 1000
         records.append(one.model_copy(update={"max_steps": steps}))
     result = analyse(study(question=Question(TARGET, Budget(steps=budget))), records)
@@ -316,16 +306,16 @@ def test_the_rate_alone_gains_less_than_the_best(best_steps, verdict):
     assert alone.high <= result.speedup.high
 
 
-def test_a_rate_alone_is_capped_by_the_best():
-    records = with_seeds((128, 129, 130), (200, 200, 200)) + off_the_best_rate()
-    result = analyse(study(trials=12), records)
-    assert result.lr_alone.speedup < result.speedup.value
-    assert result.lr_alone.high == result.speedup.high
-
-
-def test_a_rate_alone_that_would_gain_more_than_the_best_is_left_out():
-    records = with_seeds((180, 180, 180), (200, 200, 200)) + off_the_best_rate()
-    assert analyse(study(trials=12), records).lr_alone is None
+def test_a_rate_alone_is_capped_by_the_best_or_left_out():
+    of_best = {}
+    for steps in (129, 180):
+        records = with_seeds((steps,) * 3, (200,) * 3) + off_the_best_rate()
+        of_best[steps] = analyse(study(trials=12), records)
+    capped = of_best[129]
+    assert capped.lr_alone.speedup < capped.speedup.value
+    assert capped.lr_alone.high == capped.speedup.high
+    # It would gain more than the best.
+    assert of_best[180].lr_alone is None
 
 
 def test_fewest_steps_beside_the_fastest():
@@ -345,15 +335,10 @@ def test_fewest_steps_beside_the_fastest():
     )
 
 
-def test_there_is_none_where_the_best_takes_as_few_steps():
-    assert analyse(study(), with_seeds((48, 50, 47), (300, 310, 290))).fewest_steps is None
-
-
 def test_by_steps_the_speedup_is_in_steps():
     """In seconds the baseline would be the faster: its step takes a tenth."""
-    question = Question(TARGET, Budget(steps=1000), "steps")
-    by_steps = study(question=question, step_time=lambda batch_size: 1e-5 * batch_size**2)
-    result = analyse(by_steps, with_seeds((48, 50, 47), (300, 310, 290)))
+    by_steps = study(question=BY_STEPS, step_time=lambda batch_size: 1e-5 * batch_size**2)
+    result = analyse(by_steps, SWITCH)
     assert result.verdict == "switch"
     assert result.speedup.value == pytest.approx(300 / 48)
     assert result.best.seconds == pytest.approx(48e-5 * 512**2)
@@ -363,7 +348,7 @@ def test_errors_of_step_times_count_in_time_alone():
     # Step times are off by a fifth, this way or that.
     records = [
         one.model_copy(update={"seconds_per_step": 1e-3 * 1.2 ** (-1) ** one.number})
-        for one in with_seeds((48, 50, 47), (300, 310, 290))
+        for one in SWITCH
     ]
     widths = {}
     for objective in ("time", "steps"):
@@ -376,16 +361,12 @@ def test_errors_of_step_times_count_in_time_alone():
     assert widths["steps", True] == pytest.approx(widths["steps", False], rel=1e-6)
 
 
-def test_before_new_seeds():
-    result = analyse(study(), searched())
+def test_before_new_seeds_a_time_limit_asks_for_time():
+    result = analyse(study(deadline=Deadline(0.0, 60.0)), searched())
     assert (result.verdict, result.speedup) == ("not yet", None)
     assert (result.best.batch_size, result.best.runs) == (512, 0)
-    assert result.next is not None
-
-
-def test_a_time_limit_without_new_seeds_asks_for_time():
-    result = analyse(study(deadline=Deadline(0.0, 60.0)), searched())
     assert result.next == "{'wall_seconds': 120}"
+    assert analyse(study(), searched()).next is not None
 
 
 def missed(number, place, values, status="missed"):
@@ -460,7 +441,7 @@ def test_trials_without_any_metric_are_not_yet():
 def test_the_curve_has_no_verdict_and_no_best():
     """B_crit 100, by trials of one octave each but the first and the last two of seven."""
     plan = study(question=Question(TARGET, Budget(steps=1000), "curve"), trials=5)
-    result = analyse(plan, with_seeds((48, 50, 47), (300, 310, 290)))
+    result = analyse(plan, SWITCH)
     assert (result.verdict, result.best, result.baseline, result.train) == (None,) * 4
     assert result.reached
     assert result.critical.interval.low < 100 < result.critical.interval.high
@@ -471,24 +452,16 @@ def test_the_curve_has_no_verdict_and_no_best():
     assert (searched.octaves, searched.reached, searched.to_add) == (7, 6, (11,))
     assert result.next == "{'trials': 10}"
     assert type(result).model_validate_json(result.model_dump_json()) == result
+    nothing = analyse(plan, [missed(0, "baseline", (0.9, 0.7, 0.5, 0.3))])
+    assert (nothing.verdict, nothing.searched) == ("not yet", None)
 
 
-def test_nothing_reached_under_the_curve_is_not_yet():
-    plan = study(question=Question(TARGET, Budget(steps=1000), "curve"))
-    result = analyse(plan, [missed(0, "baseline", (0.9, 0.7, 0.5, 0.3))])
-    assert (result.verdict, result.searched) == ("not yet", None)
-
-
-def with_quick_small_size():
-    """Steps fall over all sizes; a step takes as long as its batch."""
-    return study(
-        question=Question(TARGET, Budget(steps=1000), "steps"),
-        step_time=lambda batch_size: 1e-5 * batch_size,
-    )
+# Steps fall over all sizes; a step takes as long as its batch.
+QUICK_SMALL_SIZE = study(question=BY_STEPS, step_time=lambda batch_size: 1e-5 * batch_size)
 
 
 def test_the_fewest_steps_are_not_the_least_seconds():
-    result = analyse(with_quick_small_size(), with_seeds((48, 50, 47), (300, 310, 290)))
+    result = analyse(QUICK_SMALL_SIZE, SWITCH)
     assert result.best.batch_size == 512
     # S(B) B is least at the smallest size: 290 steps at 16 for 48 at 512.
     assert result.faster.batch_size == 16
@@ -509,38 +482,21 @@ def test_the_fewest_steps_are_not_the_least_seconds():
 def test_a_baseline_that_is_faster_is_not_predicted_but_measured(
     smallest, of_trial, of_seeds, is_told
 ):
-    records = [one for one in with_seeds((48, 50, 47), of_seeds) if one.batch_size >= smallest]
+    records = [one for one in with_seeds(BEST, of_seeds) if one.batch_size >= smallest]
     baseline = records[0].model_copy(update={"steps": of_trial, "steps_low": of_trial - 1})
-    result = analyse(with_quick_small_size(), [baseline, *records[1:]])
+    result = analyse(QUICK_SMALL_SIZE, [baseline, *records[1:]])
     assert result.best.batch_size == 512
     assert (result.faster is not None) == is_told
-
-
-def test_under_time_nothing_else_is_said_to_be_faster():
-    assert analyse(study(), with_seeds((48, 50, 47), (300, 310, 290))).faster is None
 
 
 def test_of_sizes_that_tie_in_steps_the_smallest_is_the_best():
     records = searched()
     records.append(record(6, "search/5", 480, 2.2, 49))
-    records += [record(7 + i, f"seed/6/{i}", 480, 2.2, 49, repeats=6) for i in range(3)]
-    records += [record(10 + i, f"seed/5/{i}", 512, 2.263, 48, repeats=5) for i in range(3)]
-    of_steps = study(question=Question(TARGET, Budget(steps=1000), "steps"), baseline=None)
-    assert analyse(of_steps, records).best.batch_size == 480
-    of_time = study(question=Question(TARGET, Budget(steps=1000)), baseline=None)
-    assert analyse(of_time, records).best.batch_size == 512
-
-
-def test_the_rules_that_the_exponent_allows():
-    result = analyse(study(), searched())
-    assert result.lr_exponent.low < 0.5 < result.lr_exponent.high
-    assert "sqrt" in result.allowed_rules
-    assert "none" not in result.allowed_rules
-
-
-def test_the_result_comes_back_from_json():
-    result = analyse(study(), with_seeds((48, 50, 47), (300, 310, 290)))
-    assert type(result).model_validate_json(result.model_dump_json()) == result
+    for index in range(3):
+        seed_run(records, 6, index, 49)
+        seed_run(records, 5, index, 48)
+    assert analyse(study(question=BY_STEPS, baseline=None), records).best.batch_size == 480
+    assert analyse(study(baseline=None), records).best.batch_size == 512
 
 
 def test_all_trials_at_one_end_leave_b_crit_open():
@@ -562,7 +518,7 @@ def test_where_schedules_end_their_length_and_the_predicted_share_are_told():
     shares = {}
     for length in (48, 200):
         records = []
-        for record in with_seeds((48, 50, 47), (300, 310, 290)):
+        for record in SWITCH:
             of_baseline = record.role == "baseline" or record.repeats == 0
             steps = 1000 if of_baseline else max(length, record.steps)
             records.append(record.model_copy(update={"schedule_steps": steps}))

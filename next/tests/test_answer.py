@@ -24,53 +24,20 @@ RANGE = ("Also good", [48, 173])
 SCALING = ("Scaling", [130, 85, 212])
 TRAIN = ("Train", [118, 1.18])
 CLOSEST = ("Not yet", [0.05, 0.0714, 24, 0.02])
-FEWEST = ("Switch", [512, 2.1, 6.1, 4.9, 7.6, *BASELINE])
 LARGE = ("Also good", [512, 1024])
 OCTAVES = ("Range", [8, 1024, 6, 7, 724])
 RATES = ("Rates", [0.45, 0.31, 0.58])
 EASIER_ROW = ("Easier", [0.08, 0.08, 2])
 
-# What each state of design.md, section 1, says: its rows in order, each with its numbers in order,
-# in the units that they are printed in.
+# Some states of design.md, section 1, by hand: their rows in order, each with its numbers in order,
+# in the units that they are printed in; golden/answer.txt has all states.
 EXPECTED = {
     "switch": [SWITCH, TIMES, ALSO_GOOD, SCALING, TRAIN],
-    "switch, three warnings": [
-        SWITCH,
-        TIMES,
-        ALSO_GOOD,
-        SCALING,
-        ("Warning", [20]),
-        ("Warning", [256, 1024]),
-        TRAIN,
-    ],
     "keep": [
         ("Keep", [*BASELINE, 12, 1.2]),
         ("Time", [96, 201, 96, 0.5, 91, 162, *SEEDS]),
         RANGE,
         SCALING,
-    ],
-    "not yet: the interval is too wide": [
-        ("Not yet", [*BEST, 1.3, 0.84, 2.1, *BASELINE]),
-        ("Time", [73, 121, 96, 201, *SEEDS]),
-        ("Also good", [1.05, 1.1]),
-        SCALING,
-        ("Next", [6]),
-    ],
-    "not yet: no new seeds": [("Not yet", BEST), SCALING, ("Next", [180])],
-    "not yet: the baseline is the best": [
-        ("Not yet", [64, 0.89, 0.56, 1.4, *BASELINE]),
-        ("Time", [96, 201, *SEEDS]),
-        SCALING,
-        ("Next", [6]),
-    ],
-    "not yet: nothing but the baseline": [("Not yet", BASELINE), SCALING, ("Next", [128])],
-    "use": [("Use", BEST), ("Time", [33, 55, *SEEDS]), RANGE, SCALING, TRAIN],
-    "baseline missed in its budget": [
-        ("Switch", [*BEST, 17, *BASELINE]),
-        ("Time", [33, 55, 570, 1190, *SEEDS, 0, 3]),
-        RANGE,
-        SCALING,
-        TRAIN,
     ],
     "baseline stopped": [
         ("Switch", [*BEST, 4, *BASELINE]),
@@ -79,62 +46,13 @@ EXPECTED = {
         SCALING,
         TRAIN,
     ],
-    "nothing reached: diverged": [CLOSEST, ("Next", [0.01, 2])],
     "nothing reached: still falling": [CLOSEST, EASIER_ROW, ("Next", [4000, 2])],
-    "nothing reached: flat": [CLOSEST, EASIER_ROW, ("Next", [])],
-    "nothing reached: stopped early": [CLOSEST, EASIER_ROW, ("Next", [128])],
-    "nothing reached: failed": [CLOSEST, ("Next", [17])],
     "largest size binds": [SWITCH, TIMES, ALSO_GOOD, ("Scaling", [812, 512]), TRAIN],
-    "no critical batch size": [SWITCH, TIMES, ALSO_GOOD, ("Scaling", [8, 512]), TRAIN],
-    "steps: switch": [
-        FEWEST,
-        ("Steps", [33, 42, 201, 96, 3, 9, 10, 118, 1.18, 1.3]),
-        LARGE,
-        SCALING,
-        ("Train", [512, 2.1]),
-    ],
-    "steps: nothing else is faster": [
-        FEWEST,
-        ("Steps", [33, 42, 201, 96, 3, 9, 10]),
-        LARGE,
-        SCALING,
-        ("Train", [512, 2.1]),
-    ],
     "steps: keep": [
         ("Keep", [*BASELINE, 64, 1.2]),
         ("Steps", [201, 96, 512, 2.1, 190, 240, 3, 9, 10]),
         LARGE,
         SCALING,
-    ],
-    "steps: not yet": [
-        ("Not yet", [512, 2.1, 6.1, 0.9, 41, *BASELINE]),
-        ("Steps", [33, 42, 201, 96, 3, 9, 10]),
-        SCALING,
-        ("Next", [6]),
-    ],
-    "steps: use": [
-        ("Use", [512, 2.1]),
-        ("Steps", [33, 42, 3, 9, 10, 118, 1.18, 1.3]),
-        LARGE,
-        SCALING,
-        ("Train", [512, 2.1]),
-    ],
-    "steps: baseline missed": [
-        ("Switch", [512, 2.1, 28, *BASELINE]),
-        ("Steps", [33, 42, 938, 450, 3, 9, 10, 0, 3, 118, 1.18, 1.3]),
-        LARGE,
-        SCALING,
-        ("Train", [512, 2.1]),
-    ],
-    "steps: nothing reached": [CLOSEST, EASIER_ROW, ("Next", [])],
-    # 14 is B_crit/9 and 1170 is 9 B_crit.
-    "curve": [("Critical", [130, 85, 212, 14, 1170]), OCTAVES, RATES, ("Next", [128])],
-    "curve: narrow": [("Critical", [58, 41, 80, 6, 522]), OCTAVES, RATES],
-    "curve: open above": [
-        ("Critical", [412, 512]),
-        OCTAVES,
-        RATES,
-        ("Next", [8, 4096, 8, 4096, 2]),
     ],
     "curve: open below": [
         ("Critical", [12, 8]),
@@ -143,8 +61,6 @@ EXPECTED = {
         ("Warning", [1.4, 8, 16]),
         ("Next", [128]),
     ],
-    "curve: both ends open": [("Critical", [8, 512]), OCTAVES, RATES, ("Next", [128])],
-    "curve: nothing reached": [CLOSEST, ("Next", [0.01, 2])],
 }
 
 
@@ -160,20 +76,14 @@ def test_rows_and_numbers_of_each_state(state: str) -> None:
     assert [(row.label, numbers(row.text)) for row in rows] == EXPECTED[state]
 
 
-def test_every_state_has_its_rows_expected() -> None:
-    assert EXPECTED.keys() == STATES.keys()
-
-
 @pytest.mark.parametrize("state", STATES)
-def test_text_is_80_columns_wide_with_at_most_30_numbers(state: str) -> None:
-    text = render(STATES[state])
+def test_text_is_80_columns_wide_with_at_most_30_numbers_in_the_question_s_order(
+    state: str,
+) -> None:
+    study = STATES[state]
+    text = render(study)
     assert max(len(line) for line in text.splitlines()) <= 80
     assert len(numbers(text)) <= 30
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_rows_stand_in_the_order_of_the_question(state: str) -> None:
-    study = STATES[state]
     places = [ROWS[study.objective].index(row.label) for row in answer(study)[1:]]
     assert places == sorted(places)
 

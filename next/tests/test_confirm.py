@@ -8,7 +8,6 @@ import pytest
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from bstune.core.records import Record
 from bstune.study.confirm import (
     MEDIAN_VARIANCE,
     SIMILAR,
@@ -109,14 +108,6 @@ def test_speedup_by_hand(best, baseline, value, low, high, at_least):
             assert end == pytest.approx(value * math.exp(log_distance), rel=1e-3)
 
 
-def test_a_censored_run_tells_less_than_one_that_reached():
-    known = speedup_of(runs("1 1 1"), runs("3 3 3"), DEVIATION)
-    censored = speedup_of(runs("1 1 1"), runs("3 3 >3"), DEVIATION)
-    assert censored.value == known.value == 3
-    assert censored.low < known.low
-    assert censored.high > known.high
-
-
 def test_a_pair_in_which_one_run_missed_has_the_information_of_a_tobit_model():
     """By a numerical second derivative of the log likelihood, at its maximum."""
     best, baseline = runs("1 1 1"), runs("3 3 >3")
@@ -159,13 +150,17 @@ def test_interval_of_a_median_by_hand(text, low, high, error, step_time_error):
     assert found[1] == (high and pytest.approx(median * math.exp(width), rel=1e-3))
 
 
-def test_errors_of_evaluations_widen_the_speedup_and_do_not_fall_with_the_seeds():
-    alone = speedup_of(runs("1 1 1"), runs("2 2 2"), DEVIATION)
-    both = speedup_of(runs("1 1 1", error=0.3), runs("2 2 2", error=0.1), DEVIATION)
-    seeds = math.log(alone.high / alone.value)
-    assert math.log(both.high / both.value) == pytest.approx(
-        math.hypot(seeds, 1.6449 * 0.3, 1.6449 * 0.1), rel=1e-3
+@pytest.mark.parametrize(
+    ("errors", "step_time_error"), [((0.3, 0.1), 0.0), ((0.0, 0.0), 0.2), ((0.3, 0.1), 0.2)]
+)
+def test_errors_widen_the_speedup_and_do_not_fall_with_the_seeds(errors, step_time_error):
+    best, baseline = (
+        runs(text, error) for text, error in zip(("1 1 1", "2 2 2"), errors, strict=True)
     )
+    found = speedup_of(best, baseline, DEVIATION, step_time_error)
+    seeds = half_width(3, factor=MEDIAN_OF_3)
+    width = math.hypot(seeds, *(1.6449 * error for error in (*errors, step_time_error)))
+    assert math.log(found.high / found.value) == pytest.approx(width, rel=1e-3)
 
 
 @pytest.mark.parametrize("apart", [1, 10, 50])
@@ -224,15 +219,6 @@ def test_predicted_share_of_seeds_that_reach(outcomes, stated, chosen):
         assert predicted_share(0.0, 0.0, outcomes, prior=SURE) == pytest.approx(chosen)
 
 
-def test_errors_of_step_times_widen_the_interval():
-    alone = speedup_of(runs("1 1 1"), runs("2 2 2"), DEVIATION)
-    both = speedup_of(runs("1 1 1"), runs("2 2 2"), DEVIATION, step_time_error=0.2)
-    seeds = math.log(alone.high / alone.value)
-    assert math.log(both.high / both.value) == pytest.approx(
-        math.hypot(seeds, 1.6449 * 0.2), rel=1e-3
-    )
-
-
 @pytest.mark.parametrize(
     ("groups", "value", "degrees"),
     [
@@ -275,50 +261,47 @@ def candidate(number, log_value, deviation=0.1, share=1.0):
     return Candidate(number=number, log_value=log_value, deviation=deviation, share=share)
 
 
-def test_the_best_by_prediction_runs_first_and_is_done_after_its_seeds():
-    candidates = [candidate(3, 0.0), candidate(5, 0.05)]
-    assert next_confirmation(candidates, {}, seeds=2, noise=0.1) == 3
-    assert next_confirmation(candidates, {3: [0.0]}, seeds=2, noise=0.1) == 3
-    assert next_confirmation(candidates, {3: [0.0, 0.0]}, seeds=2, noise=0.1) is None
-    assert best_confirmed(candidates, {3: [0.0, 0.0]}, noise=0.1) == 3
+ONE_AND_ONE = (candidate(3, 0.0), candidate(5, 0.05))
+TIED = (
+    Candidate(3, 0.0, 0.05, share=1.0, rank=512),
+    Candidate(5, 0.08, 0.05, share=1.0, rank=256),
+    Candidate(7, 0.2, 0.05, share=1.0, rank=128),
+)
 
 
-def test_another_within_a_tenth_takes_over_when_its_mean_falls_below():
-    candidates = [candidate(3, 0.0), candidate(5, 0.05)]
-    # The leader's mean is now 0.15, above the 0.05 of the other one.
-    assert next_confirmation(candidates, {3: [0.3]}, seeds=2, noise=0.1) == 5
-    assert next_confirmation(candidates, {3: [0.3], 5: [0.0]}, seeds=2, noise=0.1) == 5
-    assert best_confirmed(candidates, {3: [0.3], 5: [0.0, 0.0]}, noise=0.1) == 5
+def missing(log_value):
+    """What misses in 40% of seeds takes 1/0.6, 1.67 times, as long, beside a slower one."""
+    return candidate(3, 0.0, share=0.6), candidate(5, log_value)
 
 
-def test_what_is_more_than_a_tenth_behind_is_not_run():
-    candidates = [candidate(3, 0.0), candidate(5, 0.2)]
-    assert next_confirmation(candidates, {3: [9.0]}, seeds=2, noise=0.1) == 3
-
-
-def test_of_candidates_that_tie_the_least_rank_leads():
-    candidates = [
-        Candidate(3, 0.0, 0.05, share=1.0, rank=512),
-        Candidate(5, 0.08, 0.05, share=1.0, rank=256),
-        Candidate(7, 0.2, 0.05, share=1.0, rank=128),
-    ]
-    assert next_confirmation(candidates, {}, seeds=2, noise=0.1) == 5
-    assert best_confirmed(candidates, {3: [0.0], 5: [0.08]}, noise=0.1) == 5
-    # Its new seeds are far behind: it ties no more.
-    assert next_confirmation(candidates, {5: [0.5]}, seeds=2, noise=0.1) == 3
-
-
-def test_a_share_of_misses_counts_as_the_time_that_they_cost():
-    # 1/0.6 is 1.67: what misses in 40% takes that much longer until a seed reaches.
-    candidates = [candidate(3, 0.0, share=0.6), candidate(5, math.log(1.6))]
-    assert next_confirmation(candidates, {}, seeds=2, noise=0.1) == 5
-    candidates = [candidate(3, 0.0, share=0.6), candidate(5, math.log(1.9))]
-    assert next_confirmation(candidates, {}, seeds=2, noise=0.1) == 3
-
-
-def test_a_miss_tells_nothing_of_the_time_of_the_others():
-    candidates = [candidate(3, 0.0), candidate(5, 0.05)]
-    assert best_confirmed(candidates, {3: [0.0, None], 5: [0.0, 0.0]}, noise=0.1) == 3
+@pytest.mark.parametrize(
+    ("candidates", "runs_of", "following", "best"),
+    [
+        # The best by prediction runs first, and is done after its two seeds.
+        (ONE_AND_ONE, {}, 3, 3),
+        (ONE_AND_ONE, {3: [0.0]}, 3, 3),
+        (ONE_AND_ONE, {3: [0.0, 0.0]}, None, 3),
+        # Another within a tenth takes over: the leader's mean is 0.15, above its 0.05.
+        (ONE_AND_ONE, {3: [0.3]}, 5, 3),
+        (ONE_AND_ONE, {3: [0.3], 5: [0.0]}, 5, 5),
+        (ONE_AND_ONE, {3: [0.3], 5: [0.0, 0.0]}, None, 5),
+        # What is more than a tenth behind is not run.
+        ((candidate(3, 0.0), candidate(5, 0.2)), {3: [9.0]}, 3, 3),
+        # Of candidates that tie the least rank leads, until its new seeds are far behind.
+        (TIED, {}, 5, 5),
+        (TIED, {3: [0.0], 5: [0.08]}, 5, 5),
+        (TIED, {5: [0.5]}, 3, 5),
+        (missing(math.log(1.6)), {}, 5, 5),
+        (missing(math.log(1.9)), {}, 3, 3),
+        # A miss tells nothing of the time of the others.
+        (ONE_AND_ONE, {3: [0.0, None], 5: [0.0, 0.0]}, None, 3),
+        ((), {}, None, None),
+    ],
+)
+def test_whose_new_seed_comes_next_and_which_is_the_best(candidates, runs_of, following, best):
+    assert next_confirmation(candidates, runs_of, seeds=2, noise=0.1) == following
+    if candidates:
+        assert best_confirmed(candidates, runs_of, noise=0.1) == best
 
 
 @pytest.mark.parametrize("told_by_the_search", [True, False])
@@ -385,28 +368,3 @@ def test_take_overs_end():
         runs_of.setdefault(number, []).append(1.0 + 0.1 * count)
         count += 1
     assert count <= 6
-
-
-def test_nothing_reached_has_nothing_to_confirm():
-    assert next_confirmation([], {}, seeds=3, noise=0.1) is None
-
-
-def test_a_record_is_one_json_line():
-    record = Record(
-        number=3,
-        place="search/3",
-        role="search",
-        batch_size=64,
-        lr=0.1,
-        seed=7,
-        max_steps=100,
-        status="diverged",
-        steps=20,
-        history=((10, 0.5), (20, math.nan)),
-    )
-    line = record.model_dump_json()
-    assert "\n" not in line
-    assert "NaN" not in line
-    again = Record.model_validate_json(line)
-    assert again == record
-    assert again.history == ((10, 0.5), (20, None))

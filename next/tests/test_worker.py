@@ -1,5 +1,6 @@
 """A process to which functions are sent: whatever it does, an outcome comes back."""
 
+import importlib
 import multiprocessing
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 
 import bstune
 from bstune.core.errors import InputError
+from bstune.trial.by_value import users_modules
 from bstune.trial.worker import Answer, Failure, InProcess, Worker, tell_progress
 
 OWN_PATH = {**os.environ, "PYTHONPATH": str(Path(bstune.__file__).parents[1])}
@@ -244,6 +246,16 @@ def test_what_main_defines_is_sent_to_a_loaders_process_and_back(tmp_path, metho
         [sys.executable, "train.py", method], cwd=tmp_path, env=OWN_PATH, capture_output=True
     )
     assert answer.stdout.decode().strip() == f"Answer(value=({method!r}, True, 42))"
+
+
+def test_a_module_that_runs_the_study_as_it_is_imported_is_not_imported_in_the_worker(
+    tmp_path, monkeypatch
+):
+    text = "from bstune.trial.by_value import users_modules\nnames = users_modules()"
+    (tmp_path / "runs_it.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "runs_it" not in importlib.import_module("runs_it").names
+    assert "runs_it" in users_modules()
 
 
 OWNER = """

@@ -23,11 +23,17 @@ CLASSES = 64
 
 
 def users_modules() -> tuple[str, ...]:
-    """Names of the user's own modules, in the order in which this process began to import them."""
+    """Names of the user's own modules, in the order in which this process began to import them.
+
+    One that is still being imported is left out: it may be what runs the study.
+    """
     names = []
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file is not None and name != "__main__" and is_users(file):
+        # Not getattr: modules that load others when they are asked for something may fail.
+        attributes = getattr(module, "__dict__", {})
+        file, spec = attributes.get("__file__"), attributes.get("__spec__")
+        is_whole = name != "__main__" and not getattr(spec, "_initializing", False)
+        if is_whole and isinstance(file, str) and is_users(file):
             names.append(name)
     return tuple(names)
 

@@ -53,7 +53,7 @@ def study(name: str, wall_seconds: float, seed: int, folder: str) -> None:
     else:
         options = [f"seed={seed}", f"wall_seconds={limit}", "threads=1", "device=cpu", "output=out"]
         command = [sys.executable, "-m", "bstune", f"+workload={name}", *options, "mlflow.uri=null"]
-    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
 def plain(name: str, batch_size: int, lr: float) -> tuple[Build, str, int, dict[str, Any]]:

@@ -135,6 +135,7 @@ def show(rows: list[Row], rival: str) -> None:
         as_fast = 0
         verdicts = defaultdict(int)
         half = 0
+        phases = defaultdict(list)
         for row in races:
             seconds = {name: one["seconds"] or math.inf for name, one in row["plain"].items()}
             told = row["told"]["bstune"]
@@ -143,12 +144,16 @@ def show(rows: list[Row], rival: str) -> None:
             as_fast += seconds["bstune"] <= TIE * seconds[rival]
             verdicts[told.get("verdict")] += 1
             half += share >= 0.5
+            for phase, value in spent.items():
+                phases[phase].append(value)
             parts = ", ".join(f"{name} {value:.1f}" for name, value in spent.items())
             taken = ", ".join(f"{name} {value:.3f}" for name, value in seconds.items())
             print(
                 f"{row['project']} {row['seed']} {load}: {taken} s; {told.get('verdict')}; {parts}"
             )
         if races:
+            medians = {name: round(statistics.median(all_of), 1) for name, all_of in phases.items()}
+            print(f"{load}: where the seconds of bstune went, medians: {medians}")
             print(
                 f"{load}: at least as fast as {rival} in {as_fast} of {len(races)}; verdicts "
                 f"{dict(verdicts)}; half of the time on other configurations in {half}"
