@@ -407,8 +407,9 @@ def _with_survey(
     seconds = options.survey_seconds
     if options.wall_seconds is not None:
         seconds = min(seconds, SURVEY_SHARE * options.wall_seconds)
-    if seconds < LEAST_SURVEY_SECONDS:
-        say(f"no survey of memory and step times: {seconds:.1f} s are too few")
+    if seconds < LEAST_SURVEY_SECONDS or options.devices > 1:
+        why = "it is for one device" if options.devices > 1 else f"{seconds:.1f} s are too few"
+        say(f"no survey of memory and step times: {why}")
         return workload, machine
     recipe = replace(workload.recipe, threads=threads)
     say("survey of memory and step times")
