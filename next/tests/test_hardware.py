@@ -129,6 +129,7 @@ def test_relu_has_nvidias_flops_per_byte():
         (lambda x: x.view(2, 50), 0),
         (lambda x: x + 1.0, 800),
         (lambda x: x.add_(1.0), 800),
+        (lambda x: torch._foreach_add_([x], 1.0), 800),
         (lambda x: x + torch.ones(1).expand(100), 400 + 4 + 4 + 400),
     ],
 )
