@@ -453,7 +453,10 @@ def _with_survey(
         threads: that were given, or that the study was begun with; None: the survey chooses.
         deadline: of which the survey may take its share.
     """
-    if options.survey == "off" or workload.recipe is None or not isinstance(worker, Worker):
+    if options.survey == "off" or workload.recipe is None:
+        return workload, machine
+    if not isinstance(worker, Worker):
+        say("no survey of memory and step times: it needs one worker, and devices=1")
         return workload, machine
     seconds = options.survey_seconds
     if deadline is not None:
@@ -464,10 +467,14 @@ def _with_survey(
     recipe = replace(workload.recipe, threads=threads)
     say("survey of memory and step times")
     space = space_of(options, machine.kind)
-    survey, was_kept = surveyed(machine, worker, recipe, options, space, workload.settings, seconds)
+    patience = HangWatch(options.wall_seconds, options.trial_seconds).limit
+    survey, was_kept = surveyed(
+        machine, worker, recipe, options, space, workload.settings, seconds, patience
+    )
     say(survey_line(survey, was_kept))
     recipe = replace(recipe, threads=survey.threads)
-    machine = machine.model_copy(update={"survey": survey, "threads": survey.threads})
+    threads = survey.threads or machine.threads
+    machine = machine.model_copy(update={"survey": survey, "threads": threads})
     return replace(workload, recipe=recipe, train=_lightning(recipe)), machine
 
 
@@ -550,6 +557,7 @@ def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
             space,
             workload.settings,
             options.survey_seconds,
+            HangWatch(trial_seconds=options.trial_seconds).limit,
         )
 
 

@@ -129,6 +129,7 @@ def test_relu_has_nvidias_flops_per_byte():
         (lambda x: x.view(2, 50), 0),
         (lambda x: x + 1.0, 800),
         (lambda x: x.add_(1.0), 800),
+        (lambda x: torch._foreach_add_([x], 1.0), 800),
         (lambda x: x + torch.ones(1).expand(100), 400 + 4 + 4 + 400),
     ],
 )
@@ -233,20 +234,20 @@ def worker(tmp_path_factory):
 
 def test_a_survey_within_a_memory_limit(worker):
     halves = recipe(Halves)
-    free = survey(worker, halves, (1, 200), (16, 0.1), 100, 60.0)
+    free = survey(worker, halves, (1, 200), (16, 0.1), 100, 60.0, 60.0)
     assert (free.largest_fit, free.smallest_unfit, free.threads) == (200, None, 1)
     assert free.memory.per_example == pytest.approx(1e6, rel=0.1)
     ladder = ladder_of(1, 200, 16)
     assert [size for size, _ in free.refused] == [size for size in ladder if size % 2]
     assert [size for size, *_ in free.step_times] == [size for size in ladder if size % 2 == 0]
     limit = int(free.memory(100))
-    bound = survey(worker, halves, (2, 200), (16, 0.1), 100, 20.0, memory_limit=limit)
+    bound = survey(worker, halves, (2, 200), (16, 0.1), 100, 20.0, 60.0, memory_limit=limit)
     assert 85 <= bound.largest_fit <= 105
     assert bound.limit == limit
     with pytest.raises(InputError, match="memory_limit"):
-        survey(worker, halves, (2, 200), (16, 0.1), 100, 60.0, memory_limit=1000)
+        survey(worker, halves, (2, 200), (16, 0.1), 100, 60.0, 60.0, memory_limit=1000)
     with pytest.raises(UserCodeError, match="pairs"):
-        survey(worker, halves, (1, 200), (15, 0.1), 100, 60.0)
+        survey(worker, halves, (1, 200), (15, 0.1), 100, 60.0, 60.0)
 
 
 def made(**changes):

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import matplotlib
 import optuna
 import pytest
 import torch
@@ -296,6 +297,7 @@ trials: 4
 seeds: 2
 threads: 1
 device: cpu
+survey: off
 data: {_target_: small.Data}
 module: {_target_: small.MODULE, lr: "${trial.lr}"}
 """
@@ -308,8 +310,11 @@ def own(folder, module="Model"):
     return ["--config-dir", str(folder / "conf"), "+workload=own"]
 
 
-def test_a_project_in_yaml_is_tuned_in_a_worker(tmp_path):
-    arguments = own(tmp_path)
+def test_a_project_in_yaml_is_surveyed_and_tuned_in_a_worker(tmp_path, monkeypatch):
+    # matplotlib keeps its list of fonts.
+    monkeypatch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    arguments = [*own(tmp_path), "survey=auto"]
     process = start(tmp_path, *arguments, f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db")
     out, error = process.communicate(timeout=110)
     assert process.returncode == 0, error
@@ -317,6 +322,10 @@ def test_a_project_in_yaml_is_tuned_in_a_worker(tmp_path):
     assert f"batch size {result.best.batch_size}" in out
     assert result.reached
     assert (tmp_path / "mlflow.db").exists()
+    assert (tmp_path / "out" / "roofline.png").exists()
+    found = json.loads((tmp_path / "out" / "hardware.json").read_text())["survey"]
+    assert (found["threads"], found["largest_fit"]) == (1, 128)
+    assert {2, 16, 128} <= {timing["batch_size"] for timing in found["timings"]}
 
 
 def test_one_run_of_a_configuration(tmp_path):

@@ -46,8 +46,8 @@ MEMORY_SHARE = 0.5
 VISITS_SHARE = 0.9
 # A survey that had too little time is used again unless there is so many times as much.
 MORE_TIME = 1.5
-# Seconds beyond its own that a function may say nothing for: it builds data and module first.
-START_SECONDS = 600.0
+# Visits take no longer than the baseline's run, but at least so many seconds.
+LEAST_VISITS_SECONDS = 10.0
 # The least relative standard deviation of a timing.
 LEAST_DEVIATION = 0.02
 
@@ -67,8 +67,8 @@ class Survey(Frozen):
     """What a machine allows a workload; the part of hardware.json."""
 
     schema_number: Literal[1] = 1
-    threads: int
-    """Of torch: the number with which steps are fastest, or the given one."""
+    threads: int | None
+    """Of torch: the number with which steps are fastest, or the given one; None: torch's own."""
     timings: tuple[Timing, ...]
     """Ascending in batch size."""
     largest_fit: int
@@ -115,6 +115,7 @@ def survey(
     baseline: tuple[int, float],
     steps: int,
     seconds: float,
+    patience: float,
     memory_limit: int | None = None,
     multiple: int = 1,
 ) -> Survey:
@@ -127,6 +128,7 @@ def survey(
         baseline: batch size and rate that train, where the survey begins.
         steps: of a trial, where a schedule ends.
         seconds: that it may take.
+        patience: seconds that the worker may say nothing for.
         memory_limit: bytes that a process may take, at most.
         multiple: of which batch sizes are.
 
@@ -143,13 +145,12 @@ def survey(
     def passed() -> float:
         return time.monotonic() - began
 
-    def ask(name: str, *args: object, share: float = 1.0) -> Answer | Failure:
-        limit = max(share * seconds - passed(), 0.0) + START_SECONDS
-        return call(worker, _in_worker, name, *args, limit=limit)
+    def ask(name: str, *args: object) -> Answer | Failure:
+        return call(worker, _in_worker, name, *args, limit=patience)
 
     def probe(size: int) -> Probe:
         nonlocal last
-        _end_process(worker)
+        _end_process(worker, patience)
         start = passed()
         outcome = ask("probe_memory", recipe, size, baseline, steps, memory_limit)
         if isinstance(outcome, Failure):
@@ -178,32 +179,37 @@ def survey(
             f"no batch size from {low} on fits into {limit / 1e6:,.0f} MB: raise memory_limit, or "
             f"lower batch_size.low"
         )
-    _end_process(worker)
+    _end_process(worker, patience)
     ladder = ladder_of(low, memory.largest_fit, baseline[0], multiple)
-    left = max(VISITS_SHARE * seconds - passed(), 0.0)
-    outcome = ask("time_sizes", recipe, ladder, baseline, steps, left, share=VISITS_SHARE)
-    timed: Timed = _value(outcome)
-    timings = tuple(_timing(size, visits) for size, visits in sorted(timed.visits.items()))
+    of_baseline = steps * memory.probes[baseline[0]].step
+    left = min(VISITS_SHARE * seconds - passed(), max(LEAST_VISITS_SECONDS, of_baseline))
+    outcome = ask("time_sizes", recipe, ladder, baseline, steps, left)
+    if isinstance(outcome, Failure) and outcome.refusal is not None:
+        raise outcome.refusal
+    # Without timings the trials' own step times have to do.
+    timed: Timed | None = outcome.value if isinstance(outcome, Answer) else None
+    visits = {} if timed is None else timed.visits
+    timings = tuple(_timing(size, visits[size]) for size in sorted(visits))
     roofline = None
     if timings and passed() < VISITS_SHARE * seconds:
         ends = timings[0].batch_size, timings[-1].batch_size
         outcome = ask("measure_roofline", recipe, ends, baseline, steps)
         # A step that cannot be counted has no roofline, and trains.
         roofline = outcome.value if isinstance(outcome, Answer) else None
-    _end_process(worker)
+    _end_process(worker, patience)
     fits = {size: one for size, one in memory.probes.items() if one.fits}
     return Survey(
-        threads=timed.threads,
+        threads=recipe.threads if timed is None else timed.threads,
         timings=timings,
         largest_fit=memory.largest_fit,
         smallest_unfit=memory.smallest_unfit,
         limit=min(one.limit for one in fits.values()),
         peaks=tuple((size, one.peak) for size, one in sorted(fits.items())),
         memory=line,
-        refused=tuple(sorted({**refused, **timed.refused}.items())),
+        refused=tuple(sorted((refused | (timed.refused if timed else {})).items())),
         roofline=roofline,
-        waited=timed.waited,
-        whole=memory.whole and timed.whole,
+        waited=timed.waited if timed else 0.0,
+        whole=memory.whole and timed is not None and timed.whole,
         seconds=passed(),
         allowed=seconds,
     )
@@ -214,16 +220,9 @@ def _in_worker(name: str, *args: Any) -> Any:
     return getattr(importlib.import_module("bstune.hardware.timing"), name)(*args)
 
 
-def _end_process(worker: Worker) -> None:
+def _end_process(worker: Worker, patience: float) -> None:
     """Let the worker's next function run in a fresh process."""
-    call(worker, os._exit, 0, limit=START_SECONDS)
-
-
-def _value(outcome: Answer | Failure) -> Any:
-    """What a function returned; what it raised is raised."""
-    if isinstance(outcome, Failure):
-        raise outcome.refusal or UserCodeError(outcome.reason)
-    return outcome.value
+    call(worker, os._exit, 0, limit=patience)
 
 
 def _timing(batch_size: int, visits: list[float]) -> Timing:

@@ -14,7 +14,9 @@ COLUMNS = ("batch size", "step time", "examples/s", "memory", "FLOPs/byte", "of 
 
 def survey_line(survey: Survey, was_kept: bool) -> str:
     """A survey in one line, for a study that goes on with it."""
-    parts = [f"batch sizes up to {survey.largest_fit:,} fit", count(survey.threads, "thread")]
+    parts = [f"batch sizes up to {survey.largest_fit:,} fit"]
+    if survey.threads is not None:
+        parts.append(count(survey.threads, "thread"))
     if survey.timings:
         first, last = survey.timings[0], survey.timings[-1]
         parts.append(
@@ -28,7 +30,7 @@ def survey_line(survey: Survey, was_kept: bool) -> str:
 def _caution(survey: Survey) -> str:
     if survey.busy:
         return f"; the machine is busy ({survey.waited:.0%} of the time waited for): not kept"
-    return "" if survey.whole else "; there was no time for all of it: raise survey_seconds"
+    return "" if survey.whole else "; there was no time for all of it"
 
 
 def survey_text(survey: Survey, was_kept: bool) -> str:
@@ -60,7 +62,8 @@ def _rows(survey: Survey, was_kept: bool) -> Iterator[tuple[str, str]]:
     yield "Memory", fits
     for size, reason in survey.refused:
         yield "Refused", f"batch size {size:,}: {reason}"
-    yield "Threads", f"{survey.threads} of torch"
+    if survey.threads is not None:
+        yield "Threads", f"{survey.threads} of torch"
     rates = [(one.batch_size / one.seconds, one.batch_size) for one in survey.timings]
     if rates:
         best, _ = max(rates)

@@ -10,7 +10,6 @@ from bstune.core.errors import InputError, UserCodeError
 from bstune.core.records import Frozen
 from bstune.core.space import Space
 from bstune.hardware.survey import (
-    START_SECONDS,
     Survey,
     cached_survey,
     code_of,
@@ -100,6 +99,7 @@ def surveyed(
     space: Space,
     settings: Mapping[str, object],
     seconds: float,
+    patience: float,
 ) -> tuple[Survey, bool]:
     """The survey of a workload, and whether it was kept from an earlier time.
 
@@ -111,6 +111,7 @@ def surveyed(
         space: whose batch sizes are surveyed.
         settings: of the workload, as JSON; another survey is made where they change.
         seconds: that it may take.
+        patience: seconds that the worker may say nothing for.
 
     Raises:
         UserCodeError: what the user's code raises at the baseline's batch size.
@@ -119,7 +120,7 @@ def surveyed(
     size, lr = space.anchor
     baseline = round(size), lr
     steps = options.budget.last_step(size)
-    code = call(worker, code_of, recipe, *baseline, steps, limit=START_SECONDS)
+    code = call(worker, code_of, recipe, *baseline, steps, limit=patience)
     if isinstance(code, Failure):
         raise code.refusal or UserCodeError(code.reason)
     measured = (space.low, space.high, baseline, steps, options.memory_limit)
@@ -135,6 +136,7 @@ def surveyed(
             baseline,
             steps,
             seconds,
+            patience,
             options.memory_limit,
             space.multiple,
         ),
