@@ -25,7 +25,7 @@ from bstune.recipe.recipe import Recipe
 from bstune.report.answer import render
 from bstune.report.read import read_records, read_result
 from bstune.study.analysis import Study, analyse
-from bstune.study.begin import begin
+from bstune.study.begin import Begun, begin
 from bstune.study.deadline import OTHERS, Deadline, least_limit
 from bstune.study.finish import TrialsFile, write_study
 from bstune.study.loop import (
@@ -38,19 +38,19 @@ from bstune.study.loop import (
 )
 from bstune.study.machine import RECORDED, Machine, describe_machine
 from bstune.study.plan import Plan
-from bstune.study.progress import Progress, Stopwatch, say
+from bstune.study.progress import Progress, Stopwatch
 from bstune.study.result import StudyResult
 from bstune.study.storage import StudyStorage, database_errors
 from bstune.system.console import count, seconds
 from bstune.system.files import (
     StudyFolder,
-    claim_folder,
     discard_folder,
     whole_file,
     write_text,
 )
 from bstune.system.interruption import interruptible
 from bstune.system.secrets import hide
+from bstune.system.ticker import say
 from bstune.tracking.mlflow import log_study
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
@@ -153,7 +153,7 @@ def tune(
         command=partial(_call, study),
         train_command=_own_training,
     )
-    return run_study(checked, workload, began)
+    return run_study(checked, workload, begin(checked, checked.study or study, began))
 
 
 def _type_name(part: Any) -> str:
@@ -253,56 +253,40 @@ def _scaling_by_lightning(recipe: Recipe, batch_size: int, lr: float, steps: int
     return scaling_of(recipe, batch_size, lr, steps)
 
 
-def run_study(
-    options: Options,
-    workload: Workload,
-    began: float | None = None,
-    worker: Worker | InProcess | None = None,
-) -> Result:
+def run_study(options: Options, workload: Workload, begun: Begun | None = None) -> Result:
     """Run a study to its end, or go on with it: search, new seeds, answer, files, MLflow.
 
     Args:
         options: of the study.
         workload: that is tuned.
-        began: the ``time.monotonic()`` from which a time limit counts; None: now.
-        worker: that :func:`bstune.study.begin.begin` has started; None: it is started here.
+        begun: what :func:`bstune.study.begin.begin` gives; None: the study begins here.
 
     Raises:
         BstuneError: for what cannot be used; Interrupted by Ctrl-C.
     """
-    began = time.monotonic() if began is None else began
-    # What it refuses does not depend on the device.
-    space_of(options, "cpu")
     folder = StudyFolder(Path(options.output))
     name = options.study or workload.name
-    limit = options.wall_seconds
     failed = "failed; the same command goes on with what is stored"
-    stopwatch = Stopwatch(began)
-    progress = Progress(None if limit is None else began + limit)
     storage = None
     with interruptible(), ExitStack() as stack, database_errors(options.storage, failed):
-        if workload.table is not None:
-            claim_folder(folder, name, options.storage)
-        else:
-            worker = worker or begin(options, name, folder.log)
-            stack.callback(worker.close)
-        stack.enter_context(progress)
+        begun = begun or begin(options, name, trains=workload.table is None)
+        stack.callback(begun.close)
+        worker, ticker = begun.worker, begun.ticker
+        stopwatch = Stopwatch(begun.at)
         try:
             storage = StudyStorage(options.storage, name)
             if worker is not None:
-                progress.does("importing torch and lightning")
+                ticker.does("importing torch and lightning")
             machine = _machine(options, workload, worker)
-            deadline = _deadline(options, began, stopwatch.lap("start"))
-            if options.scaling is None:
-                rule = storage.setting("scaling") or _default_rule(options, workload, worker)
-                options = options.model_copy(update={"scaling": rule})
+            deadline = _deadline(options, begun.at, stopwatch.lap("start"))
+            options = _completed(options, workload, storage, worker)
             preparation = stopwatch.lap("preparation")
             if deadline is not None:
                 deadline = replace(deadline, preparation=preparation)
             plan = _plan(options, workload, folder, machine, deadline)
             storage.begin(plan.space, _settings(options, workload, machine))
             stopwatch.plan = plan
-            progress.plans(plan, storage.records())
+            progress = Progress(ticker, plan, storage.records())
             say(_described(options, workload, plan, machine))
             observers = (stopwatch, progress, TrialsFile(folder))
             _run_trials(options, workload, folder, plan, storage, worker, observers, progress)
@@ -310,7 +294,7 @@ def run_study(
             if storage is None or not storage.records():
                 discard_folder(folder)
             raise
-        progress.does("writing the answer")
+        ticker.does("writing the answer")
         study = Study(
             plan=plan,
             workload=workload.name,
@@ -422,6 +406,16 @@ def _machine(options: Options, workload: Workload, worker: Worker | InProcess | 
     return machine
 
 
+def _completed(
+    options: Options, workload: Workload, storage: StudyStorage, worker: Worker | InProcess | None
+) -> Options:
+    """Fill in what nobody gave, as the worker sees it."""
+    if options.scaling is not None:
+        return options
+    rule = storage.setting("scaling") or _default_rule(options, workload, worker)
+    return options.model_copy(update={"scaling": rule})
+
+
 def _default_rule(options: Options, workload: Workload, worker: Worker | InProcess | None) -> Rule:
     """The scaling rule that suits the workload's optimizer, where the options name none.
 
@@ -527,17 +521,16 @@ def train_once(options: Options, workload: Workload) -> Record:
     )
     with interruptible(), ExitStack() as stack:
         owner = options.study or workload.name
-        if workload.table is not None:
-            claim_folder(of_study, owner, options.storage)
+        begun = begin(options, owner, trains=workload.table is None, log=name)
+        stack.callback(begun.close)
+        if begun.worker is None:
             folder.root.mkdir(exist_ok=True)
             record = train_here(asked, workload.train, options.target)
         else:
-            worker = begin(options, owner, folder.log)
-            stack.callback(worker.close)
-            _machine(options, workload, worker)
+            _machine(options, workload, begun.worker)
             watch = HangWatch(trial_seconds=options.trial_seconds)
             record = train_in_worker(
-                worker, asked, workload.train, options.target, watch, lambda: None
+                begun.worker, asked, workload.train, options.target, watch, lambda: None
             )
     write_text(folder.trials, record.model_dump_json() + "\n")
     write_text(folder.config, workload.config)

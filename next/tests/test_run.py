@@ -348,7 +348,7 @@ def test_ctrl_c_ends_within_a_second_and_the_command_goes_on(tmp_path):
     arguments = own(tmp_path, "Sleeps")
     process = start(tmp_path, *arguments, "trials=2", "budget.steps=20", "budget.examples=1")
     deadline = time.monotonic() + 60
-    while not (tmp_path / "study.db").exists() and time.monotonic() < deadline:
+    while not (tmp_path / "out/checkpoints").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
