@@ -313,7 +313,7 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
             phases = read_result(folder.root).spent.phases
         spent = result.spent.model_copy(update={"phases": phases})
         result = result.model_copy(update={"spent": spent})
-        return _finish(options, workload, folder, result, records, machine)
+        return _finish(options, workload, folder, result, records, machine, deadline)
 
 
 def _deadline(options: Options, began: float, start: float) -> Deadline | None:
@@ -376,8 +376,9 @@ def _finish(
     result: StudyResult,
     records: Sequence[Record],
     machine: Machine,
+    deadline: Deadline | None,
 ) -> Result:
-    """Write a study's files, and log it to MLflow."""
+    """Write a study's files, and log it to MLflow where a time limit allows it."""
     # They import matplotlib and jinja2, which nothing needs before.
     from bstune.report.figure import curve_figure
     from bstune.report.page import page
@@ -386,8 +387,11 @@ def _finish(
     with whole_file(folder.figure) as file:
         curve_figure(result, records).savefig(file, format="png", dpi=150)
     write_text(folder.page, page(result, records, workload.config))
-    if options.mlflow.uri is not None:
-        uri, experiment = options.mlflow.uri, options.mlflow.experiment
+    uri, experiment = options.mlflow.uri, options.mlflow.experiment
+    is_late = deadline is not None and not deadline.allows_mlflow(time.monotonic())
+    if uri is not None and is_late:
+        say("MLflow: left out, as the time is over; the same command logs the study")
+    elif uri is not None:
         logged = log_study(result, records, folder, uri=uri, experiment=experiment)
         say(f"MLflow: {logged}")
     return Result(**result.model_dump(), folder=folder.root)

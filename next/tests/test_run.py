@@ -179,6 +179,9 @@ def test_a_time_limit_is_kept_with_an_answer(tmp_path):
     assert time.monotonic() - began < 25
     assert result.best is not None
     assert len(result.records) > 4
+    phases = result.spent.phases
+    assert phases.others > 0.0
+    assert phases.total < time.monotonic() - began
 
 
 @pytest.mark.parametrize(
