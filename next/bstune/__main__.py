@@ -48,12 +48,12 @@ def tune(arguments: Sequence[str]) -> int:
     print(f"bstune {__version__}: {composed.options.workload}", file=sys.stderr, flush=True)
     options = composed.options
     is_one_run = options.trial.pair is not None
-    worker = None
-    if composed.recipe is not None and not is_one_run:
+    begun = None
+    if not is_one_run:
         from bstune.study.begin import begin
 
-        # It imports torch while this process imports the rest.
-        worker = begin(options, options.study or str(options.workload))
+        name = options.study or str(options.workload)
+        begun = begin(options, name, began, trains=composed.recipe is not None)
     from bstune.api import run_study, train_once, workload_from_config
 
     workload = workload_from_config(composed, rest)
@@ -61,7 +61,7 @@ def tune(arguments: Sequence[str]) -> int:
         record = train_once(options, workload)
         print(record.model_dump_json() if as_json else _of_one_run(record))
         return 0
-    result = run_study(options, workload, began, worker)
+    result = run_study(options, workload, begun)
     print(result.model_dump_json(indent=1) if as_json else result)
     if not as_json:
         print(f"\nFiles      {result.folder}, page {result.folder / 'report.html'}")

@@ -28,7 +28,7 @@ from bstune.report.answer import render
 from bstune.report.hardware import survey_line
 from bstune.report.read import read_records, read_result
 from bstune.study.analysis import Study, analyse
-from bstune.study.begin import begin
+from bstune.study.begin import Begun, begin
 from bstune.study.deadline import OTHERS, Deadline, least_limit
 from bstune.study.finish import TrialsFile, write_study
 from bstune.study.loop import (
@@ -42,19 +42,19 @@ from bstune.study.loop import (
 from bstune.study.machine import RECORDED, Machine, describe_machine, surveyed
 from bstune.study.plan import Plan
 from bstune.study.prepare import checked, looked_up, piloted
-from bstune.study.progress import Progress, Stopwatch, say
+from bstune.study.progress import Progress, Stopwatch
 from bstune.study.result import StudyResult
 from bstune.study.storage import StudyStorage, database_errors
 from bstune.system.console import count, seconds
 from bstune.system.files import (
     StudyFolder,
-    claim_folder,
     discard_folder,
     whole_file,
     write_text,
 )
 from bstune.system.interruption import interruptible
 from bstune.system.secrets import hide
+from bstune.system.ticker import say
 from bstune.tracking.mlflow import log_study
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
@@ -164,7 +164,7 @@ def tune(
         command=partial(_call, study),
         train_command=_own_training,
     )
-    return run_study(checked, workload, began)
+    return run_study(checked, workload, begin(checked, checked.study or study, began))
 
 
 def _type_name(part: Any) -> str:
@@ -256,50 +256,38 @@ def _train_by_lightning(recipe: Recipe, trial: Trial) -> None:
     train(recipe, trial)
 
 
-def run_study(
-    options: Options,
-    workload: Workload,
-    began: float | None = None,
-    worker: AnyWorker | None = None,
-) -> Result:
+def run_study(options: Options, workload: Workload, begun: Begun | None = None) -> Result:
     """Run a study to its end, or go on with it: search, new seeds, answer, files, MLflow.
 
     Args:
         options: of the study.
         workload: that is tuned.
-        began: the ``time.monotonic()`` from which a time limit counts; None: now.
-        worker: that :func:`bstune.study.begin.begin` has started; None: it is started here.
+        begun: what :func:`bstune.study.begin.begin` gives; None: the study begins here.
 
     Raises:
         BstuneError: for what cannot be used; Interrupted by Ctrl-C.
     """
-    began = time.monotonic() if began is None else began
     folder = StudyFolder(Path(options.output))
     name = options.study or workload.name
-    limit = options.wall_seconds
     failed = "failed; the same command goes on with what is stored"
-    stopwatch = Stopwatch(began)
-    progress = Progress(None if limit is None else began + limit)
     storage = None
     with interruptible(), ExitStack() as stack, database_errors(options.storage, failed):
-        if workload.table is not None:
-            claim_folder(folder, name, options.storage)
-        else:
-            worker = worker or begin(options, name, folder.log)
-            stack.callback(worker.close)
-        stack.enter_context(progress)
+        begun = begun or begin(options, name, trains=workload.table is None)
+        stack.callback(begun.close)
+        worker, ticker = begun.worker, begun.ticker
+        stopwatch = Stopwatch(begun.at)
         try:
             storage = StudyStorage(options.storage, name)
             # A study that was begun goes on with what was found before.
             options = remembered(options, storage.setting)
             of_project = {name: storage.setting(name) for name in ("resumes", "examples")}
             if worker is not None:
-                progress.does("importing torch and lightning")
+                ticker.does("importing torch and lightning")
             machine = _machine(options, worker)
-            deadline = _deadline(options, began, stopwatch.lap("start"))
+            deadline = _deadline(options, begun.at, stopwatch.lap("start"))
             recipe = workload.recipe
             if worker is not None and recipe is not None and storage.setting("target") is None:
-                progress.does("looking at the project")
+                ticker.does("looking at the project")
                 hang = HangWatch(options.wall_seconds, options.trial_seconds).limit
                 options, found = looked_up(worker, recipe, options, workload.command, hang)
                 checks = checked(worker, recipe, options, found, hang)
@@ -314,7 +302,7 @@ def run_study(
             plan = _plan(options, workload, folder, machine, deadline, resumes)
             storage.begin(plan.space, {**_settings(options, workload, machine), **of_project})
             stopwatch.plan = plan
-            progress.plans(plan, storage.records())
+            progress = Progress(ticker, plan, storage.records())
             say(_described(options, workload, plan, machine))
             observers = (stopwatch, progress, TrialsFile(folder))
             _run_trials(options, workload, folder, plan, storage, worker, observers, progress)
@@ -322,7 +310,7 @@ def run_study(
             if storage is None or not storage.records():
                 discard_folder(folder)
             raise
-        progress.does("writing the answer")
+        ticker.does("writing the answer")
         study = Study(
             plan=plan,
             workload=workload.name,
@@ -341,7 +329,7 @@ def run_study(
             phases = read_result(folder.root).spent.phases
         spent = result.spent.model_copy(update={"phases": phases})
         result = result.model_copy(update={"spent": spent})
-        return _finish(options, workload, folder, result, records, machine)
+        return _finish(options, workload, folder, result, records, machine, deadline)
 
 
 def _deadline(options: Options, began: float, start: float) -> Deadline | None:
@@ -404,8 +392,9 @@ def _finish(
     result: StudyResult,
     records: Sequence[Record],
     machine: Machine,
+    deadline: Deadline | None,
 ) -> Result:
-    """Write a study's files, and log it to MLflow."""
+    """Write a study's files, and log it to MLflow where a time limit allows it."""
     # They import matplotlib and jinja2, which nothing needs before.
     from bstune.report.figure import curve_figure, roofline_figure
     from bstune.report.page import page
@@ -417,8 +406,11 @@ def _finish(
         with whole_file(folder.roofline) as file:
             roofline_figure(machine.survey).savefig(file, format="png", dpi=150)
     write_text(folder.page, page(result, records, workload.config))
-    if options.mlflow.uri is not None:
-        uri, experiment = options.mlflow.uri, options.mlflow.experiment
+    uri, experiment = options.mlflow.uri, options.mlflow.experiment
+    is_late = deadline is not None and not deadline.allows_mlflow(time.monotonic())
+    if uri is not None and is_late:
+        say("MLflow: left out, as the time is over; the same command logs the study")
+    elif uri is not None:
         logged = log_study(result, records, folder, uri=uri, experiment=experiment)
         say(f"MLflow: {logged}")
     return Result(**result.model_dump(), folder=folder.root)
@@ -605,17 +597,16 @@ def train_once(options: Options, workload: Workload) -> Record:
         keep=True,
     )
     with interruptible(), ExitStack() as stack:
-        if workload.table is not None:
-            claim_folder(of_study, study, options.storage)
+        begun = begin(options, study, trains=workload.table is None, log=name)
+        stack.callback(begun.close)
+        if begun.worker is None:
             folder.root.mkdir(exist_ok=True)
             record = train_here(asked, workload.train, options.target)
         else:
-            worker = begin(options, study, folder.log)
-            stack.callback(worker.close)
-            _machine(options, worker)
+            _machine(options, begun.worker)
             watch = HangWatch(trial_seconds=options.trial_seconds)
             record = train_in_worker(
-                worker, asked, workload.train, options.target, watch, lambda: None
+                begun.worker, asked, workload.train, options.target, watch, lambda: None
             )
     write_text(folder.trials, record.model_dump_json() + "\n")
     write_text(folder.config, workload.config)

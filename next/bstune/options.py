@@ -156,7 +156,7 @@ class Options(Section):
     trials: Count
     """Configurations of the search."""
     wall_seconds: Positive | None
-    """Seconds of the whole study; null: no limit."""
+    """Seconds of this command, answer included; null: no limit."""
     seeds: Annotated[int, BeforeValidator(_number), Field(ge=1, le=100)]
     """New seeds that the best configuration and the baseline are run on."""
     workers: Annotated[int, BeforeValidator(_number), Field(ge=0)]

@@ -369,6 +369,20 @@ def test_before_new_seeds_a_time_limit_asks_for_time():
     assert analyse(study(), searched()).next is not None
 
 
+@pytest.mark.parametrize(
+    ("others", "limit"),
+    # The start took 6 s and so will the answer, the baseline 50 s: a second trial as long.
+    [([], math.ceil(6 + 2 * 50 + 1.3 * 6)), ([1], 80)],
+)
+def test_a_time_limit_that_left_trials_out_asks_for_time(others, limit):
+    stopped = {"status": "pruned", "train_seconds": 50.0}
+    records = [record(0, "baseline", 64, 0.4, 100, **stopped)]
+    records += [record(number, "search/0", 32, 0.4, 100, **stopped) for number in others]
+    result = analyse(study(deadline=Deadline(0.0, 40.0, start=6.0)), records)
+    assert (result.verdict, result.next) == ("not yet", f"{{'wall_seconds': {limit}}}")
+    assert (result.missing is None) == bool(others)
+
+
 def missed(number, place, values, status="missed"):
     history = tuple(zip((100, 250, 500, 1000), values, strict=True))
     return record(number, place, 64, 0.4, 1000, status, history=history)

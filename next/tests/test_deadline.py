@@ -6,7 +6,10 @@ import pytest
 from test_plan import of_baseline, plan, searched
 
 from bstune.study.deadline import Deadline, least_limit, pilot_seconds
-from bstune.study.progress import longest, share_done
+from bstune.study.progress import Progress, longest, share_done
+from bstune.study.result import Phases
+from bstune.system.ticker import Ticker
+from bstune.trial.worker import Worker, call, tell_progress
 
 # 100 s from second 10 on; the start took 4, and the answer is expected to take 5.2.
 LIMIT = Deadline(began=10.0, seconds=100.0, start=4.0)
@@ -44,6 +47,19 @@ def test_a_start_that_takes_the_limit_leaves_nothing():
     assert Deadline(0.0, 20.0, start=9.0).end == 17.0
 
 
+@pytest.mark.parametrize(
+    ("limit", "now", "is_logged"),
+    [
+        (LIMIT, 116.0, True),  # 10 s late with the 3.2 s that it takes
+        (LIMIT, 117.0, False),
+        (Deadline(0.0, 400.0, start=10.0), 411.0, True),  # a twentieth of the limit
+        (Deadline(0.0, 400.0, start=10.0), 413.0, False),
+    ],
+)
+def test_mlflow_is_left_out_where_the_answer_would_be_late(limit, now, is_logged):
+    assert limit.allows_mlflow(now) == is_logged
+
+
 @pytest.mark.parametrize(("limit", "seconds"), [(None, 10.0), (30.0, 2.0), (600.0, 20.0)])
 def test_what_sets_a_target_that_nobody_gave(limit, seconds):
     assert pilot_seconds(limit) == pytest.approx(seconds)
@@ -67,3 +83,30 @@ def test_days_are_told(step_seconds, is_told):
     """938 steps of the baseline, 6 runs."""
     assert (longest(plan(), step_seconds) is not None) == is_told
     assert longest(plan(deadline=LIMIT), step_seconds) is None
+
+
+def test_what_goes_on_is_the_running_trial():
+    lines = []
+    ticker = Ticker(lines.append)
+    progress = Progress(ticker, plan(), [], lines.append)
+    progress.begun(searched(1, "search/0"), lambda: "step 30 of 60, val/loss 0.21")
+    assert "step 30 of 60, val/loss 0.21" in ticker.doing()
+    progress.finished(searched(1, "search/0"))
+    assert "step 30" not in ticker.doing()
+    assert len(lines) == 1
+
+
+def tells():
+    tell_progress(lambda: "step 3")
+
+
+def test_a_worker_tells_its_progress(tmp_path):
+    with Worker(tmp_path / "log.txt", preload=()) as worker:
+        call(worker, tells, limit=60.0)
+        assert worker.told == "step 3"
+
+
+def test_the_share_of_other_configurations():
+    phases = Phases(start=4.0, baseline=6.0, others=30.0, confirmation=15.0, answer=5.0)
+    assert (phases.total, phases.share_of_others) == (60.0, 0.5)
+    assert Phases().share_of_others == 0.0

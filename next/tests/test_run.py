@@ -180,6 +180,9 @@ def test_a_time_limit_is_kept_with_an_answer(tmp_path):
     assert time.monotonic() - began < 25
     assert result.best is not None
     assert len(result.records) > 4
+    phases = result.spent.phases
+    assert phases.others > 0.0
+    assert phases.total < time.monotonic() - began
 
 
 @pytest.mark.parametrize(
@@ -359,7 +362,7 @@ def test_ctrl_c_ends_within_a_second_and_the_command_goes_on(tmp_path):
     arguments = own(tmp_path, "Sleeps")
     process = start(tmp_path, *arguments, "trials=2", "budget.steps=20", "budget.examples=1")
     deadline = time.monotonic() + 60
-    while not (tmp_path / "study.db").exists() and time.monotonic() < deadline:
+    while not (tmp_path / "out/checkpoints").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)

@@ -141,7 +141,10 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
     options = remedy(plan, study.name, closest.trend, records)
     of_time = more_time(plan, records)
     if of_time is not None and closest.trend == "stopped early":
-        fields["missing"], options = of_time
+        what, options = of_time
+        # Otherwise the row says it already: to run more trials.
+        if not fields["configurations"]:
+            fields["missing"] = what
     record = next(record for record in records if record.number == closest.number)
     field = field_of(plan, records)
     return StudyResult(

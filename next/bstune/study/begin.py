@@ -3,10 +3,13 @@
 This module imports little itself.
 """
 
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from bstune.options import Options
 from bstune.system.files import StudyFolder, claim_folder
+from bstune.system.ticker import Ticker
 from bstune.trial.ranks import Ranks
 from bstune.trial.worker import AnyWorker, InProcess, Worker
 
@@ -20,25 +23,49 @@ PRELOAD = (
 )
 
 
-def begin(options: Options, name: str, log: Path | None = None) -> AnyWorker:
-    """Claim a study's folder, and start the worker.
+@dataclass(frozen=True)
+class Begun:
+    """What a study has from its first second on."""
+
+    at: float
+    """The ``time.monotonic()`` from which a time limit counts."""
+    ticker: Ticker
+    worker: AnyWorker | None
+    """None for recorded runs."""
+
+    def close(self) -> None:
+        """End what runs."""
+        self.ticker.close()
+        if self.worker is not None:
+            self.worker.close()
+
+
+def begin(
+    options: Options, name: str, at: float | None = None, trains: bool = True, log: str = ""
+) -> Begun:
+    """Claim a study's folder, and start its worker.
 
     Args:
         options: of the study.
         name: of the study.
-        log: gets what the worker prints, and its folder is made; None: the study's own.
+        at: when the command began, by ``time.monotonic()``; None: now.
+        trains: whether there is something to train: recorded runs need no worker.
+        log: a folder in the study's, which is made, for what the worker prints; the study's own.
 
     Raises:
         BstuneError: for options and a folder that cannot be used.
     """
+    at = time.monotonic() if at is None else at
     folder = StudyFolder(Path(options.output))
     claim_folder(folder, name, options.storage)
-    if options.workers == 0:
-        return InProcess()
-    log = log or folder.log
-    log.parent.mkdir(exist_ok=True)
-    worker: AnyWorker = Worker(log, PRELOAD)
-    if options.devices > 1:
-        worker = Ranks(log, options.devices, PRELOAD)
-    worker.start()
-    return worker
+    worker: AnyWorker | None = None
+    if trains and options.workers == 0:
+        worker = InProcess()
+    elif trains:
+        of_worker = StudyFolder(folder.root / log)
+        of_worker.root.mkdir(exist_ok=True)
+        worker = Worker(of_worker.log, PRELOAD)
+        if options.devices > 1:
+            worker = Ranks(of_worker.log, options.devices, PRELOAD)
+        worker.start()
+    return Begun(at, Ticker().start(), worker)

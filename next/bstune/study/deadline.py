@@ -26,6 +26,11 @@ LEAST_TRIAL = 1 / 30
 ANSWER_OF_START = 1.3
 ANSWER = 0.15
 ANSWER_SECONDS = 15.0
+# MLflow's part of it, of the start; it is left out where the answer would then be later than this
+# share of the limit beyond it, or these seconds.
+MLFLOW_OF_START = 0.8
+LATE = 0.05
+LATE_SECONDS = 10.0
 # A target that nobody gave is what the baseline reaches in this share of the limit, at least so
 # many seconds; without a limit in so many.
 PILOT = 1 / 30
@@ -54,6 +59,11 @@ class Deadline:
         """When the last trial has to end, so that the answer is in time."""
         answer = min(ANSWER_OF_START * self.start, ANSWER * self.seconds, ANSWER_SECONDS)
         return self.began + self.seconds - answer
+
+    def allows_mlflow(self, now: float) -> bool:
+        """Whether the answer, whose files are written, is in time with MLflow."""
+        latest = self.began + self.seconds + max(LATE * self.seconds, LATE_SECONDS)
+        return now + MLFLOW_OF_START * self.start <= latest
 
     @property
     def shared(self) -> float:

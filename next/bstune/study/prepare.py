@@ -10,7 +10,7 @@ from bstune.recipe import found as project
 from bstune.recipe.found import Found
 from bstune.recipe.recipe import Recipe
 from bstune.study.deadline import pilot_seconds
-from bstune.study.progress import say
+from bstune.system.ticker import say
 from bstune.trial.checks import Checks, unreachable
 from bstune.trial.worker import AnyWorker, Failure, call
 

@@ -1,80 +1,42 @@
-"""Lines on the error stream, so that the answer alone is the output: what ended, what goes on."""
+"""What each trial came to and what goes on, in lines; and where the seconds of a command go."""
 
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Self
 
 from bstune.core.records import Record, Spec
 from bstune.study.plan import Plan, count_configurations, is_of
 from bstune.study.result import Phases
 from bstune.system.console import number, seconds
-from bstune.system.secrets import hide_in_text
+from bstune.system.ticker import Ticker, say
 
 _ROLES = {"baseline": "baseline", "search": "trial", "new seed": "new seed"}
-# What goes on is said where nothing else was said for so many seconds.
-QUIET_SECONDS = 8.0
 # Studies that may take longer, in seconds, are told so before their search.
 LONG_SECONDS = 86_400.0
 
 
-class _Said:
-    """When a line was last printed."""
-
-    at = 0.0
-
-
-def say(text: str) -> None:
-    """Print a line of progress at once."""
-    _Said.at = time.monotonic()
-    print(hide_in_text(text), file=sys.stderr, flush=True)
-
-
 class Progress:
-    """Says what each trial came to, and now and then what goes on; a context manager.
+    """An observer that says how each trial ended, and gives the ticker what goes on.
 
     Args:
-        limit: the time limit's end, by ``time.monotonic()``; None: no limit.
+        ticker: that says it now and then.
+        plan: of the study.
+        records: that the study has already: its pace counts from here.
         write: prints a line.
     """
 
-    def __init__(self, limit: float | None = None, write: Callable[[str], None] = say) -> None:
-        self._write = write
-        self._limit = limit
-        self._began = time.monotonic()
-        self._plan: Plan | None = None
-        self._before: Sequence[Record] = ()
-        self._records: list[Record] = []
-        self._doing: Callable[[], str] = lambda: "starting"
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Self:
-        _Said.at = time.monotonic()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(QUIET_SECONDS / 8):
-            if time.monotonic() - _Said.at > QUIET_SECONDS:
-                self._write(self._doing() + self._left())
-
-    def does(self, what: str) -> None:
-        """Say what goes on from now on."""
-        self._write(what)
-        self._doing = lambda: what
-
-    def plans(self, plan: Plan, records: Sequence[Record]) -> None:
-        """Tell the plan, and the records that the study has already: its pace counts from here."""
+    def __init__(
+        self,
+        ticker: Ticker,
+        plan: Plan,
+        records: Sequence[Record],
+        write: Callable[[str], None] = say,
+    ) -> None:
+        self._ticker = ticker
         self._plan = plan
         self._before = records
         self._records = list(records)
         self._began = time.monotonic()
+        self._write = write
 
     def begun(self, spec: Spec, so_far: Callable[[], str]) -> None:
         """Tell that a trial begins.
@@ -83,7 +45,8 @@ class Progress:
             spec: of the trial.
             so_far: gives its last evaluation.
         """
-        self._doing = lambda: f"{_trial(spec)} {so_far() or 'not evaluated yet'}"
+        name = _trial(spec)
+        self._ticker.doing = lambda: f"{name} {so_far() or 'not evaluated yet'}{self._left()}"
 
     def finished(self, record: Record) -> None:
         """Say how a trial ended."""
@@ -92,19 +55,17 @@ class Progress:
         if record.message:
             line += f": {record.message}"
         self._write(line + self._left())
-        if self._plan is not None and record.role == "baseline":
-            takes = longest(self._plan, record.seconds_per_step)
-            if takes is not None:
-                self._write(takes)
-        self._doing = lambda: "choosing what to run next"
+        takes = longest(self._plan, record.seconds_per_step)
+        if record.role == "baseline" and takes is not None:
+            self._write(takes)
+        self._ticker.doing = lambda: f"choosing what to run next{self._left()}"
 
     def _left(self) -> str:
         """What is left of the limit; without one what is to go by the pace."""
         now = time.monotonic()
-        if self._limit is not None:
-            return f"; {seconds(max(self._limit - now, 0.0))} left"
-        if self._plan is None:
-            return ""
+        limit = self._plan.deadline
+        if limit is not None:
+            return f"; {seconds(max(limit.began + limit.seconds - now, 0.0))} left"
         share = share_done(self._plan, self._before, self._records)
         return f"; about {seconds((now - self._began) * (1 / share - 1))} to go" if share else ""
 
