@@ -49,10 +49,10 @@ LENGTHS = {
 # The first length of a pilot whose project has none, in steps, and how much it may grow at once.
 FIRST_PILOT = 50
 GROWTH = 10.0
-# The share of its seconds that a pilot's length has to fill.
-ENOUGH = 0.7
+# A pilot is run again where it may be at least so many times as long.
+WORTHWHILE = 2.0
 # What a pilot may take in all, over its seconds of training.
-WITH_EVALUATIONS = 1.5
+WITH_EVALUATIONS = 2.0
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -171,7 +171,8 @@ def _check_rate(
         kind = type(trainer.lightning_module).__name__
         raise InputError(
             f"the rate does not reach the optimizer: {kind} trains the same with lr={lr:g} and "
-            f"lr={2 * lr:g}, at {rates[0][0]:g}; in configure_optimizers, give self.lr to it or its schedule"
+            f"lr={2 * lr:g}, at {rates[0][0]:g}; in configure_optimizers, give self.lr to "
+            f"it or to its schedule"
         )
 
 
@@ -364,13 +365,16 @@ def pilot(
         Exception: whatever the user's code raises.
     """
     steps = length or FIRST_PILOT
+    # The clock of a trial leaves out evaluations and waits, which this limit has.
+    until = time.monotonic() + WITH_EVALUATIONS * seconds
     while True:
-        until = time.monotonic() + WITH_EVALUATIONS * seconds
+        began = time.monotonic()
         trial = _short_trial(target, batch_size, lr, steps, steps, until=until)
         fit(copy.deepcopy(recipe), trial, [StopAtTarget(trial)])
         record = trial.record()
-        spent = record.train_seconds
-        is_long = spent >= ENOUGH * seconds
-        if length is not None or is_long or record.status not in ("pruned", "missed"):
+        now = time.monotonic()
+        growth = min(GROWTH, (until - now) / (now - began))
+        has_ended = record.status not in ("pruned", "missed")
+        if length is not None or growth < WORTHWHILE or has_ended:
             return record
-        steps = math.ceil(steps * min(GROWTH, seconds / spent))
+        steps = math.ceil(growth * steps)
