@@ -278,6 +278,7 @@ def made(**changes):
         ({}, False, 90.0, True),
         ({}, True, 90.0, False),
         ({"waited": 0.3}, False, 90.0, False),
+        ({"failure": "ValueError"}, False, 90.0, False),
         ({"whole": False}, False, 12.0, True),
         ({"whole": False}, False, 90.0, False),
     ],

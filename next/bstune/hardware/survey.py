@@ -87,6 +87,8 @@ class Survey(Frozen):
     """The share of the time that training waited for a processor."""
     whole: bool
     """Whether there was time for all of it."""
+    failure: str = ""
+    """Why no step was timed, in a line."""
     seconds: float
     """That it took."""
     allowed: float
@@ -183,11 +185,11 @@ def survey(
     ladder = ladder_of(low, memory.largest_fit, baseline[0], multiple)
     of_baseline = steps * memory.probes[baseline[0]].step
     left = min(VISITS_SHARE * seconds - passed(), max(LEAST_VISITS_SECONDS, of_baseline))
-    outcome = ask("time_sizes", recipe, ladder, baseline, steps, left)
-    if isinstance(outcome, Failure) and outcome.refusal is not None:
-        raise outcome.refusal
+    of_visits = ask("time_sizes", recipe, ladder, baseline, steps, left)
+    if isinstance(of_visits, Failure) and of_visits.refusal is not None:
+        raise of_visits.refusal
     # Without timings the trials' own step times have to do.
-    timed: Timed | None = outcome.value if isinstance(outcome, Answer) else None
+    timed: Timed | None = of_visits.value if isinstance(of_visits, Answer) else None
     visits = {} if timed is None else timed.visits
     timings = tuple(_timing(size, visits[size]) for size in sorted(visits))
     roofline = None
@@ -210,6 +212,7 @@ def survey(
         roofline=roofline,
         waited=timed.waited if timed else 0.0,
         whole=memory.whole and timed is not None and timed.whole,
+        failure=of_visits.reason if isinstance(of_visits, Failure) else "",
         seconds=passed(),
         allowed=seconds,
     )
@@ -278,7 +281,7 @@ def cached_survey(
         if kept is not None and (kept.whole or seconds < MORE_TIME * kept.allowed):
             return kept, True
     found = measure()
-    if not found.busy:
+    if not found.busy and not found.failure:
         # Without it the next study measures again.
         with suppress(StudyError):
             write_text(path, found.model_dump_json(indent=1) + "\n")

@@ -43,6 +43,8 @@ from bstune.trial.worker import tell_progress
 # Seconds of steps in a visit, and steps that are timed at least.
 VISIT_SECONDS = 0.08
 LEAST_STEPS = 2
+# Steps of a schedule, at least: the warm-up's, and some that are timed.
+LEAST_TOTAL = 2 * WARMUP_STEPS
 # Visits to a size, and the quotient of their slowest and fastest above which there is one more.
 VISITS = 2
 UNSTEADY = 1.05
@@ -132,6 +134,10 @@ class StepTimer(Callback):
         self._began = time.perf_counter()
         trainer.val_check_batch = batches
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the timing where the trial's steps end before its seconds."""
+        self.clock.stop(self._steps - (self._warm or 0))
+
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *arguments: Any
     ) -> None:
@@ -153,6 +159,7 @@ def settings(
     Below the baseline's size the rate is smaller in proportion: steps that diverge are no trial's.
     """
     size, lr = baseline
+    steps = max(steps, LEAST_TOTAL)
     return SimpleNamespace(
         batch_size=batch_size,
         lr=lr * min(1.0, batch_size / size),

@@ -28,6 +28,9 @@ def survey_line(survey: Survey, was_kept: bool) -> str:
 
 
 def _caution(survey: Survey) -> str:
+    """What a survey lacks, and why."""
+    if survey.failure:
+        return f"; no step was timed: {survey.failure}"
     if survey.busy:
         return f"; the machine is busy ({survey.waited:.0%} of the time waited for): not kept"
     return "" if survey.whole else "; there was no time for all of it"
