@@ -27,6 +27,7 @@ from bstune.recipe.recipe import Recipe
 from bstune.report.answer import render
 from bstune.report.hardware import survey_line
 from bstune.report.read import read_records, read_result
+from bstune.search.fit import Ends
 from bstune.study.analysis import Study, analyse
 from bstune.study.begin import Begun, begin
 from bstune.study.deadline import OTHERS, Deadline, least_limit
@@ -54,7 +55,7 @@ from bstune.system.files import (
 )
 from bstune.system.interruption import interruptible
 from bstune.system.secrets import hide
-from bstune.system.ticker import say
+from bstune.system.ticker import Ticker, say
 from bstune.tracking.mlflow import log_study
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
@@ -294,7 +295,9 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
                 of_project = {"resumes": checks.resumes, "examples": found.examples}
                 options = piloted(worker, recipe, options, found, hang)
             threads = options.threads or storage.setting("threads")
-            workload, machine = _with_survey(options, workload, worker, machine, threads, deadline)
+            workload, machine = _with_survey(
+                options, workload, worker, machine, threads, deadline, ticker
+            )
             preparation = stopwatch.lap("preparation")
             if deadline is not None:
                 deadline = replace(deadline, preparation=preparation)
@@ -437,6 +440,7 @@ def _with_survey(
     machine: Machine,
     threads: int | None,
     deadline: Deadline | None,
+    ticker: Ticker,
 ) -> tuple[Workload, Machine]:
     """Make or read the survey, and train with the number of threads that it chose.
 
@@ -444,20 +448,31 @@ def _with_survey(
         options, workload, worker, machine: of the study.
         threads: that were given, or that the study was begun with; None: the survey chooses.
         deadline: of which the survey may take its share.
+        ticker: that says what goes on.
+
+    Raises:
+        InputError: ``micro_batch_size=auto`` without a survey.
     """
-    if options.survey == "off" or workload.recipe is None:
-        return workload, machine
-    if not isinstance(worker, Worker):
-        say("no survey of memory and step times: it needs one worker, and devices=1")
+    if workload.recipe is None:
         return workload, machine
     seconds = options.survey_seconds
     if deadline is not None:
         seconds = min(seconds, deadline.preparation_seconds)
-    if seconds < LEAST_SURVEY_SECONDS:
-        say(f"no survey of memory and step times: {seconds:.1f} s are too few")
+    why = ""
+    if options.survey == "off":
+        why = "survey=off"
+    elif not isinstance(worker, Worker):
+        why = "it needs one worker, and devices=1"
+    elif seconds < LEAST_SURVEY_SECONDS:
+        why = f"{seconds:.1f} s are too few"
+    if options.micro_batch_size == "auto" and why:
+        raise InputError(f"micro_batch_size=auto needs the survey: give a number, or mend {why}")
+    if why:
+        say(f"no survey of memory and step times: {why}")
         return workload, machine
+    assert isinstance(worker, Worker)  # noqa: S101 (the reasons above say so)
     recipe = replace(workload.recipe, threads=threads)
-    say("survey of memory and step times")
+    ticker.does("survey of memory and step times")
     space = space_of(options, machine.kind)
     patience = HangWatch(options.wall_seconds, options.trial_seconds).limit
     survey, was_kept = surveyed(
@@ -465,6 +480,8 @@ def _with_survey(
     )
     say(survey_line(survey, was_kept))
     recipe = replace(recipe, threads=survey.threads)
+    if options.micro_batch_size == "auto":
+        recipe = replace(recipe, micro_batch_size=survey.largest_fit)
     threads = survey.threads or machine.threads
     machine = machine.model_copy(update={"survey": survey, "threads": threads})
     return replace(workload, recipe=recipe, train=_lightning(recipe)), machine
@@ -486,6 +503,10 @@ def _plan(
     if workload.table is not None:
         step_time = workload.table.step_time
     space = space_of(options, machine.kind)
+    fits: Ends = (None, None)
+    # Larger batches are accumulated of what fits.
+    if machine.survey is not None and options.micro_batch_size != "auto":
+        fits = machine.survey.fits
     return Plan(
         question=Question(options.target, options.budget, options.objective, options.schedule_ends),
         space=space,
@@ -495,7 +516,7 @@ def _plan(
         seed=options.seed,
         deadline=deadline,
         step_time=step_time,
-        fits=machine.survey.fits if machine.survey else (None, None),
+        fits=fits,
         timings=machine.survey.step_times if machine.survey else (),
         resumable=lambda number: (
             workload.table is not None or (resumes and folder.checkpoint(number).exists())

@@ -177,8 +177,8 @@ class Options(Section):
     """Precision of Lightning's Trainer; auto: mixed on CUDA, 32-true on a CPU."""
     compile: Literal["default", "reduce-overhead", "max-autotune"] | None
     """Mode of torch.compile; null: eager."""
-    micro_batch_size: Count | None
-    """Examples that a device takes at once, so that larger batches accumulate; null: the batch."""
+    micro_batch_size: Count | Literal["auto"] | None
+    """Examples that a device takes at once, of larger batches; auto: what fits; null: the batch."""
     algorithm: str | Node | None
     """Optimizer in place of the workload's own: a file of conf/algorithm."""
     schedule: str | Node | None
@@ -217,6 +217,11 @@ class Options(Section):
     """Where MLflow gets the study."""
     debug: Flag
     """Show tracebacks of bstune's own errors."""
+
+    @property
+    def given_micro_batch_size(self) -> int | None:
+        """``micro_batch_size``; None for ``auto``, too, which a survey finds."""
+        return None if self.micro_batch_size == "auto" else self.micro_batch_size
 
     def is_open(self, name: str) -> bool:
         """Whether an option, by its dotted name, has still to be found."""
@@ -340,7 +345,7 @@ def _contradictions(options: Options) -> Iterator[str]:
                 f"batch_size.{key} must be a multiple of batch_size.multiple={sizes.multiple}, "
                 f"but got {size}"
             )
-    micro = options.micro_batch_size
+    micro = options.given_micro_batch_size
     if micro is not None and sizes.high is not None and micro > sizes.high:
         yield (
             f"micro_batch_size must be at most batch_size.high={sizes.high}, but got {micro}: "

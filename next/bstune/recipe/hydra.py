@@ -54,7 +54,7 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
         precision=options.precision,
         threads=options.threads,
         compile=options.compile,
-        micro_batch_size=options.micro_batch_size,
+        micro_batch_size=options.given_micro_batch_size,
         devices=options.devices,
     )
 

@@ -55,7 +55,7 @@ def recipe_of_project(
         precision=options.precision,
         threads=options.threads,
         compile=options.compile,
-        micro_batch_size=options.micro_batch_size,
+        micro_batch_size=options.given_micro_batch_size,
         devices=options.devices,
     )
 

@@ -235,7 +235,7 @@ def for_curve(
     """
     ends_of_critical = critical.interval
     low, high = searched.low, searched.high
-    is_capped = any(record.is_unfit for record in records)
+    is_capped = plan.fits[1] is not None or any(record.is_unfit for record in records)
     if ends_of_critical.high is None and critical.largest * 2 > high and not is_capped:
         high *= WIDER
     if ends_of_critical.low is None and critical.smallest < 2 * low:

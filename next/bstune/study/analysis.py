@@ -74,6 +74,10 @@ from bstune.study.result import (
 # so many octaves, by the rule, has reached the target.
 LEAST_GAIN = 1.05
 OCTAVES_OFF = 1.0
+# Relative standard deviation of a step time that no repetition shows: a step of a trial takes 2 to
+# 7% more than one of the project's own Trainer (tests/benchmarks/README.md). A quotient is free of
+# it.
+LOOP_ERROR = 0.05
 
 
 @dataclass(frozen=True)
@@ -285,7 +289,8 @@ def _confirmed(
     seconds_ends = steps_ends
     if runs:
         steps_ends = median_interval(_runs(runs), deviation)
-        seconds_ends = median_interval(_runs(runs, tau), deviation, error)
+        seconds_error = math.hypot(error, LOOP_ERROR)
+        seconds_ends = median_interval(_runs(runs, tau), deviation, seconds_error)
     return Confirmed(
         batch_size=record.batch_size,
         lr=record.lr,

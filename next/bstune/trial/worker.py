@@ -326,6 +326,8 @@ def _call(task: bytes) -> Answer | Failure:
             import_in_order([name])
             tell_progress()
         send_by_value(modules)
+        # What the function says first is told at once.
+        _Progress.told = 0.0
         function, args = cloudpickle.loads(called)
         return Answer(function(*args))
     except Interrupted:
