@@ -3,10 +3,12 @@
 This module imports little itself.
 """
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from bstune.core.errors import InputError
 from bstune.options import Options
 from bstune.system.files import StudyFolder, claim_folder
 from bstune.system.ticker import Ticker
@@ -56,6 +58,12 @@ def begin(
         BstuneError: for options and a folder that cannot be used.
     """
     at = time.monotonic() if at is None else at
+    # A process each, also on CUDA, imports torch before anything can be asked of it.
+    there = len(os.sched_getaffinity(0))
+    if options.devices > there:
+        raise InputError(
+            f"devices must be at most {there}, the processors there are, but got {options.devices}"
+        )
     folder = StudyFolder(Path(options.output))
     claim_folder(folder, name, options.storage)
     worker: AnyWorker | None = None

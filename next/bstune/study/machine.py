@@ -1,6 +1,5 @@
 """The machine that a study's seconds are of, as the worker sees it."""
 
-import os
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -74,11 +73,9 @@ def describe_machine(
         raise InputError("device=cuda, but torch finds no CUDA device: give device=cpu")
     kind = resolve_device(device)
     uses_cuda = kind == "cuda"
-    there = torch.cuda.device_count() if uses_cuda else len(os.sched_getaffinity(0))
-    if devices > there:
-        what = "CUDA devices" if uses_cuda else "processors"
+    if uses_cuda and devices > (there := torch.cuda.device_count()):
         raise InputError(
-            f"devices must be at most {there}, the {what} there are, but got {devices}"
+            f"devices must be at most {there}, the CUDA devices there are, but got {devices}"
         )
     name = torch.cuda.get_device_name() if uses_cuda else "cpu"
     return Machine(

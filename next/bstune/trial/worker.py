@@ -38,9 +38,9 @@ EXIT_SECONDS = 1.0
 PROGRESS_SECONDS = 0.2
 # Seconds between two looks at a worker.
 POLL_SECONDS = 0.2
-# A process that gets it writes where its code is; it takes so many seconds at most.
+# A process that gets it writes where its code is; on a busy machine that takes a while.
 TELL_WHERE = signal.SIGUSR2
-TELLING_SECONDS = 0.05
+TELLING_SECONDS = (0.05, 0.2, 1.0)
 # The most of what a process has printed that is read once it is dead.
 LOG_BYTES = 65_536
 # The template's program; the user's modules are found where this process finds them, and read the
@@ -225,9 +225,13 @@ class Worker:
         for worker in _children(self._process.pid):
             for pid in (worker, *_children(worker)):
                 # One after another: their lines would be mixed.
+                before = self._log.stat().st_size
                 with suppress(ProcessLookupError):
                     os.kill(pid, TELL_WHERE)
-                time.sleep(TELLING_SECONDS)
+                for wait in TELLING_SECONDS:
+                    time.sleep(wait)
+                    if self._log.stat().st_size > before:
+                        break
         return where_in_dump(self._printed(start))
 
     def close(self) -> None:
@@ -302,7 +306,7 @@ def call(
     worker.submit(function, *args)
     while (outcome := worker.poll(POLL_SECONDS)) is None:
         if worker.silent_seconds > limit:
-            worker.kill(f"it said nothing for {limit:.0f} s")
+            worker.kill(f"it said nothing for {limit:.0f} s; trial_seconds sets that limit")
     return outcome
 
 
