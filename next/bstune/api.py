@@ -57,6 +57,7 @@ from bstune.system.interruption import interruptible
 from bstune.system.secrets import hide
 from bstune.system.ticker import Ticker, say
 from bstune.tracking.mlflow import log_study
+from bstune.trial.checks import unreachable
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
 from bstune.trial.trial import Trial
@@ -451,7 +452,7 @@ def _with_survey(
         ticker: that says what goes on.
 
     Raises:
-        InputError: ``micro_batch_size=auto`` without a survey.
+        InputError: ``micro_batch_size=auto`` or ``memory_limit`` without a survey.
     """
     if workload.recipe is None:
         return workload, machine
@@ -465,8 +466,10 @@ def _with_survey(
         why = "it needs one worker, and devices=1"
     elif seconds < LEAST_SURVEY_SECONDS:
         why = f"{seconds:.1f} s are too few"
-    if options.micro_batch_size == "auto" and why:
+    if why and options.micro_batch_size == "auto":
         raise InputError(f"micro_batch_size=auto needs the survey: give a number, or mend {why}")
+    if why and options.memory_limit is not None:
+        raise InputError(f"memory_limit needs the survey: leave it out, or mend {why}")
     if why:
         say(f"no survey of memory and step times: {why}")
         return workload, machine
@@ -558,9 +561,12 @@ def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
     """
     if workload.recipe is None:
         raise InputError("recorded runs have no survey: name a workload that is trained")
-    space_of(options, "cpu")
     with interruptible(), TemporaryDirectory() as folder, Worker(Path(folder) / "log") as worker:
         machine = _machine(options, worker)
+        patience = HangWatch(trial_seconds=options.trial_seconds).limit
+        # A metric is not needed.
+        options = options.model_copy(update={"target": options.target or unreachable("any", "min")})
+        options, _ = looked_up(worker, workload.recipe, options, workload.command, patience)
         space = space_of(options, machine.kind)
         return surveyed(
             machine,
@@ -570,7 +576,7 @@ def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
             space,
             workload.settings,
             options.survey_seconds,
-            HangWatch(trial_seconds=options.trial_seconds).limit,
+            patience,
         )
 
 
@@ -629,10 +635,11 @@ def train_once(options: Options, workload: Workload) -> Record:
             record = train_in_worker(
                 begun.worker, asked, workload.train, options.target, watch, lambda: None
             )
+    if record.is_unfit:
+        discard_folder(folder)
+        raise InputError(record.message)
     write_text(folder.trials, record.model_dump_json() + "\n")
     write_text(folder.config, workload.config)
-    if record.is_unfit:
-        raise InputError(record.message)
     if record.status == "failed":
         raise UserCodeError(record.message)
     return record

@@ -6,6 +6,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.callbacks import EarlyStopping
 from small import Data, Model
 from torch.optim import lr_scheduler
+from torch.utils.data import BatchSampler, DataLoader
 
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
@@ -38,9 +39,33 @@ class Saved(LightningDataModule):
         return Data().val_dataloader()
 
 
+class InEights(BatchSampler):
+    """Batches of multiples of 8; of a smaller one there is none."""
+
+    def __iter__(self):
+        return iter([] if self.batch_size % 8 else super().__iter__())
+
+
+class TwoLoaders(Data):
+    def val_dataloader(self):
+        return 2 * [super().val_dataloader()]
+
+
+class Eights(Data):
+    def train_dataloader(self):
+        loader = super().train_dataloader()
+        sampler = InEights(loader.sampler, 16, drop_last=False)
+        return DataLoader(loader.dataset, batch_sampler=sampler)
+
+
 class NoDefault(Model):
     def __init__(self, lr):
         super().__init__(lr)
+
+
+class OfTwo(Model):
+    def validation_step(self, batch, batch_idx, dataloader_idx):
+        self.log("a", self.loss(batch))
 
 
 class Literal(Model):
@@ -63,7 +88,13 @@ class Scores(Model):
         ((), {"batch_size": 16, "lr": 0.1, "examples": 256, "rule": "linear", "epochs": None}),
         ((Model, {"max_epochs": 3}), {"epochs": 3, "steps": None}),
         ((Model, {"max_epochs": 3, "max_steps": 70}), {"epochs": 3, "steps": 70}),
+        ((Model, {"accumulate_grad_batches": 4}), {"batch_size": 64}),
+        ((Model, None, Eights), {"batch_size": 16}),
         ((Model, None, Saved), {"batch_size": 24}),
+        (
+            (OfTwo, None, TwoLoaders),
+            {"metrics": ("a/dataloader_idx_0", "a/dataloader_idx_1")},
+        ),
         ((NoDefault,), {"batch_size": 16, "lr": None}),
         ((lambda trial: Model(trial.lr),), {"batch_size": 16, "lr": 0.1}),
         ((Literal,), {"lr": 0.03, "rule": "sqrt"}),
@@ -89,6 +120,10 @@ def test_data_and_module_alone_in_yaml():
     checks = preflight(of_yaml, (1, 16, 64), 0.1, None, LOSS)
     assert (checks.batch_size, checks.resumes, checks.seeds_differ) == (1, True, True)
     assert (checks.schedules, checks.lines) == ((), ())
+    with pytest.raises(InputError, match=r"trainer.precision=16-mixed .* precision"):
+        look_up(recipe_of(parts | {"trainer": {"precision": "16-mixed"}}, OPTIONS))
+    checks = preflight(recipe(data=Eights()), (2, 16, 64), 0.1, None, LOSS)
+    assert (checks.batch_size, checks.resumes) == (16, True)
     parts["module"] = {"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 2}
     with pytest.raises(InputError, match="lr or learning_rate"):
         look_up(recipe_of(parts, OPTIONS))

@@ -101,7 +101,7 @@ def chosen_metric(
     """
     losses = [name for name in metrics if VALIDATION_LOSS.fullmatch(name)]
     ways = (
-        ([name for name in monitors if name in metrics], "a call-back monitors it"),
+        ([name for name in monitors if name in metrics], "a call-back or a schedule monitors it"),
         (metrics, "the only one that is logged"),
         (losses, f"of {', '.join(metrics)}, the validation loss"),
     )

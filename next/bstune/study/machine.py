@@ -21,6 +21,8 @@ from bstune.trial.worker import Failure, Worker, call
 
 # Packages whose versions change a history or a step time.
 PACKAGES = ("torch", "lightning", "numpy", "optuna")
+# Of a trial whose length nobody knows yet.
+STEPS = 1000
 
 
 class Machine(Frozen):
@@ -116,11 +118,12 @@ def surveyed(
     """
     size, lr = space.anchor
     baseline = round(size), lr
-    steps = options.budget.last_step(size)
+    # Where a schedule ends changes neither memory nor step times.
+    steps = STEPS if options.is_open("budget.steps") else options.budget.last_step(size)
     code = call(worker, code_of, recipe, *baseline, steps, limit=patience)
     if isinstance(code, Failure):
         raise code.refusal or UserCodeError(code.reason)
-    measured = (space.low, space.high, baseline, steps, options.memory_limit)
+    measured = (space.low, space.high, baseline, options.memory_limit)
     key = survey_key(code.value, recipe, settings, machine.model_dump(), measured)
     return cached_survey(
         key,

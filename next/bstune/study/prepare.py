@@ -82,7 +82,7 @@ def piloted(
     length = options.budget.last_step(batch_size) if has_length else None
     say(f"pilot: batch size {batch_size} and lr {lr:g} for {seconds:.0f} s of training")
     arguments = (recipe, batch_size, lr, seconds, target, length)
-    record: Record = _answer(worker, _pilot, *arguments, limit=limit + 2.0 * seconds)
+    record: Record = _answer(worker, _pilot, *arguments, limit=limit)
     if record.status in ("diverged", "failed"):
         raise InputError(f"batch size {batch_size} and lr {lr:g} {record.status}: {record.message}")
     options, line = project.piloted(options, found, record.finite_history)

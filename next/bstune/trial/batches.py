@@ -237,7 +237,7 @@ def rebatch(
     is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     if not is_plain or isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise InputError(
-            "the training loader must be a torch DataLoader of a data set with indices and a "
+            "the training loader must be a torch DataLoader of a data set with __getitem__ and a "
             f"batch_size, but got {_kind(loader)}"
         )
     sampler = loader.batch_sampler

@@ -103,8 +103,12 @@ def _fit(
     limit = EpochLimit(train_loader, trial.total_steps)
     sizes = [part.stop - part.start for part in parts]
     trainer = make_trainer(recipe, trial, module, [limit, *callbacks], sizes)
-    # Lightning's way: the steps of the module are compiled, its hooks are not.
-    fitted: Any = torch.compile(module, mode=recipe.compile) if recipe.compile else module
+    fitted: Any = module
+    if recipe.compile:
+        # torch 2.13 cannot trace what Lightning's log inspects.
+        module.log = torch.compiler.disable(module.log)  # type: ignore[method-assign]
+        # Lightning's way: the steps of the module are compiled, its hooks are not.
+        fitted = torch.compile(module, mode=recipe.compile)
     start = functools.partial(trainer.fit, fitted, ckpt_path=resume_from, weights_only=True)
     if is_data_module:
         # The data module stays the user's, with all its hooks, but for its training loader.

@@ -17,6 +17,7 @@ from bstune.recipe.found import Found, chosen_metric
 from bstune.recipe.recipe import RATES, Recipe, TrialSettings
 from bstune.trial.batches import TrialLoader
 from bstune.trial.lightning import fit
+from bstune.trial.trial import BatchSizeRefused
 from bstune.trial.worker import tell_progress
 
 # A trial's length where nothing depends on it.
@@ -46,7 +47,13 @@ class _Look(Callback):
         self.metrics: dict[str, float] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        trainer.num_sanity_val_steps = math.inf if self._batches < 0 else self._batches
+        trainer.num_sanity_val_steps = math.inf if self._batches else 0
+        if self._batches > 0:
+            trainer.limit_val_batches = self._batches
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A check keeps no metric of several loaders, and some modules log none in it.
+        trainer.validating = True
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         trainer.fit_loop.epoch_loop.max_steps = 0
@@ -135,7 +142,8 @@ def _look_up(
     data = []
 
     def build_data(_: TrialSettings) -> Any:
-        built = recipe.data(of_data)
+        # A fit changes the data that it is given, and there may be a second one.
+        built = copy.deepcopy(recipe).data(of_data)
         data.append(built)
         if not hasattr(built, "train_dataloader"):
             loaders.append(built[0])
@@ -156,13 +164,22 @@ def _look_up(
         data=build_data,
         trainer=lambda _: arguments,
     )
-    looked = look(watched, settings(*GUESS), batches=1)
+    try:
+        looked = look(watched, settings(GUESS[0] * recipe.devices, GUESS[1]), batches=1)
+    except BatchSizeRefused:
+        # A sampler of batches may take a few sizes alone: the project's own is one.
+        size, _ = _batch_size(data[-1], loaders[-1], is_own=True)
+        looked = look(watched, settings(size or of_data.batch_size, GUESS[1]), batches=1)
     trainer = looked.trainer
     module = trainer.lightning_module
     optimizers = trainer.optimizers
     sources = {"steps": "the Trainer's max_steps", "epochs": "the Trainer's max_epochs"}
     rate, sources["lr"] = _rate(module, optimizers, is_own=of_module is own)
     size, sources["batch_size"] = _batch_size(data[-1], loaders[-1], is_own=of_data is own)
+    accumulated = _positive(arguments.get("accumulate_grad_batches")) or 1
+    if size is not None and accumulated > 1:
+        size *= accumulated
+        sources["batch_size"] += f", times the Trainer's accumulate_grad_batches={accumulated}"
     epochs = _positive(arguments.get("max_epochs"))
     steps = _positive(arguments.get("max_steps"))
     if steps is None and epochs is not None:

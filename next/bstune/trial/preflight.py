@@ -11,6 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from bstune.recipe.recipe import Recipe
 from bstune.trial.checks import NEVER, Checks, Schedule, unreachable
 from bstune.trial.lightning import StopAtTarget, fit
 from bstune.trial.look_up import STEPS, base_rates, loader_of, look, settings
-from bstune.trial.trial import Trial
+from bstune.trial.trial import BatchSizeRefused, Trial
 from bstune.trial.worker import tell_progress
 
 # Steps before and after a resumption.
@@ -102,16 +103,17 @@ def preflight(
     schedules = schedules_of(recipe, batch_size, lr, budget)
     if not all(schedule.follows for schedule in schedules):
         for size in sizes:
-            for schedule in schedules_of(recipe, size, lr, budget):
-                _check_schedule(schedule, size)
+            # The trials will tell which sizes the project takes.
+            with suppress(BatchSizeRefused):
+                for schedule in schedules_of(recipe, size, lr, budget):
+                    _check_schedule(schedule, size)
     lines.extend(_unmoved(schedule) for schedule in schedules if schedule.is_unmoved)
     try:
         resumes = _resumes(recipe, low, lr, budget, target)
-    except BstuneError:
-        raise
-    # BatchNorm trains on no batch of 1: the trials will tell which sizes the project takes.
-    except Exception:
-        if low == batch_size:
+    # BatchNorm trains on no batch of 1, and some samplers give none.
+    except Exception as error:
+        is_of_size = isinstance(error, BatchSizeRefused) or not isinstance(error, BstuneError)
+        if low == batch_size or not is_of_size:
             raise
         low = batch_size
         resumes = _resumes(recipe, low, lr, budget, target)
@@ -132,13 +134,11 @@ def preflight(
 
 def _check_metric(metrics: Mapping[str, float], target: Target) -> None:
     """InputError where the metric is not logged, or untrained weights meet the target."""
-    # A module may log nothing while Lightning checks its validation: a trial will tell.
-    if not metrics:
-        return
     if target.metric not in metrics:
         raise InputError(
             f"the target's metric is {target.metric!r}, but validation logs "
-            f"{', '.join(sorted(metrics))}: give one of these, as target='METRIC <= GOAL'"
+            f"{', '.join(sorted(metrics)) or 'none'}: give one that it logs, as "
+            f"target='METRIC <= GOAL'"
         )
     value = metrics[target.metric]
     if target.reached(value):
@@ -327,7 +327,7 @@ def _check_schedule(schedule: Schedule, batch_size: int) -> None:
     if name in LENGTHS:
         remedy = f"write {name}(optimizer, ..., {LENGTHS[name]}={length})"
     raise InputError(
-        f"{name} ends at {schedule.interval} {end:,}, where a trial at batch size {batch_size} has "
+        f"{name} ends by {schedule.interval} {end:,}, where a trial at batch size {batch_size} has "
         f"{schedule.moves:,}: let it follow the trial's length, {remedy}"
     )
 

@@ -18,6 +18,8 @@ from bstune.core.errors import InputError
 from bstune.recipe.recipe import Recipe, TrialSettings, resolve_device, resolve_precision
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+# Arguments of the Trainer that are options here.
+OPTIONS = {"precision": "precision", "accelerator": "device", "devices": "devices"}
 # Call-backs that print, that write files, or that stop a training by another rule than the trial's.
 LEFT_OUT = ("ProgressBar", "ModelSummary", "Checkpoint", "EarlyStopping")
 
@@ -81,8 +83,9 @@ def make_trainer(
         micro_batch_sizes: examples of each micro-batch of a batch on this device.
 
     Raises:
-        InputError: the device cannot do the recipe's precision, or the module steps its optimizers
-            itself where batches are to be accumulated.
+        InputError: the device cannot do the recipe's precision, an option contradicts the Trainer's
+            arguments, or the module steps its optimizers itself where batches are to be
+            accumulated.
     """
     count = len(micro_batch_sizes)
     if count > 1 and not module.automatic_optimization:
@@ -121,6 +124,13 @@ def make_trainer(
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
+    for name, option in OPTIONS.items():
+        given = arguments.get(name, "auto")
+        if given not in ("auto", ours[name]):
+            raise InputError(
+                f"trainer.{name}={given} is an option of bstune's, which is {ours[name]}: give "
+                f"{option}, and leave out trainer.{name}"
+            )
     trainer: Trainer = package.Trainer(**{**arguments, **ours})
     return trainer
 

@@ -240,8 +240,8 @@ def check_batch_size(batch_size: int, examples: int) -> None:
     """BatchSizeRefused for a batch that is larger than the data."""
     if batch_size > examples:
         raise BatchSizeRefused(
-            f"the training data has {examples} examples: batch_size.high must be at most "
-            f"{examples}, but got a batch size of {batch_size}"
+            f"a batch size must be at most {examples}, the examples of the training data, but got "
+            f"{batch_size}"
         )
 
 
