@@ -197,7 +197,10 @@ def test_a_time_limit_is_kept_with_an_answer(tmp_path):
         ({"objective": "metric"}, "objective"),
         ({"storage": "nosuch://x"}, "storage"),
         # Before a process each imports torch.
-        ({"devices": 64, "baseline": (64, 0.1), "batch_size": (64, 128)}, "devices .* 64"),
+        (
+            {"devices": 64, "workers": 1, "baseline": (64, 0.1), "batch_size": (64, 128)},
+            "devices .* 64",
+        ),
     ],
 )
 def test_bad_arguments_are_one_line_and_write_nothing(tmp_path, changes, named):

@@ -27,6 +27,7 @@ from bstune.trial.batches import (
 )
 from bstune.trial.trainer import EpochLimit, make_trainer, quiet
 from bstune.trial.trial import Trial
+from bstune.trial.worker import listen
 
 # Parts of a Lightning checkpoint that hold objects of the user's, and that no resumption reads.
 HYPER_PARAMETERS = (
@@ -86,6 +87,7 @@ def _fit(
     callbacks: Sequence[Callback],
     resume_from: Path | None,
 ) -> Trainer:
+    listen()
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
     rank = int(os.environ["RANK"]) if recipe.devices > 1 else 0
@@ -106,14 +108,18 @@ def _fit(
     fitted: Any = module
     if recipe.compile:
         # torch 2.13 cannot trace what Lightning's log inspects.
-        module.log = torch.compiler.disable(module.log)  # type: ignore[method-assign]
+        module.log = torch.compiler.disable(module.log)  # type: ignore[method-assign, no-untyped-call]
         # Lightning's way: the steps of the module are compiled, its hooks are not.
         fitted = torch.compile(module, mode=recipe.compile)
     start = functools.partial(trainer.fit, fitted, ckpt_path=resume_from, weights_only=True)
     if is_data_module:
         # The data module stays the user's, with all its hooks, but for its training loader.
         data.train_dataloader = train_loader
-        start(datamodule=data)
+        try:
+            start(datamodule=data)
+        finally:
+            # A survey fits the same data again.
+            data.train_dataloader = users_loader
     else:
         start(train_dataloaders=train_loader(), val_dataloaders=data[1])
     return trainer

@@ -142,8 +142,7 @@ def _look_up(
     data = []
 
     def build_data(_: TrialSettings) -> Any:
-        # A fit changes the data that it is given, and there may be a second one.
-        built = copy.deepcopy(recipe).data(of_data)
+        built = recipe.data(of_data)
         data.append(built)
         if not hasattr(built, "train_dataloader"):
             loaders.append(built[0])

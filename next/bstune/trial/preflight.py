@@ -222,6 +222,15 @@ def _distance(one: Weights, other: Weights) -> float:
     )
 
 
+def _of_first(value: Any) -> Any:
+    """What the first of the processes that train together has for a value; here, if it is alone."""
+    if not torch.distributed.is_initialized():
+        return value
+    values = [value]
+    torch.distributed.broadcast_object_list(values)
+    return values[0]
+
+
 def _resumes(recipe: Recipe, batch_size: int, lr: float, budget: Budget, target: Target) -> bool:
     """Whether a trial that is stopped and resumed ends with the weights of one that is not.
 
@@ -230,7 +239,7 @@ def _resumes(recipe: Recipe, batch_size: int, lr: float, budget: Budget, target:
     last = 2 * STEPS_EACH
     total = max(budget.last_step(batch_size), last)
     with tempfile.TemporaryDirectory() as folder:
-        state = Path(folder) / "state.ckpt"
+        state = Path(_of_first(folder)) / "state.ckpt"
         half = _short_trial(target, batch_size, lr, total, STEPS_EACH, save_to=state)
         _trained(recipe, half)
         rest = _short_trial(
@@ -373,7 +382,7 @@ def pilot(
         fit(copy.deepcopy(recipe), trial, [StopAtTarget(trial)])
         record = trial.record()
         now = time.monotonic()
-        growth = min(GROWTH, (until - now) / (now - began))
+        growth = _of_first(min(GROWTH, (until - now) / (now - began)))
         has_ended = record.status not in ("pruned", "missed")
         if length is not None or growth < WORTHWHILE or has_ended:
             return record

@@ -325,6 +325,7 @@ def _dumped(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
 def _call(task: bytes) -> Answer | Failure:
     """Call a function that was sent."""
     try:
+        listen()
         modules, called = pickle.loads(task)  # noqa: S301 (from our process)
         for name in modules:
             import_in_order([name])
@@ -362,6 +363,14 @@ def tell_progress(what: Callable[[], str] = str) -> None:
         _Progress.connection.send((_Progress.number, what()))
 
 
+def listen() -> None:
+    """Let ``TELL_WHERE`` work in the worker, until a fit ends: Lightning then puts it back."""
+    if _Progress.connection is not None:
+        # What is registered already is not registered again.
+        faulthandler.unregister(TELL_WHERE)
+        faulthandler.register(TELL_WHERE, all_threads=False)
+
+
 def template(
     descriptor: int, lifeline: int, preload: Sequence[str], start_method: str | None
 ) -> None:
@@ -377,7 +386,6 @@ def template(
     os.set_inheritable(lifeline, False)
     # Ctrl-C is for the owner, which ends these processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.register(TELL_WHERE, all_threads=False)
     # Looking for garbage meanwhile takes a fourth of the time, and a module is never any.
     gc.disable()
     for name in preload:
