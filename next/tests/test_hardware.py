@@ -221,8 +221,9 @@ class Halves(Model):
 
 
 def recipe(module):
+    data = Data()
     return Recipe(
-        module=lambda trial: module(trial.lr), data=lambda trial: Data(), device="cpu", threads=1
+        module=lambda trial: module(trial.lr), data=lambda trial: data, device="cpu", threads=1
     )
 
 
@@ -260,7 +261,6 @@ def made(**changes):
         "largest_fit": 64,
         "smallest_unfit": 70,
         "limit": 1e9,
-        "peaks": ((8, 1e8),),
         "memory": Line(constant=1e8, per_example=1e6),
         "refused": ((1, "ValueError"),),
         "roofline": roofline(),

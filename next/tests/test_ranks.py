@@ -9,7 +9,9 @@ from small import Data, Model
 
 from bstune.core.records import Spec, Target
 from bstune.recipe.recipe import Recipe
+from bstune.trial.checks import unreachable
 from bstune.trial.lightning import train
+from bstune.trial.preflight import pilot, preflight
 from bstune.trial.ranks import Ranks
 from bstune.trial.trial import Trial, run_trial
 from bstune.trial.worker import Answer, call
@@ -92,3 +94,14 @@ def test_one_that_fails_ends_all(ranks, tmp_path, build, words):
     reason = outcome.value[1].message if isinstance(outcome, Answer) else outcome.reason
     assert words in reason
     assert call(ranks, pow, 2, 3, limit=SECONDS) == Answer(8)
+
+
+def test_two_processes_agree_on_what_they_check(ranks):
+    recipe = Recipe(lambda trial: Model(trial.lr), lambda trial: Data(), device="cpu", devices=2)
+    target = unreachable("val/loss", "min")
+    checks = call(ranks, preflight, recipe, (2, 16, 64), 0.1, None, target, limit=SECONDS)
+    assert isinstance(checks, Answer), checks
+    assert checks.value.resumes
+    run = call(ranks, pilot, recipe, 16, 0.1, 0.5, target, None, limit=SECONDS)
+    assert isinstance(run, Answer), run
+    assert run.value.history

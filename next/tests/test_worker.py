@@ -15,7 +15,15 @@ import pytest
 import bstune
 from bstune.core.errors import InputError
 from bstune.trial.by_value import users_modules
-from bstune.trial.worker import Answer, Failure, InProcess, Worker, tell_progress
+from bstune.trial.worker import (
+    TELL_WHERE,
+    Answer,
+    Failure,
+    InProcess,
+    Worker,
+    listen,
+    tell_progress,
+)
 
 OWN_PATH = {**os.environ, "PYTHONPATH": str(Path(bstune.__file__).parents[1])}
 # Seconds that a test waits before it fails.
@@ -144,7 +152,17 @@ def hangs_in_a_loaders_process():
     print(*multiprocessing.get_context("fork").Pool(1).map(time.sleep, [1000]))
 
 
-@pytest.mark.parametrize("function", [hangs, hangs_in_a_loaders_process])
+def hangs_after_a_fit():
+    time.sleep(as_lightning_ends_a_fit())
+
+
+def as_lightning_ends_a_fit():
+    signal.signal(TELL_WHERE, signal.SIG_DFL)
+    listen()
+    return 1000
+
+
+@pytest.mark.parametrize("function", [hangs, hangs_in_a_loaders_process, hangs_after_a_fit])
 def test_what_hangs_is_killed_and_told_with_its_place(worker, function):
     pid = outcome_of(worker, os.getpid).value
     worker.submit(function)

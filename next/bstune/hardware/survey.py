@@ -79,8 +79,6 @@ class Survey(Frozen):
     """The smallest size that was seen not to fit; None: none was."""
     limit: float
     """Bytes that a process may take."""
-    peaks: tuple[tuple[int, float], ...]
-    """Batch size and bytes of each probe of memory that fitted."""
     memory: Line
     """Bytes over batch size."""
     refused: tuple[tuple[int, str], ...]
@@ -205,14 +203,12 @@ def survey(
         # A step that cannot be counted has no roofline, and trains.
         roofline = outcome.value if isinstance(outcome, Answer) else None
     _end_process(worker, patience)
-    fits = {size: one for size, one in memory.probes.items() if one.fits}
     return Survey(
         threads=recipe.threads if timed is None else timed.threads,
         timings=timings,
         largest_fit=memory.largest_fit,
         smallest_unfit=memory.smallest_unfit,
-        limit=min(one.limit for one in fits.values()),
-        peaks=tuple((size, one.peak) for size, one in sorted(fits.items())),
+        limit=min(one.limit for one in memory.probes.values() if one.fits),
         memory=line,
         refused=tuple(sorted((refused | (timed.refused if timed else {})).items())),
         roofline=roofline,
