@@ -465,11 +465,14 @@ def _with_survey(
     elif not isinstance(worker, Worker):
         why = "it needs one worker, and devices=1"
     elif seconds < LEAST_SURVEY_SECONDS:
-        why = f"{seconds:.1f} s are too few"
-    if why and options.micro_batch_size == "auto":
-        raise InputError(f"micro_batch_size=auto needs the survey: give a number, or mend {why}")
-    if why and options.memory_limit is not None:
-        raise InputError(f"memory_limit needs the survey: leave it out, or mend {why}")
+        why = f"{seconds:.1f} s are too few, which survey_seconds and wall_seconds set"
+    needs = {
+        "micro_batch_size=auto": options.micro_batch_size == "auto",
+        "memory_limit": options.memory_limit is not None,
+    }
+    for name, is_given in needs.items():
+        if why and is_given:
+            raise InputError(f"{name} needs the survey, which is left out: {why}")
     if why:
         say(f"no survey of memory and step times: {why}")
         return workload, machine

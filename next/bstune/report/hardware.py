@@ -31,9 +31,10 @@ def _caution(survey: Survey) -> str:
     """What a survey lacks, and why."""
     if survey.failure:
         return f"; no step was timed: {survey.failure}"
+    caution = "" if survey.whole else "; there was no time for all of it"
     if survey.busy:
-        return f"; the machine is busy ({survey.waited:.0%} of the time waited for): not kept"
-    return "" if survey.whole else "; there was no time for all of it"
+        caution += f"; the machine is busy ({survey.waited:.0%} of the time waited for): not kept"
+    return caution
 
 
 def survey_text(survey: Survey, was_kept: bool) -> str:
