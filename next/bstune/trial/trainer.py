@@ -128,8 +128,8 @@ def make_trainer(
         given = arguments.get(name, "auto")
         if given not in ("auto", ours[name]):
             raise InputError(
-                f"trainer.{name}={given} is an option of bstune's, which is {ours[name]}: give "
-                f"{option}, and leave out trainer.{name}"
+                f"trainer.{name}={given} is the option {option} here: give that, in place of "
+                f"trainer.{name}"
             )
     trainer: Trainer = package.Trainer(**{**arguments, **ours})
     return trainer
