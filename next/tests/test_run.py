@@ -461,7 +461,9 @@ class Anneals(Model):
 def test_schedules_end_where_the_study_chose(tmp_path):
     Anneals.ends.clear()
     result = tune(tmp_path, Anneals, trials=8, schedule_ends=True)
-    records = [record for record in result.records if record.status in ("reached", "missed")]
+    # One may diverge, as step times decide what is tried.
+    ended = ("reached", "missed", "diverged")
+    records = [record for record in result.records if record.status in ended]
     # The preflight trains before them.
     ends = Anneals.ends[-len(records) :]
     for record, (length, steps, share_left) in zip(records, ends, strict=True):
