@@ -109,7 +109,11 @@ def _fit(
     if is_data_module:
         # The data module stays the user's, with all its hooks, but for its training loader.
         data.train_dataloader = train_loader
-        start(datamodule=data)
+        try:
+            start(datamodule=data)
+        finally:
+            # A survey fits the same data again, at another batch size.
+            data.train_dataloader = users_loader
     else:
         start(train_dataloaders=train_loader(), val_dataloaders=data[1])
     return trainer
