@@ -409,9 +409,7 @@ def _confirmation_seconds(
     return plan.seeds * (of_best + of_baseline + 2.0 * between)
 
 
-def _search_end(
-    plan: Plan, deadline: Deadline, records: Sequence[Record], now: float
-) -> float:
+def _search_end(plan: Plan, deadline: Deadline, records: Sequence[Record], now: float) -> float:
     """When the search ends under a time limit."""
     if not plan.question.seeks_best:
         return deadline.end
