@@ -584,6 +584,13 @@ def _ask_seed_of_baseline(
     return _repeat(plan, records, running, baseline, limit, baseline.schedule_steps)
 
 
+# What a resumed run has of the one before; how it is evaluated, too.
+_OF_RESUMED = {
+    *("role", "batch_size", "lr", "values", "seed"),
+    *("schedule_steps", "first_evaluation", "repeats"),
+}
+
+
 def _ask_stopped(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask | None:
     """Resume the baseline's next run on a new seed that a time limit stopped; None: no more."""
     baseline = baseline_of(records)
@@ -594,10 +601,9 @@ def _ask_stopped(plan: Plan, records: Sequence[Record], running: Sequence[Spec])
         is_free = not _taken(records, running, place) and plan.resumable(run.number)
         if run.status == "pruned" and is_free:
             return Ask(
-                **run.model_dump(include={"role", "batch_size", "lr", "values", "seed", "repeats"}),
+                **run.model_dump(include=_OF_RESUMED),
                 place=place,
                 max_steps=plan.question.budget.last_step(run.batch_size),
-                schedule_steps=run.schedule_steps,
                 resumed_from=run.number,
                 until=_end(plan),
             )
