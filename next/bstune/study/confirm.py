@@ -351,7 +351,7 @@ def best_confirmed(candidates: Sequence[Candidate], runs: Runs, noise: float) ->
 
 
 def next_confirmation(
-    candidates: Sequence[Candidate], runs: Runs, seeds: int, noise: float
+    candidates: Sequence[Candidate], runs: Runs, seeds: int, noise: float, before: int = 0
 ) -> int | None:
     """The configuration to run on its next new seed, as a trial's number; None: there is enough.
 
@@ -362,11 +362,12 @@ def next_confirmation(
         runs: log value of the runs on new seeds, by the number of the candidate; None for a miss.
         seeds: how many the leader runs on.
         noise: standard deviation of log steps from seed to seed.
+        before: how many of the runs were made before the search went on, which found others.
     """
     if not candidates:
         return None
     estimates = _estimates(candidates, runs, noise)
-    if sum(map(len, runs.values())) >= MOST_RUNS * seeds:
+    if sum(map(len, runs.values())) - before >= MOST_RUNS * seeds:
         return None
     leader = _leader(candidates, estimates)
     return leader if len(runs.get(leader, ())) < seeds else None

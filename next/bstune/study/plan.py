@@ -532,7 +532,9 @@ def _ask_new_seed(
         took = statistics.median(took_seconds(run, records) for run in of_leader)
         if now + took > plan.deadline.end:
             return None
-    number = next_confirmation(field.candidates, field.runs, plan.seeds, field.noise)
+    last = max((record.number for record in records if record.role == "search"), default=0)
+    before = sum(record.repeats in by_number and record.number < last for record in records)
+    number = next_confirmation(field.candidates, field.runs, plan.seeds, field.noise, before)
     asked = None
     if number is None or plan.deadline is not None:
         asked = _ask_seed_of_baseline(plan, records, running, field)
