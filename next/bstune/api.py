@@ -28,6 +28,7 @@ from bstune.report.answer import render
 from bstune.report.hardware import survey_line
 from bstune.report.read import read_records, read_result
 from bstune.search.fit import Ends
+from bstune.study.advice import followed
 from bstune.study.analysis import Study, analyse
 from bstune.study.begin import Begun, begin
 from bstune.study.deadline import OTHERS, Deadline, least_limit
@@ -288,44 +289,46 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
             machine = _machine(options, worker)
             deadline = _deadline(options, begun.at, stopwatch.lap("start"))
             recipe = workload.recipe
+            preflight = 0.0
             if worker is not None and recipe is not None and storage.setting("target") is None:
                 ticker.does("looking at the project")
                 hang = HangWatch(options.wall_seconds, options.trial_seconds).limit
                 options, found = looked_up(worker, recipe, options, workload.command, hang)
                 checks = checked(worker, recipe, options, found, hang)
                 of_project = {"resumes": checks.resumes, "examples": found.examples}
+                preflight = stopwatch.lap("preparation")
                 options = piloted(worker, recipe, options, found, hang)
             threads = options.threads or storage.setting("threads")
             workload, machine = _with_survey(
-                options, workload, worker, machine, threads, deadline, ticker
+                options, workload, worker, machine, threads, deadline, preflight, ticker
             )
-            preparation = stopwatch.lap("preparation")
+            stopwatch.lap("preparation")
             if deadline is not None:
-                deadline = replace(deadline, preparation=preparation)
+                deadline = replace(deadline, preparation=stopwatch.phases.preparation)
             resumes = of_project["resumes"] is not False
             plan = _plan(options, workload, folder, machine, deadline, resumes)
             storage.begin(plan.space, {**_settings(options, workload, machine), **of_project})
+            first_plan = plan
             stopwatch.plan = plan
             progress = Progress(ticker, plan, storage.records())
             say(_described(options, workload, plan, machine))
             observers = (stopwatch, progress, TrialsFile(folder))
-            _run_trials(options, workload, folder, plan, storage, worker, observers, progress)
+            while True:
+                before = len(storage.records())
+                _run_trials(options, workload, folder, plan, storage, worker, observers, progress)
+                ticker.does("computing the answer")
+                records = storage.records()
+                result = analyse(_study(workload, name, plan, machine), records)
+                more = followed(plan, result, time.monotonic())
+                is_stuck = plan is not first_plan and len(records) == before
+                if more is None or is_stuck:
+                    break
+                plan = more
         except (InputError, StudyError, UserCodeError):
             if storage is None or not storage.records():
                 discard_folder(folder)
             raise
         ticker.does("writing the answer")
-        study = Study(
-            plan=plan,
-            workload=workload.name,
-            name=name,
-            device=machine.device,
-            threads=machine.threads,
-            command=workload.command,
-            train=workload.train_command,
-        )
-        records = storage.records()
-        result = analyse(study, records)
         stopwatch.lap("answer")
         phases = stopwatch.phases
         # A command that had nothing to train leaves the result as it was.
@@ -334,6 +337,18 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
         spent = result.spent.model_copy(update={"phases": phases})
         result = result.model_copy(update={"spent": spent})
         return _finish(options, workload, folder, result, records, machine, deadline)
+
+
+def _study(workload: Workload, name: str, plan: Plan, machine: Machine) -> Study:
+    return Study(
+        plan=plan,
+        workload=workload.name,
+        name=name,
+        device=machine.device,
+        threads=machine.threads,
+        command=workload.command,
+        train=workload.train_command,
+    )
 
 
 def _deadline(options: Options, began: float, start: float) -> Deadline | None:
@@ -441,6 +456,7 @@ def _with_survey(
     machine: Machine,
     threads: int | None,
     deadline: Deadline | None,
+    preflight: float,
     ticker: Ticker,
 ) -> tuple[Workload, Machine]:
     """Make or read the survey, and train with the number of threads that it chose.
@@ -449,6 +465,7 @@ def _with_survey(
         options, workload, worker, machine: of the study.
         threads: that were given, or that the study was begun with; None: the survey chooses.
         deadline: of which the survey may take its share.
+        preflight: seconds that this took of it.
         ticker: that says what goes on.
 
     Raises:
@@ -458,7 +475,8 @@ def _with_survey(
         return workload, machine
     seconds = options.survey_seconds
     if deadline is not None:
-        seconds = min(seconds, deadline.preparation_seconds)
+        # Preflight has had its part of them.
+        seconds = min(seconds, deadline.preparation_seconds - preflight)
     why = ""
     if options.survey == "off":
         why = "survey=off"

@@ -262,6 +262,7 @@ def candidate(number, log_value, deviation=0.1, share=1.0):
 
 
 ONE_AND_ONE = (candidate(3, 0.0), candidate(5, 0.05))
+MOVED = (candidate(3, 0.2), candidate(5, 0.0))
 TIED = (
     Candidate(3, 0.0, 0.05, share=1.0, rank=512),
     Candidate(5, 0.08, 0.05, share=1.0, rank=256),
@@ -287,6 +288,9 @@ def missing(log_value):
         (ONE_AND_ONE, {3: [0.3], 5: [0.0, 0.0]}, None, 5),
         # What is more than a tenth behind is not run.
         ((candidate(3, 0.0), candidate(5, 0.2)), {3: [9.0]}, 3, 3),
+        # What has reached on its seeds stays the best where predictions move; not what missed.
+        (MOVED, {3: [0.0]}, 5, 3),
+        (MOVED, {3: [0.0, None]}, 5, 5),
         # Of candidates that tie the least rank leads, until its new seeds are far behind.
         (TIED, {}, 5, 5),
         (TIED, {3: [0.0], 5: [0.08]}, 5, 5),
@@ -302,6 +306,13 @@ def test_whose_new_seed_comes_next_and_which_is_the_best(candidates, runs_of, fo
     assert next_confirmation(candidates, runs_of, seeds=2, noise=0.1) == following
     if candidates:
         assert best_confirmed(candidates, runs_of, noise=0.1) == best
+
+
+def test_new_seeds_go_on_for_what_the_search_found_later():
+    runs_of = {3: [0.3, 0.3, 0.3], 5: [0.3, 0.3, 0.3]}
+    found = (*ONE_AND_ONE, candidate(7, -0.2))
+    assert next_confirmation(found, runs_of, 2, noise=0.1) is None
+    assert next_confirmation(found, runs_of, 2, noise=0.1, before=6) == 7
 
 
 @pytest.mark.parametrize("told_by_the_search", [True, False])

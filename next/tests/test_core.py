@@ -15,6 +15,12 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target, ends
 from bstune.core.space import Space
 from bstune.core.step_time import fit_step_time
+from bstune.hardware.memory import Probe
+from bstune.hardware.roofline import Roofline
+from bstune.hardware.survey import Timed
+from bstune.recipe.found import Found
+from bstune.study.machine import Machine
+from bstune.trial.checks import Checks
 
 LOSS = Target("val/loss", 0.1, "min")
 
@@ -139,9 +145,10 @@ def test_the_next_evaluation(history, batch_size, step):
     [
         ((), 7, 7),
         ((), 70, 40),
-        # The early one counts no cost.
-        (((7, 0.9),), 7, 40),
-        (((7, 0.9), (40, 0.8)), 7, 80),
+        # Early ones count no cost.
+        (((7, 0.9),), 7, 14),
+        (((7, 0.9), (28, 0.88)), 7, 40),
+        (((7, 0.9), (14, 0.88), (40, 0.8)), 7, 80),
         (((40, 0.9),), 70, 80),
     ],
 )
@@ -320,6 +327,11 @@ def imports_heavy(modules):
 
 def test_imports_are_light():
     assert not imports_heavy(LIGHT)
+
+
+def test_the_main_process_reads_the_workers_answers_without_torch():
+    answers = (Checks, Found, Machine, Probe, Record, Roofline, Timed)
+    assert not imports_heavy({answer.__module__ for answer in answers})
 
 
 def test_that_test_can_fail():

@@ -221,6 +221,7 @@ class Halves(Model):
 
 
 def recipe(module):
+    """All measurements get the same data, as those that are given as an object."""
     data = Data()
     return Recipe(
         module=lambda trial: module(trial.lr), data=lambda trial: data, device="cpu", threads=1

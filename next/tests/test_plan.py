@@ -187,13 +187,25 @@ def test_it_waits_for_what_others_run():
 
 
 @pytest.mark.parametrize(
-    ("now", "place"),
-    # 2 new seeds of 3 s and of the baseline's 6 s, half as long again: 27 s are left for them.
-    [(0.0, "search/1"), (72.0, "search/1"), (74.0, "seed/1/0"), (96.0, "seed/1/0"), (98.0, None)],
+    ("now", "between", "place"),
+    [
+        # 2 new seeds of 3 s and of the baseline's 6 s, half as long again: 27 s are left for them.
+        (72.0, 0.0, "search/2"),
+        (74.0, 0.0, "seed/1/0"),
+        (96.0, 0.0, "seed/1/0"),
+        (98.0, 0.0, None),
+        # Each of the 4 runs is chosen in 1 s: 6 s more.
+        (66.0, 1.0, "search/2"),
+        (68.0, 1.0, "seed/1/0"),
+    ],
 )
-def test_a_time_limit_ends_the_search_then_the_new_seeds(now, place):
+def test_a_time_limit_ends_the_search_then_the_new_seeds(now, between, place):
     limited = plan(deadline=Deadline(0.0, 100.0), trials=9)
-    records = [of_baseline(train_seconds=6.0), searched(1, "search/0", other_seconds=3.0)]
+    records = [
+        of_baseline(train_seconds=6.0),
+        searched(1, "search/0", other_seconds=3.0),
+        searched(2, "search/1", status="pruned", other_seconds=now - 3.0 * between - 9.0),
+    ]
     step = next_step(limited, records, [], now)
     assert (step.place if isinstance(step, Ask) else None) == place
 

@@ -461,9 +461,7 @@ class Anneals(Model):
 def test_schedules_end_where_the_study_chose(tmp_path):
     Anneals.ends.clear()
     result = tune(tmp_path, Anneals, trials=8, schedule_ends=True)
-    # One may diverge, as step times decide what is tried.
-    ended = ("reached", "missed", "diverged")
-    records = [record for record in result.records if record.status in ended]
+    records = result.records
     # The preflight trains before them.
     ends = Anneals.ends[-len(records) :]
     for record, (length, steps, share_left) in zip(records, ends, strict=True):

@@ -8,7 +8,9 @@ hold:
 * The cost of all evaluations, with it, is at most ``SHARE`` of the examples trained so far. Far
   from the target it is half of that, which is saved for the dense evaluations near it.
 
-The first evaluation may be asked for earlier than that; it then counts no cost.
+The first evaluation may be asked for earlier than that, where the target may be met soon. Those
+that come earlier then count no cost, and lie a factor of ``EARLY_RATIO`` apart: after the first one
+alone a target could be passed by the tenfold.
 """
 
 import math
@@ -19,6 +21,8 @@ from bstune.core.records import Target
 RATIO = 1.05
 SHARE = 0.25
 COST = 0.5
+# Evaluations that are made whatever they cost: at so many times the steps of the one before.
+EARLY_RATIO = 2.0
 # The target is near when it is predicted within this many times the steps so far.
 NEAR = 1.5
 # The prediction's line goes through the last evaluation and one at least so many times earlier:
@@ -66,7 +70,9 @@ def next_evaluation(
     last = history[-1][0] if history else 0
     far = SHARE / 2 * batch_size
     allowed = SHARE * batch_size if has_been_near(history, target) else far
-    is_early = first is not None and bool(history) and history[0][0] < COST * examples / far
-    counted = len(history) + (not is_early)
+    free = 0 if first is None else sum(step < COST * examples / far for step, _ in history)
+    counted = len(history) - free + 1
     due = max(last + 1, math.floor(RATIO * last), math.ceil(counted * COST * examples / allowed))
-    return min(due, first) if first is not None and not history else due
+    if first is None or free < len(history):
+        return due
+    return min(due, max(last + 1, math.ceil(EARLY_RATIO * last)) if history else first)

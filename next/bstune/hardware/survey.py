@@ -15,9 +15,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -29,9 +29,6 @@ from bstune.recipe.recipe import Recipe
 from bstune.system.failures import is_users
 from bstune.system.files import read_text, write_text
 from bstune.trial.worker import Answer, Failure, Worker, call
-
-if TYPE_CHECKING:
-    from bstune.hardware.timing import Timed
 
 # Batch sizes that are timed at most; there is one more than octaves, if these are fewer.
 LADDER = 6
@@ -112,6 +109,21 @@ class Survey(Frozen):
     def busy(self) -> bool:
         """Whether other programs kept the processors: timings are uncertain, and are not kept."""
         return self.waited > BUSY_SHARE
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What the visits told; its module imports no torch, as the main process reads it."""
+
+    threads: int
+    visits: dict[int, list[float]]
+    """Seconds of a step in each visit, by batch size."""
+    refused: dict[int, str]
+    """Batch sizes that the user's code refused, with its error."""
+    waited: float
+    """The share of the time that the training waited for a processor; no timing has it."""
+    whole: bool
+    """Whether every size got all of its visits."""
 
 
 def survey(

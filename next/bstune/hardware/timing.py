@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +34,7 @@ from bstune.hardware.roofline import (
     Padding,
     Roofline,
 )
+from bstune.hardware.survey import Timed
 from bstune.recipe.recipe import Recipe, TrialSettings, resolve_device
 from bstune.system.failures import one_line
 from bstune.trial.lightning import fit
@@ -233,21 +234,6 @@ def _end_above(limit: float) -> None:
     while resident_bytes("VmRSS") <= limit:
         time.sleep(LOOK_SECONDS)
     os._exit(OVER_LIMIT)
-
-
-@dataclass(frozen=True)
-class Timed:
-    """What the visits told."""
-
-    threads: int
-    visits: dict[int, list[float]]
-    """Seconds of a step in each visit, by batch size."""
-    refused: dict[int, str]
-    """Batch sizes that the user's code refused, with its error."""
-    waited: float
-    """The share of the time that the training waited for a processor; no timing has it."""
-    whole: bool
-    """Whether every size got all of its visits."""
 
 
 def time_sizes(

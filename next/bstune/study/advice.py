@@ -4,6 +4,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from bstune.core.question import Question
@@ -21,12 +22,13 @@ from bstune.study.result import (
     ResultWarning,
     Searched,
     Speedup,
+    StudyResult,
 )
 from bstune.system.console import seconds
 from bstune.system.console import sizes as written_sizes
 
 Trend = Literal["still falling", "flat", "stopped early", "diverged", "failed"]
-Options = dict[str, object]
+Options = dict[str, int | float | str]
 
 # Step times that are known worse than this, relatively, are a warning.
 STEP_TIME_WARNING = 0.15
@@ -136,6 +138,19 @@ def more_time(plan: Plan, records: Sequence[Record]) -> tuple[str, Options] | No
     return what, {"wall_seconds": math.ceil(max(limit, least))}
 
 
+def followed(plan: Plan, result: StudyResult, now: float) -> Plan | None:
+    """Under a time limit, the plan that runs what an open answer asks for; None: it is over.
+
+    So a limit is used up before an answer is left open: trials and seeds are the least then.
+    """
+    asked = result.next_options
+    is_over = plan.deadline is None or now > plan.deadline.end
+    if is_over or not asked or not asked.keys() <= {"trials", "seeds"}:
+        return None
+    trials, seeds = (asked.get(name, getattr(plan, name)) for name in ("trials", "seeds"))
+    return replace(plan, trials=int(trials), seeds=int(seeds))
+
+
 def remedy(plan: Plan, name: str, trend: Trend, records: Sequence[Record]) -> Options:
     """The options that may help where nothing reached the target; none where none would.
 
@@ -180,14 +195,14 @@ def missing(
         return of_time
     if other is None:
         return "another configuration that reaches the target", more_trials
-    if other.runs == plan.seeds and other.is_bound:
+    if other.runs >= plan.seeds and other.is_bound:
         return "a configuration that reaches the target on new seeds", more_trials
     runs = other.runs if baseline is None else min(other.runs, baseline.runs)
     if plan.deadline is not None and runs < plan.seeds:
         return "time for new seeds", {"wall_seconds": math.ceil(2 * plan.deadline.seconds)}
     if speedup is None:
         return "new seeds", {"seeds": plan.seeds + FURTHER_SEEDS}
-    seeds = seeds_to_settle(speedup, plan.seeds)
+    seeds = seeds_to_settle(speedup, runs)
     if seeds > MOST_SEEDS:
         return "more trials", more_trials
     return "more new seeds", {"seeds": seeds}
@@ -241,7 +256,7 @@ def for_curve(
     if ends_of_critical.low is None and critical.smallest < 2 * low:
         low = max(low // WIDER // plan.space.multiple, 1) * plan.space.multiple
     if (low, high) != (searched.low, searched.high):
-        options = {"batch_size.low": low, "batch_size.high": high, "study": f"{name}-2"}
+        options: Options = {"batch_size.low": low, "batch_size.high": high, "study": f"{name}-2"}
         return f"batch sizes {low:,} to {high:,}", options
     if is_narrow(ends_of_critical):
         return None

@@ -158,6 +158,7 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
         easier_goal=easier.goal,
         easier=study.command({"target": str(easier), "study": f"{study.name}-easier"}),
         next=study.command(options) if options else None,
+        next_options=options,
     )
 
 
@@ -186,7 +187,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         narrows = for_curve(plan, study.name, critical, searched, records)
         if narrows is not None:
             what, options = narrows
-            fields |= {"missing": what, "next": study.command(options)}
+            fields |= {"missing": what, "next": study.command(options), "next_options": options}
         return StudyResult(
             **fields,
             verdict=None,
@@ -201,7 +202,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
 
     if verdict == "not yet":
         what, options = missing(plan, speedup, other, baseline, records)
-        fields |= {"missing": what, "next": study.command(options)}
+        fields |= {"missing": what, "next": study.command(options), "next_options": options}
     if best is not None and verdict in ("switch", "use"):
         fields["train"] = study.train(best.batch_size, best.lr, best.schedule_steps)
     if best is not None and best is baseline:

@@ -294,7 +294,7 @@ def _estimates(candidates: Sequence[Candidate], runs: Runs, noise: float) -> dic
     The value is its prediction's and its new seeds', weighted by precision; the share counts those
     that missed. All predictions are wrong by what new seeds were off on average: the search's
     winners were lucky together. Contenders are those whose prediction lies within ``WITHIN`` of the
-    best.
+    best, and those that reached on most of their new seeds: where predictions move, these count.
     """
     off = [0.0]
     for candidate in candidates:
@@ -306,11 +306,13 @@ def _estimates(candidates: Sequence[Candidate], runs: Runs, noise: float) -> dic
     limit = min(predicted.values()) + math.log(WITHIN)
     estimates = {}
     for candidate in candidates:
-        if predicted[candidate.number] > limit:
+        values = runs.get(candidate.number, ())
+        has_reached = 2 * sum(value is not None for value in values) > len(values)
+        if predicted[candidate.number] > limit and not has_reached:
             continue
         precision = 1.0 / candidate.deviation**2
         total = precision * (candidate.log_value + luck)
-        for log_value in runs.get(candidate.number, ()):
+        for log_value in values:
             if log_value is not None:
                 total += log_value / noise**2
                 precision += 1.0 / noise**2
@@ -349,7 +351,7 @@ def best_confirmed(candidates: Sequence[Candidate], runs: Runs, noise: float) ->
 
 
 def next_confirmation(
-    candidates: Sequence[Candidate], runs: Runs, seeds: int, noise: float
+    candidates: Sequence[Candidate], runs: Runs, seeds: int, noise: float, before: int = 0
 ) -> int | None:
     """The configuration to run on its next new seed, as a trial's number; None: there is enough.
 
@@ -360,11 +362,12 @@ def next_confirmation(
         runs: log value of the runs on new seeds, by the number of the candidate; None for a miss.
         seeds: how many the leader runs on.
         noise: standard deviation of log steps from seed to seed.
+        before: how many of the runs were made before the search went on, which found others.
     """
     if not candidates:
         return None
     estimates = _estimates(candidates, runs, noise)
-    if sum(map(len, runs.values())) >= MOST_RUNS * seeds:
+    if sum(map(len, runs.values())) - before >= MOST_RUNS * seeds:
         return None
     leader = _leader(candidates, estimates)
     return leader if len(runs.get(leader, ())) < seeds else None

@@ -80,6 +80,17 @@ class Deadline:
         """Seconds that the baseline's first run may take."""
         return BASELINE * self.shared
 
+    def between_trials(self, now: float, took: float, trials: int) -> float:
+        """Seconds between two trials so far, in which the next one is chosen.
+
+        Args:
+            now: the time.
+            took: seconds of the trials by then.
+            trials: how many.
+        """
+        passed = now - self.began - self.start - self.preparation
+        return max(passed - took, 0.0) / trials
+
     def search_end(self, baseline: float, confirmation: float | None) -> float:
         """When the search ends: new seeds then still have their time.
 

@@ -355,9 +355,9 @@ def _ask_baseline(plan: Plan, baseline: Configuration, now: float) -> Ask:
 def _searches(plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float) -> bool:
     """Whether the search goes on."""
     if plan.deadline is not None:
-        took = _confirmation_seconds(plan, records)
+        took = _confirmation_seconds(plan, plan.deadline, records, now)
         # Without another configuration that reaches the target new seeds would have nothing to do.
-        end = plan.deadline.end if took is None else _search_end(plan, plan.deadline, records)
+        end = plan.deadline.end if took is None else _search_end(plan, plan.deadline, records, now)
         if now > end:
             return False
     places = [spec for spec in (*records, *running) if spec.role == "search"]
@@ -383,8 +383,10 @@ def took_seconds(record: Record, records: Sequence[Record]) -> float:
     return seconds
 
 
-def _confirmation_seconds(plan: Plan, records: Sequence[Record]) -> float | None:
-    """What all runs on new seeds would take, by the search's trials.
+def _confirmation_seconds(
+    plan: Plan, deadline: Deadline, records: Sequence[Record], now: float
+) -> float | None:
+    """What all runs on new seeds would take, by the search's trials, with the time between two.
 
     None while no other configuration than the baseline has reached the target.
     """
@@ -402,16 +404,19 @@ def _confirmation_seconds(plan: Plan, records: Sequence[Record]) -> float | None
         of_baseline = NEW_SEED_LIMIT * of_best
         if baseline.reached:
             of_baseline = min(of_baseline, took_seconds(baseline, records))
-    return plan.seeds * (of_best + of_baseline)
+    all_took = sum(record.train_seconds + record.other_seconds for record in records)
+    between = deadline.between_trials(now, all_took, len(records))
+    return plan.seeds * (of_best + of_baseline + 2.0 * between)
 
 
-def _search_end(plan: Plan, deadline: Deadline, records: Sequence[Record]) -> float:
+def _search_end(plan: Plan, deadline: Deadline, records: Sequence[Record], now: float) -> float:
     """When the search ends under a time limit."""
     if not plan.question.seeks_best:
         return deadline.end
     baseline = baseline_of(records)
     of_baseline = 0.0 if baseline is None else took_seconds(baseline, records)
-    return deadline.search_end(of_baseline, _confirmation_seconds(plan, records))
+    confirmation = _confirmation_seconds(plan, deadline, records, now)
+    return deadline.search_end(of_baseline, confirmation)
 
 
 def _near_baseline(
@@ -469,7 +474,8 @@ def _ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec], 
         place += 1
     until = None
     if plan.deadline is not None:
-        until = plan.deadline.trial_until(now, _search_end(plan, plan.deadline, records))
+        end = _search_end(plan, plan.deadline, records, now)
+        until = plan.deadline.trial_until(now, end)
     proposal = _near_baseline(plan, records, running) or propose(
         plan.question,
         plan.space,
@@ -526,10 +532,12 @@ def _ask_new_seed(
         took = statistics.median(took_seconds(run, records) for run in of_leader)
         if now + took > plan.deadline.end:
             return None
-    number = next_confirmation(field.candidates, field.runs, plan.seeds, field.noise)
+    last = max((record.number for record in records if record.role == "search"), default=0)
+    before = sum(record.repeats in by_number and record.number < last for record in records)
+    number = next_confirmation(field.candidates, field.runs, plan.seeds, field.noise, before)
     asked = None
     if number is None or plan.deadline is not None:
-        asked = _ask_seed_of_baseline(plan, records, running, leader)
+        asked = _ask_seed_of_baseline(plan, records, running, field)
     if asked is None and number is not None:
         asked = _ask_seed_of_candidate(plan, field, records, running, by_number[number])
     return asked or _ask_stopped(plan, records, running)
@@ -553,28 +561,36 @@ def _ask_seed_of_candidate(
 
 
 def _ask_seed_of_baseline(
-    plan: Plan, records: Sequence[Record], running: Sequence[Spec], leader: int
+    plan: Plan, records: Sequence[Record], running: Sequence[Spec], field: Field
 ) -> Ask | None:
-    """The baseline's next run on a seed that the leader, by its number, has run on; None: no more.
+    """The baseline's next run on a seed that a candidate has run on; None: no more.
 
-    Under a time limit it ends after ``NEW_SEED_LIMIT`` times what the leader takes.
+    Under a time limit it ends after ``NEW_SEED_LIMIT`` times what that candidate takes.
     """
     baseline = baseline_of(records)
     if baseline is None:
         return None
-    of_leader = new_seeds_of(records, leader)
+    of_others = [new_seeds_of(records, candidate.number) for candidate in field.candidates]
+    of_other = max(of_others, key=len)
     of_baseline = new_seeds_of(records, baseline.number)
     at_work = sum(spec.repeats == baseline.number for spec in running)
-    if len(of_baseline) + at_work >= len(of_leader):
+    if len(of_baseline) + at_work >= len(of_other):
         return None
     limit = plan.question.budget.last_step(baseline.batch_size)
     if plan.deadline is not None:
         step_time = step_time_of(plan, records)
-        steps = statistics.median(map(least_steps, of_leader))
-        value = plan.question.value(steps, of_leader[0].batch_size, step_time)
+        steps = statistics.median(map(least_steps, of_other))
+        value = plan.question.value(steps, of_other[0].batch_size, step_time)
         per_step = plan.question.value(1.0, baseline.batch_size, step_time)
         limit = math.ceil(NEW_SEED_LIMIT * value / per_step)
     return _repeat(plan, records, running, baseline, limit, baseline.schedule_steps)
+
+
+# What a resumed run has of the one before; how it is evaluated, too.
+_OF_RESUMED = {
+    *("role", "batch_size", "lr", "values", "seed"),
+    *("schedule_steps", "first_evaluation", "repeats"),
+}
 
 
 def _ask_stopped(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask | None:
@@ -587,10 +603,9 @@ def _ask_stopped(plan: Plan, records: Sequence[Record], running: Sequence[Spec])
         is_free = not _taken(records, running, place) and plan.resumable(run.number)
         if run.status == "pruned" and is_free:
             return Ask(
-                **run.model_dump(include={"role", "batch_size", "lr", "values", "seed", "repeats"}),
+                **run.model_dump(include=_OF_RESUMED),
                 place=place,
                 max_steps=plan.question.budget.last_step(run.batch_size),
-                schedule_steps=run.schedule_steps,
                 resumed_from=run.number,
                 until=_end(plan),
             )

@@ -253,6 +253,8 @@ class StudyResult(Frozen):
     """Under ``not yet``: what is missing; under ``curve``: what would narrow B_crit."""
     next: str | None = None
     """The command or call that gets it."""
+    next_options: dict[str, int | float | str] = {}
+    """Its options."""
     warnings: tuple[ResultWarning, ...] = ()
     spent: Spent
     train: str | None = None

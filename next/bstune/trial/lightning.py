@@ -118,7 +118,7 @@ def _fit(
         try:
             start(datamodule=data)
         finally:
-            # A survey fits the same data again.
+            # A survey fits the same data again, at another batch size.
             data.train_dataloader = users_loader
     else:
         start(train_dataloaders=train_loader(), val_dataloaders=data[1])
