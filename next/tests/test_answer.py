@@ -64,22 +64,22 @@ EXPECTED = {
 }
 
 
-def numbers(text: str) -> list[float]:
+def numbers(text):
     # A file and line is no number of the answer.
     without_places = re.sub(r"\w+\.py:\d+", "", text)
     return [float(found.replace(",", "")) for found in NUMBER.findall(without_places)]
 
 
 @pytest.mark.parametrize("state", EXPECTED)
-def test_rows_and_numbers_of_each_state(state: str) -> None:
+def test_rows_and_numbers_of_each_state(state):
     rows = answer(STATES[state])
     assert [(row.label, numbers(row.text)) for row in rows] == EXPECTED[state]
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_text_is_80_columns_wide_with_at_most_30_numbers_in_the_question_s_order(
-    state: str,
-) -> None:
+    state,
+):
     study = STATES[state]
     text = render(study)
     assert max(len(line) for line in text.splitlines()) <= 80
@@ -88,7 +88,7 @@ def test_text_is_80_columns_wide_with_at_most_30_numbers_in_the_question_s_order
     assert places == sorted(places)
 
 
-def test_printed_times_have_the_printed_quotient() -> None:
+def test_printed_times_have_the_printed_quotient():
     switch, time = answer(STATES["switch"])[:2]
     seconds, _, baseline_seconds, *_ = numbers(time.text)
     assert numbers(switch.text)[2] == pytest.approx(baseline_seconds / seconds, rel=0.02)
@@ -106,9 +106,7 @@ INTERVALS = [
 
 
 @pytest.mark.parametrize(("ends", "shown"), INTERVALS)
-def test_open_ends_of_the_critical_batch_size(
-    ends: tuple[float | None, float | None, float | None], shown: list[float]
-) -> None:
+def test_open_ends_of_the_critical_batch_size(ends, shown):
     study = STATES["switch"]
     assert study.critical is not None
     value, low, high = ends
@@ -118,7 +116,7 @@ def test_open_ends_of_the_critical_batch_size(
     assert [numbers(row.text) for row in rows if row.label == "Scaling"] == [shown]
 
 
-def test_an_end_of_a_speedup_is_told_from_1() -> None:
+def test_an_end_of_a_speedup_is_told_from_1():
     """A switch stands on a lower end above 1, which two digits would hide."""
     speedup = Speedup(value=1.2, low=1.032, high=1.4, at_least=False)
     assert numbers(answer(result(speedup=speedup))[0].text)[2:5] == [1.2, 1.032, 1.4]
@@ -136,18 +134,18 @@ def test_an_end_of_a_speedup_is_told_from_1() -> None:
         (nothing_reached("failed", closest=None), "Next"),
     ],
 )
-def test_a_row_that_has_nothing_to_say_is_absent(study: object, absent: str) -> None:
-    assert absent not in [row.label for row in answer(study)]  # type: ignore[arg-type]
+def test_a_row_that_has_nothing_to_say_is_absent(study, absent):
+    assert absent not in [row.label for row in answer(study)]
 
 
-def test_a_metric_that_rises_is_not_called_falling() -> None:
+def test_a_metric_that_rises_is_not_called_falling():
     rows = answer(nothing_reached("still falling", target=Target("val/acc", 0.9, "max")))
     text = " ".join(row.text for row in rows)
     assert "rising" in text
     assert "falling" not in text
 
 
-def test_an_easier_target_comes_with_its_command() -> None:
+def test_an_easier_target_comes_with_its_command():
     rows = answer(nothing_reached("flat", easier_goal=0.08, easier=EASIER))
     assert rows[1].label == "Easier"
     assert EASIER in rows[1].text
@@ -157,12 +155,12 @@ def test_an_easier_target_comes_with_its_command() -> None:
     ("device", "threads", "shown"),
     [("cpu", 1, [0.1, 1, 64, 90]), ("cpu", 4, [0.1, 4, 64, 90]), ("cuda", 4, [0.1, 64, 90])],
 )
-def test_header_counts_threads_on_a_cpu(device: str, threads: int, shown: list[float]) -> None:
+def test_header_counts_threads_on_a_cpu(device, threads, shown):
     text = header(result(device=device, threads=threads))
     assert numbers(text.replace("90%", "90")) == shown
 
 
-def test_words_of_all_states() -> None:
+def test_words_of_all_states():
     blocks = [f"# {state}\n\n{render(study)}" for state, study in STATES.items()]
     words = "\n\n\n".join(blocks) + "\n"
     if os.environ.get("BSTUNE_GOLDEN"):

@@ -3,12 +3,11 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from bstune.config import CONF, Composed, compose
+from bstune.config import CONF, compose
 from bstune.core.errors import InputError
 from bstune.core.records import Target
 from bstune.options import OPTION_NAMES
@@ -42,7 +41,7 @@ FILES = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     # A space in its name is no obstacle.
     folder = tmp_path_factory.mktemp("my configs")
     (folder / "workload").mkdir()
@@ -52,11 +51,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def composed(folder: Path, *arguments: str, workload: str = "own") -> Composed:
+def composed(folder, *arguments, workload="own"):
     return compose([f"+workload={workload}", "--config-dir", str(folder), *arguments])
 
 
-def test_config_yaml_has_every_option_and_no_other() -> None:
+def test_config_yaml_has_every_option_and_no_other():
     defaults = yaml.safe_load((CONF / "config.yaml").read_text())
     names = []
     for name, value in defaults.items():
@@ -65,14 +64,14 @@ def test_config_yaml_has_every_option_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("workload", sorted(file.stem for file in CONF.glob("workload/*.yaml")))
-def test_workloads_that_ship(workload: str) -> None:
+def test_workloads_that_ship(workload):
     table = ["table=fashion_mlp"] if workload == "replay" else []
     options = compose([f"+workload={workload}", *table]).options
     assert options.workload == workload
     assert options.baseline.pair
 
 
-def test_a_workload_of_ones_own(folder: Path) -> None:
+def test_a_workload_of_ones_own(folder):
     found = composed(folder)
     assert found.options.workload == found.options.study == "own"
     assert found.options.trials == 7
@@ -106,25 +105,25 @@ def test_a_workload_of_ones_own(folder: Path) -> None:
         ("+trainer.callbacks=[]", "trainer.callbacks", []),
     ],
 )
-def test_overrides(folder: Path, argument: str, name: str, value: Any) -> None:
-    found: Any = composed(folder, argument).options
+def test_overrides(folder, argument, name, value):
+    found = composed(folder, argument).options
     for key in name.split("."):
         found = found[key] if isinstance(found, dict) else getattr(found, key)
     assert found == (argument.partition("=")[2] if name == "storage" else value)
 
 
 @pytest.mark.parametrize("spelling", ["workload=own", "+workload=own", "++workload=own"])
-def test_spellings_of_the_workload(folder: Path, spelling: str) -> None:
+def test_spellings_of_the_workload(folder, spelling):
     arguments = ["-cd", str(folder), "trials=3", spelling]
     assert compose(arguments).options.study == "own"
 
 
-def test_a_workload_on_a_base(folder: Path) -> None:
+def test_a_workload_on_a_base(folder):
     options = composed(folder, workload="based").options
     assert (options.study, options.seed, options.trials) == ("based", 3, 7)
 
 
-def test_cfg_shows_the_resolved_config_without_secrets(folder: Path) -> None:
+def test_cfg_shows_the_resolved_config_without_secrets(folder):
     storage = "storage=postgresql://me:s3cret@host/db"
     found = composed(folder, "--cfg", "job", storage, workload="secret")
     assert found.show
@@ -157,7 +156,7 @@ def test_cfg_shows_the_resolved_config_without_secrets(folder: Path) -> None:
         (["table=fashion_mlp", "target=val/error <= 0.2"], {"target": "val/error <= 0.2"}),
     ],
 )
-def test_recorded_runs(arguments: list[str], expected: dict[str, Any]) -> None:
+def test_recorded_runs(arguments, expected):
     found = compose(["+workload=replay", *arguments])
     options = found.options
     assert found.recipe is None
@@ -177,7 +176,7 @@ def test_recorded_runs(arguments: list[str], expected: dict[str, Any]) -> None:
     assert options.baseline.lr in (2**-7, 2**-6, 0.1)
 
 
-def test_recorded_runs_of_ones_own(tmp_path: Path) -> None:
+def test_recorded_runs_of_ones_own(tmp_path):
     run = (
         '{"batch_size": %d, "lr": %g, "seed": 0, "steps": [10, 20], "metric": [0.9, 0.1],'
         ' "seconds_per_step": 0.1}'
@@ -230,7 +229,7 @@ def test_recorded_runs_of_ones_own(tmp_path: Path) -> None:
         ("replay", ["table=fashion_mlp", "schedule_ends=true"], ["schedule_ends", "fashion_mlp"]),
     ],
 )
-def test_mistakes(folder: Path, workload: str, arguments: list[str], words: list[str]) -> None:
+def test_mistakes(folder, workload, arguments, words):
     with pytest.raises(InputError) as error:
         composed(folder, *arguments, workload=workload)
     assert "\n" not in str(error.value)
@@ -238,19 +237,19 @@ def test_mistakes(folder: Path, workload: str, arguments: list[str], words: list
         assert word in str(error.value)
 
 
-def test_a_mistake_shows_no_password(folder: Path) -> None:
+def test_a_mistake_shows_no_password(folder):
     for value in ("sqlite://me:s3cret@host/a,b", "[sqlite://me:s3cret@host"):
         with pytest.raises(InputError) as error:
             composed(folder, f"storage={value}")
         assert "s3cret" not in str(error.value)
 
 
-def test_no_workload() -> None:
+def test_no_workload():
     with pytest.raises(InputError, match=r"workload is missing.*digits"):
         compose(["trials=3"])
 
 
-def test_composing_imports_no_torch() -> None:
+def test_composing_imports_no_torch():
     code = """
 import sys
 from bstune.config import compose
@@ -262,5 +261,5 @@ assert "torch" not in sys.modules and "bstune.workloads" not in sys.modules
 
 
 @pytest.mark.parametrize(("table", "ends"), [("digits_linear", True), ("fashion_mlp", False)])
-def test_a_table_says_whether_schedules_end(table: str, ends: bool) -> None:
+def test_a_table_says_whether_schedules_end(table, ends):
     assert compose(["+workload=replay", f"table={table}"]).options.schedule_ends is ends

@@ -10,10 +10,10 @@ from search_records import QUESTION, SPACE, TARGET, Workload, record
 from bstune.search.law import B_CRIT, make_law
 from bstune.search.posterior import Posterior, rows_of, sample_posterior
 from bstune.study.critical import best_s_min, critical_batch_size, is_narrow
-from bstune.study.result import Critical, Interval
+from bstune.study.result import Interval
 
 
-def critical(sizes: tuple[int, ...], b_crit: float, factor: float) -> Critical:
+def critical(sizes, b_crit, factor):
     """B_crit of draws, 90% of them within a factor, where trials of some sizes reached."""
     records = [record(number, batch_size=size) for number, size in enumerate(sizes)]
     law = make_law(SPACE, QUESTION.budget, misfit=False)
@@ -33,7 +33,7 @@ def test_the_law_that_fits_a_curve_on_the_law_is_that_law():
 def test_the_law_fits_best_in_log_steps():
     sizes, steps = np.array([10.0, 40.0, 160.0]), np.array([300.0, 150.0, 90.0])
 
-    def squares(s_min: float) -> float:
+    def squares(s_min):
         return float((np.log(steps / (s_min * (1.0 + 40.0 / sizes))) ** 2).sum())
 
     best = best_s_min(sizes, steps, 40.0)

@@ -1,7 +1,6 @@
 """Every option: its name, what it takes, what it refuses and in which words of its own."""
 
 import math
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ from bstune.options import (
 )
 
 TARGET = "val/loss <= 0.1"
-GIVEN: dict[str, Any] = {
+GIVEN = {
     "workload": "digits",
     "target": TARGET,
     "budget": {"steps": 400},
@@ -35,7 +34,7 @@ TEXT_OR_NULL = ([None, "a"], ["", 3])
 NODE = ([None, {"_target_": "a.B"}], [3, "a.B", []])
 CHOICE = ([None, "sgd", {"_target_": "a.B"}], [3, []])
 # The options of design.md, section 1: values that the model takes, and values that it refuses.
-OPTIONS: dict[str, tuple[list[Any], list[Any]]] = {
+OPTIONS = {
     "workload": TEXT_OR_NULL,
     "objective": (["time", "steps", "curve", "metric"], ["loss", None, 1]),
     "target": (
@@ -97,7 +96,7 @@ BAD = [(name, value) for name, (_, bad) in OPTIONS.items() for value in bad]
 SMALL = options_from_python(**GIVEN)
 
 
-def values(**changes: Any) -> dict[str, Any]:
+def values(**changes):
     """Give all options of a small study as plain values, some of them changed by dotted name."""
     nested = SMALL.model_dump(mode="json")
     for name, value in changes.items():
@@ -106,24 +105,24 @@ def values(**changes: Any) -> dict[str, Any]:
     return nested
 
 
-def test_names_are_those_of_the_design() -> None:
+def test_names_are_those_of_the_design():
     assert list(OPTION_NAMES) == list(OPTIONS)
 
 
-def test_each_option_says_what_it_is() -> None:
+def test_each_option_says_what_it_is():
     for name, meaning in option_meanings():
         assert meaning.endswith("."), name
         assert "\n" not in meaning, name
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_takes(name: str) -> None:
+def test_takes(name):
     for value in OPTIONS[name][0]:
         Options.model_validate(values(**{name: value}))
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)
-def test_refuses(name: str, value: Any) -> None:
+def test_refuses(name, value):
     with pytest.raises(InputError) as error:
         options_from(values(**{name: value}))
     line = str(error.value)
@@ -162,7 +161,7 @@ def test_refuses(name: str, value: Any) -> None:
         ),
     ],
 )
-def test_relations(changes: dict[str, Any], words: list[str]) -> None:
+def test_relations(changes, words):
     with pytest.raises(InputError) as error:
         options_from(values(**changes))
     assert "\n" not in str(error.value)
@@ -170,19 +169,19 @@ def test_relations(changes: dict[str, Any], words: list[str]) -> None:
         assert word in str(error.value)
 
 
-def test_two_mistakes_are_two_lines() -> None:
+def test_two_mistakes_are_two_lines():
     with pytest.raises(InputError) as error:
         options_from(values(trials=0, seeds=0))
     assert [line.split()[0] for line in str(error.value).splitlines()] == ["trials", "seeds"]
 
 
-def test_a_password_is_not_shown() -> None:
+def test_a_password_is_not_shown():
     with pytest.raises(InputError) as error:
         options_from(values(storage=["postgresql://me:s3cret@host/db"]))
     assert "s3cret" not in str(error.value)
 
 
-def test_what_works_now() -> None:
+def test_what_works_now():
     options = options_from(values())
     later = {
         "objective": "metric",
@@ -223,8 +222,8 @@ def test_what_works_now() -> None:
         ({"trainer": {"callbacks": [TARGET]}}, {"trainer": {"callbacks": [TARGET]}}),
     ],
 )
-def test_spelling_of_python(given: dict[str, Any], expected: dict[str, Any]) -> None:
-    options: Any = options_from_python(**{**GIVEN, **given})
+def test_spelling_of_python(given, expected):
+    options = options_from_python(**{**GIVEN, **given})
     for name, value in expected.items():
         found = options
         for key in name.split("."):
@@ -242,7 +241,7 @@ def test_spelling_of_python(given: dict[str, Any], expected: dict[str, Any]) -> 
         ({"budget": {"step": 3}}, ["budget.step", "budget.steps"]),
     ],
 )
-def test_python_mistakes(given: dict[str, Any], words: list[str]) -> None:
+def test_python_mistakes(given, words):
     with pytest.raises(InputError) as error:
         options_from_python(**{**GIVEN, **given})
     assert "\n" not in str(error.value)
@@ -250,7 +249,7 @@ def test_python_mistakes(given: dict[str, Any], words: list[str]) -> None:
         assert word in str(error.value)
 
 
-def test_budget_is_the_one_of_core() -> None:
+def test_budget_is_the_one_of_core():
     options = options_from_python(**{**GIVEN, "budget": {"steps": 1, "examples": 1000}})
     assert isinstance(options.budget, Budget)
     assert options.budget.last_step(10) == 100
@@ -274,25 +273,25 @@ def test_budget_is_the_one_of_core() -> None:
         ({"devices": 16, "lr.low": 0.1, "lr.high": 1}, "cpu", (16, 1200, 0.1, 1, 16)),
     ],
 )
-def test_space(changes: dict[str, Any], device: str, expected: tuple[float, ...]) -> None:
+def test_space(changes, device, expected):
     space = space_of(options_from(values(**changes)), device)
     found = (space.low, space.high, space.lr_low, space.lr_high, space.multiple)
     assert found == pytest.approx(expected)
     assert space.anchor == (64, 0.4)
 
 
-def test_space_without_a_baseline_is_anchored_in_the_middle() -> None:
+def test_space_without_a_baseline_is_anchored_in_the_middle():
     given = {**GIVEN, "baseline": None, "batch_size": (4, 1024), "lr": (1e-4, 1)}
     assert space_of(options_from_python(**given), "cpu").anchor == pytest.approx((64, 0.01))
 
 
-def test_no_baseline_and_no_range_of_rates() -> None:
+def test_no_baseline_and_no_range_of_rates():
     options = options_from_python(**{**GIVEN, "baseline": None})
     with pytest.raises(InputError, match=r"lr\.low.*baseline"):
         space_of(options, "cpu")
 
 
-def test_nothing_has_to_be_given() -> None:
+def test_nothing_has_to_be_given():
     options = options_from_python()
     names = ("target", "budget.steps", "batch_size.low", "batch_size.high")
     assert all(options.is_open(name) for name in names)

@@ -11,7 +11,7 @@ ATTACK = "</svg><script>alert(1)</script>"
 
 
 @pytest.mark.parametrize("state", ["switch", "keep", "nothing reached: failed", "curve"])
-def test_the_page_has_the_answer_and_is_small(state: str) -> None:
+def test_the_page_has_the_answer_and_is_small(state):
     study = STATES[state]
     text = page(study, records(), "workload: digits\n")
     assert len(text) < 400_000
@@ -22,7 +22,7 @@ def test_the_page_has_the_answer_and_is_small(state: str) -> None:
     assert text.count("<svg") == 1
 
 
-def test_all_trials_and_the_config_are_there() -> None:
+def test_all_trials_and_the_config_are_there():
     text = page(result(), records(), "workload: digits\nlr: {low: 0.01}\n")
     rows = re.findall(r"<tr><td>(\d+)</td>", text)
     assert [int(row) for row in rows] == list(range(46))
@@ -31,14 +31,14 @@ def test_all_trials_and_the_config_are_there() -> None:
 
 
 @pytest.mark.parametrize("state", ["switch", "steps: switch", "curve"])
-def test_every_question_has_the_rates_once(state: str) -> None:
+def test_every_question_has_the_rates_once(state):
     text = page(STATES[state], records(), "")
     (shown,) = re.findall("<dt>Rates</dt><dd>(.*)</dd>", text)
     assert re.findall(r"\d\.\d+", shown) == ["0.45", "0.31", "0.58"]
     assert "sqrt" in shown
 
 
-def test_warnings_beyond_two_stand_on_the_page_alone() -> None:
+def test_warnings_beyond_two_stand_on_the_page_alone():
     study = result(warnings=(STEP_TIMES, FEW_OCTAVES, FAR))
     assert FAR.fix not in " ".join(row.text for row in answer(study))
     text = page(study, records(), "")
@@ -46,7 +46,7 @@ def test_warnings_beyond_two_stand_on_the_page_alone() -> None:
         assert text.count(warning.fix) == 1
 
 
-def test_what_is_predicted_stands_there_with_its_interval() -> None:
+def test_what_is_predicted_stands_there_with_its_interval():
     text = " ".join(page(result(), records(), "").split())
     # The best's time and share of further seeds, the rate alone, the fewest steps.
     for values in (("33 ms", "28 ms", "40 ms", "88%"), ("2.4x", "2 to 2.9"), ("480", "28 to 41")):
@@ -57,7 +57,7 @@ def test_what_is_predicted_stands_there_with_its_interval() -> None:
     assert "2 to 2.9" not in without
 
 
-def test_bounds_are_told_as_in_the_answer() -> None:
+def test_bounds_are_told_as_in_the_answer():
     alone = LrAlone(lr=1.05, speedup=2.4, low=2.0, high=None)
     study = STATES["baseline missed in its budget"].model_copy(update={"lr_alone": alone})
     text = " ".join(page(study, records(), "").split())
@@ -67,7 +67,7 @@ def test_bounds_are_told_as_in_the_answer() -> None:
     assert "over 33 ms" not in text
 
 
-def test_nothing_is_run_or_loaded() -> None:
+def test_nothing_is_run_or_loaded():
     study = result(workload=ATTACK, device=ATTACK, train=ATTACK, warnings=(STEP_TIMES,))
     trials = [record.model_copy(update={"message": ATTACK}) for record in records()]
     text = page(study, trials, ATTACK)
@@ -76,5 +76,5 @@ def test_nothing_is_run_or_loaded() -> None:
     assert "default-src 'none'" in text
 
 
-def test_the_same_study_gives_the_same_page() -> None:
+def test_the_same_study_gives_the_same_page():
     assert page(result(), records(), "") == page(result(), records(), "")

@@ -26,6 +26,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import synthetic
 from common import RESAMPLES, ROWS, WORST, Row, add_rows, parser, read_rows
 from scipy.special import ndtr
 
@@ -45,13 +46,9 @@ LAWS = tuple(f"law {number}" for number in range(16))
 BASELINES = {"digits_linear": (64, 0.4), "mnist_mlp_linear": (64, 0.2)}
 MOST_TRIALS = 400
 OLD = ROWS / "schedule_lengths_old.jsonl"
-# Ranges of the laws, the middle batch size that their rates are drawn at, and their metric.
+# Ranges of the laws, which are synthetic.py's but for these, and the noise of their metric.
 LAW_SIZES = (8, 4096)
 LAW_RATES = (2.0**-11, 2.0**1.25)
-LAW_MIDDLE = 181.0
-LAW_TARGET = Target("error", 0.1, "min")
-LAW_NOISE = 0.1
-METRIC_AT_START = 0.9
 METRIC_NOISE = 0.03
 # Lengths over S among which a law's least cost lies.
 LENGTHS = np.exp(np.linspace(-0.3, 0.8, 45))
@@ -63,79 +60,46 @@ TABLE_LENGTHS = 60
 class Law:
     """A synthetic law; see the module."""
 
-    s_min: float
-    b_crit: float
-    lr: float
-    exponent: float
-    low: float
-    high: float
-    edge: float
-    overhead: float
-    per_example: float
+    of: synthetic.Law
     power: float
     floor: float
     share: float
     budget_factor: float
     off: tuple[float, float]
 
-    target = LAW_TARGET
+    target = synthetic.TARGET
     sizes = LAW_SIZES
     rates = LAW_RATES
 
     @staticmethod
     def draw(number: int) -> "Law":
         """The law of a number, in the order of draws of the old benchmark."""
-        rng = np.random.default_rng([number, 1])
-        per_example = math.exp(rng.uniform(math.log(1e-6), math.log(1e-4)))
-        s_min = math.exp(rng.uniform(math.log(50.0), math.log(500.0)))
-        b_crit = math.exp(rng.uniform(math.log(32.0), math.log(1024.0)))
-        lr = 2.0 ** rng.uniform(-6.5, -4.5)
-        exponent = float(rng.choice((0.0, 0.5, 1.0)))
-        low, high, edge = rng.uniform(0.06, 0.2), rng.uniform(0.2, 0.6), rng.uniform(2.0, 3.5)
-        overhead = per_example * math.exp(rng.uniform(math.log(20.0), math.log(2000.0)))
         rng = np.random.default_rng([number, 5])
-        power = math.exp(rng.uniform(math.log(0.3), math.log(1.2)))
-        floor = rng.uniform(0.0, 0.08)
-        share = (0.2, 0.5, 0.8, 1.0)[number % 4]
-        budget_factor = math.exp(rng.uniform(0.0, math.log(4.0)))
-        off = rng.uniform(-2.0, 2.0), rng.uniform(-1.5, 1.5)
         return Law(
-            s_min, b_crit, lr, exponent, low, high, edge, overhead, per_example,
-            power, floor, share, budget_factor, off,
-        )  # fmt: skip
+            of=synthetic.draw_law("noise 10%", number),
+            power=math.exp(rng.uniform(math.log(0.3), math.log(1.2))),
+            floor=rng.uniform(0.0, 0.08),
+            share=(0.2, 0.5, 0.8, 1.0)[number % 4],
+            budget_factor=math.exp(rng.uniform(0.0, math.log(4.0))),
+            off=(rng.uniform(-2.0, 2.0), rng.uniform(-1.5, 1.5)),
+        )
 
     def step_time(self, batch_size: float) -> float:
         """tau(B), in seconds."""
-        return self.overhead + self.per_example * batch_size
-
-    def best_lr(self, batch_size: float) -> float:
-        """lr*(B)."""
-        return self.lr * float((batch_size / LAW_MIDDLE) ** self.exponent)
-
-    def curve(self, batch_size: float) -> float:
-        """S*(B)."""
-        return self.s_min * (1.0 + self.b_crit / batch_size)
-
-    def shortest(self, batch_size: float, lr: float) -> float | None:
-        """S(B, lr) without noise; None where runs diverge."""
-        octaves = math.log2(lr / self.best_lr(batch_size))
-        if octaves >= self.edge:
-            return None
-        bend = self.low if octaves < 0 else self.high
-        return self.curve(batch_size) * math.exp(bend * octaves**2)
+        return self.of.overhead + self.of.per_example * batch_size
 
     def outcome(self, batch_size: int, lr: float, length: int, seed: int) -> Outcome:
         """How a run ends; the evaluation before was 5% of the steps earlier."""
         rng = np.random.default_rng([seed, 77])
         tau = self.step_time(batch_size)
-        shortest = self.shortest(batch_size, lr)
+        shortest = self.of.steps(batch_size, lr)
         if shortest is None:
-            end = max(1, round(0.1 * min(length, self.curve(batch_size))))
+            end = max(1, round(0.1 * min(length, self.of.curve(batch_size))))
             return Outcome(None, end, tau, (), diverged=True)
-        shortest *= math.exp(LAW_NOISE * rng.standard_normal())
+        shortest *= math.exp(self.of.noise * rng.standard_normal())
         height = (shortest / length) ** self.power * math.exp(METRIC_NOISE * rng.standard_normal())
         goal = self.target.goal
-        value = min(self.floor + (goal - self.floor) * height, METRIC_AT_START)
+        value = min(self.floor + (goal - self.floor) * height, synthetic.START)
         if length < shortest:
             value = max(value, math.nextafter(goal, 1.0))
             return Outcome(None, length, tau, ((length, value),), diverged=False)
@@ -145,10 +109,10 @@ class Law:
 
     def cost(self, batch_size: float, lr: float, length: float) -> float:
         """Seconds until a new seed reaches the target, those of misses included."""
-        shortest = self.shortest(batch_size, lr)
+        shortest = self.of.steps(batch_size, lr)
         if shortest is None:
             return math.inf
-        reaches = float(ndtr(math.log(length / shortest) / LAW_NOISE))
+        reaches = float(ndtr(math.log(length / shortest) / self.of.noise))
         if reaches < 1e-6:
             return math.inf
         steps = min(shortest ** (1.0 - self.share) * length**self.share, length)
@@ -159,8 +123,8 @@ class Law:
         """The least cost, its batch size and its length."""
         points = []
         for size in 2.0 ** np.arange(3.0, 12.0 + 1e-9, 0.125):
-            rate = min(max(self.best_lr(size), self.rates[0]), self.rates[1])
-            steps = self.shortest(size, rate)
+            rate = min(max(self.of.best_lr(size), self.rates[0]), self.rates[1])
+            steps = self.of.steps(size, rate)
             for length in [] if steps is None else steps * LENGTHS:
                 points.append((self.cost(size, rate, length), size, length))
         return min(points)
@@ -169,7 +133,7 @@ class Law:
     def baseline(self) -> tuple[int, float]:
         """A batch size and rate up to two octaves and 1.5 from the best ones."""
         size = min(max(self.best[1] * 2.0 ** self.off[0], self.sizes[0]), self.sizes[1])
-        lr = self.best_lr(size) * 2.0 ** self.off[1]
+        lr = self.of.best_lr(size) * 2.0 ** self.off[1]
         return round(size), min(max(lr, self.rates[0]), self.rates[1])
 
     @property

@@ -81,10 +81,13 @@ class Law:
         a = 3.0 * self.p**2
         return self.b_crit * 2.0 * a / (math.sqrt(1.0 + 4.0 * a) - 1.0)
 
+    def best_lr(self, batch_size: float) -> float:
+        """lr*(B)."""
+        return self.lr * float((batch_size / MIDDLE) ** self.exponent)
+
     def steps(self, batch_size: float, lr: float) -> float | None:
         """S(B, lr) without noise; None where runs diverge."""
-        best = self.lr * (batch_size / MIDDLE) ** self.exponent
-        octaves = math.log2(lr / best)
+        octaves = math.log2(lr / self.best_lr(batch_size))
         if octaves >= self.edge:
             return None
         curvature = self.left if octaves < 0 else self.right
