@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from refusals import refused
 
 from bstune.config import CONF, compose
 from bstune.core.errors import InputError
@@ -193,48 +194,45 @@ def test_recorded_runs_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("workload", "arguments", "words"),
     [
-        ("onw", [], ["onw", "did you mean own", "digits", "based"]),
-        ("", [], ["workload is missing", "digits"]),
-        ("a/../b", [], ["a/../b", "own"]),
-        ("own", ["trails=3"], ["trails", "trials"]),
-        ("own", ["+trails=3"], ["trails", "trials"]),
-        ("own", ["batch_size.lwo=3"], ["batch_size.lwo", "batch_size.low"]),
-        ("own", ["module.depth=3"], ["+module.depth=VALUE"]),
-        ("own", ["~nothing"], ["nothing"]),
-        ("own", ["~target"], ["target is missing"]),
-        ("own", ["trials=0"], ["trials", "at least 1", "0"]),
-        ("own", ["trials=3,4"], ["trials=3,4"]),
-        ("own", ["trials"], ["trials", "OPTION=VALUE"]),
-        ("own", ["batch_size.low=[1,2"], ["batch_size.low", "OPTION=VALUE"]),
-        ("own", ["batch_size=[1,2]"], ["batch_size"]),
-        ("own", ["batch_size=3"], ["batch_size", "low", "3"]),
-        ("own", ["trials=${nowhere}"], ["trials", "nowhere"]),
-        ("own", ["workers=2"], ["workers=2", "one process"]),
-        ("own", ["--cfg", "hydra"], ["cfg", "hydra", "job"]),
-        ("own", ["--cfg"], ["cfg"]),
-        ("own", ["--multirun"], ["--multirun"]),
-        ("own", ["--config-dir", "/nowhere"], ["--config-dir", "/nowhere"]),
-        ("misspelled", [], ["trails", "trials"]),
-        ("nested", [], ["lr.lwo", "lr.low"]),
-        ("node_missing", [], ["data._target_ is missing"]),
-        ("untrained", [], ["module is missing"]),
-        ("reference", [], ["study", "nowhere"]),
-        ("node_reference", [], ["data.root", "nowhere"]),
-        ("broken", [], ["broken.yaml, line 3"]),
-        ("tab", [], ["tab.yaml, line 2"]),
-        ("list", [], ["workload/list"]),
-        ("latin", [], ["YAML"]),
-        ("replay", [], ["table is missing"]),
-        ("replay", ["table=nope"], ["nope", "fashion_mlp"]),
-        ("replay", ["table=fashion_mlp", "schedule_ends=true"], ["schedule_ends", "fashion_mlp"]),
+        ("onw", [], "onw, did you mean own, digits, based"),
+        ("", [], "workload is missing, digits"),
+        ("a/../b", [], "a/../b, own"),
+        ("own", ["trails=3"], "trails, trials"),
+        ("own", ["+trails=3"], "trails, trials"),
+        ("own", ["batch_size.lwo=3"], "batch_size.lwo, batch_size.low"),
+        ("own", ["module.depth=3"], "+module.depth=VALUE"),
+        ("own", ["~nothing"], "nothing"),
+        ("own", ["~target"], "target is missing"),
+        ("own", ["trials=0"], "trials, at least 1, 0"),
+        ("own", ["trials=3,4"], "trials=3,4"),
+        ("own", ["trials"], "trials, OPTION=VALUE"),
+        ("own", ["batch_size.low=[1,2"], "batch_size.low, OPTION=VALUE"),
+        ("own", ["batch_size=[1,2]"], "batch_size"),
+        ("own", ["batch_size=3"], "batch_size, low, 3"),
+        ("own", ["trials=${nowhere}"], "trials, nowhere"),
+        ("own", ["workers=2"], "workers=2, one process"),
+        ("own", ["--cfg", "hydra"], "cfg, hydra, job"),
+        ("own", ["--cfg"], "cfg"),
+        ("own", ["--multirun"], "--multirun"),
+        ("own", ["--config-dir", "/nowhere"], "--config-dir, /nowhere"),
+        ("misspelled", [], "trails, trials"),
+        ("nested", [], "lr.lwo, lr.low"),
+        ("node_missing", [], "data._target_ is missing"),
+        ("untrained", [], "module is missing"),
+        ("reference", [], "study, nowhere"),
+        ("node_reference", [], "data.root, nowhere"),
+        ("broken", [], "broken.yaml, line 3"),
+        ("tab", [], "tab.yaml, line 2"),
+        ("list", [], "workload/list"),
+        ("latin", [], "YAML"),
+        ("replay", [], "table is missing"),
+        ("replay", ["table=nope"], "nope, fashion_mlp"),
+        ("replay", ["table=fashion_mlp", "schedule_ends=true"], "schedule_ends, fashion_mlp"),
     ],
 )
 def test_mistakes(folder, workload, arguments, words):
-    with pytest.raises(InputError) as error:
+    with refused(words):
         composed(folder, *arguments, workload=workload)
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
 
 
 def test_a_mistake_shows_no_password(folder):

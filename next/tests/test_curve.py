@@ -3,6 +3,7 @@ import math
 import statistics
 
 import pytest
+from refusals import refused
 
 import bstune
 from bstune.core.curve import slope_b_crit
@@ -182,9 +183,8 @@ GOOD = points_of([8, 64])
     ],
 )
 def test_points_that_cannot_be_used_are_one_line(points):
-    with pytest.raises(InputError) as error:
+    with refused():
         fit_curve(points)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, math.nan])

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from refusals import refused
 
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
@@ -135,38 +136,35 @@ def test_refuses(name, value):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"trails": 3}, ["trails", "trials"]),
-        ({"budget.step": 3}, ["budget.step", "budget.steps"]),
-        ({"zzz": 3}, ["zzz"]),
-        ({"budget": 400}, ["budget", "400", "steps"]),
-        ({"batch_size.low": 2000}, ["batch_size.low", "2000", "batch_size.high", "1200"]),
-        ({"batch_size.low": 65}, ["baseline.batch_size", "64", "65", "1200"]),
-        ({"batch_size.high": 63}, ["baseline.batch_size", "64", "4", "63"]),
-        ({"batch_size.multiple": 8}, ["batch_size.low", "4", "8"]),
-        ({"batch_size.multiple": 8, "batch_size.low": 8, "batch_size.high": 99}, ["high", "99"]),
-        ({"lr.low": 0.5}, ["baseline.lr", "0.4", "0.5"]),
-        ({"lr.high": 0.3}, ["baseline.lr", "0.4", "0.3"]),
-        ({"lr.low": 0.4, "lr.high": 0.4}, ["lr.low", "0.4", "lr.high"]),
-        ({"lr.low": 0.6, "lr.high": 0.5}, ["lr.low", "0.6", "lr.high"]),
-        ({"micro_batch_size": 1201}, ["micro_batch_size", "1200", "1201"]),
-        ({"devices": 3}, ["baseline.batch_size", "devices=3", "64"]),
-        ({"devices": 2, "workers": 0}, ["devices=2", "workers=0"]),
-        ({"objective": "curve", "batch_size.low": 64, "batch_size.high": 64}, ["curve", "64"]),
-        ({"trial.lr": 0.1}, ["trial.batch_size"]),
-        ({"trial.batch_size": 8}, ["trial.lr"]),
+        ({"trails": 3}, "trails, trials"),
+        ({"budget.step": 3}, "budget.step, budget.steps"),
+        ({"zzz": 3}, "zzz"),
+        ({"budget": 400}, "budget, 400, steps"),
+        ({"batch_size.low": 2000}, "batch_size.low, 2000, batch_size.high, 1200"),
+        ({"batch_size.low": 65}, "baseline.batch_size, 64, 65, 1200"),
+        ({"batch_size.high": 63}, "baseline.batch_size, 64, 4, 63"),
+        ({"batch_size.multiple": 8}, "batch_size.low, 4, 8"),
+        ({"batch_size.multiple": 8, "batch_size.low": 8, "batch_size.high": 99}, "high, 99"),
+        ({"lr.low": 0.5}, "baseline.lr, 0.4, 0.5"),
+        ({"lr.high": 0.3}, "baseline.lr, 0.4, 0.3"),
+        ({"lr.low": 0.4, "lr.high": 0.4}, "lr.low, 0.4, lr.high"),
+        ({"lr.low": 0.6, "lr.high": 0.5}, "lr.low, 0.6, lr.high"),
+        ({"micro_batch_size": 1201}, "micro_batch_size, 1200, 1201"),
+        ({"devices": 3}, "baseline.batch_size, devices=3, 64"),
+        ({"devices": 2, "workers": 0}, "devices=2, workers=0"),
+        ({"objective": "curve", "batch_size.low": 64, "batch_size.high": 64}, "curve, 64"),
+        ({"trial.lr": 0.1}, "trial.batch_size"),
+        ({"trial.batch_size": 8}, "trial.lr"),
         # A budget of 400 steps.
         (
             {"trial.batch_size": 100, "trial.lr": 0.1, "trial.steps": 401},
-            ["trial.steps", "400", "401", "budget.steps"],
+            "trial.steps, 400, 401, budget.steps",
         ),
     ],
 )
 def test_relations(changes, words):
-    with pytest.raises(InputError) as error:
+    with refused(words):
         options_from(values(**changes))
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
 
 
 def test_two_mistakes_are_two_lines():
@@ -234,19 +232,16 @@ def test_spelling_of_python(given, expected):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"trails": 3}, ["trails", "trials"]),
-        ({"batch_size": 64}, ["batch_size", "64", "low"]),
-        ({"batch_size": (1, 2, 3)}, ["batch_size", "(1, 2, 3)", "low"]),
-        ({"baseline": "64"}, ["baseline", "64", "lr"]),
-        ({"budget": {"step": 3}}, ["budget.step", "budget.steps"]),
+        ({"trails": 3}, "trails, trials"),
+        ({"batch_size": 64}, "batch_size, 64, low"),
+        ({"batch_size": (1, 2, 3)}, "batch_size, (1, 2, 3), low"),
+        ({"baseline": "64"}, "baseline, 64, lr"),
+        ({"budget": {"step": 3}}, "budget.step, budget.steps"),
     ],
 )
 def test_python_mistakes(given, words):
-    with pytest.raises(InputError) as error:
+    with refused(words):
         options_from_python(**{**GIVEN, **given})
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
 
 
 def test_budget_is_the_one_of_core():

@@ -8,6 +8,7 @@ import cloudpickle
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
+from refusals import refused
 
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
@@ -81,19 +82,16 @@ def test_device_is_chosen_where_it_is_built():
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"module": None}, ["module", "_target_"]),
-        ({"data": None}, ["data", "_target_"]),
-        ({"data": {"_target_": "a.B", "x": "${nope}"}}, ["data.x", "nope"]),
-        ({"data": {"_target_": "a.B", "x": "${trial.steps}"}}, ["data.x", "trial.steps"]),
-        ({"trainer": {"x": "${oc.env:BSTUNE_NOPE}"}}, ["trainer.x", "BSTUNE_NOPE"]),
+        ({"module": None}, "module, _target_"),
+        ({"data": None}, "data, _target_"),
+        ({"data": {"_target_": "a.B", "x": "${nope}"}}, "data.x, nope"),
+        ({"data": {"_target_": "a.B", "x": "${trial.steps}"}}, "data.x, trial.steps"),
+        ({"trainer": {"x": "${oc.env:BSTUNE_NOPE}"}}, "trainer.x, BSTUNE_NOPE"),
     ],
 )
 def test_nodes_that_are_refused(parts, words):
-    with pytest.raises(InputError) as error:
+    with refused(words):
         recipe_of({**PARTS, **parts}, OPTIONS)
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -215,20 +213,17 @@ def test_trainer_and_machine():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"module": Net()}, ["module", "Net(lr=trial.lr)"]),
-        ({"module": Literal}, ["module=Literal", "lr", "lambda trial"]),
-        ({"module": Wide}, ["module=Wide", "width"]),
-        ({"module": Unrated}, ["module=Unrated", "width"]),
-        ({"module": lambda: Net(0.1)}, ["module", "trial.lr"]),
-        ({"module": 3}, ["module", "3"]),
-        ({"data": 3}, ["data", "3"]),
-        ({"data": ("train", "validation", "test")}, ["data", "test"]),
-        ({"data": lambda a, b: None}, ["data", "a, b"]),
+        ({"module": Net()}, "module, Net(lr=trial.lr)"),
+        ({"module": Literal}, "module=Literal, lr, lambda trial"),
+        ({"module": Wide}, "module=Wide, width"),
+        ({"module": Unrated}, "module=Unrated, width"),
+        ({"module": lambda: Net(0.1)}, "module, trial.lr"),
+        ({"module": 3}, "module, 3"),
+        ({"data": 3}, "data, 3"),
+        ({"data": ("train", "validation", "test")}, "data, test"),
+        ({"data": lambda a, b: None}, "data, a, b"),
     ],
 )
 def test_projects_that_are_refused(given, words):
-    with pytest.raises(InputError) as error:
+    with refused(words):
         of(**given)
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)

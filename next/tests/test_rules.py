@@ -3,10 +3,10 @@ import math
 
 import numpy as np
 import pytest
+from refusals import refused
 
 import bstune
 from bstune.core import rules
-from bstune.core.errors import InputError
 from bstune.core.rules import allowed_rules, divisor, lr_of
 
 BASELINE = (64, 0.1)
@@ -83,9 +83,8 @@ def test_divisors_of_arrays_are_those_of_numbers(rule):
     ],
 )
 def test_what_gives_no_rate_is_refused(arguments):
-    with pytest.raises(InputError) as error:
+    with refused():
         lr_of(*arguments)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
