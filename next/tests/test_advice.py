@@ -48,11 +48,6 @@ def test_a_curve_far_from_its_law_at_b_crit_is_warned_of(factor, expected):
     assert kinds(points=bent(factor)) == expected
 
 
-def test_a_warning_names_the_sizes_to_try():
-    (warning,) = warnings_of(PLAN, None, LAW, bent(1.5), ALL, [record()])
-    assert {"65", "260"} < set(warning.fix.replace(",", "").split())
-
-
 @pytest.mark.parametrize(
     ("to_add", "expected"),
     [

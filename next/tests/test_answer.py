@@ -8,7 +8,7 @@ from results import EASIER, STATES, keep, not_yet, nothing_reached, result
 from bstune.core.question import ROWS
 from bstune.core.records import Target
 from bstune.report.answer import answer, header, render
-from bstune.study.result import Interval, Speedup
+from bstune.study.result import Speedup
 
 GOLDEN = Path(__file__).parent / "golden" / "answer.txt"
 NUMBER = re.compile(r"(?<![\w.,/])\d[\d,]*\.?\d*(?:e-?\d+)?")
@@ -86,34 +86,6 @@ def test_text_is_80_columns_wide_with_at_most_30_numbers_in_the_question_s_order
     assert len(numbers(text)) <= 30
     places = [ROWS[study.objective].index(row.label) for row in answer(study)[1:]]
     assert places == sorted(places)
-
-
-def test_printed_times_have_the_printed_quotient():
-    switch, time = answer(STATES["switch"])[:2]
-    seconds, _, baseline_seconds, *_ = numbers(time.text)
-    assert numbers(switch.text)[2] == pytest.approx(baseline_seconds / seconds, rel=0.02)
-
-
-# (value, low, high) of the critical batch size -> the numbers of the row Scaling
-INTERVALS = [
-    ((41.4, 25.0, 62.0), [41, 25, 62]),
-    ((41.4, 25.0, None), [41, 25]),
-    ((41.4, None, 62.0), [41, 62]),
-    ((1234.0, 900.0, 1700.0), [1230, 900, 1700]),
-    ((None, 812.0, None), [812, 512]),
-    ((None, None, 12.0), [12, 8]),
-]
-
-
-@pytest.mark.parametrize(("ends", "shown"), INTERVALS)
-def test_open_ends_of_the_critical_batch_size(ends, shown):
-    study = STATES["switch"]
-    assert study.critical is not None
-    value, low, high = ends
-    interval = Interval(value=value, low=low, high=high)
-    critical = study.critical.model_copy(update={"interval": interval})
-    rows = answer(study.model_copy(update={"critical": critical}))
-    assert [numbers(row.text) for row in rows if row.label == "Scaling"] == [shown]
 
 
 def test_an_end_of_a_speedup_is_told_from_1():

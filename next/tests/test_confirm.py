@@ -1,7 +1,6 @@
 """Speedup and verdict by hand; whose run on a new seed comes next."""
 
 import math
-import statistics
 
 import numpy as np
 import pytest
@@ -58,54 +57,36 @@ def test_median_of_runs(text, value, is_bound):
     assert median_run(runs(text)) == (value, is_bound)
 
 
-def half_width(n_effective, degrees=4, deviation=0.1, factor=1.0):
-    """The 90% interval's half-width of n paired log ratios, by hand."""
-    return student.ppf(0.95, degrees) * deviation * math.sqrt(2 * factor / n_effective)
+def half_width(pairs, factor=1.0):
+    """The 90% interval's half-width of paired log ratios, by hand."""
+    return student.ppf(0.95, 4) * 0.1 * math.sqrt(2 * factor / pairs)
 
 
 @pytest.mark.parametrize(
-    ("best", "baseline", "value", "low", "high", "at_least"),
+    ("best", "baseline", "value", "pairs", "factor", "at_least"),
     [
         # Three pairs, all reached: the quotient of the medians, 6 / 2.
-        (
-            "1 2 3",
-            "5 6 7",
-            3.0,
-            -half_width(3, factor=MEDIAN_OF_3),
-            half_width(3, factor=MEDIAN_OF_3),
-            False,
-        ),
-        # One pair.
-        ("2", "4", 2.0, -half_width(1), half_width(1), False),
-        # Two pairs: the median of two is their mean.
-        ("2 2", "4 4", 2.0, -half_width(2), half_width(2), False),
+        ("1 2 3", "5 6 7", 3.0, 3, MEDIAN_OF_3, False),
+        ("2", "4", 2.0, 1, 1, False),
+        # The median of two is their mean.
+        ("2 2", "4 4", 2.0, 2, 1, False),
         # The baseline never reached: its median is a bound and the upper end is open.
-        ("2 2 2", ">34 >34 >34", 17.0, -half_width(3, factor=MEDIAN_OF_3), None, True),
+        ("2 2 2", ">34 >34 >34", 17.0, 3, MEDIAN_OF_3, True),
         # It reached once of three times; 186 seconds do not stand for it.
-        ("68 68 68", "186 >434 >434", 434 / 68, -half_width(3, factor=MEDIAN_OF_3), None, True),
+        ("68 68 68", "186 >434 >434", 434 / 68, 3, MEDIAN_OF_3, True),
         # Half of two runs is a bound.
-        ("1 1", "4 >8", 6.0, -half_width(2), None, True),
+        ("1 1", "4 >8", 6.0, 2, 1, True),
         # One of the best's three missed: what is known of its median is the larger of two, and the
         # pair that it is in bounds nothing, as the baseline's run there is one that missed too.
-        (
-            "2 2 >9",
-            "6 6 >9",
-            3.0,
-            -half_width(2, factor=MEDIAN_OF_3),
-            half_width(2, factor=MEDIAN_OF_3),
-            False,
-        ),
+        ("2 2 >9", "6 6 >9", 3.0, 2, MEDIAN_OF_3, False),
     ],
 )
-def test_speedup_by_hand(best, baseline, value, low, high, at_least):
+def test_speedup_by_hand(best, baseline, value, pairs, factor, at_least):
     speedup = speedup_of(runs(best), runs(baseline), DEVIATION)
-    assert speedup.value == pytest.approx(value)
+    width = math.exp(half_width(pairs, factor))
+    assert (speedup.value, speedup.low) == pytest.approx((value, value / width), rel=1e-3)
     assert speedup.at_least is at_least
-    for end, log_distance in ((speedup.low, low), (speedup.high, high)):
-        if log_distance is None:
-            assert end is None
-        else:
-            assert end == pytest.approx(value * math.exp(log_distance), rel=1e-3)
+    assert speedup.high == (None if at_least else pytest.approx(value * width, rel=1e-3))
 
 
 def test_a_pair_in_which_one_run_missed_has_the_information_of_a_tobit_model():
@@ -127,17 +108,11 @@ def test_a_pair_in_which_one_run_missed_has_the_information_of_a_tobit_model():
 
 
 @pytest.mark.parametrize(
-    ("text", "low", "high"),
-    [
-        ("2", -1, 1),
-        ("1 2 3", -1, 1),
-        (">5 >5 4", -1, None),
-        (">5", -1, None),
-    ],
+    ("text", "is_bound"), [("2", False), ("1 2 3", False), (">5 >5 4", True), (">5", True)]
 )
 @pytest.mark.parametrize("error", [0.0, 0.2])
 @pytest.mark.parametrize("step_time_error", [0.0, 0.1])
-def test_interval_of_a_median_by_hand(text, low, high, error, step_time_error):
+def test_interval_of_a_median_by_hand(text, is_bound, error, step_time_error):
     of_text = runs(text, error)
     median, _ = median_run(of_text)
     count = len(of_text)
@@ -145,9 +120,9 @@ def test_interval_of_a_median_by_hand(text, low, high, error, step_time_error):
     # Nothing but bounds has no error of evaluations.
     seen = error if any(run.reached for run in of_text) else 0.0
     width = math.hypot(from_seeds, 1.6449 * seen, 1.6449 * step_time_error)
-    found = median_interval(of_text, DEVIATION, step_time_error)
-    assert found[0] == pytest.approx(median * math.exp(low * width), rel=1e-3)
-    assert found[1] == (high and pytest.approx(median * math.exp(width), rel=1e-3))
+    low, high = median_interval(of_text, DEVIATION, step_time_error)
+    assert low == pytest.approx(median / math.exp(width), rel=1e-3)
+    assert high == (None if is_bound else pytest.approx(median * math.exp(width), rel=1e-3))
 
 
 @pytest.mark.parametrize(
@@ -158,41 +133,9 @@ def test_errors_widen_the_speedup_and_do_not_fall_with_the_seeds(errors, step_ti
         runs(text, error) for text, error in zip(("1 1 1", "2 2 2"), errors, strict=True)
     )
     found = speedup_of(best, baseline, DEVIATION, step_time_error)
-    seeds = half_width(3, factor=MEDIAN_OF_3)
+    seeds = half_width(3, MEDIAN_OF_3)
     width = math.hypot(seeds, *(1.6449 * error for error in (*errors, step_time_error)))
     assert math.log(found.high / found.value) == pytest.approx(width, rel=1e-3)
-
-
-@pytest.mark.parametrize("apart", [1, 10, 50])
-@pytest.mark.parametrize("deviation", [0.05, 0.2])
-def test_intervals_hold_about_nine_of_ten_truths(apart, deviation):
-    """The larger simulation is tests/benchmarks/speedup.py."""
-    rng = np.random.default_rng(0)
-
-    def seen(median):
-        found = []
-        for steps in np.ceil(median * np.exp(deviation * rng.standard_normal(3))):
-            high = apart * math.ceil(steps / apart)
-            error = math.sqrt((apart**2 - 1) / 12)
-            middle = high - 0.5 * (apart - 1)
-            found.append(Run(middle, True, error / middle))
-        return found
-
-    holds = []
-    off = []
-    for _ in range(300):
-        best = 10 ** rng.uniform(1.8, 2.5)
-        baseline = 3 * best
-        of_best, of_baseline = seen(best), seen(baseline)
-        logs = [[math.log(run.value) for run in of_one] for of_one in (of_best, of_baseline)]
-        found = speedup_of(of_best, of_baseline, pooled_deviation(logs, deviation))
-        holds.append(found.low < 3 < found.high)
-        off.append(math.log(median_run(of_best)[0] / best))
-    assert statistics.fmean(holds) > 0.85
-    # Without evaluations close together they hold more, as the errors may be common to all runs.
-    assert statistics.fmean(holds) <= 0.98 or apart == 50
-    # Stated times are not biased by the distance between evaluations.
-    assert abs(statistics.fmean(off)) < 0.02
 
 
 def outcome(reached, x=0.0, z=0.0):
@@ -240,12 +183,9 @@ def speedup(low, high, at_least=False):
 @pytest.mark.parametrize(
     ("speedup", "has_baseline", "best_is_bound", "verdict"),
     [
-        (speedup(1.01, 2.0), True, False, "switch"),
         (speedup(1.01, 1.2), True, False, "switch"),  # the first row that holds
         (speedup(1.00, 1.24), True, False, "keep"),
-        (speedup(0.5, 1.24), True, False, "keep"),
         (speedup(0.9, 1.25), True, False, "not yet"),
-        (speedup(0.9, 2.0), True, False, "not yet"),
         (speedup(2.0, None, at_least=True), True, False, "switch"),
         (speedup(0.9, None, at_least=True), True, False, "not yet"),
         (None, True, False, "not yet"),  # no runs on new seeds yet
@@ -357,14 +297,3 @@ def test_winners_that_were_lucky_together_are_not_tried_one_after_another(luck):
         total += sum(map(len, runs_of.values()))
     # Without their common luck it would take 8.7 runs, where 9 are allowed.
     assert total / 50 < 5.5
-
-
-def test_take_overs_end():
-    """Whatever comes, new seeds end after three times as many runs as were asked for."""
-    candidates = [candidate(number, 0.01 * number) for number in range(9)]
-    runs_of = {}
-    count = 0
-    while (number := next_confirmation(candidates, runs_of, seeds=2, noise=0.1)) is not None:
-        runs_of.setdefault(number, []).append(1.0 + 0.1 * count)
-        count += 1
-    assert count <= 6

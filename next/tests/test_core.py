@@ -10,7 +10,7 @@ import pytest
 from refusals import refused
 
 from bstune.core.clock import TrainingClock, processor_wait, seconds_per_step
-from bstune.core.evaluation_schedule import has_been_near, next_evaluation
+from bstune.core.evaluation_schedule import next_evaluation
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target, ends
 from bstune.core.space import Space
@@ -146,12 +146,6 @@ def test_the_next_evaluation(history, batch_size, step):
 )
 def test_the_first_evaluation_may_be_asked_for_earlier(history, first, step):
     assert next_evaluation(history, LOSS, 10, examples=100, first=first) == step
-
-
-def test_a_trial_that_was_near_stays_near():
-    assert has_been_near(((50, 0.25), (100, 0.15)), LOSS)
-    assert has_been_near(((50, 0.25), (100, 0.15), (150, 0.4)), LOSS)
-    assert not has_been_near(((50, 0.9), (100, 0.8), (150, None)), LOSS)
 
 
 class FakeTime:

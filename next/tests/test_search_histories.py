@@ -72,15 +72,6 @@ def test_an_extrapolation_holds_the_truth_within_its_deviation(rate):
     assert abs(got.log_steps - math.log(600)) < got.deviation < 1.0
 
 
-def test_a_flat_history_is_farther_and_less_certain_than_a_falling_one():
-    steps = range(40, 121, 4)
-    histories = [[(step, 0.3) for step in steps], [(step, 36.0 / step) for step in steps]]
-    curves = [log_curve(record(status="pruned", history=one), TARGET, 0.1) for one in histories]
-    flat, falling = (extrapolate(curve, []) for curve in curves)
-    assert flat.log_steps > falling.log_steps + 1.0
-    assert flat.deviation > 2.0 * falling.deviation
-
-
 def test_without_an_evaluation_there_is_nothing_to_extrapolate():
     history = [(0, 0.9), (10, None)]
     assert extrapolate(log_curve(record(history=history), TARGET, 0.1), []) is None

@@ -92,13 +92,6 @@ def test_one_rate_a_size_needs_no_rectangle():
     assert outcome(table, 128, 0.1).steps == 20
 
 
-def test_sizes_that_are_no_integers():
-    table = Table((run(7.5), run(30.5, steps=(5, 10, 20))))
-    assert table.batch_sizes == (7.5, 30.5)
-    assert table.range == (8, 30)
-    assert outcome(table, 30.5, 0.1).steps == 20
-
-
 def test_values_beyond_the_target_stay_as_they_are():
     table = Table((run(metric=(0.4, 0.03, 0.01)),))
     assert outcome(table, 8, 0.1).history == ((10, 0.4), (20, 0.03))
@@ -184,12 +177,6 @@ def test_a_trial_that_has_used_up_its_recorded_run_goes_on():
     second = answer(table, 200, earlier=first)
     assert (second.status, second.steps, second.history[-1]) == ("pruned", 200, (200, 0.2))
     assert second.train_seconds == 50.0
-
-
-def test_any_metric_and_direction():
-    table = Table((run(metric=(0.5, 0.8, 0.93)),))
-    got = answer(table, 500, target=Target("accuracy", 0.9, "max"))
-    assert (got.status, got.steps, got.history[-1]) == ("reached", 40, (40, 0.93))
 
 
 @pytest.mark.parametrize("name", SHIPPED)

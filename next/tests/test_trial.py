@@ -68,12 +68,6 @@ def test_reports_end_a_trial(case):
     assert Record.model_validate_json(record.model_dump_json()) == record
 
 
-def test_a_target_that_rises_is_reached_from_below():
-    trial = Trial(spec(), Target("accuracy", 0.9, "max"), total_steps=100)
-    assert [trial.report(5, 0.8), trial.report(9, 0.95)] == [True, False]
-    assert trial.record().reached
-
-
 def test_a_failed_trial_says_the_line_to_write():
     trial = Trial(spec(), TARGET, total_steps=100)
     trial.finish()
@@ -95,11 +89,6 @@ def test_a_resumed_trial_goes_on_from_its_earlier_history():
     assert (record.status, record.steps, record.steps_low) == ("reached", 80, 60)
     assert record.history == (*earlier.history, (60, 0.2), (80, 0.1))
     assert record.train_seconds == 2.0  # its own two segments of a second each
-
-
-def test_a_resumed_trial_that_reports_nothing_failed():
-    trial = Trial(spec(), TARGET, total_steps=100, earlier=pruned_record(((20, 0.4),)))
-    assert (trial.record().status, trial.record().steps) == ("failed", 20)
 
 
 def ticking_clock():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hydra.utils import instantiate
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Trainer, seed_everything
 from omegaconf import OmegaConf
 from torch import nn
 from torch.nn import functional
@@ -58,16 +58,6 @@ def numbered_images(n, channels):
     return LabelledImages(torch.from_numpy(images), torch.arange(n), white=200)
 
 
-class Watch(Callback):
-    """The steps and values of validations."""
-
-    def __init__(self, metric):
-        self.metric, self.history = metric, []
-
-    def on_validation_end(self, trainer, pl_module):
-        self.history.append((trainer.global_step, trainer.callback_metrics[self.metric].item()))
-
-
 @pytest.mark.parametrize("name", TRAINED)
 def test_twenty_steps_lower_the_loss(name):
     seed_everything(0, verbose=False)
@@ -78,18 +68,6 @@ def test_twenty_steps_lower_the_loss(name):
     (after,) = trainer().validate(module, data, verbose=False)
     assert after["val/loss"] < 0.7 * before["val/loss"]
     assert Target.parse(config.target).metric in after
-
-
-def test_digits_reach_their_target_in_about_200_steps():
-    seed_everything(1, verbose=False)
-    config = composed("digits")
-    target = Target.parse(config.target)
-    watch = Watch(target.metric)
-    fitting = trainer(watch, max_steps=350, val_check_interval=10, check_val_every_n_epoch=None)
-    fitting.fit(instantiate(config.module), instantiate(config.data))
-    reached = [step for step, value in watch.history if target.reached(value)]
-    # Of 14 seeds 11 reached it, between 160 and 320 steps; the others stayed just above.
-    assert 140 <= reached[0] <= 340
 
 
 @pytest.mark.parametrize("name", TRAINED)
