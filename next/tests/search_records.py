@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bstune.core.question import Question
-from bstune.core.records import Budget, Record, Target
+from bstune.core.records import Budget, Record, Spec, Target
 from bstune.core.space import Space
 from bstune.search.decide import Proposal
 
@@ -19,6 +19,19 @@ SPACE = Space(8, 512, 0.001, 1.0, "sqrt", (64, 0.05))
 def step_time(batch_size: float) -> float:
     """Seconds of a step."""
     return 1e-3 + 1e-5 * batch_size
+
+
+def spec(number: int = 0, **fields: Any) -> Spec:
+    """A trial of the search at batch size 8 and lr 0.1, of 100 steps at most."""
+    values: dict[str, Any] = {
+        "place": f"search/{number}",
+        "role": "search",
+        "batch_size": 8,
+        "lr": 0.1,
+        "seed": 3,
+        "max_steps": 100,
+    }
+    return Spec(number=number, **(values | fields))
 
 
 def record(number: int = 0, status: str = "reached", **fields: Any) -> Record:

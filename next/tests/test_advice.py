@@ -103,9 +103,7 @@ def test_evaluations_of_the_new_seeds_that_decide_are_warned_of(repeats, expecte
 RANGES = [
     (SPACE, (8, 16, 40, 64, 128, 512), (6, 6, ())),
     (SPACE, (8, 40), (6, 2, (23, 91, 181, 362))),
-    (SPACE, (512,), (6, 1, (11, 23, 45, 91, 181))),
     (replace(SPACE, low=8, high=512, multiple=8), (64,), (6, 1, (8, 24, 48, 184, 360))),
-    (replace(SPACE, low=10, high=12), (11,), (1, 1, ())),
     (replace(SPACE, low=64, high=64), (64,), (1, 1, ())),
 ]
 
@@ -121,12 +119,10 @@ def test_octaves_of_a_range(space: Space, sizes, expected):
 
 # B_crit's interval, the octaves to add -> the options that narrow it.
 NARROWING = [
-    ((130.0, 100.0, 199.0), (), None),
     ((130.0, 100.0, 201.0), (), {"trials": 64}),
     ((130.0, 100.0, 199.0), (23,), None),
     ((130.0, 85.0, 212.0), (23, 45), {"trials": 64}),
     ((None, 300.0, None), (), {"batch_size.low": 8, "batch_size.high": 2048, "study": "s-2"}),
-    ((None, None, 20.0), (), {"batch_size.low": 2, "batch_size.high": 512, "study": "s-2"}),
     ((None, None, None), (), {"batch_size.low": 2, "batch_size.high": 2048, "study": "s-2"}),
 ]
 

@@ -159,12 +159,6 @@ def test_a_best_that_misses_on_new_seeds_is_not_told_to_be_used():
     assert result.best == result.baseline
 
 
-def test_where_both_miss_on_new_seeds_nothing_is_compared():
-    result = analyse(study(), with_seeds((900,) * 3, (900,) * 3, "missed", "missed"))
-    assert (result.verdict, result.speedup) == ("not yet", None)
-    assert result.best.reached == result.baseline.reached == 0
-
-
 def test_what_is_compared_ran_on_the_same_seeds():
     result = analyse(study(), with_seeds((50, 48, 47), (300,)))
     assert (result.best.seeds, result.baseline.seeds) == ((100,), (100,))

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 from results import BASELINE, BEST, STATES, records, result
 
@@ -83,15 +80,6 @@ def test_an_open_critical_batch_size_beyond_the_curve_has_no_band():
 def test_a_metric_is_no_formula():
     study = result(target=Target("val/$loss_{", 0.1, "min"))
     curve_figure(study, records()).draw_without_rendering()
-
-
-def test_reading_and_writing_a_report_imports_no_heavy_package():
-    code = (
-        "import sys, bstune.report.page, bstune.report.read, bstune.tracking.mlflow;"
-        "print(sorted({'torch', 'mlflow', 'matplotlib.pyplot'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("state", ["switch", "curve"])

@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from refusals import refused
 
 from bstune.core.errors import InputError, StudyError
 from bstune.system import files
@@ -83,9 +84,8 @@ def test_what_is_no_file_is_not_written(tmp_path, write, make):
     path, other = tmp_path / "a", tmp_path / "other"
     other.write_text("mine")
     make(path, other)
-    with pytest.raises(StudyError, match=str(path)) as caught:
+    with refused(str(path), StudyError):
         write(path, "text")
-    assert "\n" not in str(caught.value)
     assert other.read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == ["a", "other"]
 
@@ -127,9 +127,8 @@ def test_a_free_folder_is_claimed_and_kept(tmp_path, there):
 )
 def test_a_foreign_folder_is_refused_and_left(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    with pytest.raises(StudyError, match="output=DIR") as caught:
+    with refused("output=DIR", StudyError):
         claim_folder(StudyFolder(tmp_path), "digits", "sqlite:///a.db")
-    assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == [name]
     assert (tmp_path / name).read_text() == text
 
@@ -181,10 +180,8 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(
 def test_what_cannot_be_read_is_refused_in_a_line(tmp_path, read, data):
     path = tmp_path / "a"
     path.write_text(data, errors="surrogateescape")
-    with pytest.raises(InputError) as caught:
+    with refused(str(path)):
         read(path, 3000)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("make", [make_dangling_link, make_folder, make_pipe])

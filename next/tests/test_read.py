@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import refused
 from results import STATES, records, result
 
 from bstune.core.errors import InputError
@@ -33,7 +34,6 @@ def dumped(**changes):
     ("text", "told"),
     [
         (None, "curve.json"),
-        ("", "JSON"),
         ('{"schema_number": 1', "JSON"),
         ("[1]", "mapping"),
         ("{}", "schema number 1, but has None"),
@@ -41,17 +41,14 @@ def dumped(**changes):
         (dumped(verdict="maybe"), "verdict"),
         (dumped(best={"lr": 1}), "best.batch_size"),
         (dumped(surprise=1), "surprise"),
-        (" " * (RESULT_LIMIT_BYTES + 1), "5,000,000"),
+        (" " * (RESULT_LIMIT_BYTES + 1), f"{RESULT_LIMIT_BYTES:,}"),
     ],
 )
 def test_a_broken_result_is_refused_in_one_line(text, told, tmp_path):
     if text is not None:
         (tmp_path / "curve.json").write_text(text)
-    with pytest.raises(InputError) as refused:
+    with refused(told):
         read_result(tmp_path)
-    message = str(refused.value)
-    assert told in message
-    assert "\n" not in message
 
 
 def test_a_broken_record_is_refused_with_its_line(tmp_path):

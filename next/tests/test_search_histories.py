@@ -64,14 +64,6 @@ def test_no_trial_falls_faster_than_any_is_known_to():
     assert got.log_steps == pytest.approx(math.log(200) + 8.0 * math.log(1.5) / 3.0)
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.3, 1.0])
-def test_an_extrapolation_holds_the_truth_within_its_deviation(rate):
-    steps = [round(1.05**n) for n in range(20, 110)]
-    others = [power_law(s, rate, [*[step for step in steps if step < s], s]) for s in (150, 250)]
-    got = extrapolate(power_law(600, rate, [step for step in steps if step <= 200]), others)
-    assert abs(got.log_steps - math.log(600)) < got.deviation < 1.0
-
-
 def test_without_an_evaluation_there_is_nothing_to_extrapolate():
     history = [(0, 0.9), (10, None)]
     assert extrapolate(log_curve(record(history=history), TARGET, 0.1), []) is None

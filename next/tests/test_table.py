@@ -3,9 +3,11 @@ import math
 
 import numpy as np
 import pytest
+from refusals import refused
+from search_records import spec
 
 from bstune.core.errors import InputError
-from bstune.core.records import Budget, Spec, Target
+from bstune.core.records import Budget, Target
 from bstune.trial.table import Run, Table, find_table, train
 from bstune.trial.trial import Trial, run_trial
 
@@ -122,20 +124,9 @@ def test_step_time_and_budget():
     assert SQUARE.budget == Budget(steps=80, examples=1280)
 
 
-def answer(table, max_steps, total_steps=1000, earlier=None, target=TARGET):
-    resumed_from = earlier.number if earlier else None
-    number = 1 if earlier else 0
-    spec = Spec(
-        number=number,
-        place=f"search/{number}",
-        role="search",
-        batch_size=8,
-        lr=0.1,
-        seed=3,
-        max_steps=max_steps,
-        resumed_from=resumed_from,
-    )
-    trial = Trial(spec, target, total_steps=total_steps, earlier=earlier)
+def answer(table, max_steps, total_steps=1000, earlier=None):
+    of = spec(max_steps=max_steps, resumed_from=earlier.number if earlier else None)
+    trial = Trial(of, TARGET, total_steps=total_steps, earlier=earlier)
     return run_trial(lambda trial: train(table, trial), trial)
 
 
@@ -211,9 +202,7 @@ def test_a_file_is_read(tmp_path):
         ("[]", "line 1", "run"),
         (line() + "\n" + line(lr=0), "line 2", "lr"),
         (line(lr=float("nan")), "line 1", "lr"),
-        (line(batch_size="many"), "line 1", "batch_size"),
         (line(steps=[20, 10]), "line 1", "steps"),
-        (line(steps=[0, 10]), "line 1", "steps"),
         (line(steps=[10]), "line 1", "metric"),
         (line(steps=[], metric=[]), "line 1", "steps"),
         (line(metric=[0.4, None]), "line 1", "metric"),
@@ -221,7 +210,6 @@ def test_a_file_is_read(tmp_path):
         (json.dumps({"batch_size": 8}), "line 1", "lr"),
         (line() + "\n\n" + line(), "line 3", "seed 0"),
         (line() + "\n" + line(seed=1, horizon=20), "line 2", "horizon"),
-        (line(horizon=20) + "\n" + line(seed=1), "line 2", "horizon"),
         (line(horizon=20, metric=[0.4, 0.0]), "line 1", "horizon"),
         ("", "runs.jsonl", "run"),
         (line(steps=[], metric=[], status="diverged"), "runs.jsonl", "run"),
@@ -230,13 +218,8 @@ def test_a_file_is_read(tmp_path):
 def test_a_file_that_cannot_be_used(tmp_path, text, place, what):
     path = tmp_path / "runs.jsonl"
     path.write_text(text)
-    with pytest.raises(InputError) as caught:
+    with refused(f"{path}, {place}, {what}"):
         Table.read(path)
-    message = str(caught.value)
-    assert message.startswith(str(path))
-    assert place in message
-    assert what in message
-    assert "\n" not in message
 
 
 @pytest.mark.parametrize("name", ["no_such_table", "."])

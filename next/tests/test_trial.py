@@ -5,25 +5,21 @@ import math
 
 import numpy as np
 import pytest
+from search_records import spec
 
 from bstune.core.clock import TrainingClock
 from bstune.core.errors import InputError, Interrupted
-from bstune.core.records import Record, Spec, Target
+from bstune.core.records import Record, Target
 from bstune.trial.trial import BatchSizeRefused, Trial, run_trial
 
 TARGET = Target("val/loss", 0.1, "min")
 NAN = float("nan")
 
 
-def spec(**changes):
-    plain = {"number": 3, "place": "search/3", "role": "search", "batch_size": 8, "lr": 0.5}
-    return Spec(**{**plain, "seed": 7, "max_steps": 100, **changes})
-
-
 def pruned_record(history):
     steps = history[-1][0]
     return Record(
-        **spec(number=1, max_steps=steps).model_dump(),
+        **spec(1, max_steps=steps).model_dump(),
         status="pruned",
         steps=steps,
         steps_low=steps,
@@ -34,7 +30,6 @@ def pruned_record(history):
 # Reports, max_steps, total_steps -> goes on after each, status, steps, steps_low.
 ENDS = {
     "reached at its first evaluation": ([(5, 0.1)], 50, 100, [False], "reached", 5, 0),
-    "reached later": ([(5, 0.3), (9, 0.05)], 50, 100, [True, False], "reached", 9, 5),
     "reached beyond its last step": (
         [(40, 0.3), (60, 0.1)],
         50,
@@ -51,7 +46,6 @@ ENDS = {
     "infinite": ([(5, -math.inf)], 50, 100, [False], "diverged", 5, 0),
     "an untrained start": ([(0, 0.9), (5, 0.1)], 50, 100, [True, False], "reached", 5, 0),
     "goes on after its end": ([(5, 0.1), (9, 0.3)], 50, 100, [False, False], "reached", 5, 0),
-    "steps that go back": ([(9, 0.3), (5, 0.1)], 50, 100, [True, False], "failed", 9, 9),
     "a step twice": ([(9, 0.3), (9, 0.1)], 50, 100, [True, False], "failed", 9, 9),
     "never reported": ([], 50, 100, [], "failed", 0, 0),
 }

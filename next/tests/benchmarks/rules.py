@@ -14,7 +14,6 @@ from itertools import product
 from common import (
     MULTIPLES,
     TABLES,
-    Row,
     add_rows,
     compare,
     parser,
@@ -28,12 +27,12 @@ RULES = ("none", "sqrt", "linear", "saturating", "surge")
 SHOWN = MULTIPLES.index(10.0)
 
 
-def measure(table: str, rule: str, seed: int) -> Row:
+def measure(table, rule, seed):
     """One search."""
     return path_of(table_problem(table, "time", None, rule), seed)
 
 
-def main() -> None:
+def main():
     options = parser(__doc__, "rules.jsonl", seeds=10)
     options.add_argument("--rules", nargs="+", default=RULES)
     options.add_argument("--tables", nargs="+", default=TABLES)

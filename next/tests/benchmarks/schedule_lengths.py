@@ -19,22 +19,20 @@ The old rows are those of the old package's ``bench_horizon.py`` (code "now" of 
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any
 
 import numpy as np
 import synthetic
-from common import RESAMPLES, ROWS, WORST, Row, add_rows, parser, read_rows
+from common import RESAMPLES, ROWS, WORST, add_rows, parser, read_rows
 from scipy.special import ndtr
 
 from bstune.core.question import Question
-from bstune.core.records import Budget, Record, Spec, Status, Target
+from bstune.core.records import Budget, Record, Spec
 from bstune.core.space import Space
 from bstune.search.decide import propose
-from bstune.search.findings import Prediction, predictions
+from bstune.search.findings import predictions
 from bstune.search.posterior import sample_posterior
 from bstune.trial.recorded_run import Outcome
 from bstune.trial.table import find_table
@@ -72,7 +70,7 @@ class Law:
     rates = LAW_RATES
 
     @staticmethod
-    def draw(number: int) -> "Law":
+    def draw(number):
         """The law of a number, in the order of draws of the old benchmark."""
         rng = np.random.default_rng([number, 5])
         return Law(
@@ -84,11 +82,11 @@ class Law:
             off=(rng.uniform(-2.0, 2.0), rng.uniform(-1.5, 1.5)),
         )
 
-    def step_time(self, batch_size: float) -> float:
+    def step_time(self, batch_size):
         """tau(B), in seconds."""
         return self.of.overhead + self.of.per_example * batch_size
 
-    def outcome(self, batch_size: int, lr: float, length: int, seed: int) -> Outcome:
+    def outcome(self, batch_size, lr, length, seed):
         """How a run ends; the evaluation before was 5% of the steps earlier."""
         rng = np.random.default_rng([seed, 77])
         tau = self.step_time(batch_size)
@@ -107,7 +105,7 @@ class Law:
         value = min(value, goal) if steps == length else goal
         return Outcome(steps, steps, tau, ((steps, value),), diverged=False)
 
-    def cost(self, batch_size: float, lr: float, length: float) -> float:
+    def cost(self, batch_size, lr, length):
         """Seconds until a new seed reaches the target, those of misses included."""
         shortest = self.of.steps(batch_size, lr)
         if shortest is None:
@@ -119,7 +117,7 @@ class Law:
         return self.step_time(batch_size) * (steps + length * (1.0 - reaches) / reaches)
 
     @cached_property
-    def best(self) -> tuple[float, float, float]:
+    def best(self):
         """The least cost, its batch size and its length."""
         points = []
         for size in 2.0 ** np.arange(3.0, 12.0 + 1e-9, 0.125):
@@ -130,14 +128,14 @@ class Law:
         return min(points)
 
     @property
-    def baseline(self) -> tuple[int, float]:
+    def baseline(self):
         """A batch size and rate up to two octaves and 1.5 from the best ones."""
         size = min(max(self.best[1] * 2.0 ** self.off[0], self.sizes[0]), self.sizes[1])
         lr = self.of.best_lr(size) * 2.0 ** self.off[1]
         return round(size), min(max(lr, self.rates[0]), self.rates[1])
 
     @property
-    def budget(self) -> Budget:
+    def budget(self):
         """1 to 4 times the examples of the best point."""
         _, size, length = self.best
         return Budget(steps=1, examples=max(1, math.ceil(self.budget_factor * size * length)))
@@ -150,44 +148,44 @@ class Recorded:
     name: str
 
     @cached_property
-    def table(self) -> Any:
+    def table(self):
         """The recorded runs."""
         return find_table(self.name)
 
     @property
-    def target(self) -> Target:
+    def target(self):
         """The table's."""
         return self.table.target
 
     @property
-    def sizes(self) -> tuple[int, int]:
+    def sizes(self):
         """All recorded batch sizes."""
         return self.table.range
 
     @property
-    def rates(self) -> tuple[float, float]:
+    def rates(self):
         """All recorded rates."""
         return self.table.lrs[0], self.table.lrs[-1]
 
     @property
-    def baseline(self) -> tuple[int, float]:
+    def baseline(self):
         """That of the recorded workload."""
         return BASELINES[self.name]
 
     @property
-    def budget(self) -> Budget:
+    def budget(self):
         """The least that no recorded run exceeds."""
         return self.table.budget
 
-    def step_time(self, batch_size: float) -> float:
+    def step_time(self, batch_size):
         """tau(B), in seconds."""
         return self.table.step_time(batch_size)
 
-    def outcome(self, batch_size: int, lr: float, length: int, seed: int) -> Outcome:
+    def outcome(self, batch_size, lr, length, seed):
         """How a run ends."""
         return self.table.outcome(batch_size, lr, seed, self.target, length)
 
-    def cost(self, batch_size: float, lr: float, length: float) -> float:
+    def cost(self, batch_size, lr, length):
         """Seconds until a seed reaches the target, over all recorded ones."""
         seeds = len({run.seed for run in self.table.runs})
         seconds = 0.0
@@ -200,7 +198,7 @@ class Recorded:
         return seconds / reached if reached else math.inf
 
     @cached_property
-    def best(self) -> tuple[float, float, float, float]:
+    def best(self):
         """The least cost, its batch size, rate and length, between recorded places as well."""
         lengths = [run.horizon for run in self.table.runs]
         grid = product(
@@ -216,22 +214,22 @@ class Recorded:
         return min(costs)
 
 
-def _finer(values: Sequence[float]) -> list[float]:
+def _finer(values):
     """The values, and one between each two in the logarithm."""
     places = np.arange(0.0, len(values) - 1 + 1e-9, 0.5)
     return np.exp(np.interp(places, np.arange(len(values)), np.log(values))).tolist()
 
 
-def problem_of(name: str) -> Law | Recorded:
+def problem_of(name):
     """The problem of a name."""
     return Law.draw(int(name[4:])) if name.startswith("law ") else Recorded(name)
 
 
-def record_of(problem: Law | Recorded, spec: Spec) -> Record:
+def record_of(problem, spec):
     """A run's record."""
     outcome = problem.outcome(spec.batch_size, spec.lr, spec.max_steps, spec.seed)
     reached = outcome.steps is not None
-    status: Status = "reached" if reached else "diverged" if outcome.diverged else "missed"
+    status = "reached" if reached else "diverged" if outcome.diverged else "missed"
     missed = [step for step, value in outcome.history if not problem.target.reached(value)]
     if isinstance(problem, Law):
         missed = [outcome.end - max(1, outcome.end // 20)]
@@ -246,17 +244,15 @@ def record_of(problem: Law | Recorded, spec: Spec) -> Record:
     )
 
 
-def search(
-    problem: Law | Recorded, search_seed: int, seed: int, baseline_first: bool
-) -> Iterator[tuple[float, Prediction | None]]:
+def search(problem, search_seed, seed, baseline_first):
     """Yield the seconds spent after each trial and the choice then, up to the last spending."""
     question = Question(problem.target, problem.budget, schedule_ends=True)
     (low, high), (lr_low, lr_high) = problem.sizes, problem.rates
-    anchor: tuple[float, float] = math.sqrt(low * high), math.sqrt(lr_low * lr_high)
+    anchor = math.sqrt(low * high), math.sqrt(lr_low * lr_high)
     if baseline_first:
         anchor = problem.baseline
     space = Space(low, high, lr_low, lr_high, "sqrt", anchor)
-    records: list[Record] = []
+    records = []
     spent = 0.0
     choice = None
     while spent < SPENDINGS[-1] * problem.best[0] and len(records) < MOST_TRIALS:
@@ -286,22 +282,22 @@ def search(
         yield spent, choice
 
 
-def measure(problem: str, seed: int, baseline_first: bool) -> Row:
+def measure(problem, seed, baseline_first):
     """Run one search, and judge its choices."""
     return judged(problem_of(problem), law_seed(problem) + seed, baseline_first)
 
 
-def law_seed(name: str) -> int:
+def law_seed(name):
     """What the old benchmark added to the seeds of a law."""
     return 1000 * int(name[4:]) if name in LAWS else 0
 
 
-def judged(problem: Law | Recorded, seed: int, baseline_first: bool) -> Row:
+def judged(problem, seed, baseline_first):
     """What a search's choices take, over the least cost."""
     unit = problem.best[0]
     path = list(search(problem, seed, seed, baseline_first))
-    fresh: list[float | None] = []
-    own: list[float | None] = []
+    fresh = []
+    own = []
     for spending in SPENDINGS:
         choices = [choice for spent, choice in path if spent <= spending * unit]
         if not choices or choices[-1] is None:
@@ -315,20 +311,20 @@ def judged(problem: Law | Recorded, seed: int, baseline_first: bool) -> Row:
     return {"trials": len(path), "fresh": fresh, "own": own}
 
 
-def key_of(row: Row) -> tuple[str, int, bool]:
+def key_of(row):
     """What is paired."""
     return row["problem"], row["seed"], row["baseline_first"]
 
 
-def values_of(row: Row) -> list[float]:
+def values_of(row):
     """What the choices take on new seeds, infinite where there is none."""
     return [math.inf if value is None else value for value in row["fresh"]]
 
 
-def summary(new: Sequence[Row], old: Sequence[Row]) -> Iterator[str]:
+def summary(new, old):
     """Medians of ``fresh``, new and old, and the geometric mean of new over old with 90%."""
     olds = {key_of(row): row for row in old}
-    groups: dict[tuple[str, bool], list[Any]] = defaultdict(list)
+    groups = defaultdict(list)
     for row in new:
         if key_of(row) in olds:
             kind = "laws" if row["problem"] in LAWS else row["problem"]
@@ -359,7 +355,7 @@ def summary(new: Sequence[Row], old: Sequence[Row]) -> Iterator[str]:
     yield f"in all: new/old {mean:.3f} ({low:.3f} to {high:.3f})"
 
 
-def main() -> None:
+def main():
     options = parser(__doc__, "schedule_lengths_new.jsonl", seeds=10)
     options.add_argument("--problems", nargs="+", default=[*BASELINES, *LAWS])
     given = options.parse_args()

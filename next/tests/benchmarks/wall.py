@@ -11,7 +11,7 @@ Short form: ``--walls 60 --projects tutorial --loads quiet --rows /tmp/wall.json
 import sys
 from itertools import product
 
-from common import Row, add_rows, parser, read_rows
+from common import add_rows, parser, read_rows
 from projects import PROJECTS, busy
 from race import LOADS, compete
 
@@ -22,13 +22,13 @@ SHARE = 0.05
 SECONDS = 10.0
 
 
-def measure(project: str, wall_seconds: float, load: str, seed: int) -> Row:
+def measure(project, wall_seconds, load, seed):
     """One study."""
     with busy(LOADS[load]):
         return compete("bstune", project, wall_seconds, seed, sys.executable)
 
 
-def main() -> None:
+def main():
     options = parser(__doc__, "wall.jsonl", seeds=1)
     options.add_argument("--projects", nargs="*", choices=PROJECTS, default=PROJECTS_RUN)
     options.add_argument("--walls", nargs="*", type=float, default=WALLS)
