@@ -314,19 +314,17 @@ def test_fewest_steps_beside_the_fastest():
 
 def test_errors_of_step_times_count_in_time_alone():
     # Step times are off by a fifth, this way or that.
-    records = [
+    off = [
         one.model_copy(update={"seconds_per_step": 1e-3 * 1.2 ** (-1) ** one.number})
         for one in SWITCH
     ]
     widths = {}
-    for objective in ("time", "steps"):
-        for step_time in (None, lambda batch_size: 1e-3):
-            question = Question(TARGET, Budget(steps=1000), objective)
-            result = analyse(study(question=question, step_time=step_time), records)
-            width = math.log(result.speedup.high / result.speedup.low)
-            widths[objective, step_time is None] = width
-    assert widths["time", True] > 1.05 * widths["time", False]
-    assert widths["steps", True] == pytest.approx(widths["steps", False], rel=1e-6)
+    for question in (study().plan.question, BY_STEPS):
+        plan = study(question=question, step_time=None)
+        speedups = [analyse(plan, records).speedup for records in (SWITCH, off)]
+        widths[question.objective] = [math.log(one.high / one.low) for one in speedups]
+    assert widths["time"][1] > 1.05 * widths["time"][0]
+    assert widths["steps"][1] == pytest.approx(widths["steps"][0], rel=1e-6)
 
 
 def test_before_new_seeds_a_time_limit_asks_for_time():

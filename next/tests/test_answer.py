@@ -23,7 +23,6 @@ RANGE = ("Also good", [48, 173])
 SCALING = ("Scaling", [130, 85, 212])
 TRAIN = ("Train", [118, 1.18])
 CLOSEST = ("Not yet", [0.05, 0.0714, 24, 0.02])
-LARGE = ("Also good", [512, 1024])
 OCTAVES = ("Range", [8, 1024, 6, 7, 724])
 RATES = ("Rates", [0.45, 0.31, 0.58])
 EASIER_ROW = ("Easier", [0.08, 0.08, 2])
@@ -43,7 +42,7 @@ EXPECTED = {
     "steps: keep": [
         ("Keep", [*BASELINE, 64, 1.2]),
         ("Steps", [201, 96, 512, 2.1, 190, 240, 3, 9, 10]),
-        LARGE,
+        ("Also good", [512, 1024]),
         SCALING,
     ],
     "curve: open below": [

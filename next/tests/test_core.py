@@ -39,13 +39,11 @@ def test_a_target_is_read(text, metric, goal, mode):
     "text",
     [
         "val/loss",
-        "val/loss = 0.1",
         "val/loss < 0.1",
         "<= 0.1",
         "val/loss <= low",
         "val/loss <= nan",
         "a b <= 1",
-        "",
     ],
 )
 def test_a_target_that_is_none_is_one_line(text):
@@ -195,7 +193,6 @@ def test_a_batch_size_is_a_multiple_also_below_the_first_one():
 @pytest.mark.parametrize(
     ("rule", "noise_scale", "lr"),
     [
-        ("sqrt", None, 0.2),
         # Without a noise scale it is the middle, 128.
         ("saturating", None, 0.1 * (1 + 2) / (1 + 1 / 2)),
         ("saturating", 1024.0, 0.1 * (1 + 16) / (1 + 4)),

@@ -189,10 +189,7 @@ def test_a_run_that_was_stopped_in_its_schedule_tells_nothing():
 @pytest.mark.parametrize("seed", range(8))
 def test_for_the_curve_no_schedule_is_longer_than_what_it_tells_is_worth(seed):
     question = replace(QUESTION, objective="curve")
-    fields = {"schedule_steps": 1000, "history": ((447, 0.1),)}
-    records = [record(0, lr=0.1, steps=447, steps_low=425, **fields)]
-    missed = {"schedule_steps": 4000, "history": ((4000, 0.12),)}
-    records.append(record(1, "missed", lr=0.02, steps=4000, **missed))
+    records = [record(steps=447, steps_low=425, schedule_steps=1000, history=((447, 0.1),))]
     proposal = propose(question, SPACE, step_time, records, seed)
     posterior = sample_posterior(
         question, SPACE, records, seed=seed, misfit=True, draws=CURVE_DRAWS, moves=CURVE_MOVES

@@ -1,5 +1,6 @@
 import json
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -100,14 +101,13 @@ def test_values_beyond_the_target_stay_as_they_are():
 
 
 def test_the_seed_draws_the_run_at_one_place_in_every_cell():
-    runs = []
-    for seed, hit in enumerate((40, 50, 60, 70)):
-        runs += [run(8, seed=seed, steps=(10, 20, hit)), run(32, seed=seed, steps=(10, 20, hit))]
-    table = Table(tuple(runs))
+    hits = [(size, seed, 40 + 10 * seed) for size in (8, 32) for seed in range(4)]
+    table = Table(tuple(run(size, seed=seed, steps=(10, 20, hit)) for size, seed, hit in hits))
     drawn = [outcome(table, 16, 0.1, seed).steps for seed in range(200)]
     assert outcome(table, 16, 0.1, 7) == outcome(table, 16, 0.1, 7)
-    assert sorted(set(drawn)) == [40, 50, 60, 70]
-    assert min(drawn.count(steps) for steps in set(drawn)) > 25
+    counts = Counter(drawn)
+    assert sorted(counts) == [40, 50, 60, 70]
+    assert min(counts.values()) > 25
     assert table.outcome_at(16, 0.1, 1.0, TARGET).steps == 70
 
 
