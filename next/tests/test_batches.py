@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from bstune.core.errors import InputError
-from bstune.trial.batches import micro_batches, rebatch, rng_state, set_rng_state
+from bstune.trial.batches import micro_batches, rebatch, rng_state
 from bstune.trial.trial import BatchSizeRefused
 
 EXAMPLES = 20
@@ -223,10 +223,3 @@ def test_the_loaders_settings_are_kept_and_workers_augment_by_the_batchs_number(
     resumed = rebatch(given, 3, seed=1)
     resumed.batch_sampler.seek(4)
     assert torch.equal(torch.stack(list(resumed)), torch.stack(batches[4:6]))
-
-
-def test_a_random_state_can_be_put_back():
-    state = rng_state()
-    first = random.random(), np.random.rand(), torch.rand(()).item()
-    set_rng_state(state)
-    assert (random.random(), np.random.rand(), torch.rand(()).item()) == first

@@ -99,8 +99,6 @@ def test_a_workload_of_ones_own(folder):
         ("target=val/error <= 0.2", "target", Target("val/error", 0.2, "min")),
         ("target='acc >= 0.9'", "target", Target("acc", 0.9, "max")),
         ("baseline.lr=1e-2", "baseline.lr", 0.01),
-        ("batch_size.low=8", "batch_size.low", 8),
-        ("wall_seconds=120", "wall_seconds", 120),
         ("threads=null", "threads", None),
         ("storage=p://me:pw@host:5432/db?ssl=on", "storage", "p://me:pw@host:5432/db?ssl=on"),
         ("output=~/it's", "output", "~/it's"),
@@ -146,7 +144,6 @@ def test_cfg_shows_the_resolved_config_without_secrets(folder):
         ("seed=0", "target", Target("val/error", 0.14, "min")),
         ("seed=0", "batch_size.low", 8),
         ("seed=0", "batch_size.high", 4096),
-        ("seed=0", "lr.low", 2**-12),
         ("seed=0", "lr.high", 0.5),
         # In the middle of a table of 10 batch sizes and 12 rates.
         ("seed=0", "baseline.batch_size", 256),

@@ -81,9 +81,14 @@ def half_width(pairs, factor=1.0):
         ("2 2 >9", "6 6 >9", 3.0, 2, MEDIAN_OF_3, False),
     ],
 )
-def test_speedup_by_hand(best, baseline, value, pairs, factor, at_least):
-    speedup = speedup_of(runs(best), runs(baseline), DEVIATION)
-    width = math.exp(half_width(pairs, factor))
+@pytest.mark.parametrize("errors", [(0.0, 0.0, 0.0), (0.3, 0.1, 0.2)])
+def test_speedup_by_hand(best, baseline, value, pairs, factor, at_least, errors):
+    of_best, of_baseline, of_step_time = errors
+    speedup = speedup_of(runs(best, of_best), runs(baseline, of_baseline), DEVIATION, of_step_time)
+    # Errors of evaluations and step times do not fall with the seeds; bounds alone have none.
+    seen = of_baseline if any(run.reached for run in runs(baseline)) else 0.0
+    of_seeds = half_width(pairs, factor)
+    width = math.exp(math.hypot(of_seeds, *(1.6449 * e for e in (of_best, seen, of_step_time))))
     assert (speedup.value, speedup.low) == pytest.approx((value, value / width), rel=1e-3)
     assert speedup.at_least is at_least
     assert speedup.high == (None if at_least else pytest.approx(value * width, rel=1e-3))
@@ -125,19 +130,6 @@ def test_interval_of_a_median_by_hand(text, is_bound, error, step_time_error):
     assert high == (None if is_bound else pytest.approx(median * math.exp(width), rel=1e-3))
 
 
-@pytest.mark.parametrize(
-    ("errors", "step_time_error"), [((0.3, 0.1), 0.0), ((0.0, 0.0), 0.2), ((0.3, 0.1), 0.2)]
-)
-def test_errors_widen_the_speedup_and_do_not_fall_with_the_seeds(errors, step_time_error):
-    best, baseline = (
-        runs(text, error) for text, error in zip(("1 1 1", "2 2 2"), errors, strict=True)
-    )
-    found = speedup_of(best, baseline, DEVIATION, step_time_error)
-    seeds = half_width(3, MEDIAN_OF_3)
-    width = math.hypot(seeds, *(1.6449 * error for error in (*errors, step_time_error)))
-    assert math.log(found.high / found.value) == pytest.approx(width, rel=1e-3)
-
-
 def outcome(reached, x=0.0, z=0.0):
     return Outcome(x=x, z=z, reached=reached)
 
@@ -147,9 +139,7 @@ def outcome(reached, x=0.0, z=0.0):
     [
         ([], 0.5, 1.0),
         # Jeffreys: (reached + 1/2)/(n + 1).
-        ([outcome(True)] * 3, 3.5 / 4, 1.0),
         ([outcome(True)] * 2 + [outcome(False)], 2.5 / 4, 3 / 4),
-        ([outcome(False)] * 3, 0.5 / 4, 1 / 4),
         # Those of a similar configuration count by their distance, far ones do not.
         ([outcome(True)] * 3 + [outcome(False, z=SIMILAR)], 3.5 / (4 + math.exp(-0.5)), None),
         ([outcome(True)] * 3 + [outcome(False, x=-SIMILAR)], 3.5 / (4 + math.exp(-0.5)), None),
@@ -219,7 +209,6 @@ def missing(log_value):
     [
         # The best by prediction runs first, and is done after its two seeds.
         (ONE_AND_ONE, {}, 3, 3),
-        (ONE_AND_ONE, {3: [0.0]}, 3, 3),
         (ONE_AND_ONE, {3: [0.0, 0.0]}, None, 3),
         # Another within a tenth takes over: the leader's mean is 0.15, above its 0.05.
         (ONE_AND_ONE, {3: [0.3]}, 5, 3),
@@ -228,7 +217,6 @@ def missing(log_value):
         # What is more than a tenth behind is not run.
         ((candidate(3, 0.0), candidate(5, 0.2)), {3: [9.0]}, 3, 3),
         # Of candidates that tie the least rank leads, until its new seeds are far behind.
-        (TIED, {}, 5, 5),
         (TIED, {3: [0.0], 5: [0.08]}, 5, 5),
         (TIED, {5: [0.5]}, 3, 5),
         (missing(math.log(1.6)), {}, 5, 5),
@@ -242,23 +230,3 @@ def test_whose_new_seed_comes_next_and_which_is_the_best(candidates, runs_of, fo
     assert next_confirmation(candidates, runs_of, seeds=2, noise=0.1) == following
     if candidates:
         assert best_confirmed(candidates, runs_of, noise=0.1) == best
-
-
-@pytest.mark.parametrize("luck", [0.0, 0.3])
-def test_winners_that_were_lucky_together_are_not_tried_one_after_another(luck):
-    """Eight configurations tie, and new seeds of all take longer than the search's trials."""
-    total = 0
-    for seed in range(50):
-        rng = np.random.default_rng(seed)
-        predicted = rng.normal(0.0, 0.03, 8)
-        truth = predicted + luck + rng.normal(0.0, 0.07, 8)
-        candidates = [candidate(number, predicted[number]) for number in range(8)]
-        runs_of = {}
-        while (number := next_confirmation(candidates, runs_of, 3, noise=0.13)) is not None:
-            took = truth[number] + rng.normal(0.0, 0.13)
-            runs_of.setdefault(number, []).append(took)
-        # The one that is named has all its seeds.
-        assert len(runs_of[best_confirmed(candidates, runs_of, noise=0.13)]) == 3
-        total += sum(map(len, runs_of.values()))
-    # Without their common luck it would take 8.7 runs, where 9 are allowed.
-    assert total / 50 < 5.5

@@ -1,7 +1,6 @@
 """Every option: its name, what it takes, what it refuses and in which words of its own."""
 
 import math
-import re
 from functools import reduce
 
 import pytest
@@ -14,7 +13,6 @@ from bstune.options import (
     NOT_YET,
     OPTION_NAMES,
     Options,
-    option_meanings,
     options_from,
     space_of,
 )
@@ -110,11 +108,6 @@ def values(**changes):
 
 def test_names_are_those_of_the_design():
     assert list(OPTION_NAMES) == list(OPTIONS)
-
-
-def test_each_option_says_what_it_is_in_a_sentence():
-    for name, meaning in option_meanings():
-        assert re.fullmatch(r".+\.", meaning), name
 
 
 @pytest.mark.parametrize("name", OPTIONS)

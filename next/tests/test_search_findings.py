@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from search_records import QUESTION, SPACE, TARGET, record, step_time
 
-from bstune.core.space import Space
 from bstune.search.findings import (
     b_crit_quantiles,
     curve,
@@ -108,8 +107,8 @@ def test_quantiles_of_the_law_s_parameters():
 @pytest.mark.parametrize(
     ("space", "expected"),
     [
-        (Space(8, 10, 0.001, 1.0, "sqrt", (64, 0.05)), [8, 9, 10]),
-        (Space(64, 64, 0.001, 1.0, "sqrt", (64, 0.05)), [64]),
+        (replace(SPACE, low=8, high=10), [8, 9, 10]),
+        (replace(SPACE, low=64, high=64), [64]),
         (replace(SPACE, low=8, high=32, multiple=8), [8, 16, 24, 32]),
     ],
 )

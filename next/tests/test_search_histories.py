@@ -75,7 +75,6 @@ def test_without_an_evaluation_there_is_nothing_to_extrapolate():
         (Target("error", 0.1, "min"), 0.9, 0.1),
         (Target("accuracy", 0.9, "max"), 0.5, 0.1),
         (Target("loss", 0.0, "min"), 8.0, 2.0),
-        (Target("loss", -3.0, "min"), -1.0, 0.5),
         # No trial has said anything.
         (Target("loss", -3.0, "min"), None, 1.0),
         # All first evaluations meet the target.

@@ -149,16 +149,6 @@ def test_the_sampler_agrees_with_weighted_draws_of_the_prior():
         np.testing.assert_allclose(got, expected, atol=0.12 * LAW.spread[column])
 
 
-def test_the_same_seed_gives_the_same_draws():
-    records = trained(Workload(), 5)
-    first, again, other = (
-        sample_posterior(QUESTION, SPACE, records, seed=seed, misfit=True).theta
-        for seed in (3, 3, 4)
-    )
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, other)
-
-
 @pytest.mark.parametrize(
     "records",
     [

@@ -7,7 +7,6 @@ from search_records import QUESTION, SPACE, Workload, record, step_time
 
 from bstune.core.errors import InputError
 from bstune.core.records import Record
-from bstune.core.rules import lr_of
 from bstune.search import sampler as module
 from bstune.search.decide import propose
 from bstune.search.sampler import FrontierSampler, record_of, space_of
@@ -192,11 +191,11 @@ def test_a_record_is_taken_as_it_is():
         ({"baseline": (32, 0.1), "lr": (0.001, 1.0)}, 0.001, 1.0, (32, 0.1)),
         # 10 octaves around the rule's rates at both ends.
         ({"baseline": (32, 0.1)}, 0.05 / 1024, 0.4 * 1024, (32, 0.1)),
-        # The surge rule turns at 64, the middle, and its rates at both ends are equal.
+        # The saturating rule turns at 64, the middle: 0.1 (1 + 2)/(1 + 64/B).
         (
-            {"baseline": (32, 0.1), "scaling": "surge"},
-            lr_of("surge", 8, (32, 0.1), 64) / 1024,
-            lr_of("surge", 512, (32, 0.1), 64) * 1024,
+            {"baseline": (32, 0.1), "scaling": "saturating"},
+            1 / 30720,
+            0.3 / 1.125 * 1024,
             (32, 0.1),
         ),
     ],

@@ -125,15 +125,8 @@ def test_images_are_normalised_by_those_trained_on(images):
     data = ImageData(images, len(images.labels), 300, 300)
     raw = [part.tensors[0].double() for part in (data.split.train, data.split.validation)]
     std, mean = torch.std_mean(raw[0], (0, 2, 3), correction=0, keepdim=True)
-    (batch,) = data.train_dataloader()
-    assert batch[0].dtype == torch.float32
-    torch.testing.assert_close(
-        torch.stack(torch.std_mean(batch[0], (0, 2, 3), correction=0)),
-        torch.stack([torch.ones(mean.numel()), torch.zeros(mean.numel())]),
-        atol=1e-5,
-        rtol=0,
-    )
     (batch,) = data.val_dataloader()
+    assert batch[0].dtype == torch.float32
     torch.testing.assert_close(batch[0].double(), (raw[1] - mean) / std, atol=1e-5, rtol=0)
 
 

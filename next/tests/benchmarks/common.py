@@ -14,6 +14,7 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,11 @@ def read_rows(path):
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def jobs_of(**fields):
+    """One job for each combination of the fields' values."""
+    return [dict(zip(fields, values, strict=True)) for values in product(*fields.values())]
 
 
 def add_rows(options, jobs, measure):

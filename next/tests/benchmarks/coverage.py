@@ -12,7 +12,6 @@ quantiles, without open ends.
 import functools
 import math
 import statistics
-from itertools import product
 
 from common import (
     MULTIPLES,
@@ -20,6 +19,7 @@ from common import (
     TABLES,
     Problem,
     add_rows,
+    jobs_of,
     parser,
     read_rows,
     search,
@@ -121,9 +121,7 @@ def main():
     options.add_argument("--objectives", nargs="+", default=["time", "curve", "steps"])
     options.add_argument("--names", nargs="+", default=[*TABLES, *KINDS])
     given = options.parse_args()
-    jobs = []
-    for seed, objective, name in product(range(given.seeds), given.objectives, given.names):
-        jobs.append({"name": name, "objective": objective, "seed": seed})
+    jobs = jobs_of(seed=range(given.seeds), objective=given.objectives, name=given.names)
     add_rows(given, jobs, measure)
     new = [row for row in read_rows(given.rows) if row["objective"] in given.objectives]
     there = {(row["name"], row["objective"], row["seed"]) for row in new}

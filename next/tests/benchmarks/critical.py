@@ -11,11 +11,10 @@ import math
 import subprocess
 import sys
 import tempfile
-from itertools import product
 from pathlib import Path
 
 import numpy as np
-from common import add_rows, parser, read_rows
+from common import add_rows, jobs_of, parser, read_rows
 
 from bstune.report.answer import answer
 from bstune.report.figure import curve_figure
@@ -94,9 +93,7 @@ def main():
     options = parser(__doc__, "critical.jsonl", seeds=40)
     options.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
     given = options.parse_args()
-    jobs = []
-    for workload, seed in product(given.workloads, range(given.seeds)):
-        jobs.append({"workload": workload, "seed": seed})
+    jobs = jobs_of(workload=given.workloads, seed=range(given.seeds))
     add_rows(given, jobs, measure)
     print("\n".join(summary(read_rows(given.rows))))
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from common import add_rows, parser, read_rows
+from common import add_rows, jobs_of, parser, read_rows
 from projects import PROJECTS, busy, rebatched, step_seconds, steps_to_target
 from race import LOADS
 
@@ -124,9 +124,13 @@ def main():
     given = options.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    fixed = {"wall_seconds": given.wall_seconds, "runs": given.runs}
-    cells = product(range(given.seeds), given.names, given.loads)
-    jobs = [{"name": name, "load_name": one, "seed": seed, **fixed} for seed, name, one in cells]
+    jobs = jobs_of(
+        seed=range(given.seeds),
+        name=given.names,
+        load_name=given.loads,
+        wall_seconds=[given.wall_seconds],
+        runs=[given.runs],
+    )
     add_rows(given, jobs, measure)
     rows = read_rows(given.rows)
     for name, one in product(NAMES, LOADS):

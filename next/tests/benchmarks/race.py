@@ -23,11 +23,10 @@ import time
 import warnings
 from collections import defaultdict
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import torch
-from common import add_rows, parser, read_rows
+from common import add_rows, jobs_of, parser, read_rows
 from projects import PROJECTS, busy, step_seconds, steps_to_target
 
 import bstune
@@ -167,16 +166,13 @@ def main():
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     pythons = dict.fromkeys(CONTESTANTS, sys.executable) | {"old": given.old_python}
-    jobs = [
-        {
-            "project": project,
-            "wall_seconds": given.wall_seconds,
-            "seed": seed,
-            "load": load,
-            "contestants": given.contestants,
-        }
-        for seed, project, load in product(range(given.seeds), given.projects, given.loads)
-    ]
+    jobs = jobs_of(
+        seed=range(given.seeds),
+        project=given.projects,
+        load=given.loads,
+        wall_seconds=[given.wall_seconds],
+        contestants=[given.contestants],
+    )
     add_rows(given, jobs, partial(measure, pythons=pythons))
     rows = read_rows(given.rows)
     for rival in ("tpe", "old"):

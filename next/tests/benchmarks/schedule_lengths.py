@@ -25,7 +25,7 @@ from itertools import product
 
 import numpy as np
 import synthetic
-from common import RESAMPLES, ROWS, WORST, add_rows, parser, read_rows
+from common import RESAMPLES, ROWS, WORST, add_rows, jobs_of, parser, read_rows
 from scipy.special import ndtr
 
 from bstune.core.question import Question
@@ -283,17 +283,10 @@ def search(problem, search_seed, seed, baseline_first):
 
 
 def measure(problem, seed, baseline_first):
-    """Run one search, and judge its choices."""
-    return judged(problem_of(problem), law_seed(problem) + seed, baseline_first)
-
-
-def law_seed(name):
-    """What the old benchmark added to the seeds of a law."""
-    return 1000 * int(name[4:]) if name in LAWS else 0
-
-
-def judged(problem, seed, baseline_first):
-    """What a search's choices take, over the least cost."""
+    """What the choices of one search take, over the least cost."""
+    # What the old benchmark added to the seeds of a law.
+    seed += 1000 * int(problem[4:]) if problem in LAWS else 0
+    problem = problem_of(problem)
     unit = problem.best[0]
     path = list(search(problem, seed, seed, baseline_first))
     fresh = []
@@ -359,12 +352,10 @@ def main():
     options = parser(__doc__, "schedule_lengths_new.jsonl", seeds=10)
     options.add_argument("--problems", nargs="+", default=[*BASELINES, *LAWS])
     given = options.parse_args()
-    jobs = []
-    for name, seed, baseline_first in product(given.problems, range(given.seeds), (False, True)):
-        # A law has one seed.
-        if seed == 0 or name not in LAWS:
-            jobs.append({"problem": name, "seed": seed, "baseline_first": baseline_first})
-    add_rows(given, jobs, measure)
+    jobs = jobs_of(problem=given.problems, seed=range(given.seeds), baseline_first=(False, True))
+    # A law has one seed.
+    wanted = [job for job in jobs if job["seed"] == 0 or job["problem"] not in LAWS]
+    add_rows(given, wanted, measure)
     print("\n".join(summary(read_rows(given.rows), read_rows(OLD))))
 
 
