@@ -173,10 +173,6 @@ def not_yet(**changes):
     return result(**{**values, **changes})
 
 
-def use():
-    return result(verdict="use", baseline=None, speedup=None, lr_alone=None)
-
-
 def baseline_missed(limit, times):
     """The baseline's median is a bound: its runs ended without the target."""
     seconds = times * BEST.seconds
@@ -270,7 +266,7 @@ STATES = {
         missing="another configuration that reaches the target",
         next=f"{COMMAND} trials=128",
     ),
-    "use": use(),
+    "use": result(verdict="use", baseline=None, speedup=None, lr_alone=None),
     "baseline missed in its budget": baseline_missed("budget", 17.2),
     "baseline stopped": baseline_missed("stopped", 4.0),
     "nothing reached: diverged": nothing_reached(

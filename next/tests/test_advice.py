@@ -1,6 +1,5 @@
 """Warnings of the curve, the octaves of a range, and what narrows B_crit."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -149,9 +148,3 @@ def test_a_smallest_size_of_one_multiple_cannot_be_lowered():
     plan = replace(CURVE_PLAN, space=replace(SPACE, multiple=8))
     _, options = for_curve(plan, "s", critical(None, None, 20.0), ALL, [record()])
     assert options == {"trials": 64}
-
-
-def test_off_law_needs_a_value():
-    with pytest.raises(ValueError, match="no value"):
-        off_law(critical(None, 90.0, None), curve())
-    assert math.isfinite(off_law(LAW, curve()))

@@ -39,12 +39,6 @@ EXPECTED = {
     ],
     "nothing reached: still falling": [CLOSEST, EASIER_ROW, ("Next", [4000, 2])],
     "largest size binds": [SWITCH, TIMES, ALSO_GOOD, ("Scaling", [812, 512]), TRAIN],
-    "steps: keep": [
-        ("Keep", [*BASELINE, 64, 1.2]),
-        ("Steps", [201, 96, 512, 2.1, 190, 240, 3, 9, 10]),
-        ("Also good", [512, 1024]),
-        SCALING,
-    ],
     "curve: open below": [
         ("Critical", [12, 8]),
         OCTAVES,

@@ -14,7 +14,6 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
-    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -93,7 +92,6 @@ LOADERS = {
     "shuffled": (lambda: DataLoader(DATA, 4, shuffle=True, drop_last=True), True),
     "sequential": (lambda: DataLoader(DATA, 4), True),
     "own generator": (lambda: sampled(own_generator()), True),
-    "subset": (lambda: sampled(SubsetRandomSampler(range(EXAMPLES))), True),
     "weighted": (lambda: sampled(WeightedRandomSampler([1.0] * EXAMPLES, EXAMPLES)), False),
     "own sampler": (lambda: sampled(OwnSampler()), True),
     "told its epoch": (lambda: sampled(EpochSampler()), True),

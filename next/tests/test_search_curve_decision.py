@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from search_records import QUESTION, SPACE, Workload, record, step_time
+from search_records import QUESTION, SPACE, Workload, step_time
 
-from bstune.core.records import Spec
 from bstune.search.curve_decision import GIVE_UP, choose_for_curve
 from bstune.search.decide import propose
 from bstune.search.findings import b_crit_quantiles
@@ -101,11 +100,3 @@ def test_a_search_of_the_curve_finds_b_crit():
         assert min(sizes) <= 40 / 3
         assert max(sizes) >= 40 * 3
     assert held >= 2
-
-
-def test_running_trials_send_the_next_one_elsewhere():
-    records = [record(n, batch_size=size, steps=150) for n, size in enumerate((16, 64, 256))]
-    first = propose(CURVE, SPACE, step_time, records, 0)
-    running = Spec(number=3, place="search/3", role="search", seed=3, **first.model_dump())
-    second = propose(CURVE, SPACE, step_time, records, 0, [running])
-    assert (first.batch_size, first.lr) != (second.batch_size, second.lr)

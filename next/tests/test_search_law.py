@@ -81,9 +81,9 @@ def test_the_prior_s_density_is_that_of_its_draws():
     assert np.quantile(standard[:, laws.B_CRIT], 0.95) == pytest.approx(norm.ppf(0.95), 0.05)
 
 
-@pytest.mark.parametrize("misfit", [False, True])
-def test_one_batch_size_alone(misfit):
-    law = make_law(Space(64, 64, 0.01, 1.0, "none", (64, 0.1)), Budget(steps=100), misfit)
+def test_one_batch_size_alone():
+    space = Space(64, 64, 0.01, 1.0, "none", (64, 0.1))
+    law = make_law(space, Budget(steps=100), misfit=True)
     theta = law.sample_prior(50, np.random.default_rng(0))
     assert np.isfinite(law.log_steps(theta, log2(64.0), log2(0.1))).all()
     assert law.mean[laws.LEVEL] == pytest.approx(math.log(25.0))

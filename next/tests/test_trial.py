@@ -178,7 +178,6 @@ def test_what_a_loop_raises_is_a_result(case):
         (ValueError("a multiple of 8"), False, "refused"),
         (ValueError("a multiple of 8"), True, "failed"),
         (MemoryError(), False, "out of memory"),
-        ("report each evaluation", False, "failed"),
     ],
 )
 def test_what_is_raised_before_the_first_step_refuses_the_size(error, has_stepped, status):
