@@ -13,15 +13,6 @@ from bstune.system.files import StudyFolder, claim_folder
 URL = "postgresql://me:pw@host/db"
 
 
-def test_paths_are_distinct_and_inside(tmp_path):
-    folder = StudyFolder(tmp_path)
-    names = [name for name, value in vars(StudyFolder).items() if isinstance(value, property)]
-    paths = [getattr(folder, name) for name in names]
-    assert len(set(paths)) == len(names)
-    assert {path.parent for path in paths} == {tmp_path}
-    assert folder.checkpoint(3).parent == folder.checkpoints
-
-
 def test_a_whole_file_replaces_the_one_before(tmp_path):
     path = tmp_path / "checkpoints" / "a.ckpt"
     files.write_text(path, "old")
