@@ -1,8 +1,6 @@
 """Results and records for tests: one result for each state of design.md, section 1."""
 
-from typing import Any
-
-from bstune.core.records import Record, Status, Target
+from bstune.core.records import Record, Target
 from bstune.core.space import Configuration
 from bstune.study.result import (
     Closest,
@@ -33,22 +31,22 @@ COMMAND = "bstune +workload=digits"
 EASIER = f"{COMMAND} target='val/loss <= 0.08' study=digits-2"
 
 
-def steps_of(batch_size: float) -> float:
+def steps_of(batch_size):
     return S_MIN * (1 + B_CRIT / batch_size)
 
 
-def step_seconds_of(batch_size: float) -> float:
+def step_seconds_of(batch_size):
     return OVERHEAD + PER_EXAMPLE * batch_size
 
 
 def confirmed(
-    batch_size: int,
-    lr: float,
-    steps: tuple[int, ...],
-    seconds: float,
-    status: Status = "reached",
-    number: int = 0,
-) -> Confirmed:
+    batch_size,
+    lr,
+    steps,
+    seconds,
+    status="reached",
+    number=0,
+):
     """Runs on new seeds that all ended alike, with ``steps`` in ascending order."""
     median = steps[len(steps) // 2]
     return Confirmed(
@@ -75,7 +73,7 @@ BEST = confirmed(118, 1.18, (52, 55, 61), 0.0331, number=9)
 BASELINE = confirmed(64, 0.4, (188, 201, 214), 0.0964)
 
 
-def curve() -> tuple[CurvePoint, ...]:
+def curve():
     points = []
     for place in range(25):
         size = 8.0 * 2 ** (place / 4)
@@ -96,7 +94,7 @@ def curve() -> tuple[CurvePoint, ...]:
     return tuple(points)
 
 
-def critical(value: float | None, low: float | None, high: float | None) -> Critical:
+def critical(value, low, high):
     return Critical(
         interval=Interval(value=value, low=low, high=high),
         s_min=None if value is None else S_MIN,
@@ -107,7 +105,7 @@ def critical(value: float | None, low: float | None, high: float | None) -> Crit
     )
 
 
-STUDY: dict[str, Any] = {
+STUDY = {
     "bstune": "1.0.0.dev0",
     "workload": "digits",
     "study": "digits",
@@ -120,7 +118,7 @@ STUDY: dict[str, Any] = {
     "trials": 83,
     "spent": Spent(training=6.4, other=2.9),
 }
-CURVE: dict[str, Any] = {
+CURVE = {
     "reached": True,
     "fewest_steps": FewestSteps(
         batch_size=480, lr=2.2, steps=33.0, steps_low=27.5, steps_high=41.2, seconds=0.0401
@@ -132,13 +130,13 @@ CURVE: dict[str, Any] = {
 }
 
 
-def speedup(value: float, low: float, high: float | None) -> Speedup:
+def speedup(value, low, high):
     return Speedup(value=value, low=low, high=high, at_least=high is None)
 
 
-def result(**changes: Any) -> StudyResult:
+def result(**changes):
     """A study that says switch, but for what is changed."""
-    values: dict[str, Any] = {
+    values = {
         "verdict": "switch",
         "best": BEST,
         "baseline": BASELINE,
@@ -150,7 +148,7 @@ def result(**changes: Any) -> StudyResult:
     return StudyResult(**{**STUDY, **CURVE, **values, **changes})
 
 
-def keep() -> StudyResult:
+def keep():
     return result(
         verdict="keep",
         best=BASELINE,
@@ -162,8 +160,8 @@ def keep() -> StudyResult:
     )
 
 
-def not_yet(**changes: Any) -> StudyResult:
-    values: dict[str, Any] = {
+def not_yet(**changes):
+    values = {
         "verdict": "not yet",
         "speedup": speedup(0.0964 / 0.0731, 0.84, 2.07),
         "best": confirmed(118, 1.18, (104, 121, 140), 0.0731, number=9),
@@ -175,11 +173,7 @@ def not_yet(**changes: Any) -> StudyResult:
     return result(**{**values, **changes})
 
 
-def use() -> StudyResult:
-    return result(verdict="use", baseline=None, speedup=None, lr_alone=None)
-
-
-def baseline_missed(limit: str, times: float) -> StudyResult:
+def baseline_missed(limit, times):
     """The baseline's median is a bound: its runs ended without the target."""
     seconds = times * BEST.seconds
     # At 0.48 ms a step, as the baseline's other runs.
@@ -192,9 +186,9 @@ def baseline_missed(limit: str, times: float) -> StudyResult:
     )
 
 
-def nothing_reached(trend: str, **changes: Any) -> StudyResult:
+def nothing_reached(trend, **changes):
     configuration = Configuration(batch_size=24, lr=0.02)
-    values: dict[str, Any] = {
+    values = {
         "target": Target("val/loss", 0.05, "min"),
         "verdict": "not yet",
         "reached": False,
@@ -206,9 +200,9 @@ def nothing_reached(trend: str, **changes: Any) -> StudyResult:
 FEWEST = confirmed(512, 2.1, (32, 33, 35), 0.0419, number=21)
 
 
-def steps(**changes: Any) -> StudyResult:
+def steps(**changes):
     """A study for the fewest steps that says switch, but for what is changed."""
-    values: dict[str, Any] = {
+    values = {
         "objective": "steps",
         "best": FEWEST,
         "speedup": speedup(201 / 33, 4.9, 7.6),
@@ -220,9 +214,9 @@ def steps(**changes: Any) -> StudyResult:
     return result(**{**values, **changes})
 
 
-def of_curve(**changes: Any) -> StudyResult:
+def of_curve(**changes):
     """A study of the curve whose B_crit has a wide interval, but for what is changed."""
-    values: dict[str, Any] = {
+    values = {
         "objective": "curve",
         "verdict": None,
         "searched": Searched(low=8, high=1024, octaves=7, reached=6, to_add=(724,)),
@@ -248,7 +242,7 @@ FAR = ResultWarning(
     state="the curve is off the law by a factor of 1.4",
 )
 
-STATES: dict[str, StudyResult] = {
+STATES = {
     "switch": result(),
     "switch, three warnings": result(warnings=(STEP_TIMES, FEW_OCTAVES, FAR)),
     "keep": keep(),
@@ -272,7 +266,7 @@ STATES: dict[str, StudyResult] = {
         missing="another configuration that reaches the target",
         next=f"{COMMAND} trials=128",
     ),
-    "use": use(),
+    "use": result(verdict="use", baseline=None, speedup=None, lr_alone=None),
     "baseline missed in its budget": baseline_missed("budget", 17.2),
     "baseline stopped": baseline_missed("stopped", 4.0),
     "nothing reached: diverged": nothing_reached(
@@ -337,9 +331,9 @@ STATES: dict[str, StudyResult] = {
 }
 
 
-def records() -> list[Record]:
+def records():
     """A study's 40 trials around the law, some resumed, pruned or failed, and new seeds."""
-    made: list[Record] = []
+    made = []
     for number in range(40):
         off = ((number * 7) % 11 - 5) / 4
         made.append(_search_record(number, 8 * 2 ** (number % 7), off))
@@ -354,9 +348,7 @@ def records() -> list[Record]:
     return made
 
 
-def _record(
-    number: int, role: str, one: Configuration, steps: float, history: Any, **fields: Any
-) -> Record:
+def _record(number, role, one, steps, history, **fields):
     tau = step_seconds_of(one.batch_size)
     values = {
         "place": f"search/{number}",
@@ -371,9 +363,9 @@ def _record(
     return Record(number=number, role=role, steps=steps, history=history, **pair, **values | fields)
 
 
-def _search_record(number: int, size: int, off: float) -> Record:
+def _search_record(number, size, off):
     """A trial ``off`` octaves from the best rate."""
-    fields: dict[str, Any] = {"other_seconds": 0.01}
+    fields = {"other_seconds": 0.01}
     if abs(off) >= 1.0:
         fields["status"] = "diverged" if off > 1.0 else "pruned"
     if number == 13:

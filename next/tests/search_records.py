@@ -2,28 +2,39 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from bstune.core.question import Question
-from bstune.core.records import Budget, Record, Target
+from bstune.core.records import Budget, Record, Spec, Target
 from bstune.core.space import Space
-from bstune.search.decide import Proposal
 
 TARGET = Target("val/error", 0.1, "min")
 QUESTION = Question(TARGET, Budget(steps=4000))
 SPACE = Space(8, 512, 0.001, 1.0, "sqrt", (64, 0.05))
 
 
-def step_time(batch_size: float) -> float:
+def step_time(batch_size):
     """Seconds of a step."""
     return 1e-3 + 1e-5 * batch_size
 
 
-def record(number: int = 0, status: str = "reached", **fields: Any) -> Record:
+def spec(number=0, **fields):
+    """A trial of the search at batch size 8 and lr 0.1, of 100 steps at most."""
+    values = {
+        "place": f"search/{number}",
+        "role": "search",
+        "batch_size": 8,
+        "lr": 0.1,
+        "seed": 3,
+        "max_steps": 100,
+    }
+    return Spec(number=number, **(values | fields))
+
+
+def record(number=0, status="reached", **fields):
     """A trial of the search that ran 100 steps at batch size 64 and lr 0.05."""
-    values: dict[str, Any] = {
+    values = {
         "place": f"search/{number}",
         "role": "search",
         "batch_size": 64,
@@ -49,13 +60,13 @@ class Workload:
     noise: float = 0.0
     rate: float = 0.5
 
-    def steps(self, batch_size: float, lr: float, seed: int = 0) -> float:
+    def steps(self, batch_size, lr, seed=0):
         """Steps to the target."""
         octaves = math.log2(lr / self.lr) - 0.5 * math.log2(batch_size / 64)
         off = self.per_octave * octaves**2 + self.noise * np.random.default_rng(seed).normal()
         return self.s_min * (1.0 + self.b_crit / batch_size) * math.exp(off)
 
-    def train(self, number: int, proposal: Proposal, records: list[Record]) -> Record:
+    def train(self, number, proposal, records):
         """Train a proposal, evaluated at steps 5% apart."""
         parent = None if proposal.resumed_from is None else records[proposal.resumed_from]
         seed = parent.seed if parent else number

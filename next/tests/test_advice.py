@@ -1,6 +1,5 @@
 """Warnings of the curve, the octaves of a range, and what narrows B_crit."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -46,11 +45,6 @@ def bent(factor):
 def test_a_curve_far_from_its_law_at_b_crit_is_warned_of(factor, expected):
     assert off_law(LAW, bent(factor)) == pytest.approx(max(factor, 1 / factor))
     assert kinds(points=bent(factor)) == expected
-
-
-def test_a_warning_names_the_sizes_to_try():
-    (warning,) = warnings_of(PLAN, None, LAW, bent(1.5), ALL, [record()])
-    assert {"65", "260"} < set(warning.fix.replace(",", "").split())
 
 
 @pytest.mark.parametrize(
@@ -108,9 +102,7 @@ def test_evaluations_of_the_new_seeds_that_decide_are_warned_of(repeats, expecte
 RANGES = [
     (SPACE, (8, 16, 40, 64, 128, 512), (6, 6, ())),
     (SPACE, (8, 40), (6, 2, (23, 91, 181, 362))),
-    (SPACE, (512,), (6, 1, (11, 23, 45, 91, 181))),
     (replace(SPACE, low=8, high=512, multiple=8), (64,), (6, 1, (8, 24, 48, 184, 360))),
-    (replace(SPACE, low=10, high=12), (11,), (1, 1, ())),
     (replace(SPACE, low=64, high=64), (64,), (1, 1, ())),
 ]
 
@@ -126,12 +118,10 @@ def test_octaves_of_a_range(space: Space, sizes, expected):
 
 # B_crit's interval, the octaves to add -> the options that narrow it.
 NARROWING = [
-    ((130.0, 100.0, 199.0), (), None),
     ((130.0, 100.0, 201.0), (), {"trials": 64}),
     ((130.0, 100.0, 199.0), (23,), None),
     ((130.0, 85.0, 212.0), (23, 45), {"trials": 64}),
     ((None, 300.0, None), (), {"batch_size.low": 8, "batch_size.high": 2048, "study": "s-2"}),
-    ((None, None, 20.0), (), {"batch_size.low": 2, "batch_size.high": 512, "study": "s-2"}),
     ((None, None, None), (), {"batch_size.low": 2, "batch_size.high": 2048, "study": "s-2"}),
 ]
 
@@ -158,9 +148,3 @@ def test_a_smallest_size_of_one_multiple_cannot_be_lowered():
     plan = replace(CURVE_PLAN, space=replace(SPACE, multiple=8))
     _, options = for_curve(plan, "s", critical(None, None, 20.0), ALL, [record()])
     assert options == {"trials": 64}
-
-
-def test_off_law_needs_a_value():
-    with pytest.raises(ValueError, match="no value"):
-        off_law(critical(None, 90.0, None), curve())
-    assert math.isfinite(off_law(LAW, curve()))

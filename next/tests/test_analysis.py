@@ -120,7 +120,7 @@ def test_switch():
 
 def test_nothing_is_said_of_sizes_that_do_not_fit():
     short = record(99, "search/9", 700, 2.0, 9, "out of memory")
-    result = analyse(study(), [*with_seeds((48, 50, 47), (300, 310, 290)), short])
+    result = analyse(study(), [*SWITCH, short])
     assert max(point.batch_size for point in result.curve) == 512
     assert (result.near_optimal[1], result.searched.high) == (512, 512)
 
@@ -160,12 +160,6 @@ def test_a_best_that_misses_on_new_seeds_is_not_told_to_be_used():
     assert result.best == result.baseline
 
 
-def test_where_both_miss_on_new_seeds_nothing_is_compared():
-    result = analyse(study(), with_seeds((900,) * 3, (900,) * 3, "missed", "missed"))
-    assert (result.verdict, result.speedup) == ("not yet", None)
-    assert result.best.reached == result.baseline.reached == 0
-
-
 def test_what_is_compared_ran_on_the_same_seeds():
     result = analyse(study(), with_seeds((50, 48, 47), (300,)))
     assert (result.best.seeds, result.baseline.seeds) == ((100,), (100,))
@@ -190,7 +184,6 @@ def of_baseline(*runs):
         # One that diverges would not have reached it in all that it was allowed.
         ([("reached", 186), ("pruned", 434), ("diverged", 3)], 434, 1, "stopped"),
         ([("diverged", 3)] * 3, 1000, 0, "failed"),
-        ([("failed", 3)] * 3, 1000, 0, "failed"),
         ([("out of memory", 3)] * 3, 1000, 0, "failed"),
     ],
 )
@@ -199,21 +192,10 @@ def test_runs_that_did_not_reach_count_in_the_speedup(runs, steps, reached, limi
     assert result.verdict == "switch"
     assert (result.baseline.steps, result.baseline.reached) == (steps, reached)
     assert result.baseline_limit == limit
-    value = pytest.approx(steps / 68)
-    assert (result.speedup.value, result.speedup.at_least, result.speedup.high) == (
-        value,
-        True,
-        None,
-    )
-    assert result.speedup.low < steps / 68
+    assert result.speedup.low < result.speedup.value == pytest.approx(steps / 68)
+    assert (result.speedup.at_least, result.speedup.high) == (True, None)
     assert result.baseline.steps_high is result.baseline.seconds_high is None
     assert result.lr_alone is None or result.lr_alone.high is None
-
-
-def test_one_run_of_three_that_was_stopped_leaves_the_median_known():
-    result = analyse(study(), of_baseline(("reached", 300), ("reached", 310), ("pruned", 434)))
-    assert result.speedup.value == pytest.approx(310 / 68)
-    assert result.speedup.low < 310 / 68 < result.speedup.high
 
 
 def test_steps_lie_in_the_middle_between_evaluations():
@@ -225,9 +207,6 @@ def test_steps_lie_in_the_middle_between_evaluations():
     assert far.best.runs_steps == (36.5,) * 3
     assert far.best.steps_low <= 28 < near.best.steps_low
     assert far.speedup.value == pytest.approx(290.5 / 36.5)
-    for name in ("steps", "seconds"):
-        ends = [getattr(far.best, f"{name}{end}") for end in ("_low", "", "_high")]
-        assert ends == sorted(ends)
     # Seconds have LOOP_ERROR beside what steps leave open, in quadrature.
     of_steps = math.log(far.best.steps_high / far.best.steps)
     of_seconds = math.log(far.best.seconds_high / far.best.seconds)
@@ -259,8 +238,6 @@ def test_which_new_seeds_tell_the_share(allowed, budget, share):
         # Trials that reached have 0.4 and 1.6 at batch size 64, whose rule's rate is 0.4.
         (64, 0.21, True),
         (64, 0.19, False),
-        (64, 3.1, True),
-        (64, 3.3, False),
         # The rule's rate is 0.8 there.
         (256, 6.2, True),
         (256, 6.6, False),
@@ -339,30 +316,19 @@ def test_fewest_steps_beside_the_fastest():
     )
 
 
-def test_by_steps_the_speedup_is_in_steps():
-    """In seconds the baseline would be the faster: its step takes a tenth."""
-    by_steps = study(question=BY_STEPS, step_time=lambda batch_size: 1e-5 * batch_size**2)
-    result = analyse(by_steps, SWITCH)
-    assert result.verdict == "switch"
-    assert result.speedup.value == pytest.approx(300 / 48)
-    assert result.best.seconds == pytest.approx(48e-5 * 512**2)
-
-
 def test_errors_of_step_times_count_in_time_alone():
     # Step times are off by a fifth, this way or that.
-    records = [
+    off = [
         one.model_copy(update={"seconds_per_step": 1e-3 * 1.2 ** (-1) ** one.number})
         for one in SWITCH
     ]
     widths = {}
-    for objective in ("time", "steps"):
-        for step_time in (None, lambda batch_size: 1e-3):
-            question = Question(TARGET, Budget(steps=1000), objective)
-            result = analyse(study(question=question, step_time=step_time), records)
-            width = math.log(result.speedup.high / result.speedup.low)
-            widths[objective, step_time is None] = width
-    assert widths["time", True] > 1.05 * widths["time", False]
-    assert widths["steps", True] == pytest.approx(widths["steps", False], rel=1e-6)
+    for question in (study().plan.question, BY_STEPS):
+        plan = study(question=question, step_time=None)
+        speedups = [analyse(plan, records).speedup for records in (SWITCH, off)]
+        widths[question.objective] = [math.log(one.high / one.low) for one in speedups]
+    assert widths["time"][1] > 1.05 * widths["time"][0]
+    assert widths["steps"][1] == pytest.approx(widths["steps"][0], rel=1e-6)
 
 
 def test_before_new_seeds_a_time_limit_asks_for_time():
@@ -370,7 +336,6 @@ def test_before_new_seeds_a_time_limit_asks_for_time():
     assert (result.verdict, result.speedup) == ("not yet", None)
     assert (result.best.batch_size, result.best.runs) == (512, 0)
     assert result.next == "{'wall_seconds': 120}"
-    assert analyse(study(), searched()).next is not None
 
 
 @pytest.mark.parametrize(
@@ -415,7 +380,6 @@ def missed(number, place, values, status="missed"):
 @pytest.mark.parametrize(
     ("values", "status", "trend"),
     [
-        ((0.9, 0.7, 0.5, 0.3), "missed", "still falling"),
         ((0.9, 0.3, 0.3, 0.3), "missed", "flat"),
         ((0.9, 0.5, 0.5, math.nan), "diverged", "diverged"),
     ],
@@ -441,7 +405,6 @@ LARGER = {"budget.steps": 4000, "study": "digits-2"}
         ((0.9, 0.7, 0.5), (500, 200, 200), "still falling", LARGER),
         ((0.9, 0.7, 0.5), (499, 200, 200), "stopped early", {"trials": 8}),
         ((0.9, 0.5, 0.5), (500, 200, 200), "flat", None),
-        ((0.9, 0.5, 0.5), (499, 200, 200), "stopped early", {"trials": 8}),
         # The one that came near its budget did something else.
         ((0.9, 0.7, 0.5), (1000, 200, 200), "stopped early", {"trials": 8}),
     ],
@@ -472,7 +435,7 @@ def test_trials_without_any_metric_are_not_yet():
     diverged = record(0, "baseline", 64, 0.4, 1, "diverged", **values)
     for records in ([diverged], []):
         result = analyse(study(), records)
-        assert (result.verdict, result.reached, result.closest) == ("not yet", False, None)
+        assert (result.verdict, result.closest) == ("not yet", None)
         assert result.missing
 
 
@@ -489,7 +452,6 @@ def test_the_curve_has_no_verdict_and_no_best():
     # 8 to 16 and 512 to 1,024 but 512 itself, which belongs to the last octave; 64 is the baseline.
     assert (searched.octaves, searched.reached, searched.to_add) == (7, 6, (11,))
     assert result.next == "{'trials': 10}"
-    assert type(result).model_validate_json(result.model_dump_json()) == result
     nothing = analyse(plan, [missed(0, "baseline", (0.9, 0.7, 0.5, 0.3))])
     assert (nothing.verdict, nothing.searched) == ("not yet", None)
 
@@ -499,8 +461,11 @@ QUICK_SMALL_SIZE = study(question=BY_STEPS, step_time=lambda batch_size: 1e-5 * 
 
 
 def test_the_fewest_steps_are_not_the_least_seconds():
+    """In seconds the baseline would be the faster: its step takes an eighth."""
     result = analyse(QUICK_SMALL_SIZE, SWITCH)
-    assert result.best.batch_size == 512
+    assert (result.verdict, result.best.batch_size) == ("switch", 512)
+    assert result.speedup.value == pytest.approx(300 / 48)
+    assert result.best.seconds == pytest.approx(48 * 512e-5)
     # S(B) B is least at the smallest size: 290 steps at 16 for 48 at 512.
     assert result.faster.batch_size == 16
     assert result.faster.seconds == pytest.approx(290 * 16e-5, rel=0.1)
@@ -537,22 +502,9 @@ def test_of_sizes_that_tie_in_steps_the_smallest_is_the_best():
     assert analyse(study(baseline=None), records).best.batch_size == 512
 
 
-def test_all_trials_at_one_end_leave_b_crit_open():
-    """Steps fall as 1/B over all sizes: no trial bounds B_crit above."""
-    records = []
-    for place, size in enumerate((8, 16, 32, 64)):
-        records.append(record(place, f"search/{place}", size, 0.1 * math.sqrt(size), 8000 // size))
-    result = analyse(study(baseline=None), records)
-    assert result.critical.interval.high is None
-    assert result.critical.interval.value is None
-    assert result.critical.largest == 64
-
-
 def test_where_schedules_end_their_length_and_the_predicted_share_are_told():
-    ends = study()
-    question = dataclasses.replace(ends.plan.question, schedule_ends=True)
-    plan = dataclasses.replace(ends.plan, question=question)
-    ends = dataclasses.replace(ends, plan=plan, train="{} at {} in {}".format)
+    question = Question(TARGET, Budget(steps=1000), schedule_ends=True)
+    ends = dataclasses.replace(study(question=question), train="{} at {} in {}".format)
     shares = {}
     for length in (48, 200):
         records = []

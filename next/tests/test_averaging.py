@@ -79,13 +79,6 @@ def test_evaluates_the_polynomial_average_and_trains_the_weights(fraction):
     assert module.weight.item() == module.evaluated[-1]
 
 
-def test_fraction_of_one_is_the_plain_mean():
-    module = Counter(RunningWeightAverage(1.0))
-    fit(module, (BATCHES, DataLoader(range(1))), UPDATES_IN_WINDOW)
-    means = [(step + 1) / 2 for step in range(1, UPDATES_IN_WINDOW + 1)]
-    assert module.evaluated == pytest.approx(means)
-
-
 class SaveAt(Callback):
     def __init__(self, step, path):
         self.step, self.path = step, path

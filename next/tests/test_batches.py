@@ -14,13 +14,12 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
-    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
 from bstune.core.errors import InputError
-from bstune.trial.batches import micro_batches, rebatch, rng_state, set_rng_state
+from bstune.trial.batches import micro_batches, rebatch, rng_state
 from bstune.trial.trial import BatchSizeRefused
 
 EXAMPLES = 20
@@ -93,7 +92,6 @@ LOADERS = {
     "shuffled": (lambda: DataLoader(DATA, 4, shuffle=True, drop_last=True), True),
     "sequential": (lambda: DataLoader(DATA, 4), True),
     "own generator": (lambda: sampled(own_generator()), True),
-    "subset": (lambda: sampled(SubsetRandomSampler(range(EXAMPLES))), True),
     "weighted": (lambda: sampled(WeightedRandomSampler([1.0] * EXAMPLES, EXAMPLES)), False),
     "own sampler": (lambda: sampled(OwnSampler()), True),
     "told its epoch": (lambda: sampled(EpochSampler()), True),
@@ -223,10 +221,3 @@ def test_the_loaders_settings_are_kept_and_workers_augment_by_the_batchs_number(
     resumed = rebatch(given, 3, seed=1)
     resumed.batch_sampler.seek(4)
     assert torch.equal(torch.stack(list(resumed)), torch.stack(batches[4:6]))
-
-
-def test_a_random_state_can_be_put_back():
-    state = rng_state()
-    first = random.random(), np.random.rand(), torch.rand(()).item()
-    set_rng_state(state)
-    assert (random.random(), np.random.rand(), torch.rand(()).item()) == first

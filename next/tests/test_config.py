@@ -3,12 +3,12 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from refusals import refused
 
-from bstune.config import CONF, Composed, compose
+from bstune.config import CONF, compose
 from bstune.core.errors import InputError
 from bstune.core.records import Target
 from bstune.options import OPTION_NAMES
@@ -27,7 +27,6 @@ tunable: {dropout: {key: module.dropout, low: 0, high: 0.5, log: false}}
 FILES = {
     "own": OWN,
     "based": "defaults: [own]\nseed: 3\n",
-    "misspelled": OWN + "trails: 3\n",
     "nested": OWN + "lr: {lwo: 0.1}\n",
     "node_missing": OWN.replace("my.Data", "'???'"),
     "alone": OWN[OWN.index("data:") :],
@@ -42,7 +41,7 @@ FILES = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     # A space in its name is no obstacle.
     folder = tmp_path_factory.mktemp("my configs")
     (folder / "workload").mkdir()
@@ -52,11 +51,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def composed(folder: Path, *arguments: str, workload: str = "own") -> Composed:
+def composed(folder, *arguments, workload="own"):
     return compose([f"+workload={workload}", "--config-dir", str(folder), *arguments])
 
 
-def test_config_yaml_has_every_option_and_no_other() -> None:
+def option(found, name):
+    """An option's value, or one inside a node."""
+    value = found.options
+    for key in name.split("."):
+        value = value[key] if isinstance(value, dict) else getattr(value, key)
+    return value
+
+
+def test_config_yaml_has_every_option_and_no_other():
     defaults = yaml.safe_load((CONF / "config.yaml").read_text())
     names = []
     for name, value in defaults.items():
@@ -65,22 +72,20 @@ def test_config_yaml_has_every_option_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("workload", sorted(file.stem for file in CONF.glob("workload/*.yaml")))
-def test_workloads_that_ship(workload: str) -> None:
+def test_workloads_that_ship(workload):
     table = ["table=fashion_mlp"] if workload == "replay" else []
     options = compose([f"+workload={workload}", *table]).options
     assert options.workload == workload
     assert options.baseline.pair
 
 
-def test_a_workload_of_ones_own(folder: Path) -> None:
+def test_a_workload_of_ones_own(folder):
     found = composed(folder)
     assert found.options.workload == found.options.study == "own"
     assert found.options.trials == 7
     assert found.options.target == Target("val/loss", 0.5, "min")
     assert found.options.output == "outputs/own"
     assert found.parts["module"] == {"_target_": "my.Net", "lr": "${trial.lr}", "widths": [8, 8]}
-    assert found.parts["tunable"]["dropout"]["high"] == 0.5
-    assert found.recipe is not None
     assert found.recipe.device == "auto"
     assert not found.show
 
@@ -90,13 +95,10 @@ def test_a_workload_of_ones_own(folder: Path) -> None:
     [
         ("trials=3", "trials", 3),
         ("target=val/error <= 0.2", "target", Target("val/error", 0.2, "min")),
-        ("target=acc>=0.9", "target", Target("acc", 0.9, "max")),
         ("target='acc >= 0.9'", "target", Target("acc", 0.9, "max")),
         ("baseline.lr=1e-2", "baseline.lr", 0.01),
-        ("batch_size.low=8", "batch_size.low", 8),
-        ("wall_seconds=120", "wall_seconds", 120),
         ("threads=null", "threads", None),
-        ("storage=postgresql://me:pw@host:5432/db?ssl=on", "storage", None),
+        ("storage=p://me:pw@host:5432/db?ssl=on", "storage", "p://me:pw@host:5432/db?ssl=on"),
         ("output=~/it's", "output", "~/it's"),
         ("study=a b", "study", "a b"),
         ("survey=off", "survey", "off"),
@@ -106,25 +108,22 @@ def test_a_workload_of_ones_own(folder: Path) -> None:
         ("+trainer.callbacks=[]", "trainer.callbacks", []),
     ],
 )
-def test_overrides(folder: Path, argument: str, name: str, value: Any) -> None:
-    found: Any = composed(folder, argument).options
-    for key in name.split("."):
-        found = found[key] if isinstance(found, dict) else getattr(found, key)
-    assert found == (argument.partition("=")[2] if name == "storage" else value)
+def test_overrides(folder, argument, name, value):
+    assert option(composed(folder, argument), name) == value
 
 
 @pytest.mark.parametrize("spelling", ["workload=own", "+workload=own", "++workload=own"])
-def test_spellings_of_the_workload(folder: Path, spelling: str) -> None:
+def test_spellings_of_the_workload(folder, spelling):
     arguments = ["-cd", str(folder), "trials=3", spelling]
     assert compose(arguments).options.study == "own"
 
 
-def test_a_workload_on_a_base(folder: Path) -> None:
+def test_a_workload_on_a_base(folder):
     options = composed(folder, workload="based").options
     assert (options.study, options.seed, options.trials) == ("based", 3, 7)
 
 
-def test_cfg_shows_the_resolved_config_without_secrets(folder: Path) -> None:
+def test_cfg_shows_the_resolved_config_without_secrets(folder):
     storage = "storage=postgresql://me:s3cret@host/db"
     found = composed(folder, "--cfg", "job", storage, workload="secret")
     assert found.show
@@ -136,48 +135,34 @@ def test_cfg_shows_the_resolved_config_without_secrets(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("argument", "name", "value"),
     [
         # The table's batch sizes are 8, 16 ... 4096, its rates 2^-12 ... 2^-1.
-        (
-            ["table=fashion_mlp"],
-            {
-                "study": "replay-fashion_mlp",
-                "target": "val/error <= 0.14",
-                "batch_size": (8, 4096),
-                "lr": (2**-12, 0.5),
-            },
-        ),
-        (
-            ["table=fashion_mlp", "batch_size.low=32", "study=a"],
-            {"study": "a", "batch_size": (32, 4096)},
-        ),
-        (["table=fashion_mlp", "baseline.lr=0.1"], {"baseline.lr": 0.1}),
-        (["table=fashion_mlp", "budget.steps=50"], {"budget.steps": 50, "budget.examples": 1}),
-        (["table=fashion_mlp", "target=val/error <= 0.2"], {"target": "val/error <= 0.2"}),
+        ("seed=0", "study", "replay-fashion_mlp"),
+        ("seed=0", "target", Target("val/error", 0.14, "min")),
+        ("seed=0", "batch_size.low", 8),
+        ("seed=0", "batch_size.high", 4096),
+        ("seed=0", "lr.high", 0.5),
+        # In the middle of a table of 10 batch sizes and 12 rates.
+        ("seed=0", "baseline.batch_size", 256),
+        ("seed=0", "baseline.lr", 2**-6),
+        ("batch_size.low=32", "batch_size.low", 32),
+        ("batch_size.low=32", "batch_size.high", 4096),
+        ("study=a", "study", "a"),
+        ("baseline.lr=0.1", "baseline.lr", 0.1),
+        ("budget.steps=50", "budget.steps", 50),
+        ("budget.steps=50", "budget.examples", 1),
+        ("target=val/error <= 0.2", "target", Target("val/error", 0.2, "min")),
     ],
 )
-def test_recorded_runs(arguments: list[str], expected: dict[str, Any]) -> None:
-    found = compose(["+workload=replay", *arguments])
-    options = found.options
+def test_recorded_runs(argument, name, value):
+    found = compose(["+workload=replay", "table=fashion_mlp", argument])
     assert found.recipe is None
     assert found.parts["table"] == "fashion_mlp"
-    values = {
-        "study": options.study,
-        "target": str(options.target),
-        "batch_size": (options.batch_size.low, options.batch_size.high),
-        "lr": (options.lr.low, options.lr.high),
-        "baseline.lr": options.baseline.lr,
-        "budget.steps": options.budget.steps,
-        "budget.examples": options.budget.examples,
-    }
-    assert values | expected == values
-    # In the middle of a table of 10 batch sizes and 12 rates.
-    assert options.baseline.batch_size in (128, 256)
-    assert options.baseline.lr in (2**-7, 2**-6, 0.1)
+    assert option(found, name) == value
 
 
-def test_recorded_runs_of_ones_own(tmp_path: Path) -> None:
+def test_recorded_runs_of_ones_own(tmp_path):
     run = (
         '{"batch_size": %d, "lr": %g, "seed": 0, "steps": [10, 20], "metric": [0.9, 0.1],'
         ' "seconds_per_step": 0.1}'
@@ -194,63 +179,54 @@ def test_recorded_runs_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("workload", "arguments", "words"),
     [
-        ("onw", [], ["onw", "did you mean own", "digits", "based"]),
-        ("", [], ["workload is missing", "digits"]),
-        ("a/../b", [], ["a/../b", "own"]),
-        ("own", ["trails=3"], ["trails", "trials"]),
-        ("own", ["+trails=3"], ["trails", "trials"]),
-        ("own", ["batch_size.lwo=3"], ["batch_size.lwo", "batch_size.low"]),
-        ("own", ["module.depth=3"], ["+module.depth=VALUE"]),
-        ("own", ["~nothing"], ["nothing"]),
-        ("own", ["~target"], ["target is missing"]),
-        ("own", ["trials=0"], ["trials", "at least 1", "0"]),
-        ("own", ["trials=3,4"], ["trials=3,4"]),
-        ("own", ["trials"], ["trials", "OPTION=VALUE"]),
-        ("own", ["batch_size.low=[1,2"], ["batch_size.low", "OPTION=VALUE"]),
-        ("own", ["batch_size=[1,2]"], ["batch_size"]),
-        ("own", ["batch_size=3"], ["batch_size", "low", "3"]),
-        ("own", ["trials=${nowhere}"], ["trials", "nowhere"]),
-        ("own", ["workers=2"], ["workers=2", "one process"]),
-        ("own", ["--cfg", "hydra"], ["cfg", "hydra", "job"]),
-        ("own", ["--cfg"], ["cfg"]),
-        ("own", ["--multirun"], ["--multirun"]),
-        ("own", ["--config-dir", "/nowhere"], ["--config-dir", "/nowhere"]),
-        ("misspelled", [], ["trails", "trials"]),
-        ("nested", [], ["lr.lwo", "lr.low"]),
-        ("node_missing", [], ["data._target_ is missing"]),
-        ("untrained", [], ["module is missing"]),
-        ("reference", [], ["study", "nowhere"]),
-        ("node_reference", [], ["data.root", "nowhere"]),
-        ("broken", [], ["broken.yaml, line 3"]),
-        ("tab", [], ["tab.yaml, line 2"]),
-        ("list", [], ["workload/list"]),
-        ("latin", [], ["YAML"]),
-        ("replay", [], ["table is missing"]),
-        ("replay", ["table=nope"], ["nope", "fashion_mlp"]),
-        ("replay", ["table=fashion_mlp", "schedule_ends=true"], ["schedule_ends", "fashion_mlp"]),
+        ("onw", [], "onw, did you mean own, digits, based"),
+        ("", [], "workload is missing, digits"),
+        ("a/../b", [], "a/../b, own"),
+        ("own", ["+trails=3"], "trails, trials"),
+        ("own", ["module.depth=3"], "+module.depth=VALUE"),
+        ("own", ["~nothing"], "nothing"),
+        ("own", ["~target"], "target is missing"),
+        ("own", ["trials=3,4"], "trials=3,4"),
+        ("own", ["trials"], "trials, OPTION=VALUE"),
+        ("own", ["batch_size.low=[1,2"], "batch_size.low, OPTION=VALUE"),
+        ("own", ["batch_size=[1,2]"], "batch_size"),
+        ("own", ["batch_size=3"], "batch_size, low, 3"),
+        ("own", ["trials=${nowhere}"], "trials, nowhere"),
+        ("own", ["--cfg", "hydra"], "cfg, hydra, job"),
+        ("own", ["--multirun"], "--multirun"),
+        ("own", ["--config-dir", "/nowhere"], "--config-dir, /nowhere"),
+        ("nested", [], "lr.lwo, lr.low"),
+        ("node_missing", [], "data._target_ is missing"),
+        ("untrained", [], "module is missing"),
+        ("reference", [], "study, nowhere"),
+        ("node_reference", [], "data.root, nowhere"),
+        ("broken", [], "broken.yaml, line 3"),
+        ("tab", [], "tab.yaml, line 2"),
+        ("list", [], "workload/list"),
+        ("latin", [], "YAML"),
+        ("replay", [], "table is missing"),
+        ("replay", ["table=nope"], "nope, fashion_mlp"),
+        ("replay", ["table=fashion_mlp", "schedule_ends=true"], "schedule_ends, fashion_mlp"),
     ],
 )
-def test_mistakes(folder: Path, workload: str, arguments: list[str], words: list[str]) -> None:
-    with pytest.raises(InputError) as error:
+def test_mistakes(folder, workload, arguments, words):
+    with refused(words):
         composed(folder, *arguments, workload=workload)
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
 
 
-def test_a_mistake_shows_no_password(folder: Path) -> None:
+def test_a_mistake_shows_no_password(folder):
     for value in ("sqlite://me:s3cret@host/a,b", "[sqlite://me:s3cret@host"):
         with pytest.raises(InputError) as error:
             composed(folder, f"storage={value}")
         assert "s3cret" not in str(error.value)
 
 
-def test_no_workload() -> None:
+def test_no_workload():
     with pytest.raises(InputError, match=r"workload is missing.*digits"):
         compose(["trials=3"])
 
 
-def test_composing_imports_no_torch() -> None:
+def test_composing_imports_no_torch():
     code = """
 import sys
 from bstune.config import compose
@@ -262,5 +238,5 @@ assert "torch" not in sys.modules and "bstune.workloads" not in sys.modules
 
 
 @pytest.mark.parametrize(("table", "ends"), [("digits_linear", True), ("fashion_mlp", False)])
-def test_a_table_says_whether_schedules_end(table: str, ends: bool) -> None:
+def test_a_table_says_whether_schedules_end(table, ends):
     assert compose(["+workload=replay", f"table={table}"]).options.schedule_ends is ends

@@ -5,15 +5,15 @@ import math
 import numpy as np
 import pytest
 from results import curve as drawn_curve
-from search_records import QUESTION, SPACE, TARGET, Workload, record
+from search_records import QUESTION, SPACE, TARGET, record
 
 from bstune.search.law import B_CRIT, make_law
-from bstune.search.posterior import Posterior, rows_of, sample_posterior
+from bstune.search.posterior import Posterior, rows_of
 from bstune.study.critical import best_s_min, critical_batch_size, is_narrow
-from bstune.study.result import Critical, Interval
+from bstune.study.result import Interval
 
 
-def critical(sizes: tuple[int, ...], b_crit: float, factor: float) -> Critical:
+def critical(sizes, b_crit, factor):
     """B_crit of draws, 90% of them within a factor, where trials of some sizes reached."""
     records = [record(number, batch_size=size) for number, size in enumerate(sizes)]
     law = make_law(SPACE, QUESTION.budget, misfit=False)
@@ -33,7 +33,7 @@ def test_the_law_that_fits_a_curve_on_the_law_is_that_law():
 def test_the_law_fits_best_in_log_steps():
     sizes, steps = np.array([10.0, 40.0, 160.0]), np.array([300.0, 150.0, 90.0])
 
-    def squares(s_min: float) -> float:
+    def squares(s_min):
         return float((np.log(steps / (s_min * (1.0 + 40.0 / sizes))) ** 2).sum())
 
     best = best_s_min(sizes, steps, 40.0)
@@ -79,34 +79,6 @@ def test_an_end_that_no_trial_bounds_is_open(sizes, b_crit, factor, low, high):
     for end, expected in ((found.interval.low, low), (found.interval.high, high)):
         assert (end is None) == (expected is None)
         assert end is None or end == pytest.approx(expected)
-
-
-# Batch sizes of the trials, all on the law with B_crit 40 and noise, and which ends are open.
-WINDOWS = [
-    ((8, 11, 16, 32, 64, 128, 256, 512), ()),
-    ((8, 9, 10, 11), ("high",)),
-    ((256, 320, 400, 512), ("low",)),
-]
-
-
-@pytest.mark.parametrize(("sizes", "open_ends"), WINDOWS)
-@pytest.mark.parametrize("seed", range(4))
-def test_ends_of_synthetic_studies_hold_the_truth(sizes, open_ends, seed):
-    workload = Workload(b_crit=40.0, noise=0.1)
-    records = []
-    for number, size in enumerate(3 * sizes):
-        lr = 0.1 * math.sqrt(size / 64)
-        steps = round(workload.steps(size, lr, seed=100 * seed + number))
-        records.append(
-            record(number, batch_size=size, lr=lr, steps=steps, steps_low=int(0.97 * steps))
-        )
-    posterior = sample_posterior(
-        QUESTION, SPACE, records, seed=seed, misfit=True, draws=300, moves=4
-    )
-    interval = critical_batch_size(posterior, records).interval
-    assert all(getattr(interval, end) is None for end in open_ends)
-    assert (interval.value is None) == bool(open_ends)
-    assert (interval.low or 0.0) < 40.0 < (interval.high or math.inf)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from http.server import HTTPServer, SimpleHTTPRequestHandler
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 
-from bstune.core.errors import InputError
 from bstune.workloads.datasets import (
     Source,
     load_airfoil,
@@ -65,10 +65,8 @@ def test_reads_what_is_there_in_any_wrapping(tmp_path, data):
 )
 def test_other_bytes_are_refused(tmp_path, data):
     path = put(tmp_path, data)
-    with pytest.raises(InputError) as caught:
+    with refused(str(path)):
         read_file(PUBLISHED, "part.gz", str(tmp_path))
-    assert str(path) in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_downloads_from_the_first_mirror_that_has_it(tmp_path, mirror):
@@ -84,11 +82,8 @@ def test_downloads_from_the_first_mirror_that_has_it(tmp_path, mirror):
 
 
 def test_what_cannot_be_downloaded_is_one_line_that_says_how(tmp_path):
-    with pytest.raises(InputError) as caught:
+    with refused(f"-Lo {tmp_path}/set/part.gz {NOWHERE}part.gz"):
         read_file(PUBLISHED, "part.gz", str(tmp_path))
-    message = str(caught.value)
-    assert f"-Lo {tmp_path}/set/part.gz {NOWHERE}part.gz" in message
-    assert len(message.splitlines()) == 1
     assert not (tmp_path / "set").exists()
 
 
@@ -98,7 +93,6 @@ def test_digits():
     assert (digits.images.dtype, digits.labels.dtype) == (torch.uint8, torch.int64)
     assert digits.images.max() == digits.white == 16
     assert digits.labels.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    assert load_digits() is digits
 
 
 @needs_data

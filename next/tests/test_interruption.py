@@ -41,13 +41,6 @@ def test_a_signal_ends_a_wait_and_handlers_come_back(number):
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
-def test_handlers_come_back_without_a_signal():
-    before = [signal.getsignal(each) for each in SIGNALS]
-    with interruptible():
-        assert all(signal.getsignal(each) not in before for each in SIGNALS)
-    assert [signal.getsignal(each) for each in SIGNALS] == before
-
-
 def test_a_second_signal_kills():
     done = subprocess.run([sys.executable, "-c", TWO_SIGNALS], capture_output=True, text=True)
     assert done.returncode == -signal.SIGINT

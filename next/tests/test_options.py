@@ -1,9 +1,10 @@
 """Every option: its name, what it takes, what it refuses and in which words of its own."""
 
 import math
-from typing import Any
+from functools import reduce
 
 import pytest
+from refusals import refused
 
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
@@ -12,13 +13,12 @@ from bstune.options import (
     NOT_YET,
     OPTION_NAMES,
     Options,
-    option_meanings,
     options_from,
     space_of,
 )
 
 TARGET = "val/loss <= 0.1"
-GIVEN: dict[str, Any] = {
+GIVEN = {
     "workload": "digits",
     "target": TARGET,
     "budget": {"steps": 400},
@@ -35,7 +35,7 @@ TEXT_OR_NULL = ([None, "a"], ["", 3])
 NODE = ([None, {"_target_": "a.B"}], [3, "a.B", []])
 CHOICE = ([None, "sgd", {"_target_": "a.B"}], [3, []])
 # The options of design.md, section 1: values that the model takes, and values that it refuses.
-OPTIONS: dict[str, tuple[list[Any], list[Any]]] = {
+OPTIONS = {
     "workload": TEXT_OR_NULL,
     "objective": (["time", "steps", "curve", "metric"], ["loss", None, 1]),
     "target": (
@@ -97,7 +97,7 @@ BAD = [(name, value) for name, (_, bad) in OPTIONS.items() for value in bad]
 SMALL = options_from_python(**GIVEN)
 
 
-def values(**changes: Any) -> dict[str, Any]:
+def values(**changes):
     """Give all options of a small study as plain values, some of them changed by dotted name."""
     nested = SMALL.model_dump(mode="json")
     for name, value in changes.items():
@@ -106,83 +106,69 @@ def values(**changes: Any) -> dict[str, Any]:
     return nested
 
 
-def test_names_are_those_of_the_design() -> None:
+def test_names_are_those_of_the_design():
     assert list(OPTION_NAMES) == list(OPTIONS)
 
 
-def test_each_option_says_what_it_is() -> None:
-    for name, meaning in option_meanings():
-        assert meaning.endswith("."), name
-        assert "\n" not in meaning, name
-
-
 @pytest.mark.parametrize("name", OPTIONS)
-def test_takes(name: str) -> None:
+def test_takes(name):
     for value in OPTIONS[name][0]:
         Options.model_validate(values(**{name: value}))
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)
-def test_refuses(name: str, value: Any) -> None:
-    with pytest.raises(InputError) as error:
+def test_refuses(name, value):
+    with pytest.raises(InputError, match=rf"\A{name}.*must.*\Z") as error:
         options_from(values(**{name: value}))
-    line = str(error.value)
-    assert line.startswith(name)
-    assert repr(value) in line
-    assert "must" in line
-    assert "\n" not in line
+    assert repr(value) in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"trails": 3}, ["trails", "trials"]),
-        ({"budget.step": 3}, ["budget.step", "budget.steps"]),
-        ({"zzz": 3}, ["zzz"]),
-        ({"budget": 400}, ["budget", "400", "steps"]),
-        ({"batch_size.low": 2000}, ["batch_size.low", "2000", "batch_size.high", "1200"]),
-        ({"batch_size.low": 65}, ["baseline.batch_size", "64", "65", "1200"]),
-        ({"batch_size.high": 63}, ["baseline.batch_size", "64", "4", "63"]),
-        ({"batch_size.multiple": 8}, ["batch_size.low", "4", "8"]),
-        ({"batch_size.multiple": 8, "batch_size.low": 8, "batch_size.high": 99}, ["high", "99"]),
-        ({"lr.low": 0.5}, ["baseline.lr", "0.4", "0.5"]),
-        ({"lr.high": 0.3}, ["baseline.lr", "0.4", "0.3"]),
-        ({"lr.low": 0.4, "lr.high": 0.4}, ["lr.low", "0.4", "lr.high"]),
-        ({"lr.low": 0.6, "lr.high": 0.5}, ["lr.low", "0.6", "lr.high"]),
-        ({"micro_batch_size": 1201}, ["micro_batch_size", "1200", "1201"]),
-        ({"devices": 3}, ["baseline.batch_size", "devices=3", "64"]),
-        ({"devices": 2, "workers": 0}, ["devices=2", "workers=0"]),
-        ({"objective": "curve", "batch_size.low": 64, "batch_size.high": 64}, ["curve", "64"]),
-        ({"trial.lr": 0.1}, ["trial.batch_size"]),
-        ({"trial.batch_size": 8}, ["trial.lr"]),
+        ({"trails": 3}, "trails, trials"),
+        ({"budget.step": 3}, "budget.step, budget.steps"),
+        ({"zzz": 3}, "zzz"),
+        ({"budget": 400}, "budget, 400, steps"),
+        ({"batch_size.low": 2000}, "batch_size.low, 2000, batch_size.high, 1200"),
+        ({"batch_size.low": 65}, "baseline.batch_size, 64, 65, 1200"),
+        ({"batch_size.high": 63}, "baseline.batch_size, 64, 4, 63"),
+        ({"batch_size.multiple": 8}, "batch_size.low, 4, 8"),
+        ({"batch_size.multiple": 8, "batch_size.low": 8, "batch_size.high": 99}, "high, 99"),
+        ({"lr.low": 0.5}, "baseline.lr, 0.4, 0.5"),
+        ({"lr.high": 0.3}, "baseline.lr, 0.4, 0.3"),
+        ({"lr.low": 0.4, "lr.high": 0.4}, "lr.low, 0.4, lr.high"),
+        ({"micro_batch_size": 1201}, "micro_batch_size, 1200, 1201"),
+        ({"devices": 3}, "baseline.batch_size, devices=3, 64"),
+        ({"devices": 2, "workers": 0}, "devices=2, workers=0"),
+        ({"objective": "curve", "batch_size.low": 64, "batch_size.high": 64}, "curve, 64"),
+        ({"trial.lr": 0.1}, "trial.batch_size"),
+        ({"trial.batch_size": 8}, "trial.lr"),
         # A budget of 400 steps.
         (
             {"trial.batch_size": 100, "trial.lr": 0.1, "trial.steps": 401},
-            ["trial.steps", "400", "401", "budget.steps"],
+            "trial.steps, 400, 401, budget.steps",
         ),
     ],
 )
-def test_relations(changes: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(InputError) as error:
+def test_relations(changes, words):
+    with refused(words):
         options_from(values(**changes))
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
 
 
-def test_two_mistakes_are_two_lines() -> None:
+def test_two_mistakes_are_two_lines():
     with pytest.raises(InputError) as error:
         options_from(values(trials=0, seeds=0))
     assert [line.split()[0] for line in str(error.value).splitlines()] == ["trials", "seeds"]
 
 
-def test_a_password_is_not_shown() -> None:
+def test_a_password_is_not_shown():
     with pytest.raises(InputError) as error:
         options_from(values(storage=["postgresql://me:s3cret@host/db"]))
     assert "s3cret" not in str(error.value)
 
 
-def test_what_works_now() -> None:
+def test_what_works_now():
     options = options_from(values())
     later = {
         "objective": "metric",
@@ -199,100 +185,93 @@ def test_what_works_now() -> None:
     assert set(NOT_YET) == set(later)
     assert options.sampler in NOT_YET["sampler"][0]
     for name, value in later.items():
-        with pytest.raises(InputError) as error:
+        with pytest.raises(InputError, match=rf"\A{name}=.*\Z"):
             options_from(values(**{name: value}))
-        assert str(error.value).startswith(f"{name}=")
-        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("given", "name", "value"),
     [
-        ({}, {"batch_size.low": 4, "batch_size.high": 1200, "baseline.lr": 0.4}),
-        ({}, {"study": "digits", "output": "outputs/digits", "trial.seed": 0}),
-        ({"seed": 3}, {"seed": 3, "trial.seed": 3}),
-        ({"budget": 50}, {"budget.steps": 50, "budget.examples": 1}),
-        ({"budget": Budget(steps=50, examples=9)}, {"budget.steps": 50, "budget.examples": 9}),
-        ({"lr": (1e-4, 1)}, {"lr.low": 1e-4, "lr.high": 1}),
-        ({"lr": {"low": 1e-4}}, {"lr.low": 1e-4, "lr.high": None}),
-        ({"batch_size": {"low": 8, "high": 64, "multiple": 8}}, {"batch_size.multiple": 8}),
-        ({"baseline": None, "lr": (1e-4, 1)}, {"baseline.batch_size": None, "baseline.lr": None}),
-        ({"wall_seconds": 120}, {"wall_seconds": 120.0}),
+        ({}, "batch_size.high", 1200),
+        ({}, "baseline.lr", 0.4),
+        ({}, "study", "digits"),
+        ({}, "output", "outputs/digits"),
+        ({"seed": 3}, "trial.seed", 3),
+        ({"budget": 50}, "budget.steps", 50),
+        ({"budget": Budget(steps=50, examples=9)}, "budget.examples", 9),
+        ({"lr": (1e-4, 1)}, "lr.high", 1),
+        ({"lr": {"low": 1e-4}}, "lr.high", None),
+        ({"batch_size": {"low": 8, "high": 64, "multiple": 8}}, "batch_size.multiple", 8),
+        ({"baseline": None, "lr": (1e-4, 1)}, "baseline.batch_size", None),
         # A goal keeps all its digits.
-        ({"target": Target("a", 1 / 3, "max")}, {"target": Target("a", 1 / 3, "max")}),
-        ({"trainer": {"callbacks": [TARGET]}}, {"trainer": {"callbacks": [TARGET]}}),
+        ({"target": Target("a", 1 / 3, "max")}, "target", Target("a", 1 / 3, "max")),
+        ({"trainer": {"callbacks": [TARGET]}}, "trainer", {"callbacks": [TARGET]}),
     ],
 )
-def test_spelling_of_python(given: dict[str, Any], expected: dict[str, Any]) -> None:
-    options: Any = options_from_python(**{**GIVEN, **given})
-    for name, value in expected.items():
-        found = options
-        for key in name.split("."):
-            found = getattr(found, key)
-        assert found == value, name
+def test_spelling_of_python(given, name, value):
+    options = options_from_python(**{**GIVEN, **given})
+    assert reduce(getattr, name.split("."), options) == value
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"trails": 3}, ["trails", "trials"]),
-        ({"batch_size": 64}, ["batch_size", "64", "low"]),
-        ({"batch_size": (1, 2, 3)}, ["batch_size", "(1, 2, 3)", "low"]),
-        ({"baseline": "64"}, ["baseline", "64", "lr"]),
-        ({"budget": {"step": 3}}, ["budget.step", "budget.steps"]),
+        ({"batch_size": 64}, "batch_size, 64, low"),
+        ({"batch_size": (1, 2, 3)}, "batch_size, (1, 2, 3), low"),
+        ({"baseline": "64"}, "baseline, 64, lr"),
+        ({"budget": {"step": 3}}, "budget.step, budget.steps"),
     ],
 )
-def test_python_mistakes(given: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(InputError) as error:
+def test_python_mistakes(given, words):
+    with refused(words):
         options_from_python(**{**GIVEN, **given})
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
-
-
-def test_budget_is_the_one_of_core() -> None:
-    options = options_from_python(**{**GIVEN, "budget": {"steps": 1, "examples": 1000}})
-    assert isinstance(options.budget, Budget)
-    assert options.budget.last_step(10) == 100
 
 
 @pytest.mark.parametrize(
-    ("changes", "device", "expected"),
+    ("changes", "lr_low", "lr_high"),
     [
         # sqrt: 0.4 (4/64)^0.5 = 0.1 and 0.4 (1024/64)^0.5 = 1.6, ten octaves beyond.
-        ({"batch_size.high": 1024}, "cpu", (4, 1024, 0.1 / 1024, 1.6 * 1024, 1)),
-        ({"scaling": "linear"}, "cpu", (4, 1200, 0.025 / 1024, 7.5 * 1024, 1)),
-        ({"scaling": "none"}, "cpu", (4, 1200, 0.4 / 1024, 0.4 * 1024, 1)),
-        ({"lr.low": 0.01, "scaling": "none"}, "cpu", (4, 1200, 0.01, 0.4 * 1024, 1)),
-        # Tensor cores like multiples of 8.
-        ({"precision": "bf16-mixed", "lr.low": 0.1, "lr.high": 1}, "cuda", (8, 1200, 0.1, 1, 8)),
-        ({"precision": "bf16-mixed", "lr.low": 0.1, "lr.high": 1}, "cpu", (4, 1200, 0.1, 1, 1)),
-        ({"precision": "auto", "lr.low": 0.1, "lr.high": 1}, "cuda", (8, 1200, 0.1, 1, 8)),
-        ({"batch_size.multiple": 4, "lr.low": 0.1, "lr.high": 1}, "cuda", (4, 1200, 0.1, 1, 4)),
-        # Devices share each batch equally.
-        ({"devices": 2, "lr.low": 0.1, "lr.high": 1}, "cuda", (8, 1200, 0.1, 1, 8)),
-        ({"devices": 16, "lr.low": 0.1, "lr.high": 1}, "cpu", (16, 1200, 0.1, 1, 16)),
+        ({"batch_size.high": 1024}, 0.1 / 1024, 1.6 * 1024),
+        ({"scaling": "linear"}, 0.025 / 1024, 7.5 * 1024),
+        ({"lr.low": 0.01, "scaling": "none"}, 0.01, 0.4 * 1024),
     ],
 )
-def test_space(changes: dict[str, Any], device: str, expected: tuple[float, ...]) -> None:
-    space = space_of(options_from(values(**changes)), device)
-    found = (space.low, space.high, space.lr_low, space.lr_high, space.multiple)
-    assert found == pytest.approx(expected)
+def test_the_rates_of_a_space(changes, lr_low, lr_high):
+    space = space_of(options_from(values(**changes)), "cpu")
+    assert (space.lr_low, space.lr_high) == pytest.approx((lr_low, lr_high))
     assert space.anchor == (64, 0.4)
 
 
-def test_space_without_a_baseline_is_anchored_in_the_middle() -> None:
+@pytest.mark.parametrize(
+    ("changes", "device", "low", "multiple"),
+    [
+        # Tensor cores like multiples of 8.
+        ({"precision": "bf16-mixed"}, "cuda", 8, 8),
+        ({"precision": "bf16-mixed"}, "cpu", 4, 1),
+        ({"precision": "auto"}, "cuda", 8, 8),
+        ({"batch_size.multiple": 4}, "cuda", 4, 4),
+        # Devices share each batch equally.
+        ({"devices": 2}, "cuda", 8, 8),
+        ({"devices": 16}, "cpu", 16, 16),
+    ],
+)
+def test_the_sizes_of_a_space(changes, device, low, multiple):
+    space = space_of(options_from(values(**changes)), device)
+    assert (space.low, space.high, space.multiple) == (low, 1200, multiple)
+
+
+def test_space_without_a_baseline_is_anchored_in_the_middle():
     given = {**GIVEN, "baseline": None, "batch_size": (4, 1024), "lr": (1e-4, 1)}
     assert space_of(options_from_python(**given), "cpu").anchor == pytest.approx((64, 0.01))
 
 
-def test_no_baseline_and_no_range_of_rates() -> None:
+def test_no_baseline_and_no_range_of_rates():
     options = options_from_python(**{**GIVEN, "baseline": None})
     with pytest.raises(InputError, match=r"lr\.low.*baseline"):
         space_of(options, "cpu")
 
 
-def test_nothing_has_to_be_given() -> None:
+def test_nothing_has_to_be_given():
     options = options_from_python()
     names = ("target", "budget.steps", "batch_size.low", "batch_size.high")
     assert all(options.is_open(name) for name in names)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import refused
 from results import STATES, records, result
 
 from bstune.core.errors import InputError
@@ -14,18 +15,18 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_result_is_read_as_it_was_written(state: str, tmp_path: Path) -> None:
+def test_a_result_is_read_as_it_was_written(state, tmp_path):
     (tmp_path / "curve.json").write_text(STATES[state].model_dump_json())
     assert read_result(tmp_path) == STATES[state]
 
 
-def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_records_are_read_as_they_were_written(tmp_path):
     lines = [record.model_dump_json() for record in records()]
     (tmp_path / "trials.jsonl").write_text("\n".join(lines) + "\n")
     assert read_records(tmp_path) == records()
 
 
-def dumped(**changes: object) -> str:
+def dumped(**changes):
     return json.dumps({**result().model_dump(mode="json"), **changes})
 
 
@@ -33,7 +34,6 @@ def dumped(**changes: object) -> str:
     ("text", "told"),
     [
         (None, "curve.json"),
-        ("", "JSON"),
         ('{"schema_number": 1', "JSON"),
         ("[1]", "mapping"),
         ("{}", "schema number 1, but has None"),
@@ -41,29 +41,24 @@ def dumped(**changes: object) -> str:
         (dumped(verdict="maybe"), "verdict"),
         (dumped(best={"lr": 1}), "best.batch_size"),
         (dumped(surprise=1), "surprise"),
-        (" " * (RESULT_LIMIT_BYTES + 1), "5,000,000"),
+        (" " * (RESULT_LIMIT_BYTES + 1), f"{RESULT_LIMIT_BYTES:,}"),
     ],
 )
-def test_a_broken_result_is_refused_in_one_line(
-    text: str | None, told: str, tmp_path: Path
-) -> None:
+def test_a_broken_result_is_refused_in_one_line(text, told, tmp_path):
     if text is not None:
         (tmp_path / "curve.json").write_text(text)
-    with pytest.raises(InputError) as refused:
+    with refused(told):
         read_result(tmp_path)
-    message = str(refused.value)
-    assert told in message
-    assert "\n" not in message
 
 
-def test_a_broken_record_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_a_broken_record_is_refused_with_its_line(tmp_path):
     good = records()[0].model_dump_json()
     (tmp_path / "trials.jsonl").write_text(f'{good}\n{{"number": 1}}\n')
     with pytest.raises(InputError, match=r"trials\.jsonl, line 2, is no trial: "):
         read_records(tmp_path)
 
 
-def test_a_reader_that_closes_its_pipe_is_no_failure(tmp_path: Path) -> None:
+def test_a_reader_that_closes_its_pipe_is_no_failure(tmp_path):
     """``bstune report FOLDER | head -1``."""
     (tmp_path / "curve.json").write_text(result().model_dump_json())
     command = [sys.executable, "-m", "bstune", "report", str(tmp_path)]

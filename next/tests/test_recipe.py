@@ -3,12 +3,12 @@
 from fractions import Fraction
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import cloudpickle
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
+from refusals import refused
 
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
@@ -18,10 +18,8 @@ from bstune.recipe.project import recipe_of_project
 OPTIONS = options_from_python(
     workload="tiny", target="a <= 1", budget=9, batch_size=(4, 64), baseline=(8, 0.1), device="cpu"
 )
-TRIAL: Any = SimpleNamespace(
-    batch_size=8, lr=0.25, values={}, seed=3, max_steps=50, total_steps=100
-)
-PARTS: dict[str, Any] = {
+TRIAL = SimpleNamespace(batch_size=8, lr=0.25, values={}, seed=3, max_steps=50, total_steps=100)
+PARTS = {
     "device": "cpu",
     "data_root": "/data",
     "width": 7,
@@ -42,61 +40,54 @@ PARTS: dict[str, Any] = {
                 "_target_": "builtins.dict",
                 "a": "${.inner.lr}",
                 "inner": {"_target_": "builtins.dict", "lr": "${trial.lr}", "w": "${width}"},
+                "x": ["${trial.lr}", "${trial.seed}"],
             },
-            None,
-        ),
-        (
-            "module",
-            {"_target_": "builtins.dict", "x": ["${trial.lr}", "${trial.seed}"]},
-            {"x": [0.25, 3]},
+            {"a": 0.25, "inner": {"lr": 0.25, "w": 7}, "x": [0.25, 3]},
         ),
         (
             "trainer",
-            {"a": "${trial.max_steps}", "b": [{"_target_": "fractions.Fraction", "numerator": 2}]},
-            {"a": 50, "b": [Fraction(2)]},
+            {
+                "a": "${trial.max_steps}",
+                "t": "${trial.total_steps}",
+                "b": [{"_target_": "fractions.Fraction", "numerator": 2}],
+            },
+            {"a": 50, "t": 100, "b": [Fraction(2)]},
         ),
-        ("trainer", {"steps": "${trial.total_steps}"}, {"steps": 100}),
         ("trainer", None, {}),
     ],
 )
-def test_nodes(key: str, node: Any, built: Any) -> None:
+def test_nodes(key, node, built):
     recipe = recipe_of({**PARTS, key: node}, OPTIONS)
     # It goes to the worker as a pickle, which is small.
     pickled = cloudpickle.dumps(getattr(recipe, key))
     assert len(pickled) < 2000
-    found = cloudpickle.loads(pickled)(TRIAL)
-    if built is None:
-        built = {"a": 0.25, "inner": {"lr": 0.25, "w": 7}}
-    assert found == built
+    assert cloudpickle.loads(pickled)(TRIAL) == built
 
 
-def test_a_node_is_built_anew_for_each_trial() -> None:
-    recipe: Any = recipe_of(PARTS, OPTIONS)
+def test_a_node_is_built_anew_for_each_trial():
+    recipe = recipe_of(PARTS, OPTIONS)
     recipe.module(TRIAL)["lr"] = 3.0
     assert recipe.module(TRIAL) == {"lr": 0.25, "on": "cpu"}
 
 
-def test_device_is_chosen_where_it_is_built() -> None:
-    recipe: Any = recipe_of({**PARTS, "device": "auto"}, OPTIONS)
+def test_device_is_chosen_where_it_is_built():
+    recipe = recipe_of({**PARTS, "device": "auto"}, OPTIONS)
     assert recipe.module(TRIAL)["on"] == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"module": None}, ["module", "_target_"]),
-        ({"data": None}, ["data", "_target_"]),
-        ({"data": {"_target_": "a.B", "x": "${nope}"}}, ["data.x", "nope"]),
-        ({"data": {"_target_": "a.B", "x": "${trial.steps}"}}, ["data.x", "trial.steps"]),
-        ({"trainer": {"x": "${oc.env:BSTUNE_NOPE}"}}, ["trainer.x", "BSTUNE_NOPE"]),
+        ({"module": None}, "module, _target_"),
+        ({"data": None}, "data, _target_"),
+        ({"data": {"_target_": "a.B", "x": "${nope}"}}, "data.x, nope"),
+        ({"data": {"_target_": "a.B", "x": "${trial.steps}"}}, "data.x, trial.steps"),
+        ({"trainer": {"x": "${oc.env:BSTUNE_NOPE}"}}, "trainer.x, BSTUNE_NOPE"),
     ],
 )
-def test_nodes_that_are_refused(parts: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(InputError) as error:
+def test_nodes_that_are_refused(parts, words):
+    with refused(words):
         recipe_of({**PARTS, **parts}, OPTIONS)
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -110,14 +101,14 @@ def test_nodes_that_are_refused(parts: dict[str, Any], words: list[str]) -> None
         ({"_target_": 3}, InputError, "data.*3"),
     ],
 )
-def test_targets_that_cannot_be_built(node: Any, error: Any, words: str) -> None:
+def test_targets_that_cannot_be_built(node, error, words):
     recipe = recipe_of({**PARTS, "data": node}, OPTIONS)
     with pytest.raises(error, match=words):
         recipe.data(TRIAL)
 
 
 class Net(LightningModule):
-    def __init__(self, lr: float = 0.1, total_steps: int = 0, width: int = 2) -> None:
+    def __init__(self, lr=0.1, total_steps=0, width=2):
         super().__init__()
         self.lr = lr
         self.total_steps = total_steps
@@ -125,32 +116,32 @@ class Net(LightningModule):
 
 
 class Spelled(Net):
-    def __init__(self, learning_rate: float) -> None:
+    def __init__(self, learning_rate):
         super().__init__(learning_rate)
 
 
 class Wide(Net):
-    def __init__(self, width: int, lr: float) -> None:
+    def __init__(self, width, lr):
         super().__init__(lr, width=width)
 
 
 class Literal(LightningModule):
-    def __init__(self, width: int = 3) -> None:
+    def __init__(self, width=3):
         super().__init__()
 
 
 class Unrated(LightningModule):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width):
         super().__init__()
 
 
 class Data(LightningDataModule):
-    def __init__(self, batch_size: int = 1) -> None:
+    def __init__(self, batch_size=1):
         super().__init__()
         self.batch_size = batch_size
 
 
-def of(module: Any = Net, data: Any = Data, **further: Any) -> Any:
+def of(module=Net, data=Data, **further):
     recipe = recipe_of_project(module, data, **{"options": OPTIONS, **further})
     return cloudpickle.loads(cloudpickle.dumps(recipe))
 
@@ -166,13 +157,13 @@ def of(module: Any = Net, data: Any = Data, **further: Any) -> Any:
         lambda lr, batch_size: Net(lr if batch_size == 8 else 0.0),
     ],
 )
-def test_modules(module: Any) -> None:
+def test_modules(module):
     first, second = of(module).module(TRIAL), of(module).module(TRIAL)
     assert first.lr == second.lr == 0.25
     assert first is not second
 
 
-def test_a_module_gets_the_trials_other_values() -> None:
+def test_a_module_gets_the_trials_other_values():
     assert of().module(TRIAL).total_steps == 100
 
 
@@ -190,48 +181,37 @@ LOADERS = (["train"], ["validation"])
         (lambda batch_size=16: Data(batch_size), 8),
     ],
 )
-def test_data(data: Any, batch_size: int) -> None:
+def test_data(data, batch_size):
     assert of(data=data).data(TRIAL).batch_size == batch_size
 
 
 @pytest.mark.parametrize("data", [LOADERS, list(LOADERS), lambda: LOADERS])
-def test_loaders(data: Any) -> None:
+def test_loaders(data):
     assert of(data=data).data(TRIAL) == LOADERS
 
 
-def test_trainer_and_machine() -> None:
-    changed = options_from_python(
-        workload="tiny",
-        target="a <= 1",
-        budget=9,
-        batch_size=(4, 64),
-        baseline=(8, 0.1),
-        threads=1,
-        precision="bf16-mixed",
-    )
+def test_trainer_and_machine():
+    changed = OPTIONS.model_copy(update={"threads": 1, "precision": "bf16-mixed"})
     recipe = of(options=changed, trainer={"callbacks": [Fraction(1)]})
     assert recipe.trainer(TRIAL) == {"callbacks": [Fraction(1)]}
-    assert (recipe.device, recipe.precision, recipe.threads) == ("auto", "bf16-mixed", 1)
+    assert (recipe.device, recipe.precision, recipe.threads) == ("cpu", "bf16-mixed", 1)
     assert of().trainer(TRIAL) == {}
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"module": Net()}, ["module", "Net(lr=trial.lr)"]),
-        ({"module": Literal}, ["module=Literal", "lr", "lambda trial"]),
-        ({"module": Wide}, ["module=Wide", "width"]),
-        ({"module": Unrated}, ["module=Unrated", "width"]),
-        ({"module": lambda: Net(0.1)}, ["module", "trial.lr"]),
-        ({"module": 3}, ["module", "3"]),
-        ({"data": 3}, ["data", "3"]),
-        ({"data": ("train", "validation", "test")}, ["data", "test"]),
-        ({"data": lambda a, b: None}, ["data", "a, b"]),
+        ({"module": Net()}, "module, Net(lr=trial.lr)"),
+        ({"module": Literal}, "module=Literal, lr, lambda trial"),
+        ({"module": Wide}, "module=Wide, width"),
+        ({"module": Unrated}, "module=Unrated, width"),
+        ({"module": lambda: Net(0.1)}, "module, trial.lr"),
+        ({"module": 3}, "module, 3"),
+        ({"data": 3}, "data, 3"),
+        ({"data": ("train", "validation", "test")}, "data, test"),
+        ({"data": lambda a, b: None}, "needs a, b:"),
     ],
 )
-def test_projects_that_are_refused(given: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(InputError) as error:
+def test_projects_that_are_refused(given, words):
+    with refused(words):
         of(**given)
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)

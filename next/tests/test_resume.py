@@ -16,11 +16,12 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
+from search_records import spec
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from bstune.core.records import Spec, Target
+from bstune.core.records import Target
 from bstune.recipe.recipe import Recipe
 from bstune.trial.lightning import train
 from bstune.trial.trial import Trial, run_trial
@@ -234,17 +235,8 @@ def run(case, batch_size, max_steps, earlier=None, save_to=None, resume_from=Non
         threads=1,
         **SETTINGS.get(case, {}),
     )
-    spec = Spec(
-        number=0,
-        place="",
-        role="search",
-        batch_size=batch_size,
-        lr=0.05,
-        seed=3,
-        max_steps=max_steps,
-    )
     trial = Trial(
-        spec,
+        spec(batch_size=batch_size, lr=0.05, max_steps=max_steps),
         Target("val_loss", 0.0, "min"),
         total_steps=STEPS,
         earlier=earlier,
@@ -280,10 +272,8 @@ def are_equal(whole, resumed):
 def test_a_resumed_trial_equals_one_that_never_stopped(case, batch_size, tmp_path):
     whole = run(case, batch_size, STEPS)
     assert (whole[1].status, whole[1].steps) == ("missed", STEPS)
-    differing = set()
-    for stop in STOPS:
-        if not are_equal(whole, resumed_at([stop], case, batch_size, tmp_path)):
-            differing.add(stop)
+    resumed = {stop: resumed_at([stop], case, batch_size, tmp_path) for stop in STOPS}
+    differing = {stop for stop in STOPS if not are_equal(whole, resumed[stop])}
     assert differing == DIFFER.get((case, batch_size), set())
 
 

@@ -1,13 +1,12 @@
 import doctest
 import math
 
-import numpy as np
 import pytest
+from refusals import refused
 
 import bstune
 from bstune.core import rules
-from bstune.core.errors import InputError
-from bstune.core.rules import allowed_rules, divisor, lr_of
+from bstune.core.rules import allowed_rules, lr_of
 
 BASELINE = (64, 0.1)
 RULES = ("none", "sqrt", "linear", "saturating", "surge")
@@ -24,7 +23,7 @@ def test_the_docstring_s_examples_run():
         ("none", 0.1),
         ("sqrt", 0.2),
         ("linear", 0.4),
-        # B_noise 128: lr_max = 0.1 (1 + 2) = 0.3, of which 2/3.
+        # McCandlish's, B_noise 128: lr_max = 0.1 (1 + 2) = 0.3, of which 2/3.
         ("saturating", 0.2),
         # At twice and half the noise scale the rates are equal.
         ("surge", 0.1),
@@ -32,22 +31,6 @@ def test_the_docstring_s_examples_run():
 )
 def test_rates_by_hand(rule, lr):
     assert bstune.lr_of(rule, 256, BASELINE, noise_scale=128) == pytest.approx(lr)
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("noise_scale", [1e-3, 50.0, 1e7])
-def test_a_rule_goes_through_the_baseline(rule, noise_scale):
-    assert lr_of(rule, 64, BASELINE, noise_scale) == pytest.approx(0.1)
-    there = lr_of(rule, 500, BASELINE, noise_scale)
-    assert lr_of(rule, 64, (500, there), noise_scale) == pytest.approx(0.1)
-
-
-def test_saturating_is_mccandlish_s():
-    # Linear far below the noise scale; far above it lr_max = lr0 (1 + B_noise/B0), half at B_noise.
-    assert lr_of("saturating", 256, BASELINE, 1e9) == pytest.approx(0.4)
-    lr_max = 0.1 * (1.0 + 1000 / 64)
-    assert lr_of("saturating", 1e12, BASELINE, 1000) == pytest.approx(lr_max)
-    assert lr_of("saturating", 1000, BASELINE, 1000) == pytest.approx(lr_max / 2)
 
 
 def test_surge_is_li_s():
@@ -58,14 +41,6 @@ def test_surge_is_li_s():
     assert lr_of("surge", 1000, BASELINE, 1000) == pytest.approx(lr_max)
     for batch_size in (900, 1100):
         assert lr_of("surge", batch_size, BASELINE, 1000) < lr_max
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_divisors_of_arrays_are_those_of_numbers(rule):
-    ratios = np.array([0.1, 1.0, 30.0])
-    np.testing.assert_allclose(
-        divisor(rule, ratios) * np.ones(3), [divisor(rule, float(ratio)) for ratio in ratios]
-    )
 
 
 @pytest.mark.parametrize(
@@ -83,9 +58,8 @@ def test_divisors_of_arrays_are_those_of_numbers(rule):
     ],
 )
 def test_what_gives_no_rate_is_refused(arguments):
-    with pytest.raises(InputError) as error:
+    with refused():
         lr_of(*arguments)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,10 @@ def choices(steps, value=1.0, cost=1.0, ran=0.0, longest=1e6, chance=1.0):
         (choices([100, 94], cost=[1, 4]), False, True, 0),
         (choices([100, 80], cost=[1, 4]), False, True, 1),
         # Before the first hit what is left counts by its cost: 0.31 of the second's, 0.34 in the
-        # score; 0.625 of it at twice as many steps.
+        # score.
         (choices([100, 80], cost=[1, 4]), False, False, 0),
-        (choices([200, 80], cost=[1, 4]), False, False, 1),
-        # One that takes half as long, but fits with a chance of 0.6, or of 0.3.
-        (choices([200, 100], chance=[1, 0.6]), False, True, 1),
+        (choices([100, 80], chance=[1, 0.5]), False, False, 0),
+        # One that takes half as long, but fits with a chance of 0.3.
         (choices([200, 100], chance=[1, 0.3]), False, True, 0),
         # What does not end within its budget comes last, where schedules end with their trials.
         (choices([100, 50], longest=[200, 40]), False, True, 1),
@@ -70,59 +69,42 @@ def test_what_a_history_says_of_its_own_trial(own, deviation, is_bound, log_step
     assert informed(*given, noise_variance=0.04) == pytest.approx([log_steps], abs=1e-9)
 
 
-def search(workload, count, space=SPACE, seed=0, **arguments):
+def search(workload, count, space=SPACE, question=QUESTION, seed=0, **arguments):
     """Run a search of so many trials."""
     records = []
     for number in range(count):
-        proposal = propose(QUESTION, space, step_time, records, seed, **arguments)
+        proposal = propose(question, space, step_time, records, seed, **arguments)
         records.append(workload.train(number, proposal, records))
     return records
 
 
-def test_a_search_finds_the_fastest_configuration():
-    # S_min (1 + 40/B)(0.001 + 0.00001 B) is least at B = sqrt(4000).
-    workload = Workload(b_crit=40.0, noise=0.1)
-    least = workload.steps(math.sqrt(4000), 0.1 * 4000**0.25 / 8) * step_time(math.sqrt(4000))
-    ratios = []
-    for seed in range(2):
-        records = search(workload, 40, seed=seed)
-        posterior = sample_posterior(QUESTION, SPACE, records, seed=seed)
-        found = min(predictions(posterior, QUESTION, step_time), key=lambda one: one.log_value)
-        batch_size, lr = found.record.batch_size, found.record.lr
-        median = replace(workload, noise=0.0).steps(batch_size, lr) * step_time(batch_size)
-        ratios.append(median / least)
-    assert min(ratios) < 1.1
-    assert max(ratios) < 1.25
+def found_by(records, space=SPACE, question=QUESTION, seed=0):
+    """The best by a search's prediction, and its steps without noise."""
+    posterior = sample_posterior(question, space, records, seed=seed)
+    found = min(predictions(posterior, question, step_time), key=lambda one: one.log_value)
+    batch_size, lr = found.record.batch_size, found.record.lr
+    return posterior, batch_size, Workload(b_crit=40.0).steps(batch_size, lr)
 
 
-def test_under_steps_a_search_goes_to_the_fewest_steps():
-    """S falls with the batch size: the largest one takes the fewest steps, 1.08 S_min."""
-    workload = Workload(b_crit=40.0, noise=0.1)
-    question = replace(QUESTION, objective="steps")
-    for seed in range(2):
-        records = []
-        for number in range(30):
-            proposal = propose(question, SPACE, step_time, records, seed)
-            records.append(workload.train(number, proposal, records))
-        posterior = sample_posterior(question, SPACE, records, seed=seed)
-        found = min(predictions(posterior, question, step_time), key=lambda one: one.log_value)
-        quiet = replace(workload, noise=0.0)
-        assert quiet.steps(found.record.batch_size, found.record.lr) < 1.2 * 107.8
-
-
-@pytest.mark.parametrize("rule", ["none", "linear", "saturating", "surge"])
-def test_no_rule_constrains_a_search(rule):
+@pytest.mark.parametrize("rule", ["none", "sqrt", "linear", "saturating", "surge"])
+def test_a_search_finds_the_fastest_configuration_under_each_rule(rule):
     """The best rate grows as the square root of B, through twice the anchor's rate."""
     workload = Workload(b_crit=40.0, noise=0.1)
-    least = workload.steps(math.sqrt(4000), 0.1 * 4000**0.25 / 8) * step_time(math.sqrt(4000))
+    # S_min (1 + 40/B)(0.001 + 0.00001 B) is least at B = sqrt(4000).
+    least = 100 * (1 + 40 / math.sqrt(4000)) * step_time(math.sqrt(4000))
     space = replace(SPACE, rule=rule)
-    records = search(workload, 40, space=space)
-    posterior = sample_posterior(QUESTION, space, records, seed=0)
-    found = min(predictions(posterior, QUESTION, step_time), key=lambda one: one.log_value)
-    steps = replace(workload, noise=0.0).steps(found.record.batch_size, found.record.lr)
-    assert steps * step_time(found.record.batch_size) < 1.3 * least
+    posterior, batch_size, steps = found_by(search(workload, 40, space), space)
+    assert steps * step_time(batch_size) < 1.25 * least
     low, _, high = lr_exponent_quantiles(posterior)
     assert low - 0.1 < 0.5 < high + 0.1
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_under_steps_a_search_goes_to_the_fewest_steps(seed):
+    """S falls with the batch size: the largest one takes the fewest steps, 1.08 S_min."""
+    question = replace(QUESTION, objective="steps")
+    records = search(Workload(b_crit=40.0, noise=0.1), 30, question=question, seed=seed)
+    assert found_by(records, question=question, seed=seed)[2] < 1.2 * 107.8
 
 
 @pytest.mark.parametrize(
@@ -130,48 +112,28 @@ def test_no_rule_constrains_a_search(rule):
     [
         SPACE,
         replace(SPACE, low=16, high=496, multiple=16),
-        Space(64, 64, 0.01, 0.2, "none", (64, 0.05)),
+        # The best rates lie at the edge of their range, to which many proposals are moved.
+        Space(64, 64, 0.01, 0.02, "none", (64, 0.02)),
         # The rule leaves the range of rates.
         Space(8, 4096, 0.01, 0.02, "linear", (8, 0.01)),
     ],
 )
-def test_proposals_stay_inside_the_space(space):
-    records = search(Workload(noise=0.3), 25, space=space)
-    for spec in records:
-        assert space.low <= spec.batch_size <= space.high
-        assert spec.batch_size % space.multiple == 0
-        assert space.lr_low <= spec.lr <= space.lr_high
-        assert 1 <= spec.max_steps <= QUESTION.budget.last_step(spec.batch_size)
-
-
-def test_the_largest_size_itself_is_a_candidate():
-    """Steps fall as 1/B up to 64 examples: the largest size, 512, takes the fewest."""
-    records = [
-        record(n, batch_size=size, steps=6400 // size) for n, size in enumerate((16, 32, 64))
-    ]
-    question = replace(QUESTION, objective="steps")
-    sizes = [propose(question, SPACE, step_time, records, seed).batch_size for seed in range(12)]
-    assert SPACE.high in sizes
-
-
-def test_no_configuration_is_tried_twice_on_new_seeds():
-    """The best rates lie at the edge of their range, to which many proposals are moved."""
-    space = Space(64, 64, 0.01, 0.02, "none", (64, 0.02))
-    records = search(Workload(noise=0.1), 25, space=space)
-    pairs = [(one.batch_size, one.lr) for one in records if one.resumed_from is None]
-    assert len(set(pairs)) == len(pairs)
-
-
-def test_pruned_trials_are_resumed_at_their_own_configuration():
-    records = search(Workload(noise=0.1), 30)
+def test_proposals_stay_inside_the_space_and_none_is_made_twice(space):
+    records = search(Workload(noise=0.1), 30, space)
+    for one in records:
+        assert space.low <= one.batch_size <= space.high
+        assert one.batch_size % space.multiple == 0
+        assert space.lr_low <= one.lr <= space.lr_high
+        assert 1 <= one.max_steps <= QUESTION.budget.last_step(one.batch_size)
+    new = [(one.batch_size, one.lr) for one in records if one.resumed_from is None]
+    assert len(set(new)) == len(new)
     resumed = [one for one in records if one.resumed_from is not None]
-    assert len(resumed) >= 3
+    assert resumed
     for one in resumed:
         parent = records[one.resumed_from]
         assert parent.status == "pruned"
         assert (one.batch_size, one.lr, one.seed) == (parent.batch_size, parent.lr, parent.seed)
         assert one.max_steps > parent.steps
-    # No trial is resumed twice.
     assert len({one.resumed_from for one in resumed}) == len(resumed)
 
 
@@ -239,14 +201,10 @@ def test_the_same_arguments_give_the_same_proposal(records):
 @pytest.mark.parametrize(
     ("budget", "records", "low", "high"),
     [
-        # A 64th of the budget, and 10 steps at least.
+        # A 64th of the budget.
         (6400, [], 100, 100),
-        (100, [], 10, 10),
         # A fifth of what was spent, in steps of the smallest or the largest size.
         (6400, [record(status="missed", steps=6400)], 342, 1944),
-        # The best configuration's time, 1.2 times over: at most that of the smallest size.
-        (6400, [record(steps=100, steps_low=99)], 10, 190),
-        (50, [record(steps=40, steps_low=39)], 10, 50),
     ],
 )
 def test_how_far_a_new_trial_goes(budget, records, low, high):
@@ -257,27 +215,14 @@ def test_how_far_a_new_trial_goes(budget, records, low, high):
         assert low <= proposal.max_steps <= high
 
 
-def test_a_new_trial_gets_a_fifth_of_what_all_have_taken():
-    first = record(0, "pruned", steps=1000)
-    chain = [first, record(1, "missed", steps=4000, resumed_from=0)]
-    for seed in range(5):
-        proposal = propose(QUESTION, SPACE, step_time, chain, seed)
-        spent = 4000 * step_time(64) / step_time(proposal.batch_size)
-        assert proposal.max_steps == math.ceil(0.2 * spent)
-
-
 @pytest.mark.parametrize(
     "records",
     [
         [record(number, "failed", steps=0) for number in range(3)],
-        [record(number, "missed", steps=4000) for number in range(6)],
-        [record(number, "diverged", steps=5) for number in range(6)],
-        [record(number) for number in range(6)],
-        [record(number, "pruned", history=[(100, 0.3)]) for number in range(6)],
         [record(0, "pruned", history=[(0, None)], steps=0)],
         [record(0, role="baseline"), record(1, role="new seed")],
     ],
-    ids=["failed", "missed", "diverged", "equal", "pruned", "no step", "roles"],
+    ids=["failed", "no step", "roles"],
 )
 def test_odd_records_have_a_proposal(records):
     proposal = propose(QUESTION, SPACE, step_time, records, 0)

@@ -25,13 +25,11 @@ OOM = "out of memory"
     [
         ([], (None, None), 8, 512),
         ([(512, OOM)], (None, None), 8, 22),  # one example always fits
-        ([(512, OOM), (32, "reached"), (128, "pruned")], (None, None), 8, 256),
         ([(512, "refused"), (200, OOM), (64, "missed")], (None, None), 8, 113),
         # Another process took the memory.
         ([(64, OOM), (128, "reached")], (None, None), 8, 512),
         # Too small for the user's code: it is a multiple of all that divides 128.
         ([(32, "refused"), (128, "reached")], (None, None), 64, 512),
-        ([(10, "failed"), (128, "reached"), (300, "failed")], (None, None), 8, 512),
         # A survey's ends, and what a trial found beside them.
         ([], (100, 400), 8, 200),
         ([(200, "reached")], (100, 400), 8, 282),
@@ -47,11 +45,9 @@ def test_the_sizes_that_are_worth_a_trial(trials, fits, low, high):
 @pytest.mark.parametrize(
     ("trials", "fits", "low", "high"),
     [
-        ([(64, "reached")], (None, None), 8, 512),
         ([(64, "reached"), (512, OOM)], (None, None), 8, 64),
         ([(64, "reached")], (100, 400), 8, 100),
         ([(32, "refused"), (64, "refused"), (128, "reached")], (None, None), 128, 512),
-        ([(64, "reached"), (20, "refused")], (None, None), 8, 512),
     ],
 )
 def test_the_sizes_that_fit_as_far_as_is_known(trials, fits, low, high):

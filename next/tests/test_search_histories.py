@@ -64,23 +64,6 @@ def test_no_trial_falls_faster_than_any_is_known_to():
     assert got.log_steps == pytest.approx(math.log(200) + 8.0 * math.log(1.5) / 3.0)
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.3, 1.0])
-def test_an_extrapolation_holds_the_truth_within_its_deviation(rate):
-    steps = [round(1.05**n) for n in range(20, 110)]
-    others = [power_law(s, rate, [*[step for step in steps if step < s], s]) for s in (150, 250)]
-    got = extrapolate(power_law(600, rate, [step for step in steps if step <= 200]), others)
-    assert abs(got.log_steps - math.log(600)) < got.deviation < 1.0
-
-
-def test_a_flat_history_is_farther_and_less_certain_than_a_falling_one():
-    steps = range(40, 121, 4)
-    histories = [[(step, 0.3) for step in steps], [(step, 36.0 / step) for step in steps]]
-    curves = [log_curve(record(status="pruned", history=one), TARGET, 0.1) for one in histories]
-    flat, falling = (extrapolate(curve, []) for curve in curves)
-    assert flat.log_steps > falling.log_steps + 1.0
-    assert flat.deviation > 2.0 * falling.deviation
-
-
 def test_without_an_evaluation_there_is_nothing_to_extrapolate():
     history = [(0, 0.9), (10, None)]
     assert extrapolate(log_curve(record(history=history), TARGET, 0.1), []) is None
@@ -92,7 +75,6 @@ def test_without_an_evaluation_there_is_nothing_to_extrapolate():
         (Target("error", 0.1, "min"), 0.9, 0.1),
         (Target("accuracy", 0.9, "max"), 0.5, 0.1),
         (Target("loss", 0.0, "min"), 8.0, 2.0),
-        (Target("loss", -3.0, "min"), -1.0, 0.5),
         # No trial has said anything.
         (Target("loss", -3.0, "min"), None, 1.0),
         # All first evaluations meet the target.

@@ -191,19 +191,11 @@ def test_a_record_is_taken_as_it_is():
         ({"baseline": (32, 0.1), "lr": (0.001, 1.0)}, 0.001, 1.0, (32, 0.1)),
         # 10 octaves around the rule's rates at both ends.
         ({"baseline": (32, 0.1)}, 0.05 / 1024, 0.4 * 1024, (32, 0.1)),
-        ({"baseline": (32, 0.1), "scaling": "none"}, 0.1 / 1024, 102.4, (32, 0.1)),
-        # They turn at 64, the middle: 0.1 (1 + 2)/(1 + 8) and 0.1 (1 + 2)/(1 + 1/8); the surge
-        # rule's rates at both ends are equal.
+        # The saturating rule turns at 64, the middle: 0.1 (1 + 2)/(1 + 64/B).
         (
             {"baseline": (32, 0.1), "scaling": "saturating"},
-            0.3 / 9 / 1024,
+            1 / 30720,
             0.3 / 1.125 * 1024,
-            (32, 0.1),
-        ),
-        (
-            {"baseline": (32, 0.1), "scaling": "surge"},
-            0.1 * (2**0.5 + 0.5**0.5) / (8**0.5 + 8**-0.5) / 1024,
-            0.1 * (2**0.5 + 0.5**0.5) / (8**0.5 + 8**-0.5) * 1024,
             (32, 0.1),
         ),
     ],

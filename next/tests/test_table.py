@@ -1,16 +1,18 @@
 import json
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
+from refusals import refused
+from search_records import spec
 
 from bstune.core.errors import InputError
-from bstune.core.records import Budget, Spec, Target
+from bstune.core.records import Budget, Target
 from bstune.trial.table import Run, Table, find_table, train
 from bstune.trial.trial import Trial, run_trial
 
 TARGET = Target("val/error", 0.1, "min")
-SHIPPED = ("fashion_mlp", "cifar_mlp", "mnist_cnn", "shakespeare_lstm", "mnist_mlp")
 
 
 def run(batch_size=8, lr=0.1, seed=0, steps=(10, 20, 40), metric=(0.4, 0.2, 0.1), **fields):
@@ -39,7 +41,6 @@ def outcome(table, batch_size, lr, seed=0):
     ("batch_size", "lr", "steps", "seconds"),
     [
         # Recorded cells, to the bit.
-        (8, 0.4, 160, 0.5),
         (32, 0.1, 20, 2.0),
         # The geometric middle of two and of four.
         (16, 0.1, round(math.sqrt(40 * 20)), 1.0),
@@ -92,27 +93,19 @@ def test_one_rate_a_size_needs_no_rectangle():
     assert outcome(table, 128, 0.1).steps == 20
 
 
-def test_sizes_that_are_no_integers():
-    table = Table((run(7.5), run(30.5, steps=(5, 10, 20))))
-    assert table.batch_sizes == (7.5, 30.5)
-    assert table.range == (8, 30)
-    assert outcome(table, 30.5, 0.1).steps == 20
-
-
 def test_values_beyond_the_target_stay_as_they_are():
     table = Table((run(metric=(0.4, 0.03, 0.01)),))
     assert outcome(table, 8, 0.1).history == ((10, 0.4), (20, 0.03))
 
 
 def test_the_seed_draws_the_run_at_one_place_in_every_cell():
-    runs = []
-    for seed, hit in enumerate((40, 50, 60, 70)):
-        runs += [run(8, seed=seed, steps=(10, 20, hit)), run(32, seed=seed, steps=(10, 20, hit))]
-    table = Table(tuple(runs))
+    hits = [(size, seed, 40 + 10 * seed) for size in (8, 32) for seed in range(4)]
+    table = Table(tuple(run(size, seed=seed, steps=(10, 20, hit)) for size, seed, hit in hits))
     drawn = [outcome(table, 16, 0.1, seed).steps for seed in range(200)]
     assert outcome(table, 16, 0.1, 7) == outcome(table, 16, 0.1, 7)
-    assert sorted(set(drawn)) == [40, 50, 60, 70]
-    assert min(drawn.count(steps) for steps in set(drawn)) > 25
+    counts = Counter(drawn)
+    assert sorted(counts) == [40, 50, 60, 70]
+    assert min(counts.values()) > 25
     assert table.outcome_at(16, 0.1, 1.0, TARGET).steps == 70
 
 
@@ -129,20 +122,9 @@ def test_step_time_and_budget():
     assert SQUARE.budget == Budget(steps=80, examples=1280)
 
 
-def answer(table, max_steps, total_steps=1000, earlier=None, target=TARGET):
-    resumed_from = earlier.number if earlier else None
-    number = 1 if earlier else 0
-    spec = Spec(
-        number=number,
-        place=f"search/{number}",
-        role="search",
-        batch_size=8,
-        lr=0.1,
-        seed=3,
-        max_steps=max_steps,
-        resumed_from=resumed_from,
-    )
-    trial = Trial(spec, target, total_steps=total_steps, earlier=earlier)
+def answer(table, max_steps, total_steps=1000, earlier=None):
+    of = spec(max_steps=max_steps, resumed_from=earlier.number if earlier else None)
+    trial = Trial(of, TARGET, total_steps=total_steps, earlier=earlier)
     return run_trial(lambda trial: train(table, trial), trial)
 
 
@@ -178,29 +160,6 @@ def test_a_resumed_trial_ends_as_one_that_was_never_stopped():
     assert (second.steps_low, second.train_seconds) == (20, 15.0)
 
 
-def test_a_trial_that_has_used_up_its_recorded_run_goes_on():
-    table = Table((run(**MISSED),))
-    first = answer(table, 100)
-    second = answer(table, 200, earlier=first)
-    assert (second.status, second.steps, second.history[-1]) == ("pruned", 200, (200, 0.2))
-    assert second.train_seconds == 50.0
-
-
-def test_any_metric_and_direction():
-    table = Table((run(metric=(0.5, 0.8, 0.93)),))
-    got = answer(table, 500, target=Target("accuracy", 0.9, "max"))
-    assert (got.status, got.steps, got.history[-1]) == ("reached", 40, (40, 0.93))
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_tables_reach_their_targets(name):
-    table = find_table(name)
-    reached = [run.steps_to(table.target) is not None for run in table.runs]
-    assert 0.2 < np.mean(reached) < 1.0
-    assert len(table.batch_sizes) >= 7
-    assert len(table.cells) >= 35
-
-
 def line(**fields):
     values = {"batch_size": 8, "lr": 0.1, "seed": 0, "steps": [10, 20], "metric": [0.4, 0.2]}
     return json.dumps(values | {"seconds_per_step": 0.5} | fields)
@@ -224,9 +183,7 @@ def test_a_file_is_read(tmp_path):
         ("[]", "line 1", "run"),
         (line() + "\n" + line(lr=0), "line 2", "lr"),
         (line(lr=float("nan")), "line 1", "lr"),
-        (line(batch_size="many"), "line 1", "batch_size"),
         (line(steps=[20, 10]), "line 1", "steps"),
-        (line(steps=[0, 10]), "line 1", "steps"),
         (line(steps=[10]), "line 1", "metric"),
         (line(steps=[], metric=[]), "line 1", "steps"),
         (line(metric=[0.4, None]), "line 1", "metric"),
@@ -234,7 +191,6 @@ def test_a_file_is_read(tmp_path):
         (json.dumps({"batch_size": 8}), "line 1", "lr"),
         (line() + "\n\n" + line(), "line 3", "seed 0"),
         (line() + "\n" + line(seed=1, horizon=20), "line 2", "horizon"),
-        (line(horizon=20) + "\n" + line(seed=1), "line 2", "horizon"),
         (line(horizon=20, metric=[0.4, 0.0]), "line 1", "horizon"),
         ("", "runs.jsonl", "run"),
         (line(steps=[], metric=[], status="diverged"), "runs.jsonl", "run"),
@@ -243,13 +199,8 @@ def test_a_file_is_read(tmp_path):
 def test_a_file_that_cannot_be_used(tmp_path, text, place, what):
     path = tmp_path / "runs.jsonl"
     path.write_text(text)
-    with pytest.raises(InputError) as caught:
+    with refused(f"{path}, {place}, {what}"):
         Table.read(path)
-    message = str(caught.value)
-    assert message.startswith(str(path))
-    assert place in message
-    assert what in message
-    assert "\n" not in message
 
 
 @pytest.mark.parametrize("name", ["no_such_table", "."])

@@ -5,25 +5,21 @@ import math
 
 import numpy as np
 import pytest
+from search_records import spec
 
 from bstune.core.clock import TrainingClock
 from bstune.core.errors import InputError, Interrupted
-from bstune.core.records import Record, Spec, Target
+from bstune.core.records import Record, Target
 from bstune.trial.trial import BatchSizeRefused, Trial, run_trial
 
 TARGET = Target("val/loss", 0.1, "min")
 NAN = float("nan")
 
 
-def spec(**changes):
-    plain = {"number": 3, "place": "search/3", "role": "search", "batch_size": 8, "lr": 0.5}
-    return Spec(**{**plain, "seed": 7, "max_steps": 100, **changes})
-
-
 def pruned_record(history):
     steps = history[-1][0]
     return Record(
-        **spec(number=1, max_steps=steps).model_dump(),
+        **spec(1, max_steps=steps).model_dump(),
         status="pruned",
         steps=steps,
         steps_low=steps,
@@ -34,7 +30,6 @@ def pruned_record(history):
 # Reports, max_steps, total_steps -> goes on after each, status, steps, steps_low.
 ENDS = {
     "reached at its first evaluation": ([(5, 0.1)], 50, 100, [False], "reached", 5, 0),
-    "reached later": ([(5, 0.3), (9, 0.05)], 50, 100, [True, False], "reached", 9, 5),
     "reached beyond its last step": (
         [(40, 0.3), (60, 0.1)],
         50,
@@ -48,10 +43,8 @@ ENDS = {
     "pruned": ([(20, 0.3), (50, 0.2)], 50, 100, [True, False], "pruned", 50, 50),
     "left by its loop": ([(20, 0.3), (30, 0.2)], 50, 100, [True, True], "pruned", 30, 30),
     "NaN": ([(5, 0.3), (9, NAN)], 50, 100, [True, False], "diverged", 9, 5),
-    "infinite": ([(5, -math.inf)], 50, 100, [False], "diverged", 5, 0),
     "an untrained start": ([(0, 0.9), (5, 0.1)], 50, 100, [True, False], "reached", 5, 0),
     "goes on after its end": ([(5, 0.1), (9, 0.3)], 50, 100, [False, False], "reached", 5, 0),
-    "steps that go back": ([(9, 0.3), (5, 0.1)], 50, 100, [True, False], "failed", 9, 9),
     "a step twice": ([(9, 0.3), (9, 0.1)], 50, 100, [True, False], "failed", 9, 9),
     "never reported": ([], 50, 100, [], "failed", 0, 0),
 }
@@ -66,12 +59,6 @@ def test_reports_end_a_trial(case):
     assert (record.status, record.steps, record.steps_low) == (status, steps, steps_low)
     assert (record.message != "") == (status in ("failed", "diverged"))
     assert Record.model_validate_json(record.model_dump_json()) == record
-
-
-def test_a_target_that_rises_is_reached_from_below():
-    trial = Trial(spec(), Target("accuracy", 0.9, "max"), total_steps=100)
-    assert [trial.report(5, 0.8), trial.report(9, 0.95)] == [True, False]
-    assert trial.record().reached
 
 
 def test_a_failed_trial_says_the_line_to_write():
@@ -95,11 +82,6 @@ def test_a_resumed_trial_goes_on_from_its_earlier_history():
     assert (record.status, record.steps, record.steps_low) == ("reached", 80, 60)
     assert record.history == (*earlier.history, (60, 0.2), (80, 0.1))
     assert record.train_seconds == 2.0  # its own two segments of a second each
-
-
-def test_a_resumed_trial_that_reports_nothing_failed():
-    trial = Trial(spec(), TARGET, total_steps=100, earlier=pruned_record(((20, 0.4),)))
-    assert (trial.record().status, trial.record().steps) == ("failed", 20)
 
 
 def ticking_clock():
@@ -196,7 +178,6 @@ def test_what_a_loop_raises_is_a_result(case):
         (ValueError("a multiple of 8"), False, "refused"),
         (ValueError("a multiple of 8"), True, "failed"),
         (MemoryError(), False, "out of memory"),
-        ("report each evaluation", False, "failed"),
     ],
 )
 def test_what_is_raised_before_the_first_step_refuses_the_size(error, has_stepped, status):

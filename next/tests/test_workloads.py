@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hydra.utils import instantiate
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Trainer, seed_everything
 from omegaconf import OmegaConf
 from torch import nn
 from torch.nn import functional
@@ -16,7 +16,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from bstune.core.records import Target
-from bstune.workloads.airfoil import AirfoilData, LinearRegression
+from bstune.workloads.airfoil import AirfoilData
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.datasets import LabelledImages, load_digits
 from bstune.workloads.images import ImageData, split_images
@@ -58,16 +58,6 @@ def numbered_images(n, channels):
     return LabelledImages(torch.from_numpy(images), torch.arange(n), white=200)
 
 
-class Watch(Callback):
-    """The steps and values of validations."""
-
-    def __init__(self, metric):
-        self.metric, self.history = metric, []
-
-    def on_validation_end(self, trainer, pl_module):
-        self.history.append((trainer.global_step, trainer.callback_metrics[self.metric].item()))
-
-
 @pytest.mark.parametrize("name", TRAINED)
 def test_twenty_steps_lower_the_loss(name):
     seed_everything(0, verbose=False)
@@ -78,28 +68,12 @@ def test_twenty_steps_lower_the_loss(name):
     (after,) = trainer().validate(module, data, verbose=False)
     assert after["val/loss"] < 0.7 * before["val/loss"]
     assert Target.parse(config.target).metric in after
-
-
-def test_digits_reach_their_target_in_about_200_steps():
-    seed_everything(1, verbose=False)
-    config = composed("digits")
-    target = Target.parse(config.target)
-    watch = Watch(target.metric)
-    fitting = trainer(watch, max_steps=350, val_check_interval=10, check_val_every_n_epoch=None)
-    fitting.fit(instantiate(config.module), instantiate(config.data))
-    reached = [step for step, value in watch.history if target.reached(value)]
-    # Of 14 seeds 11 reached it, between 160 and 320 steps; the others stayed just above.
-    assert 140 <= reached[0] <= 340
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_values_of_a_trial_arrive(name):
-    config = composed(name, batch_size=32, lr=0.125)
-    data, module = instantiate(config.data), instantiate(config.module)
-    assert len(next(iter(data.train_dataloader()))[1]) == 32
-    assert module.lr == 0.125
     keys = [part.key for part in config.tunable.values()]
     assert all(OmegaConf.select(config, key) is not None for key in keys)
+    # A trial's values arrive.
+    config = composed(name, batch_size=32, lr=0.125)
+    assert len(next(iter(instantiate(config.data).train_dataloader()))[1]) == 32
+    assert instantiate(config.module).lr == 0.125
 
 
 @pytest.mark.parametrize(
@@ -114,7 +88,7 @@ def test_sizes_of_shipped_splits(name, sizes):
     assert tuple(len(part) for part in (split.train, split.validation, split.test)) == sizes
 
 
-@pytest.mark.parametrize(("validation", "test"), [(300, 297), (1, 0), (500, 1)])
+@pytest.mark.parametrize(("validation", "test"), [(300, 297), (1, 0)])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_splits_are_disjoint_and_drawn_by_the_seed(validation, test, seed):
     n = 1000
@@ -147,15 +121,8 @@ def test_images_are_normalised_by_those_trained_on(images):
     data = ImageData(images, len(images.labels), 300, 300)
     raw = [part.tensors[0].double() for part in (data.split.train, data.split.validation)]
     std, mean = torch.std_mean(raw[0], (0, 2, 3), correction=0, keepdim=True)
-    (batch,) = data.train_dataloader()
-    assert batch[0].dtype == torch.float32
-    torch.testing.assert_close(
-        torch.stack(torch.std_mean(batch[0], (0, 2, 3), correction=0)),
-        torch.stack([torch.ones(mean.numel()), torch.zeros(mean.numel())]),
-        atol=1e-5,
-        rtol=0,
-    )
     (batch,) = data.val_dataloader()
+    assert batch[0].dtype == torch.float32
     torch.testing.assert_close(batch[0].double(), (raw[1] - mean) / std, atol=1e-5, rtol=0)
 
 
@@ -163,9 +130,8 @@ def test_images_are_normalised_by_those_trained_on(images):
     ("warmup_examples", "batch_size", "factors"),
     [
         (0, 8, [1, 1, 1]),
-        (8, 8, [1, 1, 1]),
-        (9, 8, [1 / 2, 1, 1]),
-        (40, 8, [1 / 5, 2 / 5, 3 / 5, 4 / 5, 1, 1, 1]),
+        (9, 8, [0.5, 1, 1]),
+        (40, 8, [0.2, 0.4, 0.6, 0.8, 1, 1, 1]),
         (1, 4096, [1, 1]),
     ],
 )
@@ -203,17 +169,3 @@ def test_airfoil_rows_are_standardised_over_all():
     ((features, labels),) = data.val_dataloader()
     np.testing.assert_allclose(np.column_stack([features, labels]), expected, rtol=1e-5)
     assert [len(batch[1]) for batch in data.train_dataloader()] == [4, 4, 4, 3]
-
-
-@needs_data
-def test_least_loss_of_airfoil():
-    data = instantiate(composed("airfoil").data)
-    features, labels = data.rows.tensors
-    module = LinearRegression(5, 0.01, SGD, lr=0.1)
-    with_ones = torch.cat([features, torch.ones(len(features), 1)], dim=1)
-    solution = torch.linalg.lstsq(with_ones, labels[:, None]).solution[:, 0]
-    with torch.no_grad():
-        module.linear.weight[0] = solution[:-1]
-        module.linear.bias[0] = solution[-1]
-    (logged,) = trainer().validate(module, data, verbose=False)
-    assert logged["val/loss"] == pytest.approx(0.2417, abs=5e-5)

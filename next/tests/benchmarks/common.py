@@ -12,9 +12,9 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 
 import bstune
 from bstune.core.question import Objective, Question
-from bstune.core.records import Budget, Record, Role, Spec, Status
+from bstune.core.records import Budget, Record, Spec
 from bstune.core.space import Space
 from bstune.search.decide import Proposal, propose
 from bstune.search.findings import predictions
@@ -62,15 +62,15 @@ class Problem:
     baseline: tuple[int, float] | None = None
     rule: str = "sqrt"
 
-    def step_time(self, batch_size: float) -> float:
+    def step_time(self, batch_size):
         """What a step costs, as a search knows it: seconds, or examples under ``steps``."""
         return float(batch_size) if self.objective == "steps" else self.table.step_time(batch_size)
 
-    def value(self, cost: float, batch_size: float) -> float:
+    def value(self, cost, batch_size):
         """What is minimised, of a configuration that costs so much: the cost, or its steps."""
         return cost / batch_size if self.objective == "steps" else cost
 
-    def median_cost(self, batch_size: float, lr: float) -> float | None:
+    def median_cost(self, batch_size, lr):
         """Median cost to the target over the recorded seeds; None if half of them miss it."""
         # A multiple of each cell's number of runs: each is read equally often.
         draws = math.lcm(*map(len, self.table.cells.values()))
@@ -83,11 +83,11 @@ class Problem:
         median = statistics.median(costs)
         return median if math.isfinite(median) else None
 
-    def _step_cost(self, batch_size: float, seconds: float) -> float:
+    def _step_cost(self, batch_size, seconds):
         return float(batch_size) if self.objective == "steps" else seconds
 
     @cached_property
-    def best(self) -> tuple[float, float, float]:
+    def best(self):
         """Batch size, rate and median cost of the best cell; of equals the cheapest, smallest."""
         costs = {}
         for cell in self.table.cells:
@@ -98,7 +98,7 @@ class Problem:
         return *best, costs[best]
 
     @cached_property
-    def question(self) -> Question:
+    def question(self):
         """The objective, to the table's target within ``BUDGET_FACTOR`` times the best's steps."""
         batch_size, _, cost = self.best
         # The step time that a search knows, which is not exactly the best cell's own.
@@ -107,14 +107,14 @@ class Problem:
         return Question(self.table.target, budget, self.objective)
 
     @cached_property
-    def space(self) -> Space:
+    def space(self):
         """All of the table, and the rule."""
         low, high = self.table.range
         lr_low, lr_high = self.table.lrs[0], self.table.lrs[-1]
         middle = math.sqrt(low * high), math.sqrt(lr_low * lr_high)
         return Space(low, high, lr_low, lr_high, self.rule, self.baseline or middle)
 
-    def ratio_of_choice(self, records: Sequence[Record], seed: int) -> float:
+    def ratio_of_choice(self, records, seed):
         """How many times the best cell's value the choice takes, by the posterior's mean.
 
         The choice's value is its median over the recorded seeds; infinite if half of them miss.
@@ -128,7 +128,7 @@ class Problem:
         best_size, _, best_cost = self.best
         return self.value(cost, chosen.batch_size) / self.value(best_cost, best_size)
 
-    def first_trial(self) -> Proposal | None:
+    def first_trial(self):
         """The baseline, to its whole budget."""
         if self.baseline is None:
             return None
@@ -136,12 +136,12 @@ class Problem:
         last_step = self.question.budget.last_step(size)
         return Proposal(batch_size=size, lr=lr, max_steps=last_step, resumed_from=None)
 
-    def answer(self, proposal: Proposal, seed: int, records: Sequence[Record]) -> Record:
+    def answer(self, proposal, seed, records):
         """The next trial's end; it stops at exactly its last step, as in the old benchmark."""
         number = len(records)
         parent = None if proposal.resumed_from is None else records[proposal.resumed_from]
         is_baseline = number == 0 and self.baseline is not None
-        role: Role = "baseline" if is_baseline else "search"
+        role = "baseline" if is_baseline else "search"
         spec = Spec(
             number=number,
             place=f"{role}/{number}",
@@ -152,7 +152,7 @@ class Problem:
         outcome = self.table.outcome(spec.batch_size, spec.lr, spec.seed, self.table.target)
         before = parent.steps if parent else 0
         steps = min(outcome.end, max(spec.max_steps, before))
-        status: Status = "pruned"
+        status = "pruned"
         if outcome.steps is not None and outcome.steps <= steps:
             status = "reached"
         elif outcome.diverged and steps == outcome.end:
@@ -174,22 +174,22 @@ class Problem:
 
 
 @functools.cache
-def table_problem(name: str, *given: Any) -> Problem:
+def table_problem(name, *given):
     """The problem of a shipped table; ``given`` are the further arguments of a problem."""
     return Problem(find_table(name), *given)
 
 
-def trial_seed(seed: int, number: int) -> int:
+def trial_seed(seed, number):
     """The seed of a trial, as in the old benchmark."""
     return int(np.random.SeedSequence([seed, number, 0]).generate_state(1)[0])
 
 
-def search(problem: Problem, seed: int, most: float) -> Iterator[tuple[float, list[Record]]]:
+def search(problem, seed, most):
     """What was spent and all records, after each trial, until trials have cost ``most``."""
-    records: list[Record] = []
+    records = []
     spent = 0.0
 
-    def resumable(number: int) -> bool:
+    def resumable(number):
         # The recorded run of a trial that ended before its last step goes no further.
         return records[number].steps >= records[number].max_steps
 
@@ -206,9 +206,9 @@ def search(problem: Problem, seed: int, most: float) -> Iterator[tuple[float, li
         yield spent, records
 
 
-def path_of(problem: Problem, seed: int) -> Row:
+def path_of(problem, seed):
     """Trials, spending at the first hit, and the ratio after each of ``MULTIPLES``."""
-    path: list[tuple[float, float]] = []
+    path = []
     trials = 0
     for spent, records in search(problem, seed, MULTIPLES[-1]):
         trials = len(records)
@@ -221,7 +221,7 @@ def path_of(problem: Problem, seed: int) -> Row:
     }
 
 
-def ratio_after(path: Sequence[tuple[float, float]], multiple: float) -> float | None:
+def ratio_after(path, multiple):
     """The ratio of a search's choice after a spending; None without one that reaches the target."""
     ratio = math.inf
     for spent, value in path:
@@ -230,14 +230,19 @@ def ratio_after(path: Sequence[tuple[float, float]], multiple: float) -> float |
     return ratio if math.isfinite(ratio) else None
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path):
     """The rows of a file; none where there is no file."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def add_rows(options: argparse.Namespace, jobs: Iterable[Row], measure: Callable[..., Row]) -> None:
+def jobs_of(**fields):
+    """One job for each combination of the fields' values."""
+    return [dict(zip(fields, values, strict=True)) for values in product(*fields.values())]
+
+
+def add_rows(options, jobs, measure):
     """Measure the jobs of this part that the file lacks, and add a row of each.
 
     Args:
@@ -257,10 +262,10 @@ def add_rows(options: argparse.Namespace, jobs: Iterable[Row], measure: Callable
             file.write(line)
 
 
-def parser(description: str | None, rows: str, seeds: int) -> argparse.ArgumentParser:
+def parser(description, rows, seeds):
     """The options that gates share: their file of rows, seeds, and the part of the jobs to run."""
 
-    def part(text: str) -> tuple[int, int]:
+    def part(text):
         number, parts = map(int, text.split("/"))
         return number, parts
 
@@ -287,7 +292,7 @@ class Compared:
     """Geometric mean of new over old, and the ends of its 90% interval."""
     ratio_of_nineties: tuple[float, float, float]
 
-    def __str__(self) -> str:
+    def __str__(self):
         new, old = self.medians
         new_ninety, old_ninety = self.nineties
         return (
@@ -299,11 +304,11 @@ class Compared:
 HEAD = f"{'':9} median new old   90th new old    new/old (90%)             of 90ths (90%)"
 
 
-def _spelled(interval: tuple[float, float, float]) -> str:
+def _spelled(interval):
     return "{:.3f} ({:.3f} to {:.3f})".format(*interval)
 
 
-def compare(new: Sequence[Row], old: Sequence[Row]) -> list[Compared]:
+def compare(new, old):
     """Compare the first hit and the ratio after each of ``MULTIPLES``.
 
     Intervals are by bootstrap over pairs within their tables; no ratio counts as more than
@@ -342,16 +347,16 @@ def compare(new: Sequence[Row], old: Sequence[Row]) -> list[Compared]:
     return compared
 
 
-def _values(row: Row) -> list[float]:
+def _values(row):
     """First hit and the ratios, infinite where there is none."""
     return [math.inf if value is None else value for value in (row["first"], *row["ratios"])]
 
 
-def _ninety(both: np.ndarray) -> np.ndarray:
+def _ninety(both):
     return np.quantile(both, 0.9, axis=0, method="inverted_cdf")
 
 
-def _ratios(both: np.ndarray) -> tuple[float, float]:
+def _ratios(both):
     """New over old, of columns new and old: the geometric mean, and of the 90th percentiles."""
     mean = math.exp(-np.diff(np.log(both), axis=1).mean())
     new, old = _ninety(both)

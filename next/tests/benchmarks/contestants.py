@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import optuna
 import torch
-from projects import LR_FACTOR, PROJECTS, Project, UntilTarget, plain_trainer
+from projects import LR_FACTOR, PROJECTS, UntilTarget, plain_trainer
 
 Row = dict[str, Any]
 # Steps between two evaluations of the script's trials.
 EVALUATE_EVERY = 10
 
 
-def tpe(project: Project, seconds: float, seed: int) -> Row:
+def tpe(project, seconds, seed):
     """Optuna's TPE with MedianPruner on the project's own Trainer, as users write it."""
     end = time.monotonic() + seconds
 
@@ -66,7 +66,7 @@ def tpe(project: Project, seconds: float, seed: int) -> Row:
     return {"pick": pick, "verdict": None, "trials": timed(study, project)}
 
 
-def bstune(project: Project, seconds: float, seed: int) -> Row:
+def bstune(project, seconds, seed):
     """The new package."""
     import bstune
 
@@ -84,12 +84,12 @@ def bstune(project: Project, seconds: float, seed: int) -> Row:
     return {"pick": pick, "verdict": result.verdict, "trials": timed(study, project, roles)}
 
 
-def old(project: Project, seconds: float, seed: int) -> Row:
+def old(project, seconds, seed):
     """The old package."""
     import bstune
 
     module, data = project.classes
-    result: Any = bstune.tune(
+    result = bstune.tune(
         module, data(), target=project.target, reference=project.baseline, name="race", seed=seed,
         batch_sizes=project.batch_size, wall_seconds=seconds, trainer=dict(project.trainer),
         budget=bstune.Budget(steps=project.steps, examples=project.examples), device="cpu",
@@ -103,7 +103,7 @@ def old(project: Project, seconds: float, seed: int) -> Row:
     return {"pick": pick, "verdict": None, "trials": timed(study, project)}
 
 
-def timed(study: optuna.Study, project: Project, roles: dict[int, str] | None = None) -> list[Any]:
+def timed(study, project, roles=None):
     """Role, begin and end of each trial; without roles by its configuration.
 
     A configuration's later trials are repeats, whether they resume an earlier one or are new seeds.

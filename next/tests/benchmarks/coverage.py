@@ -12,16 +12,14 @@ quantiles, without open ends.
 import functools
 import math
 import statistics
-from collections.abc import Sequence
-from itertools import product
 
 from common import (
     MULTIPLES,
     ROWS,
     TABLES,
     Problem,
-    Row,
     add_rows,
+    jobs_of,
     parser,
     read_rows,
     search,
@@ -41,7 +39,7 @@ HOLDS = (0.85, 0.98)
 WIDTHS = {"time": 1.8, "curve": 1.3}
 
 
-def measure(name: str, objective: str, seed: int) -> Row:
+def measure(name, objective, seed):
     """One search and its interval."""
     if name in KINDS:
         law = draw_law(name, seed)
@@ -78,10 +76,10 @@ def measure(name: str, objective: str, seed: int) -> Row:
 
 
 @functools.cache
-def truth_of_table(name: str) -> float:
+def truth_of_table(name):
     """The batch size of slope -1/2, from the best cell of each batch size."""
     problem = table_problem(name, "steps")
-    fewest: dict[float, float] = {}
+    fewest = {}
     for batch_size, lr in problem.table.cells:
         examples = problem.median_cost(batch_size, lr)
         if examples is not None:
@@ -92,23 +90,23 @@ def truth_of_table(name: str) -> float:
     return truth
 
 
-def holds(row: Row) -> bool:
+def holds(row):
     """Whether the interval holds the truth."""
     return (row["low"] or 0.0) <= row["truth"] <= (row["high"] or math.inf)
 
 
-def width(row: Row) -> float:
+def width(row):
     """High over low, of the posterior's quantiles."""
     low, high = row.get("quantiles", (row["low"], row["high"]))
     return high / low
 
 
-def factor_off(row: Row) -> float:
+def factor_off(row):
     """By what the printed value is off the truth; infinite without one."""
     return math.exp(abs(math.log(row["value"] / row["truth"]))) if row["value"] else math.inf
 
 
-def figures(rows: Sequence[Row]) -> str:
+def figures(rows):
     """Truths held, open intervals, median width and median factor off."""
     if not rows:
         return f"{'-':>25}"
@@ -118,14 +116,12 @@ def figures(rows: Sequence[Row]) -> str:
     return f"{count:>8} {is_open:4} {middles[0]:5.2f} {middles[1]:5.2f}"
 
 
-def main() -> None:
+def main():
     options = parser(__doc__, "coverage_new.jsonl", seeds=10)
     options.add_argument("--objectives", nargs="+", default=["time", "curve", "steps"])
     options.add_argument("--names", nargs="+", default=[*TABLES, *KINDS])
     given = options.parse_args()
-    jobs = []
-    for seed, objective, name in product(range(given.seeds), given.objectives, given.names):
-        jobs.append({"name": name, "objective": objective, "seed": seed})
+    jobs = jobs_of(seed=range(given.seeds), objective=given.objectives, name=given.names)
     add_rows(given, jobs, measure)
     new = [row for row in read_rows(given.rows) if row["objective"] in given.objectives]
     there = {(row["name"], row["objective"], row["seed"]) for row in new}
@@ -146,13 +142,13 @@ def main() -> None:
         print("time and curve: {:.1%} held, to be {:.0%} to {:.0%}".format(share, *HOLDS))
 
 
-def pairs_of(new: Sequence[Row], old: Sequence[Row]) -> tuple[list[Row], Sequence[Row]]:
+def pairs_of(new, old):
     """The new rows that have an old one, and the old ones."""
     there = {(row["name"], row["seed"]) for row in old}
     return [row for row in new if (row["name"], row["seed"]) in there], old
 
 
-def show(name: str, new: Sequence[Row], old: Sequence[Row]) -> None:
+def show(name, new, old):
     print(f"{name:30} {figures(new)}   {figures(old)}")
 
 

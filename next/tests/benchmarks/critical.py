@@ -11,18 +11,14 @@ import math
 import subprocess
 import sys
 import tempfile
-from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from common import Row, add_rows, parser, read_rows
-from matplotlib.axes import Axes
+from common import add_rows, jobs_of, parser, read_rows
 
 from bstune.report.answer import answer
 from bstune.report.figure import curve_figure
 from bstune.report.read import read_records, read_result
-from bstune.study.result import StudyResult
 
 WORKLOADS = {"mnist_mlp": ["+workload=replay", "table=mnist_mlp"], "digits": ["+workload=digits"]}
 FAR_FROM_LAW = 1.3
@@ -30,7 +26,7 @@ FAR_FROM_LAW = 1.3
 TOLERANCE = 0.01
 
 
-def measure(workload: str, seed: int) -> Row:
+def measure(workload, seed):
     """Run one study in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         options = [
@@ -53,7 +49,7 @@ def measure(workload: str, seed: int) -> Row:
     return row
 
 
-def drawn(result: StudyResult, panel: Axes) -> dict[str, float]:
+def drawn(result, panel):
     """What the panel of steps shows at the printed B_crit; nothing where B_crit has no value."""
     lines = {line.get_label(): line for line in panel.lines}
     law = lines.get("law S_min (1 + B_crit/B)")
@@ -71,13 +67,13 @@ def drawn(result: StudyResult, panel: Axes) -> dict[str, float]:
     }
 
 
-def height(line: Any, batch_size: float) -> float:
+def height(line, batch_size):
     """The height of a drawn line at a batch size, straight on logarithmic axes."""
     x, y = np.log(line.get_xdata()), np.log(line.get_ydata())
     return math.exp(float(np.interp(math.log(batch_size), x, y)))
 
 
-def summary(rows: list[Row]) -> list[str]:
+def summary(rows):
     """A line a workload: studies, of these with a value, and what holds of them."""
     lines = ["workload    studies  with a value  twice its floor  off by 1.3  warned rightly"]
     for workload in WORKLOADS:
@@ -93,13 +89,11 @@ def summary(rows: list[Row]) -> list[str]:
     return lines
 
 
-def main() -> None:
+def main():
     options = parser(__doc__, "critical.jsonl", seeds=40)
     options.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
     given = options.parse_args()
-    jobs = []
-    for workload, seed in product(given.workloads, range(given.seeds)):
-        jobs.append({"workload": workload, "seed": seed})
+    jobs = jobs_of(workload=given.workloads, seed=range(given.seeds))
     add_rows(given, jobs, measure)
     print("\n".join(summary(read_rows(given.rows))))
 

@@ -23,11 +23,10 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
-from common import Row, add_rows, parser, read_rows
-from projects import PROJECTS, Build, Project, busy, rebatched, step_seconds, steps_to_target
+from common import add_rows, jobs_of, parser, read_rows
+from projects import PROJECTS, busy, rebatched, step_seconds, steps_to_target
 from race import LOADS
 
 import bstune
@@ -42,7 +41,7 @@ EVALUATE_EVERY = 2
 ASKED = 51 / 60
 
 
-def study(name: str, wall_seconds: float, seed: int, folder: str) -> None:
+def study(name, wall_seconds, seed, folder):
     """Run one study as its user does, in a process and a home of its own."""
     own = {"HOME": folder, "OMP_NUM_THREADS": "1"}
     environment = {**os.environ, **own, "PYTHONPATH": str(Path(bstune.__file__).parents[1])}
@@ -56,26 +55,26 @@ def study(name: str, wall_seconds: float, seed: int, folder: str) -> None:
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
-def plain(name: str, batch_size: int, lr: float) -> tuple[Build, str, int, dict[str, Any]]:
+def plain(name, batch_size, lr):
     """How plain runs are built, their target, longest step and further arguments of the Trainer."""
     if name in PROJECTS:
-        project: Project = PROJECTS[name]
+        project = PROJECTS[name]
         build = partial(project.build, batch_size, lr)
         return build, project.target, project.last_step(batch_size), dict(project.trainer)
     composed = compose([f"+workload={name}", "device=cpu"])
     options, recipe = composed.options, composed.recipe
     most = options.budget.last_step(batch_size)
-    trial: Any = SimpleNamespace(
+    trial = SimpleNamespace(
         batch_size=batch_size, lr=lr, values={}, seed=0, max_steps=most, total_steps=most
     )
 
-    def built() -> tuple[Any, Any]:
+    def built():
         return recipe.module(trial), rebatched(recipe.data(trial), batch_size)
 
     return built, str(options.target), most, recipe.trainer(trial)
 
 
-def measure(name: str, load_name: str, wall_seconds: float, seed: int, runs: int) -> Row:
+def measure(name, load_name, wall_seconds, seed, runs):
     """One study and the further runs of its best."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, busy(LOADS[load_name]):
@@ -110,13 +109,13 @@ def measure(name: str, load_name: str, wall_seconds: float, seed: int, runs: int
     }
 
 
-def holds(best: Any, seconds: float | None) -> bool:
+def holds(best, seconds):
     """Whether an interval holds a median; one that half of the runs miss is above any end."""
     value = math.inf if seconds is None else seconds
     return (best.seconds_low or 0.0) <= value <= (best.seconds_high or math.inf)
 
 
-def main() -> None:
+def main():
     options = parser(__doc__, "intervals.jsonl", seeds=10)
     options.add_argument("--names", nargs="*", choices=NAMES, default=NAMES)
     options.add_argument("--loads", nargs="*", choices=LOADS, default=list(LOADS))
@@ -125,9 +124,13 @@ def main() -> None:
     given = options.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    fixed = {"wall_seconds": given.wall_seconds, "runs": given.runs}
-    cells = product(range(given.seeds), given.names, given.loads)
-    jobs = [{"name": name, "load_name": one, "seed": seed, **fixed} for seed, name, one in cells]
+    jobs = jobs_of(
+        seed=range(given.seeds),
+        name=given.names,
+        load_name=given.loads,
+        wall_seconds=[given.wall_seconds],
+        runs=[given.runs],
+    )
     add_rows(given, jobs, measure)
     rows = read_rows(given.rows)
     for name, one in product(NAMES, LOADS):

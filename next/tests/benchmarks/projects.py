@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -60,21 +60,21 @@ class Project:
     """Steps between two evaluations of a plain run."""
 
     @property
-    def lr(self) -> tuple[float, float]:
+    def lr(self):
         """Smallest and largest rate."""
         return self.baseline[1] / LR_FACTOR, self.baseline[1] * LR_FACTOR
 
     @property
-    def classes(self) -> tuple[Any, Any]:
+    def classes(self):
         """Of the module and of the data."""
         file = import_module(self.file)
         return getattr(file, self.module), getattr(file, self.data)
 
-    def last_step(self, batch_size: int) -> int:
+    def last_step(self, batch_size):
         """Of a trial that does not reach the target."""
         return max(self.steps, -(-self.examples // batch_size))
 
-    def build(self, batch_size: int, lr: float) -> tuple[LightningModule, LightningDataModule]:
+    def build(self, batch_size, lr):
         """Module and data of a plain run."""
         module, data = self.classes
         return module(lr), rebatched(data(), batch_size)
@@ -107,23 +107,23 @@ PROJECTS = {
 class UntilTarget(Callback):
     """Ends a fit at the first evaluation that meets the target; ``step`` is its step, or None."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target):
         self.metric, sign, goal = target.split()
         self.goal = float(goal)
         self.is_least = sign == "<="
-        self.step: int | None = None
+        self.step = None
 
-    def reached(self, trainer: Trainer) -> bool:
+    def reached(self, trainer):
         value = float(trainer.callback_metrics[self.metric])
         return value <= self.goal if self.is_least else value >= self.goal
 
-    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
+    def on_validation_end(self, trainer, module):
         if self.reached(trainer):
             self.step = trainer.global_step
             trainer.should_stop = True
 
 
-def plain_trainer(**arguments: Any) -> Trainer:
+def plain_trainer(**arguments):
     """A Trainer that prints and writes nothing."""
     return Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -131,11 +131,11 @@ def plain_trainer(**arguments: Any) -> Trainer:
     )  # fmt: skip
 
 
-def rebatched(data: LightningDataModule, batch_size: int) -> LightningDataModule:
+def rebatched(data, batch_size):
     """The project's own data, its training loader at another batch size, drop_last as S(B) asks."""
     loader = data.train_dataloader
 
-    def train_dataloader() -> DataLoader[Any]:
+    def train_dataloader():
         own = loader()
         return DataLoader(
             own.dataset,
@@ -152,9 +152,7 @@ def rebatched(data: LightningDataModule, batch_size: int) -> LightningDataModule
 Build = Callable[[], tuple[LightningModule, LightningDataModule]]
 
 
-def steps_to_target(
-    build: Build, target: str, most: int, seed: int, evaluate_every: int, **arguments: Any
-) -> float | None:
+def steps_to_target(build, target, most, seed, evaluate_every, **arguments):
     """Steps of a plain run to the target; None where it does not reach it.
 
     It was reached at one of the steps since the evaluation before: the middle counts.
@@ -167,14 +165,12 @@ def steps_to_target(
     return None if until.step is None else until.step - (evaluate_every - 1) / 2
 
 
-def step_seconds(
-    build: Build, now: Callable[[], float] = time.perf_counter, **arguments: Any
-) -> float:
+def step_seconds(build, now=time.perf_counter, **arguments):
     """Seconds of a step of a plain fit without evaluations: the median over blocks."""
     times = []
 
     class Stamp(Callback):
-        def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
+        def on_train_batch_end(self, trainer, *arguments):
             if trainer.global_step % BLOCK == 0:
                 times.append(now())
 
@@ -187,7 +183,7 @@ def step_seconds(
 
 
 @contextmanager
-def busy(count: int) -> Iterator[None]:
+def busy(count):
     """Keep so many processes computing meanwhile."""
     spin = [sys.executable, "-c", "while True: pass"]
     processes = [subprocess.Popen(spin) for _ in range(count)]

@@ -21,16 +21,13 @@ import sys
 import tempfile
 import time
 import warnings
-from argparse import Namespace
 from collections import defaultdict
 from functools import partial
-from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
-from common import Row, add_rows, parser, read_rows
-from projects import PROJECTS, Project, busy, step_seconds, steps_to_target
+from common import add_rows, jobs_of, parser, read_rows
+from projects import PROJECTS, busy, step_seconds, steps_to_target
 
 import bstune
 
@@ -46,7 +43,7 @@ GRACE = 120.0
 TIE = 1.05
 
 
-def compete(name: str, project: str, wall_seconds: float, seed: int, python: str) -> Row:
+def compete(name, project, wall_seconds, seed, python):
     """What a contestant picked, its verdict, and where its seconds went."""
     command = [python, Path(__file__).with_name("contestants.py"), name, project]
     with tempfile.TemporaryDirectory() as folder:
@@ -72,9 +69,9 @@ def compete(name: str, project: str, wall_seconds: float, seed: int, python: str
     return {**told, "seconds": ended - began, "spent": spent}
 
 
-def where_seconds_went(trials: list[Any], began: float, ended: float) -> dict[str, float]:
+def where_seconds_went(trials, began, ended):
     """Seconds by role of trial, before the first one, between them and after the last one."""
-    spent: dict[str, float] = defaultdict(float)
+    spent = defaultdict(float)
     if not trials:
         return {"start": ended - began}
     for role, first, last in trials:
@@ -85,12 +82,12 @@ def where_seconds_went(trials: list[Any], began: float, ended: float) -> dict[st
     return dict(spent)
 
 
-def judge(project: Project, pairs: list[tuple[int, float]]) -> list[Row]:
+def judge(project, pairs):
     """Plain runs of several pairs, in turns: median seconds to the target, None for no median."""
     torch.set_num_threads(1)
     builds = [partial(project.build, *pair) for pair in pairs]
-    steps: list[list[float | None]] = [[] for _ in pairs]
-    timings: list[list[float]] = [[] for _ in pairs]
+    steps = [[] for _ in pairs]
+    timings = [[] for _ in pairs]
     for run in range(RUNS):
         for place, (size, _) in enumerate(pairs):
             most, seed = project.last_step(size), FIRST_SEED + run
@@ -109,9 +106,7 @@ def judge(project: Project, pairs: list[tuple[int, float]]) -> list[Row]:
     return judged
 
 
-def measure(
-    project: str, wall_seconds: float, seed: int, load: str, contestants: list[str], pythons: Row
-) -> Row:
+def measure(project, wall_seconds, seed, load, contestants, pythons):
     """One race."""
     told = {}
     with busy(LOADS[load]):
@@ -128,7 +123,7 @@ def measure(
     return {"told": told, "plain": plain}
 
 
-def show(rows: list[Row], rival: str) -> None:
+def show(rows, rival):
     """Each race, then how many bstune wins or ties, its verdicts, and where the seconds went."""
     for load in LOADS:
         races = [row for row in rows if row["load"] == load and rival in row["told"]]
@@ -160,27 +155,24 @@ def show(rows: list[Row], rival: str) -> None:
             )
 
 
-def main() -> None:
+def main():
     options = parser(__doc__, "race.jsonl", seeds=2)
     options.add_argument("--projects", nargs="*", choices=PROJECTS, default=list(PROJECTS))
     options.add_argument("--wall-seconds", type=float, default=120.0)
     options.add_argument("--loads", nargs="*", choices=LOADS, default=list(LOADS))
     options.add_argument("--contestants", nargs="*", choices=CONTESTANTS, default=["bstune", "tpe"])
     options.add_argument("--old-python", help="of an environment with the old package")
-    given: Namespace = options.parse_args()
+    given = options.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     pythons = dict.fromkeys(CONTESTANTS, sys.executable) | {"old": given.old_python}
-    jobs = [
-        {
-            "project": project,
-            "wall_seconds": given.wall_seconds,
-            "seed": seed,
-            "load": load,
-            "contestants": given.contestants,
-        }
-        for seed, project, load in product(range(given.seeds), given.projects, given.loads)
-    ]
+    jobs = jobs_of(
+        seed=range(given.seeds),
+        project=given.projects,
+        load=given.loads,
+        wall_seconds=[given.wall_seconds],
+        contestants=[given.contestants],
+    )
     add_rows(given, jobs, partial(measure, pythons=pythons))
     rows = read_rows(given.rows)
     for rival in ("tpe", "old"):

@@ -9,14 +9,13 @@ the choice takes, and their geometric mean over that of ``none``, paired.
 
 import math
 import statistics
-from itertools import product
 
 from common import (
     MULTIPLES,
     TABLES,
-    Row,
     add_rows,
     compare,
+    jobs_of,
     parser,
     path_of,
     read_rows,
@@ -28,19 +27,17 @@ RULES = ("none", "sqrt", "linear", "saturating", "surge")
 SHOWN = MULTIPLES.index(10.0)
 
 
-def measure(table: str, rule: str, seed: int) -> Row:
+def measure(table, rule, seed):
     """One search."""
     return path_of(table_problem(table, "time", None, rule), seed)
 
 
-def main() -> None:
+def main():
     options = parser(__doc__, "rules.jsonl", seeds=10)
     options.add_argument("--rules", nargs="+", default=RULES)
     options.add_argument("--tables", nargs="+", default=TABLES)
     given = options.parse_args()
-    jobs = []
-    for seed, rule, table in product(range(given.seeds), given.rules, given.tables):
-        jobs.append({"table": table, "rule": rule, "seed": seed})
+    jobs = jobs_of(seed=range(given.seeds), rule=given.rules, table=given.tables)
     add_rows(given, jobs, measure)
     rows = [row for row in read_rows(given.rows) if row["table"] in given.tables]
     none = [row for row in rows if row["rule"] == "none"]

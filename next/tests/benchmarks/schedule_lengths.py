@@ -19,21 +19,20 @@ The old rows are those of the old package's ``bench_horizon.py`` (code "now" of 
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any
 
 import numpy as np
-from common import RESAMPLES, ROWS, WORST, Row, add_rows, parser, read_rows
+import synthetic
+from common import RESAMPLES, ROWS, WORST, add_rows, jobs_of, parser, read_rows
 from scipy.special import ndtr
 
 from bstune.core.question import Question
-from bstune.core.records import Budget, Record, Spec, Status, Target
+from bstune.core.records import Budget, Record, Spec
 from bstune.core.space import Space
 from bstune.search.decide import propose
-from bstune.search.findings import Prediction, predictions
+from bstune.search.findings import predictions
 from bstune.search.posterior import sample_posterior
 from bstune.trial.recorded_run import Outcome
 from bstune.trial.table import find_table
@@ -45,13 +44,9 @@ LAWS = tuple(f"law {number}" for number in range(16))
 BASELINES = {"digits_linear": (64, 0.4), "mnist_mlp_linear": (64, 0.2)}
 MOST_TRIALS = 400
 OLD = ROWS / "schedule_lengths_old.jsonl"
-# Ranges of the laws, the middle batch size that their rates are drawn at, and their metric.
+# Ranges of the laws, which are synthetic.py's but for these, and the noise of their metric.
 LAW_SIZES = (8, 4096)
 LAW_RATES = (2.0**-11, 2.0**1.25)
-LAW_MIDDLE = 181.0
-LAW_TARGET = Target("error", 0.1, "min")
-LAW_NOISE = 0.1
-METRIC_AT_START = 0.9
 METRIC_NOISE = 0.03
 # Lengths over S among which a law's least cost lies.
 LENGTHS = np.exp(np.linspace(-0.3, 0.8, 45))
@@ -63,79 +58,46 @@ TABLE_LENGTHS = 60
 class Law:
     """A synthetic law; see the module."""
 
-    s_min: float
-    b_crit: float
-    lr: float
-    exponent: float
-    low: float
-    high: float
-    edge: float
-    overhead: float
-    per_example: float
+    of: synthetic.Law
     power: float
     floor: float
     share: float
     budget_factor: float
     off: tuple[float, float]
 
-    target = LAW_TARGET
+    target = synthetic.TARGET
     sizes = LAW_SIZES
     rates = LAW_RATES
 
     @staticmethod
-    def draw(number: int) -> "Law":
+    def draw(number):
         """The law of a number, in the order of draws of the old benchmark."""
-        rng = np.random.default_rng([number, 1])
-        per_example = math.exp(rng.uniform(math.log(1e-6), math.log(1e-4)))
-        s_min = math.exp(rng.uniform(math.log(50.0), math.log(500.0)))
-        b_crit = math.exp(rng.uniform(math.log(32.0), math.log(1024.0)))
-        lr = 2.0 ** rng.uniform(-6.5, -4.5)
-        exponent = float(rng.choice((0.0, 0.5, 1.0)))
-        low, high, edge = rng.uniform(0.06, 0.2), rng.uniform(0.2, 0.6), rng.uniform(2.0, 3.5)
-        overhead = per_example * math.exp(rng.uniform(math.log(20.0), math.log(2000.0)))
         rng = np.random.default_rng([number, 5])
-        power = math.exp(rng.uniform(math.log(0.3), math.log(1.2)))
-        floor = rng.uniform(0.0, 0.08)
-        share = (0.2, 0.5, 0.8, 1.0)[number % 4]
-        budget_factor = math.exp(rng.uniform(0.0, math.log(4.0)))
-        off = rng.uniform(-2.0, 2.0), rng.uniform(-1.5, 1.5)
         return Law(
-            s_min, b_crit, lr, exponent, low, high, edge, overhead, per_example,
-            power, floor, share, budget_factor, off,
-        )  # fmt: skip
+            of=synthetic.draw_law("noise 10%", number),
+            power=math.exp(rng.uniform(math.log(0.3), math.log(1.2))),
+            floor=rng.uniform(0.0, 0.08),
+            share=(0.2, 0.5, 0.8, 1.0)[number % 4],
+            budget_factor=math.exp(rng.uniform(0.0, math.log(4.0))),
+            off=(rng.uniform(-2.0, 2.0), rng.uniform(-1.5, 1.5)),
+        )
 
-    def step_time(self, batch_size: float) -> float:
+    def step_time(self, batch_size):
         """tau(B), in seconds."""
-        return self.overhead + self.per_example * batch_size
+        return self.of.overhead + self.of.per_example * batch_size
 
-    def best_lr(self, batch_size: float) -> float:
-        """lr*(B)."""
-        return self.lr * float((batch_size / LAW_MIDDLE) ** self.exponent)
-
-    def curve(self, batch_size: float) -> float:
-        """S*(B)."""
-        return self.s_min * (1.0 + self.b_crit / batch_size)
-
-    def shortest(self, batch_size: float, lr: float) -> float | None:
-        """S(B, lr) without noise; None where runs diverge."""
-        octaves = math.log2(lr / self.best_lr(batch_size))
-        if octaves >= self.edge:
-            return None
-        bend = self.low if octaves < 0 else self.high
-        return self.curve(batch_size) * math.exp(bend * octaves**2)
-
-    def outcome(self, batch_size: int, lr: float, length: int, seed: int) -> Outcome:
+    def outcome(self, batch_size, lr, length, seed):
         """How a run ends; the evaluation before was 5% of the steps earlier."""
         rng = np.random.default_rng([seed, 77])
         tau = self.step_time(batch_size)
-        shortest = self.shortest(batch_size, lr)
+        shortest = self.of.steps(batch_size, lr)
         if shortest is None:
-            end = max(1, round(0.1 * min(length, self.curve(batch_size))))
+            end = max(1, round(0.1 * min(length, self.of.curve(batch_size))))
             return Outcome(None, end, tau, (), diverged=True)
-        shortest *= math.exp(LAW_NOISE * rng.standard_normal())
+        shortest *= math.exp(self.of.noise * rng.standard_normal())
         height = (shortest / length) ** self.power * math.exp(METRIC_NOISE * rng.standard_normal())
         goal = self.target.goal
-        value = min(self.floor + (goal - self.floor) * height, METRIC_AT_START)
+        value = min(self.floor + (goal - self.floor) * height, synthetic.START)
         if length < shortest:
             value = max(value, math.nextafter(goal, 1.0))
             return Outcome(None, length, tau, ((length, value),), diverged=False)
@@ -143,37 +105,37 @@ class Law:
         value = min(value, goal) if steps == length else goal
         return Outcome(steps, steps, tau, ((steps, value),), diverged=False)
 
-    def cost(self, batch_size: float, lr: float, length: float) -> float:
+    def cost(self, batch_size, lr, length):
         """Seconds until a new seed reaches the target, those of misses included."""
-        shortest = self.shortest(batch_size, lr)
+        shortest = self.of.steps(batch_size, lr)
         if shortest is None:
             return math.inf
-        reaches = float(ndtr(math.log(length / shortest) / LAW_NOISE))
+        reaches = float(ndtr(math.log(length / shortest) / self.of.noise))
         if reaches < 1e-6:
             return math.inf
         steps = min(shortest ** (1.0 - self.share) * length**self.share, length)
         return self.step_time(batch_size) * (steps + length * (1.0 - reaches) / reaches)
 
     @cached_property
-    def best(self) -> tuple[float, float, float]:
+    def best(self):
         """The least cost, its batch size and its length."""
         points = []
         for size in 2.0 ** np.arange(3.0, 12.0 + 1e-9, 0.125):
-            rate = min(max(self.best_lr(size), self.rates[0]), self.rates[1])
-            steps = self.shortest(size, rate)
+            rate = min(max(self.of.best_lr(size), self.rates[0]), self.rates[1])
+            steps = self.of.steps(size, rate)
             for length in [] if steps is None else steps * LENGTHS:
                 points.append((self.cost(size, rate, length), size, length))
         return min(points)
 
     @property
-    def baseline(self) -> tuple[int, float]:
+    def baseline(self):
         """A batch size and rate up to two octaves and 1.5 from the best ones."""
         size = min(max(self.best[1] * 2.0 ** self.off[0], self.sizes[0]), self.sizes[1])
-        lr = self.best_lr(size) * 2.0 ** self.off[1]
+        lr = self.of.best_lr(size) * 2.0 ** self.off[1]
         return round(size), min(max(lr, self.rates[0]), self.rates[1])
 
     @property
-    def budget(self) -> Budget:
+    def budget(self):
         """1 to 4 times the examples of the best point."""
         _, size, length = self.best
         return Budget(steps=1, examples=max(1, math.ceil(self.budget_factor * size * length)))
@@ -186,44 +148,44 @@ class Recorded:
     name: str
 
     @cached_property
-    def table(self) -> Any:
+    def table(self):
         """The recorded runs."""
         return find_table(self.name)
 
     @property
-    def target(self) -> Target:
+    def target(self):
         """The table's."""
         return self.table.target
 
     @property
-    def sizes(self) -> tuple[int, int]:
+    def sizes(self):
         """All recorded batch sizes."""
         return self.table.range
 
     @property
-    def rates(self) -> tuple[float, float]:
+    def rates(self):
         """All recorded rates."""
         return self.table.lrs[0], self.table.lrs[-1]
 
     @property
-    def baseline(self) -> tuple[int, float]:
+    def baseline(self):
         """That of the recorded workload."""
         return BASELINES[self.name]
 
     @property
-    def budget(self) -> Budget:
+    def budget(self):
         """The least that no recorded run exceeds."""
         return self.table.budget
 
-    def step_time(self, batch_size: float) -> float:
+    def step_time(self, batch_size):
         """tau(B), in seconds."""
         return self.table.step_time(batch_size)
 
-    def outcome(self, batch_size: int, lr: float, length: int, seed: int) -> Outcome:
+    def outcome(self, batch_size, lr, length, seed):
         """How a run ends."""
         return self.table.outcome(batch_size, lr, seed, self.target, length)
 
-    def cost(self, batch_size: float, lr: float, length: float) -> float:
+    def cost(self, batch_size, lr, length):
         """Seconds until a seed reaches the target, over all recorded ones."""
         seeds = len({run.seed for run in self.table.runs})
         seconds = 0.0
@@ -236,7 +198,7 @@ class Recorded:
         return seconds / reached if reached else math.inf
 
     @cached_property
-    def best(self) -> tuple[float, float, float, float]:
+    def best(self):
         """The least cost, its batch size, rate and length, between recorded places as well."""
         lengths = [run.horizon for run in self.table.runs]
         grid = product(
@@ -252,22 +214,22 @@ class Recorded:
         return min(costs)
 
 
-def _finer(values: Sequence[float]) -> list[float]:
+def _finer(values):
     """The values, and one between each two in the logarithm."""
     places = np.arange(0.0, len(values) - 1 + 1e-9, 0.5)
     return np.exp(np.interp(places, np.arange(len(values)), np.log(values))).tolist()
 
 
-def problem_of(name: str) -> Law | Recorded:
+def problem_of(name):
     """The problem of a name."""
     return Law.draw(int(name[4:])) if name.startswith("law ") else Recorded(name)
 
 
-def record_of(problem: Law | Recorded, spec: Spec) -> Record:
+def record_of(problem, spec):
     """A run's record."""
     outcome = problem.outcome(spec.batch_size, spec.lr, spec.max_steps, spec.seed)
     reached = outcome.steps is not None
-    status: Status = "reached" if reached else "diverged" if outcome.diverged else "missed"
+    status = "reached" if reached else "diverged" if outcome.diverged else "missed"
     missed = [step for step, value in outcome.history if not problem.target.reached(value)]
     if isinstance(problem, Law):
         missed = [outcome.end - max(1, outcome.end // 20)]
@@ -282,17 +244,15 @@ def record_of(problem: Law | Recorded, spec: Spec) -> Record:
     )
 
 
-def search(
-    problem: Law | Recorded, search_seed: int, seed: int, baseline_first: bool
-) -> Iterator[tuple[float, Prediction | None]]:
+def search(problem, search_seed, seed, baseline_first):
     """Yield the seconds spent after each trial and the choice then, up to the last spending."""
     question = Question(problem.target, problem.budget, schedule_ends=True)
     (low, high), (lr_low, lr_high) = problem.sizes, problem.rates
-    anchor: tuple[float, float] = math.sqrt(low * high), math.sqrt(lr_low * lr_high)
+    anchor = math.sqrt(low * high), math.sqrt(lr_low * lr_high)
     if baseline_first:
         anchor = problem.baseline
     space = Space(low, high, lr_low, lr_high, "sqrt", anchor)
-    records: list[Record] = []
+    records = []
     spent = 0.0
     choice = None
     while spent < SPENDINGS[-1] * problem.best[0] and len(records) < MOST_TRIALS:
@@ -322,22 +282,15 @@ def search(
         yield spent, choice
 
 
-def measure(problem: str, seed: int, baseline_first: bool) -> Row:
-    """Run one search, and judge its choices."""
-    return judged(problem_of(problem), law_seed(problem) + seed, baseline_first)
-
-
-def law_seed(name: str) -> int:
-    """What the old benchmark added to the seeds of a law."""
-    return 1000 * int(name[4:]) if name in LAWS else 0
-
-
-def judged(problem: Law | Recorded, seed: int, baseline_first: bool) -> Row:
-    """What a search's choices take, over the least cost."""
+def measure(problem, seed, baseline_first):
+    """What the choices of one search take, over the least cost."""
+    # What the old benchmark added to the seeds of a law.
+    seed += 1000 * int(problem[4:]) if problem in LAWS else 0
+    problem = problem_of(problem)
     unit = problem.best[0]
     path = list(search(problem, seed, seed, baseline_first))
-    fresh: list[float | None] = []
-    own: list[float | None] = []
+    fresh = []
+    own = []
     for spending in SPENDINGS:
         choices = [choice for spent, choice in path if spent <= spending * unit]
         if not choices or choices[-1] is None:
@@ -351,20 +304,20 @@ def judged(problem: Law | Recorded, seed: int, baseline_first: bool) -> Row:
     return {"trials": len(path), "fresh": fresh, "own": own}
 
 
-def key_of(row: Row) -> tuple[str, int, bool]:
+def key_of(row):
     """What is paired."""
     return row["problem"], row["seed"], row["baseline_first"]
 
 
-def values_of(row: Row) -> list[float]:
+def values_of(row):
     """What the choices take on new seeds, infinite where there is none."""
     return [math.inf if value is None else value for value in row["fresh"]]
 
 
-def summary(new: Sequence[Row], old: Sequence[Row]) -> Iterator[str]:
+def summary(new, old):
     """Medians of ``fresh``, new and old, and the geometric mean of new over old with 90%."""
     olds = {key_of(row): row for row in old}
-    groups: dict[tuple[str, bool], list[Any]] = defaultdict(list)
+    groups = defaultdict(list)
     for row in new:
         if key_of(row) in olds:
             kind = "laws" if row["problem"] in LAWS else row["problem"]
@@ -395,16 +348,14 @@ def summary(new: Sequence[Row], old: Sequence[Row]) -> Iterator[str]:
     yield f"in all: new/old {mean:.3f} ({low:.3f} to {high:.3f})"
 
 
-def main() -> None:
+def main():
     options = parser(__doc__, "schedule_lengths_new.jsonl", seeds=10)
     options.add_argument("--problems", nargs="+", default=[*BASELINES, *LAWS])
     given = options.parse_args()
-    jobs = []
-    for name, seed, baseline_first in product(given.problems, range(given.seeds), (False, True)):
-        # A law has one seed.
-        if seed == 0 or name not in LAWS:
-            jobs.append({"problem": name, "seed": seed, "baseline_first": baseline_first})
-    add_rows(given, jobs, measure)
+    jobs = jobs_of(problem=given.problems, seed=range(given.seeds), baseline_first=(False, True))
+    # A law has one seed.
+    wanted = [job for job in jobs if job["seed"] == 0 or job["problem"] not in LAWS]
+    add_rows(given, wanted, measure)
     print("\n".join(summary(read_rows(given.rows), read_rows(OLD))))
 
 

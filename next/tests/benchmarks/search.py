@@ -4,7 +4,7 @@
 
 A row is a search: what it had spent at the first hit, and how many times the best cell's time (or
 steps) its choice takes after 5, 10, 20 and 40 times what the best cell costs, without and with the
-baseline first. The old rows come from old_search.py. A limit holds where the 90% interval of new
+baseline first. The old rows were recorded once. A limit holds where the 90% interval of new
 over old does not lie wholly above it.
 """
 
@@ -14,8 +14,6 @@ from common import (
     HEAD,
     ROWS,
     TABLES,
-    Compared,
-    Row,
     add_rows,
     compare,
     parser,
@@ -38,13 +36,13 @@ FIRST_LIMIT = 1.15
 NINETIES_LIMIT = 1.25
 
 
-def measure(table: str, objective: str, baseline: bool, seed: int) -> Row:
+def measure(table, objective, baseline, seed):
     """One search."""
     given = BASELINES[table] if baseline else None
     return path_of(table_problem(table, objective, given), seed)
 
 
-def misses(compared: Compared) -> str:
+def misses(compared):
     """Which limits do not hold."""
     limit = FIRST_LIMIT if compared.name == "first hit" else LIMIT
     missed = []
@@ -55,7 +53,7 @@ def misses(compared: Compared) -> str:
     return ", ".join(missed) or "holds"
 
 
-def main() -> None:
+def main():
     options = parser(__doc__, "search_new.jsonl", seeds=20)
     options.add_argument("--objectives", nargs="+", default=["time", "steps"])
     options.add_argument("--baseline", nargs="+", type=int, default=[0, 1], choices=[0, 1])

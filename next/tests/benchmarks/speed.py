@@ -15,9 +15,8 @@ from itertools import product
 
 import numpy as np
 import scipy
-from common import Problem, Row, add_rows, parser, read_rows, table_problem
+from common import add_rows, parser, read_rows, table_problem
 
-from bstune.core.records import Record
 from bstune.search.decide import Proposal, propose
 
 # Trials before a decision.
@@ -25,7 +24,7 @@ SIZES = (60, 200, 1000)
 IMPORT = "import time; t = time.perf_counter(); import bstune; print(time.perf_counter() - t)"
 
 
-def measure(what: str, objective: str | None, trials: int | None, seed: int) -> Row:
+def measure(what, objective, trials, seed):
     """One decision or import."""
     if what == "import":
         command = [sys.executable, "-c", IMPORT]
@@ -38,11 +37,11 @@ def measure(what: str, objective: str | None, trials: int | None, seed: int) -> 
     return {"seconds": time.process_time() - began, "machine": machine()}
 
 
-def random_trials(problem: Problem, count: int, seed: int) -> list[Record]:
+def random_trials(problem, count, seed):
     """Trials at random configurations within two octaves of the rule, up to random last steps."""
     rng = np.random.default_rng(seed)
     space = problem.space
-    records: list[Record] = []
+    records = []
     for _ in range(count):
         size = space.snap(2.0 ** rng.uniform(np.log2(space.low), np.log2(space.high)))
         last_step = problem.question.budget.last_step(size)
@@ -56,7 +55,7 @@ def random_trials(problem: Problem, count: int, seed: int) -> list[Record]:
     return records
 
 
-def machine() -> str:
+def machine():
     """The processor and the versions that seconds depend on."""
     with open("/proc/cpuinfo") as file:
         model = next(line for line in file if line.startswith("model name"))
@@ -64,7 +63,7 @@ def machine() -> str:
     return f"{model.partition(':')[2].strip()}, {versions}, scipy {scipy.__version__}"
 
 
-def main() -> None:
+def main():
     given = parser(__doc__, "speed.jsonl", seeds=5).parse_args()
     kinds = [{"what": "import", "objective": None, "trials": None}]
     for objective, trials in product(("time", "curve"), SIZES):

@@ -61,7 +61,7 @@ class Law:
     """Share of the runs that reach the target at half of their steps."""
     cadence: float = CADENCE
 
-    def curve(self, batch_size: float) -> float:
+    def curve(self, batch_size):
         """S*(B)."""
         r, p = self.b_crit / batch_size, self.p
         if self.shape == "power":
@@ -71,7 +71,7 @@ class Law:
         return self.s_min * (1.0 + r + ((p * r) ** 2 if self.shape == "u" else 0.0))
 
     @property
-    def half_slope(self) -> float:
+    def half_slope(self):
         """The batch size at which the slope of log S* over log B is -1/2: B_crit but for ``u``.
 
         There the slope is -(r + 2 p^2 r^2)/(1 + r + p^2 r^2), which is -1/2 at 3 p^2 r^2 + r = 1.
@@ -81,16 +81,19 @@ class Law:
         a = 3.0 * self.p**2
         return self.b_crit * 2.0 * a / (math.sqrt(1.0 + 4.0 * a) - 1.0)
 
-    def steps(self, batch_size: float, lr: float) -> float | None:
+    def best_lr(self, batch_size):
+        """lr*(B)."""
+        return self.lr * float((batch_size / MIDDLE) ** self.exponent)
+
+    def steps(self, batch_size, lr):
         """S(B, lr) without noise; None where runs diverge."""
-        best = self.lr * (batch_size / MIDDLE) ** self.exponent
-        octaves = math.log2(lr / best)
+        octaves = math.log2(lr / self.best_lr(batch_size))
         if octaves >= self.edge:
             return None
         curvature = self.left if octaves < 0 else self.right
         return self.curve(batch_size) * math.exp(curvature * octaves**2)
 
-    def run(self, batch_size: int, lr: float, seed: int, metric_noise: float = 0.0) -> Run:
+    def run(self, batch_size, lr, seed, metric_noise=0.0):
         """A run that ends at the target, or at the first evaluation behind it."""
         bits = np.frombuffer(np.float64(lr).tobytes(), dtype=np.uint32)
         rng = np.random.default_rng([seed, batch_size, *bits.tolist()])
@@ -121,13 +124,13 @@ class Law:
         )
 
 
-def _evaluated(end: int, cadence: float = CADENCE) -> tuple[int, ...]:
+def _evaluated(end, cadence=CADENCE):
     """Steps at most ``cadence`` apart in ratio, the last of them ``end``."""
     count = math.ceil(math.log(end) / math.log(cadence))
     return tuple(sorted({max(1, round(end * cadence**-place)) for place in range(count + 1)}))
 
 
-def _metric(steps: np.ndarray, reached: int, noise: float, rng: np.random.Generator) -> np.ndarray:
+def _metric(steps, reached, noise, rng):
     """The metric at some steps; it meets the goal from step ``reached`` on, whatever the noise."""
     height = (START - FLOOR) / (GOAL - FLOOR)
     scale = reached / (height ** (1.0 / STEEPNESS) - 1.0)
@@ -138,7 +141,7 @@ def _metric(steps: np.ndarray, reached: int, noise: float, rng: np.random.Genera
 
 
 # What sets a kind of laws apart.
-KINDS: dict[str, dict[str, float | str]] = {
+KINDS = {
     "noise 10%": {},
     "noise 20%": {"noise": 0.2},
     "noise 30%": {"noise": 0.3},
@@ -151,11 +154,11 @@ KINDS: dict[str, dict[str, float | str]] = {
 }
 
 
-def draw_law(kind: str, seed: int) -> Law:
+def draw_law(kind, seed):
     """A law that a real table could have, its B_crit well within the batch sizes."""
     rng = np.random.default_rng([seed, 1])
 
-    def log_uniform(low: float, high: float) -> float:
+    def log_uniform(low, high):
         return math.exp(rng.uniform(math.log(low), math.log(high)))
 
     per_example = log_uniform(1e-6, 1e-4)
@@ -185,7 +188,7 @@ class LawTable(Table):
 
     law: Law | None = None
 
-    def outcome(self, batch_size: float, lr: float, seed: int, target: Target) -> Outcome:
+    def outcome(self, batch_size, lr, seed, target):
         """The trial's own run, by its seed."""
         assert self.law is not None
         run = self.law.run(round(batch_size), lr, seed, METRIC_NOISE)
@@ -195,7 +198,7 @@ class LawTable(Table):
         return Outcome(steps, end, seconds, run.history(end), run.diverged and steps is None)
 
 
-def law_table(law: Law) -> LawTable:
+def law_table(law):
     """The table of a law."""
     quiet = replace(law, noise=0.0, luck=0.0)
     runs = [quiet.run(size, lr, seed=0) for size, lr in product(BATCH_SIZES, LRS)]

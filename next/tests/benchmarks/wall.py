@@ -9,9 +9,8 @@ Short form: ``--walls 60 --projects tutorial --loads quiet --rows /tmp/wall.json
 """
 
 import sys
-from itertools import product
 
-from common import Row, add_rows, parser, read_rows
+from common import add_rows, jobs_of, parser, read_rows
 from projects import PROJECTS, busy
 from race import LOADS, compete
 
@@ -22,23 +21,21 @@ SHARE = 0.05
 SECONDS = 10.0
 
 
-def measure(project: str, wall_seconds: float, load: str, seed: int) -> Row:
+def measure(project, wall_seconds, load, seed):
     """One study."""
     with busy(LOADS[load]):
         return compete("bstune", project, wall_seconds, seed, sys.executable)
 
 
-def main() -> None:
+def main():
     options = parser(__doc__, "wall.jsonl", seeds=1)
     options.add_argument("--projects", nargs="*", choices=PROJECTS, default=PROJECTS_RUN)
     options.add_argument("--walls", nargs="*", type=float, default=WALLS)
     options.add_argument("--loads", nargs="*", choices=LOADS, default=list(LOADS))
     given = options.parse_args()
-    cells = product(range(given.seeds), given.projects, given.walls, given.loads)
-    jobs = [
-        {"project": project, "wall_seconds": wall, "load": load, "seed": seed}
-        for seed, project, wall, load in cells
-    ]
+    jobs = jobs_of(
+        seed=range(given.seeds), project=given.projects, wall_seconds=given.walls, load=given.loads
+    )
     add_rows(given, jobs, measure)
     rows = read_rows(given.rows)
     in_time = 0

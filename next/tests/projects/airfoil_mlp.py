@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
@@ -49,7 +49,3 @@ class Regressor(LightningModule):
         return torch.optim.AdamW(
             self.parameters(), lr=hparams.lr, weight_decay=hparams.weight_decay
         )
-
-
-if __name__ == "__main__":
-    Trainer(max_epochs=50).fit(Regressor(), AirfoilDataModule())

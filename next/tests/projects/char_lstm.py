@@ -64,7 +64,3 @@ class CharLSTM(L.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), self.learning_rate)
-
-
-if __name__ == "__main__":
-    L.Trainer(max_epochs=3, gradient_clip_val=1.0).fit(CharLSTM(), CharData())

@@ -61,7 +61,3 @@ class LitCNN(pl.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.hparams.lr, momentum=0.9)
-
-
-if __name__ == "__main__":
-    pl.Trainer(max_epochs=5).fit(LitCNN(), FashionDataModule())
