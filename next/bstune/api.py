@@ -64,6 +64,10 @@ from bstune.trial.table import train as train_from_table
 from bstune.trial.trial import Trial
 from bstune.trial.worker import AnyWorker, Failure, Worker, call
 
+# Configurations of the search where nobody says how many; under a time limit as many as there is
+# time for, up to so many: with more, decisions take longer than 0.3 s.
+TRIALS = 32
+TRIALS_IN_TIME = 1000
 # The least seconds that a survey is made in.
 LEAST_SURVEY_SECONDS = 3.0
 
@@ -368,8 +372,10 @@ def _described(options: Options, workload: Workload, plan: Plan, machine: Machin
     """Say in a line what the study does, and what it may take."""
     what = (
         f"{workload.name}: {options.target}, batch sizes {plan.space.low} to {plan.space.high} "
-        f"(scaling: {plan.space.rule}), {count(options.trials, 'configuration')}, {machine.device}"
+        f"(scaling: {plan.space.rule}), {machine.device}"
     )
+    if plan.deadline is None or options.trials is not None:
+        what += f", {count(plan.trials, 'configuration')}"
     if plan.deadline is None:
         return what
     of_baseline, shared = plan.deadline.baseline_seconds, plan.deadline.shared
@@ -531,11 +537,12 @@ def _plan(
     # Larger batches are accumulated of what fits.
     if machine.survey is not None and options.micro_batch_size != "auto":
         fits = machine.survey.fits
+    trials = options.trials or (TRIALS if deadline is None else TRIALS_IN_TIME)
     return Plan(
         question=Question(options.target, options.budget, options.objective, options.schedule_ends),
         space=space,
         baseline=baseline,
-        trials=options.trials,
+        trials=trials,
         seeds=options.seeds,
         seed=options.seed,
         deadline=deadline,

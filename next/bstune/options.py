@@ -153,8 +153,8 @@ class Options(Section):
     """Rule from batch size to learning rate that is expected; null: linear for SGD, else sqrt."""
     tune: tuple[str, ...] | dict[str, tuple[float, float]] | None
     """Further values that are searched: names of the workload's ranges, or names with ranges."""
-    trials: Count
-    """Configurations of the search."""
+    trials: Count | None
+    """Configurations of the search; null: 32, or as many as wall_seconds allows."""
     wall_seconds: Positive | None
     """Seconds of this command, answer included; null: no limit."""
     seeds: Annotated[int, BeforeValidator(_number), Field(ge=1, le=100)]

@@ -139,16 +139,14 @@ def more_time(plan: Plan, records: Sequence[Record]) -> tuple[str, Options] | No
 
 
 def followed(plan: Plan, result: StudyResult, now: float) -> Plan | None:
-    """Under a time limit, the plan that runs what an open answer asks for; None: it is over.
+    """Under a time limit, the plan that runs the seeds that an open answer asks for, or None.
 
-    So a limit is used up before an answer is left open: trials and seeds are the least then.
+    So a limit is used up before an answer is left open: ``seeds`` are the least then.
     """
-    asked = result.next_options
-    is_over = plan.deadline is None or now > plan.deadline.end
-    if is_over or not asked or not asked.keys() <= {"trials", "seeds"}:
+    seeds = (result.next_options or {}).get("seeds")
+    if plan.deadline is None or now > plan.deadline.end or seeds is None:
         return None
-    trials, seeds = (asked.get(name, getattr(plan, name)) for name in ("trials", "seeds"))
-    return replace(plan, trials=int(trials), seeds=int(seeds))
+    return replace(plan, seeds=int(seeds))
 
 
 def remedy(plan: Plan, name: str, trend: Trend, records: Sequence[Record]) -> Options:
@@ -190,7 +188,7 @@ def missing(
         records: of all trials.
     """
     of_time = more_time(plan, records)
-    more_trials: Options = {"trials": 2 * plan.trials}
+    more_trials: Options = {"trials": 2 * plan.trials} if of_time is None else of_time[1]
     if other is None and of_time is not None:
         return of_time
     if other is None:
