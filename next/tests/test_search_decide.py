@@ -40,7 +40,6 @@ def choices(steps, value=1.0, cost=1.0, ran=0.0, longest=1e6, chance=1.0):
         # Before the first hit what is left counts by its cost: 0.31 of the second's, 0.34 in the
         # score.
         (choices([100, 80], cost=[1, 4]), False, False, 0),
-        (choices([100, 80], chance=[1, 0.5]), False, False, 0),
         # One that takes half as long, but fits with a chance of 0.3.
         (choices([200, 100], chance=[1, 0.3]), False, True, 0),
         # What does not end within its budget comes last, where schedules end with their trials.

@@ -119,6 +119,7 @@ def test_step_time_and_budget():
     np.testing.assert_allclose(got, expected)
     # 80 steps at batch size 32; none has more.
     assert table.budget == Budget(steps=80, examples=1)
+    assert Table((run(7.5), run(30.5))).range == (8, 30)
     assert SQUARE.budget == Budget(steps=80, examples=1280)
 
 
