@@ -243,7 +243,7 @@ def test_a_survey_within_a_memory_limit(worker):
     assert [size for size, _ in free.refused] == [size for size in ladder if size % 2]
     assert [size for size, *_ in free.step_times] == [size for size in ladder if size % 2 == 0]
     limit = int(free.memory(100))
-    bound = survey(worker, halves, (2, 200), (16, 0.1), 100, 20.0, 60.0, memory_limit=limit)
+    bound = survey(worker, halves, (2, 200), (16, 0.1), 100, 60.0, 60.0, memory_limit=limit)
     assert 85 <= bound.largest_fit <= 105
     assert bound.limit == limit
     with pytest.raises(InputError, match="memory_limit"):
