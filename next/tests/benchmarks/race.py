@@ -70,15 +70,19 @@ def compete(name, project, wall_seconds, seed, python):
 
 
 def where_seconds_went(trials, began, ended):
-    """Seconds by role of trial, before the first one, between them and after the last one."""
+    """Seconds before the first trial, after the last one, and by role; choosing one counts as it.
+
+    Trials run one after another.
+    """
     spent = defaultdict(float)
     if not trials:
         return {"start": ended - began}
-    for role, first, last in trials:
-        spent[role] += last - first
-    spent["start"] = min(first for _, first, _ in trials) - began
-    spent["end"] = ended - max(last for *_, last in trials)
-    spent["between"] = ended - began - sum(spent.values())
+    before = min(first for _, first, _ in trials)
+    spent["start"] = before - began
+    for role, _, last in sorted(trials, key=lambda trial: trial[1]):
+        spent[role] += last - before
+        before = last
+    spent["end"] = ended - before
     return dict(spent)
 
 
