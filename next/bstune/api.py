@@ -45,7 +45,7 @@ from bstune.study.machine import RECORDED, Machine, describe_machine, surveyed
 from bstune.study.plan import Plan
 from bstune.study.prepare import checked, looked_up, piloted
 from bstune.study.progress import Progress, Stopwatch
-from bstune.study.result import StudyResult
+from bstune.study.result import ResultWarning, StudyResult
 from bstune.study.storage import StudyStorage, database_errors
 from bstune.system.console import count, seconds
 from bstune.system.files import (
@@ -287,7 +287,8 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
             storage = StudyStorage(options.storage, name)
             # A study that was begun goes on with what was found before.
             options = remembered(options, storage.setting)
-            of_project = {name: storage.setting(name) for name in ("resumes", "examples")}
+            kept = ("resumes", "examples", "schedules")
+            of_project = {name: storage.setting(name) for name in kept}
             if worker is not None:
                 ticker.does("importing torch and lightning")
             machine = _machine(options, worker)
@@ -299,7 +300,13 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
                 hang = HangWatch(options.wall_seconds, options.trial_seconds).limit
                 options, found = looked_up(worker, recipe, options, workload.command, hang)
                 checks = checked(worker, recipe, options, found, hang)
-                of_project = {"resumes": checks.resumes, "examples": found.examples}
+                of_project = {
+                    "resumes": checks.resumes,
+                    "examples": found.examples,
+                    "schedules": [
+                        (one.state, one.remedy) for one in checks.schedules if one.is_unmoved
+                    ],
+                }
                 preflight = stopwatch.lap("preparation")
                 options = piloted(worker, recipe, options, found, hang)
             threads = options.threads or storage.setting("threads")
@@ -313,6 +320,19 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
             plan = _plan(options, workload, folder, machine, deadline, resumes)
             storage.begin(plan.space, {**_settings(options, workload, machine), **of_project})
             first_plan = plan
+            study_of = partial(
+                Study,
+                workload=workload.name,
+                name=name,
+                device=machine.device,
+                threads=machine.threads,
+                command=workload.command,
+                train=workload.train_command,
+                warnings=tuple(
+                    ResultWarning(kind="schedule", fix=remedy, state=state)
+                    for state, remedy in of_project["schedules"] or ()
+                ),
+            )
             stopwatch.plan = plan
             progress = Progress(ticker, plan, storage.records())
             say(_described(options, workload, plan, machine))
@@ -322,7 +342,7 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
                 _run_trials(options, workload, folder, plan, storage, worker, observers, progress)
                 ticker.does("computing the answer")
                 records = storage.records()
-                result = analyse(_study(workload, name, plan, machine), records)
+                result = analyse(study_of(plan), records)
                 more = followed(plan, result, time.monotonic())
                 is_stuck = plan is not first_plan and len(records) == before
                 if more is None or is_stuck:
@@ -341,18 +361,6 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
         spent = result.spent.model_copy(update={"phases": phases})
         result = result.model_copy(update={"spent": spent})
         return _finish(options, workload, folder, result, records, machine, deadline)
-
-
-def _study(workload: Workload, name: str, plan: Plan, machine: Machine) -> Study:
-    return Study(
-        plan=plan,
-        workload=workload.name,
-        name=name,
-        device=machine.device,
-        threads=machine.threads,
-        command=workload.command,
-        train=workload.train_command,
-    )
 
 
 def _deadline(options: Options, began: float, start: float) -> Deadline | None:

@@ -12,6 +12,7 @@ from bstune.study.advice import followed
 from bstune.study.analysis import Study, analyse, is_near_trials
 from bstune.study.deadline import Deadline
 from bstune.study.plan import NORMAL_95, Plan
+from bstune.study.result import ResultWarning
 
 TARGET = Target("val/loss", 0.1, "min")
 
@@ -116,6 +117,16 @@ def test_switch():
     assert result.best.predicted_share == pytest.approx(3.5 / 4, abs=0.02)
     assert result.baseline.predicted_share == pytest.approx(4.5 / 5, abs=0.02)
     assert type(result).model_validate_json(result.model_dump_json()) == result
+
+
+NOTHING_REACHED = [record(0, "baseline", 64, 0.4, 1000, "missed")]
+
+
+@pytest.mark.parametrize("records", [SWITCH, NOTHING_REACHED], ids=["reached", "not reached"])
+def test_what_a_preflight_found_is_the_first_warning(records):
+    found = ResultWarning(kind="schedule", fix="return it", state="it moves 10 times")
+    result = analyse(dataclasses.replace(study(), warnings=(found,)), records)
+    assert result.warnings[0] == found
 
 
 def test_nothing_is_said_of_sizes_that_do_not_fit():

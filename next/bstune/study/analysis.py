@@ -64,6 +64,7 @@ from bstune.study.result import (
     FewestSteps,
     Interval,
     LrAlone,
+    ResultWarning,
     Speedup,
     Spent,
     StudyResult,
@@ -90,6 +91,7 @@ class Study:
         device, threads: that trained.
         command: what runs the workload with further options, as a command or a call.
         train: what trains a batch size, a rate and, where it is chosen, a schedule's length.
+        warnings: of the project, which a preflight has found.
     """
 
     plan: Plan
@@ -99,6 +101,7 @@ class Study:
     threads: int
     command: Callable[[Mapping[str, object]], str]
     train: Callable[[int, float, int | None], str]
+    warnings: tuple[ResultWarning, ...] = ()
 
 
 def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
@@ -155,6 +158,7 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
         **fields,
         best=_confirmed(plan, records, field, record, (), SeedDeviation(field.noise, LAW_DEGREES)),
         closest=closest,
+        warnings=study.warnings,
         easier_goal=easier.goal,
         easier=study.command({"target": str(easier), "study": f"{study.name}-easier"}),
         next=study.command(options) if options else None,
@@ -191,7 +195,10 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         return StudyResult(
             **fields,
             verdict=None,
-            warnings=warnings_of(plan, None, critical, points, searched, records),
+            warnings=(
+                *study.warnings,
+                *warnings_of(plan, None, critical, points, searched, records),
+            ),
         )
     other, baseline, speedup = _comparison(plan, records)
     other, baseline = _with_share(other, posterior), _with_share(baseline, posterior)
@@ -218,7 +225,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         lr_alone=_rate_alone(plan, records, verdict, posterior, other, baseline, speedup),
         fewest_steps=_fewest_steps(plan.question, points, records, best),
         faster=_faster(plan, posterior, step_time, best, baseline),
-        warnings=warnings_of(plan, best, critical, points, searched, records),
+        warnings=(*study.warnings, *warnings_of(plan, best, critical, points, searched, records)),
     )
 
 

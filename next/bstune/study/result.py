@@ -14,7 +14,9 @@ from bstune.search.findings import CurvePoint
 SCHEMA = 1
 
 Verdict = Literal["switch", "keep", "not yet", "use"]
-Warned = Literal["evaluations", "step times", "far from the law", "octave without a trial"]
+Warned = Literal[
+    "schedule", "evaluations", "step times", "far from the law", "octave without a trial"
+]
 
 
 class Confirmed(Configuration):

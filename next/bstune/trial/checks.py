@@ -37,6 +37,19 @@ class Schedule(Frozen):
         end = self.end or 0
         return self.follows and self.interval == "epoch" and end > UNMOVED * (self.moves + 1)
 
+    @property
+    def state(self) -> str:
+        """How it moves, in words."""
+        return (
+            f"{self.name} moves {self.moves} times in {self.steps:,} steps, once an epoch, at a "
+            f"rate {1.0 / self.rate:.3g} times under lr"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """What lets one that is unmoved move with each step."""
+        return 'return [optimizer], [{"scheduler": schedule, "interval": "step"}]'
+
 
 class Checks(Frozen):
     """What a preflight saw; what makes a study impossible was raised."""

@@ -107,7 +107,7 @@ def preflight(
             with suppress(BatchSizeRefused):
                 for schedule in schedules_of(recipe, size, lr, budget):
                     _check_schedule(schedule, size)
-    lines.extend(_unmoved(schedule) for schedule in schedules if schedule.is_unmoved)
+    lines.extend(f"{one.state}: {one.remedy}" for one in schedules if one.is_unmoved)
     try:
         resumes = _resumes(recipe, low, lr, budget, target)
     # BatchNorm trains on no batch of 1, and some samplers give none.
@@ -338,15 +338,6 @@ def _check_schedule(schedule: Schedule, batch_size: int) -> None:
     raise InputError(
         f"{name} ends by {schedule.interval} {end:,}, where a trial at batch size {batch_size} has "
         f"{schedule.moves:,}: let it follow the trial's length, {remedy}"
-    )
-
-
-def _unmoved(schedule: Schedule) -> str:
-    """Say of a schedule that moves too seldom what to return instead."""
-    return (
-        f"{schedule.name} moves {schedule.moves} times in {schedule.steps:,} steps, once an epoch, "
-        f"at a rate {1.0 / schedule.rate:.3g} times under lr; to move it with each step, return "
-        f'[optimizer], [{{"scheduler": schedule, "interval": "step"}}]'
     )
 
 
