@@ -244,7 +244,8 @@ def test_a_survey_within_a_memory_limit(worker):
     assert [size for size, *_ in free.step_times] == [size for size in ladder if size % 2 == 0]
     limit = int(free.memory(100))
     bound = survey(worker, halves, (2, 200), (16, 0.1), 100, 60.0, 60.0, memory_limit=limit)
-    assert 85 <= bound.largest_fit <= 105
+    # 3% below the limit, of a process that takes 0.5 GB before the first example; a multiple of 8.
+    assert 76 <= bound.largest_fit <= 105
     assert bound.limit == limit
     with pytest.raises(InputError, match="memory_limit"):
         survey(worker, halves, (2, 200), (16, 0.1), 100, 60.0, 60.0, memory_limit=1000)
