@@ -62,7 +62,7 @@ from bstune.trial.checks import unreachable
 from bstune.trial.table import Table, find_table
 from bstune.trial.table import train as train_from_table
 from bstune.trial.trial import Trial
-from bstune.trial.worker import AnyWorker, Failure, Worker, call
+from bstune.trial.worker import AnyWorker, Worker, call, value_of
 
 # Configurations of the search where nobody says how many; under a time limit as many as there is
 # time for, up to so many: with more, decisions take longer than 0.3 s.
@@ -456,10 +456,7 @@ def _machine(options: Options, worker: AnyWorker | None) -> Machine:
     # That a time limit is over meanwhile is told with what is enough.
     limit = HangWatch(trial_seconds=options.trial_seconds).limit
     of_machine = (options.device, options.threads, options.precision, options.devices)
-    outcome = call(worker, describe_machine, *of_machine, limit=limit)
-    if isinstance(outcome, Failure):
-        raise outcome.refusal or UserCodeError(outcome.reason)
-    machine: Machine = outcome.value
+    machine: Machine = value_of(call(worker, describe_machine, *of_machine, limit=limit))
     return machine
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 from bstune import __version__
-from bstune.core.errors import InputError, UserCodeError
+from bstune.core.errors import InputError
 from bstune.core.records import Frozen
 from bstune.core.space import Space
 from bstune.hardware.survey import (
@@ -17,7 +17,7 @@ from bstune.hardware.survey import (
 )
 from bstune.options import Options
 from bstune.recipe.recipe import Recipe, resolve_device, resolve_precision
-from bstune.trial.worker import Failure, Worker, call
+from bstune.trial.worker import Worker, call, value_of
 
 # Packages whose versions change a history or a step time.
 PACKAGES = ("torch", "lightning", "numpy", "optuna")
@@ -120,11 +120,9 @@ def surveyed(
     baseline = round(size), lr
     # Where a schedule ends changes neither memory nor step times.
     steps = STEPS if options.is_open("budget.steps") else options.budget.last_step(size)
-    code = call(worker, code_of, recipe, *baseline, steps, limit=patience)
-    if isinstance(code, Failure):
-        raise code.refusal or UserCodeError(code.reason)
+    code = value_of(call(worker, code_of, recipe, *baseline, steps, limit=patience))
     measured = (space.low, space.high, baseline, options.memory_limit)
-    key = survey_key(code.value, recipe, settings, machine.model_dump(), measured)
+    key = survey_key(code, recipe, settings, machine.model_dump(), measured)
     return cached_survey(
         key,
         options.survey == "refresh",

@@ -1,9 +1,8 @@
 """What is found out of a project in the worker before a study begins, and the options it fills."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from bstune.core.errors import InputError, UserCodeError
+from bstune.core.errors import InputError
 from bstune.core.records import Budget, Record, Target
 from bstune.options import Options, space_of
 from bstune.recipe import found as project
@@ -12,7 +11,7 @@ from bstune.recipe.recipe import Recipe
 from bstune.study.deadline import pilot_seconds
 from bstune.system.ticker import say
 from bstune.trial.checks import Checks, unreachable
-from bstune.trial.worker import AnyWorker, Failure, call
+from bstune.trial.worker import AnyWorker, call, value_of
 
 
 def looked_up(
@@ -36,7 +35,8 @@ def looked_up(
         UserCodeError: the project cannot be built.
     """
     baseline = options.baseline
-    found: Found = _answer(worker, _look_up, recipe, baseline.batch_size, baseline.lr, limit=limit)
+    own = baseline.batch_size, baseline.lr
+    found: Found = value_of(call(worker, _look_up, recipe, *own, limit=limit))
     options, lines = project.completed(options, found, command)
     for line in lines:
         say(line)
@@ -58,7 +58,8 @@ def checked(
     batch_size, lr = _pair(options)
     sizes = (options.batch_size.low, batch_size, options.batch_size.high)
     budget = None if options.is_open("budget.steps") else options.budget
-    checks: Checks = _answer(worker, _preflight, recipe, sizes, lr, budget, target, limit=limit)
+    arguments = (recipe, sizes, lr, budget, target)
+    checks: Checks = value_of(call(worker, _preflight, *arguments, limit=limit))
     for line in checks.lines:
         say(line)
     return checks
@@ -82,7 +83,7 @@ def piloted(
     length = options.budget.last_step(batch_size) if has_length else None
     say(f"pilot: batch size {batch_size} and lr {lr:g} for {seconds:.0f} s of training")
     arguments = (recipe, batch_size, lr, seconds, target, length)
-    record: Record = _answer(worker, _pilot, *arguments, limit=limit)
+    record: Record = value_of(call(worker, _pilot, *arguments, limit=limit))
     if record.status in ("diverged", "failed"):
         raise InputError(f"batch size {batch_size} and lr {lr:g} {record.status}: {record.message}")
     options, line = project.piloted(options, found, record.finite_history)
@@ -96,14 +97,6 @@ def _pair(options: Options) -> tuple[int, float]:
         return options.baseline.pair
     batch_size, lr = space_of(options, "cpu").anchor
     return round(batch_size), lr
-
-
-def _answer(worker: AnyWorker, function: Callable[..., Any], *args: Any, limit: float) -> Any:
-    """What a function of the worker returns; its failure is raised."""
-    outcome = call(worker, function, *args, limit=limit)
-    if isinstance(outcome, Failure):
-        raise outcome.refusal or UserCodeError(outcome.reason)
-    return outcome.value
 
 
 # They are sent to the worker, which has imported torch.

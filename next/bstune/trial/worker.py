@@ -26,7 +26,7 @@ from typing import Any, Protocol, Self
 
 import cloudpickle
 
-from bstune.core.errors import BstuneError, InputError, Interrupted
+from bstune.core.errors import BstuneError, InputError, Interrupted, UserCodeError
 from bstune.system.failures import last_lines, one_line, where_in_dump
 from bstune.trial.by_value import import_in_order, send_by_value, users_modules
 
@@ -308,6 +308,17 @@ def call(
         if worker.silent_seconds > limit:
             worker.kill(f"it said nothing for {limit:.0f} s; trial_seconds sets that limit")
     return outcome
+
+
+def value_of(outcome: Answer | Failure) -> Any:
+    """What a function returned.
+
+    Raises:
+        BstuneError: what bstune itself refused; UserCodeError for any other failure.
+    """
+    if isinstance(outcome, Failure):
+        raise outcome.refusal or UserCodeError(outcome.reason)
+    return outcome.value
 
 
 def _dumped(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
