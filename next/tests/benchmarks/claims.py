@@ -20,78 +20,31 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from lightning.pytorch import Callback, seed_everything
-from projects import PROJECTS, plain_trainer, step_seconds
+from plain_runs import plain_run
+from projects import PROJECTS, step_seconds
 
 import bstune
-from bstune.core.evaluation_schedule import next_evaluation
-from bstune.core.records import Record
 
 RUNS = 20
+FIRST_SEED = 10_000
 EVALUATE_EVERY = 2
 
 
-class UntilTarget(Callback):
-    """Ends a plain fit once an evaluation of bstune's schedule has met the target.
-
-    The fit is evaluated more often than that: ``first`` is the first step at which any evaluation
-    met the target, ``record`` is how bstune would have recorded the run. Where the metric dips
-    under the target and rises again, the two are not the same.
-    """
-
-    def __init__(self, target, batch_size, examples):
-        self.target = target
-        self.of_schedule = (target, batch_size, examples)
-        self.history = []
-        self.first = None
-        self.record = None
-
-    def on_validation_end(self, trainer, module):
-        step = trainer.global_step
-        value = float(trainer.callback_metrics[self.target.metric])
-        reached = self.target.reached(value)
-        if reached and self.first is None:
-            self.first = step
-        if step < next_evaluation(self.history, *self.of_schedule):
-            return
-        missed = max([0, *(earlier for earlier, _ in self.history)])
-        self.history.append((step, value))
-        if reached:
-            self.record = Record(
-                number=0, place="seed/0/0", role="new seed", batch_size=1, lr=1, seed=0,
-                max_steps=step, status="reached", steps=step, steps_low=missed,
-            )  # fmt: skip
-            trainer.should_stop = True
-
-
-def steps_to_target(project, pair, seed, target):
-    seed_everything(seed, verbose=False)
-    module, data = project.build(*pair)
-    data.setup("fit")
-    until = UntilTarget(target, pair[0], len(data.val_dataloader().dataset))
-    plain = plain_trainer(
-        max_steps=project.last_step(pair[0]),
-        val_check_interval=EVALUATE_EVERY,
-        check_val_every_n_epoch=None,
-        callbacks=[until],
-        **project.trainer,
-    )
-    plain.fit(module, datamodule=data)
-    return until
-
-
 def measure(project, pair, target):
-    runs = [steps_to_target(project, pair, 10_000 + seed, target) for seed in range(RUNS)]
-    tau = step_seconds(partial(project.build, *pair), **project.trainer)
-    # The target was reached at one of the steps since the last evaluation.
-    late = (EVALUATE_EVERY - 1) / 2
-    first = [math.inf if run.first is None else run.first - late for run in runs]
-    seen = [math.inf if run.record is None else run.record.steps_to_target for run in runs]
+    build = partial(project.build, *pair)
+    size, most = pair[0], project.last_step(pair[0])
+    runs = [
+        plain_run(build, target, size, most, FIRST_SEED + run, EVALUATE_EVERY, **project.trainer)
+        for run in range(RUNS)
+    ]
+    tau = step_seconds(build, **project.trainer)
+    first = [run.first_steps for run in runs]
+    seen = [run.steps for run in runs]
     return {
         "steps": statistics.median(seen),
         "first_steps": statistics.median(first),
-        "reached": sum(run.record is not None for run in runs),
-        "first_reached": sum(run.first is not None for run in runs),
+        "reached": sum(map(math.isfinite, seen)),
+        "first_reached": sum(map(math.isfinite, first)),
         "step_seconds": tau,
         "seconds": statistics.median(seen) * tau,
         "first_seconds": statistics.median(first) * tau,

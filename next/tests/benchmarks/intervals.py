@@ -3,11 +3,13 @@
     BSTUNE_DATA=... python tests/benchmarks/intervals.py [--seeds 10]
 
 A row is one study of ``digits``, ``fashion_mlp`` or the project ``tutorial``, quiet or beside two
-busy processes, then 20 plain Trainer runs of its best under the same load. Their median steps times
-the step time is read twice: without what the process waited for a processor, which the answer
-leaves out, too, and with it. Run nothing else.
+busy processes, then 20 plain Trainer runs of its best under the same load. The interval is to
+hold their median steps, at the evaluations that bstune would have made, times a plain step's time
+without what the process waited for a processor, which the answer leaves out, too. Beside it: with
+these waits, and the steps at which any of the runs' denser evaluations first met the target.
+Run nothing else.
 
-Short form: ``--seeds 1 --names tutorial --runs 3 --wall-seconds 60 --rows /tmp/intervals.jsonl``.
+Short form: ``--seeds 1 --names tutorial --runs 3 --wall-seconds 30 --rows /tmp/intervals.jsonl``.
 """
 
 import logging
@@ -26,7 +28,8 @@ from types import SimpleNamespace
 
 import torch
 from common import add_rows, jobs_of, parser, read_rows
-from projects import PROJECTS, busy, rebatched, step_seconds, steps_to_target
+from plain_runs import plain_run
+from projects import PROJECTS, busy, rebatched, step_seconds
 from race import LOADS
 
 import bstune
@@ -37,6 +40,8 @@ from bstune.core.clock import processor_wait
 NAMES = ("digits", "fashion_mlp", "tutorial")
 FIRST_SEED = 10_000
 EVALUATE_EVERY = 2
+# How the plain runs' seconds are read; the first is the gate's.
+READINGS = ("the seconds", "them with waits", "them at all evaluations")
 # Of all studies so many intervals are to hold.
 ASKED = 51 / 60
 
@@ -56,11 +61,11 @@ def study(name, wall_seconds, seed, folder):
 
 
 def plain(name, batch_size, lr):
-    """How plain runs are built, their target, longest step and further arguments of the Trainer."""
+    """How plain runs are built, their longest step and further arguments of the Trainer."""
     if name in PROJECTS:
         project = PROJECTS[name]
         build = partial(project.build, batch_size, lr)
-        return build, project.target, project.last_step(batch_size), dict(project.trainer)
+        return build, project.last_step(batch_size), dict(project.trainer)
     composed = compose([f"+workload={name}", "device=cpu"])
     options, recipe = composed.options, composed.recipe
     most = options.budget.last_step(batch_size)
@@ -71,7 +76,7 @@ def plain(name, batch_size, lr):
     def built():
         return recipe.module(trial), rebatched(recipe.data(trial), batch_size)
 
-    return built, str(options.target), most, recipe.trainer(trial)
+    return built, most, recipe.trainer(trial)
 
 
 def measure(name, load_name, wall_seconds, seed, runs):
@@ -83,36 +88,42 @@ def measure(name, load_name, wall_seconds, seed, runs):
         took = time.monotonic() - began
         result = load(Path(folder) / "out")
         best = result.best
-        build, target, most, arguments = plain(name, best.batch_size, best.lr)
-        steps = [
-            steps_to_target(build, target, most, FIRST_SEED + run, EVALUATE_EVERY, **arguments)
+        build, most, arguments = plain(name, best.batch_size, best.lr)
+        to_target = (build, result.target, best.batch_size, most)
+        plain_runs = [
+            plain_run(*to_target, FIRST_SEED + run, EVALUATE_EVERY, **arguments)
             for run in range(runs)
         ]
         waited = processor_wait()
-        clocks = {
-            "running": lambda: time.perf_counter() - waited(),
-            "passed": time.perf_counter,
-        }
-        taus = {key: step_seconds(build, now=now, **arguments) for key, now in clocks.items()}
-    median = statistics.median(math.inf if one is None else one for one in steps)
-    seconds = {key: median * tau if math.isfinite(median) else None for key, tau in taus.items()}
+        running = step_seconds(build, now=lambda: time.perf_counter() - waited(), **arguments)
+        passed = step_seconds(build, **arguments)
+    steps = statistics.median(run.steps for run in plain_runs)
+    first_steps = statistics.median(run.first_steps for run in plain_runs)
+    values = (steps * running, steps * passed, first_steps * running)
+    seconds = dict(zip(READINGS, values, strict=True))
     return {
         "took": took,
         "verdict": result.verdict,
         "pair": [best.batch_size, best.lr],
         "stated": [best.seconds_low, best.seconds, best.seconds_high],
+        "stated_steps": [best.steps_low, best.steps, best.steps_high],
         "stated_step_seconds": best.step_seconds,
-        "step_seconds": taus,
-        "steps": steps,
-        "seconds": seconds,
-        "holds": {key: holds(best, value) for key, value in seconds.items()},
+        "step_seconds": {"running": running, "passed": passed},
+        "steps": [finite(run.steps) for run in plain_runs],
+        "first_steps": [finite(run.first_steps) for run in plain_runs],
+        "seconds": {name: finite(value) for name, value in seconds.items()},
+        "holds": {name: holds(best, value) for name, value in seconds.items()},
     }
+
+
+def finite(value):
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
 
 
 def holds(best, seconds):
     """Whether an interval holds a median; one that half of the runs miss is above any end."""
-    value = math.inf if seconds is None else seconds
-    return (best.seconds_low or 0.0) <= value <= (best.seconds_high or math.inf)
+    return (best.seconds_low or 0.0) <= seconds <= (best.seconds_high or math.inf)
 
 
 def main():
@@ -120,7 +131,7 @@ def main():
     options.add_argument("--names", nargs="*", choices=NAMES, default=NAMES)
     options.add_argument("--loads", nargs="*", choices=LOADS, default=list(LOADS))
     options.add_argument("--runs", type=int, default=20)
-    options.add_argument("--wall-seconds", type=float, default=120.0)
+    options.add_argument("--wall-seconds", type=float, default=60.0)
     given = options.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -136,16 +147,15 @@ def main():
     for name, one in product(NAMES, LOADS):
         cell = [row for row in rows if (row["name"], row["load_name"]) == (name, one)]
         if cell:
-            held = {key: sum(row["holds"][key] for row in cell) for key in ("running", "passed")}
+            parts = [f"{sum(row['holds'][key] for row in cell)} {key}" for key in READINGS]
             ratios = [row["stated_step_seconds"] / row["step_seconds"]["running"] for row in cell]
             print(
-                f"{name} {one}: {held['running']} of {len(cell)} hold, with waits "
-                f"{held['passed']}; a stated step takes {statistics.median(ratios):.2f} times a "
-                f"plain one's time"
+                f"{name} {one}: of {len(cell)} hold {', '.join(parts)}; a stated step takes "
+                f"{statistics.median(ratios):.2f} times a plain one's time"
             )
     if rows:
-        held_in_all = sum(row["holds"]["running"] for row in rows)
-        print(f"{held_in_all} of {len(rows)} hold; asked {math.ceil(ASKED * len(rows))}")
+        held = sum(row["holds"][READINGS[0]] for row in rows)
+        print(f"{held} of {len(rows)} hold; asked {math.ceil(ASKED * len(rows))}")
 
 
 if __name__ == "__main__":
