@@ -11,17 +11,10 @@ from bstune.core.records import Budget, Record, Spec, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.critical import critical_batch_size, is_narrow
 from bstune.study.deadline import Deadline
-from bstune.study.plan import (
-    Ask,
-    Done,
-    Plan,
-    Wait,
-    answer_posterior,
-    fatal_error,
-    field_of,
-    next_step,
-    trial_seed,
-)
+from bstune.study.estimates import answer_posterior
+from bstune.study.field import field_of
+from bstune.study.next_step import fatal_error, next_step
+from bstune.study.plan import Ask, Done, Plan, Wait, trial_seed
 
 TARGET = Target("val/loss", 0.1, "min")
 BASELINE = Configuration(batch_size=64, lr=0.4)

@@ -14,7 +14,7 @@ from bstune.search.findings import CurvePoint
 from bstune.study.confirm import NOT_WORTH
 from bstune.study.critical import is_narrow
 from bstune.study.deadline import least_limit
-from bstune.study.plan import Plan, count_configurations, took_seconds
+from bstune.study.plan import Plan
 from bstune.study.result import (
     Closest,
     Confirmed,
@@ -24,6 +24,7 @@ from bstune.study.result import (
     Speedup,
     StudyResult,
 )
+from bstune.study.trials import count_configurations, took_seconds
 from bstune.system.console import seconds
 from bstune.system.console import sizes as written_sizes
 

@@ -46,18 +46,9 @@ from bstune.study.confirm import (
     verdict_of,
 )
 from bstune.study.critical import critical_batch_size
-from bstune.study.plan import (
-    Field,
-    Plan,
-    answer_posterior,
-    baseline_of,
-    count_configurations,
-    field_of,
-    least_steps,
-    new_seeds_of,
-    place_of,
-    step_time_of,
-)
+from bstune.study.estimates import answer_posterior, step_time_of
+from bstune.study.field import Field, field_of, place_of
+from bstune.study.plan import Plan
 from bstune.study.result import (
     Confirmed,
     Faster,
@@ -69,6 +60,13 @@ from bstune.study.result import (
     Spent,
     StudyResult,
     Verdict,
+)
+from bstune.study.trials import (
+    baseline_of,
+    count_configurations,
+    least_steps,
+    new_seeds_of,
+    numbered,
 )
 
 # The best rate at the baseline's own batch size is told from this gain on, and where a trial within
@@ -152,7 +150,7 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
         # Otherwise the row says it already: to run more trials.
         if not fields["configurations"]:
             fields["missing"] = what
-    record = next(record for record in records if record.number == closest.number)
+    record = numbered(records, closest.number)
     field = field_of(plan, records)
     return StudyResult(
         **fields,
