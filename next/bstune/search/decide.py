@@ -93,6 +93,7 @@ def propose(
             found them.
     """
     is_of_curve = not question.seeks_best
+    draws, moves = (CURVE_DRAWS, CURVE_MOVES) if is_of_curve else (DRAWS, MOVES)
     posterior = sample_posterior(
         question,
         space,
@@ -100,8 +101,8 @@ def propose(
         seed=seed,
         running=running,
         misfit=is_of_curve,
-        draws=CURVE_DRAWS if is_of_curve else DRAWS,
-        moves=CURVE_MOVES if is_of_curve else MOVES,
+        draws=draws,
+        moves=moves,
     )
     rng = np.random.default_rng([seed, len(records), len(running), 1])
     draw = posterior.theta[[rng.integers(len(posterior.theta))]]

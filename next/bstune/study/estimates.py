@@ -1,4 +1,4 @@
-"""What a study estimates by its records: the step time, and the law's posterior."""
+"""What an answer stands on: the step time and the law's posterior, by a study's records."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,6 @@ from bstune.core.records import Record, StepTime
 from bstune.core.step_time import step_time_of_trials
 from bstune.search.posterior import Posterior, sample_posterior
 from bstune.study.plan import Plan
-from bstune.study.trials import without_new_seeds
 
 # Draws and moves of the posterior that the answer stands on. By the sampler's seed alone B_crit
 # then moves by 2 to 6% on four recorded studies; with half the moves by up to 17%.
@@ -17,11 +16,6 @@ MOVES = 12
 def step_time_of(plan: Plan, records: Sequence[Record]) -> StepTime:
     """tau(B), in seconds: known beforehand, or by the survey's timings and the trials' own."""
     return plan.step_time or step_time_of_trials(records, 2.0**plan.space.middle, plan.timings)
-
-
-def search_posterior(plan: Plan, records: Sequence[Record]) -> Posterior:
-    """The posterior of the trials before new seeds, by which configurations are chosen for them."""
-    return sample_posterior(plan.question, plan.space, without_new_seeds(records), seed=plan.seed)
 
 
 def answer_posterior(plan: Plan, records: Sequence[Record]) -> Posterior:

@@ -10,11 +10,11 @@ from bstune.core.records import Record, Spec, StepTime, ends
 from bstune.core.space import Space
 from bstune.core.step_time import StepTimeModel
 from bstune.search.findings import Prediction, predictions
-from bstune.search.posterior import Posterior
+from bstune.search.posterior import Posterior, sample_posterior
 from bstune.study.confirm import SURE, Candidate, Outcome, predicted_share
-from bstune.study.estimates import search_posterior, step_time_of
+from bstune.study.estimates import step_time_of
 from bstune.study.plan import Plan
-from bstune.study.trials import least_steps, new_seeds_of
+from bstune.study.trials import least_steps, new_seeds_of, without_new_seeds
 
 # A run tells whether its seed reaches the target where it was allowed so many times the steps that
 # are predicted.
@@ -41,7 +41,9 @@ class Field:
 
 def field_of(plan: Plan, records: Sequence[Record]) -> Field:
     """Who may be the best, by the search's trials and the new seeds."""
-    posterior = search_posterior(plan, records)
+    # New seeds of a configuration do not count for its prediction.
+    of_search = without_new_seeds(records)
+    posterior = sample_posterior(plan.question, plan.space, of_search, seed=plan.seed)
     step_time = step_time_of(plan, records)
     predicted = _predictions_of_others(plan, posterior, step_time)
     if predicted and isinstance(step_time, StepTimeModel):
