@@ -69,22 +69,28 @@ def compare(
         step_time: tau(B).
         posterior: of the study.
         draw: of it, (1, parameters).
-        waiting: places of the pruned trials among the posterior's chains, as of :func:`resumable`.
+        waiting: places of the pruned trials among the posterior's chains, as of
+            :func:`waiting_places`.
         new: the new configurations, as of :func:`new_configurations`.
     """
     new_x, new_z, chance = new
-    chains = [posterior.chains[place] for place in waiting]
-    x = np.concatenate([np.log2([chain.batch_size for chain in chains]), new_x])
-    z = np.concatenate([np.log2([chain.lr for chain in chains]), new_z])
-    log_steps = posterior.law.log_steps(draw, x, z)[0]
     rows = posterior.rows
-    log_steps[: len(chains)] = informed(
-        log_steps[: len(chains)],
+    count = len(waiting)
+    x = np.concatenate([rows.x[waiting], new_x])
+    z = np.concatenate([rows.z[waiting], new_z])
+    log_steps = posterior.law.log_steps(draw, x, z)[0]
+    log_steps[:count] = informed(
+        log_steps[:count],
         rows.log_steps[waiting],
         rows.deviation[waiting],
         rows.kind[waiting] == BOUND,
         math.exp(2.0 * draw[0, NOISE]),
     )
+    ran = np.zeros(x.size)
+    ran[:count] = [posterior.chains[place].steps for place in waiting]
+    # Pruned trials have run: their batch sizes fit.
+    fitting = np.ones(x.size)
+    fitting[count:] = np.maximum(chance, LEAST_CHANCE)
     # Values and costs are in proportion to steps.
     value_per_step = []
     cost_per_step = []
@@ -96,13 +102,12 @@ def compare(
     return Choices(
         x=x,
         z=z,
-        ran=np.concatenate([[chain.steps for chain in chains], np.zeros(new_x.size)]),
+        ran=ran,
         log_steps=log_steps,
         value_per_step=np.array(value_per_step),
         cost_per_step=np.array(cost_per_step),
         longest=np.array(longest),
-        # Pruned trials have run.
-        chance=np.concatenate([np.ones(len(chains)), np.maximum(chance, LEAST_CHANCE)]),
+        chance=fitting,
     )
 
 
@@ -179,7 +184,7 @@ def new_configurations(
         rng: of the decision.
     """
     x, z = _candidates(posterior, sizes_to_try(space, records, fits), best[:BEST], rng)
-    tried = {(spec.batch_size, spec.lr) for spec in (*records, *running)}
+    tried = tried_pairs(records, running)
     sizes = []
     is_new = []
     for candidate in zip(x, z, strict=True):
@@ -212,13 +217,17 @@ def _candidates(
     best_rate = law.best_rate(theta, x[:, None])[:, 0]
     z = best_rate + rng.normal(0.0, OCTAVES, CANDIDATES)
     if best:
-        centres = [best[place % len(best)].record for place in range(AROUND_BEST)]
-        sizes = np.log2([centre.batch_size for centre in centres])
-        rates = np.log2([centre.lr for centre in centres])
+        pairs = np.log2([(one.record.batch_size, one.record.lr) for one in best])
+        sizes, rates = pairs[np.arange(AROUND_BEST) % len(best)].T
         x[-AROUND_BEST:] = sizes + rng.normal(0.0, OCTAVES, AROUND_BEST)
         z[-AROUND_BEST:] = rates + rng.normal(0.0, OCTAVES, AROUND_BEST)
     snapped = np.log2([space.snap(2.0**size) for size in x])
     return snapped, np.clip(z, math.log2(space.lr_low), math.log2(space.lr_high))
+
+
+def tried_pairs(records: Sequence[Record], running: Sequence[Spec]) -> set[tuple[int, float]]:
+    """The batch sizes and rates that trials have run or run at."""
+    return {(spec.batch_size, spec.lr) for spec in (*records, *running)}
 
 
 def pair_of(space: Space, x: float, z: float) -> tuple[int, float]:

@@ -142,7 +142,9 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
         message = records[-1].message if records else "no trial was run in the time limit"
         return StudyResult(**fields, missing=message)
     if closest.trend == "failed":
-        fields["missing"] = [record.message for record in records if not record.history][-1]
+        for record in records:
+            if not record.history:
+                fields["missing"] = record.message
     easier = easier_target(plan.question.target, records)
     options = remedy(plan, study.name, closest.trend, records)
     of_time = more_time(plan, records)
@@ -243,10 +245,15 @@ def _comparison(
     """
     field = field_of(plan, records)
     leader = best_confirmed(field.candidates, field.runs, field.noise)
-    of_other = next((record for record in records if record.number == leader), None)
+    of_other = None
+    other_runs = []
+    if leader is not None:
+        of_other = numbered(records, leader)
+        other_runs = new_seeds_of(records, leader)
     of_baseline = baseline_of(records)
-    other_runs = [] if of_other is None else new_seeds_of(records, of_other.number)
-    baseline_runs = [] if of_baseline is None else new_seeds_of(records, of_baseline.number)
+    baseline_runs = []
+    if of_baseline is not None:
+        baseline_runs = new_seeds_of(records, of_baseline.number)
     common = {run.seed for run in other_runs} & {run.seed for run in baseline_runs}
     if common:
         other_runs = [run for run in other_runs if run.seed in common]

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from bstune.core.records import Record, Spec
 from bstune.core.space import Space
+from bstune.search.choices import tried_pairs
 from bstune.search.decide import Proposal, first_evaluation
 from bstune.search.fit import sizes_to_try
 from bstune.search.limits import LEAST_STEPS
@@ -37,7 +38,7 @@ def next_near_baseline(
 
     reached = sorted((one for one in without_new_seeds(records) if one.reached), key=value)
     space = sizes_to_try(plan.space, records, plan.fits)
-    tried = {(spec.batch_size, spec.lr) for spec in (*records, *running)}
+    tried = tried_pairs(records, running)
     for batch_size, lr in _near(space, baseline, reached, tried):
         if (batch_size, lr) not in tried:
             best_value = value(reached[0])

@@ -82,14 +82,18 @@ def fatal_error(space: Space, records: Sequence[Record], since: int = 0) -> Bstu
     """
     trained = trained_sizes([record for record in records if record.status != "failed"])
     recent = [record for record in records if record.number >= since]
-    if trained:
-        at_trained = [record for record in recent if record.batch_size in trained]
-        failures = [record for record in at_trained[-FAILURES:] if record.status == "failed"]
-    else:
-        for record in recent:
+    failures: list[str] = []
+    for record in recent:
+        if not trained:
             if record.status == "out of memory" and record.batch_size == space.low:
                 return InputError(record.message)
-        failures = [record for record in recent if record.status in ("failed", "refused")]
+            if record.status in ("failed", "refused"):
+                failures.append(record.message)
+        elif record.batch_size in trained:
+            if record.status == "failed":
+                failures.append(record.message)
+            else:
+                failures.clear()
     if len(failures) < FAILURES:
         return None
-    return UserCodeError(failures[-1].message)
+    return UserCodeError(failures[-1])
