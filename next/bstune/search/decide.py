@@ -126,17 +126,14 @@ def propose(
         )
     else:
         chosen = best_in_draw(choices, question.schedule_ends, bool(best))
-
     batch_size, lr = pair_of(space, choices.x[chosen], choices.z[chosen])
     of_law = posterior.law.log_steps(posterior.theta, choices.x[[chosen]], choices.z[[chosen]])
     evaluation: int | None = first_evaluation(math.exp(of_law.mean()))
-    first_step = 0
     resumed_from = None
     if chosen < len(waiting):
         resumed = posterior.chains[waiting[chosen]]
         batch_size, lr = resumed.batch_size, resumed.lr
         evaluation = resumed.first_evaluation
-        first_step = resumed.steps
         resumed_from = resumed.number
     last_step = question.budget.last_step(batch_size)
     spent = _spent(question, step_time, records)
@@ -144,7 +141,7 @@ def propose(
     return Proposal(
         batch_size=batch_size,
         lr=lr,
-        max_steps=max(min(math.ceil(limit), last_step), first_step + 1),
+        max_steps=max(min(math.ceil(limit), last_step), int(choices.ran[chosen]) + 1),
         resumed_from=resumed_from,
         first_evaluation=evaluation,
     )

@@ -5,7 +5,6 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from bstune.core.question import Question
 from bstune.core.records import Record, Target, ends
@@ -23,12 +22,12 @@ from bstune.study.result import (
     Searched,
     Speedup,
     StudyResult,
+    Trend,
 )
 from bstune.study.trials import count_configurations, took_seconds
 from bstune.system.console import seconds
 from bstune.system.console import sizes as written_sizes
 
-Trend = Literal["still falling", "flat", "stopped early", "diverged", "failed"]
 Options = dict[str, int | float | str]
 
 # Step times that are known worse than this, relatively, are a warning.

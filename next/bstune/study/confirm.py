@@ -308,8 +308,8 @@ def _estimates(candidates: Sequence[Candidate], runs: Runs, noise: float) -> dic
     estimates = {}
     for candidate in candidates:
         reached = _reached(candidate, runs)
-        is_most = 2 * len(reached) > len(runs.get(candidate.number, ()))
-        if predicted[candidate.number] > limit and not is_most:
+        most_reached = 2 * len(reached) > len(runs.get(candidate.number, ()))
+        if predicted[candidate.number] > limit and not most_reached:
             continue
         precision = 1.0 / candidate.deviation**2
         total = precision * (candidate.log_value + luck)

@@ -1,4 +1,4 @@
-"""What an answer stands on: the step time and the law's posterior, by a study's records."""
+"""The step time and the law's posterior, as the records of a study tell them."""
 
 from collections.abc import Sequence
 

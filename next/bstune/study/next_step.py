@@ -16,7 +16,7 @@ from bstune.search.decide import first_evaluation
 from bstune.search.fit import trained_sizes
 from bstune.study.new_seeds import ask_new_seed
 from bstune.study.plan import Ask, Done, Plan, Wait, trial_seed
-from bstune.study.search_trials import ask_search, goes_on
+from bstune.study.search_trials import ask_search, search_goes_on
 from bstune.study.trials import is_taken
 
 # Failures that end a study with the user's own error.
@@ -36,7 +36,7 @@ def next_step(
     """
     if plan.baseline is not None and not is_taken("baseline", records, running):
         return _ask_baseline(plan, plan.baseline, now)
-    if goes_on(plan, records, running, now):
+    if search_goes_on(plan, records, running, now):
         return ask_search(plan, records, running, now)
     if any(spec.role != "new seed" for spec in running):
         return Wait()

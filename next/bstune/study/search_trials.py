@@ -26,7 +26,9 @@ PLACES_PER_CONFIGURATION = 3
 LEAST_FOR_CURVE = 8
 
 
-def goes_on(plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float) -> bool:
+def search_goes_on(
+    plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float
+) -> bool:
     """Whether the search goes on."""
     deadline = plan.deadline
     if deadline is not None:
