@@ -11,7 +11,8 @@ from bstune.core.space import Configuration, Space
 from bstune.study.advice import followed
 from bstune.study.analysis import Study, analyse, is_near_trials
 from bstune.study.deadline import Deadline
-from bstune.study.plan import NORMAL_95, Plan
+from bstune.study.field import NORMAL_95
+from bstune.study.plan import Plan
 from bstune.study.result import ResultWarning
 
 TARGET = Target("val/loss", 0.1, "min")

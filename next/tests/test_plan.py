@@ -11,17 +11,10 @@ from bstune.core.records import Budget, Record, Spec, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.critical import critical_batch_size, is_narrow
 from bstune.study.deadline import Deadline
-from bstune.study.plan import (
-    Ask,
-    Done,
-    Plan,
-    Wait,
-    answer_posterior,
-    fatal_error,
-    field_of,
-    next_step,
-    trial_seed,
-)
+from bstune.study.estimates import answer_posterior
+from bstune.study.field import field_of
+from bstune.study.next_step import fatal_error, next_step
+from bstune.study.plan import Ask, Done, Plan, Wait, trial_seed
 
 TARGET = Target("val/loss", 0.1, "min")
 BASELINE = Configuration(batch_size=64, lr=0.4)
@@ -289,6 +282,14 @@ def test_a_robust_configuration_takes_over_from_one_that_misses():
     assert next_step(plan(), of_new_seeds("pruned"), [], 0.0).place == "seed/2/0"
 
 
+def test_new_seeds_from_before_the_search_went_on_leave_room_for_others():
+    """Of two seeds three times as many runs are enough; then the baseline follows."""
+    found = of_new_seeds(*["pruned"] * 6)
+    assert next_step(plan(), found, [], 0.0).place == "seed/0/0"
+    found.append(searched(9, "search/2", status="missed"))
+    assert next_step(plan(), found, [], 0.0).place == "seed/2/0"
+
+
 def test_runs_that_were_stopped_early_tell_no_share():
     (lucky, robust) = field_of(plan(), of_new_seeds()).candidates
     assert lucky.share == robust.share == 1.0
@@ -346,6 +347,8 @@ def test_a_smallest_size_that_does_not_fit_ends_a_study():
          "error 3"),
         ([record(0, "baseline", batch_size=8), failed(1, 8), failed(2, 8),
           record(3, "search/3", batch_size=8)], None),
+        ([record(0, "baseline", batch_size=8), failed(1, 8), failed(2, 8),
+          record(3, "search/3", batch_size=8), failed(4, 8)], None),
         # A smallest size that the user's code refuses says nothing of larger ones.
         ([refused(0, 4)], None),
         ([refused(0, 8), refused(1, 16), failed(2, 32)], "error 2"),

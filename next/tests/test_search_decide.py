@@ -8,7 +8,8 @@ from search_records import QUESTION, SPACE, Workload, record, step_time
 from bstune.core.question import Question
 from bstune.core.records import Budget
 from bstune.core.space import Space
-from bstune.search.decide import Choices, best_in_draw, informed, propose
+from bstune.search.choices import Choices, informed
+from bstune.search.decide import best_in_draw, propose
 from bstune.search.findings import lr_exponent_quantiles, predictions
 from bstune.search.posterior import sample_posterior
 

@@ -9,7 +9,8 @@ from typing import Literal
 from bstune.core.records import Budget, StepTime, Target
 
 Objective = Literal["time", "steps", "curve", "metric"]
-# The labels of the answer's rows by objective, as ``Question.rows`` gives them.
+# The labels of the answer's rows by objective, in their order; one that has nothing to say is
+# absent. The first line, the verdict, stands above them.
 ROWS: dict[str, tuple[str, ...]] = {
     "time": ("Time", "Easier", "Also good", "Scaling", "Warning", "Next", "Train"),
     "steps": ("Steps", "Easier", "Also good", "Scaling", "Warning", "Next", "Train"),
@@ -45,11 +46,3 @@ class Question:
     def seeks_best(self) -> bool:
         """Whether a best configuration is sought, which new seeds confirm."""
         return self.objective != "curve"
-
-    @property
-    def rows(self) -> tuple[str, ...]:
-        """The labels of the answer's rows, in their order; one that has nothing to say is absent.
-
-        The first line, the verdict, stands above them.
-        """
-        return ROWS[self.objective]

@@ -82,15 +82,28 @@ def find_largest_fit(
         probes[size] = probe(size)
         size = _next_size(probes, low, high, multiple)
         is_in_time = size is None or has_time(size)
-    fits = [size for size, one in probes.items() if one.fits]
-    ends = [size for size, one in probes.items() if not one.fits]
-    unfit = min((size for size in ends if not probes[size].refused), default=None)
-    largest = max(fits, default=None)
-    if largest is not None and not is_in_time:
-        end = min([high, *(size - 1 for size in ends)])
-        safe = _size_at(probes, FAR_BELOW)
-        largest = max(largest, math.floor(min(safe, end) / multiple) * multiple)
-    return Memory(largest, unfit, probes, is_in_time)
+    fitting, others = _sizes(probes)
+    largest = None
+    if fitting:
+        largest = fitting[-1]
+        if not is_in_time:
+            below = others[0] - 1 if others else high
+            safe = min(_size_at(probes, FAR_BELOW), below, high)
+            largest = max(largest, math.floor(safe / multiple) * multiple)
+    short = [size for size in others if not probes[size].refused]
+    return Memory(largest, min(short, default=None), probes, is_in_time)
+
+
+def _sizes(probes: dict[int, Probe]) -> tuple[list[int], list[int]]:
+    """The batch sizes that fit, and those that do not, ascending."""
+    fitting = []
+    others = []
+    for size in sorted(probes):
+        if probes[size].fits:
+            fitting.append(size)
+        else:
+            others.append(size)
+    return fitting, others
 
 
 def memory_line(probes: dict[int, Probe]) -> Line | None:
@@ -99,12 +112,14 @@ def memory_line(probes: dict[int, Probe]) -> Line | None:
     With one size alone it begins at the bytes before the training, which is an upper bound beyond
     that size. None where no size fits.
     """
-    fits = sorted(size for size, one in probes.items() if one.fits)
-    if not fits:
+    fitting, _ = _sizes(probes)
+    if not fitting:
         return None
-    last = probes[fits[-1]]
-    before = (0.0, last.start) if len(fits) == 1 else (fits[-2], probes[fits[-2]].peak)
-    return Line.through(before, (fits[-1], last.peak))
+    last = probes[fitting[-1]]
+    before = 0.0, last.start
+    if len(fitting) > 1:
+        before = fitting[-2], probes[fitting[-2]].peak
+    return Line.through(before, (fitting[-1], last.peak))
 
 
 def _size_at(probes: dict[int, Probe], share: float) -> float:
@@ -118,10 +133,11 @@ def _size_at(probes: dict[int, Probe], share: float) -> float:
 
 def _next_size(probes: dict[int, Probe], low: int, high: int, multiple: int) -> int | None:
     """The size to probe next; None: the largest that fits is known."""
-    fit = max((size for size, one in probes.items() if one.fits), default=0)
-    unfit = min((size for size, one in probes.items() if not one.fits), default=high + multiple)
-    if fit == 0:
+    fitting, others = _sizes(probes)
+    unfit = others[0] if others else high + multiple
+    if not fitting:
         return max(low, _rounded(unfit / STEP_DOWN, multiple)) if unfit > low else None
+    fit = fitting[-1]
     wanted = min(_size_at(probes, NEAR), high)
     if unfit <= CLOSE * fit or (wanted < CLOSE * fit and wanted < high):
         return None
@@ -136,7 +152,9 @@ def _next_size(probes: dict[int, Probe], low: int, high: int, multiple: int) -> 
 
 def _rounded(size: float, multiple: int) -> int:
     """Round down to a multiple, and of 2 to 8 where that is a small part: more code takes it."""
-    even = 2 ** min(max(int(math.log2(size / ROUND_PART)), 0), 3) if size > ROUND_PART else 1
+    even = 1
+    if size > ROUND_PART:
+        even = 2 ** min(int(math.log2(size / ROUND_PART)), 3)
     step = math.lcm(multiple, even)
     return math.floor(size / step) * step
 
@@ -149,9 +167,9 @@ def available_bytes(own: float, root: Path = Path("/")) -> float:
         root: of the system's files.
     """
     free = []
-    for line in _lines(root / "proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            free.append(1024.0 * int(line.split()[1]))
+    of_machine = _field(root / "proc/meminfo", "MemAvailable:")
+    if of_machine is not None:
+        free.append(1024.0 * of_machine)
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, group = line.split(":", 2)
         if controllers == "":
@@ -163,7 +181,8 @@ def available_bytes(own: float, root: Path = Path("/")) -> float:
             continue
         # In a container the group's own folder may be missing; then the limit is at the top.
         place = top / group.lstrip("/")
-        free += [_left_of_group(folder, *names) for folder in (place, *place.parents)]
+        for folder in (place, *place.parents):
+            free.append(_left_of_group(folder, *names))
     return own + min(free, default=math.inf)
 
 
@@ -173,8 +192,8 @@ def _left_of_group(folder: Path, limit: str, usage: str, cache: str) -> float:
     # Without a limit it is "max".
     if not limits or not used or not limits[0].isdigit():
         return math.inf
-    cached = [line for line in _lines(folder / "memory.stat") if line.startswith(f"{cache} ")]
-    return int(limits[0]) - int(used[0]) + sum(int(line.split()[1]) for line in cached)
+    cached = _field(folder / "memory.stat", f"{cache} ") or 0
+    return int(limits[0]) - int(used[0]) + cached
 
 
 def _lines(path: Path) -> list[str]:
@@ -185,9 +204,14 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
+def _field(path: Path, start: str) -> int | None:
+    """The number in a system file's line that begins so; None where there is no such line."""
+    for line in _lines(path):
+        if line.startswith(start):
+            return int(line.split()[1])
+    return None
+
+
 def resident_bytes(field: str) -> float:
     """Memory of this process by its status (proc(5)): ``VmRSS`` now, ``VmHWM`` its most."""
-    for line in _lines(Path("/proc/self/status")):
-        if line.startswith(f"{field}:"):
-            return 1024.0 * int(line.split()[1])
-    return 0.0
+    return 1024.0 * (_field(Path("/proc/self/status"), f"{field}:") or 0)

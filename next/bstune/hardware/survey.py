@@ -13,9 +13,9 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,10 +100,13 @@ class Survey(Frozen):
     @property
     def step_times(self) -> tuple[tuple[float, float, float], ...]:
         """Batch size, seconds of a step and their relative standard deviation, ascending."""
-        least = BUSY_DEVIATION if self.busy else 0.0
-        return tuple(
-            (one.batch_size, one.seconds, max(one.deviation, least)) for one in self.timings
-        )
+        rows = []
+        for one in self.timings:
+            deviation = one.deviation
+            if self.busy:
+                deviation = max(deviation, BUSY_DEVIATION)
+            rows.append((one.batch_size, one.seconds, deviation))
+        return tuple(rows)
 
     @property
     def busy(self) -> bool:
@@ -115,15 +118,17 @@ class Survey(Frozen):
 class Timed:
     """What the visits told; its module imports no torch, as the main process reads it."""
 
-    threads: int
-    visits: dict[int, list[float]]
+    threads: int | None
+    visits: dict[int, list[float]] = field(default_factory=dict)
     """Seconds of a step in each visit, by batch size."""
-    refused: dict[int, str]
+    refused: dict[int, str] = field(default_factory=dict)
     """Batch sizes that the user's code refused, with its error."""
-    waited: float
+    waited: float = 0.0
     """The share of the time that the training waited for a processor; no timing has it."""
-    whole: bool
+    whole: bool = False
     """Whether every size got all of its visits."""
+    failure: str = ""
+    """Why no step was timed, in a line."""
 
 
 def survey(
@@ -154,42 +159,10 @@ def survey(
         UserCodeError: the user's code does not train at the baseline's batch size.
         InputError: no batch size fits.
     """
-    began = time.monotonic()
+    measurement = _Measurement(worker, recipe, baseline, steps, seconds, patience, memory_limit)
     low, high = sizes
-    refused: dict[int, str] = {}
-    # Of the probe before: its size, its seconds, and those of a step.
-    last = (baseline[0], 0.0, 0.0)
-
-    def passed() -> float:
-        return time.monotonic() - began
-
-    def ask(name: str, *args: object) -> Answer | Failure:
-        return call(worker, _in_worker, name, *args, limit=patience)
-
-    def probe(size: int) -> Probe:
-        nonlocal last
-        _end_process(worker, patience)
-        start = passed()
-        outcome = ask("probe_memory", recipe, size, baseline, steps, memory_limit)
-        if isinstance(outcome, Failure):
-            if outcome.refusal is not None:
-                raise outcome.refusal
-            # Its process died: of too much memory, as far as anyone can see.
-            return Probe(fits=False, peak=math.inf, limit=math.inf)
-        found: Probe = outcome.value
-        last = size, passed() - start, found.step
-        if found.refused:
-            refused[size] = found.refused
-            if size == baseline[0]:
-                raise UserCodeError(found.refused)
-        return found
-
-    def has_time(size: int) -> bool:
-        before, took, step = last
-        predicted = took + PROBE_STEPS * step * size / before
-        return passed() + predicted < MEMORY_SHARE * seconds
-
-    memory = find_largest_fit(probe, low, high, baseline[0], multiple, has_time)
+    size, _ = baseline
+    memory = find_largest_fit(measurement.probe, low, high, size, multiple, measurement.has_time)
     line = memory_line(memory.probes)
     if memory.largest_fit is None or line is None:
         limit = min(one.limit for one in memory.probes.values())
@@ -197,49 +170,122 @@ def survey(
             f"no batch size from {low} on fits into {limit / 1e6:,.0f} MB: raise memory_limit, or "
             f"lower batch_size.low"
         )
-    _end_process(worker, patience)
-    ladder = ladder_of(low, memory.largest_fit, baseline[0], multiple)
-    of_baseline = steps * memory.probes[baseline[0]].step
-    left = min(VISITS_SHARE * seconds - passed(), max(LEAST_VISITS_SECONDS, of_baseline))
-    of_visits = ask("time_sizes", recipe, ladder, baseline, steps, left)
-    if isinstance(of_visits, Failure) and of_visits.refusal is not None:
-        raise of_visits.refusal
-    # Without timings the trials' own step times have to do.
-    timed: Timed | None = of_visits.value if isinstance(of_visits, Answer) else None
-    visits = {} if timed is None else timed.visits
-    timings = tuple(_timing(size, visits[size]) for size in sorted(visits))
-    roofline = None
-    if timings and passed() < VISITS_SHARE * seconds:
-        ends = timings[0].batch_size, timings[-1].batch_size
-        outcome = ask("measure_roofline", recipe, ends, baseline, steps)
-        # A step that cannot be counted has no roofline, and trains.
-        roofline = outcome.value if isinstance(outcome, Answer) else None
-    _end_process(worker, patience)
+    measurement.end_process()
+    timed = measurement.time_steps(
+        ladder_of(low, memory.largest_fit, size, multiple), memory.probes[size].step
+    )
+    roofline = measurement.roofline(sorted(timed.visits))
+    measurement.end_process()
     return Survey(
-        threads=recipe.threads if timed is None else timed.threads,
-        timings=timings,
+        threads=timed.threads,
+        timings=tuple(_timing(size, timed.visits[size]) for size in sorted(timed.visits)),
         largest_fit=memory.largest_fit,
         smallest_unfit=memory.smallest_unfit,
         limit=min(one.limit for one in memory.probes.values() if one.fits),
         memory=line,
-        refused=tuple(sorted((refused | (timed.refused if timed else {})).items())),
+        refused=tuple(sorted((measurement.refused | timed.refused).items())),
         roofline=roofline,
-        waited=timed.waited if timed else 0.0,
-        whole=memory.whole and timed is not None and timed.whole,
-        failure=of_visits.reason if isinstance(of_visits, Failure) else "",
-        seconds=passed(),
+        waited=timed.waited,
+        whole=memory.whole and timed.whole,
+        failure=timed.failure,
+        seconds=measurement.passed,
         allowed=seconds,
     )
+
+
+@dataclass
+class _Measurement:
+    """The measurements of one survey, each by a function of :mod:`bstune.hardware.timing`.
+
+    Args:
+        worker, recipe, baseline, steps, seconds, patience, memory_limit: as of :func:`survey`.
+    """
+
+    worker: Worker
+    recipe: Recipe
+    baseline: tuple[int, float]
+    steps: int
+    seconds: float
+    patience: float
+    memory_limit: int | None
+
+    def __post_init__(self) -> None:
+        self.refused: dict[int, str] = {}
+        self._began = time.monotonic()
+        # Of the probe before: its size, its seconds, and those of a step.
+        self._last = self.baseline[0], 0.0, 0.0
+
+    @property
+    def passed(self) -> float:
+        """Seconds since the survey began."""
+        return time.monotonic() - self._began
+
+    def _ask(self, name: str, sizes: object, *more: object) -> Answer | Failure:
+        args = name, self.recipe, sizes, self.baseline, self.steps, *more
+        return call(self.worker, _in_worker, *args, limit=self.patience)
+
+    def end_process(self) -> None:
+        """Let the worker's next function run in a fresh process."""
+        call(self.worker, os._exit, 0, limit=self.patience)
+
+    def probe(self, size: int) -> Probe:
+        """Probe memory at a batch size."""
+        self.end_process()
+        start = self.passed
+        outcome = self._ask("probe_memory", size, self.memory_limit)
+        if isinstance(outcome, Failure):
+            if outcome.refusal is not None:
+                raise outcome.refusal
+            # Its process died: of too much memory, as far as anyone can see.
+            return Probe(fits=False, peak=math.inf, limit=math.inf)
+        found: Probe = outcome.value
+        self._last = size, self.passed - start, found.step
+        if found.refused:
+            self.refused[size] = found.refused
+            if size == self.baseline[0]:
+                raise UserCodeError(found.refused)
+        return found
+
+    def has_time(self, size: int) -> bool:
+        """Whether a probe at a batch size is predicted to end in its share of the seconds."""
+        before, took, step = self._last
+        predicted = took + PROBE_STEPS * step * size / before
+        return self.passed + predicted < MEMORY_SHARE * self.seconds
+
+    def time_steps(self, sizes: Sequence[int], step: float) -> Timed:
+        """Time steps at some batch sizes; where that fails, the trials' own step times have to do.
+
+        Args:
+            sizes: ascending.
+            step: seconds of one at the baseline's size.
+        """
+        of_baseline = max(LEAST_VISITS_SECONDS, self.steps * step)
+        left = min(VISITS_SHARE * self.seconds - self.passed, of_baseline)
+        outcome = self._ask("time_sizes", sizes, left)
+        if isinstance(outcome, Failure):
+            if outcome.refusal is not None:
+                raise outcome.refusal
+            return Timed(threads=self.recipe.threads, failure=outcome.reason)
+        timed: Timed = outcome.value
+        return timed
+
+    def roofline(self, sizes: Sequence[int]) -> Roofline | None:
+        """The roofline, by steps at the smallest and the largest of the sizes that were timed.
+
+        None without a time, and where steps cannot be counted: these train.
+        """
+        if not sizes or self.passed >= VISITS_SHARE * self.seconds:
+            return None
+        outcome = self._ask("measure_roofline", (sizes[0], sizes[-1]))
+        if isinstance(outcome, Failure):
+            return None
+        roofline: Roofline | None = outcome.value
+        return roofline
 
 
 def _in_worker(name: str, *args: Any) -> Any:
     """Call a function of the module that imports torch, which this process does not."""
     return getattr(importlib.import_module("bstune.hardware.timing"), name)(*args)
-
-
-def _end_process(worker: Worker, patience: float) -> None:
-    """Let the worker's next function run in a fresh process."""
-    call(worker, os._exit, 0, limit=patience)
 
 
 def _timing(batch_size: int, visits: list[float]) -> Timing:
@@ -263,7 +309,9 @@ def ladder_of(low: int, high: int, baseline: int, multiple: int = 1) -> list[int
     sizes = {low, high}
     for number in range(1, gaps):
         size = low * (high / low) ** (number / gaps)
-        step = math.lcm(multiple, 8 if size > ROUND_ABOVE else 1)
+        step = multiple
+        if size > ROUND_ABOVE:
+            step = math.lcm(multiple, 8)
         sizes.add(round(size / step) * step)
     # The baseline's stands for the size next to it.
     between = [size for size in sizes if low < size < high]
@@ -324,8 +372,11 @@ def survey_key(
         machine: device and versions.
         measured: range, baseline and limits.
     """
-    plain = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
-    kept = {name: value for name, value in plain.items() if not callable(value)}
+    kept = {}
+    for setting in fields(recipe):
+        value = getattr(recipe, setting.name)
+        if not callable(value):
+            kept[setting.name] = value
     place = (platform.node(), os.cpu_count(), sorted(os.sched_getaffinity(0)))
     threads = os.environ.get("OMP_NUM_THREADS")
     text = json.dumps(

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,6 +36,7 @@ from bstune.hardware.roofline import (
 from bstune.hardware.survey import Timed
 from bstune.recipe.recipe import Recipe, TrialSettings, resolve_device
 from bstune.system.failures import one_line
+from bstune.trial import look_up
 from bstune.trial.lightning import fit
 from bstune.trial.trial import BatchSizeRefused, is_out_of_memory
 from bstune.trial.worker import tell_progress
@@ -152,23 +152,14 @@ class StepTimer(Callback):
         raise Enough
 
 
-def settings(
-    batch_size: int, baseline: tuple[int, float], steps: int, seed: int = 0
-) -> TrialSettings:
+def settings(batch_size: int, baseline: tuple[int, float], steps: int) -> TrialSettings:
     """What a recipe sees of a measurement at a batch size.
 
     Below the baseline's size the rate is smaller in proportion: steps that diverge are no trial's.
     """
     size, lr = baseline
-    steps = max(steps, LEAST_TOTAL)
-    return SimpleNamespace(
-        batch_size=batch_size,
-        lr=lr * min(1.0, batch_size / size),
-        values={},
-        seed=seed,
-        max_steps=steps,
-        total_steps=steps,
-    )
+    rate = lr * min(1.0, batch_size / size)
+    return look_up.settings(batch_size, rate, max(steps, LEAST_TOTAL))
 
 
 def _fitted(recipe: Recipe, trial: TrialSettings, *callbacks: Callback) -> None:
@@ -293,11 +284,11 @@ def time_sizes(
             if step is not None:
                 visits.setdefault(size, []).append(step)
     return Timed(
-        threads or torch.get_num_threads(),
-        visits,
-        refused,
-        statistics.fmean(waits) if waits else 0.0,
-        whole,
+        threads=threads or torch.get_num_threads(),
+        visits=visits,
+        refused=refused,
+        waited=statistics.fmean(waits or [0.0]),
+        whole=whole,
     )
 
 
@@ -305,9 +296,10 @@ def _predicted(costs: dict[int, float], size: int) -> float:
     """Seconds of a visit at most: as those to a larger size, or in proportion to the largest."""
     if not costs:
         return 0.0
-    larger = [costs[known] for known in costs if known >= size]
     largest = max(costs)
-    return min(larger) if larger else costs[largest] * size / largest
+    if largest < size:
+        return costs[largest] * size / largest
+    return min(cost for known, cost in costs.items() if known >= size)
 
 
 def choose_threads(

@@ -51,7 +51,7 @@ class Row:
 def answer(result: StudyResult) -> tuple[Row, ...]:
     """Write an answer's rows: the verdict, then those that the question names, in its order."""
     texts = {
-        "Time": _runs(result, _took),
+        "Time": _runs(result),
         "Steps": _steps(result),
         "Range": _range(result),
         "Rates": rates(result),
@@ -145,9 +145,7 @@ def _speedup_text(result: StudyResult, speedup: Speedup, baseline: Confirmed) ->
     if speedup.at_least:
         end = BASELINE_ENDS[result.baseline_limit or "budget"]
         return f"at least {better} {than} {pair}, whose median run {end}"
-    low = _end(speedup.low)
-    high = None if speedup.high is None else _end(speedup.high)
-    return f"{better}{_brackets(low, high)} {than} {pair}"
+    return f"{better}{_brackets(speedup.low, speedup.high, _end)} {than} {pair}"
 
 
 def _end(value: float) -> str:
@@ -158,7 +156,7 @@ def _end(value: float) -> str:
 
 def _steps(result: StudyResult) -> Iterator[str]:
     """Write the steps, and what is faster in seconds."""
-    for text in _runs(result, _took_steps):
+    for text in _runs(result):
         faster = result.faster
         if faster is not None:
             times = console.speedup(faster.speedup)
@@ -166,25 +164,31 @@ def _steps(result: StudyResult) -> Iterator[str]:
         yield text
 
 
-def _runs(result: StudyResult, took: Callable[[Confirmed], str]) -> Iterator[str]:
+def _runs(result: StudyResult) -> Iterator[str]:
     """Write what the best and the baseline took on new seeds."""
     best = result.best
     if best is None or not best.runs:
         return
     runs = _reached(best)
     share = f"predicted {_share(best.predicted_share)}"
-    is_baseline = result.baseline is not None and best.number == result.baseline.number
-    took_best = f"baseline {took(best)}" if is_baseline else took(best)
-    # Where the best is the baseline, it is compared with the best other one.
-    name, compared = ("best other", result.other) if is_baseline else ("baseline", result.baseline)
+    took_best = _took(result, best)
+    name = "baseline"
+    pair = ""
+    compared = result.baseline
+    if compared is not None and compared.number == best.number:
+        # Where the best is the baseline, it is compared with the best other one.
+        took_best = f"baseline {took_best}"
+        name = "best other"
+        compared = result.other
+        if compared is not None:
+            pair = f" ({_pair(compared)})"
     if compared is None or not compared.runs:
         yield f"{took_best}; {runs} new seeds, {share}"
-    else:
-        pair = f" ({_pair(compared)})" if is_baseline else ""
-        seeds = f"{runs} new seeds each, {share}"
-        if _reached(compared) != runs:
-            seeds = f"{runs} new seeds ({share}), {name} {_reached(compared)}"
-        yield f"{took_best}; {name}{pair} {took(compared)}; {seeds}"
+        return
+    seeds = f"{runs} new seeds each, {share}"
+    if _reached(compared) != runs:
+        seeds = f"{runs} new seeds ({share}), {name} {_reached(compared)}"
+    yield f"{took_best}; {name}{pair} {_took(result, compared)}; {seeds}"
 
 
 def _easier(result: StudyResult) -> Iterator[str]:
@@ -201,9 +205,10 @@ def _also_good(result: StudyResult) -> Iterator[str]:
     alone = result.lr_alone
     if alone is not None:
         times = console.speedup(alone.speedup)
-        at_least = "at least " if alone.high is None else ""
+        if alone.high is None:
+            times = f"at least {times}"
         lr = console.number(alone.lr)
-        parts.append(f"at your batch size, lr {lr} alone is predicted to give {at_least}{times}")
+        parts.append(f"at your batch size, lr {lr} alone is predicted to give {times}")
     if parts:
         yield "; ".join(parts)
 
@@ -216,14 +221,14 @@ def _scaling(result: StudyResult) -> Iterator[str]:
 def _critical(critical: Critical) -> str:
     """Write the critical batch size, without its first word."""
     ends = critical.interval
-    low = None if ends.low is None else _whole(ends.low)
-    high = None if ends.high is None else _whole(ends.high)
     if ends.value is not None:
-        return f"batch size {_whole(ends.value)}{_brackets(low, high)}"
-    if low is not None:
-        return f"batch size above {low}: no trial above {critical.largest:,} reached the target"
-    if high is not None:
-        return f"batch size below {high}: no trial below {critical.smallest:,} reached the target"
+        return f"batch size {_whole(ends.value)}{_brackets(ends.low, ends.high, _whole)}"
+    if ends.low is not None:
+        last = f"{critical.largest:,}"
+        return f"batch size above {_whole(ends.low)}: no trial above {last} reached the target"
+    if ends.high is not None:
+        last = f"{critical.smallest:,}"
+        return f"batch size below {_whole(ends.high)}: no trial below {last} reached the target"
     if critical.smallest == critical.largest:
         return f"batch size unknown: only batch size {critical.smallest:,} reached the target"
     reached = f"{critical.smallest:,} to {critical.largest:,}"
@@ -234,11 +239,13 @@ def _range(result: StudyResult) -> Iterator[str]:
     searched = result.searched
     if searched is not None:
         octaves = console.count(searched.octaves, "octave")
-        without = f", none around {console.sizes(searched.to_add)}" if searched.to_add else ""
-        yield (
+        text = (
             f"batch sizes {searched.low:,} to {searched.high:,}: {searched.reached} of {octaves} "
-            f"have a trial that reached the target{without}"
+            f"have a trial that reached the target"
         )
+        if searched.to_add:
+            text += f", none around {console.sizes(searched.to_add)}"
+        yield text
 
 
 def rates(result: StudyResult) -> Iterator[str]:
@@ -250,11 +257,9 @@ def rates(result: StudyResult) -> Iterator[str]:
 def growth(result: StudyResult) -> Iterator[str]:
     """Write how the best rate grows with batch size."""
     exponent = result.lr_exponent
-    if exponent is None or exponent.value is None:
-        return
-    low = None if exponent.low is None else f"{exponent.low:.2f}"
-    high = None if exponent.high is None else f"{exponent.high:.2f}"
-    yield f"lr* grows as B^{exponent.value:.2f}{_brackets(low, high)}"
+    if exponent is not None and exponent.value is not None:
+        ends = _brackets(exponent.low, exponent.high, "{:.2f}".format)
+        yield f"lr* grows as B^{exponent.value:.2f}{ends}"
 
 
 def _warnings(result: StudyResult) -> Iterator[str]:
@@ -300,15 +305,13 @@ def _share(share: float) -> str:
     return f"{min(round(10 * share), 9)} of 10"
 
 
-def _took(configuration: Confirmed) -> str:
-    """Write seconds and steps to the target; where they are bounds it took longer."""
-    took = f"{console.seconds(configuration.seconds)}, {_whole(configuration.steps)} steps"
-    return f"over {took}" if configuration.is_bound else took
-
-
-def _took_steps(configuration: Confirmed) -> str:
-    """Write steps to the target, then seconds; where they are bounds it took more."""
-    took = f"{_whole(configuration.steps)} steps, {console.seconds(configuration.seconds)}"
+def _took(result: StudyResult, configuration: Confirmed) -> str:
+    """Write seconds and steps to the target, what is minimised first."""
+    parts = [console.seconds(configuration.seconds), f"{_whole(configuration.steps)} steps"]
+    if result.objective == "steps":
+        parts.reverse()
+    took = ", ".join(parts)
+    # Where the median is a bound it took longer.
     return f"over {took}" if configuration.is_bound else took
 
 
@@ -316,10 +319,12 @@ def _whole(value: float) -> str:
     return console.number(round(value))
 
 
-def _brackets(low: str | None, high: str | None) -> str:
+def _brackets(low: float | None, high: float | None, write: Callable[[float], str]) -> str:
     """Write an interval behind its value; an end that is not known is open."""
     if low is not None and high is not None:
-        return f" ({low} to {high})"
+        return f" ({write(low)} to {write(high)})"
     if low is not None:
-        return f" (above {low})"
-    return "" if high is None else f" (below {high})"
+        return f" (above {write(low)})"
+    if high is not None:
+        return f" (below {write(high)})"
+    return ""

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from bstune.core.records import Record, ends
+from bstune.core.records import Record, Status, ends
 from bstune.hardware.survey import Survey
 from bstune.report.answer import answer, growth
 from bstune.search.findings import CurvePoint
@@ -91,14 +91,13 @@ def curve_figure(result: StudyResult, records: Sequence[Record]) -> Figure:
         trial=lambda record: record.lr,
         confirmed=lambda runs: runs.lr,
     )
-    trials = [record for record in ends(tuple(records)) if record.role != "new seed"]
+    trials = [record for record in ends(records) if record.role != "new seed"]
     figure = Figure(figsize=INCHES, layout="constrained")
     steps_axes, time_axes, rate_axes = figure.subplots(1, 3)
     _draw_law(steps_axes, result)
     _draw_panel(steps_axes, steps, result, trials)
     _draw_panel(time_axes, time, result, trials)
-    diverged = [record for record in trials if record.status == "diverged"]
-    _scatter(rate_axes, rate, diverged, CROSS)
+    _scatter(rate_axes, rate, trials, ("diverged",), CROSS)
     _draw_panel(rate_axes, rate, result, trials)
     for text in growth(result):
         rate_axes.set_title(text, fontsize=9, parse_math=False)
@@ -121,16 +120,17 @@ def _trial_seconds(record: Record) -> float | None:
 
 def _draw_panel(axes: Axes, panel: Panel, result: StudyResult, trials: Sequence[Record]) -> None:
     """Draw the trials, the curve, the baseline and the best; a median that is a bound is hollow."""
-    bounds = [record for record in trials if record.status in ("pruned", "missed")]
-    _scatter(axes, panel, bounds, BOUND)
-    _scatter(axes, panel, [record for record in trials if record.reached], DOT)
+    _scatter(axes, panel, trials, ("pruned", "missed"), BOUND)
+    _scatter(axes, panel, trials, ("reached",), DOT)
     heights: list[float] = []
     if result.curve:
         sizes = [point.batch_size for point in result.curve]
         low, middle, high = zip(*map(panel.curve, result.curve), strict=True)
         axes.fill_between(sizes, low, high, **BAND)
-        schedule_ends = any(record.schedule_steps is not None for record in trials)
-        axes.plot(sizes, middle, label=SHORTEST if schedule_ends else MEDIAN, **LINE)
+        label = MEDIAN
+        if any(record.schedule_steps is not None for record in trials):
+            label = SHORTEST
+        axes.plot(sizes, middle, label=label, **LINE)
         heights += [*low, *high]
     marks = (("baseline", result.baseline, SQUARE), ("best", result.best, STAR))
     for label, runs, style in marks:
@@ -146,14 +146,20 @@ def _draw_panel(axes: Axes, panel: Panel, result: StudyResult, trials: Sequence[
     _scale(axes, panel.number)
 
 
-def _scatter(axes: Axes, panel: Panel, records: Sequence[Record], style: dict[str, Any]) -> None:
-    """Draw trials that have a height; without any the legend has no entry for them."""
+def _scatter(
+    axes: Axes,
+    panel: Panel,
+    trials: Sequence[Record],
+    statuses: Sequence[Status],
+    style: dict[str, Any],
+) -> None:
+    """Draw the trials that ended so and have a height; without any the legend has no entry."""
     sizes = []
     heights = []
-    for record in records:
+    for record in trials:
         height = panel.trial(record)
         # A trial without a step has no place on a logarithmic axis.
-        if height:
+        if height and record.status in statuses:
             sizes.append(record.batch_size)
             heights.append(height)
     if sizes:
@@ -212,16 +218,20 @@ def roofline_figure(survey: Survey) -> Figure:
     axes = figure.add_subplot()
     roofline = survey.roofline
     if roofline is not None:
-        points = [(one.batch_size, one.seconds) for one in survey.timings]
-        intensities = [roofline.intensity(size) for size, _ in points]
-        rates = [roofline.flops(size) / taken for size, taken in points]
+        intensities = []
+        rates = []
+        for one in survey.timings:
+            intensity = roofline.intensity(one.batch_size)
+            rate = roofline.flops(one.batch_size) / one.seconds
+            label = f"{one.batch_size:,}"
+            axes.annotate(label, (intensity, rate), (4, -10), textcoords="offset points")
+            intensities.append(intensity)
+            rates.append(rate)
         ends = min(*intensities, roofline.ridge) / 3, max(*intensities, roofline.ridge) * 3
         x = np.geomspace(*ends, 100)
         axes.plot(x, np.minimum(roofline.peak, roofline.bandwidth * x), color=GREY)
         axes.plot(intensities, rates, color=BLUE, marker="o", markersize=4, linewidth=0.8)
         axes.axvline(roofline.ridge, color=VERMILION, linewidth=0.8, linestyle=":")
-        for (size, _), intensity, rate in zip(points, intensities, rates, strict=True):
-            axes.annotate(f"{size:,}", (intensity, rate), (4, -10), textcoords="offset points")
     axes.set(
         xscale="log",
         yscale="log",

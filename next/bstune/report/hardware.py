@@ -1,6 +1,6 @@
 """A survey as text: what a step takes at each batch size, and what bounds it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bstune.hardware.roofline import advice
 from bstune.hardware.survey import Survey
@@ -31,7 +31,9 @@ def _caution(survey: Survey) -> str:
     """What a survey lacks, and why."""
     if survey.failure:
         return f"; no step was timed: {survey.failure}"
-    caution = "" if survey.whole else "; there was no time for all of it"
+    caution = ""
+    if not survey.whole:
+        caution = "; there was no time for all of it"
     if survey.busy:
         caution += f"; the machine is busy ({survey.waited:.0%} of the time waited for): not kept"
     return caution
@@ -39,7 +41,7 @@ def _caution(survey: Survey) -> str:
 
 def survey_text(survey: Survey, was_kept: bool) -> str:
     """A survey's table and what follows from it, in 80 columns."""
-    lines = ["  ".join(name.rjust(11) for name in COLUMNS)]
+    lines = [_columns(COLUMNS)]
     for timing in survey.timings:
         size = timing.batch_size
         cells = [
@@ -51,10 +53,15 @@ def survey_text(survey: Survey, was_kept: bool) -> str:
         if survey.roofline is not None:
             share = survey.roofline.allowed_seconds(size) / timing.seconds
             cells += [number(survey.roofline.intensity(size), 2), f"{share:.0%}"]
-        lines.append("  ".join(cell.rjust(11) for cell in cells))
+        lines.append(_columns(cells))
     lines.append("")
-    lines += [wrap(label, text) for label, text in _rows(survey, was_kept)]
+    for label, text in _rows(survey, was_kept):
+        lines.append(wrap(label, text))
     return "\n".join(lines)
+
+
+def _columns(cells: Sequence[str]) -> str:
+    return "  ".join(cell.rjust(11) for cell in cells)
 
 
 def _rows(survey: Survey, was_kept: bool) -> Iterator[tuple[str, str]]:

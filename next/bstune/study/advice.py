@@ -2,10 +2,9 @@
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from bstune.core.question import Question
 from bstune.core.records import Record, Target, ends
@@ -14,7 +13,7 @@ from bstune.search.findings import CurvePoint
 from bstune.study.confirm import NOT_WORTH
 from bstune.study.critical import is_narrow
 from bstune.study.deadline import least_limit
-from bstune.study.plan import Plan, count_configurations, took_seconds
+from bstune.study.plan import Plan
 from bstune.study.result import (
     Closest,
     Confirmed,
@@ -23,11 +22,12 @@ from bstune.study.result import (
     Searched,
     Speedup,
     StudyResult,
+    Trend,
 )
+from bstune.study.trials import count_configurations, took_seconds
 from bstune.system.console import seconds
 from bstune.system.console import sizes as written_sizes
 
-Trend = Literal["still falling", "flat", "stopped early", "diverged", "failed"]
 Options = dict[str, int | float | str]
 
 # Step times that are known worse than this, relatively, are a warning.
@@ -59,29 +59,34 @@ LEAST_ROOM = 1e-3
 def closest_trial(question: Question, records: Sequence[Record]) -> Closest | None:
     """The trial that came closest to the target, and what most did; None without a metric."""
     target = question.target
-    chains = ends(list(records))
+    chains = ends(records)
     tried = [chain for chain in chains if chain.finite_history]
     if not tried:
         return None
     record = min(tried, key=lambda chain: target.gap(_best_value(target, chain)))
-    trends = [_trend(target, chain) for chain in chains]
-    most = Counter(trends).most_common(1)[0][0]
-    if most in ("still falling", "flat"):
-        alike = [chain for chain, trend in zip(chains, trends, strict=True) if trend == most]
-        if not any(_is_near_budget(question, chain) for chain in alike):
-            most = "stopped early"
     return Closest(
         configuration=Configuration(
             batch_size=record.batch_size, lr=record.lr, values=record.values
         ),
         number=record.number,
         value=_best_value(target, record),
-        trend=most,
+        trend=_trend_of_most(question, chains),
     )
 
 
-def _is_near_budget(question: Question, record: Record) -> bool:
-    return record.steps >= NEAR_BUDGET * question.budget.last_step(record.batch_size)
+def _trend_of_most(question: Question, chains: Sequence[Record]) -> Trend:
+    """What most trials did; a budget that none of them has come near to was not tried."""
+    counts: Counter[Trend] = Counter()
+    near_budget = set()
+    for chain in chains:
+        trend = _trend(question.target, chain)
+        counts[trend] += 1
+        if chain.steps >= NEAR_BUDGET * question.budget.last_step(chain.batch_size):
+            near_budget.add(trend)
+    ((most, _),) = counts.most_common(1)
+    if most in ("still falling", "flat") and most not in near_budget:
+        return "stopped early"
+    return most
 
 
 def _best_value(target: Target, record: Record) -> float:
@@ -110,8 +115,7 @@ def easier_target(target: Target, records: Sequence[Record]) -> Target:
         target: that nothing reached.
         records: of which one at least has a metric.
     """
-    chains = ends(list(records))
-    values = [_best_value(target, chain) for chain in chains if chain.finite_history]
+    values = [_best_value(target, chain) for chain in ends(records) if chain.finite_history]
     ranked = sorted(values, key=target.gap)
     goal = ranked[math.ceil(EASIER_SHARE * len(ranked)) - 1]
     unit = 10.0 ** (math.floor(math.log10(abs(goal) or 1.0)) - 1)
@@ -158,9 +162,11 @@ def remedy(plan: Plan, name: str, trend: Trend, records: Sequence[Record]) -> Op
         return {"trials": 2 * plan.trials}
     another = f"{name}-2"
     if trend == "diverged":
-        lowest = float(f"{min(record.lr for record in records if record.status == 'diverged'):.2g}")
-        used = plan.space.lr_low if plan.baseline is None else plan.baseline.lr
-        return {"lr.high": lowest, "study": another} if used < lowest else {}
+        lowest = min(record.lr for record in records if record.status == "diverged")
+        high = float(f"{lowest:.2g}")
+        used = plan.baseline.lr if plan.baseline else plan.space.lr_low
+        if used < high:
+            return {"lr.high": high, "study": another}
     if trend == "still falling":
         budget = plan.question.budget
         larger: Options = {"budget.steps": LARGER_BUDGET * budget.steps}
@@ -188,14 +194,16 @@ def missing(
         records: of all trials.
     """
     of_time = more_time(plan, records)
-    more_trials: Options = {"trials": 2 * plan.trials} if of_time is None else of_time[1]
-    if other is None and of_time is not None:
-        return of_time
+    more_trials: Options = {"trials": 2 * plan.trials}
+    if of_time is not None:
+        _, more_trials = of_time
     if other is None:
-        return "another configuration that reaches the target", more_trials
+        return of_time or ("another configuration that reaches the target", more_trials)
     if other.runs >= plan.seeds and other.is_bound:
         return "a configuration that reaches the target on new seeds", more_trials
-    runs = other.runs if baseline is None else min(other.runs, baseline.runs)
+    runs = other.runs
+    if baseline is not None:
+        runs = min(runs, baseline.runs)
     if plan.deadline is not None and runs < plan.seeds:
         return "time for new seeds", {"wall_seconds": math.ceil(2 * plan.deadline.seconds)}
     if speedup is None:
@@ -225,14 +233,16 @@ def searched_range(space: Space, records: Sequence[Record]) -> Searched:
     """
     low, high = math.log2(space.low), math.log2(space.high)
     count = max(1, round(high - low))
-    of_sizes = [math.log2(record.batch_size) for record in records if record.reached]
     width = (high - low) / count or 1.0
-    filled = {min(int((x - low) / width), count - 1) for x in of_sizes}
-    middles = [
-        space.snap(2.0 ** (low + (place + 0.5) * width))
-        for place in range(count)
-        if place not in filled
-    ]
+    filled = set()
+    for record in records:
+        if record.reached:
+            octave = int((math.log2(record.batch_size) - low) / width)
+            filled.add(min(octave, count - 1))
+    middles = []
+    for octave in range(count):
+        if octave not in filled:
+            middles.append(space.snap(2.0 ** (low + (octave + 0.5) * width)))
     return Searched(
         low=space.low, high=space.high, octaves=count, reached=len(filled), to_add=tuple(middles)
     )
@@ -324,14 +334,14 @@ def _evaluation_error(best: Confirmed | None, records: Sequence[Record]) -> floa
 
     It is that of the search's trials, or of the best's or the baseline's new seeds.
     """
-    groups: dict[int | None, list[float]] = {None: []}
-    groups |= {record.number: [] for record in records if record.role == "baseline"}
+    counted = {record.number for record in records if record.role == "baseline"}
     if best is not None:
-        groups[best.number] = []
+        counted.add(best.number)
+    groups = defaultdict(list)
     for record in records:
-        if record.reached and record.repeats in groups:
+        if record.reached and (record.repeats is None or record.repeats in counted):
             groups[record.repeats].append(record.steps_error)
-    return max(statistics.median(errors) for errors in groups.values() if errors)
+    return max(map(statistics.median, groups.values()))
 
 
 def off_law(critical: Critical, points: Sequence[CurvePoint]) -> float:

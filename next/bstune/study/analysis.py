@@ -24,6 +24,7 @@ from bstune.search.findings import (
 from bstune.search.fit import sizes_that_fit
 from bstune.search.posterior import Posterior
 from bstune.study.advice import (
+    Options,
     closest_trial,
     easier_target,
     for_curve,
@@ -46,18 +47,9 @@ from bstune.study.confirm import (
     verdict_of,
 )
 from bstune.study.critical import critical_batch_size
-from bstune.study.plan import (
-    Field,
-    Plan,
-    answer_posterior,
-    baseline_of,
-    count_configurations,
-    field_of,
-    least_steps,
-    new_seeds_of,
-    place_of,
-    step_time_of,
-)
+from bstune.study.estimates import answer_posterior, step_time_of
+from bstune.study.field import Field, field_of, place_of
+from bstune.study.plan import Plan
 from bstune.study.result import (
     Confirmed,
     Faster,
@@ -69,6 +61,13 @@ from bstune.study.result import (
     Spent,
     StudyResult,
     Verdict,
+)
+from bstune.study.trials import (
+    baseline_of,
+    count_configurations,
+    least_steps,
+    new_seeds_of,
+    numbered,
 )
 
 # The best rate at the baseline's own batch size is told from this gain on, and where a trial within
@@ -143,7 +142,9 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
         message = records[-1].message if records else "no trial was run in the time limit"
         return StudyResult(**fields, missing=message)
     if closest.trend == "failed":
-        fields["missing"] = [record.message for record in records if not record.history][-1]
+        for record in records:
+            if not record.history:
+                fields["missing"] = record.message
     easier = easier_target(plan.question.target, records)
     options = remedy(plan, study.name, closest.trend, records)
     of_time = more_time(plan, records)
@@ -152,7 +153,7 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
         # Otherwise the row says it already: to run more trials.
         if not fields["configurations"]:
             fields["missing"] = what
-    record = next(record for record in records if record.number == closest.number)
+    record = numbered(records, closest.number)
     field = field_of(plan, records)
     return StudyResult(
         **fields,
@@ -169,10 +170,9 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
 def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     """The result where a trial reached the target."""
     plan = study.plan
-    step_time = step_time_of(plan, records)
     posterior = answer_posterior(plan, records)
     fitting = sizes_that_fit(plan.space, records, plan.fits)
-    points = curve(posterior, step_time, curve_sizes(fitting))
+    points = curve(posterior, step_time_of(plan, records), curve_sizes(fitting))
     searched = searched_range(fitting, records)
     critical = critical_batch_size(posterior, records)
     fields = _common_fields(study, records) | {
@@ -187,46 +187,53 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         low, exponent, high = lr_exponent_quantiles(posterior)
         fields["lr_exponent"] = Interval(value=exponent, low=low, high=high)
         fields["allowed_rules"] = allowed_rules(low, high, sizes, critical.interval.value)
-    if plan.question.objective == "curve":
-        narrows = for_curve(plan, study.name, critical, searched, records)
-        if narrows is not None:
-            what, options = narrows
-            fields |= {"missing": what, "next": study.command(options), "next_options": options}
-        return StudyResult(
-            **fields,
-            verdict=None,
-            warnings=(
-                *study.warnings,
-                *warnings_of(plan, None, critical, points, searched, records),
-            ),
-        )
+    if plan.question.seeks_best:
+        fields |= _fields_of_best(study, records, posterior, points)
+    else:
+        fields["verdict"] = None
+        fields |= _lacking(study, for_curve(plan, study.name, critical, searched, records))
+    warnings = warnings_of(plan, fields.get("best"), critical, points, searched, records)
+    return StudyResult(**fields, warnings=(*study.warnings, *warnings))
+
+
+def _lacking(study: Study, lacking: tuple[str, Options] | None) -> dict[str, Any]:
+    """The fields of what is missing, and of the command that gets it."""
+    if lacking is None:
+        return {}
+    what, options = lacking
+    return {"missing": what, "next": study.command(options), "next_options": options}
+
+
+def _fields_of_best(
+    study: Study, records: Sequence[Record], posterior: Posterior, points: Sequence[CurvePoint]
+) -> dict[str, Any]:
+    """The fields of the verdict and of the best."""
+    plan = study.plan
+    step_time = step_time_of(plan, records)
     other, baseline, speedup = _comparison(plan, records)
     other, baseline = _with_share(other, posterior), _with_share(baseline, posterior)
     verdict: Verdict = "not yet"
     if other is not None and other.runs:
         verdict = verdict_of(speedup, plan.baseline is not None, other.is_bound)
     best = _best(verdict, other, baseline, speedup)
-
-    if verdict == "not yet":
-        what, options = missing(plan, speedup, other, baseline, records)
-        fields |= {"missing": what, "next": study.command(options), "next_options": options}
+    fields: dict[str, Any] = {
+        "verdict": verdict,
+        "best": best,
+        "baseline": baseline,
+        "baseline_limit": _baseline_limit(baseline),
+        "speedup": speedup,
+        "near_optimal": _near_optimal(points, plan, step_time, best),
+        "lr_alone": _rate_alone(plan, records, verdict, posterior, other, baseline, speedup),
+        "fewest_steps": _fewest_steps(plan.question, points, records, best),
+        "faster": _faster(plan, posterior, step_time, best, baseline),
+    }
     if best is not None and verdict in ("switch", "use"):
         fields["train"] = study.train(best.batch_size, best.lr, best.schedule_steps)
     if best is not None and best is baseline:
         fields["other"] = other
-    return StudyResult(
-        **fields,
-        verdict=verdict,
-        best=best,
-        baseline=baseline,
-        baseline_limit=_baseline_limit(baseline),
-        speedup=speedup,
-        near_optimal=_near_optimal(points, plan, step_time, best),
-        lr_alone=_rate_alone(plan, records, verdict, posterior, other, baseline, speedup),
-        fewest_steps=_fewest_steps(plan.question, points, records, best),
-        faster=_faster(plan, posterior, step_time, best, baseline),
-        warnings=(*study.warnings, *warnings_of(plan, best, critical, points, searched, records)),
-    )
+    if verdict == "not yet":
+        fields |= _lacking(study, missing(plan, speedup, other, baseline, records))
+    return fields
 
 
 def _comparison(
@@ -238,10 +245,15 @@ def _comparison(
     """
     field = field_of(plan, records)
     leader = best_confirmed(field.candidates, field.runs, field.noise)
-    of_other = next((record for record in records if record.number == leader), None)
+    of_other = None
+    other_runs = []
+    if leader is not None:
+        of_other = numbered(records, leader)
+        other_runs = new_seeds_of(records, leader)
     of_baseline = baseline_of(records)
-    other_runs = [] if of_other is None else new_seeds_of(records, of_other.number)
-    baseline_runs = [] if of_baseline is None else new_seeds_of(records, of_baseline.number)
+    baseline_runs = []
+    if of_baseline is not None:
+        baseline_runs = new_seeds_of(records, of_baseline.number)
     common = {run.seed for run in other_runs} & {run.seed for run in baseline_runs}
     if common:
         other_runs = [run for run in other_runs if run.seed in common]

@@ -157,9 +157,11 @@ def median_interval(
     median, is_bound = median_run(runs)
     error = deviation.value / math.sqrt(len(runs))
     if not is_bound:
-        known = [math.log(run.value) for run in runs if run.reached]
-        bounds = [(math.log(run.value), 1) for run in runs if not run.reached]
-        error = _tobit_error(known, bounds, deviation.value)
+        values = []
+        for run in runs:
+            sign = 0 if run.reached else 1
+            values.append((math.log(run.value), sign))
+        error = _tobit_error(values, deviation.value)
     errors = (step_time_error, _evaluation_error(runs))
     factor = math.exp(_half_width(error, len(runs), deviation.degrees, errors))
     return median / factor, None if is_bound else median * factor
@@ -221,7 +223,9 @@ def _half_width(mean_error: float, runs: int, degrees: int, errors: Sequence[flo
         degrees: of freedom of ``mean_error``.
         errors: further relative standard deviations.
     """
-    variance = MEDIAN_VARIANCE[runs - 1] if runs <= len(MEDIAN_VARIANCE) else math.pi / 2
+    variance = math.pi / 2
+    if runs <= len(MEDIAN_VARIANCE):
+        variance = MEDIAN_VARIANCE[runs - 1]
     from_seeds = student.ppf(UPPER, degrees) * mean_error * math.sqrt(variance)
     return float(math.hypot(from_seeds, norm.ppf(UPPER) * math.hypot(*errors)))
 
@@ -231,27 +235,25 @@ def _paired_error(best: Sequence[Run], baseline: Sequence[Run], deviation: float
 
     A pair in which one run missed the target bounds its ratio.
     """
-    known: list[float] = []
-    bounds: list[tuple[float, int]] = []
+    ratios = []
     for one, other in zip(best, baseline, strict=False):
-        ratio = math.log(other.value / one.value)
-        if one.reached and other.reached:
-            known.append(ratio)
-        elif one.reached != other.reached:
-            bounds.append((ratio, 1 if one.reached else -1))
-    return _tobit_error(known, bounds, deviation)
+        # Where both missed it the pair tells nothing.
+        if one.reached or other.reached:
+            sign = int(one.reached) - int(other.reached)
+            ratios.append((math.log(other.value / one.value), sign))
+    return _tobit_error(ratios, deviation)
 
 
-def _tobit_error(
-    known: Sequence[float], bounds: Sequence[tuple[float, int]], deviation: float
-) -> float:
+def _tobit_error(values: Sequence[tuple[float, int]], deviation: float) -> float:
     """Standard error of a mean, by the Fisher information of a Tobit model.
 
     Args:
-        known: values, one at least.
-        bounds: (bound, sign): the value lies above the bound for the sign 1, below it for -1.
+        values: (value, sign): the sign is 0 where the value is known, as it is of one at least; 1
+            where it lies above the one that is given, and -1 below.
         deviation: standard deviation of a value.
     """
+    known = [value for value, sign in values if sign == 0]
+    bounds = [(bound, sign) for bound, sign in values if sign != 0]
 
     def minus_log_likelihood(mean: float) -> float:
         squares = sum(((value - mean) / deviation) ** 2 for value in known)
@@ -298,26 +300,29 @@ def _estimates(candidates: Sequence[Candidate], runs: Runs, noise: float) -> dic
     """
     off = [0.0]
     for candidate in candidates:
-        for log_value in runs.get(candidate.number, ()):
-            if log_value is not None:
-                off.append(log_value - candidate.log_value)
+        for log_value in _reached(candidate, runs):
+            off.append(log_value - candidate.log_value)
     luck = statistics.fmean(off)
     predicted = {one.number: one.log_value - math.log(one.share) for one in candidates}
     limit = min(predicted.values()) + math.log(WITHIN)
     estimates = {}
     for candidate in candidates:
-        values = runs.get(candidate.number, ())
-        has_reached = 2 * sum(value is not None for value in values) > len(values)
-        if predicted[candidate.number] > limit and not has_reached:
+        reached = _reached(candidate, runs)
+        most_reached = 2 * len(reached) > len(runs.get(candidate.number, ()))
+        if predicted[candidate.number] > limit and not most_reached:
             continue
         precision = 1.0 / candidate.deviation**2
         total = precision * (candidate.log_value + luck)
-        for log_value in values:
-            if log_value is not None:
-                total += log_value / noise**2
-                precision += 1.0 / noise**2
+        for log_value in reached:
+            total += log_value / noise**2
+            precision += 1.0 / noise**2
         estimates[candidate.number] = total / precision - math.log(candidate.share)
     return estimates
+
+
+def _reached(candidate: Candidate, runs: Runs) -> list[float]:
+    """Log values of a candidate's new seeds that reached the target."""
+    return [value for value in runs.get(candidate.number, ()) if value is not None]
 
 
 def _leader(candidates: Sequence[Candidate], estimates: Mapping[int, float]) -> int:
@@ -341,13 +346,12 @@ def best_confirmed(candidates: Sequence[Candidate], runs: Runs, noise: float) ->
     if not candidates:
         return None
     estimates = _estimates(candidates, runs, noise)
-    most = max(len(runs.get(number, ())) for number in estimates)
-    with_most = {
-        number: estimate
-        for number, estimate in estimates.items()
-        if len(runs.get(number, ())) == most
-    }
-    return _leader(candidates, with_most)
+    counts = {number: len(runs.get(number, ())) for number in estimates}
+    most = max(counts.values())
+    for number, count in counts.items():
+        if count < most:
+            del estimates[number]
+    return _leader(candidates, estimates)
 
 
 def next_confirmation(

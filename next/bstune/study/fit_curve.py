@@ -16,7 +16,7 @@ from bstune.core.space import Space
 from bstune.search.law import EXPONENT, SHIFT, Law, make_law
 from bstune.search.posterior import BOUND, BOUND_DEVIATION, VALUE, Posterior, Rows, sample
 from bstune.study.critical import critical_batch_size
-from bstune.study.plan import DRAWS, MOVES
+from bstune.study.estimates import DRAWS, MOVES
 from bstune.study.result import Interval
 
 SEED = 0

@@ -9,17 +9,11 @@ from typing import Protocol
 
 from bstune.core.records import Record, Spec, Status, Target
 from bstune.search.fit import inferred_multiple, trained_sizes
-from bstune.study.plan import (
-    NEW_SEED_LIMIT,
-    Ask,
-    Done,
-    Plan,
-    Wait,
-    baseline_of,
-    fatal_error,
-    next_step,
-)
+from bstune.study.new_seeds import NEW_SEED_LIMIT
+from bstune.study.next_step import fatal_error, next_step
+from bstune.study.plan import Ask, Done, Plan, Wait
 from bstune.study.storage import StudyStorage
+from bstune.study.trials import baseline_of
 from bstune.system.console import number
 from bstune.system.files import StudyFolder
 from bstune.trial.trial import Trial, run_trial

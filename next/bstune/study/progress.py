@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from bstune.core.records import Record, Spec
-from bstune.study.plan import Plan, count_configurations, is_of
+from bstune.study.plan import Plan
 from bstune.study.result import Phases
+from bstune.study.trials import count_configurations
 from bstune.system.console import number, seconds
 from bstune.system.ticker import Ticker, say
 
@@ -145,7 +146,6 @@ class Stopwatch:
         phase = {"baseline": "baseline", "search": "others", "new seed": "confirmation"}[
             record.role
         ]
-        baseline = self.plan.baseline if self.plan is not None else None
-        if phase == "others" and baseline is not None and is_of(record, baseline):
+        if phase == "others" and self.plan is not None and self.plan.is_baseline(record):
             phase = "baseline"
         self.lap(phase)

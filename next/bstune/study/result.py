@@ -14,6 +14,7 @@ from bstune.search.findings import CurvePoint
 SCHEMA = 1
 
 Verdict = Literal["switch", "keep", "not yet", "use"]
+Trend = Literal["still falling", "flat", "stopped early", "diverged", "failed"]
 Warned = Literal[
     "schedule", "evaluations", "step times", "far from the law", "octave without a trial"
 ]
@@ -145,7 +146,7 @@ class Closest(Frozen):
     configuration: Configuration
     number: int
     value: float
-    trend: Literal["still falling", "flat", "stopped early", "diverged", "failed"]
+    trend: Trend
     """What most trials did at their end; it decides what to do next. ``stopped early``: they were
     falling or flat, and none of these came near its budget."""
 

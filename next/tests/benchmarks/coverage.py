@@ -31,7 +31,7 @@ from bstune.core.curve import slope_b_crit
 from bstune.search.findings import b_crit_quantiles
 from bstune.search.posterior import sample_posterior
 from bstune.study.critical import critical_batch_size
-from bstune.study.plan import DRAWS, MOVES
+from bstune.study.estimates import DRAWS, MOVES
 
 OLD = ROWS / "coverage_old.jsonl"
 # Least and largest share in sum of ``time`` and ``curve``, and of widths new over old.

@@ -18,7 +18,7 @@ from scipy.stats import norm
 
 from bstune.core.records import Record
 from bstune.study.confirm import Run, median_interval, median_run, pooled_deviation, speedup_of
-from bstune.study.plan import NEW_SEED_LIMIT
+from bstune.study.new_seeds import NEW_SEED_LIMIT
 
 
 def run_of(steps, apart, limit, tau):

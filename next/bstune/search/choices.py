@@ -1,0 +1,235 @@
+"""What a decision compares: pruned trials that may be resumed, and new configurations."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstune.core.question import Question
+from bstune.core.records import Record, Spec, StepTime
+from bstune.core.space import Space
+from bstune.search.findings import Prediction
+from bstune.search.fit import Ends, chance_to_fit, sizes_to_try
+from bstune.search.law import NOISE
+from bstune.search.limits import GIVE_UP
+from bstune.search.posterior import BOUND, Posterior
+
+Array = NDArray[np.float64]
+
+# New configurations that are compared, of which so many lie around the best ones; and how many of
+# the best these are.
+CANDIDATES = 90
+AROUND_BEST = 30
+BEST = 4
+# Standard deviation of candidates, in octaves: of rates around a draw's best one, and of batch size
+# and rate around the best configurations.
+OCTAVES = 0.5
+# A candidate's value is divided by the chance that its batch size fits; where none fits, by this.
+LEAST_CHANCE = 1e-3
+# A pruned trial that has used this share of the give-up cost is not resumed.
+WORTH_RESUMING = 0.95
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a decision compares, (n,) each: pruned trials that wait, then new configurations."""
+
+    x: Array
+    """log2 of the batch size."""
+    z: Array
+    """log2 of the rate."""
+    ran: Array
+    """Steps that a pruned trial has run; 0 for a new one."""
+    log_steps: Array
+    """log S in one draw."""
+    value_per_step: Array
+    """What is minimised, of a step."""
+    cost_per_step: Array
+    """Training seconds of a step."""
+    longest: Array
+    """Steps of the budget."""
+    chance: Array
+    """That the batch size fits."""
+
+
+def compare(
+    question: Question,
+    step_time: StepTime,
+    posterior: Posterior,
+    draw: Array,
+    waiting: Sequence[int],
+    new: tuple[Array, Array, Array],
+) -> Choices:
+    """Read pruned trials and new configurations by one draw of the posterior.
+
+    Args:
+        question: what is minimised.
+        step_time: tau(B).
+        posterior: of the study.
+        draw: of it, (1, parameters).
+        waiting: places of the pruned trials among the posterior's chains, as of
+            :func:`waiting_places`.
+        new: the new configurations, as of :func:`new_configurations`.
+    """
+    new_x, new_z, chance = new
+    rows = posterior.rows
+    count = len(waiting)
+    x = np.concatenate([rows.x[waiting], new_x])
+    z = np.concatenate([rows.z[waiting], new_z])
+    log_steps = posterior.law.log_steps(draw, x, z)[0]
+    log_steps[:count] = informed(
+        log_steps[:count],
+        rows.log_steps[waiting],
+        rows.deviation[waiting],
+        rows.kind[waiting] == BOUND,
+        math.exp(2.0 * draw[0, NOISE]),
+    )
+    ran = np.zeros(x.size)
+    ran[:count] = [posterior.chains[place].steps for place in waiting]
+    # Pruned trials have run: their batch sizes fit.
+    fitting = np.ones(x.size)
+    fitting[count:] = np.maximum(chance, LEAST_CHANCE)
+    # Values and costs are in proportion to steps.
+    value_per_step = []
+    cost_per_step = []
+    longest = []
+    for batch_size in 2.0**x:
+        value_per_step.append(question.value(1.0, batch_size, step_time))
+        cost_per_step.append(question.cost(1.0, batch_size, step_time))
+        longest.append(float(question.budget.last_step(batch_size)))
+    return Choices(
+        x=x,
+        z=z,
+        ran=ran,
+        log_steps=log_steps,
+        value_per_step=np.array(value_per_step),
+        cost_per_step=np.array(cost_per_step),
+        longest=np.array(longest),
+        chance=fitting,
+    )
+
+
+def informed(
+    of_law: Array,
+    own: Array,
+    deviation: Array,
+    is_bound: NDArray[np.bool_],
+    noise_variance: float,
+) -> Array:
+    """log S of n pruned trials by the law and their own histories, (n,).
+
+    What a history says of the trial's own seed counts the more, the more exactly it says it.
+
+    Args:
+        of_law: log S by the law, (n,).
+        own: log S by their histories, or the least that they leave, (n,).
+        deviation: standard deviation of ``own``, (n,).
+        is_bound: whether ``own`` is the least, (n,).
+        noise_variance: of log S from seed to seed.
+    """
+    share_of_own = noise_variance / (noise_variance + deviation**2)
+    return np.where(is_bound, np.maximum(of_law, own), of_law + share_of_own * (own - of_law))
+
+
+def waiting_places(
+    question: Question,
+    step_time: StepTime,
+    posterior: Posterior,
+    best_value: float | None,
+    resumable: Callable[[int], bool],
+) -> list[int]:
+    """Places of the pruned chains that have room in their budget and may still beat the best.
+
+    Args:
+        question: what is minimised, within which budget.
+        step_time: tau(B).
+        posterior: whose chains they are.
+        best_value: predicted, of the best configuration; None: nothing has reached the target.
+        resumable: whether a pruned trial, by its number, can be resumed.
+    """
+    most = math.inf
+    if best_value is not None:
+        most = WORTH_RESUMING * GIVE_UP * best_value
+    places = []
+    for place, chain in enumerate(posterior.chains):
+        value = question.value(chain.steps, chain.batch_size, step_time)
+        has_room = chain.steps < question.budget.last_step(chain.batch_size)
+        if chain.status == "pruned" and has_room and value < most and resumable(chain.number):
+            places.append(place)
+    return places
+
+
+def new_configurations(
+    posterior: Posterior,
+    space: Space,
+    records: Sequence[Record],
+    running: Sequence[Spec],
+    fits: Ends,
+    best: Sequence[Prediction],
+    rng: np.random.Generator,
+) -> tuple[Array, Array, Array]:
+    """log2 batch sizes and rates that nobody has tried, and the chance that each fits, (n,) each.
+
+    Where none of the candidates is new and may fit, those that are likeliest to fit.
+
+    Args:
+        posterior: whose draws tell which rates are good.
+        space: the configurations that are allowed.
+        records: of all finished trials.
+        running: trials that run elsewhere.
+        fits: the ends that a survey has found.
+        best: predictions, the best first.
+        rng: of the decision.
+    """
+    x, z = _candidates(posterior, sizes_to_try(space, records, fits), best[:BEST], rng)
+    tried = tried_pairs(records, running)
+    sizes = []
+    is_new = []
+    for candidate in zip(x, z, strict=True):
+        pair = pair_of(space, *candidate)
+        sizes.append(pair[0])
+        is_new.append(pair not in tried)
+    chance = chance_to_fit(sizes, records, fits)
+    kept = np.array(is_new) & (chance > 0.0)
+    if not kept.any():
+        kept = chance >= chance.max()
+    return x[kept], z[kept], chance[kept]
+
+
+def _candidates(
+    posterior: Posterior,
+    space: Space,
+    best: Sequence[Prediction],
+    rng: np.random.Generator,
+) -> tuple[Array, Array]:
+    """log2 batch sizes and rates of new configurations, within a space that may be narrowed.
+
+    Most lie anywhere in the batch sizes, both ends included, near the best rate of some draw; the
+    others around the best configurations.
+    """
+    law = posterior.law
+    x = rng.uniform(law.low, law.high, CANDIDATES)
+    x[:2] = law.low, law.high
+    theta = posterior.theta[rng.integers(len(posterior.theta), size=CANDIDATES)]
+    # Each draw's rate at a batch size of its own.
+    best_rate = law.best_rate(theta, x[:, None])[:, 0]
+    z = best_rate + rng.normal(0.0, OCTAVES, CANDIDATES)
+    if best:
+        pairs = np.log2([(one.record.batch_size, one.record.lr) for one in best])
+        sizes, rates = pairs[np.arange(AROUND_BEST) % len(best)].T
+        x[-AROUND_BEST:] = sizes + rng.normal(0.0, OCTAVES, AROUND_BEST)
+        z[-AROUND_BEST:] = rates + rng.normal(0.0, OCTAVES, AROUND_BEST)
+    snapped = np.log2([space.snap(2.0**size) for size in x])
+    return snapped, np.clip(z, math.log2(space.lr_low), math.log2(space.lr_high))
+
+
+def tried_pairs(records: Sequence[Record], running: Sequence[Spec]) -> set[tuple[int, float]]:
+    """The batch sizes and rates that trials have run or run at."""
+    return {(spec.batch_size, spec.lr) for spec in (*records, *running)}
+
+
+def pair_of(space: Space, x: float, z: float) -> tuple[int, float]:
+    """The batch size and rate that are allowed at log2 coordinates."""
+    return space.snap(2.0**x), space.snap_lr(float(2.0**z))

@@ -1,0 +1,197 @@
+"""New seeds of the best configuration and of the baseline: which run is next, and what all take."""
+
+import math
+import statistics
+from collections.abc import Collection, Sequence
+
+from bstune.core.records import Record, Spec
+from bstune.search.decide import first_evaluation
+from bstune.study.confirm import Candidate, best_confirmed, next_confirmation
+from bstune.study.deadline import Deadline
+from bstune.study.estimates import step_time_of
+from bstune.study.field import Field, field_of
+from bstune.study.plan import Ask, Plan, trial_seed
+from bstune.study.trials import (
+    baseline_of,
+    first_free,
+    is_taken,
+    least_steps,
+    new_seeds_of,
+    numbered,
+    seed_index,
+    took_seconds,
+)
+
+# Runs on new seeds end after so many times the steps that are predicted, and under a time limit the
+# baseline's after so many times the best's value.
+NEW_SEED_LIMIT = 4
+
+
+def confirmation_seconds(
+    plan: Plan, deadline: Deadline, records: Sequence[Record], now: float
+) -> float | None:
+    """What all runs on new seeds would take, by the search's trials, with the time between two.
+
+    None while no other configuration than the baseline has reached the target.
+    """
+    took = []
+    for record in records:
+        if record.reached and record.role == "search" and not plan.is_baseline(record):
+            took.append(took_seconds(record, records))
+    if not took:
+        return None
+    of_best = statistics.median(took)
+    of_baseline = 0.0
+    baseline = baseline_of(records)
+    if baseline is not None:
+        of_baseline = NEW_SEED_LIMIT * of_best
+        if baseline.reached:
+            of_baseline = min(of_baseline, took_seconds(baseline, records))
+    all_took = sum(record.train_seconds + record.other_seconds for record in records)
+    between = deadline.between_trials(now, all_took, len(records))
+    return plan.seeds * (of_best + of_baseline + 2.0 * between)
+
+
+def ask_new_seed(
+    plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float
+) -> Ask | None:
+    """The next run on a new seed: the best configuration first, then the baseline.
+
+    Under a time limit the baseline follows on each seed, so that there are pairs whenever the time
+    is over, and nothing begins that has not the time that the best takes.
+    """
+    field = field_of(plan, records)
+    by_number = {candidate.number: candidate for candidate in field.candidates}
+    for spec in running:
+        # A running one counts as done at its prediction.
+        if spec.repeats in by_number:
+            candidate = by_number[spec.repeats]
+            field.runs[candidate.number].append(candidate.log_value)
+    leader = best_confirmed(field.candidates, field.runs, field.noise)
+    if leader is None:
+        return None
+    if plan.deadline is not None and now + _seconds_of(leader, records) > plan.deadline.end:
+        return None
+    before = _runs_before_search(records, by_number)
+    number = next_confirmation(field.candidates, field.runs, plan.seeds, field.noise, before)
+    asked = None
+    if number is None or plan.deadline is not None:
+        asked = _ask_seed_of_baseline(plan, records, running, field)
+    if asked is None and number is not None:
+        asked = _ask_seed_of_candidate(plan, field, records, running, by_number[number])
+    return asked or _ask_stopped(plan, records, running)
+
+
+def _seconds_of(number: int, records: Sequence[Record]) -> float:
+    """What a configuration takes on a new seed; before the first one what its trial took."""
+    runs = new_seeds_of(records, number) or [numbered(records, number)]
+    return statistics.median(took_seconds(run, records) for run in runs)
+
+
+def _runs_before_search(records: Sequence[Record], candidates: Collection[int]) -> int:
+    """How many runs on new seeds of the candidates the search's last trial came after."""
+    before = 0
+    so_far = 0
+    for record in records:
+        if record.repeats in candidates:
+            so_far += 1
+        elif record.role == "search":
+            before = so_far
+    return before
+
+
+def _ask_seed_of_candidate(
+    plan: Plan,
+    field: Field,
+    records: Sequence[Record],
+    running: Sequence[Spec],
+    candidate: Candidate,
+) -> Ask:
+    record = numbered(records, candidate.number)
+    schedule_steps = candidate.schedule_steps
+    earlier = new_seeds_of(records, candidate.number)
+    if earlier:
+        # All new seeds of a configuration have the schedule of its first one.
+        schedule_steps = earlier[0].schedule_steps
+    per_step = plan.question.value(1.0, record.batch_size, field.step_time)
+    predicted = math.exp(candidate.log_value) / per_step
+    limit = math.ceil(NEW_SEED_LIMIT * max(predicted, record.steps))
+    return _repeat(plan, records, running, record, schedule_steps or limit, schedule_steps)
+
+
+def _ask_seed_of_baseline(
+    plan: Plan, records: Sequence[Record], running: Sequence[Spec], field: Field
+) -> Ask | None:
+    """The baseline's next run on a seed that a candidate has run on; None: no more.
+
+    Under a time limit it ends after ``NEW_SEED_LIMIT`` times what that candidate takes.
+    """
+    baseline = baseline_of(records)
+    if baseline is None:
+        return None
+    of_others = [new_seeds_of(records, candidate.number) for candidate in field.candidates]
+    of_other = max(of_others, key=len)
+    of_baseline = new_seeds_of(records, baseline.number)
+    at_work = sum(spec.repeats == baseline.number for spec in running)
+    if len(of_baseline) + at_work >= len(of_other):
+        return None
+    limit = plan.question.budget.last_step(baseline.batch_size)
+    if plan.deadline is not None:
+        step_time = step_time_of(plan, records)
+        steps = statistics.median(map(least_steps, of_other))
+        value = plan.question.value(steps, of_other[0].batch_size, step_time)
+        per_step = plan.question.value(1.0, baseline.batch_size, step_time)
+        limit = math.ceil(NEW_SEED_LIMIT * value / per_step)
+    return _repeat(plan, records, running, baseline, limit, baseline.schedule_steps)
+
+
+# What a resumed run has of the one before; how it is evaluated, too.
+_OF_RESUMED = {
+    *("role", "batch_size", "lr", "values", "seed"),
+    *("schedule_steps", "first_evaluation", "repeats"),
+}
+
+
+def _ask_stopped(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask | None:
+    """Resume the baseline's next run on a new seed that a time limit stopped; None: no more."""
+    baseline = baseline_of(records)
+    if baseline is None:
+        return None
+    for run in new_seeds_of(records, baseline.number):
+        place = f"resumed/{run.number}/{seed_index(run)}"
+        is_free = not is_taken(place, records, running) and plan.resumable(run.number)
+        if run.status == "pruned" and is_free:
+            return Ask(
+                **run.model_dump(include=_OF_RESUMED),
+                place=place,
+                max_steps=plan.question.budget.last_step(run.batch_size),
+                resumed_from=run.number,
+                until=plan.end,
+            )
+    return None
+
+
+def _repeat(
+    plan: Plan,
+    records: Sequence[Record],
+    running: Sequence[Spec],
+    record: Record,
+    limit: int,
+    schedule_steps: int | None,
+) -> Ask:
+    """Ask a trial's configuration on its first free seed; all configurations share the seeds."""
+    index = first_free(f"seed/{record.number}", records, running)
+    budget = plan.question.budget.last_step(record.batch_size)
+    return Ask(
+        place=f"seed/{record.number}/{index}",
+        role="new seed",
+        batch_size=record.batch_size,
+        lr=record.lr,
+        values=record.values,
+        seed=trial_seed(plan.seed, f"seed/{index}"),
+        max_steps=min(limit, budget),
+        schedule_steps=schedule_steps,
+        first_evaluation=first_evaluation(record.steps),
+        repeats=record.number,
+        until=plan.end,
+    )

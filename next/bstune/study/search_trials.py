@@ -1,0 +1,101 @@
+"""The trials of the search: whether there is one more, until when it runs, and which it is."""
+
+from collections.abc import Sequence
+
+from bstune.core.records import Record, Spec
+from bstune.search.decide import propose
+from bstune.study.critical import critical_batch_size, is_narrow
+from bstune.study.deadline import Deadline
+from bstune.study.estimates import answer_posterior, step_time_of
+from bstune.study.near_baseline import next_near_baseline
+from bstune.study.new_seeds import confirmation_seconds
+from bstune.study.plan import Ask, Plan, trial_seed
+from bstune.study.trials import (
+    baseline_of,
+    count_configurations,
+    first_free,
+    numbered,
+    took_seconds,
+    without_new_seeds,
+)
+
+# The search may take so many places a configuration: resumptions and sizes that do not fit, too.
+PLACES_PER_CONFIGURATION = 3
+# Under ``curve`` the search ends once B_crit's interval is narrow, and so many trials have reached
+# the target.
+LEAST_FOR_CURVE = 8
+
+
+def search_goes_on(
+    plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float
+) -> bool:
+    """Whether the search goes on."""
+    deadline = plan.deadline
+    if deadline is not None:
+        end = _end(plan, deadline, records, now)
+        if confirmation_seconds(plan, deadline, records, now) is None:
+            # Without another configuration that reaches the target new seeds have nothing to do.
+            end = deadline.end
+        if now > end:
+            return False
+    places = sum(spec.role == "search" for spec in (*records, *running))
+    has_room = places < PLACES_PER_CONFIGURATION * plan.trials
+    if count_configurations(records, running) >= plan.trials or not has_room:
+        return False
+    return plan.question.seeks_best or not _is_b_crit_known(plan, records)
+
+
+def _is_b_crit_known(plan: Plan, records: Sequence[Record]) -> bool:
+    """Whether B_crit's 90% interval, as the answer states it, is narrow."""
+    if sum(record.reached for record in records) < LEAST_FOR_CURVE:
+        return False
+    return is_narrow(critical_batch_size(answer_posterior(plan, records), records).interval)
+
+
+def _end(plan: Plan, deadline: Deadline, records: Sequence[Record], now: float) -> float:
+    """When the search ends under a time limit."""
+    if not plan.question.seeks_best:
+        return deadline.end
+    of_baseline = 0.0
+    baseline = baseline_of(records)
+    if baseline is not None:
+        of_baseline = took_seconds(baseline, records)
+    confirmation = confirmation_seconds(plan, deadline, records, now)
+    return deadline.search_end(of_baseline, confirmation)
+
+
+def ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float) -> Ask:
+    """The search's next trial, at its first free place: near the baseline, then by the law."""
+    place = f"search/{first_free('search', records, running)}"
+    until = None
+    if plan.deadline is not None:
+        end = _end(plan, plan.deadline, records, now)
+        until = plan.deadline.trial_until(now, end)
+    proposal = next_near_baseline(plan, records, running) or propose(
+        plan.question,
+        plan.space,
+        step_time_of(plan, records),
+        without_new_seeds(records),
+        plan.seed,
+        running,
+        resumable=plan.resumable,
+        fits=plan.fits,
+    )
+    seed = trial_seed(plan.seed, place)
+    values: dict[str, int | float] = {}
+    if proposal.resumed_from is not None:
+        parent = numbered(records, proposal.resumed_from)
+        seed = parent.seed
+        values = parent.values
+    schedule_steps = None
+    if plan.question.schedule_ends:
+        schedule_steps = proposal.max_steps
+    return Ask(
+        place=place,
+        role="search",
+        **proposal.model_dump(),
+        values=values,
+        seed=seed,
+        schedule_steps=schedule_steps,
+        until=until,
+    )

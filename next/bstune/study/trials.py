@@ -1,0 +1,75 @@
+"""What the records of a study tell of its trials, whatever its plan."""
+
+from collections.abc import Sequence
+
+from bstune.core.records import Record, Spec, ends
+
+
+def numbered(records: Sequence[Record], number: int) -> Record:
+    """The record of a trial."""
+    return next(record for record in records if record.number == number)
+
+
+def without_new_seeds(records: Sequence[Record]) -> list[Record]:
+    """The baseline's first run and the search."""
+    return [record for record in records if record.role != "new seed"]
+
+
+def baseline_of(records: Sequence[Record]) -> Record | None:
+    """The baseline's first run; where it failed and the error was mended, the one after that."""
+    found = None
+    for record in records:
+        if record.role == "baseline":
+            found = record
+    return found
+
+
+def new_seeds_of(records: Sequence[Record], number: int) -> list[Record]:
+    """The finished runs of a trial's configuration on new seeds, in the order of the seeds."""
+    runs = ends([record for record in records if record.repeats == number])
+    return sorted(runs, key=seed_index)
+
+
+def seed_index(run: Spec) -> int:
+    """Which of the study's new seeds a run has: the last part of its place."""
+    return int(run.place.rpartition("/")[2])
+
+
+def is_taken(place: str, records: Sequence[Record], running: Sequence[Spec]) -> bool:
+    """Whether a trial has a place in the plan."""
+    return any(spec.place == place for spec in (*records, *running))
+
+
+def first_free(prefix: str, records: Sequence[Record], running: Sequence[Spec]) -> int:
+    """The first number whose place, ``prefix/number``, no trial has."""
+    number = 0
+    while is_taken(f"{prefix}/{number}", records, running):
+        number += 1
+    return number
+
+
+def count_configurations(records: Sequence[Record], running: Sequence[Spec] = ()) -> int:
+    """How many configurations the search has tried.
+
+    A resumption is none, and neither is a size that does not fit or that the user's code refuses.
+    """
+    tried = [record for record in records if not record.is_unfit]
+    return sum(spec.role == "search" and spec.resumed_from is None for spec in (*tried, *running))
+
+
+def took_seconds(record: Record, records: Sequence[Record]) -> float:
+    """What a trial took, in seconds by the clock on the wall, with those that it resumes."""
+    seconds = record.train_seconds + record.other_seconds
+    if record.resumed_from is not None:
+        seconds += took_seconds(numbered(records, record.resumed_from), records)
+    return seconds
+
+
+def least_steps(run: Record) -> float:
+    """Steps to the target, or those that a run was seen not to reach it in; at least 1.
+
+    A run that diverged or failed would not have reached it in all that it was allowed.
+    """
+    if run.status in ("reached", "missed", "pruned"):
+        return max(run.steps_to_target, 1.0)
+    return float(run.max_steps)
