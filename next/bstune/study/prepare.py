@@ -1,17 +1,74 @@
 """What is found out of a project in the worker before a study begins, and the options it fills."""
 
+import time
 from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 from bstune.core.errors import InputError
-from bstune.core.records import Budget, Record, Target
+from bstune.core.records import Frozen, Record
 from bstune.options import Options, space_of
 from bstune.recipe import found as project
 from bstune.recipe.found import Found
 from bstune.recipe.recipe import Recipe
-from bstune.study.deadline import pilot_seconds
+from bstune.study.deadline import Deadline, pilot_seconds
+from bstune.study.loop import HangWatch
 from bstune.system.ticker import say
 from bstune.trial.checks import Checks, unreachable
 from bstune.trial.worker import AnyWorker, call, value_of
+
+
+class OfProject(Frozen):
+    """What a study keeps of its project, beside the options; None: nobody has looked."""
+
+    resumes: bool | None = None
+    """Whether a resumed trial equals one that was never stopped."""
+    examples: int | None = None
+    """Of the training set."""
+    schedules: tuple[tuple[str, str], ...] = ()
+    """State and remedy of each schedule that moves too rarely."""
+
+    @classmethod
+    def stored(cls, setting: Callable[[str], Any]) -> Self:
+        """What a stored study was begun with, by a function that gives its settings."""
+        kept = {name: setting(name) for name in cls.model_fields}
+        return cls(**{name: value for name, value in kept.items() if value is not None})
+
+
+def prepared(
+    worker: AnyWorker,
+    recipe: Recipe,
+    options: Options,
+    command: Callable[[Mapping[str, object]], str],
+    deadline: Deadline | None,
+) -> tuple[Options, OfProject, float]:
+    """See that a project can be tuned, and fill all options that nobody gave.
+
+    Args:
+        worker: that builds and trains the project.
+        recipe: of it.
+        options: as given.
+        command: what runs the study with further options.
+        deadline: that limits the preflight.
+
+    Returns:
+        The options, what the project told, and the seconds of look-ups and preflight.
+
+    Raises:
+        InputError: for what has to be given or written.
+        UserCodeError: the project cannot be built or trained.
+    """
+    began = time.monotonic()
+    limit = HangWatch(options.wall_seconds, options.trial_seconds).limit
+    options, found = looked_up(worker, recipe, options, command, limit)
+    until = None if deadline is None else deadline.preflight_until
+    checks = checked(worker, recipe, options, found, limit, until)
+    project = OfProject(
+        resumes=checks.resumes,
+        examples=found.examples,
+        schedules=tuple((one.state, one.remedy) for one in checks.schedules if one.is_unmoved),
+    )
+    took = time.monotonic() - began
+    return piloted(worker, recipe, options, found, limit), project, took
 
 
 def looked_up(
@@ -44,11 +101,17 @@ def looked_up(
 
 
 def checked(
-    worker: AnyWorker, recipe: Recipe, options: Options, found: Found, limit: float
+    worker: AnyWorker,
+    recipe: Recipe,
+    options: Options,
+    found: Found,
+    limit: float,
+    until: float | None,
 ) -> Checks:
     """See that the project trains as a study takes it to, and say what is to be known.
 
-    Without a baseline nothing is checked but at the middle of the ranges.
+    Without a baseline nothing is checked but at the middle of the ranges. What would begin after
+    the ``time.monotonic()`` of ``until`` is left out.
 
     Raises:
         InputError: it does not; with what to write.
@@ -58,7 +121,7 @@ def checked(
     batch_size, lr = _pair(options)
     sizes = (options.batch_size.low, batch_size, options.batch_size.high)
     budget = None if options.is_open("budget.steps") else options.budget
-    arguments = (recipe, sizes, lr, budget, target)
+    arguments = (recipe, sizes, lr, budget, target, until)
     checks: Checks = value_of(call(worker, _preflight, *arguments, limit=limit))
     for line in checks.lines:
         say(line)
@@ -108,22 +171,13 @@ def _look_up(recipe: Recipe, batch_size: int | None, lr: float | None) -> Found:
     return look_up(recipe, batch_size, lr)
 
 
-def _preflight(
-    recipe: Recipe, sizes: tuple[int, int, int], lr: float, budget: Budget | None, target: Target
-) -> Checks:
+def _preflight(*arguments: Any) -> Checks:
     from bstune.trial.preflight import preflight
 
-    return preflight(recipe, sizes, lr, budget, target)
+    return preflight(*arguments)
 
 
-def _pilot(
-    recipe: Recipe,
-    batch_size: int,
-    lr: float,
-    seconds: float,
-    target: Target,
-    length: int | None,
-) -> Record:
+def _pilot(*arguments: Any) -> Record:
     from bstune.trial.preflight import pilot
 
-    return pilot(recipe, batch_size, lr, seconds, target, length)
+    return pilot(*arguments)
