@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bstune import __version__
-from bstune.core.errors import BstuneError, InputError, Interrupted
+from bstune.core.errors import BstuneError, InputError
+from bstune.system.interruption import interruptible
 
 # By design.md; each comes in a version of its own.
 LATER = ("worker", "compare", "lightning", "sweep")
@@ -127,15 +128,13 @@ def main(arguments: Sequence[str]) -> int:
             meant = guess(verb, VERBS)
             hint = f"did you mean {meant}?" if meant else "python -m bstune --help lists them"
             raise InputError(f"there is no verb {verb}: {hint}")
-        return VERBS[verb](rest)
+        with interruptible():
+            return VERBS[verb](rest)
     except BstuneError as error:
         if "debug=true" in rest:
             traceback.print_exc()
         print(error, file=sys.stderr)
         return error.exit_status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return Interrupted.exit_status
 
 
 def command() -> None:

@@ -1,11 +1,13 @@
 """What people call: tune a workload, load a study's result."""
 
+import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import yaml
@@ -49,6 +51,10 @@ from bstune.trial.table import find_table
 from bstune.trial.table import train as train_from_table
 from bstune.trial.trial import Trial
 from bstune.trial.worker import AnyWorker
+
+# What :func:`_finish` takes 2 CPU seconds to import.
+OF_ANSWER = ("bstune.report.figure", "bstune.report.page", "matplotlib.backends.backend_agg")
+OF_MLFLOW = "mlflow.store.tracking.sqlalchemy_store"
 
 
 class Result(StudyResult):
@@ -230,6 +236,10 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
         watch = HangWatch(options.wall_seconds, options.trial_seconds)
         train_one = partial(trained, worker, train, watch, storage, progress)
         observers = (stopwatch, progress, TrialsFile(folder))
+        if options.workers and worker is not None:
+            # This process has little to do while the worker trains.
+            modules = OF_ANSWER if options.mlflow.uri is None else (*OF_ANSWER, OF_MLFLOW)
+            Thread(target=_import_all, args=modules, daemon=True).start()
         result, records = answered(study, storage, folder, train_one, observers, ticker)
         ticker.does("writing the answer")
         stopwatch.lap("answer")
@@ -269,6 +279,13 @@ def _with_survey(
     if options.micro_batch_size == "auto":
         recipe = replace(recipe, micro_batch_size=survey.largest_fit)
     return machine.with_survey(survey), by_lightning(recipe)
+
+
+def _import_all(*modules: str) -> None:
+    """Import modules, up to one that is not there: who needs it says so."""
+    with suppress(ImportError):
+        for module in modules:
+            importlib.import_module(module)
 
 
 def _finish(
