@@ -22,7 +22,7 @@ from bstune.core.records import Frozen, Record, Spec, StepTime
 from bstune.core.space import Space
 from bstune.search.curve_decision import choose_for_curve
 from bstune.search.findings import Prediction, predictions
-from bstune.search.fit import Ends, chance_to_fit, sizes_to_try
+from bstune.search.fit import NOTHING, Ends, chance_to_fit, sizes_to_try
 from bstune.search.law import NOISE
 from bstune.search.limits import (
     GIVE_UP,
@@ -90,7 +90,7 @@ def propose(
     seed: int,
     running: Sequence[Spec] = (),
     resumable: Callable[[int], bool] = lambda number: True,
-    fits: Ends = (None, None),
+    fits: Ends = NOTHING,
 ) -> Proposal:
     """Choose what to run next; the same arguments give the same proposal.
 

@@ -6,7 +6,7 @@ from bstune.core.question import Question
 from bstune.core.records import StepTime
 from bstune.core.space import Configuration
 from bstune.options import Options, space_of
-from bstune.search.fit import Ends
+from bstune.search.fit import NOTHING, Ends
 from bstune.study.deadline import OTHERS, Deadline
 from bstune.study.machine import Machine
 from bstune.study.plan import Plan
@@ -51,10 +51,12 @@ def plan_of(
     if options.baseline.pair is not None:
         batch_size, lr = options.baseline.pair
         baseline = Configuration(batch_size=batch_size, lr=lr)
-    fits: Ends = (None, None)
-    # Larger batches are accumulated of what fits.
-    if machine.survey is not None and options.micro_batch_size != "auto":
-        fits = machine.survey.fits
+    survey = machine.survey
+    fits = NOTHING
+    # With micro-batches larger batches are accumulated of what fits.
+    if survey is not None and options.micro_batch_size != "auto":
+        ran = tuple(one.batch_size for one in survey.timings)
+        fits = Ends(*survey.fits, ran, refused=tuple(size for size, _ in survey.refused))
     return Plan(
         question=Question(options.target, options.budget, options.objective, options.schedule_ends),
         space=space_of(options, machine.kind),
@@ -65,7 +67,7 @@ def plan_of(
         deadline=deadline,
         step_time=step_time,
         fits=fits,
-        timings=machine.survey.step_times if machine.survey else (),
+        timings=survey.step_times if survey else (),
         resumable=resumable,
     )
 

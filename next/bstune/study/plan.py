@@ -22,7 +22,7 @@ from bstune.core.space import Configuration, Space
 from bstune.core.step_time import StepTimeModel, Surveyed, step_time_of_trials
 from bstune.search.decide import FIRST_EVALUATION, Proposal, propose
 from bstune.search.findings import Prediction, predictions
-from bstune.search.fit import Ends, sizes_to_try, trained_sizes
+from bstune.search.fit import NOTHING, Ends, sizes_to_try, trained_sizes
 from bstune.search.limits import LEAST_STEPS
 from bstune.search.posterior import Posterior, sample_posterior
 from bstune.study.confirm import (
@@ -102,7 +102,7 @@ class Plan:
         seed: of the study, from which all others follow.
         step_time: tau(B) where it is known beforehand; None: it is fitted to the trials.
         resumable: whether a pruned trial can be resumed here.
-        fits: the largest batch size that fits and the smallest that does not, by a survey.
+        fits: what a survey has found of batch sizes.
         timings: of a survey: batch size, seconds of a step, their relative standard deviation.
     """
 
@@ -115,7 +115,7 @@ class Plan:
     deadline: Deadline | None = None
     step_time: StepTime | None = None
     resumable: Callable[[int], bool] = lambda number: True
-    fits: Ends = (None, None)
+    fits: Ends = NOTHING
     timings: tuple[Surveyed, ...] = ()
 
 
