@@ -160,6 +160,7 @@ def test_a_module_that_leaves_is_a_failed_trial(tmp_path):
 def test_a_metric_that_is_not_logged_is_told_with_those_that_are(tmp_path):
     with pytest.raises(BstuneError, match="val/loss"):
         tune(tmp_path, target="val/accuracy >= 0.9")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_batch_size_larger_than_the_data_is_refused_and_the_study_goes_on(tmp_path):
@@ -213,8 +214,9 @@ def test_bad_arguments_are_one_line_and_write_nothing(tmp_path, changes, named):
 def test_another_studys_settings_are_refused(finished):
     _, folder = finished
     before = sorted(path.name for path in folder.rglob("*"))
+    # That is told before anything is asked of the worker.
     with pytest.raises(BstuneError, match="target"):
-        tune(folder, target="val/loss <= 0.2")
+        tune(folder, target="val/loss <= 0.2", device="cuda")
     assert sorted(path.name for path in folder.rglob("*")) == before
 
 
