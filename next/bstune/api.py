@@ -188,23 +188,9 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
         # A study that was begun goes on with what was found before.
         options = remembered(options, storage.setting)
         storage.check({**fixed_options(options), **workload.settings})
-        worker, recipe = begun.worker, workload.recipe
-        if worker is not None:
-            ticker.does("importing torch and lightning")
-        machine = machine_of(options, worker)
-        deadline = limited(options.wall_seconds, begun.at, stopwatch.lap("start"))
-        project, preflight, train = OfProject.stored(storage.setting), 0.0, workload.train
-        if worker is not None and recipe is not None:
-            if storage.setting("target") is None:
-                ticker.does("looking at the project")
-                options, project, preflight = prepared(
-                    worker, recipe, options, workload.command, deadline
-                )
-            seconds = survey_seconds(options, deadline, preflight)
-            machine, train = _with_survey(options, workload, worker, machine, seconds, ticker)
-        took = stopwatch.lap("preparation")
-        if deadline is not None:
-            deadline = replace(deadline, preparation=took)
+        options, project, machine, train, deadline = _prepared(
+            options, workload, begun, storage.setting, stopwatch
+        )
         plan = plan_of(
             options,
             machine,
@@ -212,7 +198,7 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
             step_time=None if workload.table is None else workload.table.step_time,
             resumable=lambda number: (
                 workload.table is not None
-                or (project.resumes is not False and folder.checkpoint(number).exists())
+                or (project.resumes and folder.checkpoint(number).exists())
             ),
         )
         settings = {**fixed_options(options), **fixed_place(machine), **workload.settings}
@@ -234,22 +220,57 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
         stopwatch.plan = plan
         progress = Progress(ticker, plan, storage.records())
         watch = HangWatch(options.wall_seconds, options.trial_seconds)
-        train_one = partial(trained, worker, train, watch, storage, progress)
+        train_one = partial(trained, begun.worker, train, watch, storage, progress)
         observers = (stopwatch, progress, TrialsFile(folder))
-        if options.workers and worker is not None:
+        if options.workers and begun.worker is not None:
             # This process has little to do while the worker trains.
             modules = OF_ANSWER if options.mlflow.uri is None else (*OF_ANSWER, OF_MLFLOW)
             Thread(target=_import_all, args=modules, daemon=True).start()
         result, records = answered(study, storage, folder, train_one, observers, ticker)
         ticker.does("writing the answer")
         stopwatch.lap("answer")
-        phases = stopwatch.phases
-        # A command that had nothing to train leaves the result as it was.
-        if not stopwatch.trials and folder.curve.exists():
-            phases = read_result(folder.root).spent.phases
-        spent = result.spent.model_copy(update={"phases": phases})
-        result = result.model_copy(update={"spent": spent})
+        result = _timed(result, stopwatch, folder)
         return _finish(options, workload, folder, result, records, machine, deadline)
+
+
+def _prepared(
+    options: Options,
+    workload: Workload,
+    begun: Begun,
+    setting: Callable[[str], Any],
+    stopwatch: Stopwatch,
+) -> tuple[Options, OfProject, Machine, Callable[[Trial], None], Deadline | None]:
+    """Look at the machine and the project, and make the survey; recorded runs have none of these.
+
+    Args:
+        options, workload, begun: of the study.
+        setting: gives what it was begun with, by name; None: it is new.
+        stopwatch: counts the start and the preparation.
+
+    Returns:
+        The options, all of them filled; what the project told; the machine with its survey; what
+        trains a trial; the time limit.
+    """
+    worker, recipe = begun.worker, workload.recipe
+    if worker is not None:
+        begun.ticker.does("importing torch and lightning")
+    machine = machine_of(options, worker)
+    deadline = limited(options.wall_seconds, begun.at, stopwatch.lap("start"))
+    project, preflight, train = OfProject(), 0.0, workload.train
+    if worker is not None and recipe is not None:
+        if setting("target") is None:
+            begun.ticker.does("looking at the project")
+            options, project, preflight = prepared(
+                worker, recipe, options, workload.command, deadline
+            )
+        else:
+            project = OfProject(**{name: setting(name) for name in OfProject.model_fields})
+        seconds = survey_seconds(options, deadline, preflight)
+        machine, train = _with_survey(options, workload, worker, machine, seconds, begun.ticker)
+    took = stopwatch.lap("preparation")
+    if deadline is not None:
+        deadline = replace(deadline, preparation=took)
+    return options, project, machine, train, deadline
 
 
 def _with_survey(
@@ -279,6 +300,16 @@ def _with_survey(
     if options.micro_batch_size == "auto":
         recipe = replace(recipe, micro_batch_size=survey.largest_fit)
     return machine.with_survey(survey), by_lightning(recipe)
+
+
+def _timed(result: StudyResult, stopwatch: Stopwatch, folder: StudyFolder) -> StudyResult:
+    """A result with where the seconds went."""
+    phases = stopwatch.phases
+    # A command that had nothing to train leaves the result as it was.
+    if not stopwatch.trials and folder.curve.exists():
+        phases = read_result(folder.root).spent.phases
+    spent = result.spent.model_copy(update={"phases": phases})
+    return result.model_copy(update={"spent": spent})
 
 
 def _import_all(*modules: str) -> None:

@@ -347,6 +347,14 @@ def test_one_run_of_a_configuration(tmp_path):
     assert checkpoint.stat().st_size > 0
 
 
+def test_a_refused_run_leaves_nothing(tmp_path, capsys):
+    folder = tmp_path / "places"
+    once = [*own(tmp_path), "trial.batch_size=512", "trial.lr=0.05", "workers=0"]
+    assert main([*once, *places(folder)]) == 2
+    assert main([*once, "target=null", *places(folder)]) == 2
+    assert not [path for path in folder.rglob("*") if path.is_file()]
+
+
 def test_a_secret_of_the_config_is_in_no_file(tmp_path, capsys):
     arguments = [*own(tmp_path), "data._target_=small.Guarded", "+data.api_token=hunter2hunter2"]
     settings = ["workers=0", "trials=1", f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db"]

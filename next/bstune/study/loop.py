@@ -51,12 +51,12 @@ class AskedTrial:
     """That ends it."""
     total_steps: int
     """Where its schedule ends: at its own end, or with its budget."""
-    earlier: Record | None
+    earlier: Record | None = None
     """The record of the trial that it resumes."""
-    until: float | None
+    until: float | None = None
     """The ``time.monotonic()`` at which it stops; None: no limit."""
-    save_to: Path | None
-    resume_from: Path | None
+    save_to: Path | None = None
+    resume_from: Path | None = None
     keep: bool = False
     """Save its state however it ends."""
     record: Record | None = None

@@ -114,7 +114,7 @@ def survey_seconds(options: Options, deadline: Deadline | None, preflight: float
     """Seconds that a survey may take; of a time limit's share the preflight has had its part."""
     if deadline is None:
         return options.survey_seconds
-    return min(options.survey_seconds, deadline.preparation_seconds - preflight)
+    return min(options.survey_seconds, max(deadline.preparation_seconds - preflight, 0.0))
 
 
 def without_survey(options: Options, worker: AnyWorker | None, seconds: float) -> str:

@@ -1,10 +1,10 @@
 """What a workload is asked once, without a study: its survey, and the training of one pair."""
 
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bstune.core.errors import InputError, UserCodeError
+from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.records import Record, Spec
 from bstune.hardware.survey import Survey
 from bstune.options import Options, missing
@@ -16,9 +16,8 @@ from bstune.study.prepare import looked_up
 from bstune.study.storage import StudyStorage
 from bstune.study.workload import Workload
 from bstune.system.files import StudyFolder, discard_folder, write_text
-from bstune.system.interruption import interruptible
 from bstune.trial.checks import unreachable
-from bstune.trial.worker import Worker
+from bstune.trial.worker import AnyWorker, Worker
 
 
 def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
@@ -30,7 +29,7 @@ def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
     """
     if workload.recipe is None:
         raise InputError("recorded runs have no survey: name a workload that is trained")
-    with interruptible(), TemporaryDirectory() as folder, Worker(Path(folder) / "log") as worker:
+    with TemporaryDirectory() as folder, Worker(Path(folder) / "log") as worker:
         machine = machine_of(options, worker)
         patience = HangWatch(trial_seconds=options.trial_seconds).limit
         # A metric is not needed.
@@ -80,27 +79,33 @@ def train_once(options: Options, workload: Workload) -> Record:
         spec=spec,
         target=options.target,
         total_steps=total_steps,
-        earlier=None,
-        until=None,
         save_to=folder.root / "checkpoint.ckpt",
-        resume_from=None,
         keep=True,
     )
-    with interruptible(), ExitStack() as stack:
-        begun = begin(options, study, trains=workload.table is None, log=name)
-        stack.callback(begun.close)
-        if begun.worker is None:
-            folder.root.mkdir(exist_ok=True)
-            record = train_here(asked, workload.train)
-        else:
-            machine_of(options, begun.worker)
-            watch = HangWatch(trial_seconds=options.trial_seconds)
-            record = train_in_worker(begun.worker, asked, workload.train, watch, lambda: None)
-    if record.is_unfit:
-        discard_folder(folder)
-        raise InputError(record.message)
+    with closing(begin(options, study, trains=workload.table is None, log=name)) as begun:
+        try:
+            record = _trained(options, workload, begun.worker, asked)
+        except (InputError, StudyError):
+            discard_folder(folder)
+            discard_folder(of_study)
+            raise
     write_text(folder.trials, record.model_dump_json() + "\n")
     write_text(folder.config, workload.config)
     if record.status == "failed":
         raise UserCodeError(record.message)
+    return record
+
+
+def _trained(
+    options: Options, workload: Workload, worker: AnyWorker | None, asked: AskedTrial
+) -> Record:
+    """Train a trial; InputError where its batch size does not fit."""
+    if worker is None:
+        record = train_here(asked, workload.train)
+    else:
+        machine_of(options, worker)
+        watch = HangWatch(trial_seconds=options.trial_seconds)
+        record = train_in_worker(worker, asked, workload.train, watch, lambda: None)
+    if record.is_unfit:
+        raise InputError(record.message)
     return record

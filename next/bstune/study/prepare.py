@@ -1,8 +1,9 @@
 """What is found out of a project in the worker before a study begins, and the options it fills."""
 
+import importlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any
 
 from bstune.core.errors import InputError
 from bstune.core.records import Frozen, Record
@@ -18,20 +19,14 @@ from bstune.trial.worker import AnyWorker, call, value_of
 
 
 class OfProject(Frozen):
-    """What a study keeps of its project, beside the options; None: nobody has looked."""
+    """What a study keeps of its project, beside the options; by itself that of recorded runs."""
 
-    resumes: bool | None = None
+    resumes: bool = True
     """Whether a resumed trial equals one that was never stopped."""
     examples: int | None = None
     """Of the training set."""
     schedules: tuple[tuple[str, str], ...] = ()
     """State and remedy of each schedule that moves too rarely."""
-
-    @classmethod
-    def stored(cls, setting: Callable[[str], Any]) -> Self:
-        """What a stored study was begun with, by a function that gives its settings."""
-        kept = {name: setting(name) for name in cls.model_fields}
-        return cls(**{name: value for name, value in kept.items() if value is not None})
 
 
 def prepared(
@@ -61,14 +56,14 @@ def prepared(
     limit = HangWatch(options.wall_seconds, options.trial_seconds).limit
     options, found = looked_up(worker, recipe, options, command, limit)
     until = None if deadline is None else deadline.preflight_until
-    checks = checked(worker, recipe, options, found, limit, until)
+    checks = _checked(worker, recipe, options, found, limit, until)
     project = OfProject(
         resumes=checks.resumes,
         examples=found.examples,
         schedules=tuple((one.state, one.remedy) for one in checks.schedules if one.is_unmoved),
     )
     took = time.monotonic() - began
-    return piloted(worker, recipe, options, found, limit), project, took
+    return _piloted(worker, recipe, options, found, limit), project, took
 
 
 def looked_up(
@@ -93,14 +88,14 @@ def looked_up(
     """
     baseline = options.baseline
     own = baseline.batch_size, baseline.lr
-    found: Found = value_of(call(worker, _look_up, recipe, *own, limit=limit))
+    found: Found = _call(worker, "look_up.look_up", recipe, *own, limit=limit)
     options, lines = project.completed(options, found, command)
     for line in lines:
         say(line)
     return options, found
 
 
-def checked(
+def _checked(
     worker: AnyWorker,
     recipe: Recipe,
     options: Options,
@@ -110,33 +105,23 @@ def checked(
 ) -> Checks:
     """See that the project trains as a study takes it to, and say what is to be known.
 
-    Without a baseline nothing is checked but at the middle of the ranges. What would begin after
-    the ``time.monotonic()`` of ``until`` is left out.
-
-    Raises:
-        InputError: it does not; with what to write.
-        UserCodeError: the project cannot be trained.
+    Without a baseline nothing is checked but at the middle of the ranges.
     """
     target = options.target or unreachable(*found.meant)
     batch_size, lr = _pair(options)
     sizes = (options.batch_size.low, batch_size, options.batch_size.high)
     budget = None if options.is_open("budget.steps") else options.budget
     arguments = (recipe, sizes, lr, budget, target, until)
-    checks: Checks = value_of(call(worker, _preflight, *arguments, limit=limit))
+    checks: Checks = _call(worker, "preflight.preflight", *arguments, limit=limit)
     for line in checks.lines:
         say(line)
     return checks
 
 
-def piloted(
+def _piloted(
     worker: AnyWorker, recipe: Recipe, options: Options, found: Found, limit: float
 ) -> Options:
-    """Fill a target that nobody gave, and a budget that nothing tells, by a short run.
-
-    Raises:
-        InputError: the baseline did not improve.
-        UserCodeError: the project cannot be trained.
-    """
+    """Fill a target that nobody gave, and a budget that nothing tells, by a short run."""
     has_length = not options.is_open("budget.steps")
     if has_length and not options.is_open("target"):
         return options
@@ -146,7 +131,7 @@ def piloted(
     length = options.budget.last_step(batch_size) if has_length else None
     say(f"pilot: batch size {batch_size} and lr {lr:g} for {seconds:.0f} s of training")
     arguments = (recipe, batch_size, lr, seconds, target, length)
-    record: Record = value_of(call(worker, _pilot, *arguments, limit=limit))
+    record: Record = _call(worker, "preflight.pilot", *arguments, limit=limit)
     if record.status in ("diverged", "failed"):
         raise InputError(f"batch size {batch_size} and lr {lr:g} {record.status}: {record.message}")
     options, line = project.piloted(options, found, record.finite_history)
@@ -162,22 +147,11 @@ def _pair(options: Options) -> tuple[int, float]:
     return round(batch_size), lr
 
 
-# They are sent to the worker, which has imported torch.
+def _call(worker: AnyWorker, name: str, *arguments: Any, limit: float) -> Any:
+    """Call a function of ``bstune.trial`` in the worker, which has imported torch."""
+    return value_of(call(worker, _imported, name, *arguments, limit=limit))
 
 
-def _look_up(recipe: Recipe, batch_size: int | None, lr: float | None) -> Found:
-    from bstune.trial.look_up import look_up
-
-    return look_up(recipe, batch_size, lr)
-
-
-def _preflight(*arguments: Any) -> Checks:
-    from bstune.trial.preflight import preflight
-
-    return preflight(*arguments)
-
-
-def _pilot(*arguments: Any) -> Record:
-    from bstune.trial.preflight import pilot
-
-    return pilot(*arguments)
+def _imported(name: str, *arguments: Any) -> Any:
+    module, _, function = name.partition(".")
+    return getattr(importlib.import_module(f"bstune.trial.{module}"), function)(*arguments)
