@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bstune import __version__
-from bstune.core.errors import BstuneError, InputError, Interrupted
+from bstune.core.errors import BstuneError, InputError
+from bstune.system.interruption import interruptible
 
 # By design.md; each comes in a version of its own.
 LATER = ("worker", "compare", "lightning", "sweep")
@@ -54,10 +55,12 @@ def tune(arguments: Sequence[str]) -> int:
 
         name = options.study or str(options.workload)
         begun = begin(options, name, began, trains=composed.recipe is not None)
-    from bstune.api import run_study, train_once, workload_from_config
+    from bstune.api import run_study, workload_from_config
 
     workload = workload_from_config(composed, rest)
     if is_one_run:
+        from bstune.study.once import train_once
+
         record = train_once(options, workload)
         print(record.model_dump_json() if as_json else _of_one_run(record))
         return 0
@@ -88,8 +91,9 @@ def survey(arguments: Sequence[str]) -> int:
 
     composed = compose(rest)
     print(f"bstune {__version__}: survey of {composed.options.workload}", file=sys.stderr)
-    from bstune.api import survey_once, workload_from_config
+    from bstune.api import workload_from_config
     from bstune.report.hardware import survey_text
+    from bstune.study.once import survey_once
 
     found, was_kept = survey_once(composed.options, workload_from_config(composed, rest))
     print(found.model_dump_json(indent=1) if as_json else survey_text(found, was_kept))
@@ -124,15 +128,13 @@ def main(arguments: Sequence[str]) -> int:
             meant = guess(verb, VERBS)
             hint = f"did you mean {meant}?" if meant else "python -m bstune --help lists them"
             raise InputError(f"there is no verb {verb}: {hint}")
-        return VERBS[verb](rest)
+        with interruptible():
+            return VERBS[verb](rest)
     except BstuneError as error:
         if "debug=true" in rest:
             traceback.print_exc()
         print(error, file=sys.stderr)
         return error.exit_status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return Interrupted.exit_status
 
 
 def command() -> None:

@@ -19,6 +19,7 @@ def test_the_shares_of_what_the_start_leaves():
     assert (LIMIT.end, LIMIT.shared) == pytest.approx((104.8, 90.8))
     assert LIMIT.preparation_seconds == pytest.approx(9.08)
     assert LIMIT.baseline_seconds == pytest.approx(18.16)
+    assert LIMIT.preflight_until == pytest.approx(32.16)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -39,6 +40,24 @@ def test_a_signal_ends_a_wait_and_handlers_come_back(number):
     with pytest.raises(Interrupted):
         wait_long()
     assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def import_compiled():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except Interrupted as error:
+        raise ImportError("initialization failed") from error
+
+
+def log_anyway():
+    with suppress(Exception):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("hide", [import_compiled, log_anyway])
+def test_what_catches_a_signal_does_not_hide_it(hide):
+    with pytest.raises(Interrupted), interruptible():
+        hide()
 
 
 def test_a_second_signal_kills():

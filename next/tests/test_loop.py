@@ -104,9 +104,7 @@ def test_a_process_that_linux_ends_was_short_of_memory(tmp_path, signal, status)
             return Failure(f"its process was ended by {signal}")
 
     asked = next(asked_trials(PLAN, open_study(tmp_path), StudyFolder(tmp_path)))
-    record = train_in_worker(
-        Dead(), asked, print, PLAN.question.target, HangWatch(), alive=lambda: None
-    )
+    record = train_in_worker(Dead(), asked, print, HangWatch(), alive=lambda: None)
     assert record.status == status
 
 

@@ -155,6 +155,13 @@ def test_logging_prints_nothing(made):
     assert made[1] == ""
 
 
+def test_a_database_is_made_whole_or_not_at_all(tmp_path):
+    folder = StudyFolder(tmp_path / "out")
+    uri = uri_of(folder.root)
+    assert isinstance(log_study(STUDY, RECORDS[:1], folder, uri=uri, experiment=""), str)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.fixture
 def silent_server():
     """A server that takes connections and never answers."""

@@ -227,6 +227,11 @@ def test_preflight(module, batch_size, resumes, seeds_differ, lines):
     assert (checks.seeds_differ, len(checks.lines)) == (seeds_differ, lines)
 
 
+def test_without_time_trials_are_not_resumed():
+    checks = preflight(recipe(), (1, 16, 64), 0.1, BUDGET, LOSS, until=0.0)
+    assert (checks.resumes, len(checks.lines)) == (False, 1)
+
+
 @pytest.mark.parametrize(
     ("module", "target", "named"),
     [

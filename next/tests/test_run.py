@@ -160,6 +160,7 @@ def test_a_module_that_leaves_is_a_failed_trial(tmp_path):
 def test_a_metric_that_is_not_logged_is_told_with_those_that_are(tmp_path):
     with pytest.raises(BstuneError, match="val/loss"):
         tune(tmp_path, target="val/accuracy >= 0.9")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_batch_size_larger_than_the_data_is_refused_and_the_study_goes_on(tmp_path):
@@ -213,8 +214,9 @@ def test_bad_arguments_are_one_line_and_write_nothing(tmp_path, changes, named):
 def test_another_studys_settings_are_refused(finished):
     _, folder = finished
     before = sorted(path.name for path in folder.rglob("*"))
+    # That is told before anything is asked of the worker.
     with pytest.raises(BstuneError, match="target"):
-        tune(folder, target="val/loss <= 0.2")
+        tune(folder, target="val/loss <= 0.2", device="cuda")
     assert sorted(path.name for path in folder.rglob("*")) == before
 
 
@@ -343,6 +345,14 @@ def test_one_run_of_a_configuration(tmp_path):
     assert "reached" in out
     (checkpoint,) = (tmp_path / "out").rglob("*.ckpt")
     assert checkpoint.stat().st_size > 0
+
+
+def test_a_refused_run_leaves_nothing(tmp_path, capsys):
+    folder = tmp_path / "places"
+    once = [*own(tmp_path), "trial.batch_size=512", "trial.lr=0.05", "workers=0"]
+    assert main([*once, *places(folder)]) == 2
+    assert main([*once, "target=null", *places(folder)]) == 2
+    assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
 def test_a_secret_of_the_config_is_in_no_file(tmp_path, capsys):

@@ -11,6 +11,7 @@ from bstune.core.space import Space
 from bstune.search.choices import Choices, informed
 from bstune.search.decide import best_in_draw, propose
 from bstune.search.findings import lr_exponent_quantiles, predictions
+from bstune.search.fit import Ends
 from bstune.search.posterior import sample_posterior
 
 
@@ -240,7 +241,7 @@ def test_sizes_that_do_not_fit_are_not_proposed(objective):
         assert propose(question, SPACE, step_time, short, seed).batch_size <= 128
         # 64 is a multiple of 8, 36 of 4 only.
         assert propose(question, SPACE, step_time, refused, seed).batch_size % 8 == 0
-        assert propose(question, SPACE, step_time, [], seed, fits=(90, 100)).batch_size <= 94
+        assert propose(question, SPACE, step_time, [], seed, fits=Ends(90, 100)).batch_size <= 94
 
 
 def test_the_first_evaluation_comes_by_a_twentieth_of_the_predicted_steps():

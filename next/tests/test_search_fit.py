@@ -5,7 +5,7 @@ import pytest
 from search_records import SPACE, record
 
 from bstune.core.space import Space
-from bstune.search.fit import chance_to_fit, inferred_multiple, sizes_that_fit, sizes_to_try
+from bstune.search.fit import Ends, chance_to_fit, inferred_multiple, sizes_that_fit, sizes_to_try
 
 
 def records_of(trials):
@@ -23,18 +23,21 @@ OOM = "out of memory"
 @pytest.mark.parametrize(
     ("trials", "fits", "low", "high"),
     [
-        ([], (None, None), 8, 512),
-        ([(512, OOM)], (None, None), 8, 22),  # one example always fits
-        ([(512, "refused"), (200, OOM), (64, "missed")], (None, None), 8, 113),
+        ([], Ends(), 8, 512),
+        ([(512, OOM)], Ends(), 8, 22),  # one example always fits
+        ([(512, "refused"), (200, OOM), (64, "missed")], Ends(), 8, 113),
         # Another process took the memory.
-        ([(64, OOM), (128, "reached")], (None, None), 8, 512),
+        ([(64, OOM), (128, "reached")], Ends(), 8, 512),
         # Too small for the user's code: it is a multiple of all that divides 128.
-        ([(32, "refused"), (128, "reached")], (None, None), 64, 512),
+        ([(32, "refused"), (128, "reached")], Ends(), 64, 512),
         # A survey's ends, and what a trial found beside them.
-        ([], (100, 400), 8, 200),
-        ([(200, "reached")], (100, 400), 8, 282),
-        ([(64, "reached"), (90, OOM)], (100, 400), 8, 75),
-        ([(256, "reached")], (256, None), 8, 512),
+        ([], Ends(100, 400), 8, 200),
+        ([(200, "reached")], Ends(100, 400), 8, 282),
+        ([(64, "reached"), (90, OOM)], Ends(100, 400), 8, 75),
+        ([(256, "reached")], Ends(256), 8, 512),
+        # Sizes that the user's code refused in a survey: too small a multiple, and too large.
+        ([], Ends(256, ran=(16, 64), refused=(8,)), 16, 512),
+        ([], Ends(64, ran=(16, 64), refused=(256,)), 8, 128),
     ],
 )
 def test_the_sizes_that_are_worth_a_trial(trials, fits, low, high):
@@ -45,9 +48,9 @@ def test_the_sizes_that_are_worth_a_trial(trials, fits, low, high):
 @pytest.mark.parametrize(
     ("trials", "fits", "low", "high"),
     [
-        ([(64, "reached"), (512, OOM)], (None, None), 8, 64),
-        ([(64, "reached")], (100, 400), 8, 100),
-        ([(32, "refused"), (64, "refused"), (128, "reached")], (None, None), 128, 512),
+        ([(64, "reached"), (512, OOM)], Ends(), 8, 64),
+        ([(64, "reached")], Ends(100, 400), 8, 100),
+        ([(32, "refused"), (64, "refused"), (128, "reached")], Ends(), 128, 512),
     ],
 )
 def test_the_sizes_that_fit_as_far_as_is_known(trials, fits, low, high):

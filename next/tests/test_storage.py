@@ -179,3 +179,19 @@ def test_optuna_shows_a_part_of_a_long_history(tmp_path):
     assert len(shown) == 16
     assert {1, 1000} <= set(shown)
     assert len(json.loads(storage.study.trials[0].user_attrs["record"])["history"]) == 1000
+
+
+def test_nothing_is_left_of_a_study_without_trials_and_others_stay(tmp_path):
+    url = f"sqlite:///{tmp_path}/study.db"
+    one = open_study(tmp_path, "one")
+    again = StudyStorage(url, "one")
+    two = open_study(tmp_path, "two")
+    assert two.discard()
+    # Another process has made it.
+    assert again.discard()
+    assert optuna.get_all_study_names(url) == ["one"]
+    spec = one.claim(ask())
+    assert not one.discard()
+    one.abandon(spec)
+    assert one.discard()
+    assert not list(tmp_path.iterdir())

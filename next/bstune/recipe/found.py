@@ -119,9 +119,10 @@ def remembered(options: Options, setting: Callable[[str], Any]) -> Options:
         setting: gives a setting of the stored study by its name; None where there is none.
     """
     values = options.model_dump()
-    for name in ("target", "scaling"):
+    for name in ("target", "scaling", "threads"):
+        # Recorded runs have 0 threads.
         if values[name] is None:
-            values[name] = setting(name)
+            values[name] = setting(name) or None
     for section in ("budget", "batch_size", "baseline"):
         stored = setting(section) or {}
         opened = section == "budget" and options.is_open("budget.steps")

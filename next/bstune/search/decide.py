@@ -22,7 +22,7 @@ from bstune.core.space import Space
 from bstune.search.choices import Choices, compare, new_configurations, pair_of, waiting_places
 from bstune.search.curve_decision import choose_for_curve
 from bstune.search.findings import predictions
-from bstune.search.fit import Ends
+from bstune.search.fit import NOTHING, Ends
 from bstune.search.limits import (
     affordable_length,
     limit_after_hit,
@@ -77,7 +77,7 @@ def propose(
     seed: int,
     running: Sequence[Spec] = (),
     resumable: Callable[[int], bool] = lambda number: True,
-    fits: Ends = (None, None),
+    fits: Ends = NOTHING,
 ) -> Proposal:
     """Choose what to run next; the same arguments give the same proposal.
 
@@ -89,8 +89,7 @@ def propose(
         seed: of the study.
         running: trials that run elsewhere.
         resumable: whether a pruned trial, by its number, can be resumed.
-        fits: the largest batch size that fits and the smallest that does not, where a survey has
-            found them.
+        fits: what a survey has found of batch sizes.
     """
     is_of_curve = not question.seeks_best
     draws, moves = (CURVE_DRAWS, CURVE_MOVES) if is_of_curve else (DRAWS, MOVES)

@@ -9,6 +9,7 @@ where such a multiple explains what ran and what was refused.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,8 +20,19 @@ from bstune.core.space import Space
 # The largest multiple that is inferred.
 MOST_MULTIPLE = 32
 
-Ends = tuple[int | None, int | None]
-"""The largest batch size that fits and the smallest that does not, as a survey has found them."""
+
+class Ends(NamedTuple):
+    """What a survey has found of batch sizes."""
+
+    largest_fit: int | None = None
+    smallest_unfit: int | None = None
+    """For memory."""
+    ran: tuple[int, ...] = ()
+    refused: tuple[int, ...] = ()
+    """By the user's code."""
+
+
+NOTHING = Ends()
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,7 @@ class _Limits:
 
 
 def chance_to_fit(
-    batch_sizes: ArrayLike, records: Sequence[Record], fits: Ends = (None, None)
+    batch_sizes: ArrayLike, records: Sequence[Record], fits: Ends = NOTHING
 ) -> NDArray[np.float64]:
     """The chance that each of n batch sizes fits, (n,); 1 where nothing has failed.
 
@@ -66,7 +78,7 @@ def _between(sizes: NDArray[np.float64], failed: float, ran: float) -> NDArray[n
     return np.clip(np.log(sizes / failed) / math.log(ran / failed), 0.0, 1.0)
 
 
-def sizes_to_try(space: Space, records: Sequence[Record], fits: Ends = (None, None)) -> Space:
+def sizes_to_try(space: Space, records: Sequence[Record], fits: Ends = NOTHING) -> Space:
     """Narrow a space to the batch sizes that are worth a trial.
 
     Beyond what ran they reach to the geometric mean with what failed, where the chance is a half;
@@ -77,7 +89,7 @@ def sizes_to_try(space: Space, records: Sequence[Record], fits: Ends = (None, No
     return _narrowed(space, low, math.sqrt(limits.largest * limits.too_large), limits.multiple)
 
 
-def sizes_that_fit(space: Space, records: Sequence[Record], fits: Ends = (None, None)) -> Space:
+def sizes_that_fit(space: Space, records: Sequence[Record], fits: Ends = NOTHING) -> Space:
     """Narrow a space to the batch sizes that fit as far as is known: none beyond what ran."""
     limits = _limits(records, fits)
     low = limits.smallest if limits.too_small else 0
@@ -99,17 +111,19 @@ def trained_sizes(records: Sequence[Record]) -> set[int]:
 
 def _limits(records: Sequence[Record], fits: Ends) -> _Limits:
     trained = trained_sizes(records)
-    refused = {one.batch_size for one in records if one.status == "refused"} - trained
+    seen = trained.union(fits.ran)
+    refused = {one.batch_size for one in records if one.status == "refused"}
+    refused = refused.union(fits.refused) - seen
     short = {one.batch_size for one in records if one.status == "out of memory"} - trained
-    multiple = inferred_multiple(trained, refused)
+    multiple = inferred_multiple(seen, refused)
+    smallest = min(seen, default=1)
     # Those that the multiple does not explain; while nothing has trained, a refusal tells no side.
-    bounds = {size for size in refused if size % multiple == 0 and trained}
-    smallest = min(trained, default=1)
+    bounds = {size for size in refused if size % multiple == 0 and seen}
     largest = max(trained, default=1)
-    above = {size for size in short | bounds | {fits[1] or math.inf} if size > largest}
-    too_large = min(above, default=math.inf)
-    if fits[0] is not None and fits[0] < too_large:
-        largest = max(largest, fits[0])
+    beyond = {size for size in bounds if size > max(seen)} | short | {fits.smallest_unfit or 0}
+    too_large = min((size for size in beyond if size > largest), default=math.inf)
+    if fits.largest_fit is not None and fits.largest_fit < too_large:
+        largest = max(largest, fits.largest_fit)
     return _Limits(
         too_small=max((size for size in bounds if size < smallest), default=0),
         smallest=smallest,

@@ -268,7 +268,7 @@ def for_curve(
         return f"batch sizes {low:,} to {high:,}", options
     if is_narrow(ends_of_critical):
         return None
-    return "more trials", {"trials": 2 * plan.trials}
+    return more_time(plan, records) or ("more trials", {"trials": 2 * plan.trials})
 
 
 def warnings_of(

@@ -5,8 +5,12 @@ preflight take ``PREPARATION`` at most, the baseline's first run ``BASELINE`` at
 configurations ``OTHERS`` at least. Runs on new seeds have the rest.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from bstune.core.errors import InputError
+from bstune.system.console import seconds
 
 START = 0.15
 PREPARATION = 0.1
@@ -76,6 +80,14 @@ class Deadline:
         return PREPARATION * self.shared
 
     @property
+    def preflight_until(self) -> float:
+        """When the preflight ends, which trains as the baseline does: once it has taken its share.
+
+        The survey is left what it leaves of theirs.
+        """
+        return self.began + self.start + self.baseline_seconds
+
+    @property
     def baseline_seconds(self) -> float:
         """Seconds that the baseline's first run may take."""
         return BASELINE * self.shared
@@ -110,6 +122,28 @@ class Deadline:
         """When a trial of the search that begins now has to stop."""
         seconds = max(TRIAL * (search_end - now), LEAST_TRIAL * self.shared)
         return min(now + seconds, self.end)
+
+
+def limited(wall_seconds: float | None, began: float, start: float) -> Deadline | None:
+    """The time limit of a command, once its start is over; None: there is none.
+
+    Args:
+        wall_seconds: the limit.
+        began: when the command began.
+        start: seconds that its start took.
+
+    Raises:
+        InputError: it took all of the limit.
+    """
+    if wall_seconds is None:
+        return None
+    deadline = Deadline(began, wall_seconds, start)
+    if deadline.shared == 0.0:
+        raise InputError(
+            f"wall_seconds={wall_seconds:g} is too short for two trials: the start alone took "
+            f"{seconds(start)}; give at least wall_seconds={math.ceil(least_limit(start, []))}"
+        )
+    return deadline
 
 
 def pilot_seconds(limit: float | None) -> float:

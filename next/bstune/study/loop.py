@@ -41,23 +41,25 @@ class AskedTrial:
     """A trial to train; whoever trains it sets ``record``."""
 
     spec: Spec
+    target: Target
+    """That ends it."""
     total_steps: int
     """Where its schedule ends: at its own end, or with its budget."""
-    earlier: Record | None
+    earlier: Record | None = None
     """The record of the trial that it resumes."""
-    until: float | None
+    until: float | None = None
     """The ``time.monotonic()`` at which it stops; None: no limit."""
-    save_to: Path | None
-    resume_from: Path | None
+    save_to: Path | None = None
+    resume_from: Path | None = None
     keep: bool = False
     """Save its state however it ends."""
     record: Record | None = None
 
-    def trial(self, target: Target) -> Trial:
+    def trial(self) -> Trial:
         """The trial that is reported to."""
         return Trial(
             self.spec,
-            target,
+            self.target,
             total_steps=self.total_steps,
             earlier=self.earlier,
             save_to=self.save_to,
@@ -153,6 +155,7 @@ def _prepare(
     save_to = folder.checkpoint(spec.number) if is_resumable else None
     return AskedTrial(
         spec=spec,
+        target=plan.question.target,
         total_steps=spec.schedule_steps or plan.question.budget.last_step(spec.batch_size),
         earlier=earlier,
         until=ask.until,
@@ -206,9 +209,9 @@ class HangWatch:
         return limit
 
 
-def train_here(asked: AskedTrial, train: Callable[[Trial], None], target: Target) -> Record:
+def train_here(asked: AskedTrial, train: Callable[[Trial], None]) -> Record:
     """Train a trial in this process."""
-    trial = asked.trial(target)
+    trial = asked.trial()
     trial.on_progress = partial(tell_progress, partial(_so_far, trial))
     return run_trial(train, trial)
 
@@ -226,7 +229,6 @@ def train_in_worker(
     worker: AnyWorker,
     asked: AskedTrial,
     train: Callable[[Trial], None],
-    target: Target,
     watch: HangWatch,
     alive: Callable[[], None],
 ) -> Record:
@@ -236,14 +238,13 @@ def train_in_worker(
         worker: that the trial is sent to.
         asked: the trial.
         train: that is called with it.
-        target: that ends it.
         watch: which ends it when it is silent for too long.
         alive: called again and again while it trains.
 
     Raises:
         BstuneError: for what no other trial could use either, such as a metric that is not logged.
     """
-    worker.submit(train_here, asked, train, target)
+    worker.submit(train_here, asked, train)
     silence = 0.0
     while (outcome := worker.poll(POLL_SECONDS)) is None:
         alive()

@@ -3,11 +3,11 @@
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
+from typing import Self
 
 from bstune import __version__
 from bstune.core.errors import InputError
 from bstune.core.records import Frozen
-from bstune.core.space import Space
 from bstune.hardware.survey import (
     Survey,
     cached_survey,
@@ -15,14 +15,18 @@ from bstune.hardware.survey import (
     survey,
     survey_key,
 )
-from bstune.options import Options
+from bstune.options import Options, space_of
 from bstune.recipe.recipe import Recipe, resolve_device, resolve_precision
-from bstune.trial.worker import Worker, call, value_of
+from bstune.study.deadline import Deadline
+from bstune.study.loop import HangWatch
+from bstune.trial.worker import AnyWorker, Worker, call, value_of
 
 # Packages whose versions change a history or a step time.
 PACKAGES = ("torch", "lightning", "numpy", "optuna")
 # Of a trial whose length nobody knows yet.
 STEPS = 1000
+# The least seconds that a survey is made in.
+LEAST_SURVEY_SECONDS = 3.0
 
 
 class Machine(Frozen):
@@ -44,6 +48,11 @@ class Machine(Frozen):
     def kind(self) -> str:
         """``cpu`` or ``cuda``."""
         return "cpu" if self.device in ("cpu", RECORDED.device) else "cuda"
+
+    def with_survey(self, survey: Survey) -> Self:
+        """The machine with its survey, which may have chosen the number of threads."""
+        threads = survey.threads or self.threads
+        return self.model_copy(update={"survey": survey, "threads": threads})
 
 
 RECORDED = Machine(
@@ -90,15 +99,54 @@ def describe_machine(
     )
 
 
+def machine_of(options: Options, worker: AnyWorker | None) -> Machine:
+    """Ask the worker what it runs on; recorded runs have none."""
+    if worker is None:
+        return RECORDED
+    # That a time limit is over meanwhile is told with what is enough.
+    limit = HangWatch(trial_seconds=options.trial_seconds).limit
+    of_machine = (options.device, options.threads, options.precision, options.devices)
+    machine: Machine = value_of(call(worker, describe_machine, *of_machine, limit=limit))
+    return machine
+
+
+def survey_seconds(options: Options, deadline: Deadline | None, preflight: float) -> float:
+    """Seconds that a survey may take; of a time limit's share the preflight has had its part."""
+    if deadline is None:
+        return options.survey_seconds
+    return min(options.survey_seconds, max(deadline.preparation_seconds - preflight, 0.0))
+
+
+def without_survey(options: Options, worker: AnyWorker | None, seconds: float) -> str:
+    """Why no survey is made in so many seconds; empty: one is.
+
+    Raises:
+        InputError: ``micro_batch_size=auto`` and ``memory_limit`` need one.
+    """
+    why = ""
+    if options.survey == "off":
+        why = "survey=off"
+    elif not isinstance(worker, Worker):
+        why = "it needs one worker, and devices=1"
+    elif seconds < LEAST_SURVEY_SECONDS:
+        why = f"{seconds:.1f} s are too few, which survey_seconds and wall_seconds set"
+    needs = {
+        "micro_batch_size=auto": options.micro_batch_size == "auto",
+        "memory_limit": options.memory_limit is not None,
+    }
+    for name, is_given in needs.items():
+        if why and is_given:
+            raise InputError(f"{name} needs the survey, which is left out: {why}")
+    return why
+
+
 def surveyed(
     machine: Machine,
-    worker: Worker,
+    worker: AnyWorker,
     recipe: Recipe,
     options: Options,
-    space: Space,
     settings: Mapping[str, object],
     seconds: float,
-    patience: float,
 ) -> tuple[Survey, bool]:
     """The survey of a workload, and whether it was kept from an earlier time.
 
@@ -107,15 +155,16 @@ def surveyed(
         worker: that measures.
         recipe: what is trained.
         options: of the study.
-        space: whose batch sizes are surveyed.
         settings: of the workload, as JSON; another survey is made where they change.
         seconds: that it may take.
-        patience: seconds that the worker may say nothing for.
 
     Raises:
         UserCodeError: what the user's code raises at the baseline's batch size.
         InputError: no batch size fits.
     """
+    assert isinstance(worker, Worker)  # noqa: S101 (without_survey says so)
+    space = space_of(options, machine.kind)
+    patience = HangWatch(options.wall_seconds, options.trial_seconds).limit
     size, lr = space.anchor
     baseline = round(size), lr
     # Where a schedule ends changes neither memory nor step times.

@@ -8,7 +8,7 @@ from bstune.core.question import Question
 from bstune.core.records import Frozen, Role, Spec, StepTime
 from bstune.core.space import Configuration, Space
 from bstune.core.step_time import Surveyed
-from bstune.search.fit import Ends
+from bstune.search.fit import NOTHING, Ends
 from bstune.study.deadline import Deadline
 
 
@@ -50,7 +50,7 @@ class Plan:
         seed: of the study, from which all others follow.
         step_time: tau(B) where it is known beforehand; None: it is fitted to the trials.
         resumable: whether a pruned trial can be resumed here.
-        fits: the largest batch size that fits and the smallest that does not, by a survey.
+        fits: what a survey has found of batch sizes.
         timings: of a survey: batch size, seconds of a step, their relative standard deviation.
     """
 
@@ -63,7 +63,7 @@ class Plan:
     deadline: Deadline | None = None
     step_time: StepTime | None = None
     resumable: Callable[[int], bool] = lambda number: True
-    fits: Ends = (None, None)
+    fits: Ends = NOTHING
     timings: tuple[Surveyed, ...] = ()
 
     @property

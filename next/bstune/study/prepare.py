@@ -1,17 +1,69 @@
 """What is found out of a project in the worker before a study begins, and the options it fills."""
 
+import importlib
+import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from bstune.core.errors import InputError
-from bstune.core.records import Budget, Record, Target
+from bstune.core.records import Frozen, Record
 from bstune.options import Options, space_of
 from bstune.recipe import found as project
 from bstune.recipe.found import Found
 from bstune.recipe.recipe import Recipe
-from bstune.study.deadline import pilot_seconds
+from bstune.study.deadline import Deadline, pilot_seconds
+from bstune.study.loop import HangWatch
 from bstune.system.ticker import say
 from bstune.trial.checks import Checks, unreachable
 from bstune.trial.worker import AnyWorker, call, value_of
+
+
+class OfProject(Frozen):
+    """What a study keeps of its project, beside the options; by itself that of recorded runs."""
+
+    resumes: bool = True
+    """Whether a resumed trial equals one that was never stopped."""
+    examples: int | None = None
+    """Of the training set."""
+    schedules: tuple[tuple[str, str], ...] = ()
+    """State and remedy of each schedule that moves too rarely."""
+
+
+def prepared(
+    worker: AnyWorker,
+    recipe: Recipe,
+    options: Options,
+    command: Callable[[Mapping[str, object]], str],
+    deadline: Deadline | None,
+) -> tuple[Options, OfProject, float]:
+    """See that a project can be tuned, and fill all options that nobody gave.
+
+    Args:
+        worker: that builds and trains the project.
+        recipe: of it.
+        options: as given.
+        command: what runs the study with further options.
+        deadline: that limits the preflight.
+
+    Returns:
+        The options, what the project told, and the seconds of look-ups and preflight.
+
+    Raises:
+        InputError: for what has to be given or written.
+        UserCodeError: the project cannot be built or trained.
+    """
+    began = time.monotonic()
+    limit = HangWatch(options.wall_seconds, options.trial_seconds).limit
+    options, found = looked_up(worker, recipe, options, command, limit)
+    until = None if deadline is None else deadline.preflight_until
+    checks = _checked(worker, recipe, options, found, limit, until)
+    project = OfProject(
+        resumes=checks.resumes,
+        examples=found.examples,
+        schedules=tuple((one.state, one.remedy) for one in checks.schedules if one.is_unmoved),
+    )
+    took = time.monotonic() - began
+    return _piloted(worker, recipe, options, found, limit), project, took
 
 
 def looked_up(
@@ -36,44 +88,40 @@ def looked_up(
     """
     baseline = options.baseline
     own = baseline.batch_size, baseline.lr
-    found: Found = value_of(call(worker, _look_up, recipe, *own, limit=limit))
+    found: Found = _call(worker, "look_up.look_up", recipe, *own, limit=limit)
     options, lines = project.completed(options, found, command)
     for line in lines:
         say(line)
     return options, found
 
 
-def checked(
-    worker: AnyWorker, recipe: Recipe, options: Options, found: Found, limit: float
+def _checked(
+    worker: AnyWorker,
+    recipe: Recipe,
+    options: Options,
+    found: Found,
+    limit: float,
+    until: float | None,
 ) -> Checks:
     """See that the project trains as a study takes it to, and say what is to be known.
 
     Without a baseline nothing is checked but at the middle of the ranges.
-
-    Raises:
-        InputError: it does not; with what to write.
-        UserCodeError: the project cannot be trained.
     """
     target = options.target or unreachable(*found.meant)
     batch_size, lr = _pair(options)
     sizes = (options.batch_size.low, batch_size, options.batch_size.high)
     budget = None if options.is_open("budget.steps") else options.budget
-    arguments = (recipe, sizes, lr, budget, target)
-    checks: Checks = value_of(call(worker, _preflight, *arguments, limit=limit))
+    arguments = (recipe, sizes, lr, budget, target, until)
+    checks: Checks = _call(worker, "preflight.preflight", *arguments, limit=limit)
     for line in checks.lines:
         say(line)
     return checks
 
 
-def piloted(
+def _piloted(
     worker: AnyWorker, recipe: Recipe, options: Options, found: Found, limit: float
 ) -> Options:
-    """Fill a target that nobody gave, and a budget that nothing tells, by a short run.
-
-    Raises:
-        InputError: the baseline did not improve.
-        UserCodeError: the project cannot be trained.
-    """
+    """Fill a target that nobody gave, and a budget that nothing tells, by a short run."""
     has_length = not options.is_open("budget.steps")
     if has_length and not options.is_open("target"):
         return options
@@ -83,7 +131,7 @@ def piloted(
     length = options.budget.last_step(batch_size) if has_length else None
     say(f"pilot: batch size {batch_size} and lr {lr:g} for {seconds:.0f} s of training")
     arguments = (recipe, batch_size, lr, seconds, target, length)
-    record: Record = value_of(call(worker, _pilot, *arguments, limit=limit))
+    record: Record = _call(worker, "preflight.pilot", *arguments, limit=limit)
     if record.status in ("diverged", "failed"):
         raise InputError(f"batch size {batch_size} and lr {lr:g} {record.status}: {record.message}")
     options, line = project.piloted(options, found, record.finite_history)
@@ -99,31 +147,11 @@ def _pair(options: Options) -> tuple[int, float]:
     return round(batch_size), lr
 
 
-# They are sent to the worker, which has imported torch.
+def _call(worker: AnyWorker, name: str, *arguments: Any, limit: float) -> Any:
+    """Call a function of ``bstune.trial`` in the worker, which has imported torch."""
+    return value_of(call(worker, _imported, name, *arguments, limit=limit))
 
 
-def _look_up(recipe: Recipe, batch_size: int | None, lr: float | None) -> Found:
-    from bstune.trial.look_up import look_up
-
-    return look_up(recipe, batch_size, lr)
-
-
-def _preflight(
-    recipe: Recipe, sizes: tuple[int, int, int], lr: float, budget: Budget | None, target: Target
-) -> Checks:
-    from bstune.trial.preflight import preflight
-
-    return preflight(recipe, sizes, lr, budget, target)
-
-
-def _pilot(
-    recipe: Recipe,
-    batch_size: int,
-    lr: float,
-    seconds: float,
-    target: Target,
-    length: int | None,
-) -> Record:
-    from bstune.trial.preflight import pilot
-
-    return pilot(recipe, batch_size, lr, seconds, target, length)
+def _imported(name: str, *arguments: Any) -> Any:
+    module, _, function = name.partition(".")
+    return getattr(importlib.import_module(f"bstune.trial.{module}"), function)(*arguments)

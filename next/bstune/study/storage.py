@@ -23,10 +23,11 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
-from bstune.core.errors import InputError, StudyError
+from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.records import Record, Spec
 from bstune.core.space import Space
 from bstune.study.plan import Ask
+from bstune.system.files import StudyFolder, discard_folder
 from bstune.system.secrets import hide_in_text
 
 SPEC = "spec"
@@ -66,6 +67,7 @@ class StudyStorage:
     def __init__(self, url: str, name: str) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._name = name
+        self._new_file: Path | None = None
         self._open(url, name)
         self._distributions: dict[str, BaseDistribution] = {}
         self._process = _this_process()
@@ -81,7 +83,9 @@ class StudyStorage:
         Raises:
             StudyError: the study was begun with other settings.
         """
-        self._check_settings(self._name, settings)
+        self.check(settings)
+        if SETTINGS not in self.study.user_attrs:
+            self.study.set_user_attr(SETTINGS, _through_json(settings))
         self._distributions = {
             "batch_size": IntDistribution(space.low, space.high, log=True),
             "lr": FloatDistribution(space.lr_low, space.lr_high, log=True),
@@ -96,8 +100,11 @@ class StudyStorage:
         try:
             with database_errors(url, "cannot be opened"):
                 if url.startswith("sqlite:///"):
-                    Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+                    path = Path(url.removeprefix("sqlite:///"))
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    self._new_file = None if path.exists() else path
                 self._storage = _open_database(url)
+                self._is_new = name not in optuna.get_all_study_names(self._storage)
                 self.study = optuna.create_study(
                     study_name=name,
                     storage=self._storage,
@@ -115,20 +122,28 @@ class StudyStorage:
             ) from error
         self._study_id = self._storage.get_study_id_from_name(name)
 
-    def _check_settings(self, name: str, settings: Mapping[str, object]) -> None:
+    def check(self, settings: Mapping[str, object]) -> None:
+        """See that a study that was begun has these settings; StudyError names one that differs."""
         stored = self.study.user_attrs.get(SETTINGS)
-        # What comes back has gone through JSON.
-        ours = json.loads(json.dumps(settings))
         if stored is None:
-            self.study.set_user_attr(SETTINGS, ours)
             return
-        changed = sorted(key for key in {*stored, *ours} if stored.get(key) != ours.get(key))
-        if changed:
-            key = changed[0]
-            raise StudyError(
-                f"the study {name!r} was begun with {key}={_short(stored.get(key))}, but got "
-                f"{_short(ours.get(key))}: give study=NAME for another study, or the former {key}"
-            )
+        for key, ours in sorted(_through_json(settings).items()):
+            if stored.get(key) != ours:
+                raise StudyError(
+                    f"the study {self._name!r} was begun with {key}={_short(stored.get(key))}, but "
+                    f"got {_short(ours)}: give study=NAME for another study, or the former {key}"
+                )
+
+    def discard(self) -> bool:
+        """Remove what this object made, if no trial was stored or runs; whether there is none."""
+        if self.records() or self.running():
+            return False
+        if self._is_new:
+            optuna.delete_study(study_name=self._name, storage=self._storage)
+        if self._new_file is not None and not self._storage.get_all_studies():
+            self._storage.engine.dispose()
+            self._new_file.unlink(missing_ok=True)
+        return True
 
     def records(self) -> list[Record]:
         """The records of all finished trials, in order of their numbers."""
@@ -223,6 +238,24 @@ class StudyStorage:
 
 
 @contextmanager
+def opened(url: str, name: str, folder: StudyFolder) -> Iterator[StudyStorage]:
+    """Open a study; where a refusal ends the body before a trial is stored, nothing is left of it.
+
+    Args:
+        url, name: as in :class:`StudyStorage`.
+        folder: of the study.
+    """
+    storage = None
+    try:
+        storage = StudyStorage(url, name)
+        yield storage
+    except (InputError, StudyError, UserCodeError):
+        if storage is None or storage.discard():
+            discard_folder(folder)
+        raise
+
+
+@contextmanager
 def database_errors(url: str, what: str) -> Iterator[None]:
     """Turn what a database raises in the body into one line, ``storage=URL what: reason``.
 
@@ -302,6 +335,12 @@ def _is_dead(process: str) -> bool:
     if host != socket.gethostname():
         return False
     return _start_of(int(rest)) != process.rpartition(":")[2]
+
+
+def _through_json(settings: Mapping[str, object]) -> dict[str, Any]:
+    """Settings as they come back from the database."""
+    read: dict[str, Any] = json.loads(json.dumps(settings))
+    return read
 
 
 def _short(value: object) -> str:

@@ -15,27 +15,34 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def interruptible() -> Iterator[None]:
     """Let the first SIGINT or SIGTERM raise Interrupted in the body; a second one kills at once.
 
-    Waiting for a process, a lock or a file ends by it, too. The handlers that were there before
+    Waiting for a process, a lock or a file ends by it, too. Whatever the body makes of it, such as
+    the ImportError of a compiled module, Interrupted comes out. The handlers that were there before
     are restored. Outside the main thread, where Python takes no handlers, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    came: list[Interrupted] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        name = signal.Signals(number).name
+        came.append(
+            Interrupted(
+                f"interrupted by {name}: finished trials are stored, the same command continues"
+            )
+        )
+        raise came[0]
+
     earlier = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
         for number, handler in earlier.items():
             # None stands for a handler that C code has set, which Python cannot set again.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_DFL)
-    name = signal.Signals(number).name
-    raise Interrupted(
-        f"interrupted by {name}: finished trials are stored, the same command continues"
-    )
+        if came:
+            raise came[0]

@@ -71,6 +71,7 @@ def preflight(
     lr: float,
     budget: Budget | None,
     target: Target,
+    until: float | None = None,
 ) -> Checks:
     """See that rate, metric, seeds, schedule and resumption are what a study takes them for.
 
@@ -80,6 +81,7 @@ def preflight(
         lr: of the baseline.
         budget: of a trial; None: it is found later.
         target: of the study; one that is found later is :func:`unreachable`.
+        until: the ``time.monotonic()`` at which a resumption is no longer tried; None: no limit.
 
     Raises:
         InputError: the rate does not reach the optimizer, the metric is not logged, untrained
@@ -109,15 +111,17 @@ def preflight(
                     _check_schedule(schedule, size)
     lines.extend(f"{one.state}: {one.remedy}" for one in schedules if one.is_unmoved)
     try:
-        resumes = _resumes(recipe, low, lr, budget, target)
+        resumes = _resumes(recipe, low, lr, budget, target, until)
     # BatchNorm trains on no batch of 1, and some samplers give none.
     except Exception as error:
         is_of_size = isinstance(error, BatchSizeRefused) or not isinstance(error, BstuneError)
         if low == batch_size or not is_of_size:
             raise
         low = batch_size
-        resumes = _resumes(recipe, low, lr, budget, target)
-    if not resumes:
+        resumes = _resumes(recipe, low, lr, budget, target, until)
+    if resumes is None:
+        lines.append("stopped trials start afresh: there was no time to see whether they resume")
+    elif not resumes:
         lines.append(
             "stopped trials start afresh, as a resumed one differs from one that was never "
             "stopped: what changes in training has to be in the checkpoint, such as a schedule "
@@ -125,7 +129,7 @@ def preflight(
         )
     return Checks(
         batch_size=low,
-        resumes=resumes,
+        resumes=bool(resumes),
         seeds_differ=seeds_differ,
         schedules=tuple(schedules),
         lines=tuple(lines),
@@ -231,26 +235,45 @@ def _of_first(value: Any) -> Any:
     return values[0]
 
 
-def _resumes(recipe: Recipe, batch_size: int, lr: float, budget: Budget, target: Target) -> bool:
+def _resumes(
+    recipe: Recipe,
+    batch_size: int,
+    lr: float,
+    budget: Budget,
+    target: Target,
+    until: float | None,
+) -> bool | None:
     """Whether a trial that is stopped and resumed ends with the weights of one that is not.
 
-    Where a repeated one differs as well, as on an accelerator, it may differ as much.
+    Where a repeated one differs as well, as on an accelerator, it may differ as much. None: the
+    time was over before that was seen.
     """
     last = 2 * STEPS_EACH
     total = max(budget.last_step(batch_size), last)
+
+    def short_trial(max_steps: int, **places: Any) -> Trial:
+        return _short_trial(target, batch_size, lr, total, max_steps, until=until, **places)
+
+    def is_late() -> bool:
+        return bool(_of_first(until is not None and time.monotonic() > until))
+
     with tempfile.TemporaryDirectory() as folder:
         state = Path(_of_first(folder)) / "state.ckpt"
-        half = _short_trial(target, batch_size, lr, total, STEPS_EACH, save_to=state)
+        half = short_trial(STEPS_EACH, save_to=state)
         _trained(recipe, half)
-        rest = _short_trial(
-            target, batch_size, lr, total, last, earlier=half.record(), resume_from=state
-        )
+        if is_late():
+            return None
+        rest = short_trial(last, earlier=half.record(), resume_from=state)
         resumed = _trained(recipe, rest)
-    whole = _trained(recipe, _short_trial(target, batch_size, lr, total, last))
+    if is_late():
+        return None
+    whole = _trained(recipe, short_trial(last))
+    if is_late():
+        return None
     if _are_equal(whole, resumed):
         return True
-    again = _trained(recipe, _short_trial(target, batch_size, lr, total, last))
-    return _distance(whole, resumed) <= REPEATS * _distance(whole, again)
+    again = _trained(recipe, short_trial(last))
+    return None if is_late() else _distance(whole, resumed) <= REPEATS * _distance(whole, again)
 
 
 def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> list[Schedule]:

@@ -1,0 +1,111 @@
+"""What a workload is asked once, without a study: its survey, and the training of one pair."""
+
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from bstune.core.errors import InputError, StudyError, UserCodeError
+from bstune.core.records import Record, Spec
+from bstune.hardware.survey import Survey
+from bstune.options import Options, missing
+from bstune.recipe.found import remembered
+from bstune.study.begin import begin
+from bstune.study.loop import AskedTrial, HangWatch, train_here, train_in_worker
+from bstune.study.machine import machine_of, surveyed
+from bstune.study.prepare import looked_up
+from bstune.study.storage import StudyStorage
+from bstune.study.workload import Workload
+from bstune.system.files import StudyFolder, discard_folder, write_text
+from bstune.trial.checks import unreachable
+from bstune.trial.worker import AnyWorker, Worker
+
+
+def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
+    """The survey of a workload, and whether it was kept from an earlier time.
+
+    Raises:
+        InputError: for recorded runs, which nothing trains, and where no batch size fits.
+        UserCodeError: the user's code does not train at the baseline's batch size.
+    """
+    if workload.recipe is None:
+        raise InputError("recorded runs have no survey: name a workload that is trained")
+    with TemporaryDirectory() as folder, Worker(Path(folder) / "log") as worker:
+        machine = machine_of(options, worker)
+        patience = HangWatch(trial_seconds=options.trial_seconds).limit
+        # A metric is not needed.
+        options = options.model_copy(update={"target": options.target or unreachable("any", "min")})
+        options, _ = looked_up(worker, workload.recipe, options, workload.command, patience)
+        seconds = options.survey_seconds
+        return surveyed(machine, worker, workload.recipe, options, workload.settings, seconds)
+
+
+def train_once(options: Options, workload: Workload) -> Record:
+    """Train one configuration, ``trial.batch_size`` and ``trial.lr``, with its checkpoint.
+
+    Its folder is inside ``output``, and has the record and the checkpoint of its end.
+
+    Raises:
+        UserCodeError: if the training failed, with the user's file and line.
+    """
+    pair = options.trial.pair
+    if pair is None:
+        raise InputError("trial.batch_size and trial.lr are missing: give both for one run")
+    batch_size, lr = pair
+    study = options.study or workload.name
+    if options.is_open("target") or options.is_open("budget.steps"):
+        # A study of the same name has found them.
+        storage = StudyStorage(options.storage, study)
+        options = remembered(options, storage.setting)
+        storage.discard()
+    needed = ["target"] if options.trial.steps else ["target", "budget.steps"]
+    absent = [missing(name) for name in needed if options.is_open(name)]
+    if absent:
+        raise InputError("\n".join(absent))
+    of_study = StudyFolder(Path(options.output))
+    name = f"trial-{batch_size}-{lr:.6g}-{options.trial.seed}"
+    folder = StudyFolder(of_study.root / name)
+    total_steps = options.trial.steps or options.budget.last_step(batch_size)
+    spec = Spec(
+        number=0,
+        place="once",
+        role="search",
+        batch_size=batch_size,
+        lr=lr,
+        seed=options.trial.seed,
+        max_steps=total_steps,
+        schedule_steps=total_steps if options.schedule_ends else None,
+    )
+    asked = AskedTrial(
+        spec=spec,
+        target=options.target,
+        total_steps=total_steps,
+        save_to=folder.root / "checkpoint.ckpt",
+        keep=True,
+    )
+    with closing(begin(options, study, trains=workload.table is None, log=name)) as begun:
+        try:
+            record = _trained(options, workload, begun.worker, asked)
+        except (InputError, StudyError):
+            discard_folder(folder)
+            discard_folder(of_study)
+            raise
+    write_text(folder.trials, record.model_dump_json() + "\n")
+    write_text(folder.config, workload.config)
+    if record.status == "failed":
+        raise UserCodeError(record.message)
+    return record
+
+
+def _trained(
+    options: Options, workload: Workload, worker: AnyWorker | None, asked: AskedTrial
+) -> Record:
+    """Train a trial; InputError where its batch size does not fit."""
+    if worker is None:
+        record = train_here(asked, workload.train)
+    else:
+        machine_of(options, worker)
+        watch = HangWatch(trial_seconds=options.trial_seconds)
+        record = train_in_worker(worker, asked, workload.train, watch, lambda: None)
+    if record.is_unfit:
+        raise InputError(record.message)
+    return record

@@ -1,0 +1,93 @@
+"""What a study tunes, and what runs it again with further options: a command or a call."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from bstune.recipe.recipe import Recipe
+from bstune.system.secrets import hide
+from bstune.trial.table import Table
+from bstune.trial.trial import Trial
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained, from a config or from Python objects.
+
+    Args:
+        name: of the workload.
+        train: trains one trial; it is sent to the worker with cloudpickle.
+        settings: what must not change while a study goes on, as JSON.
+        config: the config as YAML, without secrets.
+        table: recorded runs that answer in place of training.
+        recipe: of what is trained; None for recorded runs.
+        command: what runs it with further options, as a command or a call.
+        train_command: what trains a batch size and a rate, likewise; a third value is the length of
+            the schedule, where that is chosen.
+    """
+
+    name: str
+    train: Callable[[Trial], None]
+    settings: Mapping[str, object]
+    config: str
+    table: Table | None
+    recipe: Recipe | None
+    command: Callable[[Mapping[str, object]], str]
+    train_command: Callable[[int, float, int | None], str]
+
+
+def by_lightning(recipe: Recipe) -> Callable[[Trial], None]:
+    """Training by Lightning, whose import is left to the worker."""
+    return partial(_train_by_lightning, recipe)
+
+
+def _train_by_lightning(recipe: Recipe, trial: Trial) -> None:
+    from bstune.trial.lightning import train
+
+    train(recipe, trial)
+
+
+def command_line(arguments: Sequence[str], options: Mapping[str, object]) -> str:
+    """A command line with further options, as a shell takes it, without secrets."""
+    given = {}
+    for argument in arguments:
+        name, sign, value = argument.partition("=")
+        given[name] = name + sign + hide(value, name.lstrip("+~"))
+    # Another study needs a folder of its own.
+    if "study" in options and "output" in given:
+        given["output"] += "-" + str(options["study"]).rpartition("-")[2]
+    for option, changed in options.items():
+        given[option] = f"{option}={changed}"
+    return shlex.join(["python", "-m", "bstune", *given.values()])
+
+
+def training_command(
+    arguments: Sequence[str], batch_size: int, lr: float, steps: int | None
+) -> str:
+    """The command that trains the best."""
+    options: dict[str, object] = {"trial.batch_size": batch_size, "trial.lr": lr}
+    if steps is not None:
+        options["trial.steps"] = steps
+    return command_line(arguments, options)
+
+
+def python_call(name: str, options: Mapping[str, object]) -> str:
+    """A call of :func:`bstune.tune` with further options."""
+    arguments: dict[str, object] = {"name": options.get("study", name)}
+    sections: dict[str, dict[str, object]] = {}
+    for option, value in options.items():
+        section, _, key = option.partition(".")
+        if key:
+            sections.setdefault(section, {})[key] = value
+        elif option != "study":
+            arguments[option] = value
+    arguments |= sections
+    written = "".join(f", {argument}={value!r}" for argument, value in arguments.items())
+    return f"bstune.tune(...{written})"
+
+
+def own_training(batch_size: int, lr: float, steps: int | None) -> str:
+    """What trains the best in a project of one's own."""
+    schedule = f", with a schedule of {steps} steps," if steps is not None else ""
+    return f"batch size {batch_size} and lr {lr:g}{schedule} in your project"
