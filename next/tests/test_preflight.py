@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from small import Data, Model
 from torch.optim import lr_scheduler
@@ -14,10 +14,13 @@ from bstune.core.records import Budget, Target
 from bstune.recipe.hydra import recipe_of
 from bstune.recipe.project import recipe_of_project
 from bstune.trial.checks import unreachable
-from bstune.trial.look_up import look_up
+from bstune.trial.look_up import look, look_up, settings
 from bstune.trial.preflight import pilot, preflight, schedules_of
 
 OPTIONS = options_from_python(workload="own", device="cpu", threads=1)
+QUIET = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
 LOSS = unreachable("val/loss", "min")
 # Ten epochs of 16 batches of 16.
 BUDGET = Budget(steps=80, examples=2560)
@@ -109,6 +112,34 @@ class Scores(Model):
 def test_look_up(arguments, expected):
     found = look_up(recipe(*arguments))
     assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_epochs": 5},
+        {"max_epochs": 3, "max_steps": 70},
+        {"max_epochs": 5, "max_steps": 70, "min_epochs": 9},
+        {"max_epochs": -1, "max_steps": 70},
+        {"max_epochs": 5, "limit_train_batches": 10},
+        {"max_epochs": 5, "limit_train_batches": 99},
+        {"max_epochs": 5, "limit_train_batches": 0.7},
+        {"max_epochs": 5, "limit_train_batches": 1},
+        {"max_epochs": 5, "limit_train_batches": 10, "accumulate_grad_batches": 4},
+        {"max_epochs": 5, "overfit_batches": 3},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:You requested to overfit")
+def test_a_trial_is_as_long_as_the_users_own_training(arguments):
+    plain = Trainer(**QUIET, **arguments)
+    module = scheduled(one_cycle)
+    plain.fit(module(), Data())
+    of_project = recipe(module, arguments)
+    found = look_up(of_project)
+    steps = found.length(found.batch_size)
+    of_trial = look(of_project, settings(found.batch_size, 0.1, steps)).trainer
+    schedule = of_trial.lr_scheduler_configs[0].scheduler
+    assert (steps, schedule.total_steps) == 2 * (plain.global_step,)
 
 
 def test_data_and_module_alone_in_yaml():

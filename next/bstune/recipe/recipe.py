@@ -29,6 +29,21 @@ class TrialSettings(Protocol):
     """The step at which its schedule ends."""
 
 
+def epoch_examples(examples: int, batch_size: int, limit: float) -> int:
+    """Examples of an epoch, as the Trainer's ``limit_train_batches`` counts them.
+
+    Args:
+        examples: of the training set.
+        batch_size: in examples.
+        limit: batches of that size (an int), or a share of all (a float); at least one is left.
+    """
+    if limit == 1.0 and isinstance(limit, float):
+        return examples
+    whole = examples // batch_size
+    batches = min(limit, whole) if isinstance(limit, int) else int(limit * whole)
+    return max(batches, 1) * batch_size
+
+
 def no_arguments(trial: TrialSettings) -> dict[str, Any]:
     """Add nothing to the Trainer's arguments."""
     return {}

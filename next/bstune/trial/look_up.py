@@ -20,6 +20,8 @@ from bstune.trial.lightning import fit
 from bstune.trial.trial import BatchSizeRefused
 from bstune.trial.worker import tell_progress
 
+# The Trainer's arguments that a training's length follows from.
+LENGTHS = ("max_epochs", "max_steps", "limit_train_batches", "overfit_batches")
 # A trial's length where nothing depends on it.
 STEPS = 1000
 # Batch size and rate of a project that cannot be built without; neither is taken for its own.
@@ -172,7 +174,7 @@ def _look_up(
     trainer = looked.trainer
     module = trainer.lightning_module
     optimizers = trainer.optimizers
-    sources = {"steps": "the Trainer's max_steps", "epochs": "the Trainer's max_epochs"}
+    sources = {}
     rate, sources["lr"] = _rate(module, optimizers, is_own=of_module is own)
     size, sources["batch_size"] = _batch_size(data[-1], loaders[-1], is_own=of_data is own)
     accumulated = _positive(arguments.get("accumulate_grad_batches")) or 1
@@ -181,16 +183,19 @@ def _look_up(
         sources["batch_size"] += f", times the Trainer's accumulate_grad_batches={accumulated}"
     epochs = _positive(arguments.get("max_epochs"))
     steps = _positive(arguments.get("max_steps"))
-    if steps is None and epochs is not None:
-        sources["steps"] = f"{epochs} epochs, {sources['epochs']}"
+    lengths = {name: arguments[name] for name in LENGTHS if arguments.get(name) is not None}
+    given = " and ".join(f"{name}={value}" for name, value in lengths.items())
+    sources["steps"] = f"the Trainer's {given}"
+    sampled = loader_of(trainer).batch_sampler.epochs
     metrics = tuple(sorted(looked.metrics))
     metric, mode, sources["metric"] = chosen_metric(metrics, _monitors(trainer, arguments))
     return Found(
         batch_size=size,
         lr=rate,
-        examples=loader_of(trainer).batch_sampler.examples,
+        examples=sampled.examples,
         epochs=epochs,
         steps=steps,
+        limit_train_batches=sampled.limit,
         metrics=metrics,
         metric=metric,
         untrained=looked.metrics.get(metric or ""),
