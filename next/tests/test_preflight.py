@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from small import Data, Model
 from torch.optim import lr_scheduler
@@ -224,6 +224,27 @@ class HiddenSchedule(Model):
         self.hidden.step()
 
 
+class HiddenByEpoch(Model):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+        self.hidden = lr_scheduler.MultiStepLR(optimizer, [5, 8])
+        return optimizer
+
+    def on_train_epoch_end(self):
+        self.hidden.step()
+
+
+class Decay(Callback):
+    """A linear decay by a formula, over 5 epochs, or all of them."""
+
+    def __init__(self, epochs=None):
+        self.epochs = epochs
+
+    def on_train_epoch_start(self, trainer, module):
+        passed = trainer.current_epoch / (self.epochs or trainer.max_epochs)
+        trainer.optimizers[0].param_groups[0]["lr"] = module.lr * max(0.0, 1 - passed)
+
+
 class NoRate(Model):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.05)
@@ -246,6 +267,7 @@ class NeedsTwo(Model):
     [
         (SeedsItself, 1, True, False, 1),
         (HiddenSchedule, 1, False, True, 1),
+        (HiddenByEpoch, 1, False, True, 1),
         (RateByHook, 1, True, True, 0),
         (NeedsTwo, 16, True, True, 0),
         (scheduled(one_cycle, "epoch"), 1, True, True, 1),
@@ -276,6 +298,12 @@ def test_preflight(module, batch_size, resumes, seeds_differ, lines):
             LOSS,
             ["CosineAnnealingLR", "epoch 10", "64", "T_max=self.trainer.max_epochs"],
         ),
+        # It rises again: a trial of batch size 1 has 10 epochs.
+        (
+            scheduled(fixed(lr_scheduler.CosineAnnealingLR, 9, 0.01), "epoch"),
+            LOSS,
+            ["CosineAnnealingLR", "epoch 9"],
+        ),
     ],
 )
 def test_preflight_refuses(module, target, named):
@@ -283,6 +311,15 @@ def test_preflight_refuses(module, target, named):
         preflight(recipe(module), (1, 16, 64), 0.1, BUDGET, target)
     assert "\n" not in str(error.value)
     assert all(word in str(error.value) for word in named)
+
+
+def test_a_formula_that_ends_the_rate_is_seen():
+    def check(callback):
+        return preflight(recipe(Model, {"callbacks": [callback]}), (1, 16, 64), 0.1, BUDGET, LOSS)
+
+    assert check(Decay()).lines == ()
+    with pytest.raises(InputError, match=r"step 2,304, .* 2,560"):
+        check(Decay(epochs=5))
 
 
 @pytest.mark.parametrize(

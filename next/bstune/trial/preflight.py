@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim.lr_scheduler import LRScheduler
 
 from bstune.core.errors import BstuneError, InputError
 from bstune.core.records import Budget, Record, Spec, Target
@@ -33,6 +34,8 @@ STEPS_EACH = 3
 REPEATS = 4
 # A rate of this part of its highest is none: OneCycleLR ends at 4e-6 of it.
 ZERO = 1e-4
+# A rate that is none so early in a trial does not follow the trial's length.
+LATE = 0.9
 # The most calls of a schedule's ``step``, some 10 us each.
 MOST_MOVES = 20_000
 # Schedules without a length: those that come to zero again and again, and those that decay.
@@ -117,6 +120,7 @@ def preflight(
             raise
         low = batch_size
         resumes = _resumes(recipe, low, lr, budget, target)
+    _check_late_rate(recipe, low, lr, budget, target)
     if not resumes:
         lines.append(
             "stopped trials start afresh, as a resumed one differs from one that was never "
@@ -166,7 +170,7 @@ def _check_rate(
     runs = []
     for rate in (lr, 2.0 * lr):
         trial = _short_trial(target, batch_size, rate, STEPS, STEPS_EACH)
-        runs.append(_trained(recipe, trial))
+        runs.append(_weights(_trained(recipe, trial)))
     if _are_equal(*runs):
         kind = type(trainer.lightning_module).__name__
         raise InputError(
@@ -195,11 +199,10 @@ def _short_trial(
     return trial
 
 
-def _trained(recipe: Recipe, trial: Trial) -> Weights:
-    """Train a trial; its weights at the end."""
-    callbacks = [StopAtTarget(trial), _OneBatch()]
-    trainer = fit(copy.deepcopy(recipe), trial, callbacks, resume_from=trial.resume_from)
-    return _weights(trainer)
+def _trained(recipe: Recipe, trial: Trial, *callbacks: Callback) -> Trainer:
+    """Train a trial."""
+    own = [StopAtTarget(trial), _OneBatch(), *callbacks]
+    return fit(copy.deepcopy(recipe), trial, own, resume_from=trial.resume_from)
 
 
 def _weights(trainer: Trainer) -> Weights:
@@ -245,12 +248,57 @@ def _resumes(recipe: Recipe, batch_size: int, lr: float, budget: Budget, target:
         rest = _short_trial(
             target, batch_size, lr, total, last, earlier=half.record(), resume_from=state
         )
-        resumed = _trained(recipe, rest)
-    whole = _trained(recipe, _short_trial(target, batch_size, lr, total, last))
+        resumed = _weights(_trained(recipe, rest))
+    trainer = _trained(recipe, _short_trial(target, batch_size, lr, total, last))
+    if _holds_schedule(trainer):
+        return False
+    whole = _weights(trainer)
     if _are_equal(whole, resumed):
         return True
-    again = _trained(recipe, _short_trial(target, batch_size, lr, total, last))
+    again = _weights(_trained(recipe, _short_trial(target, batch_size, lr, total, last)))
     return _distance(whole, resumed) <= REPEATS * _distance(whole, again)
+
+
+def _holds_schedule(trainer: Trainer) -> bool:
+    """Whether a module or a call-back steps a schedule that Lightning does not save.
+
+    The steps of a preflight may be too few to see it move.
+    """
+    saved = [config.scheduler for config in trainer.lr_scheduler_configs]
+    owners = [trainer.lightning_module, *getattr(trainer, "callbacks", ())]
+    held = [value for owner in owners for value in vars(owner).values()]
+    return any(isinstance(one, LRScheduler) and one not in saved for one in held)
+
+
+class _Late(Callback):
+    """Lets a training begin as if most of its steps and epochs were over."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loop: Any = trainer.fit_loop
+        loop.epoch_progress.current.completed = int(LATE * loop.max_epochs)
+        steps = int(LATE * trainer.max_steps)
+        loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = steps
+        loop.epoch_loop.manual_optimization.optim_step_progress.total.completed = steps
+
+
+def _check_late_rate(
+    recipe: Recipe, batch_size: int, lr: float, budget: Budget, target: Target
+) -> None:
+    """InputError where a formula of the user's own over steps or epochs has ended the rate."""
+    steps = budget.last_step(batch_size)
+    try:
+        late = _trained(recipe, _short_trial(target, batch_size, lr, steps, 1), _Late())
+    # No trial comes there in this way: what fails tells nothing.
+    except Exception:  # noqa: BLE001
+        return
+    rates = [float(group["lr"]) for one in late.optimizers for group in one.param_groups]
+    # A configured schedule is at its start.
+    if not late.lr_scheduler_configs and max(rates) <= ZERO * lr:
+        raise InputError(
+            f"the rate is {max(rates):.2g} by step {int(LATE * steps):,}, where a trial at batch "
+            f"size {batch_size} has {steps:,}: compute the length of its schedule from "
+            f"self.trainer.estimated_stepping_batches, or max_epochs where it counts epochs"
+        )
 
 
 def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> list[Schedule]:
@@ -284,6 +332,8 @@ def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> 
         rates, raised = _moved(config.scheduler, most)
         # The first moves of a longer trial tell whether the length counts.
         others, _ = _moved(of_longer.scheduler, min(most, max(moves, STEPS_EACH)))
+        # Past its T_max a cosine rises again.
+        ends = (_end(rates, raised), getattr(config.scheduler, "T_max", None))
         schedules.append(
             Schedule(
                 name=type(config.scheduler).__name__,
@@ -292,7 +342,7 @@ def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> 
                 moves=moves,
                 rate=max(rates[: moves + 1]) / lr,
                 follows=any(one != other for one, other in zip(rates, others, strict=False)),
-                end=_end(rates, raised),
+                end=min((end for end in ends if end is not None), default=None),
             )
         )
     return schedules
