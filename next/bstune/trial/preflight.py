@@ -19,6 +19,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import LRScheduler
 
+from bstune.core.clock import processor_wait
 from bstune.core.errors import BstuneError, InputError
 from bstune.core.records import Budget, Record, Spec, Target
 from bstune.recipe.recipe import Recipe
@@ -55,7 +56,7 @@ FIRST_PILOT = 50
 GROWTH = 10.0
 # A pilot is run again where it may be at least so many times as long.
 WORTHWHILE = 2.0
-# What a pilot may take in all, over its seconds of training.
+# What a pilot may take in all, and wait for a processor, over its seconds of training.
 WITH_EVALUATIONS = 2.0
 
 Weights = Mapping[str, torch.Tensor]
@@ -415,15 +416,22 @@ def pilot(
         Exception: whatever the user's code raises.
     """
     steps = length or FIRST_PILOT
-    # The clock of a trial leaves out evaluations and waits, which this limit has.
-    until = time.monotonic() + WITH_EVALUATIONS * seconds
+    most = WITH_EVALUATIONS * seconds
+    waited = processor_wait()
+    waited_before = waited()
+
+    def now() -> float:
+        # A target that a busy machine made easy would be another one; so much is waited for it.
+        return time.monotonic() - min(waited() - waited_before, most)
+
+    until = now() + most
     while True:
-        began = time.monotonic()
-        trial = _short_trial(target, batch_size, lr, steps, steps, until=until)
+        began = now()
+        trial = _short_trial(target, batch_size, lr, steps, steps, until=until, now=now)
         fit(copy.deepcopy(recipe), trial, [StopAtTarget(trial)])
         record = trial.record()
-        now = time.monotonic()
-        growth = _of_first(min(GROWTH, (until - now) / (now - began)))
+        ended = now()
+        growth = _of_first(min(GROWTH, (until - ended) / (ended - began)))
         has_ended = record.status not in ("pruned", "missed")
         if length is not None or growth < WORTHWHILE or has_ended:
             return record
