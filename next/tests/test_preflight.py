@@ -13,8 +13,9 @@ from bstune.core.errors import InputError
 from bstune.core.records import Budget, Target
 from bstune.recipe.hydra import recipe_of
 from bstune.recipe.project import recipe_of_project
+from bstune.recipe.recipe import settings_of
 from bstune.trial.checks import unreachable
-from bstune.trial.look_up import look, look_up, settings
+from bstune.trial.look_up import look, look_up
 from bstune.trial.preflight import pilot, preflight, schedules_of
 
 OPTIONS = options_from_python(workload="own", device="cpu", threads=1)
@@ -137,7 +138,7 @@ def test_a_trial_is_as_long_as_the_users_own_training(arguments):
     of_project = recipe(module, arguments)
     found = look_up(of_project)
     steps = found.length(found.batch_size)
-    of_trial = look(of_project, settings(found.batch_size, 0.1, steps)).trainer
+    of_trial = look(of_project, settings_of(found.batch_size, 0.1, steps)).trainer
     schedule = of_trial.lr_scheduler_configs[0].scheduler
     assert (steps, schedule.total_steps) == 2 * (plain.global_step,)
 

@@ -5,7 +5,6 @@ import inspect
 import itertools
 import math
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,7 +13,7 @@ from bstune.core.errors import BstuneError
 from bstune.core.records import Mode
 from bstune.core.rules import DEFAULT_RULE, Rule
 from bstune.recipe.found import Found, chosen_metric
-from bstune.recipe.recipe import RATES, Recipe, TrialSettings
+from bstune.recipe.recipe import RATES, Recipe, TrialSettings, settings_of
 from bstune.trial.batches import TrialLoader
 from bstune.trial.lightning import fit
 from bstune.trial.trial import BatchSizeRefused
@@ -92,14 +91,6 @@ def loader_of(trainer: Trainer) -> TrialLoader:
     return loader
 
 
-def settings(batch_size: int, lr: float, steps: int = STEPS, seed: int = 0) -> TrialSettings:
-    """What a recipe builds for, where nothing is reported."""
-    trial: Any = SimpleNamespace(
-        batch_size=batch_size, lr=lr, values={}, seed=seed, max_steps=steps, total_steps=steps
-    )
-    return trial  # type: ignore[no-any-return]
-
-
 def look_up(recipe: Recipe, batch_size: int | None = None, lr: float | None = None) -> Found:
     """Look up batch size, rate, length, metric and its direction in a project.
 
@@ -114,10 +105,8 @@ def look_up(recipe: Recipe, batch_size: int | None = None, lr: float | None = No
         InputError: the data cannot be used.
         Exception: whatever the user's code raises.
     """
-    own: Any = SimpleNamespace(
-        batch_size=batch_size, lr=lr, values={}, seed=0, max_steps=STEPS, total_steps=STEPS
-    )
-    given = settings(batch_size or GUESS[0], lr or GUESS[1])
+    own = settings_of(batch_size, lr, STEPS)
+    given = settings_of(batch_size or GUESS[0], lr or GUESS[1], STEPS)
     for of_module, of_data in itertools.product((own, given), repeat=2):
         try:
             return _look_up(copy.deepcopy(recipe), of_module, of_data, own)
@@ -166,11 +155,11 @@ def _look_up(
         trainer=lambda _: arguments,
     )
     try:
-        looked = look(watched, settings(GUESS[0] * recipe.devices, GUESS[1]), batches=1)
+        looked = look(watched, settings_of(GUESS[0] * recipe.devices, GUESS[1], STEPS), batches=1)
     except BatchSizeRefused:
         # A sampler of batches may take a few sizes alone: the project's own is one.
         size, _ = _batch_size(data[-1], loaders[-1], is_own=True)
-        looked = look(watched, settings(size or of_data.batch_size, GUESS[1]), batches=1)
+        looked = look(watched, settings_of(size or of_data.batch_size, GUESS[1], STEPS), batches=1)
     trainer = looked.trainer
     module = trainer.lightning_module
     optimizers = trainer.optimizers

@@ -22,10 +22,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from bstune.core.clock import processor_wait
 from bstune.core.errors import BstuneError, InputError
 from bstune.core.records import Budget, Record, Spec, Target
-from bstune.recipe.recipe import Recipe
+from bstune.recipe.recipe import Recipe, settings_of
 from bstune.trial.checks import NEVER, Checks, Schedule, unreachable
 from bstune.trial.lightning import StopAtTarget, fit
-from bstune.trial.look_up import STEPS, base_rates, loader_of, look, settings
+from bstune.trial.look_up import STEPS, base_rates, loader_of, look
 from bstune.trial.trial import BatchSizeRefused, Trial
 from bstune.trial.worker import tell_progress
 
@@ -92,9 +92,11 @@ def preflight(
     """
     low, batch_size, _ = sizes
     budget = budget or Budget(steps=STEPS, examples=STEPS * batch_size)
-    looked = look(recipe, settings(batch_size, lr), batches=1 if abs(target.goal) == NEVER else -1)
+    looked = look(
+        recipe, settings_of(batch_size, lr, STEPS), batches=1 if abs(target.goal) == NEVER else -1
+    )
     _check_metric(looked.metrics, target)
-    other = look(recipe, settings(batch_size, 2.0 * lr, seed=1)).trainer
+    other = look(recipe, settings_of(batch_size, 2.0 * lr, STEPS, seed=1)).trainer
     _check_rate(recipe, looked.trainer, other, batch_size, lr, target)
     kind = type(other.lightning_module).__name__
     lines = []
@@ -315,7 +317,7 @@ def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> 
     """
     steps = budget.last_step(batch_size)
     trainer, longer = (
-        look(recipe, settings(batch_size, lr, length)).trainer for length in (steps, 2 * steps)
+        look(recipe, settings_of(batch_size, lr, length)).trainer for length in (steps, 2 * steps)
     )
     module = trainer.lightning_module
     is_lightnings = "lightning" in type(module).lr_scheduler_step.__module__.partition(".")[0]
