@@ -123,7 +123,9 @@ def preflight(
             raise
         low = batch_size
         resumes = _resumes(recipe, low, lr, budget, target)
-    _check_late_rate(recipe, low, lr, budget, target)
+    # A schedule that is configured would be at its start.
+    if not looked.trainer.lr_scheduler_configs:
+        _check_late_rate(recipe, low, lr, budget, target)
     if not resumes:
         lines.append(
             "stopped trials start afresh, as a resumed one differs from one that was never "
@@ -295,8 +297,7 @@ def _check_late_rate(
     except Exception:  # noqa: BLE001
         return
     rates = [float(group["lr"]) for one in late.optimizers for group in one.param_groups]
-    # A configured schedule is at its start.
-    if not late.lr_scheduler_configs and max(rates) <= ZERO * lr:
+    if max(rates) <= ZERO * lr:
         raise InputError(
             f"the rate is {max(rates):.2g} by step {int(LATE * steps):,}, where a trial at batch "
             f"size {batch_size} has {steps:,}: compute the length of its schedule from "
