@@ -104,7 +104,10 @@ def trained(recipe, seen, seed, target=NEVER, batch_size=BATCH_SIZE, steps=STEPS
 
 def in_mode(mode, seed):
     """Train as a mode says."""
-    scaler = torch.amp.GradScaler("cpu", SCALES[mode]) if mode in SCALES else None
+    scaler = None
+    if mode in SCALES:
+        # Few skips, none of them after the first step.
+        scaler = torch.amp.GradScaler("cpu", SCALES[mode], backoff_factor=2.0**-4)
     return trained(recipe_of(Module, seen := Seen(), scaler, **MODES[mode]), seen, seed)
 
 
