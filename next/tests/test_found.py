@@ -20,6 +20,7 @@ TOLD = Found(
     examples=1500,
     epochs=None,
     steps=None,
+    limit_train_batches=1.0,
     metrics=("val_loss",),
     metric="val_loss",
     untrained=2.3,
@@ -82,7 +83,7 @@ def complete(found=TOLD, given=None, **changes):
         ({"budget": 90}, {"epochs": 10}, ((4, 1500), (64, 0.1), (90, 90, 90))),
         # Ten epochs of 1500 examples are 235 steps of 64, 3760 of 4, and half as many at least.
         ({}, {"epochs": 10}, ((4, 1500), (64, 0.1), (3760, 235, 117))),
-        ({}, {"epochs": 10, "steps": 300}, ((4, 1500), (64, 0.1), (4800, 300, 150))),
+        ({}, {"epochs": 10, "steps": 200}, ((4, 1500), (64, 0.1), (3200, 200, 100))),
         # Ranges say which rates to try.
         ({"batch_size": (8, 64), "lr": (0.1, 1)}, {"lr": None}, ((8, 64), None, None)),
     ],

@@ -170,6 +170,7 @@ ENDS = {
     "missed": (0.0, Module, 60, 60, {}, "missed"),
     "pruned": (0.0, Module, 30, 60, {}, "pruned"),
     "its time is over": (0.0, Module, 60, 60, {"until": 0.0}, "pruned"),
+    "its clock stands still": (0.0, Module, 60, 60, {"until": 0.0, "now": lambda: -1.0}, "missed"),
     "diverged": (0.0, Unstable, 60, 60, {}, "diverged"),
     "the other package": (0.0, OtherPackagesModule, 30, 60, {}, "pruned"),
     "a logger in use": (0.0, Logging, 30, 60, {}, "pruned"),

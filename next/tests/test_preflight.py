@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from small import Data, Model
 from torch.optim import lr_scheduler
@@ -13,11 +13,15 @@ from bstune.core.errors import InputError
 from bstune.core.records import Budget, Target
 from bstune.recipe.hydra import recipe_of
 from bstune.recipe.project import recipe_of_project
+from bstune.recipe.recipe import settings_of
 from bstune.trial.checks import unreachable
-from bstune.trial.look_up import look_up
+from bstune.trial.look_up import look, look_up
 from bstune.trial.preflight import pilot, preflight, schedules_of
 
 OPTIONS = options_from_python(workload="own", device="cpu", threads=1)
+QUIET = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
 LOSS = unreachable("val/loss", "min")
 # Ten epochs of 16 batches of 16.
 BUDGET = Budget(steps=80, examples=2560)
@@ -111,6 +115,34 @@ def test_look_up(arguments, expected):
     assert {name: getattr(found, name) for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_epochs": 5},
+        {"max_epochs": 3, "max_steps": 70},
+        {"max_epochs": 5, "max_steps": 70, "min_epochs": 9},
+        {"max_epochs": -1, "max_steps": 70},
+        {"max_epochs": 5, "limit_train_batches": 10},
+        {"max_epochs": 5, "limit_train_batches": 99},
+        {"max_epochs": 5, "limit_train_batches": 0.7},
+        {"max_epochs": 5, "limit_train_batches": 1},
+        {"max_epochs": 5, "limit_train_batches": 10, "accumulate_grad_batches": 4},
+        {"max_epochs": 5, "overfit_batches": 3},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:You requested to overfit")
+def test_a_trial_is_as_long_as_the_users_own_training(arguments):
+    plain = Trainer(**QUIET, **arguments)
+    module = scheduled(one_cycle)
+    plain.fit(module(), Data())
+    of_project = recipe(module, arguments)
+    found = look_up(of_project)
+    steps = found.length(found.batch_size)
+    of_trial = look(of_project, settings_of(found.batch_size, 0.1, steps)).trainer
+    schedule = of_trial.lr_scheduler_configs[0].scheduler
+    assert (steps, schedule.total_steps) == 2 * (plain.global_step,)
+
+
 def test_data_and_module_alone_in_yaml():
     parts = {"device": "cpu", "trainer": None}
     parts |= {"data": {"_target_": "small.Data"}, "module": {"_target_": "small.Model"}}
@@ -193,6 +225,16 @@ class HiddenSchedule(Model):
         self.hidden.step()
 
 
+class HiddenByEpoch(Model):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+        self.hidden = lr_scheduler.MultiStepLR(optimizer, [5, 8])
+        return optimizer
+
+    def on_train_epoch_end(self):
+        self.hidden.step()
+
+
 class NoRate(Model):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.05)
@@ -215,6 +257,7 @@ class NeedsTwo(Model):
     [
         (SeedsItself, 1, True, False, 1),
         (HiddenSchedule, 1, False, True, 1),
+        (HiddenByEpoch, 1, False, True, 1),
         (RateByHook, 1, True, True, 0),
         (NeedsTwo, 16, True, True, 0),
         (scheduled(one_cycle, "epoch"), 1, True, True, 1),
@@ -249,6 +292,12 @@ def test_without_time_trials_are_not_resumed():
             scheduled(fixed(lr_scheduler.CosineAnnealingLR, 10), "epoch"),
             LOSS,
             ["CosineAnnealingLR", "epoch 10", "64", "T_max=self.trainer.max_epochs"],
+        ),
+        # It rises again: a trial of batch size 1 has 10 epochs.
+        (
+            scheduled(fixed(lr_scheduler.CosineAnnealingLR, 9, 0.01), "epoch"),
+            LOSS,
+            ["CosineAnnealingLR", "epoch 9"],
         ),
     ],
 )

@@ -34,9 +34,8 @@ from bstune.hardware.roofline import (
     Roofline,
 )
 from bstune.hardware.survey import Timed
-from bstune.recipe.recipe import Recipe, TrialSettings, resolve_device
+from bstune.recipe.recipe import Recipe, TrialSettings, resolve_device, settings_of
 from bstune.system.failures import one_line
-from bstune.trial import look_up
 from bstune.trial.lightning import fit
 from bstune.trial.trial import BatchSizeRefused, is_out_of_memory
 from bstune.trial.worker import tell_progress
@@ -159,7 +158,7 @@ def settings(batch_size: int, baseline: tuple[int, float], steps: int) -> TrialS
     """
     size, lr = baseline
     rate = lr * min(1.0, batch_size / size)
-    return look_up.settings(batch_size, rate, max(steps, LEAST_TOTAL))
+    return settings_of(batch_size, rate, max(steps, LEAST_TOTAL))
 
 
 def _fitted(recipe: Recipe, trial: TrialSettings, *callbacks: Callback) -> None:

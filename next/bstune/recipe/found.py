@@ -9,6 +9,7 @@ from bstune.core.errors import InputError
 from bstune.core.records import Frozen, Mode, Target
 from bstune.core.rules import Rule
 from bstune.options import Options, options_from
+from bstune.recipe.recipe import epoch_examples
 
 # Words of a metric's name that say whether it falls or rises.
 FALL = ("loss", "error", "err", "perplexity", "mae", "mse", "rmse")
@@ -42,6 +43,8 @@ class Found(Frozen):
     """The Trainer's ``max_epochs``."""
     steps: int | None
     """The Trainer's ``max_steps``."""
+    limit_train_batches: int | float
+    """Of an epoch, by the Trainer; 1.0: all."""
     metrics: tuple[str, ...]
     """That are logged in validation."""
     metric: str | None
@@ -63,11 +66,11 @@ class Found(Frozen):
 
     def length(self, batch_size: int) -> int | None:
         """The Trainer's length at a batch size, in steps."""
-        if self.steps is not None:
-            return self.steps
-        if self.epochs is None:
-            return None
-        return math.ceil(self.epochs * self.examples / batch_size)
+        lengths = [self.steps] if self.steps is not None else []
+        if self.epochs is not None:
+            epoch = epoch_examples(self.examples, batch_size, self.limit_train_batches)
+            lengths.append(math.ceil(self.epochs * epoch / batch_size))
+        return min(lengths, default=None)
 
 
 def direction(metric: str) -> Mode | None:

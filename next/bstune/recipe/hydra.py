@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import hydra.utils
@@ -13,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
 from bstune.options import Options
-from bstune.recipe.recipe import RATES, Recipe, TrialSettings, resolve_device
+from bstune.recipe.recipe import RATES, Recipe, TrialSettings, resolve_device, settings_of
 
 # What Hydra instantiates.
 NODES = ("data", "module", "trainer")
@@ -42,8 +41,7 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
             raise InputError(f"{key} is missing: name what builds it, as {key}._target_=PATH")
     modules = []
     for lr in (1.0, 2.0):
-        trial: Any = SimpleNamespace(batch_size=1, lr=lr, seed=0, max_steps=1, total_steps=1)
-        modules.append(resolved(parts, trial, "cpu")["module"])
+        modules.append(resolved(parts, settings_of(1, lr, steps=1), "cpu")["module"])
     # Where the config does not say which argument is the rate, its name does.
     rates = RATES if modules[0] == modules[1] else ()
     return Recipe(

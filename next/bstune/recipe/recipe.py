@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bstune.core.errors import InputError
@@ -27,6 +28,34 @@ class TrialSettings(Protocol):
     """The step at which this run stops."""
     total_steps: int
     """The step at which its schedule ends."""
+
+
+def settings_of(
+    batch_size: int | None, lr: float | None, steps: int, seed: int = 0
+) -> TrialSettings:
+    """What a recipe builds for, where nothing is reported.
+
+    A batch size or a rate that is None is left to the project's own default.
+    """
+    trial: Any = SimpleNamespace(
+        batch_size=batch_size, lr=lr, values={}, seed=seed, max_steps=steps, total_steps=steps
+    )
+    return trial  # type: ignore[no-any-return]
+
+
+def epoch_examples(examples: int, batch_size: int, limit: float) -> int:
+    """Examples of an epoch, as the Trainer's ``limit_train_batches`` counts them.
+
+    Args:
+        examples: of the training set.
+        batch_size: in examples.
+        limit: batches of that size (an int), or a share of all (a float); at least one is left.
+    """
+    if limit == 1.0 and isinstance(limit, float):
+        return examples
+    whole = examples // batch_size
+    batches = min(limit, whole) if isinstance(limit, int) else int(limit * whole)
+    return max(batches, 1) * batch_size
 
 
 def no_arguments(trial: TrialSettings) -> dict[str, Any]:

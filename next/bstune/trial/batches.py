@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler
 
 from bstune.core.errors import InputError
+from bstune.recipe.recipe import epoch_examples
 from bstune.trial.trial import BatchSizeRefused, check_batch_size, endless_batches
 
 KEPT = (
@@ -76,18 +77,25 @@ class _Epochs:
 
     Args:
         sampler: of indices, or of batches of them, of which those of ``batch_size`` are taken.
+        limit: of an epoch, as the Trainer's ``limit_train_batches``.
     """
 
-    def __init__(self, sampler: Any, batch_size: int, gives_batches: bool, seed: int) -> None:
+    def __init__(
+        self, sampler: Any, batch_size: int, gives_batches: bool, seed: int, limit: float
+    ) -> None:
         self._sampler = sampler
         self._batch_size = batch_size
         self._gives_batches = gives_batches
         self._seed = seed
-        self.first = self._draw(0)
+        self.limit = limit
+        self._first = self._draw(0)
+        self.examples = len(self._first)
+        self.examples_of_epoch = epoch_examples(self.examples, batch_size, limit)
 
     def __call__(self, epoch: int) -> list[Any]:
         """Draw the order of an epoch; each but the first is drawn when it is asked for."""
-        return self._draw(epoch) if epoch > 0 else self.first
+        drawn = self._draw(epoch) if epoch > 0 else self._first
+        return drawn[: self.examples_of_epoch]
 
     def _draw(self, epoch: int) -> list[Any]:
         """Iterate over the sampler, with random numbers that follow from the seed and the epoch."""
@@ -159,7 +167,7 @@ class EndlessBatches(Sampler[Any]):
     def __init__(
         self, epochs: _Epochs, batch_size: int, parts: tuple[slice, ...], numbered: bool
     ) -> None:
-        self._epochs = epochs
+        self.epochs = epochs
         self._batch_size = batch_size
         self._parts = parts
         self._numbered = numbered
@@ -167,18 +175,13 @@ class EndlessBatches(Sampler[Any]):
 
     def __len__(self) -> int:
         """Micro-batches of an epoch."""
-        return len(self._epochs.first) // self._batch_size * len(self._parts)
-
-    @property
-    def examples(self) -> int:
-        """Of the training set, as the user's sampler gives them."""
-        return len(self._epochs.first)
+        return self.epochs.examples_of_epoch // self._batch_size * len(self._parts)
 
     def seek(self, number: int) -> None:
         """Go on at the first micro-batch of a batch, by its number from the training's start."""
         self._number = number
         first = number // len(self._parts)
-        self._batches = endless_batches(self._epochs, self._batch_size, first)
+        self._batches = endless_batches(self.epochs, self._batch_size, first)
 
     def __iter__(self) -> Iterator[Any]:
         end = (self._number // len(self) + 1) * len(self)
@@ -220,7 +223,11 @@ class TrialLoader(DataLoader[Any]):
 
 
 def rebatch(
-    loader: Any, batch_size: int, seed: int, parts: tuple[slice, ...] | None = None
+    loader: Any,
+    batch_size: int,
+    seed: int,
+    parts: tuple[slice, ...] | None = None,
+    limit: float = 1.0,
 ) -> TrialLoader:
     """Make a loader of the same data in batches of exactly ``batch_size``.
 
@@ -229,6 +236,7 @@ def rebatch(
         batch_size: B, examples.
         seed: that the order follows from.
         parts: of a batch that are given one after another; None: the whole batch at once.
+        limit: of an epoch's batches, as the Trainer's ``limit_train_batches``.
 
     Raises:
         InputError: the loader is of a kind whose batches cannot be replaced.
@@ -253,8 +261,8 @@ def rebatch(
             "__iter__ must give batches of self.batch_size"
         )
     check_batch_size(batch_size, len(loader.dataset))
-    epochs = _Epochs(sampler, batch_size, gives_batches, seed)
-    check_batch_size(batch_size, len(epochs.first))
+    epochs = _Epochs(sampler, batch_size, gives_batches, seed, limit)
+    check_batch_size(batch_size, epochs.examples)
     parts = parts or micro_batches(batch_size, None)
     has_workers = loader.num_workers > 0
     return TrialLoader(

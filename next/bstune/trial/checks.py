@@ -29,7 +29,7 @@ class Schedule(Frozen):
     follows: bool
     """Whether the trial's length decides it."""
     end: int | None
-    """The move at which it raises, or comes to zero; None: it does not."""
+    """The move at which it raises, comes to zero or begins again; None: it does not."""
 
     @property
     def is_unmoved(self) -> bool:

@@ -100,11 +100,13 @@ def _fit(
 
     @functools.cache
     def train_loader() -> TrialLoader:
-        return rebatch(users_loader(), trial.batch_size, trial.seed, parts)
+        return rebatch(users_loader(), trial.batch_size, trial.seed, parts, limit)
 
-    limit = EpochLimit(train_loader, trial.total_steps)
+    epochs = EpochLimit(train_loader, trial.total_steps)
     sizes = [part.stop - part.start for part in parts]
-    trainer = make_trainer(recipe, trial, module, [limit, *callbacks], sizes)
+    trainer = make_trainer(recipe, trial, module, [epochs, *callbacks], sizes)
+    # The loader ends its epochs there itself: a fit that is resumed has to know where one ended.
+    limit, trainer.limit_train_batches = trainer.limit_train_batches, 1.0
     fitted: Any = module
     if recipe.compile:
         # torch 2.13 cannot trace what Lightning's log inspects.

@@ -5,7 +5,6 @@ import inspect
 import itertools
 import math
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,12 +13,14 @@ from bstune.core.errors import BstuneError
 from bstune.core.records import Mode
 from bstune.core.rules import DEFAULT_RULE, Rule
 from bstune.recipe.found import Found, chosen_metric
-from bstune.recipe.recipe import RATES, Recipe, TrialSettings
+from bstune.recipe.recipe import RATES, Recipe, TrialSettings, settings_of
 from bstune.trial.batches import TrialLoader
 from bstune.trial.lightning import fit
 from bstune.trial.trial import BatchSizeRefused
 from bstune.trial.worker import tell_progress
 
+# The Trainer's arguments that a training's length follows from.
+LENGTHS = ("max_epochs", "max_steps", "limit_train_batches", "overfit_batches")
 # A trial's length where nothing depends on it.
 STEPS = 1000
 # Batch size and rate of a project that cannot be built without; neither is taken for its own.
@@ -90,14 +91,6 @@ def loader_of(trainer: Trainer) -> TrialLoader:
     return loader
 
 
-def settings(batch_size: int, lr: float, steps: int = STEPS, seed: int = 0) -> TrialSettings:
-    """What a recipe builds for, where nothing is reported."""
-    trial: Any = SimpleNamespace(
-        batch_size=batch_size, lr=lr, values={}, seed=seed, max_steps=steps, total_steps=steps
-    )
-    return trial  # type: ignore[no-any-return]
-
-
 def look_up(recipe: Recipe, batch_size: int | None = None, lr: float | None = None) -> Found:
     """Look up batch size, rate, length, metric and its direction in a project.
 
@@ -112,10 +105,8 @@ def look_up(recipe: Recipe, batch_size: int | None = None, lr: float | None = No
         InputError: the data cannot be used.
         Exception: whatever the user's code raises.
     """
-    own: Any = SimpleNamespace(
-        batch_size=batch_size, lr=lr, values={}, seed=0, max_steps=STEPS, total_steps=STEPS
-    )
-    given = settings(batch_size or GUESS[0], lr or GUESS[1])
+    own = settings_of(batch_size, lr, STEPS)
+    given = settings_of(batch_size or GUESS[0], lr or GUESS[1], STEPS)
     for of_module, of_data in itertools.product((own, given), repeat=2):
         try:
             return _look_up(copy.deepcopy(recipe), of_module, of_data, own)
@@ -164,15 +155,15 @@ def _look_up(
         trainer=lambda _: arguments,
     )
     try:
-        looked = look(watched, settings(GUESS[0] * recipe.devices, GUESS[1]), batches=1)
+        looked = look(watched, settings_of(GUESS[0] * recipe.devices, GUESS[1], STEPS), batches=1)
     except BatchSizeRefused:
         # A sampler of batches may take a few sizes alone: the project's own is one.
         size, _ = _batch_size(data[-1], loaders[-1], is_own=True)
-        looked = look(watched, settings(size or of_data.batch_size, GUESS[1]), batches=1)
+        looked = look(watched, settings_of(size or of_data.batch_size, GUESS[1], STEPS), batches=1)
     trainer = looked.trainer
     module = trainer.lightning_module
     optimizers = trainer.optimizers
-    sources = {"steps": "the Trainer's max_steps", "epochs": "the Trainer's max_epochs"}
+    sources = {}
     rate, sources["lr"] = _rate(module, optimizers, is_own=of_module is own)
     size, sources["batch_size"] = _batch_size(data[-1], loaders[-1], is_own=of_data is own)
     accumulated = _positive(arguments.get("accumulate_grad_batches")) or 1
@@ -181,16 +172,19 @@ def _look_up(
         sources["batch_size"] += f", times the Trainer's accumulate_grad_batches={accumulated}"
     epochs = _positive(arguments.get("max_epochs"))
     steps = _positive(arguments.get("max_steps"))
-    if steps is None and epochs is not None:
-        sources["steps"] = f"{epochs} epochs, {sources['epochs']}"
+    lengths = {name: arguments[name] for name in LENGTHS if arguments.get(name) is not None}
+    given = " and ".join(f"{name}={value}" for name, value in lengths.items())
+    sources["steps"] = f"the Trainer's {given}"
+    sampled = loader_of(trainer).batch_sampler.epochs
     metrics = tuple(sorted(looked.metrics))
     metric, mode, sources["metric"] = chosen_metric(metrics, _monitors(trainer, arguments))
     return Found(
         batch_size=size,
         lr=rate,
-        examples=loader_of(trainer).batch_sampler.examples,
+        examples=sampled.examples,
         epochs=epochs,
         steps=steps,
+        limit_train_batches=sampled.limit,
         metrics=metrics,
         metric=metric,
         untrained=looked.metrics.get(metric or ""),

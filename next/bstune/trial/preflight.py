@@ -17,13 +17,15 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim.lr_scheduler import LRScheduler
 
+from bstune.core.clock import processor_wait
 from bstune.core.errors import BstuneError, InputError
 from bstune.core.records import Budget, Record, Spec, Target
-from bstune.recipe.recipe import Recipe
+from bstune.recipe.recipe import Recipe, settings_of
 from bstune.trial.checks import NEVER, Checks, Schedule, unreachable
 from bstune.trial.lightning import StopAtTarget, fit
-from bstune.trial.look_up import STEPS, base_rates, loader_of, look, settings
+from bstune.trial.look_up import STEPS, base_rates, loader_of, look
 from bstune.trial.trial import BatchSizeRefused, Trial
 from bstune.trial.worker import tell_progress
 
@@ -52,7 +54,7 @@ FIRST_PILOT = 50
 GROWTH = 10.0
 # A pilot is run again where it may be at least so many times as long.
 WORTHWHILE = 2.0
-# What a pilot may take in all, over its seconds of training.
+# What a pilot may take in all, and wait for a processor, over its seconds of training.
 WITH_EVALUATIONS = 2.0
 
 Weights = Mapping[str, torch.Tensor]
@@ -90,9 +92,11 @@ def preflight(
     """
     low, batch_size, _ = sizes
     budget = budget or Budget(steps=STEPS, examples=STEPS * batch_size)
-    looked = look(recipe, settings(batch_size, lr), batches=1 if abs(target.goal) == NEVER else -1)
+    looked = look(
+        recipe, settings_of(batch_size, lr, STEPS), batches=1 if abs(target.goal) == NEVER else -1
+    )
     _check_metric(looked.metrics, target)
-    other = look(recipe, settings(batch_size, 2.0 * lr, seed=1)).trainer
+    other = look(recipe, settings_of(batch_size, 2.0 * lr, STEPS, seed=1)).trainer
     _check_rate(recipe, looked.trainer, other, batch_size, lr, target)
     kind = type(other.lightning_module).__name__
     lines = []
@@ -170,7 +174,7 @@ def _check_rate(
     runs = []
     for rate in (lr, 2.0 * lr):
         trial = _short_trial(target, batch_size, rate, STEPS, STEPS_EACH)
-        runs.append(_trained(recipe, trial))
+        runs.append(_weights(_trained(recipe, trial)))
     if _are_equal(*runs):
         kind = type(trainer.lightning_module).__name__
         raise InputError(
@@ -199,11 +203,10 @@ def _short_trial(
     return trial
 
 
-def _trained(recipe: Recipe, trial: Trial) -> Weights:
-    """Train a trial; its weights at the end."""
-    callbacks = [StopAtTarget(trial), _OneBatch()]
-    trainer = fit(copy.deepcopy(recipe), trial, callbacks, resume_from=trial.resume_from)
-    return _weights(trainer)
+def _trained(recipe: Recipe, trial: Trial) -> Trainer:
+    """Train a trial."""
+    own = [StopAtTarget(trial), _OneBatch()]
+    return fit(copy.deepcopy(recipe), trial, own, resume_from=trial.resume_from)
 
 
 def _weights(trainer: Trainer) -> Weights:
@@ -264,16 +267,30 @@ def _resumes(
         if is_late():
             return None
         rest = short_trial(last, earlier=half.record(), resume_from=state)
-        resumed = _trained(recipe, rest)
+        resumed = _weights(_trained(recipe, rest))
     if is_late():
         return None
-    whole = _trained(recipe, short_trial(last))
+    trainer = _trained(recipe, short_trial(last))
+    if _holds_schedule(trainer):
+        return False
+    whole = _weights(trainer)
     if is_late():
         return None
     if _are_equal(whole, resumed):
         return True
-    again = _trained(recipe, short_trial(last))
+    again = _weights(_trained(recipe, short_trial(last)))
     return None if is_late() else _distance(whole, resumed) <= REPEATS * _distance(whole, again)
+
+
+def _holds_schedule(trainer: Trainer) -> bool:
+    """Whether a module or a call-back steps a schedule that Lightning does not save.
+
+    The steps of a preflight may be too few to see it move.
+    """
+    saved = [config.scheduler for config in trainer.lr_scheduler_configs]
+    owners = [trainer.lightning_module, *getattr(trainer, "callbacks", ())]
+    held = [value for owner in owners for value in vars(owner).values()]
+    return any(isinstance(one, LRScheduler) and one not in saved for one in held)
 
 
 def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> list[Schedule]:
@@ -289,7 +306,7 @@ def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> 
     """
     steps = budget.last_step(batch_size)
     trainer, longer = (
-        look(recipe, settings(batch_size, lr, length)).trainer for length in (steps, 2 * steps)
+        look(recipe, settings_of(batch_size, lr, length)).trainer for length in (steps, 2 * steps)
     )
     module = trainer.lightning_module
     is_lightnings = "lightning" in type(module).lr_scheduler_step.__module__.partition(".")[0]
@@ -307,6 +324,8 @@ def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> 
         rates, raised = _moved(config.scheduler, most)
         # The first moves of a longer trial tell whether the length counts.
         others, _ = _moved(of_longer.scheduler, min(most, max(moves, STEPS_EACH)))
+        # Past its T_max a cosine rises again.
+        ends = (_end(rates, raised), getattr(config.scheduler, "T_max", None))
         schedules.append(
             Schedule(
                 name=type(config.scheduler).__name__,
@@ -315,7 +334,7 @@ def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> 
                 moves=moves,
                 rate=max(rates[: moves + 1]) / lr,
                 follows=any(one != other for one, other in zip(rates, others, strict=False)),
-                end=_end(rates, raised),
+                end=min((end for end in ends if end is not None), default=None),
             )
         )
     return schedules
@@ -388,15 +407,22 @@ def pilot(
         Exception: whatever the user's code raises.
     """
     steps = length or FIRST_PILOT
-    # The clock of a trial leaves out evaluations and waits, which this limit has.
-    until = time.monotonic() + WITH_EVALUATIONS * seconds
+    most = WITH_EVALUATIONS * seconds
+    waited = processor_wait()
+    waited_before = waited()
+
+    def now() -> float:
+        # A target that a busy machine made easy would be another one; so much is waited for it.
+        return time.monotonic() - min(waited() - waited_before, most)
+
+    until = now() + most
     while True:
-        began = time.monotonic()
-        trial = _short_trial(target, batch_size, lr, steps, steps, until=until)
+        began = now()
+        trial = _short_trial(target, batch_size, lr, steps, steps, until=until, now=now)
         fit(copy.deepcopy(recipe), trial, [StopAtTarget(trial)])
         record = trial.record()
-        now = time.monotonic()
-        growth = _of_first(min(GROWTH, (until - now) / (now - began)))
+        ended = now()
+        growth = _of_first(min(GROWTH, (until - ended) / (ended - began)))
         has_ended = record.status not in ("pruned", "missed")
         if length is not None or growth < WORTHWHILE or has_ended:
             return record

@@ -132,6 +132,10 @@ def make_trainer(
                 f"trainer.{name}"
             )
     trainer: Trainer = package.Trainer(**{**arguments, **ours})
+    if isinstance(trainer.limit_train_batches, int):
+        # The user's batches, of which so many make one here.
+        accumulated = arguments.get("accumulate_grad_batches") or 1
+        trainer.limit_train_batches = math.ceil(trainer.limit_train_batches / accumulated)
     return trainer
 
 

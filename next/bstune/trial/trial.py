@@ -37,7 +37,8 @@ class Trial:
         save_to: where to save its state if it is pruned; None where it will not be resumed.
         keep: save its state there however it ends.
         resume_from: the state of the trial that it resumes.
-        until: the ``time.monotonic()`` at which it is pruned; None: no limit.
+        until: the time of ``now`` at which it is pruned; None: no limit.
+        now: a clock, in seconds.
         clock: for loops that report no seconds: the time between reports counts.
     """
 
@@ -52,6 +53,7 @@ class Trial:
         keep: bool = False,
         resume_from: Path | None = None,
         until: float | None = None,
+        now: Callable[[], float] = time.monotonic,
         clock: TrainingClock | None = None,
     ) -> None:
         self.spec = spec
@@ -72,6 +74,7 @@ class Trial:
         self.has_stepped = bool(self.history)
         self.on_progress: Callable[[], None] = lambda: None
         self._evaluations_before = len(self.history)
+        self._now = now
         self._until = math.inf if until is None else until
         self._message = ""
         self._began = time.perf_counter()
@@ -91,7 +94,7 @@ class Trial:
     @property
     def is_late(self) -> bool:
         """Whether its next evaluation is its last, as its time is over."""
-        return time.monotonic() >= self._until
+        return self._now() >= self._until
 
     @property
     def has_to_be_saved(self) -> bool:
