@@ -50,16 +50,29 @@ class InEights(BatchSampler):
         return iter([] if self.batch_size % 8 else super().__iter__())
 
 
+class RaisesInEights(InEights):
+    def __iter__(self):
+        if self.batch_size % 8:
+            raise ValueError(self.batch_size)
+        return super().__iter__()
+
+
 class TwoLoaders(Data):
     def val_dataloader(self):
         return 2 * [super().val_dataloader()]
 
 
 class Eights(Data):
+    sampler = InEights
+
     def train_dataloader(self):
         loader = super().train_dataloader()
-        sampler = InEights(loader.sampler, 16, drop_last=False)
+        sampler = self.sampler(loader.sampler, 16, drop_last=False)
         return DataLoader(loader.dataset, batch_sampler=sampler)
+
+
+class RaisingEights(Eights):
+    sampler = RaisesInEights
 
 
 class NoDefault(Model):
@@ -94,6 +107,7 @@ class Scores(Model):
         ((Model, {"max_epochs": 3, "max_steps": 70}), {"epochs": 3, "steps": 70}),
         ((Model, {"accumulate_grad_batches": 4}), {"batch_size": 64}),
         ((Model, None, Eights), {"batch_size": 16}),
+        ((Model, None, RaisingEights), {"batch_size": 16}),
         ((Model, None, Saved), {"batch_size": 24}),
         (
             (OfTwo, None, TwoLoaders),
@@ -154,8 +168,11 @@ def test_data_and_module_alone_in_yaml():
     assert (checks.schedules, checks.lines) == ((), ())
     with pytest.raises(InputError, match=r"trainer.precision=16-mixed .* precision"):
         look_up(recipe_of(parts | {"trainer": {"precision": "16-mixed"}}, OPTIONS))
-    checks = preflight(recipe(data=Eights()), (2, 16, 64), 0.1, None, LOSS)
-    assert (checks.batch_size, checks.resumes) == (16, True)
+    for data in (Eights(), RaisingEights()):
+        # The schedule's length is of the smallest size, too.
+        of_eights = recipe(scheduled(fixed(lr_scheduler.StepLR, 100)), data=data)
+        checks = preflight(of_eights, (2, 16, 64), 0.1, None, LOSS)
+        assert (checks.batch_size, checks.resumes) == (16, True)
     parts["module"] = {"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 2}
     with pytest.raises(InputError, match="lr or learning_rate"):
         look_up(recipe_of(parts, OPTIONS))

@@ -16,7 +16,7 @@ from bstune.recipe.found import Found, chosen_metric
 from bstune.recipe.recipe import RATES, Recipe, TrialSettings, settings_of
 from bstune.trial.batches import TrialLoader
 from bstune.trial.lightning import fit
-from bstune.trial.trial import BatchSizeRefused
+from bstune.trial.trial import may_be_of_size
 from bstune.trial.worker import tell_progress
 
 # The Trainer's arguments that a training's length follows from.
@@ -156,8 +156,10 @@ def _look_up(
     )
     try:
         looked = look(watched, settings_of(GUESS[0] * recipe.devices, GUESS[1], STEPS), batches=1)
-    except BatchSizeRefused:
+    except Exception as error:
         # A sampler of batches may take a few sizes alone: the project's own is one.
+        if not (loaders and may_be_of_size(error)):
+            raise
         size, _ = _batch_size(data[-1], loaders[-1], is_own=True)
         looked = look(watched, settings_of(size or of_data.batch_size, GUESS[1], STEPS), batches=1)
     trainer = looked.trainer

@@ -11,7 +11,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bstune.core.clock import processor_wait
-from bstune.core.errors import BstuneError, InputError
+from bstune.core.errors import InputError
 from bstune.core.records import Budget, Record, Spec, Target
 from bstune.recipe.recipe import Recipe, settings_of
 from bstune.trial.checks import NEVER, Checks, Schedule, unreachable
 from bstune.trial.lightning import StopAtTarget, fit
 from bstune.trial.look_up import STEPS, base_rates, loader_of, look
-from bstune.trial.trial import BatchSizeRefused, Trial
+from bstune.trial.trial import Trial, may_be_of_size
 from bstune.trial.worker import tell_progress
 
 # Steps before and after a resumption.
@@ -109,17 +108,19 @@ def preflight(
     schedules = schedules_of(recipe, batch_size, lr, budget)
     if not all(schedule.follows for schedule in schedules):
         for size in sizes:
-            # The trials will tell which sizes the project takes.
-            with suppress(BatchSizeRefused):
+            try:
                 for schedule in schedules_of(recipe, size, lr, budget):
                     _check_schedule(schedule, size)
+            # The trials will tell which sizes the project takes.
+            except Exception as error:
+                if not may_be_of_size(error):
+                    raise
     lines.extend(f"{one.state}: {one.remedy}" for one in schedules if one.is_unmoved)
     try:
         resumes = _resumes(recipe, low, lr, budget, target, until)
     # BatchNorm trains on no batch of 1, and some samplers give none.
     except Exception as error:
-        is_of_size = isinstance(error, BatchSizeRefused) or not isinstance(error, BstuneError)
-        if low == batch_size or not is_of_size:
+        if low == batch_size or not may_be_of_size(error):
             raise
         low = batch_size
         resumes = _resumes(recipe, low, lr, budget, target, until)

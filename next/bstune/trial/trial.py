@@ -22,6 +22,11 @@ from bstune.system.failures import one_line
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
 
 
+def may_be_of_size(error: BaseException) -> bool:
+    """Whether what the user's code raised may be for its batch size; bstune's own refusals say."""
+    return isinstance(error, BatchSizeRefused) or not isinstance(error, BstuneError)
+
+
 class BatchSizeRefused(InputError):
     """The user's data or code does not take this batch size; another one may do."""
 
@@ -231,7 +236,7 @@ def run_trial(train: Callable[[Trial], None], trial: Trial) -> Record:
     # The user's code may raise anything, or call sys.exit.
     except (Exception, SystemExit) as error:
         # No other trial could do what bstune itself refuses, other than a batch size.
-        if isinstance(error, BstuneError) and not isinstance(error, BatchSizeRefused):
+        if not may_be_of_size(error):
             raise
         # A worker's error stream is the study's trials.log.
         traceback.print_exc()
