@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from plain_runs import plain_run
+from plain_runs import first_evaluation, plain_run
 from projects import PROJECTS, step_seconds
 
 import bstune
@@ -30,11 +30,14 @@ FIRST_SEED = 10_000
 EVALUATE_EVERY = 2
 
 
-def measure(project, pair, target):
+def measure(project, one, result):
+    pair = one.batch_size, one.lr
     build = partial(project.build, *pair)
     size, most = pair[0], project.last_step(pair[0])
+    to_target = (build, result.target, size, most)
+    first = first_evaluation(result.records, one.number)
     runs = [
-        plain_run(build, target, size, most, FIRST_SEED + run, EVALUATE_EVERY, **project.trainer)
+        plain_run(*to_target, FIRST_SEED + run, EVALUATE_EVERY, first, **project.trainer)
         for run in range(RUNS)
     ]
     tau = step_seconds(build, **project.trainer)
@@ -105,10 +108,7 @@ def main():
         took = time.monotonic() - began
     other = result.other or result.best
     found = {"other": other, "baseline": result.baseline}
-    plain = {
-        name: measure(project, (one.batch_size, one.lr), result.target)
-        for name, one in found.items()
-    }
+    plain = {name: measure(project, one, result) for name, one in found.items()}
     row = {
         "project": given.project,
         "seed": given.seed,

@@ -28,7 +28,7 @@ from types import SimpleNamespace
 
 import torch
 from common import add_rows, jobs_of, parser, read_rows
-from plain_runs import plain_run
+from plain_runs import first_evaluation, plain_run
 from projects import PROJECTS, busy, rebatched, step_seconds
 from race import LOADS
 
@@ -90,8 +90,9 @@ def measure(name, load_name, wall_seconds, seed, runs):
         best = result.best
         build, most, arguments = plain(name, best.batch_size, best.lr)
         to_target = (build, result.target, best.batch_size, most)
+        first = first_evaluation(result.records, best.number)
         plain_runs = [
-            plain_run(*to_target, FIRST_SEED + run, EVALUATE_EVERY, **arguments)
+            plain_run(*to_target, FIRST_SEED + run, EVALUATE_EVERY, first, **arguments)
             for run in range(runs)
         ]
         waited = processor_wait()

@@ -20,15 +20,16 @@ class UntilTarget(Callback):
         batch_size: of the run.
         examples: of one evaluation.
         every: steps between two evaluations of the fit.
+        first: the step by which bstune evaluates first.
 
     Attributes:
         steps: to the target as bstune would have recorded them; infinite where it is missed.
         first_steps: to the target by all evaluations.
     """
 
-    def __init__(self, target, batch_size, examples, every):
+    def __init__(self, target, batch_size, examples, every, first):
         self.target = target
-        self.of_schedule = (target, batch_size, examples)
+        self.of_schedule = (target, batch_size, examples, first)
         self.every = every
         self.history = []
         self.steps = math.inf
@@ -54,13 +55,21 @@ class UntilTarget(Callback):
             trainer.should_stop = True
 
 
-def plain_run(build, target, batch_size, most, seed, every, **arguments):
-    """Train module and data that ``build`` gives, for at most so many steps."""
+def first_evaluation(records, number):
+    """The step by which new seeds of a trial's configuration were first evaluated; None: none."""
+    return next((run.first_evaluation for run in records if run.repeats == number), None)
+
+
+def plain_run(build, target, batch_size, most, seed, every, first=None, **arguments):
+    """Train module and data that ``build`` gives, for at most so many steps.
+
+    It is evaluated each ``every`` steps, and read as bstune would that evaluates by ``first``.
+    """
     seed_everything(seed, verbose=False)
     module, data = build()
     data.setup("fit")
     examples = len(data.val_dataloader().dataset)
-    until = UntilTarget(target, batch_size, examples, every)
+    until = UntilTarget(target, batch_size, examples, every, first)
     evaluated = {"val_check_interval": every, "check_val_every_n_epoch": None}
     trainer = plain_trainer(max_steps=most, callbacks=[until], **evaluated, **arguments)
     trainer.fit(module, datamodule=data)
