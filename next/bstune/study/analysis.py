@@ -74,10 +74,12 @@ from bstune.study.trials import (
 # so many octaves, by the rule, has reached the target.
 LEAST_GAIN = 1.05
 OCTAVES_OFF = 1.0
-# Relative standard deviation of a step time that no repetition shows: a step of a trial takes 2 to
-# 7% more than one of the project's own Trainer (tests/benchmarks/README.md). A quotient is free of
-# it.
-LOOP_ERROR = 0.05
+# Standard deviations of a step time that no repetition shows: seconds that a step of a trial takes
+# more than one of the project's own Trainer, by its call-back and the cold caches after evaluations
+# (tests/benchmarks/README.md), and how far one hour of a machine is off another, relatively. A
+# quotient is free of them.
+LOOP_SECONDS = 5e-5
+HOUR_ERROR = 0.03
 
 
 @dataclass(frozen=True)
@@ -302,15 +304,16 @@ def _confirmed(
     tau = step_time(record.batch_size)
     # Recorded runs tell their step times exactly.
     error = 0.0
+    of_loop = 0.0
     if isinstance(step_time, StepTimeModel):
         error = step_time.error(record.batch_size)
+        of_loop = math.hypot(LOOP_SECONDS / tau, HOUR_ERROR)
     steps, is_bound = median_run(_runs(runs or [record]))
     steps_ends: tuple[float | None, float | None] = (None, None)
     seconds_ends = steps_ends
     if runs:
         steps_ends = median_interval(_runs(runs), deviation)
-        seconds_error = math.hypot(error, LOOP_ERROR)
-        seconds_ends = median_interval(_runs(runs, tau), deviation, seconds_error)
+        seconds_ends = median_interval(_runs(runs, tau), deviation, math.hypot(error, of_loop))
     return Confirmed(
         batch_size=record.batch_size,
         lr=record.lr,

@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+)
 
 from bstune.core.errors import InputError
 from bstune.recipe.recipe import epoch_examples
@@ -64,9 +71,14 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def _combined(*numbers: int) -> int:
+    """A seed that follows from some integers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
 def _seed_cpu_generators(*numbers: int) -> None:
     """Seed Python's, numpy's and torch's CPU generator, not CUDA's, by some integers."""
-    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+    seed = _combined(*numbers)
     random.seed(seed)
     np.random.seed(seed)
     torch.default_generator.manual_seed(seed)
@@ -84,6 +96,11 @@ class _Epochs:
         self, sampler: Any, batch_size: int, gives_batches: bool, seed: int, limit: float
     ) -> None:
         self._sampler = sampler
+        if type(sampler) is RandomSampler:
+            # A generator of its own spares each epoch the state of all others: 0.1 ms of steps that
+            # may take less than 1 ms.
+            self._sampler = copy.copy(sampler)
+            self._sampler.generator = torch.Generator()
         self._batch_size = batch_size
         self._gives_batches = gives_batches
         self._seed = seed
@@ -99,6 +116,9 @@ class _Epochs:
 
     def _draw(self, epoch: int) -> list[Any]:
         """Iterate over the sampler, with random numbers that follow from the seed and the epoch."""
+        if type(self._sampler) is RandomSampler:
+            self._sampler.generator.manual_seed(_combined(self._seed, epoch))
+            return list(self._sampler)
         state = rng_state()
         _seed_cpu_generators(self._seed, epoch)
         generator = getattr(self._sampler, "generator", None)

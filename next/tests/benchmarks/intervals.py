@@ -40,6 +40,8 @@ from bstune.core.clock import processor_wait
 NAMES = ("digits", "fashion_mlp", "tutorial")
 FIRST_SEED = 10_000
 EVALUATE_EVERY = 2
+# How often the step time is measured, between the runs: the median counts.
+TIMINGS = 5
 # How the plain runs' seconds are read; the first is the gate's.
 READINGS = ("the seconds", "them with waits", "them at all evaluations")
 # Of all studies so many intervals are to hold.
@@ -91,13 +93,22 @@ def measure(name, load_name, wall_seconds, seed, runs):
         build, most, arguments = plain(name, best.batch_size, best.lr)
         to_target = (build, result.target, best.batch_size, most)
         first = first_evaluation(result.records, best.number)
-        plain_runs = [
-            plain_run(*to_target, FIRST_SEED + run, EVALUATE_EVERY, first, **arguments)
-            for run in range(runs)
-        ]
         waited = processor_wait()
-        running = step_seconds(build, now=lambda: time.perf_counter() - waited(), **arguments)
-        passed = step_seconds(build, **arguments)
+        plain_runs = []
+        taus = []
+        for run in range(runs):
+            plain_runs.append(
+                plain_run(*to_target, FIRST_SEED + run, EVALUATE_EVERY, first, **arguments)
+            )
+            if run < TIMINGS:
+                running = partial(running_seconds, waited)
+                taus.append(
+                    (
+                        step_seconds(build, now=running, **arguments),
+                        step_seconds(build, **arguments),
+                    )
+                )
+        running, passed = map(statistics.median, zip(*taus, strict=True))
     steps = statistics.median(run.steps for run in plain_runs)
     first_steps = statistics.median(run.first_steps for run in plain_runs)
     values = (steps * running, steps * passed, first_steps * running)
@@ -115,6 +126,11 @@ def measure(name, load_name, wall_seconds, seed, runs):
         "seconds": {name: finite(value) for name, value in seconds.items()},
         "holds": {name: holds(best, value) for name, value in seconds.items()},
     }
+
+
+def running_seconds(waited):
+    """A clock without what this thread waited for a processor."""
+    return time.perf_counter() - waited()
 
 
 def finite(value):
