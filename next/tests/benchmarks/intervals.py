@@ -9,7 +9,7 @@ without what the process waited for a processor, which the answer leaves out, to
 these waits, and the steps at which any of the runs' denser evaluations first met the target.
 Run nothing else.
 
-Short form: ``--seeds 1 --names tutorial --runs 3 --wall-seconds 30 --rows /tmp/intervals.jsonl``.
+Short form: ``--seeds 1 --names tutorial --runs 3 --rows /tmp/intervals.jsonl``.
 """
 
 import logging
@@ -148,7 +148,7 @@ def main():
     options.add_argument("--names", nargs="*", choices=NAMES, default=NAMES)
     options.add_argument("--loads", nargs="*", choices=LOADS, default=list(LOADS))
     options.add_argument("--runs", type=int, default=20)
-    options.add_argument("--wall-seconds", type=float, default=60.0)
+    options.add_argument("--wall-seconds", type=float, default=30.0)
     given = options.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
