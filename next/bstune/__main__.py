@@ -172,7 +172,8 @@ def _took(result: object, total: float) -> str:
     """The seconds of a command, by what they went to."""
     from bstune.study.result import StudyResult
 
-    assert isinstance(result, StudyResult)  # noqa: S101 (an import at the top would cost every command)
+    # An import at the top would cost every command.
+    assert isinstance(result, StudyResult)  # noqa: S101
     phases = result.spent.phases
     # They are those of an earlier command where this one had nothing to train.
     if phases.total > total:

@@ -179,7 +179,7 @@ def new_configurations(
         space: the configurations that are allowed.
         records: of all finished trials.
         running: trials that run elsewhere.
-        fits: the ends that a survey has found.
+        fits: what a survey has found of batch sizes.
         best: predictions, the best first.
         rng: of the decision.
     """

@@ -94,24 +94,23 @@ def measure(name, load_name, wall_seconds, seed, runs):
         to_target = (build, result.target, best.batch_size, most)
         first = first_evaluation(result.records, best.number)
         waited = processor_wait()
+        clocks = {
+            "running": lambda: time.perf_counter() - waited(),
+            "passed": time.perf_counter,
+        }
         plain_runs = []
-        taus = []
+        timings = {clock: [] for clock in clocks}
         for run in range(runs):
             plain_runs.append(
                 plain_run(*to_target, FIRST_SEED + run, EVALUATE_EVERY, first, **arguments)
             )
             if run < TIMINGS:
-                running = partial(running_seconds, waited)
-                taus.append(
-                    (
-                        step_seconds(build, now=running, **arguments),
-                        step_seconds(build, **arguments),
-                    )
-                )
-        running, passed = map(statistics.median, zip(*taus, strict=True))
+                for clock, now in clocks.items():
+                    timings[clock].append(step_seconds(build, now=now, **arguments))
+    taus = {clock: statistics.median(measured) for clock, measured in timings.items()}
     steps = statistics.median(run.steps for run in plain_runs)
     first_steps = statistics.median(run.first_steps for run in plain_runs)
-    values = (steps * running, steps * passed, first_steps * running)
+    values = (steps * taus["running"], steps * taus["passed"], first_steps * taus["running"])
     seconds = dict(zip(READINGS, values, strict=True))
     return {
         "took": took,
@@ -120,17 +119,12 @@ def measure(name, load_name, wall_seconds, seed, runs):
         "stated": [best.seconds_low, best.seconds, best.seconds_high],
         "stated_steps": [best.steps_low, best.steps, best.steps_high],
         "stated_step_seconds": best.step_seconds,
-        "step_seconds": {"running": running, "passed": passed},
+        "step_seconds": taus,
         "steps": [finite(run.steps) for run in plain_runs],
         "first_steps": [finite(run.first_steps) for run in plain_runs],
         "seconds": {name: finite(value) for name, value in seconds.items()},
         "holds": {name: holds(best, value) for name, value in seconds.items()},
     }
-
-
-def running_seconds(waited):
-    """A clock without what this thread waited for a processor."""
-    return time.perf_counter() - waited()
 
 
 def finite(value):
