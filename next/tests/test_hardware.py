@@ -247,7 +247,7 @@ def test_a_survey_within_a_memory_limit(worker):
     # 3% below the limit, of a process that takes 0.5 GB before the first example; a multiple of 8.
     assert 76 <= bound.largest_fit <= 105
     assert bound.limit == limit
-    with pytest.raises(InputError, match="memory_limit"):
+    with pytest.raises(InputError, match=r" 0 MB: .*memory_limit"):
         survey(worker, halves, (2, 200), (16, 0.1), 100, 60.0, 60.0, memory_limit=1000)
     with pytest.raises(UserCodeError, match="pairs"):
         survey(worker, halves, (1, 200), (15, 0.1), 100, 60.0, 60.0)

@@ -166,9 +166,11 @@ def survey(
     line = memory_line(memory.probes)
     if memory.largest_fit is None or line is None:
         limit = min(one.limit for one in memory.probes.values())
+        # A process that dies does not tell how much there is.
+        room = f"{limit / 1e6:,.0f} MB" if math.isfinite(limit) else "memory"
         raise InputError(
-            f"no batch size from {low} on fits into {limit / 1e6:,.0f} MB: raise memory_limit, or "
-            f"lower batch_size.low"
+            f"no batch size from {low} on fits into {room}: raise memory_limit, or lower "
+            f"batch_size.low"
         )
     measurement.end_process()
     timed = measurement.time_steps(
@@ -237,7 +239,7 @@ class _Measurement:
             if outcome.refusal is not None:
                 raise outcome.refusal
             # Its process died: of too much memory, as far as anyone can see.
-            return Probe(fits=False, peak=math.inf, limit=math.inf)
+            return Probe(fits=False, peak=math.inf, limit=self.memory_limit or math.inf)
         found: Probe = outcome.value
         self._last = size, self.passed - start, found.step
         if found.refused:
