@@ -4,7 +4,7 @@ import argparse
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
+from bstune.core.records import Target
 from bstune.options import Options, from_python, missing, options_from, unknown
 from bstune.recipe.hydra import NODES, recipe_of
 from bstune.recipe.recipe import Recipe
@@ -90,6 +91,10 @@ def compose(arguments: Sequence[str]) -> Composed:
     if "table" in config or OmegaConf.is_missing(config, "table"):
         _fill_from_table(config)
     values = _values(config)
+    is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
+    if values["objective"] == "metric" and not is_given and values["target"] is not None:
+        # The workload's own goal is for the other objectives.
+        values["target"] = replace(Target.parse(str(values["target"])), goal=None)
     options = options_from(values)
     parts: Any = OmegaConf.to_container(config)
     # What is resolved stands in the place of its reference.

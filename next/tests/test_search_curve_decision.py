@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from search_records import QUESTION, SPACE, Workload, step_time
+from search_records import BUDGET, QUESTION, SPACE, Workload, step_time
 
 from bstune.search.curve_decision import GIVE_UP, choose_for_curve
 from bstune.search.decide import propose
@@ -18,7 +18,7 @@ CURVE = replace(QUESTION, objective="curve")
 
 def posterior_of(columns, draws=4000):
     """Draws at the prior's means, but for some columns: mean and standard deviation of each."""
-    law = make_law(SPACE, QUESTION.budget, misfit=False)
+    law = make_law(SPACE, BUDGET, misfit=False)
     theta = np.tile(law.mean, (draws, 1))
     rng = np.random.default_rng(0)
     for column, (mean, deviation) in columns.items():
@@ -92,7 +92,9 @@ def test_a_search_of_the_curve_finds_b_crit():
         for number in range(24):
             proposal = propose(CURVE, SPACE, step_time, records, seed)
             records.append(workload.train(number, proposal, records))
-        posterior = sample_posterior(CURVE, SPACE, records, seed=seed, misfit=True, draws=400)
+        posterior = sample_posterior(
+            CURVE, SPACE, step_time, records, seed=seed, misfit=True, draws=400
+        )
         low, _, high = b_crit_quantiles(posterior)
         held += low <= 40.0 <= high
         assert high / low < 3.0

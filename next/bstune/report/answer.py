@@ -8,9 +8,9 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from bstune.core.question import ROWS
+from bstune.core.question import WORDINGS
 from bstune.core.space import Configuration
-from bstune.study.result import Confirmed, Critical, Speedup, StudyResult
+from bstune.study.result import Confirmed, Critical, Improvement, Speedup, StudyResult
 from bstune.system import console
 
 # The most warnings of an answer; the page has all.
@@ -21,8 +21,6 @@ BASELINE_ENDS = {
     "stopped": "was stopped before the target",
     "failed": "failed",
 }
-# A comparison by what the question minimises: its verb, what is better, and its conjunction.
-COMPARISONS = {"time": ("is", "as fast", "as"), "steps": ("takes", "fewer steps", "than")}
 # Where nothing reached the target: what to do about what most trials did.
 FIXES = {
     "diverged": "search lower learning rates",
@@ -53,6 +51,7 @@ def answer(result: StudyResult) -> tuple[Row, ...]:
     texts = {
         "Time": _runs(result),
         "Steps": _steps(result),
+        "Budget": _budget(result),
         "Range": _range(result),
         "Rates": rates(result),
         "Easier": _easier(result),
@@ -63,7 +62,7 @@ def answer(result: StudyResult) -> tuple[Row, ...]:
         "Train": _train(result),
     }
     rows = [_first(result)]
-    for label in ROWS[result.objective]:
+    for label in WORDINGS[result.objective].rows:
         rows += [Row(label, text) for text in texts[label]]
     return tuple(rows)
 
@@ -105,24 +104,78 @@ def _verdict(result: StudyResult) -> str:
     if not result.reached:
         return _unreached(result)
     missing = f"missing: {result.missing}"
+    words = WORDINGS[result.objective]
     if best is None:
         return missing
     if result.verdict == "use":
-        least = "fewest steps" if result.objective == "steps" else "least time"
-        return f"{_pair(best)}: the {least} to the target"
+        return f"{_pair(best)}: {words.least}"
+    if result.improvement is not None and baseline is not None:
+        return _improved(result, result.improvement, best, baseline)
     if speedup is None or baseline is None:
         return f"{_pair(best)} is the best so far; {missing}"
     best_other = f"the best of {console.count(result.configurations, 'other')}"
-    verb, better, _ = COMPARISONS[result.objective]
     if result.verdict == "keep" and speedup.high is not None:
-        return (
-            f"{_pair(best)}: {best_other} {verb} at most {console.speedup(speedup.high)} {better}"
-        )
+        at_most = f"at most {console.speedup(speedup.high)} {words.better}"
+        return f"{_pair(best)}: {best_other} {words.verb} {at_most}"
     compared = _speedup_text(result, speedup, baseline)
     if result.verdict == "switch":
         return f"to {_pair(best)}: {compared}"
     faster = best_other if best.number == baseline.number else _pair(best)
-    return f"{faster} {verb} {compared}; {missing}"
+    return f"{faster} {words.verb} {compared}; {missing}"
+
+
+def _improved(
+    result: StudyResult, improvement: Improvement, best: Confirmed, baseline: Confirmed
+) -> str:
+    """Write the best metric beside the baseline's, and the difference with its interval."""
+    metric = result.target.metric
+    lower, higher = ("lower", "higher") if result.target.mode == "min" else ("higher", "lower")
+    compared = result.other if best.number == baseline.number else baseline
+    difference = improvement.value
+    if result.verdict == "keep" and improvement.high is not None:
+        tried = console.count(result.configurations, "other")
+        most = console.number(max(improvement.high, 0.0), 2)
+        return f"{_pair(best)}: {metric} of the best of {tried} is at most {most} {lower}"
+    ends = ""
+    if improvement.low is not None and improvement.high is not None:
+        low, high = console.number(improvement.low, 2), console.number(improvement.high, 2)
+        ends = f", {low} to {high}"
+    values = f"{metric} {console.number(best.metric)}"
+    if compared is not None and compared.metric is not None:
+        values += f" for {console.number(compared.metric)}"
+    text = (
+        f"{_pair(best)}: {values} in {_of_budget(result)} "
+        f"({console.number(abs(difference), 2)} {lower if difference >= 0 else higher}{ends})"
+    )
+    if result.verdict == "switch":
+        return f"to {text}"
+    return f"{text}; missing: {result.missing}"
+
+
+def _of_budget(result: StudyResult) -> str:
+    """Write the budget of a run."""
+    budget = result.budget
+    if budget.seconds is not None:
+        return console.seconds(budget.seconds)
+    parts = []
+    if budget.steps > 1:
+        parts.append(console.count(budget.steps, "step"))
+    if budget.examples > 1:
+        parts.append(console.count(budget.examples, "example"))
+    return " and ".join(parts)
+
+
+def _budget(result: StudyResult) -> Iterator[str]:
+    """Write what the budget is in steps, and the runs that line 1 stands on."""
+    best = result.best
+    if best is None or not best.runs:
+        return
+    text = f"{_of_budget(result)}: {_whole(best.steps)} steps"
+    compared = result.other if best is result.baseline else result.baseline
+    if compared is not None and compared.number != best.number:
+        text += f", {'baseline' if compared is result.baseline else 'best other'} "
+        text += f"{_whole(compared.steps)}"
+    yield f"{text}; {console.count(best.runs, 'new seed')} each"
 
 
 def _unreached(result: StudyResult) -> str:
@@ -140,8 +193,9 @@ def _unreached(result: StudyResult) -> str:
 def _speedup_text(result: StudyResult, speedup: Speedup, baseline: Confirmed) -> str:
     """Write how much better the best is, as far as the baseline's end allows to say it."""
     pair = f"your baseline, batch size {baseline.batch_size:,} and lr {console.number(baseline.lr)}"
-    _, better, than = COMPARISONS[result.objective]
-    better = f"{console.speedup(speedup.value)} {better}"
+    words = WORDINGS[result.objective]
+    than = words.than
+    better = f"{console.speedup(speedup.value)} {words.better}"
     if speedup.at_least:
         end = BASELINE_ENDS[result.baseline_limit or "budget"]
         return f"at least {better} {than} {pair}, whose median run {end}"
@@ -308,7 +362,7 @@ def _share(share: float) -> str:
 def _took(result: StudyResult, configuration: Confirmed) -> str:
     """Write seconds and steps to the target, what is minimised first."""
     parts = [console.seconds(configuration.seconds), f"{_whole(configuration.steps)} steps"]
-    if result.objective == "steps":
+    if "Steps" in WORDINGS[result.objective].rows:
         parts.reverse()
     took = ", ".join(parts)
     # Where the median is a bound it took longer.

@@ -27,9 +27,10 @@ from bstune.search.limits import (
     affordable_length,
     limit_after_hit,
     limit_before_hit,
+    limit_for_metric,
     schedule_length,
 )
-from bstune.search.posterior import sample_posterior
+from bstune.search.posterior import BOUND, Posterior, sample_posterior
 
 Array = NDArray[np.float64]
 
@@ -40,9 +41,9 @@ Array = NDArray[np.float64]
 # far off after 10 times (0.98 to 1.11).
 DRAWS = 64
 MOVES = 2
-# Under ``curve`` the law has twice the parameters.
-CURVE_DRAWS = 192
-CURVE_MOVES = 3
+# With a misfit the law has twice the parameters.
+MISFIT_DRAWS = 192
+MISFIT_MOVES = 3
 # The score of a candidate is log(value) + REMAINING_WEIGHT * min(what is left of it / the whole of
 # the best, MOST_REMAINING), all predicted by one draw: of two that are as good, the one that is
 # nearly done is run. It is a log and a ratio, so that for small differences both are relative.
@@ -92,10 +93,13 @@ def propose(
         fits: what a survey has found of batch sizes.
     """
     is_of_curve = not question.seeks_best
-    draws, moves = (CURVE_DRAWS, CURVE_MOVES) if is_of_curve else (DRAWS, MOVES)
+    draws, moves = DRAWS, MOVES
+    if is_of_curve or question.seeks_metric:
+        draws, moves = MISFIT_DRAWS, MISFIT_MOVES
     posterior = sample_posterior(
         question,
         space,
+        step_time,
         records,
         seed=seed,
         running=running,
@@ -134,9 +138,14 @@ def propose(
         batch_size, lr = resumed.batch_size, resumed.lr
         evaluation = resumed.first_evaluation
         resumed_from = resumed.number
-    last_step = question.budget.last_step(batch_size)
+    last_step = question.last_step(batch_size, step_time)
     spent = _spent(question, step_time, records)
-    limit = _limit(question, choices, chosen, draw, spent, best_value, limit_of_curve, last_step)
+    if question.seeks_metric:
+        limit = limit_for_metric(last_step, int(choices.ran[chosen]), probes_tell(posterior))
+    else:
+        limit = _limit(
+            question, choices, chosen, draw, spent, best_value, limit_of_curve, last_step
+        )
     return Proposal(
         batch_size=batch_size,
         lr=lr,
@@ -149,6 +158,14 @@ def propose(
 def first_evaluation(steps: float) -> int:
     """The step by which a trial is first evaluated that is predicted to take so many."""
     return max(int(FIRST_EVALUATION * steps), 1)
+
+
+def probes_tell(posterior: Posterior) -> bool:
+    """Whether pruned runs can be read: a run has finished, and of none the metric tells nothing."""
+    statuses = {chain.status for chain in posterior.chains}
+    bounds = zip(posterior.chains, posterior.rows.kind == BOUND, strict=False)
+    is_blind = any(chain.status == "pruned" and is_bound for chain, is_bound in bounds)
+    return "finished" in statuses and not is_blind
 
 
 def _limit(

@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Target, ends
+from bstune.core.records import Record, StepTime, Target, ends
 from bstune.core.space import Configuration, Space
 from bstune.search.findings import CurvePoint
 from bstune.study.confirm import NOT_WORTH
 from bstune.study.critical import is_narrow
 from bstune.study.deadline import least_limit
+from bstune.study.improvement import seeds_to_settle as metric_seeds_to_settle
 from bstune.study.plan import Plan
 from bstune.study.result import (
     Closest,
     Confirmed,
     Critical,
+    Improvement,
     ResultWarning,
     Searched,
     Speedup,
@@ -56,7 +58,9 @@ WIDER = 4
 LEAST_ROOM = 1e-3
 
 
-def closest_trial(question: Question, records: Sequence[Record]) -> Closest | None:
+def closest_trial(
+    question: Question, step_time: StepTime, records: Sequence[Record]
+) -> Closest | None:
     """The trial that came closest to the target, and what most did; None without a metric."""
     target = question.target
     chains = ends(records)
@@ -70,18 +74,18 @@ def closest_trial(question: Question, records: Sequence[Record]) -> Closest | No
         ),
         number=record.number,
         value=_best_value(target, record),
-        trend=_trend_of_most(question, chains),
+        trend=_trend_of_most(question, step_time, chains),
     )
 
 
-def _trend_of_most(question: Question, chains: Sequence[Record]) -> Trend:
+def _trend_of_most(question: Question, step_time: StepTime, chains: Sequence[Record]) -> Trend:
     """What most trials did; a budget that none of them has come near to was not tried."""
     counts: Counter[Trend] = Counter()
     near_budget = set()
     for chain in chains:
         trend = _trend(question.target, chain)
         counts[trend] += 1
-        if chain.steps >= NEAR_BUDGET * question.budget.last_step(chain.batch_size):
+        if chain.steps >= NEAR_BUDGET * question.last_step(chain.batch_size, step_time):
             near_budget.add(trend)
     ((most, _),) = counts.most_common(1)
     if most in ("still falling", "flat") and most not in near_budget:
@@ -214,6 +218,33 @@ def missing(
     return "more new seeds", {"seeds": seeds}
 
 
+def missing_for_metric(
+    plan: Plan,
+    improvement: Improvement | None,
+    other: Confirmed | None,
+    baseline: Confirmed | None,
+    records: Sequence[Record],
+) -> tuple[str, Options]:
+    """Under not yet, where the best metric is sought; as :func:`missing`."""
+    of_time = more_time(plan, records)
+    more_trials: Options = {"trials": 2 * plan.trials}
+    if of_time is not None:
+        _, more_trials = of_time
+    if other is None:
+        return of_time or ("another configuration that trains to its budget's end", more_trials)
+    runs = other.runs
+    if baseline is not None:
+        runs = min(runs, baseline.runs)
+    if plan.deadline is not None and runs < plan.seeds:
+        return "time for new seeds", {"wall_seconds": math.ceil(2 * plan.deadline.seconds)}
+    if improvement is None:
+        return "new seeds", {"seeds": plan.seeds + FURTHER_SEEDS}
+    seeds = metric_seeds_to_settle(improvement, runs)
+    if seeds > MOST_SEEDS:
+        return "more trials", more_trials
+    return "more new seeds", {"seeds": seeds}
+
+
 def seeds_to_settle(speedup: Speedup, seeds: int) -> int:
     """How many new seeds may narrow the interval to one side of 1 or of 1.25.
 
@@ -294,8 +325,11 @@ def warnings_of(
                 state=f"evaluations lie far apart, and steps are uncertain to {100 * error:.0f}%",
             )
         )
-    is_of_time = plan.question.objective == "time"
-    if is_of_time and best is not None and best.step_seconds_error > STEP_TIME_WARNING:
+    if (
+        plan.question.counts_seconds
+        and best is not None
+        and best.step_seconds_error > STEP_TIME_WARNING
+    ):
         found.append(
             ResultWarning(
                 kind="step times",

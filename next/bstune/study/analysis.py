@@ -1,6 +1,7 @@
 """From records to the typed result: each value is computed once, here."""
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from bstune.study.advice import (
     easier_target,
     for_curve,
     missing,
+    missing_for_metric,
     more_time,
     remedy,
     searched_range,
@@ -49,6 +51,13 @@ from bstune.study.confirm import (
 from bstune.study.critical import critical_batch_size
 from bstune.study.estimates import answer_posterior, step_time_of
 from bstune.study.field import Field, field_of, place_of
+from bstune.study.improvement import (
+    best_metric,
+    improvement_of,
+    metric_interval,
+    pooled_metric_deviation,
+    verdict_of_improvement,
+)
 from bstune.study.plan import Plan
 from bstune.study.result import (
     Confirmed,
@@ -121,6 +130,7 @@ def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
         "study": study.name,
         "objective": question.objective,
         "target": question.target,
+        "budget": question.budget,
         "device": study.device,
         "threads": study.threads,
         "seeds": study.plan.seeds,
@@ -137,7 +147,7 @@ def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
 def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     """The result where nothing reached the target: the closest, and what may help."""
     plan = study.plan
-    closest = closest_trial(plan.question, records)
+    closest = closest_trial(plan.question, step_time_of(plan, records), records)
     fields = _common_fields(study, records) | {"verdict": "not yet", "reached": False}
     if closest is None:
         # Under a time limit that start-up takes up there is no trial at all.
@@ -175,6 +185,9 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     posterior = answer_posterior(plan, records)
     fitting = sizes_that_fit(plan.space, records, plan.fits)
     points = curve(posterior, step_time_of(plan, records), curve_sizes(fitting))
+    if plan.question.seeks_metric:
+        fields = _common_fields(study, records) | {"reached": True, "warnings": study.warnings}
+        return StudyResult(**fields, **_fields_of_best_metric(study, records, points))
     searched = searched_range(fitting, records)
     critical = critical_batch_size(posterior, records)
     fields = _common_fields(study, records) | {
@@ -238,14 +251,86 @@ def _fields_of_best(
     return fields
 
 
-def _comparison(
-    plan: Plan, records: Sequence[Record]
-) -> tuple[Confirmed | None, Confirmed | None, Speedup | None]:
-    """The best other configuration and the baseline on the same new seeds, and the speedup.
-
-    There is no speedup where the other one's median is a bound.
-    """
+def _fields_of_best_metric(
+    study: Study, records: Sequence[Record], points: Sequence[CurvePoint]
+) -> dict[str, Any]:
+    """The fields of the verdict and of the best, where the best metric is sought."""
+    plan = study.plan
+    mode = plan.question.target.mode
     field = field_of(plan, records)
+    (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(
+        plan, records, field
+    )
+    of_runs = []
+    for runs in (other_runs, baseline_runs):
+        of_runs.append([best_metric(run, mode) for run in runs])
+    deviation = pooled_metric_deviation(of_runs)
+    other, baseline = (
+        _with_metric(plan, records, field, record, runs, deviation)
+        for record, runs in ((of_other, other_runs), (of_baseline, baseline_runs))
+    )
+    improvement = None
+    if all(of_runs):
+        improvement = improvement_of(*of_runs, mode, deviation)
+    verdict: Verdict = "not yet"
+    if other is not None and other.runs:
+        verdict = verdict_of_improvement(improvement, plan.baseline is not None)
+    best = other
+    if other is None or verdict == "keep" or (improvement and improvement.value < 0.0):
+        best = baseline
+    fields: dict[str, Any] = {
+        "verdict": verdict,
+        "best": best,
+        "baseline": baseline,
+        "improvement": improvement,
+        "near_optimal": _near_optimal(points, plan, step_time_of(plan, records), best),
+    }
+    if best is not None and verdict in ("switch", "use"):
+        fields["train"] = study.train(best.batch_size, best.lr, round(best.steps))
+    if best is not None and best is baseline:
+        fields["other"] = other
+    if verdict == "not yet":
+        fields |= _lacking(study, missing_for_metric(plan, improvement, other, baseline, records))
+    return fields
+
+
+def _with_metric(
+    plan: Plan,
+    records: Sequence[Record],
+    field: Field,
+    record: Record | None,
+    runs: Sequence[Record],
+    deviation: SeedDeviation,
+) -> Confirmed | None:
+    """A configuration with the metric of its runs; before the first one, of its trial."""
+    if record is None:
+        return None
+    law = SeedDeviation(field.noise, LAW_DEGREES)
+    confirmed = _confirmed(plan, records, field, record, runs, law)
+    values = [best_metric(run, plan.question.target.mode) for run in runs or [record]]
+    low, high = metric_interval(values, deviation) if runs else (None, None)
+    return confirmed.model_copy(
+        update={
+            "runs_metric": tuple(values) if runs else (),
+            "metric": statistics.median(values),
+            "metric_low": low,
+            "metric_high": high,
+        }
+    )
+
+
+OfRuns = tuple[Record | None, list[Record]]
+"""A configuration's trial of the search, and its runs on new seeds."""
+
+
+def _runs_on_common_seeds(
+    plan: Plan, records: Sequence[Record], field: Field
+) -> tuple[OfRuns, OfRuns]:
+    """The best other configuration and the baseline, with their runs on the same new seeds.
+
+    Where they have none in common it is all of each. Where the metric counts only runs to the end
+    of the budget do.
+    """
     leader = best_confirmed(field.candidates, field.runs, field.noise)
     of_other = None
     other_runs = []
@@ -256,10 +341,28 @@ def _comparison(
     baseline_runs = []
     if of_baseline is not None:
         baseline_runs = new_seeds_of(records, of_baseline.number)
+    if plan.question.seeks_metric:
+        other_runs = [run for run in other_runs if run.reached]
+        baseline_runs = [run for run in baseline_runs if run.reached]
     common = {run.seed for run in other_runs} & {run.seed for run in baseline_runs}
     if common:
         other_runs = [run for run in other_runs if run.seed in common]
         baseline_runs = [run for run in baseline_runs if run.seed in common]
+    return (of_other, other_runs), (of_baseline, baseline_runs)
+
+
+def _comparison(
+    plan: Plan, records: Sequence[Record]
+) -> tuple[Confirmed | None, Confirmed | None, Speedup | None]:
+    """The best other configuration and the baseline on the same new seeds, and the speedup.
+
+    There is no speedup where the other one's median is a bound.
+    """
+    field = field_of(plan, records)
+    (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(
+        plan, records, field
+    )
+    has_pairs = bool({run.seed for run in other_runs} & {run.seed for run in baseline_runs})
     groups = []
     for runs in (other_runs, baseline_runs):
         groups.append([math.log(least_steps(run)) for run in runs if run.reached])
@@ -270,12 +373,12 @@ def _comparison(
         other = _confirmed(plan, records, field, of_other, other_runs, deviation)
     if of_baseline is not None:
         baseline = _confirmed(plan, records, field, of_baseline, baseline_runs, deviation)
-    if other is None or baseline is None or not common or other.is_bound:
+    if other is None or baseline is None or not has_pairs or other.is_bound:
         return other, baseline, None
     value = plan.question.value
     step_time = step_time_of(plan, records)
     step_time_error = 0.0
-    if plan.question.objective == "time" and other.batch_size != baseline.batch_size:
+    if plan.question.counts_seconds and other.batch_size != baseline.batch_size:
         step_time_error = math.hypot(other.step_seconds_error, baseline.step_seconds_error)
     speedup = speedup_of(
         _runs(other_runs, value(1.0, other.batch_size, step_time)),
@@ -430,7 +533,7 @@ def _fewest_steps(
 
     None where the best, or a smaller one, takes as few, and where these are the question.
     """
-    if question.objective == "steps":
+    if question.counts_steps:
         return None
     largest = max(record.batch_size for record in records if record.reached)
     within = [point for point in points if point.batch_size <= largest]
@@ -458,7 +561,7 @@ def _faster(
     baseline: Confirmed | None,
 ) -> Faster | None:
     """Under ``steps``: the configuration that is predicted to be clearly faster in seconds."""
-    if plan.question.objective != "steps" or best is None:
+    if not plan.question.counts_steps or best is None:
         return None
     seconds = {}
     for prediction in predictions(posterior, plan.question, step_time):

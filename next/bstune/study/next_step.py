@@ -10,10 +10,11 @@ continued anywhere.
 from collections.abc import Sequence
 
 from bstune.core.errors import BstuneError, InputError, UserCodeError
-from bstune.core.records import Record, Spec
+from bstune.core.records import Record, Spec, StepTime
 from bstune.core.space import Configuration, Space
 from bstune.search.decide import first_evaluation
 from bstune.search.fit import trained_sizes
+from bstune.study.estimates import step_time_of
 from bstune.study.new_seeds import ask_new_seed
 from bstune.study.plan import Ask, Done, Plan, Wait, trial_seed
 from bstune.study.search_trials import ask_search, search_goes_on
@@ -35,7 +36,7 @@ def next_step(
         now: the time, in seconds.
     """
     if plan.baseline is not None and not is_taken("baseline", records, running):
-        return _ask_baseline(plan, plan.baseline, now)
+        return _ask_baseline(plan, plan.baseline, step_time_of(plan, records), now)
     if search_goes_on(plan, records, running, now):
         return ask_search(plan, records, running, now)
     if any(spec.role != "new seed" for spec in running):
@@ -48,14 +49,16 @@ def next_step(
     return Wait() if running else Done()
 
 
-def _ask_baseline(plan: Plan, baseline: Configuration, now: float) -> Ask:
-    last_step = plan.question.budget.last_step(baseline.batch_size)
+def _ask_baseline(plan: Plan, baseline: Configuration, step_time: StepTime, now: float) -> Ask:
+    last_step = plan.question.last_step(baseline.batch_size, step_time)
     schedule_steps = None
     if plan.question.schedule_ends:
         schedule_steps = last_step
     until = None
     if plan.deadline is not None:
-        until = now + plan.deadline.baseline_seconds
+        # A part of the budget would not tell what its best metric is.
+        is_whole = plan.question.seeks_metric
+        until = plan.end if is_whole else now + plan.deadline.baseline_seconds
     return Ask(
         place="baseline",
         role="baseline",

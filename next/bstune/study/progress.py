@@ -110,7 +110,7 @@ def longest(plan: Plan, step_seconds: float | None) -> str | None:
     """
     if plan.deadline is not None or plan.baseline is None or step_seconds is None:
         return None
-    steps = plan.question.budget.last_step(plan.baseline.batch_size)
+    steps = plan.question.last_step(plan.baseline.batch_size, lambda _: step_seconds)
     runs = plan.trials + 2 * plan.seeds
     takes = step_seconds * steps * runs
     if takes < LONG_SECONDS:

@@ -43,6 +43,7 @@ SHOWN_EVALUATIONS = 16
 
 _STATES = {
     "reached": TrialState.COMPLETE,
+    "finished": TrialState.COMPLETE,
     "missed": TrialState.PRUNED,
     "pruned": TrialState.PRUNED,
     "diverged": TrialState.PRUNED,

@@ -48,7 +48,7 @@ RESULT_TAG = "bstune.result"
 TRIAL_TAG = "bstune.trial"
 PARENT_TAG = "mlflow.parentRunId"
 # The other statuses stand for runs that did not train as asked.
-FINISHED = ("reached", "missed", "pruned")
+FINISHED = ("reached", "finished", "missed", "pruned")
 
 
 @dataclass(frozen=True)

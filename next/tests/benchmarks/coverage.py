@@ -54,6 +54,7 @@ def measure(name, objective, seed):
     posterior = sample_posterior(
         problem.question,
         problem.space,
+        problem.step_time,
         records,
         seed=seed,
         misfit=True,
