@@ -98,7 +98,7 @@ def compare(
     for batch_size in 2.0**x:
         value_per_step.append(question.value(1.0, batch_size, step_time))
         cost_per_step.append(question.cost(1.0, batch_size, step_time))
-        longest.append(float(question.last_step(batch_size, step_time)))
+        longest.append(float(question.last_step(batch_size)))
     return Choices(
         x=x,
         z=z,
@@ -155,7 +155,7 @@ def waiting_places(
     places = []
     for place, chain in enumerate(posterior.chains):
         value = question.value(chain.steps, chain.batch_size, step_time)
-        has_room = chain.steps < question.last_step(chain.batch_size, step_time)
+        has_room = chain.steps < question.last_step(chain.batch_size)
         if chain.status == "pruned" and has_room and value < most and resumable(chain.number):
             places.append(place)
     return places

@@ -99,7 +99,6 @@ def propose(
     posterior = sample_posterior(
         question,
         space,
-        step_time,
         records,
         seed=seed,
         running=running,
@@ -138,7 +137,7 @@ def propose(
         batch_size, lr = resumed.batch_size, resumed.lr
         evaluation = resumed.first_evaluation
         resumed_from = resumed.number
-    last_step = question.last_step(batch_size, step_time)
+    last_step = question.last_step(batch_size)
     spent = _spent(question, step_time, records)
     if question.seeks_metric:
         limit = limit_for_metric(last_step, int(choices.ran[chosen]), probes_tell(posterior))
