@@ -22,7 +22,7 @@ from bstune.options import (
     missing,
     options_from,
     unknown,
-    with_own_target,
+    own_target,
 )
 from bstune.recipe.hydra import NODES, recipe_of
 from bstune.recipe.recipe import Recipe
@@ -98,7 +98,7 @@ def compose(arguments: Sequence[str]) -> Composed:
         _fill_from_table(config)
     values = _values(config)
     if not any(one.partition("=")[0].lstrip("+") == "target" for one in overrides):
-        values = with_own_target(values)
+        values["target"] = own_target(values["objective"], values["target"])
     options = options_from(values)
     parts: Any = OmegaConf.to_container(config)
     # What is resolved stands in the place of its reference.

@@ -314,11 +314,11 @@ def options_from(values: Mapping[str, Any]) -> Options:
     return options
 
 
-def with_own_target(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the goal of a workload's own target where the best metric is sought."""
-    if values["objective"] != "metric" or values["target"] is None:
-        return dict(values)
-    return {**values, "target": replace(Target.parse(str(values["target"])), goal=None)}
+def own_target(objective: str, target: str | None) -> str | None:
+    """A workload's own target, without its goal where the best metric is sought."""
+    if objective != "metric" or target is None:
+        return target
+    return str(replace(Target.parse(str(target)), goal=None))
 
 
 def _option_at(location: tuple[int | str, ...]) -> str:

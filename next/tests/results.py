@@ -228,10 +228,10 @@ def of_curve(**changes):
     return StudyResult(**{**STUDY, **CURVE, **values, **changes})
 
 
-def of_metric(configuration, metrics, steps):
+def of_metric(pair, metrics, steps, number=0):
     """A configuration whose runs have these metrics at their budget's end, in rising order."""
     median = metrics[len(metrics) // 2]
-    runs = confirmed(configuration[0], configuration[1], (steps,) * len(metrics), 300.0, "finished")
+    runs = confirmed(*pair, (steps,) * len(metrics), 300.0, "finished", number)
     return runs.model_copy(
         update={
             "runs_metric": metrics,
@@ -243,7 +243,7 @@ def of_metric(configuration, metrics, steps):
     )
 
 
-BEST_METRIC = of_metric((24, 0.003), (1.51, 1.52, 1.54), 9360).model_copy(update={"number": 9})
+BEST_METRIC = of_metric((24, 0.003), (1.51, 1.52, 1.54), 9360, number=9)
 BASELINE_METRIC = of_metric((64, 0.001), (1.60, 1.61, 1.62), 4210)
 
 
@@ -370,7 +370,7 @@ STATES = {
     "metric: not yet: the baseline is the best": metric(
         verdict="not yet",
         best=BASELINE_METRIC,
-        other=BEST_METRIC,
+        other=of_metric((24, 0.003), (1.63, 1.64, 1.65), 9360, number=9),
         improvement=Improvement(value=-0.03, low=-0.07, high=0.01, deviation=0.02),
         missing="more new seeds",
         next=f"{COMMAND} seeds=6",
@@ -378,18 +378,26 @@ STATES = {
     ),
     "metric: accuracy": metric(
         target=Target("val/acc", None, "max"),
-        best=of_metric((24, 0.003), (0.9213, 0.9221, 0.9234), 9360),
+        best=of_metric((24, 0.003), (0.9213, 0.9221, 0.9234), 9360, number=9),
         baseline=of_metric((64, 0.001), (0.9179, 0.9187, 0.9192), 4210),
         improvement=Improvement(value=0.0034, low=0.0019, high=0.0049, deviation=0.0009),
     ),
     "metric: use": metric(verdict="use", baseline=None, improvement=None),
     "metric: no whole trial": metric(
-        verdict="not yet", reached=False, improvement=None, best=None, baseline=None,
+        verdict="not yet",
+        reached=False,
+        improvement=None,
+        best=None,
+        baseline=None,
         closest=Closest(
-            configuration=Configuration(batch_size=24, lr=0.02), number=3, value=2.31,
+            configuration=Configuration(batch_size=24, lr=0.02),
+            number=3,
+            value=2.31,
             trend="diverged",
         ),
-        near_optimal=None, train=None, next=f"{COMMAND} lr.high=0.01 study=digits-2",
+        near_optimal=None,
+        train=None,
+        next=f"{COMMAND} lr.high=0.01 study=digits-2",
     ),
     "curve": of_curve(),
     "curve: narrow": of_curve(

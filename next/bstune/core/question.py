@@ -45,7 +45,8 @@ WORDINGS: dict[Objective, Wording] = {
     ),
     "curve": Wording(("Range", "Rates", "Easier", "Warning", "Next")),
     "metric": Wording(
-        ("Budget", "Also good", "Warning", "Next", "Train"), that_ends="that trains to its budget's end"
+        ("Budget", "Also good", "Warning", "Next", "Train"),
+        that_ends="that trains to its budget's end",
     ),
 }  # fmt: skip
 

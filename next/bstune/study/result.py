@@ -62,7 +62,7 @@ class Confirmed(Configuration):
 
     @property
     def train_steps(self) -> int | None:
-        """For how many steps it is trained: to its schedule's or its budget's end; None: not said."""
+        """Steps to train it for: to its schedule's or its budget's end; None: nothing says."""
         return self.schedule_steps if self.metric is None else round(self.steps)
 
     @property

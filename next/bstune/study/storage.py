@@ -127,6 +127,7 @@ class StudyStorage:
             raise StudyError(
                 f"storage={hide_in_text(url)} cannot be opened: {error.strerror}"
             ) from error
+
     @property
     def study(self) -> optuna.Study:
         """Optuna's study, once it was begun."""

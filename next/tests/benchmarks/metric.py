@@ -2,17 +2,17 @@
 
     python tests/benchmarks/metric.py [--seeds 20] [--searches bstune TPE GP]
 
-Spending is counted in full trials. A search is judged by the metric that the configuration which it
-recommends has at the budget's end, the mean over all recorded seeds, in standard deviations over
-seeds above the best cell's, after 5, 10 and 20 full trials. All begin with the middle of both ranges.
+Spending is counted in full trials. A search is judged by the metric that the configuration which
+it recommends has at the budget's end, the mean over all recorded seeds, in standard deviations over
+seeds above the best cell's, after 5, 10 and 20 full trials. All begin with the middle of both
+ranges.
 
-Problems are the five shipped tables, with the budget in which the fastest cell meets its target, and
-synthetic grids of language-model shape. ``HELD_OUT`` took no part in any choice of a number.
+Problems are the five shipped tables, with the budget in which the fastest cell meets its target,
+and synthetic grids of language-model shape. ``HELD_OUT`` took no part in any choice of a number.
 """
 
 import math
 import statistics
-from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
@@ -93,7 +93,9 @@ class Recorded:
         for one, size_weight in around(self.table.batch_sizes, size):
             for rate, lr_weight in around(self.table.lrs, lr):
                 runs = self.curves[self._nearest(one, rate)]
-                corners.append((runs[min(int(share * len(runs)), len(runs) - 1)], size_weight * lr_weight))
+                corners.append(
+                    (runs[min(int(share * len(runs)), len(runs) - 1)], size_weight * lr_weight)
+                )
         if any(np.isinf(values).any() or np.isnan(values[-1]) for values, _ in corners):
             return max(corners, key=lambda corner: corner[1])[0]
         return np.exp(sum(weight * np.log(values) for values, weight in corners))
@@ -104,7 +106,6 @@ class Recorded:
 
         return min(self.curves, key=distance)
 
-    @cache
     def truth(self, size, lr):
         least = []
         for seed in range(self.seeds):
@@ -165,9 +166,11 @@ class Language:
 
     def curve(self, size, lr, seed):
         rng = np.random.default_rng([seed, 7])
-        noise = self.deviation * (0.8 * rng.standard_normal() + 0.6 * rng.standard_normal(SHARES.size))
+        noise = self.deviation * (
+            0.8 * rng.standard_normal() + 0.6 * rng.standard_normal(SHARES.size)
+        )
         z_off = math.log2(lr) - self.best_z - self.slope * (math.log2(size) - self.best_x)
-        values = self._exact(size, lr, SHARES) * np.exp(noise)
+        values = self._exact(size, lr, SHARES) * np.exp(self.deviation * noise)
         if z_off > 3.0:
             values[SHARES > 0.1] = math.inf
         return values
@@ -212,7 +215,9 @@ class BstuneSearch:
         problem = self.problem
         while True:
             number = len(self.records)
-            proposal = propose(self.question, self.space, problem.step_time, self.records, self.seed)
+            proposal = propose(
+                self.question, self.space, problem.step_time, self.records, self.seed
+            )
             if number == 0:
                 size, lr = self.space.snap(2**self.space.middle), self.space.anchor[1]
                 last = self.question.last_step(size)
@@ -268,7 +273,9 @@ class OptunaSearch:
         while True:
             trial = self.study.ask()
             size = trial.suggest_int("batch_size", low, high, log=True)
-            rule = math.sqrt(problem.lrs[0] * problem.lrs[1]) * math.sqrt(size / math.sqrt(low * high))
+            rule = math.sqrt(problem.lrs[0] * problem.lrs[1]) * math.sqrt(
+                size / math.sqrt(low * high)
+            )
             lr = rule * 2.0 ** trial.suggest_float("delta", -half, half)
             lr = min(max(lr, problem.lrs[0]), problem.lrs[1])
             values = problem.curve(size, lr, 1000 * self.seed + trial.number)
@@ -300,7 +307,11 @@ def measure(problem, seed, search):
         spent += cost
         count += 1
     above = [math.log(value / one.best) for value in truths]
-    return {"trials": count, "above": above, "of_deviation": [value / one.deviation for value in above]}
+    return {
+        "trials": count,
+        "above": above,
+        "of_deviation": [value / one.deviation for value in above],
+    }
 
 
 def main():
@@ -323,7 +334,7 @@ def show(rows):
             own = [row for row in rows if row["problem"] in names and row["search"] == search]
             if own:
                 by = np.array([row["of_deviation"] for row in own], float).T
-                cells = [f"{np.nanmedian(v):.2f}/{np.nanquantile(v, .9):.2f}" for v in by]
+                cells = [f"{np.nanmedian(v):.2f}/{np.nanquantile(v, 0.9):.2f}" for v in by]
                 print(f"{group:18s} {search:8s} n {len(own):3d}  {'  '.join(cells)}")
 
 
