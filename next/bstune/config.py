@@ -21,8 +21,8 @@ from bstune.options import (
     from_python,
     missing,
     options_from,
-    unknown,
     own_target,
+    unknown,
 )
 from bstune.recipe.hydra import NODES, recipe_of
 from bstune.recipe.recipe import Recipe
