@@ -116,9 +116,9 @@ def informed(
     own: Array,
     deviation: Array,
     is_bound: NDArray[np.bool_],
-    noise_variance: float,
+    noise_variance: float | Array,
 ) -> Array:
-    """log S of n pruned trials by the law and their own histories, (n,).
+    """log S of n pruned trials by the law and their own histories, (n,), or of m draws, (m, n).
 
     What a history says of the trial's own seed counts the more, the more exactly it says it.
 
