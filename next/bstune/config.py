@@ -97,8 +97,9 @@ def compose(arguments: Sequence[str]) -> Composed:
     if "table" in config or OmegaConf.is_missing(config, "table"):
         _fill_from_table(config)
     values = _values(config)
-    if not any(one.partition("=")[0].lstrip("+") == "target" for one in overrides):
-        values["target"] = own_target(values["objective"], values["target"])
+    is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
+    if values.get("target") is not None and not is_given:
+        values["target"] = own_target(str(values["target"]), str(values["objective"]))
     options = options_from(values)
     parts: Any = OmegaConf.to_container(config)
     # What is resolved stands in the place of its reference.

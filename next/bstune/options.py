@@ -314,11 +314,9 @@ def options_from(values: Mapping[str, Any]) -> Options:
     return options
 
 
-def own_target(objective: str, target: str | None) -> str | None:
+def own_target(target: str, objective: str) -> str:
     """A workload's own target, without its goal where the best metric is sought."""
-    if objective != "metric" or target is None:
-        return target
-    return str(replace(Target.parse(str(target)), goal=None))
+    return str(replace(Target.parse(target), goal=None)) if objective == "metric" else target
 
 
 def _option_at(location: tuple[int | str, ...]) -> str:
