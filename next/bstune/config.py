@@ -16,7 +16,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
-from bstune.options import Options, from_python, missing, options_from, unknown
+from bstune.options import (
+    Options,
+    from_python,
+    missing,
+    options_from,
+    own_target,
+    unknown,
+)
 from bstune.recipe.hydra import NODES, recipe_of
 from bstune.recipe.recipe import Recipe
 from bstune.system.console import guess
@@ -90,6 +97,9 @@ def compose(arguments: Sequence[str]) -> Composed:
     if "table" in config or OmegaConf.is_missing(config, "table"):
         _fill_from_table(config)
     values = _values(config)
+    is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
+    if values.get("target") is not None and not is_given:
+        values["target"] = own_target(str(values["target"]), str(values["objective"]))
     options = options_from(values)
     parts: Any = OmegaConf.to_container(config)
     # What is resolved stands in the place of its reference.
@@ -138,7 +148,7 @@ def _fill_from_table(config: DictConfig) -> None:
     if OmegaConf.is_interpolation(config, "study"):
         config.study = f"{config.workload}-{Path(config.table).stem}"
     if config.budget.get("steps") is None:
-        config.budget = table.budget.model_dump()
+        config.budget = {**table.budget.model_dump(), "seconds": config.budget.get("seconds")}
     low, high = table.range
     defaults = {
         "target": str(table.target) if table.target else None,

@@ -7,11 +7,19 @@
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, Strict, ValidationError
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    Strict,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from bstune.core.errors import InputError
@@ -71,7 +79,15 @@ class BudgetOptions(Budget, Section):
     examples: Count
     """Examples of a trial, at least."""
     seconds: Positive | None
-    """Training seconds of a trial, at most."""
+    """Training seconds of a trial, in place of steps and examples; null: these."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_seconds(cls, values: Any) -> Any:
+        """Leave no steps open where seconds are given."""
+        if isinstance(values, dict) and values.get("seconds") and values.get("steps") is None:
+            return values | {"steps": 1}
+        return values
 
 
 class BatchSizeOptions(Section):
@@ -140,7 +156,7 @@ class Options(Section):
     objective: Literal["time", "steps", "curve", "metric"]
     """What is sought: least time or fewest steps to the target, the curve, or the best metric."""
     target: Open[Annotated[Target, BeforeValidator(_target)]]
-    """Metric and goal, such as 'val/loss <= 0.1'; null: what the baseline reaches soon."""
+    """Metric and goal, such as 'val/loss <= 0.1', or 'min val/loss'; null: found in the project."""
     budget: BudgetOptions
     """When a trial that does not reach the target ends."""
     batch_size: BatchSizeOptions
@@ -223,15 +239,25 @@ class Options(Section):
         """``micro_batch_size``; None for ``auto``, too, which a survey finds."""
         return None if self.micro_batch_size == "auto" else self.micro_batch_size
 
+    @property
+    def seeks_metric(self) -> bool:
+        """Whether the best metric within the budget is sought."""
+        return self.objective == "metric"
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the budget is one of steps and examples, and known."""
+        return self.budget.seconds is None and not self.is_open("budget.steps")
+
     def is_open(self, name: str) -> bool:
         """Whether an option, by its dotted name, has still to be found."""
         return reduce(getattr, name.split("."), self) is None
 
 
+# Runs of the whole budget that the least answer stands on.
+RUNS_OF_ANSWER = 4
 # Options of later versions: the values that work now, and what this version does.
 NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
-    "objective": (("time", "steps", "curve"), "seeks time, steps or the curve"),
-    "budget.seconds": ((None,), "counts budgets in steps and examples"),
     "tune": ((None, ()), "searches batch size and learning rate alone"),
     "workers": ((0, 1), "trains in one process"),
     "sampler": (("frontier",), "has the sampler frontier alone"),
@@ -286,6 +312,11 @@ def options_from(values: Mapping[str, Any]) -> Options:
     if problems:
         raise InputError("\n".join(problems))
     return options
+
+
+def own_target(target: str, objective: str) -> str:
+    """A workload's own target, without its goal where the best metric is sought."""
+    return str(replace(Target.parse(target), goal=None)) if objective == "metric" else target
 
 
 def _option_at(location: tuple[int | str, ...]) -> str:
@@ -362,13 +393,9 @@ def _contradictions(options: Options) -> Iterator[str]:
                 f"{name}.batch_size must be a multiple of devices={options.devices}, which share "
                 f"each batch equally, but got {pair.batch_size}"
             )
-    if options.objective == "curve" and sizes.low == sizes.high and sizes.low:
-        yield (
-            f"objective=curve needs a range of batch sizes, but batch_size.low and batch_size.high "
-            f"are both {sizes.low}"
-        )
+    yield from _of_objective(options)
     of_run = options.trial
-    if of_run.steps and of_run.batch_size and options.budget.steps:
+    if of_run.steps and of_run.batch_size and options.counts_steps:
         most = options.budget.last_step(of_run.batch_size)
         if of_run.steps > most:
             yield (
@@ -378,6 +405,38 @@ def _contradictions(options: Options) -> Iterator[str]:
     if (of_run.batch_size is None) != (of_run.lr is None):
         absent = "batch_size" if of_run.batch_size is None else "lr"
         yield f"trial.{absent} is missing: give both batch size and learning rate"
+
+
+def _of_objective(options: Options) -> Iterator[str]:
+    """Say what contradicts the objective, a line each."""
+    sizes = options.batch_size
+    if options.objective == "curve" and sizes.low == sizes.high and sizes.low:
+        yield (
+            f"objective=curve needs a range of batch sizes, but batch_size.low and batch_size.high "
+            f"are both {sizes.low}"
+        )
+    limit, each = options.wall_seconds, options.budget.seconds
+    if limit is not None and each is not None and limit < RUNS_OF_ANSWER * each:
+        yield (
+            f"wall_seconds={limit:g} has no time for {RUNS_OF_ANSWER} runs of budget.seconds="
+            f"{each:g}, the least that an answer takes: baseline, another one, a new seed of each"
+        )
+    if options.seeks_metric and options.schedule_ends:
+        yield "objective=metric trains to the end of its budget: leave out schedule_ends=true"
+    if options.is_open("target"):
+        return
+    target = options.target
+    if options.seeks_metric and target.goal is not None:
+        yield (
+            f"objective=metric seeks the best value, which has no goal: give "
+            f"target='{target.mode} {target.metric}', but got '{target}'"
+        )
+    elif not options.seeks_metric and target.goal is None:
+        sign = "<=" if target.mode == "min" else ">="
+        yield (
+            f"objective={options.objective} needs a goal: give target='{target.metric} {sign} "
+            f"GOAL', or objective=metric, but got '{target}'"
+        )
 
 
 def _later(options: Options) -> Iterator[str]:

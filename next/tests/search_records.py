@@ -10,7 +10,9 @@ from bstune.core.records import Budget, Record, Spec, Target
 from bstune.core.space import Space
 
 TARGET = Target("val/error", 0.1, "min")
-QUESTION = Question(TARGET, Budget(steps=4000))
+# Steps of a trial.
+BUDGET = 4000
+QUESTION = Question(TARGET, Budget(steps=BUDGET))
 SPACE = Space(8, 512, 0.001, 1.0, "sqrt", (64, 0.05))
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from results import curve as drawn_curve
-from search_records import QUESTION, SPACE, TARGET, record
+from search_records import BUDGET, SPACE, TARGET, record
 
 from bstune.search.law import B_CRIT, make_law
 from bstune.search.posterior import Posterior, rows_of
@@ -16,7 +16,7 @@ from bstune.study.result import Interval
 def critical(sizes, b_crit, factor):
     """B_crit of draws, 90% of them within a factor, where trials of some sizes reached."""
     records = [record(number, batch_size=size) for number, size in enumerate(sizes)]
-    law = make_law(SPACE, QUESTION.budget, misfit=False)
+    law = make_law(SPACE, BUDGET, misfit=False)
     theta = np.tile(law.mean, (2001, 1))
     log_b_crit = math.log(b_crit / 2**law.middle)
     theta[:, B_CRIT] = log_b_crit + np.linspace(-1.0, 1.0, 2001) * math.log(factor) / 0.9
@@ -43,7 +43,7 @@ def test_the_law_fits_best_in_log_steps():
 def test_the_law_is_fitted_over_all_batch_sizes_that_reached():
     """The misfit tilts the curve about the middle, by 10% at both ends: S_min stays the law's."""
     records = [record(number, batch_size=size) for number, size in enumerate((8, 64, 512))]
-    law = make_law(SPACE, QUESTION.budget, misfit=True)
+    law = make_law(SPACE, BUDGET, misfit=True)
     theta = np.array(
         [[math.log(200), 0.0, 0.0, 0.0, -1.0, 0.2, -2.0, 0.0, -0.1, -0.05, 0.0, 0.05, 0.1]]
     )

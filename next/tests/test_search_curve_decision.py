@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from search_records import QUESTION, SPACE, Workload, step_time
+from search_records import BUDGET, QUESTION, SPACE, Workload, step_time
 
 from bstune.search.curve_decision import GIVE_UP, choose_for_curve
 from bstune.search.decide import propose
@@ -18,7 +18,7 @@ CURVE = replace(QUESTION, objective="curve")
 
 def posterior_of(columns, draws=4000):
     """Draws at the prior's means, but for some columns: mean and standard deviation of each."""
-    law = make_law(SPACE, QUESTION.budget, misfit=False)
+    law = make_law(SPACE, BUDGET, misfit=False)
     theta = np.tile(law.mean, (draws, 1))
     rng = np.random.default_rng(0)
     for column, (mean, deviation) in columns.items():

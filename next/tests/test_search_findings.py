@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from search_records import QUESTION, SPACE, TARGET, record, step_time
+from search_records import BUDGET, QUESTION, SPACE, TARGET, record, step_time
 
 from bstune.search.findings import (
     b_crit_quantiles,
@@ -21,7 +21,7 @@ THETA = np.array([[math.log(150), math.log(0.5), 1.0, 0.1, -1.0, 0.2, math.log(0
 
 
 def posterior(chains=(), theta=THETA):
-    law = make_law(SPACE, QUESTION.budget, misfit=False)
+    law = make_law(SPACE, BUDGET, misfit=False)
     return Posterior(law, theta, rows_of(chains, TARGET), tuple(chains))
 
 
@@ -89,7 +89,7 @@ def test_the_near_optimal_range():
 def test_the_exponent_is_the_slope_of_the_best_rate(space, exponent):
     theta = THETA.copy()
     theta[:, B_CRIT] = 0.0
-    law = make_law(space, QUESTION.budget, misfit=False)
+    law = make_law(space, BUDGET, misfit=False)
     got = lr_exponent_quantiles(Posterior(law, theta, rows_of((), TARGET), ()))
     assert got == pytest.approx((0.1 + exponent,) * 3)
 

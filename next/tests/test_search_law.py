@@ -7,14 +7,13 @@ from scipy.stats import norm
 from scipy.stats import t as student
 from search_records import SPACE
 
-from bstune.core.records import Budget
 from bstune.core.rules import lr_of
 from bstune.core.space import Space
 from bstune.search import law as laws
 from bstune.search.law import make_law
 
-LAW = make_law(SPACE, Budget(steps=4000), misfit=False)
-MISFIT = make_law(SPACE, Budget(steps=4000), misfit=True)
+LAW = make_law(SPACE, 4000, misfit=False)
+MISFIT = make_law(SPACE, 4000, misfit=True)
 # Level 5, B_crit 32 (half of the middle, 64), a shift of 1 octave, an exponent 0.1 over the rule's,
 # a slope of 0.5 below and 2 octaves above.
 THETA = np.array([[5.0, math.log(0.5), 1.0, 0.1, math.log(0.5), math.log(2.0), math.log(0.2)]])
@@ -83,7 +82,7 @@ def test_the_prior_s_density_is_that_of_its_draws():
 
 def test_one_batch_size_alone():
     space = Space(64, 64, 0.01, 1.0, "none", (64, 0.1))
-    law = make_law(space, Budget(steps=100), misfit=True)
+    law = make_law(space, 100, misfit=True)
     theta = law.sample_prior(50, np.random.default_rng(0))
     assert np.isfinite(law.log_steps(theta, log2(64.0), log2(0.1))).all()
     assert law.mean[laws.LEVEL] == pytest.approx(math.log(25.0))
@@ -93,7 +92,7 @@ def test_one_batch_size_alone():
 @pytest.mark.parametrize("noise_scale", [None, 20.0])
 def test_rules_that_turn_at_each_draw_s_b_crit(rule, noise_scale):
     space = replace(SPACE, rule=rule, noise_scale=noise_scale)
-    law = make_law(space, Budget(steps=4000), misfit=False)
+    law = make_law(space, 4000, misfit=False)
     theta = np.repeat(THETA, 3, axis=0)
     # B_crit 32, 64 and 1024; a shift of one octave, and 0.1 of an octave an octave from 64 on.
     theta[:, laws.B_CRIT] = np.log([0.5, 1.0, 16.0])

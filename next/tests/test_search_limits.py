@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from search_records import QUESTION, SPACE
+from search_records import BUDGET, SPACE
 
 from bstune.search.law import make_law
 from bstune.search.limits import (
@@ -66,7 +66,7 @@ def test_the_longest_schedule_that_is_affordable(spent, budget, best_steps, leng
 
 
 def test_the_length_of_a_schedule():
-    law = make_law(SPACE, QUESTION.budget, misfit=False, schedule_ends=True)
+    law = make_law(SPACE, BUDGET, misfit=False, schedule_ends=True)
     draw = law.mean[None].copy()
     free = schedule_length(draw, math.log(100.0), 4000.0, math.inf)
     # Seeds and the configuration itself differ by exp(0.2): longer than S, and not by much.

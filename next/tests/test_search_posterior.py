@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 from scipy.stats import norm
-from search_records import QUESTION, SPACE, TARGET, Workload, record
+from search_records import BUDGET, QUESTION, SPACE, TARGET, Workload, record
 
 from bstune.core.space import Space
 from bstune.search import law as laws
@@ -20,7 +20,7 @@ from bstune.search.posterior import (
     sample_posterior,
 )
 
-LAW = make_law(SPACE, QUESTION.budget, misfit=False)
+LAW = make_law(SPACE, BUDGET, misfit=False)
 THETA = np.array([[5.0, 0.0, 0.0, 0.0, math.log(0.45), math.log(1.2), math.log(0.2)]])
 FALLING = tuple((step, 0.1 * (150 / step) ** 0.5) for step in (40, 60, 80, 100))
 NEAR = tuple((step, 0.1 * (104 / step) ** 0.5) for step in (40, 60, 80, 100))

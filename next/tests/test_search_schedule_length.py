@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtr
-from search_records import SPACE, TARGET, record, step_time
+from search_records import BUDGET, SPACE, TARGET, record, step_time
 
 from bstune.core.question import Question
 from bstune.core.records import Budget
-from bstune.search.decide import CURVE_DRAWS, CURVE_MOVES, propose
+from bstune.search.decide import MISFIT_DRAWS, MISFIT_MOVES, propose
 from bstune.search.findings import OWN_DEVIATION, predictions, share_reaching
 from bstune.search.law import NOISE, make_law
 from bstune.search.posterior import (
@@ -139,7 +139,7 @@ def test_a_run_that_missed_by_next_to_nothing_still_missed():
 def test_the_likelihood_is_that_of_what_was_measured():
     missed = record(1, "missed", steps=80, schedule_steps=80, history=((40, 0.3), (80, 0.2)))
     worse = record(0, "missed", steps=10, schedule_steps=10, history=((10, 0.9),))
-    law = make_law(SPACE, QUESTION.budget, misfit=False, schedule_ends=True)
+    law = make_law(SPACE, BUDGET, misfit=False, schedule_ends=True)
     rows = rows_of([worse, missed], TARGET, schedule_ends=True)
     draw = law.mean[None].copy()
     seen, variance, log_weight = rows.seen(draw)
@@ -154,7 +154,7 @@ def test_predictions_of_one_draw():
     """They lie between law and trial by the share of the configuration's own deviation."""
     at_end = record(0, steps=90, schedule_steps=90, history=((80, 0.12), (90, 0.08)))
     new_seed = record(1, role="new seed", steps=90, schedule_steps=90, history=((90, 0.08),))
-    law = make_law(SPACE, QUESTION.budget, misfit=False, schedule_ends=True)
+    law = make_law(SPACE, BUDGET, misfit=False, schedule_ends=True)
     draw = law.mean[None].copy()
     chains = (at_end, new_seed)
     posterior = Posterior(law, draw, rows_of(chains, TARGET, schedule_ends=True), chains)
@@ -184,7 +184,7 @@ def test_for_the_curve_no_schedule_is_longer_than_what_it_tells_is_worth(seed):
     records = [record(steps=447, steps_low=425, schedule_steps=1000, history=((447, 0.1),))]
     proposal = propose(question, SPACE, step_time, records, seed)
     posterior = sample_posterior(
-        question, SPACE, records, seed=seed, misfit=True, draws=CURVE_DRAWS, moves=CURVE_MOVES
+        question, SPACE, records, seed=seed, misfit=True, draws=MISFIT_DRAWS, moves=MISFIT_MOVES
     )
     x, z = np.log2([proposal.batch_size]), np.log2([proposal.lr])
     steps = np.exp(np.median(posterior.law.log_steps(posterior.theta, x, z)))

@@ -35,8 +35,10 @@ def has_been_near(history: Sequence[tuple[int, float | None]], target: Target) -
 
     A straight line in log steps predicts it. Metrics mostly flatten in log steps, so the line is
     early rather than late. A trial that has once been near stays near. Values that are None or at
-    step 0 predict nothing.
+    step 0 predict nothing, and a target without a goal is never near.
     """
+    if target.goal is None:
+        return False
     gaps = [(step, target.gap(value)) for step, value in history if value is not None and step > 0]
     return any(_predicted_near(gaps[: place + 1]) for place in range(1, len(gaps)))
 

@@ -5,7 +5,7 @@ The JSON is strict: a value that does not exist is ``null``, never NaN or Infini
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
@@ -17,6 +17,7 @@ Mode = Literal["min", "max"]
 Role = Literal["baseline", "search", "new seed"]
 Status = Literal[
     "reached",  # the target, at an evaluation
+    "finished",  # its whole budget, of which the best metric counts
     "missed",  # its whole budget, without the target
     "pruned",  # stopped before its budget ended: its steps are a bound
     "diverged",  # the metric is no finite number
@@ -26,6 +27,7 @@ Status = Literal[
 ]
 
 _TARGET = re.compile(r"\s*(?P<metric>[^<>=\s]+)\s*(?P<sign><=|>=)\s*(?P<goal>\S+)\s*")
+_WITHOUT_GOAL = re.compile(r"\s*(?P<mode>min|max)\s+(?P<metric>[^<>=\s]+)\s*")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -34,17 +36,24 @@ class Target:
 
     Args:
         metric: the name under which the module logs it.
-        goal: a finite number.
+        goal: a finite number; None where the best value counts, as in ``min val/loss``.
         mode: ``min`` where the metric has to fall to the goal, ``max`` where it has to rise.
     """
 
     metric: Annotated[str, Field(min_length=1)]
-    goal: FiniteFloat
+    goal: FiniteFloat | None
     mode: Mode
 
     @staticmethod
     def parse(text: str) -> "Target":
-        """Read ``val/loss <= 0.1`` or ``val/accuracy >= 0.9``; InputError for another text."""
+        """Read ``val/loss <= 0.1``, ``val/accuracy >= 0.9`` or, without a goal, ``min val/loss``.
+
+        InputError for another text.
+        """
+        without_goal = _WITHOUT_GOAL.fullmatch(text)
+        if without_goal is not None:
+            mode: Mode = "min" if without_goal["mode"] == "min" else "max"
+            return Target(without_goal["metric"], None, mode)
         match = _TARGET.fullmatch(text)
         try:
             if match is None:
@@ -60,14 +69,24 @@ class Target:
         return Target(match["metric"], goal, "min" if match["sign"] == "<=" else "max")
 
     def gap(self, value: float) -> float:
-        """How far ``value`` is from the goal: zero or negative once it is reached, NaN for NaN."""
-        return value - self.goal if self.mode == "min" else self.goal - value
+        """How far ``value`` is from the goal: zero or negative once it is reached, NaN for NaN.
+
+        Without a goal only the order of gaps tells something: smaller is better.
+        """
+        goal = self.goal or 0.0
+        return value - goal if self.mode == "min" else goal - value
+
+    def best(self, values: Iterable[float]) -> float:
+        """The best of finite values; ValueError without one."""
+        return min(values, key=self.gap)
 
     def reached(self, value: float) -> bool:
-        """Whether ``value`` meets the goal; NaN never does."""
-        return self.gap(value) <= 0.0
+        """Whether ``value`` meets the goal; NaN never does, and nothing does without a goal."""
+        return self.goal is not None and self.gap(value) <= 0.0
 
     def __str__(self) -> str:
+        if self.goal is None:
+            return f"{self.mode} {self.metric}"
         return f"{self.metric} {'<=' if self.mode == 'min' else '>='} {self.goal:g}"
 
 
@@ -80,12 +99,20 @@ class Frozen(BaseModel):
 class Budget(Frozen):
     """How long a trial may train: until both its steps and its examples are spent.
 
-    ``seconds`` ends it earlier, where they are given; the question turns them into steps.
+    ``seconds`` stand in their place, where they are given; the question turns them into steps.
     """
 
     steps: Annotated[int, Field(ge=1)]
     examples: Annotated[int, Field(ge=1)] = 1
     seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
+
+    def __str__(self) -> str:
+        if self.seconds is not None:
+            return f"{self.seconds:g} s"
+        # One step, or one example, is what a budget of the other has.
+        parts = [f"{self.steps:,} steps"] if self.steps > 1 or self.examples == 1 else []
+        parts += [f"{self.examples:,} examples"] if self.examples > 1 else []
+        return " and ".join(parts)
 
     def last_step(self, batch_size: float) -> int:
         """The step after which steps and examples are both spent."""
@@ -158,19 +185,19 @@ class Record(Spec):
 
     @property
     def reached(self) -> bool:
-        """Whether it reached the target."""
-        return self.status == "reached"
+        """Whether it reached the target or, where the best metric counts, its budget's end."""
+        return self.status in ("reached", "finished")
 
     @property
     def steps_to_target(self) -> float:
         """The middle of the whole steps in (steps_low, steps]; all steps where it did not reach."""
         middle = 0.5 * (self.steps_low + 1 + self.steps)
-        return max(middle, 1.0) if self.reached else float(self.steps)
+        return max(middle, 1.0) if self.status == "reached" else float(self.steps)
 
     @property
     def steps_error(self) -> float:
         """Relative standard deviation of ``steps_to_target``, uniform over the whole steps."""
-        if not self.reached:
+        if self.status != "reached":
             return 0.0
         # The variance of a uniform distribution over n whole numbers is (n^2 - 1)/12.
         count = max(self.steps - self.steps_low, 1)
@@ -185,6 +212,11 @@ class Record(Spec):
     def finite_history(self) -> list[tuple[int, float]]:
         """The evaluations whose metric is a finite number."""
         return [(step, value) for step, value in self.history if value is not None]
+
+    @property
+    def finite_values(self) -> list[float]:
+        """The metric of each evaluation, where it is a finite number."""
+        return [value for _, value in self.finite_history]
 
 
 def ends(records: Sequence[Record]) -> list[Record]:

@@ -64,6 +64,12 @@ class Found(Frozen):
         assert self.metric is not None and self.mode is not None  # noqa: PT018, S101
         return self.metric, self.mode
 
+    @property
+    def without_goal(self) -> Target:
+        """What is meant, of which the best value counts."""
+        metric, mode = self.meant
+        return Target(metric, None, mode)
+
     def length(self, batch_size: int) -> int | None:
         """The Trainer's length at a batch size, in steps."""
         lengths = [self.steps] if self.steps is not None else []
@@ -174,11 +180,15 @@ def completed(
         lines.append(f"{name} {value:g}: {found.sources[key]}")
     if options.is_open("target"):
         lines.extend(_metric_line(found, absent))
+    if options.seeks_metric and budget["steps"] is None and found.length(1) is None:
+        absent["budget.seconds"] = "no max_epochs or max_steps of the Trainer"
     if absent:
+        metric = found.metric or "METRIC"
         examples: dict[str, object] = {
             "baseline.batch_size": 32,
             "baseline.lr": 0.1,
-            "target": f"{found.metric or 'METRIC'} <= GOAL",
+            "target": f"min {metric}" if options.seeks_metric else f"{metric} <= GOAL",
+            "budget.seconds": 60,
         }
         call = command({name: examples[name] for name in absent})
         raise InputError(f"{', and '.join(absent.values())}: give {', '.join(absent)}, as {call}")
@@ -201,6 +211,8 @@ def completed(
         budget |= {"steps": max(1, length // 2), "examples": length * used}
         lines.append(f"{length:,} steps: {found.sources['steps']}")
     values["scaling"] = options.scaling or found.rule
+    if options.seeks_metric and options.is_open("target"):
+        values["target"] = found.without_goal
     return options_from(values), lines
 
 

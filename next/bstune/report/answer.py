@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from bstune.core.question import ROWS
+from bstune.core.question import WORDINGS
 from bstune.core.space import Configuration
 from bstune.study.result import Confirmed, Critical, Speedup, StudyResult
 from bstune.system import console
@@ -21,8 +21,6 @@ BASELINE_ENDS = {
     "stopped": "was stopped before the target",
     "failed": "failed",
 }
-# A comparison by what the question minimises: its verb, what is better, and its conjunction.
-COMPARISONS = {"time": ("is", "as fast", "as"), "steps": ("takes", "fewer steps", "than")}
 # Where nothing reached the target: what to do about what most trials did.
 FIXES = {
     "diverged": "search lower learning rates",
@@ -53,6 +51,7 @@ def answer(result: StudyResult) -> tuple[Row, ...]:
     texts = {
         "Time": _runs(result),
         "Steps": _steps(result),
+        "Budget": _budget(result),
         "Range": _range(result),
         "Rates": rates(result),
         "Easier": _easier(result),
@@ -63,7 +62,7 @@ def answer(result: StudyResult) -> tuple[Row, ...]:
         "Train": _train(result),
     }
     rows = [_first(result)]
-    for label in ROWS[result.objective]:
+    for label in WORDINGS[result.objective].rows:
         rows += [Row(label, text) for text in texts[label]]
     return tuple(rows)
 
@@ -105,28 +104,75 @@ def _verdict(result: StudyResult) -> str:
     if not result.reached:
         return _unreached(result)
     missing = f"missing: {result.missing}"
+    words = WORDINGS[result.objective]
     if best is None:
         return missing
+    if result.seeks_metric:
+        return _of_metric(result, best)
     if result.verdict == "use":
-        least = "fewest steps" if result.objective == "steps" else "least time"
-        return f"{_pair(best)}: the {least} to the target"
+        return f"{_pair(best)}: {words.least}"
     if speedup is None or baseline is None:
         return f"{_pair(best)} is the best so far; {missing}"
     best_other = f"the best of {console.count(result.configurations, 'other')}"
-    verb, better, _ = COMPARISONS[result.objective]
     if result.verdict == "keep" and speedup.high is not None:
-        return (
-            f"{_pair(best)}: {best_other} {verb} at most {console.speedup(speedup.high)} {better}"
-        )
+        at_most = f"at most {console.speedup(speedup.high)} {words.better}"
+        return f"{_pair(best)}: {best_other} {words.verb} {at_most}"
     compared = _speedup_text(result, speedup, baseline)
     if result.verdict == "switch":
         return f"to {_pair(best)}: {compared}"
     faster = best_other if best.number == baseline.number else _pair(best)
-    return f"{faster} {verb} {compared}; {missing}"
+    return f"{faster} {words.verb} {compared}; {missing}"
+
+
+def _of_metric(result: StudyResult, best: Confirmed) -> str:
+    """Write the best metric beside the baseline's, and the difference with its interval."""
+    improvement = result.improvement
+    better = "lower" if result.target.mode == "min" else "higher"
+    metric = result.target.metric
+    if result.verdict == "keep" and improvement is not None and improvement.high is not None:
+        best_other = f"the best of {console.count(result.configurations, 'other')}"
+        at_most = f"at most {console.number(max(improvement.high, 0.0), 2)} {better}"
+        return f"{_pair(best)}: {metric} of {best_other} is {at_most}"
+    compared = result.other if best is result.baseline else result.baseline
+    text = f"{_pair(best)}: {metric} {_metric(best)}"
+    if compared is not None:
+        text += f" for {_metric(compared)}"
+    text += f" in {result.budget}"
+    if improvement is not None:
+        # Where the baseline is the best so far, it is better than the other one by as much.
+        sign = -1.0 if best is result.baseline else 1.0
+        text += f" ({console.number(sign * improvement.value, 2)} {better}"
+        if improvement.low is not None and improvement.high is not None:
+            low, high = sorted((sign * improvement.low, sign * improvement.high))
+            text += f", {console.number(low, 2)} to {console.number(high, 2)}"
+        text += ")"
+    if result.verdict == "switch":
+        return f"to {text}"
+    return text if result.verdict == "use" else f"{text}; missing: {result.missing}"
+
+
+def _metric(configuration: Confirmed) -> str:
+    """Write a metric with four digits: two runs may differ by little."""
+    return "none" if configuration.metric is None else console.number(configuration.metric, 4)
+
+
+def _budget(result: StudyResult) -> Iterator[str]:
+    """Write what the budget is in steps, and the runs that line 1 stands on."""
+    best = result.best
+    if best is None or not best.runs:
+        return
+    text = f"{result.budget}: {_whole(best.steps)} steps"
+    compared = result.other if best is result.baseline else result.baseline
+    if compared is not None and compared.number != best.number:
+        text += f", {'baseline' if compared is result.baseline else 'best other'} "
+        text += f"{_whole(compared.steps)}"
+    yield f"{text}; {console.count(best.runs, 'new seed')} each"
 
 
 def _unreached(result: StudyResult) -> str:
     text = f"nothing reached {result.target}"
+    if result.seeks_metric:
+        text = f"no trial trained for its whole budget of {result.budget}"
     closest = result.closest
     if closest is None:
         return f"{text}: {result.missing}"
@@ -140,8 +186,9 @@ def _unreached(result: StudyResult) -> str:
 def _speedup_text(result: StudyResult, speedup: Speedup, baseline: Confirmed) -> str:
     """Write how much better the best is, as far as the baseline's end allows to say it."""
     pair = f"your baseline, batch size {baseline.batch_size:,} and lr {console.number(baseline.lr)}"
-    _, better, than = COMPARISONS[result.objective]
-    better = f"{console.speedup(speedup.value)} {better}"
+    words = WORDINGS[result.objective]
+    than = words.than
+    better = f"{console.speedup(speedup.value)} {words.better}"
     if speedup.at_least:
         end = BASELINE_ENDS[result.baseline_limit or "budget"]
         return f"at least {better} {than} {pair}, whose median run {end}"
@@ -308,7 +355,7 @@ def _share(share: float) -> str:
 def _took(result: StudyResult, configuration: Confirmed) -> str:
     """Write seconds and steps to the target, what is minimised first."""
     parts = [console.seconds(configuration.seconds), f"{_whole(configuration.steps)} steps"]
-    if result.objective == "steps":
+    if "Steps" in WORDINGS[result.objective].rows:
         parts.reverse()
     took = ", ".join(parts)
     # Where the median is a bound it took longer.

@@ -71,8 +71,9 @@ def excess_scale(target: Target, records: Sequence[Record]) -> float:
 
     It is the goal itself where the metric falls to a positive one, as errors and losses do.
     """
-    if target.mode == "min" and target.goal > 0.0:
-        return target.goal
+    goal = target.goal or 0.0
+    if target.mode == "min" and goal > 0.0:
+        return goal
     gaps = [0.0]
     for record in records:
         for _, value in record.finite_history[:1]:

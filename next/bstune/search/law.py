@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.core.records import Budget
 from bstune.core.rules import EXPONENTS, divisor
 from bstune.core.space import Space
 from bstune.search import schedule_length
@@ -143,12 +142,12 @@ class Law:
         return -0.5 * normal - tail
 
 
-def make_law(space: Space, budget: Budget, misfit: bool, schedule_ends: bool = False) -> Law:
+def make_law(space: Space, budget: float, misfit: bool, schedule_ends: bool = False) -> Law:
     """The law over a space, with a prior around its rule and a quarter of the budget.
 
     Args:
         space: batch sizes and the rule.
-        budget: of a trial.
+        budget: of a trial at the middle batch size, in steps.
         misfit: whether the curve may leave the law, piecewise linearly.
         schedule_ends: whether schedules end with their trials: the last columns of the draws are
             then those of :mod:`bstune.search.schedule_length`.
@@ -157,7 +156,7 @@ def make_law(space: Space, budget: Budget, misfit: bool, schedule_ends: bool = F
     high = math.log2(space.high)
     mean = np.array(MEANS)
     spread = np.array(SPREADS)
-    mean[LEVEL] = math.log(budget.last_step(2.0**space.middle)) - LEVEL_BELOW_BUDGET
+    mean[LEVEL] = math.log(budget) - LEVEL_BELOW_BUDGET
     knots = np.zeros(0)
     if misfit:
         intervals = max(1, round((high - low) / OCTAVES_BETWEEN_KNOTS))

@@ -7,7 +7,7 @@ all draws, and along the difference of two of them (ter Braak 2006, differential
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from bstune.core.records import Record, Spec, Target, ends
 from bstune.core.space import Space
 from bstune.search.histories import LEAST_LEFT, excess_scale, extrapolate, log_curve
 from bstune.search.law import NOISE, Law, make_law
+from bstune.search.metric import behind_best, law_of_metric
 from bstune.search.schedule_length import Ends, ends_of, read_ends
 
 Array = NDArray[np.float64]
@@ -128,13 +129,19 @@ def sample_posterior(
         records: of all finished trials, new seeds included.
         seed: of the study.
         running: trials that count as done at the steps that the others predict.
-        misfit: whether the curve may leave the law: for what is said of B_crit, and for ``curve``.
+        misfit: whether the curve may leave the law: for what is said of B_crit, and for ``curve``;
+            for ``metric`` it always may.
         draws: how many.
         moves: Metropolis steps at each power, twice as many at the last.
     """
-    law = make_law(space, question.budget, misfit, question.schedule_ends)
     chains = tuple(ends([record for record in records if _tells(record, question)]))
-    rows = rows_of(chains, question.target, question.schedule_ends)
+    budget = question.last_step(2.0**space.middle)
+    if question.seeks_metric:
+        law = law_of_metric(make_law(space, budget, misfit=True))
+        rows = rows_of_metric(chains, question)
+    else:
+        law = make_law(space, budget, misfit, question.schedule_ends)
+        rows = rows_of(chains, question.target, question.schedule_ends)
     rng = np.random.default_rng([seed, len(records), len(running)])
     theta = sample(law, rows, rng, draws, moves)
     if running:
@@ -149,7 +156,7 @@ def _tells(record: Record, question: Question) -> bool:
     # What a run would have come to at its schedule's end does not show before.
     if record.status == "pruned" and question.schedule_ends:
         return False
-    return record.status in ("reached", "missed", "pruned") and record.steps > 0
+    return record.status in ("reached", "finished", "missed", "pruned") and record.steps > 0
 
 
 def rows_of(chains: Sequence[Record], target: Target, schedule_ends: bool = False) -> Rows:
@@ -172,18 +179,41 @@ def rows_of(chains: Sequence[Record], target: Target, schedule_ends: bool = Fals
         elif chain.status == "pruned":
             row = _pruned_row(chain, log_curve(chain, target, scale), reached)
         table.append((math.log2(chain.batch_size), math.log2(chain.lr), *row))
-    x, z, log_steps, deviation, kind = np.array(table, dtype=float).reshape(-1, 5).T
-    kinds = kind.astype(int)
+    rows = _rows(table)
     if not schedule_ends:
-        return Rows(x, z, log_steps, deviation, kinds)
+        return rows
     at_ends = ends_of(chains, target, scale)
     # The metric at a schedule's end tells how far S is from its length, also of a miss.
     has_ended = at_ends.excess != 0.0
-    kinds[has_ended] = VALUE
-    kinds[at_ends.is_at_start] = BOUND
-    deviation[has_ended] = 0.0
-    log_steps[has_ended] = np.log([max(chain.steps, 1) for chain in chains])[has_ended]
-    return Rows(x, z, log_steps, deviation, kinds, at_ends)
+    rows.kind[has_ended] = VALUE
+    rows.kind[at_ends.is_at_start] = BOUND
+    rows.deviation[has_ended] = 0.0
+    rows.log_steps[has_ended] = np.log([max(chain.steps, 1) for chain in chains])[has_ended]
+    return replace(rows, ends=at_ends)
+
+
+def rows_of_metric(chains: Sequence[Record], question: Question) -> Rows:
+    """One row a chain: the steps, or the least, that it takes to the best run's final metric.
+
+    Args:
+        chains: the last records of all runs.
+        question: of the metric, with its budget.
+    """
+    table = []
+    for chain, behind in zip(chains, behind_best(chains, question), strict=True):
+        row = (0.0, 1.0, DIVERGED)
+        if chain.status != "diverged":
+            row = (math.log(chain.steps), BOUND_DEVIATION, BOUND)
+            if behind is not None:
+                log_budget = math.log(question.last_step(chain.batch_size))
+                row = (log_budget + behind.log_factor, behind.deviation, VALUE)
+        table.append((math.log2(chain.batch_size), math.log2(chain.lr), *row))
+    return _rows(table)
+
+
+def _rows(table: Sequence[tuple[float, float, float, float, int]]) -> Rows:
+    x, z, log_steps, deviation, kind = np.array(table, dtype=float).reshape(-1, 5).T
+    return Rows(x, z, log_steps, deviation, kind.astype(int))
 
 
 def _pruned_row(chain: Record, curve: Array, reached: Sequence[Array]) -> tuple[float, float, int]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from bstune import __version__
 from bstune.core.question import Question
-from bstune.core.records import Record, StepTime
+from bstune.core.records import Record, StepTime, Target
 from bstune.core.rules import allowed_rules
 from bstune.core.space import Space
 from bstune.core.step_time import StepTimeModel
@@ -49,11 +49,20 @@ from bstune.study.confirm import (
 from bstune.study.critical import critical_batch_size
 from bstune.study.estimates import answer_posterior, step_time_of
 from bstune.study.field import Field, field_of, place_of
+from bstune.study.improvement import (
+    improvement_of,
+    median_metric,
+    metric_interval,
+    metrics_of,
+    pooled_metric_deviation,
+    verdict_of_improvement,
+)
 from bstune.study.plan import Plan
 from bstune.study.result import (
     Confirmed,
     Faster,
     FewestSteps,
+    Improvement,
     Interval,
     LrAlone,
     ResultWarning,
@@ -121,6 +130,7 @@ def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
         "study": study.name,
         "objective": question.objective,
         "target": question.target,
+        "budget": question.budget,
         "device": study.device,
         "threads": study.threads,
         "seeds": study.plan.seeds,
@@ -147,7 +157,6 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
         for record in records:
             if not record.history:
                 fields["missing"] = record.message
-    easier = easier_target(plan.question.target, records)
     options = remedy(plan, study.name, closest.trend, records)
     of_time = more_time(plan, records)
     if of_time is not None and closest.trend == "stopped early":
@@ -157,13 +166,16 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
             fields["missing"] = what
     record = numbered(records, closest.number)
     field = field_of(plan, records)
+    if not plan.question.seeks_metric:
+        easier = easier_target(plan.question.target, records)
+        fields["easier_goal"] = easier.goal
+        with_easier = {"target": str(easier), "study": f"{study.name}-easier"}
+        fields["easier"] = study.command(with_easier)
     return StudyResult(
         **fields,
         best=_confirmed(plan, records, field, record, (), SeedDeviation(field.noise, LAW_DEGREES)),
         closest=closest,
         warnings=study.warnings,
-        easier_goal=easier.goal,
-        easier=study.command({"target": str(easier), "study": f"{study.name}-easier"}),
         next=study.command(options) if options else None,
         next_options=options,
     )
@@ -175,6 +187,9 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     posterior = answer_posterior(plan, records)
     fitting = sizes_that_fit(plan.space, records, plan.fits)
     points = curve(posterior, step_time_of(plan, records), curve_sizes(fitting))
+    if plan.question.seeks_metric:
+        fields = _common_fields(study, records) | {"reached": True, "warnings": study.warnings}
+        return StudyResult(**fields, **_fields_of_best_metric(study, records, points))
     searched = searched_range(fitting, records)
     critical = critical_batch_size(posterior, records)
     fields = _common_fields(study, records) | {
@@ -238,14 +253,98 @@ def _fields_of_best(
     return fields
 
 
-def _comparison(
-    plan: Plan, records: Sequence[Record]
-) -> tuple[Confirmed | None, Confirmed | None, Speedup | None]:
-    """The best other configuration and the baseline on the same new seeds, and the speedup.
-
-    There is no speedup where the other one's median is a bound.
-    """
+def _fields_of_best_metric(
+    study: Study, records: Sequence[Record], points: Sequence[CurvePoint]
+) -> dict[str, Any]:
+    """The fields of the verdict and of the best, where the best metric is sought."""
+    plan = study.plan
+    target = plan.question.target
     field = field_of(plan, records)
+    # A run that a time limit stopped tells nothing of its budget's end.
+    whole = [one for one in records if one.role != "new seed" or one.status != "pruned"]
+    (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(whole, field)
+    deviation = pooled_metric_deviation(
+        [metrics_of(other_runs, target), metrics_of(baseline_runs, target)]
+    )
+    other, baseline = (
+        _with_metric(plan, records, field, record, runs, deviation)
+        for record, runs in ((of_other, other_runs), (of_baseline, baseline_runs))
+    )
+    improvement = _improvement(other, baseline, target, deviation)
+    verdict: Verdict = "not yet"
+    if other is not None and other.runs and other.metric is not None:
+        verdict = verdict_of_improvement(improvement, plan.baseline is not None)
+    best = other
+    if other is None or verdict == "keep" or (improvement and improvement.value < 0.0):
+        best = baseline
+    fields: dict[str, Any] = {
+        "verdict": verdict,
+        "best": best,
+        "baseline": baseline,
+        "improvement": improvement,
+        "near_optimal": _near_optimal(points, plan, step_time_of(plan, records), best),
+    }
+    if best is not None and verdict in ("switch", "use"):
+        fields["train"] = study.train(best.batch_size, best.lr, best.train_steps)
+    if best is not None and best is baseline:
+        fields["other"] = other
+    if verdict == "not yet":
+        fields |= _lacking(study, missing(plan, improvement, other, baseline, records))
+    return fields
+
+
+def _improvement(
+    other: Confirmed | None, baseline: Confirmed | None, target: Target, deviation: SeedDeviation
+) -> Improvement | None:
+    """How much better the other one's metric is; None where one of them has no median."""
+    if other is None or baseline is None or not (other.runs and baseline.runs):
+        return None
+    if other.metric is None or baseline.metric is None:
+        return None
+    pairs = min(other.reached, baseline.reached)
+    return improvement_of(other.metric, baseline.metric, target.mode, pairs, deviation)
+
+
+def _with_metric(
+    plan: Plan,
+    records: Sequence[Record],
+    field: Field,
+    record: Record | None,
+    runs: Sequence[Record],
+    deviation: SeedDeviation,
+) -> Confirmed | None:
+    """A configuration with the metric of its runs; before the first one, of its trial."""
+    if record is None:
+        return None
+    target = plan.question.target
+    law = SeedDeviation(field.noise, LAW_DEGREES)
+    confirmed = _confirmed(plan, records, field, record, runs, law)
+    median = median_metric(metrics_of(runs or [record], target), target)
+    ends_of_metric: tuple[float | None, float | None] = (None, None)
+    if runs and median is not None:
+        ends_of_metric = metric_interval(median, confirmed.reached, deviation)
+    # The budget ends at the same step on every seed.
+    no_ends = dict.fromkeys(("steps_low", "steps_high", "seconds_low", "seconds_high"))
+    return confirmed.model_copy(
+        update={
+            **no_ends,
+            "runs_metric": metrics_of(runs, target),
+            "metric": median,
+            "metric_low": ends_of_metric[0],
+            "metric_high": ends_of_metric[1],
+        }
+    )
+
+
+OfRuns = tuple[Record | None, list[Record]]
+"""A configuration's trial of the search, and its runs on new seeds."""
+
+
+def _runs_on_common_seeds(records: Sequence[Record], field: Field) -> tuple[OfRuns, OfRuns]:
+    """The best other configuration and the baseline, with their runs on the same new seeds.
+
+    Where they have none in common it is all of each.
+    """
     leader = best_confirmed(field.candidates, field.runs, field.noise)
     of_other = None
     other_runs = []
@@ -260,6 +359,19 @@ def _comparison(
     if common:
         other_runs = [run for run in other_runs if run.seed in common]
         baseline_runs = [run for run in baseline_runs if run.seed in common]
+    return (of_other, other_runs), (of_baseline, baseline_runs)
+
+
+def _comparison(
+    plan: Plan, records: Sequence[Record]
+) -> tuple[Confirmed | None, Confirmed | None, Speedup | None]:
+    """The best other configuration and the baseline on the same new seeds, and the speedup.
+
+    There is no speedup where the other one's median is a bound.
+    """
+    field = field_of(plan, records)
+    (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(records, field)
+    has_pairs = bool({run.seed for run in other_runs} & {run.seed for run in baseline_runs})
     groups = []
     for runs in (other_runs, baseline_runs):
         groups.append([math.log(least_steps(run)) for run in runs if run.reached])
@@ -270,12 +382,12 @@ def _comparison(
         other = _confirmed(plan, records, field, of_other, other_runs, deviation)
     if of_baseline is not None:
         baseline = _confirmed(plan, records, field, of_baseline, baseline_runs, deviation)
-    if other is None or baseline is None or not common or other.is_bound:
+    if other is None or baseline is None or not has_pairs or other.is_bound:
         return other, baseline, None
     value = plan.question.value
     step_time = step_time_of(plan, records)
     step_time_error = 0.0
-    if plan.question.objective == "time" and other.batch_size != baseline.batch_size:
+    if plan.question.counts_seconds and other.batch_size != baseline.batch_size:
         step_time_error = math.hypot(other.step_seconds_error, baseline.step_seconds_error)
     speedup = speedup_of(
         _runs(other_runs, value(1.0, other.batch_size, step_time)),
@@ -430,7 +542,7 @@ def _fewest_steps(
 
     None where the best, or a smaller one, takes as few, and where these are the question.
     """
-    if question.objective == "steps":
+    if question.counts_steps:
         return None
     largest = max(record.batch_size for record in records if record.reached)
     within = [point for point in points if point.batch_size <= largest]
@@ -458,7 +570,7 @@ def _faster(
     baseline: Confirmed | None,
 ) -> Faster | None:
     """Under ``steps``: the configuration that is predicted to be clearly faster in seconds."""
-    if plan.question.objective != "steps" or best is None:
+    if not plan.question.counts_steps or best is None:
         return None
     seconds = {}
     for prediction in predictions(posterior, plan.question, step_time):

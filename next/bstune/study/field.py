@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bstune.core.question import Question
 from bstune.core.records import Record, Spec, StepTime, ends
 from bstune.core.space import Space
 from bstune.core.step_time import StepTimeModel
 from bstune.search.findings import Prediction, predictions
+from bstune.search.metric import behind_best
 from bstune.search.posterior import Posterior, sample_posterior
 from bstune.study.confirm import SURE, Candidate, Outcome, predicted_share
 from bstune.study.estimates import step_time_of
@@ -43,24 +45,19 @@ def field_of(plan: Plan, records: Sequence[Record]) -> Field:
     """Who may be the best, by the search's trials and the new seeds."""
     # New seeds of a configuration do not count for its prediction.
     of_search = without_new_seeds(records)
-    posterior = sample_posterior(plan.question, plan.space, of_search, seed=plan.seed)
     step_time = step_time_of(plan, records)
+    posterior = sample_posterior(plan.question, plan.space, of_search, seed=plan.seed)
     predicted = _predictions_of_others(plan, posterior, step_time)
-    if predicted and isinstance(step_time, StepTimeModel):
+    if predicted and plan.question.counts_seconds and isinstance(step_time, StepTimeModel):
         best = min(predicted, key=lambda one: one.log_value)
         step_time = _tied_step_time(step_time, best.record.batch_size)
         predicted = _predictions_of_others(plan, posterior, step_time)
     outcomes = _outcomes(plan, posterior, records)
+    log_values = _log_values(plan.question, records, step_time)
     runs: dict[int, list[float | None]] = {}
     for prediction in predicted:
         number = prediction.record.number
-        runs[number] = []
-        for run in new_seeds_of(records, number):
-            log_value = None
-            if run.reached:
-                value = plan.question.value(least_steps(run), run.batch_size, step_time)
-                log_value = math.log(value)
-            runs[number].append(log_value)
+        runs[number] = [log_values.get(run.number) for run in new_seeds_of(records, number)]
     return Field(
         candidates=[_candidate(plan, prediction, outcomes) for prediction in predicted],
         runs=runs,
@@ -107,7 +104,7 @@ def _candidate(plan: Plan, prediction: Prediction, outcomes: Sequence[Outcome]) 
         log_value += math.log(share)
         schedule_steps = math.ceil(prediction.length.steps)
     rank = 0
-    if plan.question.objective == "steps":
+    if plan.question.counts_steps:
         # Of sizes that tie in steps the smallest costs least.
         rank = record.batch_size
     return Candidate(
@@ -125,6 +122,24 @@ def place_of(space: Space, spec: Spec) -> tuple[float, float]:
     return math.log2(spec.batch_size), math.log2(spec.lr / space.rule_lr(spec.batch_size))
 
 
+def _log_values(
+    question: Question, records: Sequence[Record], step_time: StepTime
+) -> dict[int, float]:
+    """Log of what each run that reached took, in what the question minimises, by its number."""
+    chains = [chain for chain in ends(records) if chain.steps > 0]
+    log_values = {}
+    if question.seeks_metric:
+        for chain, behind in zip(chains, behind_best(chains, question), strict=True):
+            if chain.reached and behind is not None:
+                log_values[chain.number] = behind.log_factor
+        return log_values
+    for chain in chains:
+        if chain.reached:
+            value = question.value(least_steps(chain), chain.batch_size, step_time)
+            log_values[chain.number] = math.log(value)
+    return log_values
+
+
 def _outcomes(plan: Plan, posterior: Posterior, records: Sequence[Record]) -> list[Outcome]:
     """The runs that tell of the share of seeds which reach the target.
 
@@ -139,7 +154,7 @@ def _outcomes(plan: Plan, posterior: Posterior, records: Sequence[Record]) -> li
     for run, steps in zip(runs, predicted, strict=True):
         # A time limit may have ended a pruned one before its last step.
         allowed = run.steps if run.status == "pruned" else run.max_steps
-        budget = plan.question.budget.last_step(run.batch_size)
+        budget = plan.question.last_step(run.batch_size)
         if allowed >= min(ALLOWED * steps, budget):
             place = place_of(plan.space, run)
             outcomes.append(Outcome(*place, run.reached, run.role == "search"))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bstune.core.errors import InputError
-from bstune.core.records import Budget, Record
+from bstune.core.records import Record
 from bstune.core.space import Space
 from bstune.search.law import EXPONENT, SHIFT, Law, make_law
 from bstune.search.posterior import BOUND, BOUND_DEVIATION, VALUE, Posterior, Rows, sample
@@ -143,7 +143,7 @@ def _law_at_best_rates(low: float, high: float, steps: float) -> Law:
         steps: about those at the middle.
     """
     space = Space(math.floor(low), math.ceil(high), 1.0, 1.0, "none", (1.0, 1.0))
-    law = make_law(space, Budget(steps=math.ceil(4.0 * steps)), misfit=True)
+    law = make_law(space, math.ceil(4.0 * steps), misfit=True)
     spread = law.spread.copy()
     spread[[SHIFT, EXPONENT]] = NO_SPREAD
     return replace(law, spread=spread)

@@ -153,10 +153,11 @@ def _prepare(
     is_of_baseline = baseline is not None and spec.repeats == baseline.number
     is_resumable = spec.schedule_steps is None and (spec.role != "new seed" or is_of_baseline)
     save_to = folder.checkpoint(spec.number) if is_resumable else None
+    budget = plan.question.last_step(spec.batch_size)
     return AskedTrial(
         spec=spec,
         target=plan.question.target,
-        total_steps=spec.schedule_steps or plan.question.budget.last_step(spec.batch_size),
+        total_steps=spec.schedule_steps or budget,
         earlier=earlier,
         until=ask.until,
         save_to=save_to,

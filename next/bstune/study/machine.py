@@ -121,7 +121,7 @@ def without_survey(options: Options, worker: AnyWorker | None, seconds: float) -
     """Why no survey is made in so many seconds; empty: one is.
 
     Raises:
-        InputError: ``micro_batch_size=auto`` and ``memory_limit`` need one.
+        InputError: ``micro_batch_size=auto``, ``memory_limit`` and ``budget.seconds`` need one.
     """
     why = ""
     if options.survey == "off":
@@ -133,6 +133,7 @@ def without_survey(options: Options, worker: AnyWorker | None, seconds: float) -
     needs = {
         "micro_batch_size=auto": options.micro_batch_size == "auto",
         "memory_limit": options.memory_limit is not None,
+        "budget.seconds": options.budget.seconds is not None,
     }
     for name, is_given in needs.items():
         if why and is_given:
@@ -168,7 +169,7 @@ def surveyed(
     size, lr = space.anchor
     baseline = round(size), lr
     # Where a schedule ends changes neither memory nor step times.
-    steps = STEPS if options.is_open("budget.steps") else options.budget.last_step(size)
+    steps = options.budget.last_step(size) if options.counts_steps else STEPS
     code = value_of(call(worker, code_of, recipe, *baseline, steps, limit=patience))
     measured = (space.low, space.high, baseline, options.memory_limit)
     key = survey_key(code, recipe, settings, machine.model_dump(), measured)

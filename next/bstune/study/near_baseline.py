@@ -27,9 +27,12 @@ def next_near_baseline(
 ) -> Proposal | None:
     """The next of the first configurations; None: there are none, or no more."""
     baseline = baseline_of(records)
-    # Nobody has measured whether they help the curve, or schedules that end with their trials.
-    is_wanted = plan.deadline is not None or not plan.question.schedule_ends
-    if not (is_wanted and plan.question.seeks_best and baseline is not None and baseline.reached):
+    # Nobody has measured whether they help the curve, the metric, or schedules that end with their
+    # trials.
+    question = plan.question
+    is_wanted = plan.deadline is not None or not question.schedule_ends
+    is_wanted = is_wanted and question.seeks_best and not question.seeks_metric
+    if not (is_wanted and baseline is not None and baseline.reached):
         return None
     step_time = step_time_of(plan, records)
 
@@ -47,7 +50,7 @@ def next_near_baseline(
             return Proposal(
                 batch_size=batch_size,
                 lr=lr,
-                max_steps=min(steps, plan.question.budget.last_step(batch_size)),
+                max_steps=min(steps, plan.question.last_step(batch_size)),
                 resumed_from=None,
                 first_evaluation=first_evaluation(as_good),
             )

@@ -124,7 +124,8 @@ def _ask_seed_of_baseline(
 ) -> Ask | None:
     """The baseline's next run on a seed that a candidate has run on; None: no more.
 
-    Under a time limit it ends after ``NEW_SEED_LIMIT`` times what that candidate takes.
+    Under a time limit it ends after ``NEW_SEED_LIMIT`` times what that candidate takes to the
+    target.
     """
     baseline = baseline_of(records)
     if baseline is None:
@@ -135,9 +136,9 @@ def _ask_seed_of_baseline(
     at_work = sum(spec.repeats == baseline.number for spec in running)
     if len(of_baseline) + at_work >= len(of_other):
         return None
-    limit = plan.question.budget.last_step(baseline.batch_size)
-    if plan.deadline is not None:
-        step_time = step_time_of(plan, records)
+    step_time = step_time_of(plan, records)
+    limit = plan.question.last_step(baseline.batch_size)
+    if plan.deadline is not None and not plan.question.seeks_metric:
         steps = statistics.median(map(least_steps, of_other))
         value = plan.question.value(steps, of_other[0].batch_size, step_time)
         per_step = plan.question.value(1.0, baseline.batch_size, step_time)
@@ -164,7 +165,7 @@ def _ask_stopped(plan: Plan, records: Sequence[Record], running: Sequence[Spec])
             return Ask(
                 **run.model_dump(include=_OF_RESUMED),
                 place=place,
-                max_steps=plan.question.budget.last_step(run.batch_size),
+                max_steps=plan.question.last_step(run.batch_size),
                 resumed_from=run.number,
                 until=plan.end,
             )
@@ -181,7 +182,7 @@ def _repeat(
 ) -> Ask:
     """Ask a trial's configuration on its first free seed; all configurations share the seeds."""
     index = first_free(f"seed/{record.number}", records, running)
-    budget = plan.question.budget.last_step(record.batch_size)
+    budget = plan.question.last_step(record.batch_size)
     return Ask(
         place=f"seed/{record.number}/{index}",
         role="new seed",

@@ -49,13 +49,15 @@ def next_step(
 
 
 def _ask_baseline(plan: Plan, baseline: Configuration, now: float) -> Ask:
-    last_step = plan.question.budget.last_step(baseline.batch_size)
+    last_step = plan.question.last_step(baseline.batch_size)
     schedule_steps = None
     if plan.question.schedule_ends:
         schedule_steps = last_step
     until = None
     if plan.deadline is not None:
-        until = now + plan.deadline.baseline_seconds
+        # A part of the budget would not tell what its best metric is.
+        is_whole = plan.question.seeks_metric
+        until = plan.end if is_whole else now + plan.deadline.baseline_seconds
     return Ask(
         place="baseline",
         role="baseline",

@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bstune.core.errors import InputError, StudyError, UserCodeError
-from bstune.core.records import Record, Spec
+from bstune.core.records import Record, Spec, Target
 from bstune.hardware.survey import Survey
 from bstune.options import Options, missing
 from bstune.recipe.found import remembered
@@ -16,7 +16,6 @@ from bstune.study.prepare import looked_up
 from bstune.study.storage import StudyStorage
 from bstune.study.workload import Workload
 from bstune.system.files import StudyFolder, discard_folder, write_text
-from bstune.trial.checks import unreachable
 from bstune.trial.worker import AnyWorker, Worker
 
 
@@ -33,7 +32,9 @@ def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
         machine = machine_of(options, worker)
         patience = HangWatch(trial_seconds=options.trial_seconds).limit
         # A metric is not needed.
-        options = options.model_copy(update={"target": options.target or unreachable("any", "min")})
+        options = options.model_copy(
+            update={"target": options.target or Target("any", None, "min")}
+        )
         options, _ = looked_up(worker, workload.recipe, options, workload.command, patience)
         seconds = options.survey_seconds
         return surveyed(machine, worker, workload.recipe, options, workload.settings, seconds)
@@ -57,8 +58,9 @@ def train_once(options: Options, workload: Workload) -> Record:
         storage = StudyStorage(options.storage, study)
         options = remembered(options, storage.setting)
         storage.discard()
-    needed = ["target"] if options.trial.steps else ["target", "budget.steps"]
-    absent = [missing(name) for name in needed if options.is_open(name)]
+    absent = [missing("target")] if options.is_open("target") else []
+    if options.trial.steps is None and not options.counts_steps:
+        absent.append(missing("budget.steps" if options.budget.seconds is None else "trial.steps"))
     if absent:
         raise InputError("\n".join(absent))
     of_study = StudyFolder(Path(options.output))

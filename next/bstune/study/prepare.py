@@ -14,7 +14,7 @@ from bstune.recipe.recipe import Recipe
 from bstune.study.deadline import Deadline, pilot_seconds
 from bstune.study.loop import HangWatch
 from bstune.system.ticker import say
-from bstune.trial.checks import Checks, unreachable
+from bstune.trial.checks import Checks
 from bstune.trial.worker import AnyWorker, call, value_of
 
 
@@ -107,10 +107,10 @@ def _checked(
 
     Without a baseline nothing is checked but at the middle of the ranges.
     """
-    target = options.target or unreachable(*found.meant)
+    target = options.target or found.without_goal
     batch_size, lr = _pair(options)
     sizes = (options.batch_size.low, batch_size, options.batch_size.high)
-    budget = None if options.is_open("budget.steps") else options.budget
+    budget = options.budget if options.counts_steps else None
     arguments = (recipe, sizes, lr, budget, target, until)
     checks: Checks = _call(worker, "preflight.preflight", *arguments, limit=limit)
     for line in checks.lines:
@@ -122,13 +122,12 @@ def _piloted(
     worker: AnyWorker, recipe: Recipe, options: Options, found: Found, limit: float
 ) -> Options:
     """Fill a target that nobody gave, and a budget that nothing tells, by a short run."""
-    has_length = not options.is_open("budget.steps")
-    if has_length and not options.is_open("target"):
+    if not (options.is_open("budget.steps") or options.is_open("target")):
         return options
     seconds = pilot_seconds(options.wall_seconds)
-    target = options.target or unreachable(*found.meant)
+    target = options.target or found.without_goal
     batch_size, lr = _pair(options)
-    length = options.budget.last_step(batch_size) if has_length else None
+    length = options.budget.last_step(batch_size) if options.counts_steps else None
     say(f"pilot: batch size {batch_size} and lr {lr:g} for {seconds:.0f} s of training")
     arguments = (recipe, batch_size, lr, seconds, target, length)
     record: Record = _call(worker, "preflight.pilot", *arguments, limit=limit)

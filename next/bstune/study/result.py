@@ -6,7 +6,7 @@ Text, figure, page and MLflow read its attributes and compute nothing that is st
 from typing import Literal
 
 from bstune.core.question import Objective
-from bstune.core.records import Frozen, Status, Target
+from bstune.core.records import Budget, Frozen, Status, Target
 from bstune.core.rules import Rule
 from bstune.core.space import Configuration
 from bstune.search.findings import CurvePoint
@@ -51,6 +51,19 @@ class Confirmed(Configuration):
     step_seconds: float
     step_seconds_error: float
     """Relative standard deviation of ``step_seconds``."""
+    runs_metric: tuple[float | None, ...] = ()
+    """The best metric of each run, where that is sought; None: it did not train to its end."""
+    metric: float | None = None
+    """Its median; before the first run the search's own trial's. None: half did not train to their
+    ends."""
+    metric_low: float | None = None
+    metric_high: float | None = None
+    """Ends of the 90% interval of the median over seeds."""
+
+    @property
+    def train_steps(self) -> int | None:
+        """Steps to train it for: to its schedule's or its budget's end; None: nothing says."""
+        return self.schedule_steps if self.metric is None else round(self.steps)
 
     @property
     def runs(self) -> int:
@@ -60,7 +73,7 @@ class Confirmed(Configuration):
     @property
     def reached(self) -> int:
         """How many of them reached the target."""
-        return sum(status == "reached" for status in self.runs_status)
+        return sum(status in ("reached", "finished") for status in self.runs_status)
 
 
 class Interval(Frozen):
@@ -79,6 +92,18 @@ class Speedup(Frozen):
     high: float | None
     at_least: bool
     """Whether the baseline's median is a bound, and so is ``value``; ``high`` is None then."""
+
+
+class Improvement(Frozen):
+    """How much better the best's metric is than the baseline's: the difference of the medians."""
+
+    value: float
+    """In the metric's units; negative where it is worse."""
+    low: float | None
+    high: float | None
+    """None with one run each, whose seeds show no deviation."""
+    deviation: float
+    """Standard deviation of the metric from seed to seed."""
 
 
 class LrAlone(Frozen):
@@ -204,6 +229,7 @@ class StudyResult(Frozen):
     study: str
     objective: Objective
     target: Target
+    budget: Budget
     device: str
     threads: int
     seeds: int
@@ -229,6 +255,8 @@ class StudyResult(Frozen):
     speedup: Speedup | None = None
     """None where they have no new seed in common, or half of the best's or more missed the target:
     how many seeds reach it decides then, and these are too few to tell."""
+    improvement: Improvement | None = None
+    """In place of a speedup, where the best metric within the budget is sought."""
     near_optimal: tuple[int, int] | None = None
     """Batch sizes whose predicted median at their best rate is at most 1.1 times the least; the
     best's own belongs to it."""
@@ -262,3 +290,8 @@ class StudyResult(Frozen):
     spent: Spent
     train: str | None = None
     """The command or call that trains the best."""
+
+    @property
+    def seeks_metric(self) -> bool:
+        """Whether the best metric within the budget is sought."""
+        return self.target.goal is None

@@ -1,16 +1,9 @@
 """What a preflight tells; read without torch."""
 
-from bstune.core.records import Frozen, Mode, Target
+from bstune.core.records import Frozen
 
-# A goal that no metric meets.
-NEVER = 1e300
 # A schedule whose end comes after so many times its moves was meant for more of them.
 UNMOVED = 1.5
-
-
-def unreachable(metric: str, mode: Mode) -> Target:
-    """A target that no trial reaches, where only the metric is known."""
-    return Target(metric, -NEVER if mode == "min" else NEVER, mode)
 
 
 class Schedule(Frozen):

@@ -11,6 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from bstune.core.clock import processor_wait
 from bstune.core.errors import InputError
 from bstune.core.records import Budget, Record, Spec, Target
 from bstune.recipe.recipe import Recipe, settings_of
-from bstune.trial.checks import NEVER, Checks, Schedule, unreachable
+from bstune.trial.checks import Checks, Schedule
 from bstune.trial.lightning import StopAtTarget, fit
 from bstune.trial.look_up import STEPS, base_rates, loader_of, look
 from bstune.trial.trial import Trial, may_be_of_size
@@ -81,7 +82,7 @@ def preflight(
         sizes: the smallest batch size, the baseline's and the largest.
         lr: of the baseline.
         budget: of a trial; None: it is found later.
-        target: of the study; one that is found later is :func:`unreachable`.
+        target: of the study; one that is found later has no goal.
         until: the ``time.monotonic()`` at which a resumption is no longer tried; None: no limit.
 
     Raises:
@@ -92,7 +93,7 @@ def preflight(
     low, batch_size, _ = sizes
     budget = budget or Budget(steps=STEPS, examples=STEPS * batch_size)
     looked = look(
-        recipe, settings_of(batch_size, lr, STEPS), batches=1 if abs(target.goal) == NEVER else -1
+        recipe, settings_of(batch_size, lr, STEPS), batches=1 if target.goal is None else -1
     )
     _check_metric(looked.metrics, target)
     other = look(recipe, settings_of(batch_size, 2.0 * lr, STEPS, seed=1)).trainer
@@ -198,8 +199,7 @@ def _short_trial(
         seed=0,
         max_steps=max_steps,
     )
-    never = unreachable(target.metric, target.mode)
-    trial = Trial(spec, never, total_steps=total_steps, **places)
+    trial = Trial(spec, replace(target, goal=None), total_steps=total_steps, **places)
     trial.on_progress = tell_progress
     return trial
 

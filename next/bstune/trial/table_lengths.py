@@ -151,7 +151,9 @@ def _until_reached(
 ) -> Outcome:
     """The outcome of log metrics at rising steps: it ends where they cross the target."""
     sign = 1.0 if target.mode == "min" else -1.0
-    log_goal = math.log(target.goal)
+    # Options refuse a search for the best metric where schedules end with their trials.
+    goal = target.goal or math.inf
+    log_goal = math.log(goal)
     history: list[tuple[int, float]] = []
     missed: tuple[int, float] | None = None
     reached = None
@@ -163,7 +165,7 @@ def _until_reached(
                 share = (missed[1] - log_goal) / (missed[1] - log_value)
                 crossing = round(missed[0] * math.exp(share * math.log(step / missed[0])))
                 reached = min(max(crossing, missed[0] + 1), step)
-            history.append((reached, target.goal))
+            history.append((reached, goal))
             break
         missed = step, log_value
         history.append((step, math.exp(log_value)))

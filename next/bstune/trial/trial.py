@@ -147,7 +147,7 @@ class Trial:
         elif self.target.reached(value):
             self.status = "reached"
         elif step >= self.total_steps:
-            self.status = "missed"
+            self.status = "missed" if self.target.goal is not None else "finished"
         elif step >= self.max_steps or self.is_late:
             self.status = "pruned"
         self._clock.start()
