@@ -13,7 +13,7 @@ import bstune
 from bstune.__main__ import main
 from bstune.core.question import Question
 from bstune.core.records import Budget, Target
-from bstune.search.decide import propose
+from bstune.search.decide import leading_probe, propose
 from bstune.search.metric import CHANGE_DEVIATION, CHANGES, CURVE_DEVIATION, behind_best
 from bstune.search.posterior import BOUND, DIVERGED, VALUE, rows_of_metric, sample_posterior
 from bstune.study.confirm import SeedDeviation
@@ -144,6 +144,15 @@ def test_a_probe_that_leads_is_resumed_to_its_end():
     # A draw decides, which may prefer another one.
     assert len(ends) >= 5
     assert set(ends) == {(1, STEPS)}
+
+
+@pytest.mark.parametrize(("value", "resumed"), [(0.3, 1), (1.2, None)])
+def test_at_the_search_s_end_the_run_that_leads_is_finished(value, resumed):
+    runs = [run(0, FALLING), run(1, (value,), "pruned", lr=0.1)]
+    found = leading_probe(QUESTION, SPACE, step_time, runs, 0, [], lambda number: True)
+    assert (found and found.resumed_from) == resumed
+    tried = [*runs, record(2, "failed", resumed_from=1, lr=0.1)]
+    assert leading_probe(QUESTION, SPACE, step_time, tried, 0, [], lambda number: True) is None
 
 
 def test_a_budget_of_seconds_is_one_of_steps():

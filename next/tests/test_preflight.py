@@ -15,7 +15,7 @@ from bstune.recipe.hydra import recipe_of
 from bstune.recipe.project import recipe_of_project
 from bstune.recipe.recipe import settings_of
 from bstune.trial.look_up import look, look_up
-from bstune.trial.preflight import pilot, preflight, schedules_of
+from bstune.trial.preflight import FIRST_PILOT, pilot, preflight, schedules_of
 
 OPTIONS = options_from_python(workload="own", device="cpu", threads=1)
 QUIET = dict.fromkeys(
@@ -331,3 +331,7 @@ def test_pilot(length, seconds, status):
     record = pilot(recipe(), 16, 0.1, seconds, LOSS, length)
     assert (record.status, record.steps) == (status, length or 1)
     assert record.finite_history
+
+
+def test_a_pilot_goes_on_while_its_time_is_not_over():
+    assert pilot(recipe(), 16, 0.1, 2.0, LOSS, None).steps > FIRST_PILOT

@@ -133,14 +133,14 @@ def _of_metric(result: StudyResult, best: Confirmed) -> str:
         best_other = f"the best of {console.count(result.configurations, 'other')}"
         at_most = f"at most {console.number(max(improvement.high, 0.0), 2)} {better}"
         return f"{_pair(best)}: {metric} of {best_other} is {at_most}"
-    compared = result.other if best is result.baseline else result.baseline
+    compared = result.other if _is_baseline(result, best) else result.baseline
     text = f"{_pair(best)}: {metric} {_metric(best)}"
     if compared is not None:
         text += f" for {_metric(compared)}"
     text += f" in {result.budget}"
     if improvement is not None:
         # Where the baseline is the best so far, it is better than the other one by as much.
-        sign = -1.0 if best is result.baseline else 1.0
+        sign = -1.0 if _is_baseline(result, best) else 1.0
         text += f" ({console.number(sign * improvement.value, 2)} {better}"
         if improvement.low is not None and improvement.high is not None:
             low, high = sorted((sign * improvement.low, sign * improvement.high))
@@ -149,6 +149,10 @@ def _of_metric(result: StudyResult, best: Confirmed) -> str:
     if result.verdict == "switch":
         return f"to {text}"
     return text if result.verdict == "use" else f"{text}; missing: {result.missing}"
+
+
+def _is_baseline(result: StudyResult, configuration: Confirmed) -> bool:
+    return result.baseline is not None and configuration.number == result.baseline.number
 
 
 def _metric(configuration: Confirmed) -> str:
@@ -162,10 +166,10 @@ def _budget(result: StudyResult) -> Iterator[str]:
     if best is None or not best.runs:
         return
     text = f"{result.budget}: {_whole(best.steps)} steps"
-    compared = result.other if best is result.baseline else result.baseline
-    if compared is not None and compared.number != best.number:
-        text += f", {'baseline' if compared is result.baseline else 'best other'} "
-        text += f"{_whole(compared.steps)}"
+    compared = result.other if _is_baseline(result, best) else result.baseline
+    if compared is not None:
+        name = "baseline" if _is_baseline(result, compared) else "best other"
+        text += f", {name} {_whole(compared.steps)}"
     yield f"{text}; {console.count(best.runs, 'new seed')} each"
 
 

@@ -126,12 +126,7 @@ def propose(
     best_value = None
     if best:
         best_value = math.exp(best[0].log_value)
-    resumed_before = {spec.resumed_from for spec in (*records, *running)}
-
-    def may_resume(number: int) -> bool:
-        # One whose resumption failed is not tried again.
-        return number not in resumed_before and resumable(number)
-
+    may_resume = _not_resumed(records, running, resumable)
     waiting = waiting_places(question, step_time, posterior, best_value, may_resume)
     new = new_configurations(posterior, space, records, running, fits, best, rng)
     choices = compare(question, step_time, posterior, draw, waiting, new)
@@ -167,6 +162,61 @@ def propose(
         max_steps=max(min(math.ceil(limit), last_step), int(choices.ran[chosen]) + 1),
         resumed_from=resumed_from,
         first_evaluation=evaluation,
+    )
+
+
+def _not_resumed(
+    records: Sequence[Record], running: Sequence[Spec], resumable: Callable[[int], bool]
+) -> Callable[[int], bool]:
+    """Whether a trial may be resumed: one whose resumption failed is not tried again."""
+    resumed = {spec.resumed_from for spec in (*records, *running)}
+    return lambda number: number not in resumed and resumable(number)
+
+
+def leading_probe(
+    question: Question,
+    space: Space,
+    step_time: StepTime,
+    records: Sequence[Record],
+    seed: int,
+    running: Sequence[Spec],
+    resumable: Callable[[int], bool],
+) -> Proposal | None:
+    """Where the metric counts: resume the run that is predicted to be the best of all.
+
+    None: it has run its whole budget.
+
+    Args:
+        question, space, step_time, records, seed, running, resumable: as of :func:`propose`.
+    """
+    posterior = sample_posterior(question, space, records, seed=seed)
+    finished = [one.log_value for one in predictions(posterior, question, step_time)]
+    may_resume = _not_resumed(records, running, resumable)
+    waiting = waiting_places(question, step_time, posterior, None, may_resume)
+    if not finished or not waiting:
+        return None
+    rows = posterior.rows
+    of_law = posterior.law.log_steps(posterior.theta, rows.x[waiting], rows.z[waiting])
+    log_steps = informed(
+        of_law,
+        rows.log_steps[waiting],
+        rows.deviation[waiting],
+        rows.kind[waiting] == BOUND,
+        np.exp(2.0 * posterior.theta[:, [NOISE]]),
+    ).mean(axis=0)
+    log_values = []
+    for place, log_step in zip(waiting, log_steps, strict=True):
+        per_step = question.value(1.0, posterior.chains[place].batch_size, step_time)
+        log_values.append(log_step + math.log(per_step))
+    if min(log_values) >= min(finished):
+        return None
+    resumed = posterior.chains[waiting[int(np.argmin(log_values))]]
+    return Proposal(
+        batch_size=resumed.batch_size,
+        lr=resumed.lr,
+        max_steps=question.last_step(resumed.batch_size),
+        resumed_from=resumed.number,
+        first_evaluation=resumed.first_evaluation,
     )
 
 
