@@ -269,7 +269,15 @@ def _also_good(result: StudyResult) -> Iterator[str]:
 
 def _scaling(result: StudyResult) -> Iterator[str]:
     if result.critical is not None:
-        yield f"critical {_critical(result.critical)}"
+        yield "; ".join([f"critical {_critical(result.critical)}", *noise_scale(result)])
+
+
+def noise_scale(result: StudyResult) -> Iterator[str]:
+    """Write the gradient noise scale, where it is known."""
+    noise = result.noise_scale
+    if noise is not None and noise.value is not None:
+        ends = _brackets(noise.low, noise.high, _two_digits)
+        yield f"noise scale {_two_digits(noise.value)}{ends}, a rough proxy"
 
 
 def _critical(critical: Critical) -> str:
@@ -371,6 +379,10 @@ def _took(result: StudyResult, configuration: Confirmed) -> str:
 
 def _whole(value: float) -> str:
     return console.number(round(value))
+
+
+def _two_digits(value: float) -> str:
+    return console.number(value, 2)
 
 
 def _brackets(low: float | None, high: float | None, write: Callable[[float], str]) -> str:

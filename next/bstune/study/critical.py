@@ -4,15 +4,19 @@ B_crit is sampled together with the piecewise-linear misfit (:mod:`bstune.search
 interval knows how far the law is wrong.
 """
 
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.curve import REGIME_RATIO
-from bstune.core.records import Record
+from bstune.core.noise_scale import Terms, estimate_noise_scale
+from bstune.core.records import Record, ends
 from bstune.search.findings import b_crit_quantiles
 from bstune.search.posterior import Posterior
+from bstune.study.estimates import step_time_of
+from bstune.study.plan import Plan
 from bstune.study.result import Critical, Interval
 
 Array = NDArray[np.float64]
@@ -25,6 +29,8 @@ ROOM = 4.0
 OCTAVE = 2.0
 # Upper over lower end of a narrow interval.
 NARROW = 2.0
+# The noise scale is of trials that took at most so many times what the best one did.
+NEAR_BEST = 2.0
 # Batch sizes among the trials at which the law that is drawn is fitted to the curve.
 SIZES = 33
 
@@ -90,3 +96,36 @@ def best_s_min(batch_sizes: Array, steps: Array, b_crit: float) -> float:
         b_crit: in examples.
     """
     return float(np.exp(np.mean(np.log(steps) - np.log1p(b_crit / batch_sizes))))
+
+
+def noise_scale(plan: Plan, records: Sequence[Record]) -> Interval | None:
+    """The gradient noise scale of the trials near the best; None where none measured it.
+
+    It is that of the later half of each one's steps, as it grows during a training. A trial counts
+    in units of its mean trace, so that none outweighs others by large gradients. Without a value it
+    is not known: |G|^2 may be 0.
+
+    Args:
+        plan: with the question, by which a trial is near the best.
+        records: of all trials.
+    """
+    reached = [record for record in ends(records) if record.reached and record.noise_scale]
+    if not reached:
+        return None
+    step_time = step_time_of(plan, records)
+    took = [
+        plan.question.value(record.steps_to_target, record.batch_size, step_time)
+        for record in reached
+    ]
+    measured = list[Terms]()
+    for record, one in zip(reached, took, strict=True):
+        late = [
+            (gradient, trace)
+            for step, gradient, trace in record.noise_scale
+            if 2 * step > record.steps
+        ]
+        if late and one <= NEAR_BEST * min(took):
+            unit = statistics.mean(trace for _, trace in late) or 1.0
+            measured += [(gradient / unit, trace / unit) for gradient, trace in late]
+    estimate = estimate_noise_scale(measured)
+    return Interval(value=estimate.value, low=estimate.low, high=estimate.high)

@@ -263,6 +263,8 @@ class StudyResult(Frozen):
     searched: Searched | None = None
     """None where nothing reached the target."""
     faster: Faster | None = None
+    noise_scale: Interval | None = None
+    """tr(Sigma)/|G|^2 of the trials near the best, in examples; None: it was not measured."""
     lr_exponent: Interval | None = None
     """lr*(B) grows as B to this power."""
     allowed_rules: tuple[str, ...] = ()

@@ -339,6 +339,7 @@ def _study_metrics(result: StudyResult) -> "list[Metric]":
     if result.critical is not None:
         intervals["b_crit"] = result.critical.interval
         values["s_min"] = result.critical.s_min
+    intervals["noise_scale"] = result.noise_scale
     intervals["lr_exponent"] = result.lr_exponent
     for name, interval in intervals.items():
         if interval is not None:
