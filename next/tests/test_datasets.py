@@ -15,7 +15,6 @@ from bstune.workloads.datasets import (
     load_airfoil,
     load_digits,
     load_fashion_mnist,
-    load_tiny_shakespeare,
     read_file,
 )
 
@@ -112,12 +111,3 @@ def test_airfoil():
     assert table.shape == (1503, 6)
     assert table[0].tolist() == [800, 0, 0.3048, 71.3, 0.00266337, 126.201]
     assert np.isfinite(table).all()
-
-
-@needs_data
-def test_tiny_shakespeare():
-    text = load_tiny_shakespeare(os.environ["BSTUNE_DATA"])
-    counts = text.bincount()
-    # 40,000 lines of 65 different characters, of which the space is the most frequent.
-    assert (len(text), len(counts), counts[0].item()) == (1_115_394, 65, 40_000)
-    assert counts.argmax() == 1

@@ -7,6 +7,7 @@ say is absent.
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from bstune.core.question import WORDINGS
 from bstune.core.space import Configuration
@@ -275,9 +276,10 @@ def _scaling(result: StudyResult) -> Iterator[str]:
 def noise_scale(result: StudyResult) -> Iterator[str]:
     """Write the gradient noise scale, where it is known."""
     noise = result.noise_scale
-    if noise is not None and noise.value is not None:
-        ends = _brackets(noise.low, noise.high, _two_digits)
-        yield f"noise scale {_two_digits(noise.value)}{ends}, a rough proxy"
+    if noise is not None:
+        write = partial(console.number, digits=2)
+        ends = _brackets(noise.low, noise.high, write)
+        yield f"noise scale {write(noise.value)}{ends}, a rough proxy"
 
 
 def _critical(critical: Critical) -> str:
@@ -379,10 +381,6 @@ def _took(result: StudyResult, configuration: Confirmed) -> str:
 
 def _whole(value: float) -> str:
     return console.number(round(value))
-
-
-def _two_digits(value: float) -> str:
-    return console.number(value, 2)
 
 
 def _brackets(low: float | None, high: float | None, write: Callable[[float], str]) -> str:

@@ -4,14 +4,13 @@ B_crit is sampled together with the piecewise-linear misfit (:mod:`bstune.search
 interval knows how far the law is wrong.
 """
 
-import statistics
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.curve import REGIME_RATIO
-from bstune.core.noise_scale import Terms, estimate_noise_scale
+from bstune.core.noise_scale import NoiseScaleEstimate, Terms, estimate_noise_scale
 from bstune.core.records import Record, ends
 from bstune.search.findings import b_crit_quantiles
 from bstune.search.posterior import Posterior
@@ -98,12 +97,10 @@ def best_s_min(batch_sizes: Array, steps: Array, b_crit: float) -> float:
     return float(np.exp(np.mean(np.log(steps) - np.log1p(b_crit / batch_sizes))))
 
 
-def noise_scale(plan: Plan, records: Sequence[Record]) -> Interval | None:
-    """The gradient noise scale of the trials near the best; None where none measured it.
+def noise_scale(plan: Plan, records: Sequence[Record]) -> NoiseScaleEstimate | None:
+    """The gradient noise scale of the trials near the best, in the later half of their steps.
 
-    It is that of the later half of each one's steps, as it grows during a training. A trial counts
-    in units of its mean trace, so that none outweighs others by large gradients. Without a value it
-    is not known: |G|^2 may be 0.
+    None where it was not measured, or too rarely: it is not known then whether |G|^2 is 0.
 
     Args:
         plan: with the question, by which a trial is near the best.
@@ -113,19 +110,15 @@ def noise_scale(plan: Plan, records: Sequence[Record]) -> Interval | None:
     if not reached:
         return None
     step_time = step_time_of(plan, records)
-    took = [
-        plan.question.value(record.steps_to_target, record.batch_size, step_time)
-        for record in reached
-    ]
+
+    def value(record: Record) -> float:
+        return plan.question.value(record.steps_to_target, record.batch_size, step_time)
+
+    most = NEAR_BEST * min(map(value, reached))
     measured = list[Terms]()
-    for record, one in zip(reached, took, strict=True):
-        late = [
-            (gradient, trace)
-            for step, gradient, trace in record.noise_scale
-            if 2 * step > record.steps
-        ]
-        if late and one <= NEAR_BEST * min(took):
-            unit = statistics.mean(trace for _, trace in late) or 1.0
-            measured += [(gradient / unit, trace / unit) for gradient, trace in late]
-    estimate = estimate_noise_scale(measured)
-    return Interval(value=estimate.value, low=estimate.low, high=estimate.high)
+    for record in reached:
+        if value(record) <= most:
+            # It grows during a training.
+            late = [one for one in record.noise_scale if 2 * one[0] > record.steps]
+            measured += [(gradient, trace) for _, gradient, trace in late]
+    return estimate_noise_scale(measured)

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from bstune.core.noise_scale import NoiseScaleEstimate
 from bstune.core.records import Record
 from bstune.report.answer import render
 from bstune.study.result import Interval, Speedup, StudyResult
@@ -335,7 +336,9 @@ def _study_metrics(result: StudyResult) -> "list[Metric]":
         values["best.lr"] = best.lr
         values["best.steps"] = best.steps
         values["best.seconds"] = best.seconds
-    intervals: dict[str, Speedup | Interval | None] = {"speedup": result.speedup}
+    intervals: dict[str, Speedup | Interval | NoiseScaleEstimate | None] = {
+        "speedup": result.speedup
+    }
     if result.critical is not None:
         intervals["b_crit"] = result.critical.interval
         values["s_min"] = result.critical.s_min

@@ -6,10 +6,12 @@ bit for bit. Normalisation layers see a half, and dropout's noise counts as the 
 """
 
 import copy
+import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities import apply_to_collection
@@ -27,90 +29,57 @@ if TYPE_CHECKING:
 SHARE = 0.05
 # The first measurement is expected to take as long as so many steps.
 FIRST_STEPS = 6.0
-# Normalisation layers refuse a half of one example.
-LEAST_EXAMPLES = 4
 
 
 class NoiseBesideTraining(Callback):
     """Measures the noise scale of a trial ahead of the first step after an evaluation.
 
-    What the user's code raises at half a batch, such as for its size, ends the measuring alone.
-
     Args:
-        own: the call-back that evaluates the trial.
+        own: the call-back that evaluates the trial; None: the first batch is measured alone, to see
+            that it can be.
     """
 
-    def __init__(self, own: "StopAtTarget") -> None:
+    def __init__(self, own: "StopAtTarget | None" = None) -> None:
         self._own = own
-        self._measured_at = 0
-        # Seconds of each measurement; infinite where one raised: no other is made.
-        self._took: list[float] = []
+        self._spent = 0.0
+        self._last = 0.0
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Measure, if the training has been long enough; its clock then starts again."""
+        """Measure where there is time for it; the training's clock then starts again."""
         own = self._own
-        is_first = own.steps == own.trial.steps and own.steps != self._measured_at
-        if not is_first or not self._has_time():
+        if own is None:
+            measure(trainer, pl_module, batch, batch_idx)
             return
-        self._measured_at = own.steps
+        is_first = batch_idx % trainer.accumulate_grad_batches == 0
+        if not is_first or own.steps != own.trial.steps:
+            return
+        seconds = own.clock.seconds
+        expected = self._last or FIRST_STEPS * seconds / max(own.steps - own.trial.first_step, 1)
+        if self._spent + expected >= SHARE * seconds:
+            return
         began = time.perf_counter()
         try:
             terms = measure(trainer, pl_module, batch, batch_idx)
-        except Exception:  # noqa: BLE001
-            self._took.append(float("inf"))
-        else:
             own.trial.noise_scale += [(own.steps, *one) for one in terms]
-            self._took.append(time.perf_counter() - began)
-        own.clock.start()
-
-    def _has_time(self) -> bool:
-        """Whether one more measurement leaves their share of the training seconds."""
-        segments = self._own.clock.segments
-        if not segments:
-            return False
-        seconds = self._own.clock.seconds
-        expected = FIRST_STEPS * seconds / sum(steps for steps, _ in segments)
-        if self._took:
-            expected = sum(self._took) / len(self._took)
-        return sum(self._took) + expected <= SHARE * seconds
-
-
-class CheckNoiseScale(Callback):
-    """Measures the noise scale at the first step; InputError with the reason where it cannot."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave out the evaluation."""
-        trainer.limit_val_batches = 0
-
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Measure."""
-        try:
-            measure(trainer, pl_module, batch, batch_idx)
+            self._last = time.perf_counter() - began
+        # Half a batch may be too small for the user's code, or the copy too large for the memory.
         except InputError:
-            raise
-        # Whatever the user's code raises.
-        except Exception as error:
-            raise InputError(
-                f"noise_scale=true takes batches in two halves, but half a batch raised "
-                f"{type(error).__name__}: {error}; leave it out"
-            ) from error
+            self._last = math.inf
+        self._spent += self._last
+        own.clock.start()
 
 
 def measure(trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> list[Terms]:
-    """|G|^2 and tr(Sigma) of a micro-batch; nothing of a small one, or if they are not finite.
+    """|G|^2 and tr(Sigma) of a micro-batch, or nothing if they are not finite.
 
     Args:
         trainer, module: that train.
         batch, batch_idx: that the training step gets next.
 
     Raises:
-        InputError: the module steps its optimizers itself, or examples are not a batch's first
-            dimension.
-        Exception: whatever the user's code raises.
+        InputError: they cannot be measured.
     """
     if not module.automatic_optimization:
         raise InputError(
@@ -120,34 +89,48 @@ def measure(trainer: Trainer, module: LightningModule, batch: Any, batch_idx: in
     loader: Any = trainer.train_dataloader
     parts = loader.batch_sampler.parts
     part = parts[batch_idx % len(parts)]
-    size = part.stop - part.start
-    if size < LEAST_EXAMPLES:
-        return []
+    random = rng_state()
+    try:
+        return _measured(trainer, module, batch, batch_idx, part.stop - part.start)
+    # The user's code may raise anything.
+    except Exception as error:
+        raise InputError(
+            f"noise_scale=true takes batches in two halves, which raised {type(error).__name__}: "
+            f"{error}; leave it out"
+        ) from error
+    finally:
+        set_rng_state(random)
+
+
+def _measured(
+    trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, size: int
+) -> list[Terms]:
+    """Measure a micro-batch of so many examples; ValueError where these are not dimension 0."""
     lengths = set[int]()
     apply_to_collection(batch, Tensor, lambda tensor: lengths.add(len(tensor)))
     if lengths != {size}:
-        raise InputError(
-            f"noise_scale=true needs batches of tensors whose first dimension is the {size} "
-            f"examples, but got {sorted(lengths) or 'none'}: leave it out"
+        raise ValueError(
+            f"tensors have lengths {sorted(lengths)} in their first dimension, not the {size} "
+            f"examples"
         )
+    copied = _copy_of(trainer, module)
+    parameters = [one for one in copied.parameters() if one.requires_grad]
+    step = type(copied).training_step
+    index = [batch_idx] if is_param_in_hook_signature(step, "batch_idx", min_args=2) else []
     scaler = getattr(trainer.precision_plugin, "scaler", None)
+    # Without a scaler's factor gradients in half precision would vanish.
     scale = 1.0 if scaler is None else scaler.get_scale()
+    halves = range(size // 2), range(size // 2, size)
+    gradients = []
+    for half in halves:
+        inputs = apply_to_collection(batch, Tensor, _taken, half)
+        with trainer.precision_plugin.train_step_context():
+            output = step(copied, inputs, *index)
+        loss = output["loss"] if isinstance(output, Mapping) else output
+        scaled = torch.autograd.grad(loss * scale, parameters, allow_unused=True)
+        gradients.append([one if one is None else one / scale for one in scaled])
     noise = NoiseScale()
-    random = rng_state()
-    try:
-        copied = _copy_of(trainer, module)
-        step = type(copied).training_step
-        has_index = is_param_in_hook_signature(step, "batch_idx", min_args=2)
-        for half in (range(size // 2), range(size // 2, size)):
-            inputs = apply_to_collection(batch, Tensor, _taken, half)
-            with trainer.precision_plugin.train_step_context():
-                output = step(copied, inputs, *([batch_idx] if has_index else []))
-            loss = output["loss"] if isinstance(output, Mapping) else output
-            (loss * (scale * len(half) / size)).backward()
-            noise.add(copied.parameters(), len(half))
-        noise.step(scale)
-    finally:
-        set_rng_state(random)
+    noise.add(gradients, [len(half) for half in halves])
     return noise.measured
 
 

@@ -1,4 +1,4 @@
-"""Language models on a text of characters: data, Lightning module and an LSTM.
+"""Language models on a text of characters: data, and an LSTM.
 
 An example is a sequence of ``context`` tokens, whose targets are the same tokens one place on.
 """
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from bstune.workloads.batches import Batch, as_it_is
-from bstune.workloads.classifier import Classifier
 
 # The first nine tenths of a text are trained on; half of the rest is for the target, half to test.
 TRAIN_SHARE = 0.9
@@ -83,32 +82,6 @@ class TextData(LightningDataModule):
         return DataLoader(self.validation, self.validation_batch_size, collate_fn=as_it_is)
 
 
-class LanguageModel(Classifier):
-    """Trains ``model`` to predict the token that follows each token.
-
-    ``val/loss`` is in nats a token, ``val/error`` the share of tokens.
-
-    Args:
-        model: from tokens (N, T) to logits (N, T, vocabulary); the others are as of
-            :class:`bstune.workloads.classifier.Classifier`.
-    """
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Compute logits (N T, vocabulary)."""
-        logits: Tensor = self.model(tokens)
-        return logits.flatten(0, 1)
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Compute the mean loss over the batch's tokens."""
-        tokens, targets = batch
-        return super().training_step((tokens, targets.flatten()), batch_idx)
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Add up errors and losses."""
-        tokens, targets = batch
-        super().validation_step((tokens, targets.flatten()), batch_idx)
-
-
 class Lstm(nn.Module):
     """An LSTM whose state begins at 0 with each sequence.
 
@@ -116,17 +89,16 @@ class Lstm(nn.Module):
         vocabulary: different tokens.
         embedding: size of a token's vector.
         width: of the state.
-        layers: of it.
     """
 
-    def __init__(self, vocabulary: int, embedding: int, width: int, layers: int) -> None:
+    def __init__(self, vocabulary: int, embedding: int, width: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, embedding)
-        self.cells = nn.LSTM(embedding, width, layers, batch_first=True)
+        self.cells = nn.LSTM(embedding, width, batch_first=True)
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Compute logits (N, T, vocabulary) for tokens (N, T)."""
+        """Compute logits (N, vocabulary, T) for tokens (N, T)."""
         states, _ = self.cells(self.tokens(tokens))
         logits: Tensor = self.head(states)
-        return logits
+        return logits.transpose(1, 2)
