@@ -94,7 +94,7 @@ def compose(arguments: Sequence[str]) -> Composed:
     is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
     if values["objective"] == "metric" and not is_given and values["target"] is not None:
         # The workload's own goal is for the other objectives.
-        values["target"] = replace(Target.parse(str(values["target"])), goal=None)
+        values["target"] = str(replace(Target.parse(str(values["target"])), goal=None))
     options = options_from(values)
     parts: Any = OmegaConf.to_container(config)
     # What is resolved stands in the place of its reference.
