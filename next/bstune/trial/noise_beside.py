@@ -42,8 +42,8 @@ class NoiseBesideTraining(Callback):
 
     def __init__(self, own: "StopAtTarget | None" = None) -> None:
         self._own = own
-        self._spent = 0.0
-        self._last = 0.0
+        # What a measurement takes, in steps.
+        self._cost = FIRST_STEPS
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -53,22 +53,21 @@ class NoiseBesideTraining(Callback):
         if own is None:
             measure(trainer, pl_module, batch, batch_idx)
             return
+        trial = own.trial
         is_first = batch_idx % trainer.accumulate_grad_batches == 0
-        if not is_first or own.steps != own.trial.steps:
-            return
-        seconds = own.clock.seconds
-        expected = self._last or FIRST_STEPS * seconds / max(own.steps - own.trial.first_step, 1)
-        if self._spent + expected >= SHARE * seconds:
+        due = (len(trial.noise_scale) + 1) * self._cost / SHARE
+        if not is_first or own.steps != trial.steps or own.steps < due:
             return
         began = time.perf_counter()
         try:
             terms = measure(trainer, pl_module, batch, batch_idx)
-            own.trial.noise_scale += [(own.steps, *one) for one in terms]
-            self._last = time.perf_counter() - began
+            trial.noise_scale += [(own.steps, *one) for one in terms]
+            steps = own.steps - trial.first_step
+            if steps:
+                self._cost = (time.perf_counter() - began) * steps / own.clock.seconds
         # Half a batch may be too small for the user's code, or the copy too large for the memory.
         except InputError:
-            self._last = math.inf
-        self._spent += self._last
+            self._cost = math.inf
         own.clock.start()
 
 
