@@ -3,43 +3,34 @@
 An example is a sequence of ``context`` tokens, whose targets are the same tokens one place on.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from bstune.workloads.batches import Batch, as_it_is
+from bstune.workloads.batches import Batch, WholeBatches
 
 # The first nine tenths of a text are trained on; half of the rest is for the target, half to test.
 TRAIN_SHARE = 0.9
 
 
-class Sequences(Dataset[Batch]):
-    """Pairs (tokens, targets), int64 (N, context) each, which a loader takes a batch at a time.
+def sequences(tokens: Tensor, context: int, stride: int = 1) -> tuple[Tensor, Tensor]:
+    """Views of a text's sequences, (N, context), and of their targets.
 
     Args:
         tokens: of the text, (n,).
         context: tokens of a sequence.
         stride: tokens between the beginnings of two sequences.
-        most: sequences, at most; None: all.
     """
+    windows = tokens.unfold(0, context + 1, stride)
+    return windows[:, :-1], windows[:, 1:]
 
-    def __init__(
-        self, tokens: Tensor, context: int, stride: int = 1, most: int | None = None
-    ) -> None:
-        # A view: it takes no memory.
-        self._windows = tokens.unfold(0, context + 1, stride)[:most]
 
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        rows = torch.from_numpy(np.asarray(indices))
-        windows = self._windows.index_select(0, rows).long()
-        return windows[:, :-1], windows[:, 1:]
+def as_integers(batch: Any) -> Batch:
+    """Give tokens and targets the type that a model takes, int64."""
+    tokens, targets = batch
+    return tokens.long(), targets.long()
 
 
 class TextData(LightningDataModule):
@@ -68,18 +59,19 @@ class TextData(LightningDataModule):
         self.validation_batch_size = validation_batch_size
         end = int(TRAIN_SHARE * len(text))
         held_out = text[end : (end + len(text)) // 2]
-        self.train = Sequences(text[:end], context)
+        self.train = WholeBatches(*sequences(text[:end], context))
         # The last token is a target alone.
         stride = (len(held_out) - 1) // validation
-        self.validation = Sequences(held_out, context, stride, validation)
+        spread = sequences(held_out, context, stride)
+        self.validation = WholeBatches(*(part[:validation] for part in spread))
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Make the loader of the sequences trained on, in a new order each epoch."""
-        return DataLoader(self.train, self.batch_size, shuffle=True, collate_fn=as_it_is)
+        return DataLoader(self.train, self.batch_size, shuffle=True, collate_fn=as_integers)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Make the loader of the sequences that the target is measured on."""
-        return DataLoader(self.validation, self.validation_batch_size, collate_fn=as_it_is)
+        return DataLoader(self.validation, self.validation_batch_size, collate_fn=as_integers)
 
 
 class Lstm(nn.Module):
