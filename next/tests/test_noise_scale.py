@@ -65,9 +65,9 @@ def test_a_loop_measures_a_known_noise():
     generator = torch.Generator().manual_seed(1)
     noise = bstune.NoiseScale()
     for _ in range(400):
-        parts = [2.0 + 3.0 * torch.randn(size, 4, generator=generator) for size in (8, 4)]
+        parts = [2.0 + 3.0 * torch.randn(size, 4, generator=generator) for size in (20, 4)]
         # The second parameter takes no part.
-        noise.add([(part.mean(0), None) for part in parts], examples=[8, 4])
+        noise.add([(part.mean(0), None) for part in parts], examples=[20, 4])
     # Over 400 steps their standard errors are 3% and 4%.
     assert np.mean(noise.measured, axis=0) == pytest.approx([16, 36], rel=0.1)
     assert noise.estimate == estimate_noise_scale(noise.measured[-64:])
