@@ -265,7 +265,6 @@ NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "schedule": ((None,), "keeps the workload's schedule"),
     "override_lr": ((False,), "gives the rate to the module alone"),
     "validation_batch_size": ((None,), "evaluates in the data's own batches"),
-    "noise_scale": ((False,), "does not measure the noise scale"),
 }
 
 
@@ -386,6 +385,11 @@ def _contradictions(options: Options) -> Iterator[str]:
         yield (
             f"devices={options.devices} needs a process each, which workers=0 does without: leave "
             f"out workers"
+        )
+    if options.devices > 1 and options.noise_scale:
+        yield (
+            f"noise_scale=true is measured on one device, but got devices={options.devices}: leave "
+            f"out one of them"
         )
     for name, pair in (("baseline", baseline), ("trial", options.trial)):
         if pair.batch_size is not None and pair.batch_size % options.devices:

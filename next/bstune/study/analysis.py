@@ -46,7 +46,7 @@ from bstune.study.confirm import (
     speedup_of,
     verdict_of,
 )
-from bstune.study.critical import critical_batch_size
+from bstune.study.critical import critical_batch_size, noise_scale
 from bstune.study.estimates import answer_posterior, step_time_of
 from bstune.study.field import Field, field_of, place_of
 from bstune.study.improvement import (
@@ -137,6 +137,7 @@ def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
         "scaling": study.plan.space.rule,
         "configurations": count_configurations(records),
         "trials": len(records),
+        "noise_scale": noise_scale(study.plan, records),
         "spent": Spent(
             training=sum(record.train_seconds for record in records),
             other=sum(record.other_seconds for record in records),
