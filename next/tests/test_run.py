@@ -254,7 +254,33 @@ def test_the_command_line_answers_and_reports(tmp_path, capsys):
         assert record.steps > parent.steps
 
 
-@pytest.mark.parametrize(
+@pytest@pytest.mark.parametrize(
+    ("sampler", "options"),
+    [
+        ("tpe", []),
+        ("grid", ["objective=steps"]),
+        ("random", ["objective=metric", "target=min val/error", "budget.steps=400"]),
+    ],
+)
+def test_a_study_with_another_sampler_is_answered_and_goes_on(tmp_path, sampler, options):
+    results = []
+    for folder, trials in (("whole", 12), ("parts", 5), ("parts", 12)):
+        arguments = [*REPLAY, *places(tmp_path / folder), *options, f"sampler={sampler}", "seeds=1"]
+        assert main([*arguments, f"trials={trials}"]) == 0
+        results.append(bstune.load(tmp_path / folder / "out"))
+    whole, first, second = results
+    assert whole.verdict in ("switch", "keep", "not yet")
+    assert whole.configurations == second.configurations == 12 > first.configurations
+    searched = []
+    for result in (whole, second):
+        of_search = [one for one in result.records if one.role == "search"]
+        searched.append([(one.batch_size, one.lr, one.max_steps) for one in of_search])
+    assert searched[0] == searched[1]
+    least = {one.batch_size: one.steps for one in whole.measured}
+    assert set(least) == ({8, 16, 32} if sampler == "grid" else set())
+
+
+.mark.parametrize(
     ("arguments", "named"),
     [
         (["+workload=digit"], "digits"),

@@ -7,6 +7,7 @@ from bstune.core.records import StepTime
 from bstune.core.space import Configuration
 from bstune.options import Options, space_of
 from bstune.search.fit import NOTHING, Ends
+from bstune.search.grid import usual_trials
 from bstune.study.deadline import OTHERS, Deadline
 from bstune.study.machine import Machine
 from bstune.study.plan import Plan
@@ -57,13 +58,18 @@ def plan_of(
     if survey is not None and options.micro_batch_size != "auto":
         ran = tuple(one.batch_size for one in survey.timings)
         fits = Ends(*survey.fits, ran, refused=tuple(size for size, _ in survey.refused))
+    space = space_of(options, machine.kind)
+    trials = TRIALS if deadline is None else TRIALS_IN_TIME
+    if options.sampler == "grid" and deadline is None:
+        trials = usual_trials(space)
     return Plan(
         question=Question(options.target, options.budget, options.objective, options.schedule_ends),
-        space=space_of(options, machine.kind),
+        space=space,
         baseline=baseline,
-        trials=options.trials or (TRIALS if deadline is None else TRIALS_IN_TIME),
+        trials=options.trials or trials,
         seeds=options.seeds,
         seed=options.seed,
+        sampler=options.sampler,
         deadline=deadline,
         step_time=step_time,
         fits=fits,
