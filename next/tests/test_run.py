@@ -254,7 +254,7 @@ def test_the_command_line_answers_and_reports(tmp_path, capsys):
         assert record.steps > parent.steps
 
 
-@pytest@pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("sampler", "options"),
     [
         ("tpe", []),
@@ -280,7 +280,7 @@ def test_a_study_with_another_sampler_is_answered_and_goes_on(tmp_path, sampler,
     assert set(least) == ({8, 16, 32} if sampler == "grid" else set())
 
 
-.mark.parametrize(
+@pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["+workload=digit"], "digits"),

@@ -7,7 +7,7 @@ import pytest
 from search_records import BUDGET, QUESTION, SPACE, Workload, record, spec, step_time
 
 from bstune.core.space import Space
-from bstune.search.grid import grid_sizes, measured, usual_trials, propose_of_grid
+from bstune.search.grid import grid_sizes, measured, propose_of_grid, usual_trials
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_a_grid_is_extended_until_its_best_rate_lies_inside(best, tried):
 
 def test_a_grid_ends_where_the_range_does():
     space = Space(64, 64, 0.05, 0.3, "sqrt", (64, 0.1))
-    rates = [one.lr for one in grid(Workload(lr=9.0), space, 30)]
+    rates = [one.lr for one in grid(Workload(lr=9.0), space, 8)]
     assert rates[:4] == [0.1, 0.2, 0.05, 0.3]
     assert max(rates) == 0.3
-    assert len(set(rates)) > 9
+    assert len(set(rates)) == 8
 
 
 def test_a_rate_that_diverges_is_left_for_a_lower_one():
@@ -81,11 +81,11 @@ def test_a_rate_that_diverges_is_left_for_a_lower_one():
     assert propose_of_grid(QUESTION, space, step_time, diverged).lr == pytest.approx(0.0125)
 
 
-def test_a_trial_ends_at_twice_the_fewest_steps_of_its_own_batch_size():
+def test_a_trial_ends_at_little_more_than_the_fewest_steps_of_its_batch_size():
     space = replace(SPACE, low=64, high=128)
     records = [record(0, steps=305, steps_low=304), record(1, batch_size=128, status="missed")]
     first = propose_of_grid(QUESTION, space, step_time, records)
-    assert (first.batch_size, first.max_steps) == (64, 610)
+    assert (first.batch_size, first.max_steps) == (64, 366)
     second = propose_of_grid(QUESTION, space, step_time, records, [spec(2, batch_size=64)])
     assert (second.batch_size, second.max_steps) == (128, BUDGET)
 

@@ -4,8 +4,7 @@ They tuned powers of two with equally many trials each, and searched again, more
 best trial lay near the boundary or none reached the goal (arXiv 1811.03600, section 4.1). Here the
 rates of a batch size lie octaves around the rule's, the nearest ones first. The grid is extended
 until both neighbours of the best rate have been tried, and is then refined around it, the batch
-size with the fewest trials first. A trial ends at a few times the fewest steps at its own batch
-size.
+size with the fewest trials first. A trial ends a little beyond the fewest steps at its batch size.
 """
 
 import math

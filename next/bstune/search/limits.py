@@ -37,10 +37,6 @@ LENGTH_OF_SPENT = 0.5
 # Where the best metric counts a trial first runs to this share of its budget, then to its end: with
 # a sixteenth and a quarter 18 searches of three tables were as far off.
 PROBE_OF_BUDGET = 1 / 8
-# A trial of another sampler, which no law predicts, ends at so many times the best so far: one that
-# takes longer cannot be the best. It is more than once, so that the law, on which the answer stands,
-# sees how steps grow off the best.
-CAP = 2.0
 
 
 def limit_after_hit(best_steps: float, predicted: float, first_step: int) -> float:
@@ -90,7 +86,7 @@ def limit_beside_best(best_steps: float, last_step: int) -> int:
             reached the target.
         last_step: of the budget.
     """
-    return math.ceil(min(max(CAP * best_steps, LEAST_STEPS), last_step))
+    return math.ceil(min(max(GIVE_UP * best_steps, LEAST_STEPS), last_step))
 
 
 def affordable_length(spent: float, budget: float, best_steps: float | None) -> float:

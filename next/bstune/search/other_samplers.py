@@ -6,10 +6,11 @@ minimised, and one that finished, where the best metric counts, with that. The o
 and TPE ranks them by their metric. The Gaussian process reads complete trials alone: to it the
 others are complete with the least that they may take, or with the worst metric.
 
-On the way to a target a trial ends at a few times the best value so far, where it cannot become the
-best any more: no pruner by metrics is needed, and no trial is resumed. Where the best metric counts
-Optuna's MedianPruner judges each trial after the first part of its budget, and one that passes is
-resumed to its end; not with the Gaussian process, which would learn nothing of those that do not.
+On the way to a target a trial ends a little beyond the best value so far, where it can no longer be
+the best: no pruner is needed, and no trial is resumed (on three tables the MedianPruner beside it,
+or a trial of twice the best, led no further). Where the best metric counts Optuna's MedianPruner
+judges a trial after the first part of its budget, and one that passes is resumed to the end; not
+with the Gaussian process, which would learn nothing of those that do not.
 """
 
 import math
@@ -22,6 +23,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import MedianPruner
 from optuna.samplers import BaseSampler, GPSampler, QMCSampler, RandomSampler, TPESampler
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bstune.core.question import Question
@@ -35,6 +37,8 @@ from bstune.search.sampler import BATCH_SIZE, LR
 
 # A sampler that repeats a configuration, or proposes a size that failed, is asked so often at most.
 MOST_ASKED = 20
+# Where the best metric counts nothing is pruned before so many trials have finished.
+FIRST = 5
 # The step at which all metrics are told: of two pruned trials TPE prefers the longer one.
 STEP = 1
 
@@ -68,25 +72,19 @@ def propose_by(
         state = TrialState.PRUNED if value is None else TrialState.COMPLETE
         metric = _metric(question, step_time, chain)
         told[chain.number] = _trial(allowed, chain, state, value, {STEP: metric})
-    count = 0
+    configurations = 0
     for spec in (*records, *running):
-        count += spec.role == "search" and spec.resumed_from is None
-    with catch_warnings():
-        # Optuna calls some of the samplers and of their arguments experimental.
-        simplefilter("ignore", ExperimentalWarning)
-        own = _sampler(sampler, seed, count)
-    study = optuna.create_study(sampler=own, pruner=MedianPruner())
+        configurations += spec.role == "search" and spec.resumed_from is None
+    study = _study(sampler, seed, configurations)
     study.add_trials(told.values())
     study.add_trials(_trial(allowed, spec, TrialState.RUNNING) for spec in running)
-    prunes = question.seeks_metric and sampler != "gp"
-    being_resumed = {spec.resumed_from for spec in running}
-    for chain in chains if question.seeks_metric else ():
-        if chain.status != "pruned" or chain.number in being_resumed:
-            continue
-        if not resumable(chain.number):
-            # Here no trial can be resumed: each runs to its end at once.
-            prunes = False
-        elif not study.pruner.prune(study, told[chain.number]):
+    waiting = []
+    if question.seeks_metric:
+        resumed = {spec.resumed_from for spec in running}
+        waiting = [one for one in chains if one.status == "pruned" and one.number not in resumed]
+    can_resume = [one for one in waiting if resumable(one.number)]
+    for chain in can_resume:
+        if not study.pruner.prune(study, told[chain.number]):
             return Proposal(
                 batch_size=chain.batch_size,
                 lr=chain.lr,
@@ -94,9 +92,10 @@ def propose_by(
                 resumed_from=chain.number,
                 first_evaluation=chain.first_evaluation,
             )
-    # Sobol's sequence goes on after what it has given.
-    for _ in range(count if sampler == "qmc" else 0):
-        study.ask(_distributions(allowed))
+    if sampler == "qmc":
+        # Its sequence goes on after what it has given.
+        for _ in range(configurations):
+            study.ask(_distributions(allowed))
     tried = tried_pairs(records, running)
     for _ in range(MOST_ASKED):
         asked = study.ask(_distributions(allowed)).params
@@ -109,7 +108,9 @@ def propose_by(
     if values and not question.seeks_metric:
         best_steps = math.exp(min(values.values())) / question.value(1.0, batch_size, step_time)
     limit = limit_beside_best(best_steps, last_step)
-    if prunes:
+    # Where no trial can be resumed each runs to its end at once.
+    may_prune = question.seeks_metric and sampler != "gp" and (can_resume or not waiting)
+    if may_prune and len(values) >= FIRST:
         limit = _end_of_first_part(last_step)
     return Proposal(
         batch_size=batch_size,
@@ -120,18 +121,25 @@ def propose_by(
     )
 
 
-def _sampler(name: str, seed: int, count: int) -> BaseSampler:
-    """A sampler of Optuna, for the proposal after so many; all of Sobol's have one seed."""
-    own_seed = int(np.random.SeedSequence([seed, count]).generate_state(1)[0])
-    match name:
-        case "tpe":
-            return TPESampler(seed=own_seed, multivariate=True, constant_liar=True)
-        case "gp":
-            # It imports torch into this process, which no other search does.
-            return GPSampler(seed=own_seed)
-        case "qmc":
-            return QMCSampler(seed=seed, scramble=True)
-    return RandomSampler(seed=own_seed)
+def _study(sampler: str, seed: int, configurations: int) -> Study:
+    """A study in memory, for the proposal after so many configurations."""
+    seed_of_proposal = int(np.random.SeedSequence([seed, configurations]).generate_state(1)[0])
+    with catch_warnings():
+        # Optuna calls QMCSampler and some arguments experimental.
+        simplefilter("ignore", ExperimentalWarning)
+        own: BaseSampler
+        match sampler:
+            case "tpe":
+                own = TPESampler(seed=seed_of_proposal, multivariate=True, constant_liar=True)
+            case "gp":
+                # It imports torch into this process, which no other search does.
+                own = GPSampler(seed=seed_of_proposal)
+            case "qmc":
+                # One sequence for all proposals.
+                own = QMCSampler(seed=seed, scramble=True)
+            case _:
+                own = RandomSampler(seed=seed_of_proposal)
+    return optuna.create_study(sampler=own, pruner=MedianPruner(n_startup_trials=FIRST))
 
 
 def _distributions(space: Space) -> dict[str, BaseDistribution]:
@@ -175,17 +183,21 @@ def _at_least(
 
 
 def _metric(question: Question, step_time: StepTime, record: Record) -> float:
-    """The best metric, as its gap, by which trials are pruned and ranked; NaN is the worst."""
+    """The best metric, as its gap, by which trials are ranked and pruned; NaN is the worst.
+
+    Where the best metric counts it is that of the first part of the budget.
+    """
     last_step = math.inf
     if question.seeks_metric:
         last_step = _end_of_first_part(question.last_step(record.batch_size, step_time))
-    gaps = []
+    gaps: list[float] = []
     for step, value in record.finite_history:
-        if step <= last_step:
-            gaps.append(question.target.gap(value))
+        gaps.append(question.target.gap(value))
+        if step >= last_step:
+            break
     return math.nan if record.status == "diverged" else min(gaps, default=math.nan)
 
 
 def _end_of_first_part(last_step: int) -> int:
-    """The step at which the pruner judges a trial of so many."""
+    """The step after which the pruner judges a trial."""
     return math.ceil(PROBE_OF_BUDGET * last_step)

@@ -57,7 +57,7 @@ def main():
     add_rows(given, jobs, measure)
     rows = read_rows(given.rows)
     for objective in given.objectives:
-        print(f"{objective:10}  n   median: first 5x 10x 20x 40x   over frontier, 10x and 40x (90%)")
+        print(f"{objective:10}  n   median: first 5x 10x 20x 40x   over frontier: 10x, 40x (90%)")
         sides = {}
         for sampler in SAMPLERS:
             kind = {"objective": objective, "sampler": sampler}.items()
