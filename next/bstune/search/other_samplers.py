@@ -4,7 +4,7 @@ Each proposal is asked of a study in memory that is made of the records, so that
 these and the seed alone. There a trial that reached the target is complete, with the log of what is
 minimised, and one that finished, where the best metric counts, with that. The others are pruned,
 and TPE ranks them by their metric. The Gaussian process reads complete trials alone: to it the
-others are complete with the least that they may take, or with the worst metric.
+others are complete with the worst value of those.
 
 On the way to a target a trial ends a little beyond the best value so far, where it can no longer be
 the best: no pruner is needed, and no trial is resumed (on three tables the MedianPruner beside it,
@@ -14,7 +14,7 @@ with the Gaussian process, which would learn nothing of those that do not.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
@@ -68,7 +68,7 @@ def propose_by(
     for chain in chains:
         value = values.get(chain.number)
         if value is None and sampler == "gp":
-            value = _at_least(question, step_time, chain, values)
+            value = max(values.values(), default=None)
         state = TrialState.PRUNED if value is None else TrialState.COMPLETE
         metric = _metric(question, step_time, chain)
         told[chain.number] = _trial(allowed, chain, state, value, {STEP: metric})
@@ -171,15 +171,6 @@ def _value(question: Question, step_time: StepTime, record: Record) -> float:
     if question.seeks_metric:
         return min(question.target.gap(value) for _, value in record.finite_history)
     return math.log(question.value(record.steps_to_target, record.batch_size, step_time))
-
-
-def _at_least(
-    question: Question, step_time: StepTime, record: Record, values: Mapping[int, float]
-) -> float | None:
-    """What counts as the value of another trial; None where nothing tells it."""
-    if question.seeks_metric:
-        return max(values.values(), default=None)
-    return math.log(question.value(record.max_steps, record.batch_size, step_time))
 
 
 def _metric(question: Question, step_time: StepTime, record: Record) -> float:
