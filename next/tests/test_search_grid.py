@@ -1,4 +1,4 @@
-"""The grid: its batch sizes, its rates, where it is extended, and when it is complete."""
+"""The grid: its batch sizes, its rates, where it is extended, and where its trials end."""
 
 import math
 from dataclasses import replace
@@ -7,18 +7,19 @@ import pytest
 from search_records import BUDGET, QUESTION, SPACE, Workload, record, spec, step_time
 
 from bstune.core.space import Space
-from bstune.search.grid import grid_sizes, measured, propose_of_grid, usual_trials
+from bstune.search.grid import grid_sizes, measured, propose_of_grid
+
+SMALL = Space(16, 64, 0.0001, 10.0, "sqrt", (64, 0.1))
 
 
 @pytest.mark.parametrize(
     ("low", "high", "multiple", "records", "sizes"),
     [
-        (8, 128, 1, [], [8, 16, 32, 64, 128]),
         # Ends between two powers.
-        (5, 90, 1, [], [5, 8, 16, 32, 64]),
+        (5, 128, 1, [], [5, 8, 16, 32, 64, 128]),
         (48, 48, 1, [], [48]),
         (24, 96, 24, [], [24, 48, 96]),
-        (8, 128, 1, [record(0), record(1, "out of memory", batch_size=128)], [8, 16, 32, 64]),
+        (32, 128, 1, [record(0), record(1, "out of memory", batch_size=128)], [32, 64]),
         (8, 128, 1, [record(0), record(1, "refused", batch_size=16)], [32, 64, 128]),
     ],
 )
@@ -28,72 +29,56 @@ def test_batch_sizes_are_powers_of_two(low, high, multiple, records, sizes):
 
 
 def grid(workload, space, count):
-    """The first records of a grid."""
-    records = []
+    """The first records of a grid, and the octaves from the rule, of each batch size."""
+    records, octaves = [], {}
     for number in range(count):
         proposal = propose_of_grid(QUESTION, space, step_time, records)
+        size, lr = proposal.batch_size, proposal.lr
+        octaves.setdefault(size, []).append(round(math.log2(lr / space.rule_lr(size)), 1))
         records.append(workload.train(number, proposal, records))
-    return records
-
-
-def octaves(records, space, batch_size):
-    """The octaves from the rule that a batch size was tried at, in their order."""
-    rule = space.rule_lr(batch_size)
-    of_size = [one for one in records if one.batch_size == batch_size]
-    return [round(math.log2(one.lr / rule), 1) for one in of_size]
+    return records, octaves
 
 
 @pytest.mark.parametrize(
     ("best", "tried"),
     [
         (0, [0, 1, -1, 2, -2]),
-        (2, [0, 1, -1, 2, -2, 3]),
         (4, [0, 1, -1, 2, -2, 3, 4, 5]),
         (-3, [0, 1, -1, 2, -2, -3, -4]),
     ],
 )
 def test_a_grid_is_extended_until_its_best_rate_lies_inside(best, tried):
-    space = Space(16, 64, 0.0001, 10.0, "sqrt", (64, 0.1))
     workload = Workload(lr=0.1 * 2.0**best)
-    records = grid(workload, space, 3 * len(tried) + 6)
+    records, octaves = grid(workload, SMALL, 3 * len(tried) + 6)
+    # Then it is refined, each batch size as often.
+    expected = [*tried, best + 0.5, best - 0.5]
+    assert octaves == {16: expected, 32: expected, 64: expected}
     for size, one in zip((16, 32, 64), measured(records), strict=True):
-        # Then it is refined there, each batch size as often.
-        assert octaves(records, space, size) == [*tried, best + 0.5, best - 0.5]
         assert one.batch_size == size
-        assert one.lr == pytest.approx(space.rule_lr(size) * 2.0**best, rel=0.01)
+        assert one.lr == pytest.approx(SMALL.rule_lr(size) * 2.0**best, rel=0.01)
         assert one.steps == pytest.approx(workload.steps(size, one.lr), rel=0.05)
-    # All batch sizes in turns.
-    assert [one.batch_size for one in records[:6]] == [16, 32, 64] * 2
 
 
 def test_a_grid_ends_where_the_range_does():
-    space = Space(64, 64, 0.05, 0.3, "sqrt", (64, 0.1))
-    rates = [one.lr for one in grid(Workload(lr=9.0), space, 8)]
-    assert rates[:4] == [0.1, 0.2, 0.05, 0.3]
-    assert max(rates) == 0.3
-    assert len(set(rates)) == 8
+    space = replace(SMALL, low=64, lr_low=0.05, lr_high=0.3)
+    records, _ = grid(Workload(lr=9.0), space, 6)
+    assert [one.lr for one in records[:4]] == [0.1, 0.2, 0.05, 0.3]
+    assert len({one.lr for one in records}) == 6
+    assert max(one.lr for one in records) == 0.3
 
 
-def test_a_rate_that_diverges_is_left_for_a_lower_one():
-    space = Space(64, 64, 0.0001, 10.0, "sqrt", (64, 0.1))
-    rates = (0.1, 0.2, 0.05, 0.4, 0.025)
-    diverged = [record(place, "diverged", lr=lr) for place, lr in enumerate(rates)]
-    assert propose_of_grid(QUESTION, space, step_time, diverged).lr == pytest.approx(0.0125)
+def test_where_all_rates_diverge_lower_ones_are_tried():
+    records = []
+    for place, octave in enumerate((0, 1, -1, 2, -2)):
+        records.append(record(place, "diverged", lr=0.1 * 2.0**octave))
+    proposal = propose_of_grid(QUESTION, replace(SMALL, low=64), step_time, records)
+    assert proposal.lr == pytest.approx(0.0125)
 
 
-def test_a_trial_ends_at_little_more_than_the_fewest_steps_of_its_batch_size():
-    space = replace(SPACE, low=64, high=128)
-    records = [record(0, steps=305, steps_low=304), record(1, batch_size=128, status="missed")]
-    first = propose_of_grid(QUESTION, space, step_time, records)
-    assert (first.batch_size, first.max_steps) == (64, 366)
-    second = propose_of_grid(QUESTION, space, step_time, records, [spec(2, batch_size=64)])
-    assert (second.batch_size, second.max_steps) == (128, BUDGET)
-
-
-def test_what_runs_elsewhere_is_not_proposed_as_well():
-    space = Space(64, 64, 0.0001, 10.0, "sqrt", (64, 0.1))
-    running = []
-    for number in range(7):
-        proposal = propose_of_grid(QUESTION, space, step_time, [], running)
-        running.append(spec(number, batch_size=64, lr=proposal.lr))
-    assert len({one.lr for one in running}) == 7 == usual_trials(space)
+def test_a_trial_ends_a_little_beyond_the_fewest_steps_of_its_own_batch_size():
+    space = replace(SMALL, low=32)
+    records = [record(0, steps=305, steps_low=304), record(1, "missed", batch_size=32)]
+    running = [spec(2, batch_size=32)]
+    for at_work, expected in (((), (32, BUDGET)), (running, (64, math.ceil(1.2 * 305)))):
+        proposal = propose_of_grid(QUESTION, space, step_time, records, at_work)
+        assert (proposal.batch_size, proposal.max_steps) == expected

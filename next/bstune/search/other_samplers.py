@@ -111,7 +111,7 @@ def propose_by(
     # Where no trial can be resumed each runs to its end at once.
     may_prune = question.seeks_metric and sampler != "gp" and (can_resume or not waiting)
     if may_prune and len(values) >= FIRST:
-        limit = _end_of_first_part(last_step)
+        limit = math.ceil(PROBE_OF_BUDGET * last_step)
     return Proposal(
         batch_size=batch_size,
         lr=lr,
@@ -180,15 +180,10 @@ def _metric(question: Question, step_time: StepTime, record: Record) -> float:
     """
     last_step = math.inf
     if question.seeks_metric:
-        last_step = _end_of_first_part(question.last_step(record.batch_size, step_time))
+        last_step = PROBE_OF_BUDGET * question.last_step(record.batch_size, step_time)
     gaps: list[float] = []
     for step, value in record.finite_history:
         gaps.append(question.target.gap(value))
         if step >= last_step:
             break
     return math.nan if record.status == "diverged" else min(gaps, default=math.nan)
-
-
-def _end_of_first_part(last_step: int) -> int:
-    """The step after which the pruner judges a trial."""
-    return math.ceil(PROBE_OF_BUDGET * last_step)
