@@ -202,7 +202,7 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
             ),
         )
         settings = {**fixed_options(options), **fixed_place(machine), **workload.settings}
-        storage.begin(plan.space, {**settings, **project.model_dump(mode="json")})
+        storage.begin(plan.space, options.target, {**settings, **project.model_dump(mode="json")})
         say(plan_line(workload.name, options, plan, machine))
         study = Study(
             plan=plan,

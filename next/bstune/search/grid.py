@@ -72,7 +72,7 @@ def propose_of_grid(
     _, _, batch_size, lr = min(choices)
     fewest = [one.steps for one in measured(records) if one.batch_size == batch_size]
     best_steps = min(fewest, default=math.inf)
-    last_step = question.last_step(batch_size, step_time)
+    last_step = question.last_step(batch_size)
     return Proposal(
         batch_size=batch_size,
         lr=lr,

@@ -70,7 +70,7 @@ def propose_by(
         if value is None and sampler == "gp":
             value = max(values.values(), default=None)
         state = TrialState.PRUNED if value is None else TrialState.COMPLETE
-        metric = _metric(question, step_time, chain)
+        metric = _metric(question, chain)
         told[chain.number] = _trial(allowed, chain, state, value, {STEP: metric})
     configurations = 0
     for spec in (*records, *running):
@@ -88,7 +88,7 @@ def propose_by(
             return Proposal(
                 batch_size=chain.batch_size,
                 lr=chain.lr,
-                max_steps=question.last_step(chain.batch_size, step_time),
+                max_steps=question.last_step(chain.batch_size),
                 resumed_from=chain.number,
                 first_evaluation=chain.first_evaluation,
             )
@@ -103,7 +103,7 @@ def propose_by(
         may_fit = chance_to_fit([batch_size], records, fits)[0] > 0.0
         if may_fit and (batch_size, lr) not in tried:
             break
-    last_step = question.last_step(batch_size, step_time)
+    last_step = question.last_step(batch_size)
     best_steps = math.inf
     if values and not question.seeks_metric:
         best_steps = math.exp(min(values.values())) / question.value(1.0, batch_size, step_time)
@@ -173,14 +173,14 @@ def _value(question: Question, step_time: StepTime, record: Record) -> float:
     return math.log(question.value(record.steps_to_target, record.batch_size, step_time))
 
 
-def _metric(question: Question, step_time: StepTime, record: Record) -> float:
+def _metric(question: Question, record: Record) -> float:
     """The best metric, as its gap, by which trials are ranked and pruned; NaN is the worst.
 
     Where the best metric counts it is that of the first part of the budget.
     """
     last_step = math.inf
     if question.seeks_metric:
-        last_step = PROBE_OF_BUDGET * question.last_step(record.batch_size, step_time)
+        last_step = PROBE_OF_BUDGET * question.last_step(record.batch_size)
     gaps: list[float] = []
     for step, value in record.finite_history:
         gaps.append(question.target.gap(value))

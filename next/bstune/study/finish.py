@@ -33,8 +33,8 @@ def write_study(
     write_text(folder.hardware, machine.model_dump_json(indent=1) + "\n")
     if result.best is not None:
         best = {"batch_size": result.best.batch_size, "lr": result.best.lr, **result.best.values}
-        if result.best.schedule_steps is not None:
-            best["steps"] = result.best.schedule_steps
+        if result.best.train_steps is not None:
+            best["steps"] = result.best.train_steps
         write_text(folder.best, yaml.safe_dump({"trial": best}))
 
 
