@@ -22,6 +22,7 @@ from bstune.search.findings import (
     share_reaching,
 )
 from bstune.search.fit import sizes_that_fit
+from bstune.search.grid import measured
 from bstune.search.posterior import Posterior
 from bstune.study.advice import (
     Options,
@@ -199,6 +200,8 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         "searched": searched,
         "curve": points,
     }
+    if plan.sampler == "grid":
+        fields["measured"] = measured(records)
     # One batch size shows no rule.
     sizes = plan.space.low, plan.space.high
     if sizes[0] < sizes[1]:

@@ -9,6 +9,7 @@ from bstune.core.space import Configuration, Space
 from bstune.core.step_time import fit_step_time
 from bstune.options import Options, space_of
 from bstune.search.fit import NOTHING, Ends
+from bstune.search.grid import usual_trials
 from bstune.study.deadline import OTHERS, Deadline
 from bstune.study.machine import Machine
 from bstune.study.plan import Plan
@@ -72,13 +73,17 @@ def plan_of(
         budget_step_time=step_time or fit_step_time((), timings),
     )
     _check_length(question, space)
+    trials = TRIALS if deadline is None else TRIALS_IN_TIME
+    if options.sampler == "grid" and deadline is None:
+        trials = usual_trials(space)
     return Plan(
         question=question,
         space=space,
         baseline=baseline,
-        trials=options.trials or (TRIALS if deadline is None else TRIALS_IN_TIME),
+        trials=options.trials or trials,
         seeds=options.seeds,
         seed=options.seed,
+        sampler=options.sampler,
         deadline=deadline,
         step_time=step_time,
         fits=fits,

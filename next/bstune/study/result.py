@@ -11,6 +11,7 @@ from bstune.core.records import Budget, Frozen, Status, Target
 from bstune.core.rules import Rule
 from bstune.core.space import Configuration
 from bstune.search.findings import CurvePoint
+from bstune.search.grid import Measured
 
 SCHEMA = 1
 
@@ -277,6 +278,8 @@ class StudyResult(Frozen):
     allowed_rules: tuple[str, ...] = ()
     """The scaling rules that this interval allows."""
     curve: tuple[CurvePoint, ...] = ()
+    measured: tuple[Measured, ...] = ()
+    """With ``sampler=grid``: the fewest steps that were seen at each batch size."""
     closest: Closest | None = None
     """Where nothing reached the target."""
     easier_goal: float | None = None
