@@ -1,7 +1,7 @@
 """A recipe of a config's nodes, whose references such as ``${trial.lr}`` each trial resolves."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
 from bstune.options import Options
-from bstune.recipe.recipe import RATES, Recipe, TrialSettings, resolve_device, settings_of
+from bstune.recipe.recipe import (
+    RATES,
+    Recipe,
+    TrialSettings,
+    number_or_none,
+    resolve_device,
+    settings_of,
+)
 
 # What Hydra instantiates.
 NODES = ("data", "module", "trainer")
@@ -39,33 +46,97 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
     for key in ("data", "module"):
         if parts.get(key) is None:
             raise InputError(f"{key} is missing: name what builds it, as {key}._target_=PATH")
+    tuned = [tunable.name for tunable in options.tunables]
+    keys = _keys(parts, {*tuned, *(options.trial.values or {}), *(parts.get("tunable") or {})})
     modules = []
     for lr in (1.0, 2.0):
-        modules.append(resolved(parts, settings_of(1, lr, steps=1), "cpu")["module"])
+        modules.append(resolved(parts, keys, settings_of(1, lr, steps=1), "cpu")["module"])
     # Where the config does not say which argument is the rate, its name does.
     rates = RATES if modules[0] == modules[1] else ()
     return Recipe(
-        module=partial(build, parts, "module", rates),
-        data=partial(build, parts, "data", ()),
-        trainer=partial(build, parts, "trainer", ()),
+        module=partial(build, parts, keys, "module", rates),
+        data=partial(build, parts, keys, "data", ()),
+        trainer=partial(build, parts, keys, "trainer", ()),
         device=options.device,
         precision=options.precision,
         threads=options.threads,
         compile=options.compile,
         micro_batch_size=options.given_micro_batch_size,
         devices=options.devices,
+        own_values=partial(own_values, parts, {name: keys[name] for name in tuned}),
     )
 
 
-def resolved(parts: Mapping[str, Any], trial: TrialSettings, device: str) -> dict[str, Any]:
+Keys = Mapping[str, str | None]
+"""The key of the config that each further value sets; None: nodes refer to it as ${trial.NAME}."""
+
+
+def _keys(parts: Mapping[str, Any], names: Iterable[str]) -> Keys:
+    """The keys of further values: the workload's own, or those of the module's arguments.
+
+    InputError for a key of the workload's that has no number.
+    """
+    keys: dict[str, str | None] = {}
+    for name in names:
+        key = ((parts.get("tunable") or {}).get(name) or {}).get("key")
+        if key is not None:
+            value = _number_at(parts, key)
+            if value is None:
+                raise InputError(
+                    f"tunable.{name}.key must be that of a number in the config, but {key} is none"
+                )
+        elif f"${{trial.{name}}}" not in str(parts):
+            key = f"module.{name}"
+        keys[name] = key
+    return keys
+
+
+def _number_at(parts: Mapping[str, Any], key: str) -> int | float | None:
+    config = OmegaConf.create(dict(parts))
+    return number_or_none(OmegaConf.select(config, key, throw_on_resolution_failure=False))
+
+
+def own_values(parts: Mapping[str, Any], keys: Keys) -> dict[str, int | float | None]:
+    """The further values that the config has, or the defaults of the module's arguments.
+
+    It imports the module. InputError for a value that its class or function does not take.
+    """
+    if not keys:
+        return {}
+    own = {name: None if key is None else _number_at(parts, key) for name, key in keys.items()}
+    trial = settings_of(1, 1.0, steps=1)
+    trial.values = {name: f"<{name}>" for name in keys}  # type: ignore[misc]
+    node = resolved(parts, keys, trial, "cpu")["module"]
+    given = {value: argument for argument, value in node.items() if isinstance(value, str)}
+    function = hydra.utils.get_object(node["_target_"])
+    arguments = inspect.signature(function).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in arguments.values())
+    for name, value in own.items():
+        argument = given.get(f"<{name}>")
+        if value is None and argument in arguments:
+            own[name] = number_or_none(arguments[argument].default)
+        elif keys[name] == f"module.{name}" and name not in arguments and not takes_any:
+            raise InputError(
+                f"module={function.__name__} does not take {name}: it takes {', '.join(arguments)}"
+            )
+    return own
+
+
+def resolved(
+    parts: Mapping[str, Any], keys: Keys, trial: TrialSettings, device: str
+) -> dict[str, Any]:
     """Resolve the nodes for a trial, as plain containers by their keys.
 
     An argument whose value of the trial is None is left out: its own default stands. InputError for
     a reference that leads nowhere.
     """
     values = {name: getattr(trial, name) for name in TRIAL_VALUES}
+    values |= {name: trial.values.get(name) for name in keys}
     values = {name: LEFT_OUT if value is None else value for name, value in values.items()}
     config = OmegaConf.create({**parts, "trial": values, "device": device})
+    for name, key in keys.items():
+        if key is not None and name in trial.values:
+            OmegaConf.update(config, key, trial.values[name])
     try:
         nodes: Any = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
@@ -83,11 +154,14 @@ def _without_left_out(node: Any) -> Any:
     return node
 
 
-def build(parts: Mapping[str, Any], key: str, rates: Sequence[str], trial: TrialSettings) -> Any:
+def build(
+    parts: Mapping[str, Any], keys: Keys, key: str, rates: Sequence[str], trial: TrialSettings
+) -> Any:
     """Instantiate a node for a trial; ``device`` is cpu or cuda by then.
 
     Args:
         parts: the config.
+        keys: of further values.
         key: of the node.
         rates: names, of which one has to be an argument and gets the trial's rate; none: the config
             says where it goes.
@@ -96,7 +170,7 @@ def build(parts: Mapping[str, Any], key: str, rates: Sequence[str], trial: Trial
     Raises:
         InputError: if a target cannot be imported. What a target raises is raised as it is.
     """
-    node = resolved(parts, trial, resolve_device(parts["device"]))[key] or {}
+    node = resolved(parts, keys, trial, resolve_device(parts["device"]))[key] or {}
     try:
         if rates and trial.lr is not None:
             partly = {**node, "_partial_": True}

@@ -58,6 +58,12 @@ def epoch_examples(examples: int, batch_size: int, limit: float) -> int:
     return max(batches, 1) * batch_size
 
 
+def number_or_none(value: Any) -> int | float | None:
+    """A further value that is told; None for anything else, True too."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else None
+
+
 def no_arguments(trial: TrialSettings) -> dict[str, Any]:
     """Add nothing to the Trainer's arguments."""
     return {}
@@ -78,6 +84,8 @@ class Recipe:
         micro_batch_size: examples that a device takes at once, of a batch that is larger
             accumulated; None: the whole batch.
         devices: that share each batch equally.
+        own_values: gives the further values that are used today, by name; None: it does not tell.
+            InputError for one that nothing takes.
     """
 
     module: "Callable[[TrialSettings], LightningModule]"
@@ -89,6 +97,7 @@ class Recipe:
     compile: str | None = None
     micro_batch_size: int | None = None
     devices: int = 1
+    own_values: "Callable[[], dict[str, int | float | None]]" = dict
 
 
 def resolve_device(device: str) -> str:

@@ -49,6 +49,7 @@ class Row:
 def answer(result: StudyResult) -> tuple[Row, ...]:
     """Write an answer's rows: the verdict, then those that the question names, in its order."""
     texts = {
+        "Best": _best(result),
         "Time": _runs(result),
         "Steps": _steps(result),
         "Budget": _budget(result),
@@ -108,19 +109,19 @@ def _verdict(result: StudyResult) -> str:
     if best is None:
         return missing
     if result.verdict == "use":
-        return f"{_pair(best)}: {words.least}"
+        return f"{_named(best)}: {words.least}"
     if result.improvement is not None and baseline is not None:
         return _improved(result, result.improvement, best, baseline)
     if speedup is None or baseline is None:
-        return f"{_pair(best)} is the best so far; {missing}"
+        return f"{_named(best)} is the best so far; {missing}"
     best_other = f"the best of {console.count(result.configurations, 'other')}"
     if result.verdict == "keep" and speedup.high is not None:
         at_most = f"at most {console.speedup(speedup.high)} {words.better}"
-        return f"{_pair(best)}: {best_other} {words.verb} {at_most}"
+        return f"{_named(best)}: {best_other} {words.verb} {at_most}"
     compared = _speedup_text(result, speedup, baseline)
     if result.verdict == "switch":
-        return f"to {_pair(best)}: {compared}"
-    faster = best_other if best.number == baseline.number else _pair(best)
+        return f"to {_named(best)}: {compared}"
+    faster = best_other if best.number == baseline.number else _named(best)
     return f"{faster} {words.verb} {compared}; {missing}"
 
 
@@ -135,7 +136,7 @@ def _improved(
     if result.verdict == "keep" and improvement.high is not None:
         tried = console.count(result.configurations, "other")
         most = console.number(max(improvement.high, 0.0), 2)
-        return f"{_pair(best)}: {metric} of the best of {tried} is at most {most} {lower}"
+        return f"{_named(best)}: {metric} of the best of {tried} is at most {most} {lower}"
     ends = ""
     if improvement.low is not None and improvement.high is not None:
         low, high = console.number(improvement.low, 2), console.number(improvement.high, 2)
@@ -144,7 +145,7 @@ def _improved(
     if compared is not None and compared.metric is not None:
         values += f" for {console.number(compared.metric)}"
     text = (
-        f"{_pair(best)}: {values} in {_of_budget(result)} "
+        f"{_named(best)}: {values} in {_of_budget(result)} "
         f"({console.number(abs(difference), 2)} {lower if difference >= 0 else higher}{ends})"
     )
     if result.verdict == "switch":
@@ -342,8 +343,21 @@ def _train(result: StudyResult) -> Iterator[str]:
         yield result.train
 
 
+def _named(best: Confirmed) -> str:
+    """Name the best: with further values by its file, as row Best has them."""
+    return "the configuration in best.yaml" if best.values else _pair(best)
+
+
+def _best(result: StudyResult) -> Iterator[str]:
+    """Write the best with its further values, which line 1 leaves out."""
+    if result.reached and result.best is not None and result.best.values:
+        yield _pair(result.best)
+
+
 def _pair(configuration: Configuration) -> str:
     pair = f"batch size {configuration.batch_size:,}, lr {console.number(configuration.lr)}"
+    for name, value in configuration.values.items():
+        pair += f", {name} {console.number(value)}"
     if isinstance(configuration, Confirmed) and configuration.schedule_steps is not None:
         pair += f", a schedule of {console.count(configuration.schedule_steps, 'step')}"
     return pair

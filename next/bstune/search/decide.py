@@ -17,9 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.question import Question
-from bstune.core.records import Frozen, Record, Spec, StepTime
-from bstune.core.space import Space
-from bstune.search.choices import Choices, compare, new_configurations, pair_of, waiting_places
+from bstune.core.records import Record, Spec, StepTime
+from bstune.core.space import Configuration, Space
+from bstune.search.choices import (
+    Choices,
+    compare,
+    configuration_of,
+    new_configurations,
+    waiting_places,
+)
 from bstune.search.curve_decision import choose_for_curve
 from bstune.search.findings import predictions
 from bstune.search.fit import NOTHING, Ends
@@ -41,7 +47,7 @@ Array = NDArray[np.float64]
 # far off after 10 times (0.98 to 1.11).
 DRAWS = 64
 MOVES = 2
-# With a misfit the law has twice the parameters.
+# With a misfit, or with two further values, the law has twice the parameters.
 MISFIT_DRAWS = 192
 MISFIT_MOVES = 3
 # The score of a candidate is log(value) + REMAINING_WEIGHT * min(what is left of it / the whole of
@@ -58,11 +64,9 @@ OUT_OF_REACH = 1e3
 FIRST_EVALUATION = 1 / 20
 
 
-class Proposal(Frozen):
+class Proposal(Configuration):
     """What to run next."""
 
-    batch_size: int
-    lr: float
     max_steps: int
     """The step at which it stops, steps of the trial that it resumes included."""
     resumed_from: int | None
@@ -94,7 +98,7 @@ def propose(
     """
     is_of_curve = not question.seeks_best
     draws, moves = DRAWS, MOVES
-    if is_of_curve or question.seeks_metric:
+    if is_of_curve or question.seeks_metric or space.tunables:
         draws, moves = MISFIT_DRAWS, MISFIT_MOVES
     posterior = sample_posterior(
         question,
@@ -122,23 +126,24 @@ def propose(
     waiting = waiting_places(question, step_time, posterior, best_value, may_resume)
     new = new_configurations(posterior, space, records, running, fits, best, rng)
     choices = compare(question, step_time, posterior, draw, waiting, new)
+    x, z, u = choices.x, choices.z, choices.u
     limit_of_curve = None
     if best and is_of_curve:
         chosen, limit_of_curve = choose_for_curve(
-            posterior, choices.x, choices.z, choices.ran, choices.cost_per_step / choices.chance
+            posterior, x, z, choices.ran, choices.cost_per_step / choices.chance, u
         )
     else:
         chosen = best_in_draw(choices, question.schedule_ends, bool(best))
-    batch_size, lr = pair_of(space, choices.x[chosen], choices.z[chosen])
-    of_law = posterior.law.log_steps(posterior.theta, choices.x[[chosen]], choices.z[[chosen]])
+    configuration = configuration_of(space, x[chosen], z[chosen], u[chosen])
+    of_law = posterior.law.log_steps(posterior.theta, x[[chosen]], z[[chosen]], u[[chosen]])
     evaluation: int | None = first_evaluation(math.exp(of_law.mean()))
     resumed_from = None
     if chosen < len(waiting):
         resumed = posterior.chains[waiting[chosen]]
-        batch_size, lr = resumed.batch_size, resumed.lr
+        configuration = Configuration(**resumed.model_dump(include=set(Configuration.model_fields)))
         evaluation = resumed.first_evaluation
         resumed_from = resumed.number
-    last_step = question.last_step(batch_size, step_time)
+    last_step = question.last_step(configuration.batch_size, step_time)
     spent = _spent(question, step_time, records)
     if question.seeks_metric:
         limit = limit_for_metric(last_step, int(choices.ran[chosen]), probes_tell(posterior))
@@ -147,8 +152,7 @@ def propose(
             question, choices, chosen, draw, spent, best_value, limit_of_curve, last_step
         )
     return Proposal(
-        batch_size=batch_size,
-        lr=lr,
+        **configuration.model_dump(),
         max_steps=max(min(math.ceil(limit), last_step), int(choices.ran[chosen]) + 1),
         resumed_from=resumed_from,
         first_evaluation=evaluation,
