@@ -194,8 +194,8 @@ def _ranges(tune: Any, config: DictConfig) -> Any:
     for name in tune:
         if name not in known:
             raise InputError(
-                f"tune must name what the workload gives a range for, {', '.join(known) or 'none'}, "
-                f"but got {name}: give another one its range, as tune={{{name}: [LOW, HIGH]}}"
+                f"tune must name what tunable has a range for, {', '.join(known) or 'none'}, but "
+                f"got {name}: give it a range, as tune={{{name}: [LOW, HIGH]}}"
             )
         ranges[name] = [known[name].get("low"), known[name].get("high")]
     return ranges

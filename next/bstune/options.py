@@ -53,7 +53,7 @@ def _tune(value: Any) -> Any:
     if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
         return tuple(value)
     if not isinstance(value, dict):
-        raise ValueError("must be [NAME, ...] or {NAME: [LOW, HIGH], ...}")  # noqa: TRY004
+        raise ValueError("must be [NAME, ...] or {NAME: [LOW, HIGH], ...}")
     for name, ends in value.items():
         if name in OF_EACH_TRIAL:
             raise ValueError(

@@ -13,6 +13,7 @@ from scipy.stats import norm
 from search_records import QUESTION, SPACE, Workload, record, step_time
 from small import Data, Model
 from test_config import composed, folder  # noqa: F401 (a fixture)
+from test_found import TOLD
 from test_options import SMALL, values
 from test_recipe import PARTS, TRIAL
 from test_run import own, places, tune
@@ -28,7 +29,6 @@ from bstune.search.decide import propose
 from bstune.search.findings import predictions
 from bstune.search.law import SHIFT, make_law
 from bstune.search.posterior import sample_posterior
-from test_found import TOLD
 
 MOMENTUM = Tunable("momentum", 0.5, 0.98)
 DEPTH = Tunable("depth", 1, 4)
@@ -86,13 +86,12 @@ def test_their_prior_s_density_is_that_of_its_draws():
     np.testing.assert_allclose(difference, difference[0])
 
 
-def train(workload, number, proposal, records):
-    """A trial whose steps rise by parabolas off momentum 0.9 and depth 3; momentum moves lr*."""
-    momentum, depth = TUNED.places(proposal.values)
+def at(workload, values):
+    """A workload whose steps rise by parabolas off momentum 0.9 and depth 3; momentum moves lr*."""
+    momentum, depth = TUNED.places(values)
     off = momentum - MOMENTUM.place(0.9)
     cost = 0.5 * (off / 0.4) ** 2 + 0.5 * ((depth - DEPTH.place(3)) / 0.5) ** 2
-    there = replace(workload, s_min=100.0 * math.exp(cost), lr=0.1 * 2.0 ** (-4.0 * off))
-    return there.train(number, proposal, records)
+    return replace(workload, s_min=100.0 * math.exp(cost), lr=0.1 * 2.0 ** (-4.0 * off))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -102,16 +101,16 @@ def test_a_search_finds_them(seed):
         proposal = propose(QUESTION, TUNED, step_time, records, seed)
         assert 0.5 <= proposal.values["momentum"] <= 0.98
         assert proposal.values["depth"] in (1, 2, 3, 4)
-        records.append(train(Workload(noise=0.05), number, proposal, records))
+        workload = at(Workload(noise=0.05), proposal.values)
+        records.append(workload.train(number, proposal, records))
     for one in records:
         if one.resumed_from is not None:
             assert one.values == records[one.resumed_from].values
     posterior = sample_posterior(QUESTION, TUNED, step_time, records, seed=seed)
     best = min(predictions(posterior, QUESTION, step_time), key=lambda one: one.log_value).record
-    workload = Workload()
     least = 100 * (1 + 40 / math.sqrt(4000)) * step_time(math.sqrt(4000))
-    quiet = train(workload, 0, best.model_copy(update={"max_steps": 4000}), [])
-    assert quiet.steps * step_time(best.batch_size) < 1.3 * least
+    steps = at(Workload(), best.values).steps(best.batch_size, best.lr)
+    assert steps * step_time(best.batch_size) < 1.3 * least
 
 
 def test_the_same_pair_with_other_values_is_another_configuration():
@@ -193,8 +192,12 @@ def test_what_nothing_takes_is_refused():
     recipe = recipe_of(parts, options_from(values(tune={"width": (1, 8)})))
     with refused("Dropped, does not take, width, lr, momentum, dropout"):
         recipe.own_values()
-    with refused("tunable.dropout.key, module.drop"):
-        of_nodes({"dropout": 0.2}, {"key": "module.drop"})
+    for key, words in (
+        ("module.drop", "does not take, drop"),
+        ("module.a.b", "tunable.dropout.key"),
+    ):
+        with refused(words):
+            of_nodes({}, {"key": key}).own_values()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What a study searches: batch sizes, learning rates around a scaling rule, and further values."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -135,9 +135,11 @@ class Space:
         """The coordinates of further values, in the order of ``tunables``."""
         return [tunable.place(values[tunable.name]) for tunable in self.tunables]
 
-    def values_at(self, places: Sequence[float]) -> dict[str, Number]:
+    def values_at(self, places: Iterable[float]) -> dict[str, Number]:
         """The further values at coordinates."""
-        return {one.name: one.value(place) for one, place in zip(self.tunables, places, strict=True)}
+        return {
+            one.name: one.value(place) for one, place in zip(self.tunables, places, strict=True)
+        }
 
     @staticmethod
     def around(

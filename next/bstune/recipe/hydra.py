@@ -1,7 +1,7 @@
 """A recipe of a config's nodes, whose references such as ``${trial.lr}`` each trial resolves."""
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,7 +47,8 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
         if parts.get(key) is None:
             raise InputError(f"{key} is missing: name what builds it, as {key}._target_=PATH")
     tuned = [tunable.name for tunable in options.tunables]
-    keys = _keys(parts, {*tuned, *(options.trial.values or {}), *(parts.get("tunable") or {})})
+    names = [*tuned, *(options.trial.values or {}), *(parts.get("tunable") or {})]
+    keys = {name: _key_of(parts, name) for name in names}
     modules = []
     for lr in (1.0, 2.0):
         modules.append(resolved(parts, keys, settings_of(1, lr, steps=1), "cpu")["module"])
@@ -63,7 +64,7 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
         compile=options.compile,
         micro_batch_size=options.given_micro_batch_size,
         devices=options.devices,
-        own_values=partial(own_values, parts, {name: keys[name] for name in tuned}),
+        own_values=partial(own_values, parts, keys, tuned),
     )
 
 
@@ -71,54 +72,50 @@ Keys = Mapping[str, str | None]
 """The key of the config that each further value sets; None: nodes refer to it as ${trial.NAME}."""
 
 
-def _keys(parts: Mapping[str, Any], names: Iterable[str]) -> Keys:
-    """The keys of further values: the workload's own, or those of the module's arguments.
-
-    InputError for a key of the workload's that has no number.
-    """
-    keys: dict[str, str | None] = {}
-    for name in names:
-        key = ((parts.get("tunable") or {}).get(name) or {}).get("key")
-        if key is not None:
-            value = _number_at(parts, key)
-            if value is None:
-                raise InputError(
-                    f"tunable.{name}.key must be that of a number in the config, but {key} is none"
-                )
-        elif f"${{trial.{name}}}" not in str(parts):
-            key = f"module.{name}"
-        keys[name] = key
-    return keys
+def _key_of(parts: Mapping[str, Any], name: str) -> str | None:
+    """The key that a further value sets: the workload's own, or that of the module's argument."""
+    tunable = (parts.get("tunable") or {}).get(name) or {}
+    is_referred_to = f"${{trial.{name}}}" in str(parts)
+    key: str | None = tunable.get("key", None if is_referred_to else f"module.{name}")
+    return key
 
 
-def _number_at(parts: Mapping[str, Any], key: str) -> int | float | None:
-    config = OmegaConf.create(dict(parts))
-    return number_or_none(OmegaConf.select(config, key, throw_on_resolution_failure=False))
-
-
-def own_values(parts: Mapping[str, Any], keys: Keys) -> dict[str, int | float | None]:
+def own_values(
+    parts: Mapping[str, Any], keys: Keys, tuned: Sequence[str]
+) -> dict[str, int | float | None]:
     """The further values that the config has, or the defaults of the module's arguments.
 
     It imports the module. InputError for a value that its class or function does not take.
     """
-    if not keys:
+    if not tuned:
         return {}
-    own = {name: None if key is None else _number_at(parts, key) for name, key in keys.items()}
+    config = OmegaConf.create(dict(parts))
     trial = settings_of(1, 1.0, steps=1)
-    trial.values = {name: f"<{name}>" for name in keys}  # type: ignore[misc]
+    trial.values = {name: f"<{name}>" for name in tuned}  # type: ignore[misc]
     node = resolved(parts, keys, trial, "cpu")["module"]
     given = {value: argument for argument, value in node.items() if isinstance(value, str)}
     function = hydra.utils.get_object(node["_target_"])
     arguments = inspect.signature(function).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in arguments.values())
-    for name, value in own.items():
+    own = {}
+    for name in tuned:
+        key = keys[name]
+        value = key and OmegaConf.select(config, key, throw_on_resolution_failure=False)
+        # Of the module itself; other keys lie deeper.
         argument = given.get(f"<{name}>")
-        if value is None and argument in arguments:
-            own[name] = number_or_none(arguments[argument].default)
-        elif keys[name] == f"module.{name}" and name not in arguments and not takes_any:
+        if argument is None:
+            if key is not None and number_or_none(value) is None:
+                raise InputError(
+                    f"tunable.{name}.key must be that of a number, but {key} is {value}"
+                )
+        elif value is None and argument in arguments:
+            value = arguments[argument].default
+        elif value is None and not takes_any:
             raise InputError(
-                f"module={function.__name__} does not take {name}: it takes {', '.join(arguments)}"
+                f"module={function.__name__} does not take {argument}: it takes "
+                f"{', '.join(arguments)}"
             )
+        own[name] = number_or_none(value)
     return own
 
 

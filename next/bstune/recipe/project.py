@@ -93,9 +93,7 @@ def _of_trial(
     return function(trial)
 
 
-def _own_values(
-    module: Any, data: Any, names: Collection[str]
-) -> dict[str, int | float | None]:
+def _own_values(module: Any, data: Any, names: Collection[str]) -> dict[str, int | float | None]:
     """The defaults of the arguments that are tuned; None where there is none.
 
     InputError for a value that the project does not take; a function of the trial may read any.
@@ -157,10 +155,10 @@ def _builder(
     if len(others) == 1 and not values and not is_class:
         return partial(_of_trial, function, usual)
     if others:
-        arguments = ", ".join(f"{other}=..." for other in others)
+        written = ", ".join(f"{other}=..." for other in others)
         raise InputError(
             f"{what}={name} needs {', '.join(others)}: give them, as "
-            f"lambda trial: {name}(lr=trial.lr, {arguments})"
+            f"lambda trial: {name}(lr=trial.lr, {written})"
         )
     if what == "module" and "lr" not in values.values():
         raise InputError(

@@ -36,13 +36,16 @@ WORTH_RESUMING = 0.95
 
 
 class New(NamedTuple):
-    """New configurations: log2 batch sizes and rates, (n,), coordinates of further values, (n, k),
-    and the chance that each batch size fits."""
+    """New configurations, (n,) each."""
 
     x: Array
+    """log2 of the batch size."""
     z: Array
+    """log2 of the rate."""
     u: Array
+    """Coordinates of the further values, (n, values)."""
     chance: Array
+    """That the batch size fits."""
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,7 @@ def plan_of(
     baseline = None
     if options.baseline.pair is not None:
         batch_size, lr = options.baseline.pair
-        baseline = Configuration(
-            batch_size=batch_size, lr=lr, values=options.baseline.values or {}
-        )
+        baseline = Configuration(batch_size=batch_size, lr=lr, values=options.baseline.values or {})
     survey = machine.survey
     fits = NOTHING
     # With micro-batches larger batches are accumulated of what fits.
