@@ -425,7 +425,9 @@ def _contradictions(options: Options) -> Iterator[str]:
                 f"{name}.batch_size must be a multiple of devices={options.devices}, which share "
                 f"each batch equally, but got {pair.batch_size}"
             )
-    yield from _of_further_values(options)
+    if isinstance(options.tune, tuple):
+        for name in options.tune:
+            yield f"tune={name} has no range: give tune={{{name}: [LOW, HIGH]}}"
     yield from _of_objective(options)
     of_run = options.trial
     if of_run.steps and of_run.batch_size and options.counts_steps:
@@ -438,21 +440,6 @@ def _contradictions(options: Options) -> Iterator[str]:
     if (of_run.batch_size is None) != (of_run.lr is None):
         absent = "batch_size" if of_run.batch_size is None else "lr"
         yield f"trial.{absent} is missing: give both batch size and learning rate"
-
-
-def _of_further_values(options: Options) -> Iterator[str]:
-    """Say what contradicts the further values, a line each."""
-    if isinstance(options.tune, tuple):
-        for name in options.tune:
-            yield f"tune={name} has no range: give tune={{{name}: [LOW, HIGH]}}"
-        return
-    names = [tunable.name for tunable in options.tunables]
-    for name in options.baseline.values or {}:
-        if name not in names:
-            yield (
-                f"baseline.values must name what tune does, {', '.join(names) or 'nothing'}, but "
-                f"got {name}"
-            )
 
 
 def _of_objective(options: Options) -> Iterator[str]:

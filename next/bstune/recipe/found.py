@@ -184,6 +184,11 @@ def completed(
         lines.extend(_metric_line(found, absent))
     if None not in (baseline["batch_size"], baseline["lr"]):
         given = baseline["values"] or {}
+        if not given.keys() <= found.values.keys():
+            tuned = ", ".join(found.values) or "nothing"
+            raise InputError(
+                f"baseline.values must name what tune does, {tuned}, but got {', '.join(given)}"
+            )
         baseline["values"] = found.values | given
         for name in found.values.keys() - given.keys():
             if found.values[name] is None:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.rules import EXPONENTS, divisor
-from bstune.core.space import Space
+from bstune.core.space import Space, Tunable
 from bstune.search import schedule_length
 
 Array = NDArray[np.float64]
@@ -41,11 +41,11 @@ MISFIT_SIZE = 7  # log of the standard deviation of the misfit at a knot
 KNOTS = 8  # this column and the further ones: the misfit at each knot, in units of its size
 # Further columns, each for all further values in turn: the best coordinate; log of the distance
 # from it at which log steps have risen by 1/2; octaves that lr* rises by over the value's range.
-# Their prior means and standard deviations.
+# Their prior means and standard deviations; the last one's where nothing is known of the value.
 BEST_PLACE = (0.5, 0.35)
 LOG_WIDTH = (math.log(0.5), 0.7)
-RATE_SLOPE = (0.0, 1.5)
-OF_VALUE = (BEST_PLACE, LOG_WIDTH, RATE_SLOPE)
+RATE_SLOPE = (0.0, 0.75)
+COLUMNS_OF_VALUE = 3
 
 # Prior means and standard deviations in the order of the columns; SHIFT is a Student's t with 3
 # degrees of freedom. The level's mean is a quarter of the budget. They are wide guesses: a factor
@@ -144,8 +144,10 @@ class Law:
             theta: m draws.
             u: coordinates at n places, (n, values), or of each draw's own, (m, n, values).
         """
-        columns = theta[:, None, self.first_value : self.first_value + len(OF_VALUE) * self.values]
-        best, log_width, slope = np.split(columns, len(OF_VALUE), axis=2)
+        columns = theta[
+            :, None, self.first_value : self.first_value + COLUMNS_OF_VALUE * self.values
+        ]
+        best, log_width, slope = np.split(columns, COLUMNS_OF_VALUE, axis=2)
         off = u - best
         cost: Array = 0.5 * ((off * np.exp(-log_width)) ** 2).sum(axis=2)
         return cost, (off * slope).sum(axis=2)
@@ -187,6 +189,17 @@ class Law:
         return -0.5 * normal - tail
 
 
+def _rate_slope(tunable: Tunable) -> tuple[float, float]:
+    """Prior mean and standard deviation of the octaves that lr* rises by over a value's range.
+
+    Rates count as lr/(1 - x) of a momentum, and not of other values near 1: half way is the mean.
+    """
+    if tunable.scale != "log of 1 - x":
+        return RATE_SLOPE
+    half = 0.5 * math.log2((1.0 - tunable.high) / (1.0 - tunable.low))
+    return half, -half
+
+
 def make_law(space: Space, budget: float, misfit: bool, schedule_ends: bool = False) -> Law:
     """The law over a space, with a prior around its rule and a quarter of the budget.
 
@@ -209,9 +222,10 @@ def make_law(space: Space, budget: float, misfit: bool, schedule_ends: bool = Fa
         knots = np.linspace(low, high, intervals + 1)
         mean = np.concatenate([mean, [MISFIT_MEAN], np.zeros(knots.size)])
         spread = np.concatenate([spread, [MISFIT_SPREAD], np.ones(knots.size)])
-    values = len(space.tunables)
+    slopes = [_rate_slope(tunable) for tunable in space.tunables]
+    values = len(slopes)
     first_value = mean.size
-    of_values = np.repeat(OF_VALUE, values, axis=0)
+    of_values = np.array([*[BEST_PLACE] * values, *[LOG_WIDTH] * values, *slopes]).reshape(-1, 2)
     mean = np.concatenate([mean, of_values[:, 0]])
     spread = np.concatenate([spread, of_values[:, 1]])
     if schedule_ends:

@@ -70,7 +70,7 @@ class StudyStorage:
         self._name = name
         self._new_file: Path | None = None
         self._open(url, name)
-        self._distributions: dict[str, BaseDistribution] = {}
+        self._distributions: dict[str, IntDistribution | FloatDistribution] = {}
         self._process = _this_process()
         self._last_heartbeat = 0.0
 
@@ -160,9 +160,9 @@ class StudyStorage:
         """Store a trial and give it its number; None if another process has its place."""
         values = {"batch_size": ask.batch_size, "lr": ask.lr, **ask.values}
         # The baseline's may lie outside of their ranges: then the spec alone has them.
-        distributions = {}
+        distributions: dict[str, BaseDistribution] = {}
         for name, distribution in self._distributions.items():
-            if distribution._contains(distribution.to_internal_repr(values[name])):
+            if distribution.low <= values[name] <= distribution.high:
                 distributions[name] = distribution
         fields = ask.model_dump(exclude={"until"})
         template = create_trial(
@@ -290,7 +290,7 @@ def _open_database(url: str) -> RDBStorage:
     return RDBStorage(url, heartbeat_interval=HEARTBEAT)
 
 
-def _distribution(tunable: Tunable) -> BaseDistribution:
+def _distribution(tunable: Tunable) -> IntDistribution | FloatDistribution:
     """The range of a further value as Optuna's parameter; it has no scale of 1 - x."""
     is_log = tunable.scale == "log"
     if tunable.is_whole:
