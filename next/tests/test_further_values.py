@@ -67,9 +67,16 @@ def test_a_parabola_each_and_a_rate_that_moves(misfit, schedule_ends):
     of_values = [0.5, 0.2, math.log(0.5), math.log(0.25), 2.0, 0.0]
     theta[0, law.first_value : law.first_value + 6] = of_values
     x, z = np.array([6.0]), np.array([-3.0])
-    for places_, cost, octaves in (((0.75, 0.7), 0.125 + 2.0, 0.5), ((0.5, 0.2), 0.0, 0.0)):
+    for at_places, cost, octaves in (((0.75, 0.7), 0.125 + 2.0, 0.5), ((0.5, 0.2), 0.0, 0.0)):
         expected = plain.log_steps(plain.mean[None], x, z - octaves) + cost
-        np.testing.assert_allclose(law.log_steps(theta, x, z, np.array([places_])), expected)
+        np.testing.assert_allclose(law.log_steps(theta, x, z, np.array([at_places])), expected)
+    # The best of the range counts where the parabola's lies beyond it.
+    theta[0, law.first_value] = 1.25
+    found = law.log_steps(theta, x, z, np.array([[1.0, 0.2], [0.75, 0.2]]))
+    shifted = plain.log_steps(plain.mean[None], x, z + 0.5) + 0.5 * (1.0 - 0.25)
+    np.testing.assert_allclose(
+        found[0], [plain.log_steps(plain.mean[None], x, z)[0, 0], shifted[0, 0]]
+    )
 
 
 def at(workload, of_values):

@@ -233,9 +233,8 @@ def _candidates(
     x = rng.uniform(law.low, law.high, CANDIDATES)
     x[:2] = law.low, law.high
     theta = posterior.theta[rng.integers(len(posterior.theta), size=CANDIDATES)]
-    values = space.tunables
-    u = law.best_places(theta) + rng.normal(0.0, SHARE, (CANDIDATES, len(values)))
-    u = np.clip(u, 0.0, 1.0)
+    u = law.best_places(theta)
+    u = np.clip(u + rng.normal(0.0, SHARE, u.shape), 0.0, 1.0)
     _, moved = law.off_values(theta, u[:, None])
     # Each draw's rate at a batch size of its own.
     best_rate = (law.best_rate(theta, x[:, None]) + moved)[:, 0]

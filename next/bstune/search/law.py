@@ -14,7 +14,7 @@ have it, other searches do without.
 
 Each further value, at a coordinate u (:class:`bstune.core.space.Tunable`), adds a parabola
 1/2 ((u - u*)/width)^2 to log S, and moves the best rate, as momentum does: assumptions, too. The
-curve and the best rate are those at the best further values.
+curve and the best rate are those at the best values within the ranges.
 """
 
 import math
@@ -133,7 +133,7 @@ class Law:
 
     def best_places(self, theta: Array) -> Array:
         """Coordinates of the best further values of m draws, (m, values)."""
-        return theta[:, self.first_value : self.first_value + self.values]
+        return np.clip(theta[:, self.first_value : self.first_value + self.values], 0.0, 1.0)
 
     def off_values(self, theta: Array, u: Array) -> tuple[Array, Array]:
         """What further values off their best cost, in log steps, and by how much they move lr*.
@@ -144,13 +144,14 @@ class Law:
             theta: m draws.
             u: coordinates at n places, (n, values), or of each draw's own, (m, n, values).
         """
-        columns = theta[
-            :, None, self.first_value : self.first_value + COLUMNS_OF_VALUE * self.values
-        ]
+        last = self.first_value + COLUMNS_OF_VALUE * self.values
+        columns = theta[:, None, self.first_value : last]
         best, log_width, slope = np.split(columns, COLUMNS_OF_VALUE, axis=2)
-        off = u - best
-        cost: Array = 0.5 * ((off * np.exp(-log_width)) ** 2).sum(axis=2)
-        return cost, (off * slope).sum(axis=2)
+        # The best of a range counts, where a parabola's own lies beyond it.
+        inside = np.clip(best, 0.0, 1.0)
+        squares = (u - best) ** 2 - (inside - best) ** 2
+        cost: Array = 0.5 * (squares * np.exp(-2.0 * log_width)).sum(axis=2)
+        return cost, ((u - inside) * slope).sum(axis=2)
 
     def above(self, theta: Array, x: Array, z: Array) -> Array:
         """The penalty of rates above the best one, in log steps, (m, n); trials diverge by it."""
