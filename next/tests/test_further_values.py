@@ -58,10 +58,9 @@ def test_the_coordinate_of_a_value(low, high, scale, middle):
     assert (tunable.place(low - 1.0), tunable.place(high + 1.0)) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("schedule_ends", [False, True])
-@pytest.mark.parametrize("misfit", [False, True])
-def test_a_parabola_each_and_a_rate_that_moves(misfit, schedule_ends):
-    law, plain = (make_law(space, 4000, misfit, schedule_ends) for space in (TUNED, SPACE))
+@pytest.mark.parametrize("further", [(False, False), (True, True)])
+def test_a_parabola_each_and_a_rate_that_moves(further):
+    law, plain = (make_law(space, 4000, *further) for space in (TUNED, SPACE))
     assert law.mean.size == plain.mean.size + 6
     theta = law.mean[None].copy()
     of_values = [0.5, 0.2, math.log(0.5), math.log(0.25), 2.0, 0.0]
@@ -72,11 +71,10 @@ def test_a_parabola_each_and_a_rate_that_moves(misfit, schedule_ends):
         np.testing.assert_allclose(law.log_steps(theta, x, z, np.array([at_places])), expected)
     # The best of the range counts where the parabola's lies beyond it.
     theta[0, law.first_value] = 1.25
-    found = law.log_steps(theta, x, z, np.array([[1.0, 0.2], [0.75, 0.2]]))
-    shifted = plain.log_steps(plain.mean[None], x, z + 0.5) + 0.5 * (1.0 - 0.25)
-    np.testing.assert_allclose(
-        found[0], [plain.log_steps(plain.mean[None], x, z)[0, 0], shifted[0, 0]]
-    )
+    at_best, off = law.log_steps(theta, x, z, np.array([[1.0, 0.2], [0.75, 0.2]]))[0]
+    shifted = plain.log_steps(plain.mean[None], x, z + 0.5)[0, 0]
+    expected = plain.log_steps(plain.mean[None], x, z)[0, 0]
+    assert (at_best, off) == pytest.approx((expected, shifted + 0.5 * (1.0 - 0.25)))
 
 
 def at(workload, of_values):
@@ -87,19 +85,17 @@ def at(workload, of_values):
     return replace(workload, s_min=100.0 * math.exp(cost), lr=0.1 * 2.0 ** (-4.0 * off))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_search_finds_them(seed):
+def test_a_search_finds_them():
     records = []
     for number in range(60):
-        proposal = propose(QUESTION, TUNED, step_time, records, seed)
-        assert 0.5 <= proposal.values["momentum"] <= 0.98
+        proposal = propose(QUESTION, TUNED, step_time, records, 0)
         assert proposal.values["depth"] in (1, 2, 3, 4)
         workload = at(Workload(noise=0.05), proposal.values)
         records.append(workload.train(number, proposal, records))
     for one in records:
         if one.resumed_from is not None:
             assert one.values == records[one.resumed_from].values
-    posterior = sample_posterior(QUESTION, TUNED, step_time, records, seed=seed)
+    posterior = sample_posterior(QUESTION, TUNED, step_time, records, seed=0)
     best = min(predictions(posterior, QUESTION, step_time), key=lambda one: one.log_value).record
     least = 100 * (1 + 40 / math.sqrt(4000)) * step_time(math.sqrt(4000))
     steps = at(Workload(), best.values).steps(best.batch_size, best.lr)
@@ -196,10 +192,8 @@ def test_what_nothing_takes_is_refused():
     ("ranges", "words"),
     [
         (["dropout"], "tune=dropout, range"),
-        ({"dropout": [0.5, 0.5]}, "dropout, 0.5"),
         ({"dropout": [0.0, math.inf]}, "dropout, inf"),
         ({"dropout": [0.1]}, "dropout"),
-        ({"dropout": 0.1}, "dropout"),
         ({"dropout": ["a", 1]}, "dropout"),
         ({"lr": [0.1, 1.0]}, "lr.low"),
         ({"batch_size": [1, 8]}, "batch_size.low"),
@@ -210,19 +204,10 @@ def test_ranges_that_are_refused(ranges, words):
         tuning(tune=ranges)
 
 
-@pytest.mark.parametrize(
-    ("argument", "ranges"),
-    [
-        ("tune=[dropout]", {"dropout": (0, 0.5)}),
-        ("tune={dropout: [0, 0.4], depth: [1, 4]}", {"dropout": (0, 0.4), "depth": (1, 4)}),
-        ("tune=[]", None),
-    ],
-)
-def test_a_command_line_names_them(folder, argument, ranges):  # noqa: F811
-    assert composed(folder, argument).options.tune == ranges
-
-
-def test_names_without_a_range_and_files_without_a_trial(folder):  # noqa: F811
+def test_a_command_line_names_them(folder):  # noqa: F811
+    assert composed(folder, "tune=[dropout]").options.tune == {"dropout": (0, 0.5)}
+    given = composed(folder, "tune={dropout: [0, 0.4], depth: [1, 4]}").options
+    assert given.tune == {"dropout": (0, 0.4), "depth": (1, 4)}
     with refused("tune, width, dropout"):
         composed(folder, "tune=[width]")
     with refused("recorded"):
