@@ -47,7 +47,8 @@ Array = NDArray[np.float64]
 # far off after 10 times (0.98 to 1.11).
 DRAWS = 64
 MOVES = 2
-# With a misfit the law has twice the parameters.
+# With a misfit, or with two further values, the law has twice the parameters. On 30 laws with two
+# values 64 draws and 2 moves were 1.03 times as far off after 20 times the best trial's cost.
 MISFIT_DRAWS = 192
 MISFIT_MOVES = 3
 # The score of a candidate is log(value) + REMAINING_WEIGHT * min(what is left of it / the whole of
@@ -98,7 +99,7 @@ def propose(
     """
     is_of_curve = not question.seeks_best
     draws, moves = DRAWS, MOVES
-    if is_of_curve or question.seeks_metric:
+    if is_of_curve or question.seeks_metric or space.tunables:
         draws, moves = MISFIT_DRAWS, MISFIT_MOVES
     posterior = sample_posterior(
         question,
