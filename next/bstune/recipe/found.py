@@ -190,11 +190,13 @@ def completed(
                 f"baseline.values must name what tune does, {tuned}, but got {', '.join(given)}"
             )
         baseline["values"] = found.values | given
-        for name in found.values.keys() - given.keys():
-            if found.values[name] is None:
+        for name, own in found.values.items():
+            if name in given:
+                continue
+            if own is None:
                 absent["baseline.values"] = f"no default of {name} is found"
             else:
-                lines.append(f"{name} {found.values[name]:g}: the project's own")
+                lines.append(f"{name} {own:g}: the project's own")
     if options.seeks_metric and budget["steps"] is None and found.length(1) is None:
         absent["budget.seconds"] = "no max_epochs or max_steps of the Trainer"
     if absent:
