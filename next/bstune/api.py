@@ -36,6 +36,7 @@ from bstune.study.run import answered, trained
 from bstune.study.storage import database_errors, opened
 from bstune.study.workload import (
     Workload,
+    best_in_file,
     by_lightning,
     command_line,
     own_training,
@@ -120,6 +121,9 @@ def tune(
     from bstune.recipe.project import recipe_of_project
 
     recipe = recipe_of_project(module, data, trainer=trainer, options=checked)
+    train_command = own_training
+    if checked.tunables:
+        train_command = partial(best_in_file, None, checked.output)
     workload = Workload(
         name=study,
         train=by_lightning(recipe),
@@ -128,7 +132,7 @@ def tune(
         table=None,
         recipe=recipe,
         command=partial(python_call, study),
-        train_command=own_training,
+        train_command=train_command,
     )
     return run_study(checked, workload, begin(checked, checked.study or study, began))
 
@@ -154,6 +158,9 @@ def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Worklo
     else:
         train = by_lightning(composed.recipe)
     kept = ("data", "module", "trainer", "table")
+    train_command = partial(training_command, arguments)
+    if options.tunables:
+        train_command = partial(best_in_file, arguments, options.output)
     return Workload(
         name=options.workload or "workload",
         train=train,
@@ -162,7 +169,7 @@ def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Worklo
         table=table,
         recipe=composed.recipe,
         command=partial(command_line, arguments),
-        train_command=partial(training_command, arguments),
+        train_command=train_command,
     )
 
 

@@ -12,7 +12,7 @@ import hydra
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
@@ -27,6 +27,7 @@ from bstune.options import (
 from bstune.recipe.hydra import NODES, recipe_of
 from bstune.recipe.recipe import Recipe
 from bstune.system.console import guess
+from bstune.system.files import read_yaml
 from bstune.system.secrets import hide, hide_in_text
 
 # In a wheel conf/ is the package bstune.conf; in the source tree it lies beside the package.
@@ -78,11 +79,14 @@ def compose(arguments: Sequence[str]) -> Composed:
             raise InputError(f"--config-dir must be a folder, but got {flags.config_dir}")
         folders.append(flags.config_dir.absolute())
         overrides.append(f"hydra.searchpath=['file://{folders[-1]}']")
-    workload = None
+    workload = one_run = None
     for argument in rest:
         named = re.fullmatch(r"\+*workload=(.*)", argument)
+        of_file = re.fullmatch(r"trial=(.*\.yaml)", argument)
         if named:
             workload = named[1]
+        elif of_file:
+            one_run = Path(of_file[1])
         else:
             overrides.append(_quoted(argument))
     known = {file.stem for folder in folders for file in folder.glob("workload/*.yaml")}
@@ -94,9 +98,12 @@ def compose(arguments: Sequence[str]) -> Composed:
     # A workload's keys land beside the options, whose defaults they replace.
     config = _composed([f"+workload@_global_={workload}", *overrides])
     config.workload = workload
+    if one_run is not None:
+        _fill_from_best(config, one_run)
     if "table" in config or OmegaConf.is_missing(config, "table"):
         _fill_from_table(config)
     values = _values(config)
+    values["tune"] = _ranges(values["tune"], config)
     is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
     if values.get("target") is not None and not is_given:
         values["target"] = own_target(str(values["target"]), str(values["objective"]))
@@ -166,6 +173,39 @@ def _fill_from_table(config: DictConfig) -> None:
             OmegaConf.update(config, name, value)
     if config.get("target") is None:
         raise InputError(missing("target"))
+
+
+def _fill_from_best(config: DictConfig, file: Path) -> None:
+    """Fill in the trial of a study's best.yaml."""
+    best = read_yaml(file)
+    if not isinstance(best, dict) or not isinstance(best.get("trial"), dict):
+        raise InputError(f"trial={file} must be the best.yaml of a study, which has a trial")
+    with open_dict(config):
+        config.trial.update(best["trial"])
+
+
+def _ranges(tune: Any, config: DictConfig) -> Any:
+    """Give names that are tuned the workload's ranges of ``tunable``.
+
+    Raises:
+        InputError: for a name without one, and for recorded runs, which have no further values.
+    """
+    if not tune:
+        return None
+    if "table" in config:
+        raise InputError(f"tune={tune}: recorded runs have no further values; leave out tune")
+    if not isinstance(tune, list):
+        return tune
+    known = config.get("tunable") or {}
+    ranges = {}
+    for name in tune:
+        if name not in known:
+            raise InputError(
+                f"tune must name what tunable has a range for, {', '.join(known) or 'none'}, but "
+                f"got {name}: give it a range, as tune={{{name}: [LOW, HIGH]}}"
+            )
+        ranges[name] = [known[name].get("low"), known[name].get("high")]
+    return ranges
 
 
 def _middle(values: Sequence[float]) -> float:

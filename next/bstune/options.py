@@ -25,12 +25,14 @@ from pydantic_core import ErrorDetails
 from bstune.core.errors import InputError
 from bstune.core.records import Budget, Frozen, Target
 from bstune.core.rules import DEFAULT_RULE, Rule
-from bstune.core.space import Space
+from bstune.core.space import Number, Space, Tunable
 from bstune.system.console import guess
 from bstune.system.secrets import hide_in_text
 
 # Batch sizes under mixed precision on CUDA are multiples of it, which fill tensor cores.
 MIXED_MULTIPLE = 8
+# What each trial has: no further value is called so.
+OF_EACH_TRIAL = ("batch_size", "lr", "learning_rate", "seed", "max_steps", "total_steps")
 
 
 def _number(value: Any) -> Any:
@@ -44,6 +46,31 @@ def _target(value: Any) -> Any:
     return value if isinstance(value, Target | dict) else Target.parse(str(value))
 
 
+def _tune(value: Any) -> Any:
+    """Check names, or names with ranges; ValueError says what they must be."""
+    if value is None:
+        return None
+    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    if not isinstance(value, dict):
+        raise ValueError("must be [NAME, ...] or {NAME: [LOW, HIGH], ...}")
+    for name, ends in value.items():
+        if name in OF_EACH_TRIAL:
+            raise ValueError(
+                f"must name further values, not {name}: batch_size.low, batch_size.high, lr.low "
+                f"and lr.high are the ranges of what each trial has"
+            )
+        numbers = [end for end in ends if _is_number(end)] if isinstance(ends, list | tuple) else []
+        if len(numbers) != 2 or len(ends) != 2 or numbers[0] >= numbers[1]:
+            raise ValueError(f"must give {name} two finite numbers, the lower one first")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and math.isfinite(value)
+
+
 def _survey(value: Any) -> Any:
     """Take YAML's ``off``, which is a boolean, as the word."""
     return "off" if value is False else value
@@ -54,6 +81,7 @@ Seed = Annotated[int, BeforeValidator(_number), Field(ge=0, lt=2**32)]
 Positive = Annotated[FiniteFloat, BeforeValidator(_number), Field(gt=0)]
 Flag = Annotated[bool, Strict()]
 Text = Annotated[str, Field(min_length=1)]
+Values = dict[str, Annotated[int | FiniteFloat, BeforeValidator(_number)]]
 Node = dict[str, Any]
 
 # An option that nobody has to give: it is None until :func:`bstune.recipe.found.completed` has
@@ -117,6 +145,8 @@ class BaselineOptions(Section):
     """Batch size that is used today; null: the data's."""
     lr: Positive | None
     """Learning rate that is used today; null: the module's."""
+    values: Values | None
+    """Further values that are used today, by name; null: the project's."""
 
     @property
     def pair(self) -> tuple[int, float] | None:
@@ -133,6 +163,8 @@ class TrialOptions(BaselineOptions):
     """Train once at this batch size; null: a study."""
     lr: Positive | None
     """Train once at this learning rate."""
+    values: Values | None
+    """Train once with these further values, by name; null: the project's."""
     steps: Count | None
     """Steps of that run and its schedule; null: the budget's."""
     seed: Seed
@@ -167,7 +199,9 @@ class Options(Section):
     """What is used today, and what the answer is compared with."""
     scaling: Rule | None
     """Rule from batch size to learning rate that is expected; null: linear for SGD, else sqrt."""
-    tune: tuple[str, ...] | dict[str, tuple[float, float]] | None
+    tune: Annotated[
+        tuple[str, ...] | dict[str, tuple[Number, Number]] | None, BeforeValidator(_tune)
+    ]
     """Further values that are searched: names of the workload's ranges, or names with ranges."""
     trials: Count | None
     """Configurations of the search; null: 32, a grid's, or as many as wall_seconds allows."""
@@ -235,6 +269,12 @@ class Options(Section):
     """Show tracebacks of bstune's own errors."""
 
     @property
+    def tunables(self) -> tuple[Tunable, ...]:
+        """The further values that are searched."""
+        ranges = self.tune if isinstance(self.tune, dict) else {}
+        return tuple(Tunable(name, *ends) for name, ends in ranges.items())
+
+    @property
     def given_micro_batch_size(self) -> int | None:
         """``micro_batch_size``; None for ``auto``, too, which a survey finds."""
         return None if self.micro_batch_size == "auto" else self.micro_batch_size
@@ -258,7 +298,6 @@ class Options(Section):
 RUNS_OF_ANSWER = 4
 # Options of later versions: the values that work now, and what this version does.
 NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tune": ((None, ()), "searches batch size and learning rate alone"),
     "workers": ((0, 1), "trains in one process"),
     "algorithm": ((None,), "keeps the workload's optimizer"),
     "schedule": ((None,), "keeps the workload's schedule"),
@@ -396,6 +435,9 @@ def _contradictions(options: Options) -> Iterator[str]:
                 f"{name}.batch_size must be a multiple of devices={options.devices}, which share "
                 f"each batch equally, but got {pair.batch_size}"
             )
+    if isinstance(options.tune, tuple):
+        for name in options.tune:
+            yield f"tune={name} has no range: give tune={{{name}: [LOW, HIGH]}}"
     yield from _of_objective(options)
     of_run = options.trial
     if of_run.steps and of_run.batch_size and options.counts_steps:
@@ -426,6 +468,8 @@ def _of_objective(options: Options) -> Iterator[str]:
         )
     if options.seeks_metric and options.schedule_ends:
         yield "objective=metric trains to the end of its budget: leave out schedule_ends=true"
+    if options.sampler == "grid" and options.tune:
+        yield "sampler=grid tunes batch size and learning rate alone: leave out tune"
     if options.sampler != "frontier" and options.schedule_ends:
         yield (
             f"sampler={options.sampler} chooses no length of a schedule: leave out "
@@ -517,4 +561,4 @@ def space_of(options: Options, device: str) -> Space:
             "lr.low and lr.high are missing: without baseline.batch_size and baseline.lr "
             "nothing else says which learning rates to try"
         )
-    return space
+    return replace(space, tunables=options.tunables)

@@ -33,6 +33,7 @@ FLAG = ([True, False], [0, "yes", None])
 TEXT = (["a"], ["", 3, None])
 TEXT_OR_NULL = ([None, "a"], ["", 3])
 NODE = ([None, {"_target_": "a.B"}], [3, "a.B", []])
+VALUES = ([None, {}, {"a": 1}, {"a": 0.5}], [3, []])
 CHOICE = ([None, "sgd", {"_target_": "a.B"}], [3, []])
 # The options of design.md, section 1: values that the model takes, and values that it refuses.
 OPTIONS = {
@@ -52,6 +53,7 @@ OPTIONS = {
     "lr.high": POSITIVE_OR_NULL,
     "baseline.batch_size": COUNT_OR_NULL,
     "baseline.lr": POSITIVE_OR_NULL,
+    "baseline.values": VALUES,
     "scaling": (["none", "sqrt", "linear", "saturating", "surge", None], ["cubic", 0.5]),
     "tune": ([None, [], ["dropout"], {"dropout": [0, 0.5]}], ["dropout", 3]),
     "trials": COUNT,
@@ -82,6 +84,7 @@ OPTIONS = {
     "memory_limit": COUNT_OR_NULL,
     "trial.batch_size": COUNT_OR_NULL,
     "trial.lr": POSITIVE_OR_NULL,
+    "trial.values": VALUES,
     "trial.steps": COUNT_OR_NULL,
     "trial.seed": ([0, 7], [-1, 0.5, None]),
     "output": TEXT,
@@ -172,7 +175,6 @@ def test_a_password_is_not_shown():
 
 def test_what_works_now():
     later = {
-        "tune": ["dropout"],
         "workers": 2,
         "algorithm": "sgd",
         "schedule": "linear",

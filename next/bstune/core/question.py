@@ -36,16 +36,16 @@ class Wording:
 
 WORDINGS: dict[Objective, Wording] = {
     "time": Wording(
-        ("Time", "Easier", "Also good", "Scaling", "Warning", "Next", "Train"),
+        ("Best", "Time", "Easier", "Also good", "Scaling", "Warning", "Next", "Train"),
         "the least time to the target", "is", "as fast", "as",
     ),
     "steps": Wording(
-        ("Steps", "Easier", "Also good", "Scaling", "Warning", "Next", "Train"),
+        ("Best", "Steps", "Easier", "Also good", "Scaling", "Warning", "Next", "Train"),
         "the fewest steps to the target", "takes", "fewer steps", "than",
     ),
     "curve": Wording(("Range", "Rates", "Easier", "Warning", "Next")),
     "metric": Wording(
-        ("Budget", "Also good", "Warning", "Next", "Train"),
+        ("Best", "Budget", "Also good", "Warning", "Next", "Train"),
         that_ends="that trains to its budget's end",
     ),
 }  # fmt: skip

@@ -1,13 +1,18 @@
-"""What a study searches: a range of batch sizes and one of learning rates around a scaling rule."""
+"""What a study searches: batch sizes, learning rates around a scaling rule, and further values."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from bstune.core.records import Frozen
 from bstune.core.rules import lr_of
 
 # An open end of the rates lies so many octaves beyond the rule's.
 LR_OCTAVES = 10
+# A range that spans so many times its lower end is searched by its logarithm.
+LOG_FACTOR = 10.0
+Number = int | float
 
 
 class Configuration(Frozen):
@@ -16,6 +21,75 @@ class Configuration(Frozen):
     batch_size: int
     lr: float
     values: dict[str, int | float] = {}
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """The range of a further value, and the coordinate, 0 to 1, in which it is searched.
+
+    Args:
+        name: of the value.
+        low, high: both included; where both are whole numbers, all values are.
+    """
+
+    name: str
+    low: Number
+    high: Number
+
+    def __str__(self) -> str:
+        whole = ", whole" if self.is_whole else ""
+        return f"{self.name} {self.low:g} to {self.high:g} ({self.scale}{whole})"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its values are whole numbers."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    @property
+    def scale(self) -> Literal["log", "log of 1 - x", "linear"]:
+        """In which it is searched: a log where its values, or what they lack of 1, span a factor.
+
+        A momentum of 0.8 to 0.999 is searched by 1 - momentum, as Shallue et al. 2018 do.
+        """
+        of_values = of_lack = 1.0
+        if self.low > 0:
+            of_values = self.high / self.low
+        if self.low >= 0 and self.high < 1:
+            of_lack = (1.0 - self.low) / (1.0 - self.high)
+        if max(of_values, of_lack) < LOG_FACTOR:
+            return "linear"
+        return "log" if of_values >= of_lack else "log of 1 - x"
+
+    def place(self, value: float) -> float:
+        """The coordinate of a value; of one beyond the range that of the nearer end."""
+        inside = min(max(value, self.low), self.high)
+        low, high = self._ends
+        return (self._searched(inside) - low) / (high - low)
+
+    def value(self, place: float) -> Number:
+        """The value at a coordinate: whole, or in three digits, as it is printed."""
+        low, high = self._ends
+        searched = low + place * (high - low)
+        if self.scale == "log of 1 - x":
+            # Three digits of what it lacks of 1, without a float's last ones.
+            value = round(1.0 - float(f"{math.exp(-searched):.3g}"), 12)
+        else:
+            value = math.exp(searched) if self.scale == "log" else searched
+            value = round(value) if self.is_whole else float(f"{value:.3g}")
+        return min(max(value, self.low), self.high)
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        return self._searched(self.low), self._searched(self.high)
+
+    def _searched(self, value: float) -> float:
+        match self.scale:
+            case "log":
+                return math.log(value)
+            case "log of 1 - x":
+                return -math.log1p(-value)
+            case _:
+                return value
 
 
 @dataclass(frozen=True)
@@ -29,6 +103,7 @@ class Space:
         rule: a name of :data:`bstune.core.rules.Rule`.
         anchor: batch size and rate that the rule goes through: the baseline, where there is one.
         noise_scale: at which some rules turn, in examples; None: at the critical batch size.
+        tunables: the further values that are searched.
     """
 
     low: int
@@ -39,6 +114,7 @@ class Space:
     anchor: tuple[float, float]
     multiple: int = 1
     noise_scale: float | None = None
+    tunables: tuple[Tunable, ...] = ()
 
     def rule_lr(self, batch_size: float) -> float:
         """The scaling rule's learning rate; a noise scale that is not known is the middle's."""
@@ -54,6 +130,16 @@ class Space:
         """The nearest learning rate within the range, in three digits: as it is printed."""
         rounded = float(f"{lr:.3g}")
         return min(max(rounded, self.lr_low), self.lr_high)
+
+    def places(self, values: Mapping[str, Number]) -> list[float]:
+        """The coordinates of further values, in the order of ``tunables``."""
+        return [tunable.place(values[tunable.name]) for tunable in self.tunables]
+
+    def values_at(self, places: Iterable[float]) -> dict[str, Number]:
+        """The further values at coordinates."""
+        return {
+            one.name: one.value(place) for one, place in zip(self.tunables, places, strict=True)
+        }
 
     @staticmethod
     def around(

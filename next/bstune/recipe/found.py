@@ -55,6 +55,8 @@ class Found(Frozen):
     """Whether it falls or rises."""
     rule: Rule
     """That suits its optimizers."""
+    values: dict[str, int | float | None] = {}
+    """Further values of today, by name; None: it does not tell."""
     sources: dict[str, str]
     """Where a value was found, by the names above."""
 
@@ -180,6 +182,21 @@ def completed(
         lines.append(f"{name} {value:g}: {found.sources[key]}")
     if options.is_open("target"):
         lines.extend(_metric_line(found, absent))
+    if None not in (baseline["batch_size"], baseline["lr"]):
+        given = baseline["values"] or {}
+        if not given.keys() <= found.values.keys():
+            tuned = ", ".join(found.values) or "nothing"
+            raise InputError(
+                f"baseline.values must name what tune does, {tuned}, but got {', '.join(given)}"
+            )
+        baseline["values"] = found.values | given
+        for name, own in found.values.items():
+            if name in given:
+                continue
+            if own is None:
+                absent["baseline.values"] = f"no default of {name} is found"
+            else:
+                lines.append(f"{name} {own:g}: the project's own")
     if options.seeks_metric and budget["steps"] is None and found.length(1) is None:
         absent["budget.seconds"] = "no max_epochs or max_steps of the Trainer"
     if absent:
@@ -189,6 +206,7 @@ def completed(
             "baseline.lr": 0.1,
             "target": f"min {metric}" if options.seeks_metric else f"{metric} <= GOAL",
             "budget.seconds": 60,
+            "baseline.values": dict.fromkeys(found.values, 0.1),
         }
         call = command({name: examples[name] for name in absent})
         raise InputError(f"{', and '.join(absent.values())}: give {', '.join(absent)}, as {call}")

@@ -12,7 +12,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
 from bstune.options import Options
-from bstune.recipe.recipe import RATES, Recipe, TrialSettings, resolve_device, settings_of
+from bstune.recipe.recipe import (
+    RATES,
+    Recipe,
+    TrialSettings,
+    number_or_none,
+    resolve_device,
+    settings_of,
+)
 
 # What Hydra instantiates.
 NODES = ("data", "module", "trainer")
@@ -39,15 +46,18 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
     for key in ("data", "module"):
         if parts.get(key) is None:
             raise InputError(f"{key} is missing: name what builds it, as {key}._target_=PATH")
+    tuned = [tunable.name for tunable in options.tunables]
+    names = [*tuned, *(options.trial.values or {}), *(parts.get("tunable") or {})]
+    keys = {name: _key_of(parts, name) for name in names}
     modules = []
     for lr in (1.0, 2.0):
-        modules.append(resolved(parts, settings_of(1, lr, steps=1), "cpu")["module"])
+        modules.append(resolved(parts, keys, settings_of(1, lr, steps=1), "cpu")["module"])
     # Where the config does not say which argument is the rate, its name does.
     rates = RATES if modules[0] == modules[1] else ()
     return Recipe(
-        module=partial(build, parts, "module", rates),
-        data=partial(build, parts, "data", ()),
-        trainer=partial(build, parts, "trainer", ()),
+        module=partial(build, parts, keys, "module", rates),
+        data=partial(build, parts, keys, "data", ()),
+        trainer=partial(build, parts, keys, "trainer", ()),
         device=options.device,
         precision=options.precision,
         threads=options.threads,
@@ -55,18 +65,76 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
         micro_batch_size=options.given_micro_batch_size,
         devices=options.devices,
         noise_scale=options.noise_scale,
+        own_values=partial(own_values, parts, keys, tuned),
     )
 
 
-def resolved(parts: Mapping[str, Any], trial: TrialSettings, device: str) -> dict[str, Any]:
+Keys = Mapping[str, str | None]
+"""The key of the config that each further value sets; None: nodes refer to it as ${trial.NAME}."""
+
+
+def _key_of(parts: Mapping[str, Any], name: str) -> str | None:
+    """The key that a further value sets: the workload's own, or that of the module's argument."""
+    tunable = (parts.get("tunable") or {}).get(name) or {}
+    is_referred_to = f"${{trial.{name}}}" in str(parts)
+    key: str | None = tunable.get("key", None if is_referred_to else f"module.{name}")
+    return key
+
+
+def own_values(
+    parts: Mapping[str, Any], keys: Keys, tuned: Sequence[str]
+) -> dict[str, int | float | None]:
+    """The further values that the config has, or the defaults of the module's arguments.
+
+    It imports the module. InputError for a value that its class or function does not take.
+    """
+    if not tuned:
+        return {}
+    config = OmegaConf.create(dict(parts))
+    trial = settings_of(1, 1.0, steps=1)
+    trial.values = {name: f"<{name}>" for name in tuned}  # type: ignore[misc]
+    node = resolved(parts, keys, trial, "cpu")["module"]
+    given = {value: argument for argument, value in node.items() if isinstance(value, str)}
+    function = hydra.utils.get_object(node["_target_"])
+    arguments = inspect.signature(function).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in arguments.values())
+    own = {}
+    for name in tuned:
+        key = keys[name]
+        value = key and OmegaConf.select(config, key, throw_on_resolution_failure=False)
+        # Of the module itself; other keys lie deeper.
+        argument = given.get(f"<{name}>")
+        if argument is None:
+            if key is not None and number_or_none(value) is None:
+                raise InputError(
+                    f"tunable.{name}.key must be that of a number, but {key} is {value}"
+                )
+        elif value is None and argument in arguments:
+            value = arguments[argument].default
+        elif value is None and not takes_any:
+            raise InputError(
+                f"module={function.__name__} does not take {argument}: it takes "
+                f"{', '.join(arguments)}"
+            )
+        own[name] = number_or_none(value)
+    return own
+
+
+def resolved(
+    parts: Mapping[str, Any], keys: Keys, trial: TrialSettings, device: str
+) -> dict[str, Any]:
     """Resolve the nodes for a trial, as plain containers by their keys.
 
     An argument whose value of the trial is None is left out: its own default stands. InputError for
     a reference that leads nowhere.
     """
     values = {name: getattr(trial, name) for name in TRIAL_VALUES}
+    values |= {name: trial.values.get(name) for name in keys}
     values = {name: LEFT_OUT if value is None else value for name, value in values.items()}
     config = OmegaConf.create({**parts, "trial": values, "device": device})
+    for name, key in keys.items():
+        if key is not None and name in trial.values:
+            OmegaConf.update(config, key, trial.values[name])
     try:
         nodes: Any = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
@@ -84,11 +152,14 @@ def _without_left_out(node: Any) -> Any:
     return node
 
 
-def build(parts: Mapping[str, Any], key: str, rates: Sequence[str], trial: TrialSettings) -> Any:
+def build(
+    parts: Mapping[str, Any], keys: Keys, key: str, rates: Sequence[str], trial: TrialSettings
+) -> Any:
     """Instantiate a node for a trial; ``device`` is cpu or cuda by then.
 
     Args:
         parts: the config.
+        keys: of further values.
         key: of the node.
         rates: names, of which one has to be an argument and gets the trial's rate; none: the config
             says where it goes.
@@ -97,7 +168,7 @@ def build(parts: Mapping[str, Any], key: str, rates: Sequence[str], trial: Trial
     Raises:
         InputError: if a target cannot be imported. What a target raises is raised as it is.
     """
-    node = resolved(parts, trial, resolve_device(parts["device"]))[key] or {}
+    node = resolved(parts, keys, trial, resolve_device(parts["device"]))[key] or {}
     try:
         if rates and trial.lr is not None:
             partly = {**node, "_partial_": True}

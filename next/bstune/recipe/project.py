@@ -1,7 +1,7 @@
 """A recipe of Python objects: a module's class or function, and data in the form that they have."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from bstune.core.errors import InputError
 from bstune.options import Options
-from bstune.recipe.recipe import RATES, Recipe, TrialSettings
+from bstune.recipe.recipe import RATES, Recipe, TrialSettings, number_or_none
 
 # Arguments that are the trial's value of the same name.
 TRIAL_VALUES = ("batch_size", "seed", "max_steps", "total_steps")
@@ -23,8 +23,8 @@ def recipe_of_project(
     Args:
         module: a LightningModule's class, or a function that makes one, with an argument ``lr`` or
             ``learning_rate``; or a function of the trial, ``lambda trial: Net(trial.lr, width=8)``.
-            Arguments called ``batch_size``, ``seed``, ``max_steps`` or ``total_steps`` get the
-            trial's values, too.
+            Arguments called ``batch_size``, ``seed``, ``max_steps``, ``total_steps``, or as a value
+            that is tuned, get the trial's values, too.
         data: a LightningDataModule or its class, a pair of a train and a validation loader, or a
             function that makes one of these, which takes arguments as ``module`` does.
         options: of the study.
@@ -40,13 +40,14 @@ def recipe_of_project(
             f"module must be a class or a function, so that each trial starts untrained, but got "
             f"an instance: give {name}, or lambda trial: {name}(lr=trial.lr)"
         )
-    build_module = _builder(module, "module")
+    usual = {one.name: one.value(0.5) for one in options.tunables} | (options.baseline.values or {})
+    build_module = _builder(module, "module", usual)
     if isinstance(data, tuple | list) and len(data) == 2:
         build_data: Callable[[TrialSettings], Any] = partial(_given, tuple(data))
     elif hasattr(data, "train_dataloader") and not isinstance(data, type):
         build_data = partial(_given, data)
     else:
-        build_data = _builder(data, "data")
+        build_data = _builder(data, "data", usual)
     return Recipe(
         module=build_module,
         data=build_data,
@@ -58,6 +59,7 @@ def recipe_of_project(
         micro_batch_size=options.given_micro_batch_size,
         devices=options.devices,
         noise_scale=options.noise_scale,
+        own_values=partial(dict, _own_values(module, data, usual)),
     )
 
 
@@ -66,47 +68,98 @@ def _given(value: Any, trial: TrialSettings) -> Any:
     return value
 
 
-def _called(function: Callable[..., Any], values: dict[str, str], trial: TrialSettings) -> Any:
+def _called(
+    function: Callable[..., Any],
+    values: Mapping[str, str],
+    usual: Mapping[str, int | float],
+    trial: TrialSettings,
+) -> Any:
     """Call a function with the trial's values, by the names of its arguments.
 
-    One that is None is left to the function's own default.
+    One that is None is left to the function's own default. Further values that have none are the
+    usual ones where the trial has none.
     """
-    given = {argument: getattr(trial, name) for argument, name in values.items()}
+    trial_values = {**usual, **trial.values}
+    given = {}
+    for argument, name in values.items():
+        given[argument] = trial_values.get(name, getattr(trial, name, None))
     return function(**{name: value for name, value in given.items() if value is not None})
 
 
-def _builder(function: Any, what: str) -> Callable[[TrialSettings], Any]:
-    """Choose how a class or a function is called for a trial.
+def _of_trial(
+    function: Callable[..., Any], usual: Mapping[str, int | float], trial: TrialSettings
+) -> Any:
+    """Call a function of the trial; a trial without further values gets the usual ones."""
+    trial.values = trial.values or usual
+    return function(trial)
+
+
+def _own_values(module: Any, data: Any, names: Collection[str]) -> dict[str, int | float | None]:
+    """The defaults of the arguments that are tuned; None where there is none.
+
+    InputError for a value that the project does not take; a function of the trial may read any.
+    """
+    own: dict[str, int | float | None] = {}
+    takes_trial = False
+    for part in filter(callable, (data, module)):
+        values, others = _arguments(part, names)
+        takes_trial |= not values and len(others) == 1
+        arguments = inspect.signature(part).parameters
+        own |= {name: number_or_none(arguments[name].default) for name in names if name in values}
+    for name in names:
+        if name not in own and not takes_trial:
+            raise InputError(
+                f"module={module.__name__} does not take {name}: it takes {', '.join(arguments)}"
+            )
+    return {name: own.get(name) for name in names}
+
+
+def _arguments(function: Any, names: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """The arguments that get values of the trial, with their names, and others that are needed.
 
     Args:
         function: of the user's.
-        what: ``module``, which has to get the rate, or ``data``.
-
-    Raises:
-        InputError: if it cannot be called, lacks an argument for the rate, or needs others.
+        names: of the further values that are tuned.
     """
-    if not callable(function):
-        raise InputError(f"{what} must be a class or a function, but got {function!r:.100}")
     values = {}
     others = []
     for name, parameter in inspect.signature(function).parameters.items():
         is_needed = parameter.default is parameter.empty
         if name in RATES:
             values[name] = "lr"
-        elif name in TRIAL_VALUES:
+        elif name in (*TRIAL_VALUES, *names):
             values[name] = name
         elif is_needed and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             others.append(name)
+    return values, others
+
+
+def _builder(
+    function: Any, what: str, usual: Mapping[str, int | float]
+) -> Callable[[TrialSettings], Any]:
+    """Choose how a class or a function is called for a trial.
+
+    Args:
+        function: of the user's.
+        what: ``module``, which has to get the rate, or ``data``.
+        usual: further values that are tuned, where a trial has none.
+
+    Raises:
+        InputError: if it cannot be called, lacks an argument for the rate, or needs others.
+    """
+    if not callable(function):
+        raise InputError(f"{what} must be a class or a function, but got {function!r:.100}")
+    values, others = _arguments(function, usual)
     name = getattr(function, "__name__", what)
     is_class = isinstance(function, type)
     # A function of one argument is a function of the trial.
     if len(others) == 1 and not values and not is_class:
-        return function  # type: ignore[no-any-return]
+        return partial(_of_trial, function, usual)
     if others:
-        arguments = ", ".join(f"{other}=..." for other in others)
+        written = ", ".join(f"{other}=..." for other in others)
         raise InputError(
             f"{what}={name} needs {', '.join(others)}: give them, as "
-            f"lambda trial: {name}(lr=trial.lr, {arguments})"
+            f"lambda trial: {name}(lr=trial.lr, {written})"
         )
     if what == "module" and "lr" not in values.values():
         raise InputError(
@@ -114,4 +167,9 @@ def _builder(function: Any, what: str) -> Callable[[TrialSettings], Any]:
             f"add one that its optimizer gets, or give lambda trial: {name}(...) with trial.lr in "
             f"its place"
         )
-    return partial(_called, function, values)
+    arguments = inspect.signature(function).parameters
+    needed = {}
+    for name, value in usual.items():
+        if name in values and arguments[name].default is inspect.Parameter.empty:
+            needed[name] = value
+    return partial(_called, function, values, needed)

@@ -58,6 +58,12 @@ def epoch_examples(examples: int, batch_size: int, limit: float) -> int:
     return max(batches, 1) * batch_size
 
 
+def number_or_none(value: Any) -> int | float | None:
+    """A further value that is told; None for anything else, True too."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else None
+
+
 def no_arguments(trial: TrialSettings) -> dict[str, Any]:
     """Add nothing to the Trainer's arguments."""
     return {}
@@ -79,6 +85,8 @@ class Recipe:
             accumulated; None: the whole batch.
         devices: that share each batch equally.
         noise_scale: measure the gradient noise scale as well.
+        own_values: gives the further values that are used today, by name; None: it does not tell.
+            InputError for one that nothing takes.
     """
 
     module: "Callable[[TrialSettings], LightningModule]"
@@ -91,6 +99,7 @@ class Recipe:
     micro_batch_size: int | None = None
     devices: int = 1
     noise_scale: bool = False
+    own_values: "Callable[[], dict[str, int | float | None]]" = dict
 
 
 def resolve_device(device: str) -> str:

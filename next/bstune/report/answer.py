@@ -50,6 +50,7 @@ class Row:
 def answer(result: StudyResult) -> tuple[Row, ...]:
     """Write an answer's rows: the verdict, then those that the question names, in its order."""
     texts = {
+        "Best": _best(result),
         "Time": _runs(result),
         "Steps": _steps(result),
         "Budget": _budget(result),
@@ -111,17 +112,17 @@ def _verdict(result: StudyResult) -> str:
     if result.seeks_metric:
         return _of_metric(result, best)
     if result.verdict == "use":
-        return f"{_pair(best)}: {words.least}"
+        return f"{_named(best)}: {words.least}"
     if speedup is None or baseline is None:
-        return f"{_pair(best)} is the best so far; {missing}"
+        return f"{_named(best)} is the best so far; {missing}"
     best_other = f"the best of {console.count(result.configurations, 'other')}"
     if result.verdict == "keep" and speedup.high is not None:
         at_most = f"at most {console.speedup(speedup.high)} {words.better}"
-        return f"{_pair(best)}: {best_other} {words.verb} {at_most}"
+        return f"{_named(best)}: {best_other} {words.verb} {at_most}"
     compared = _speedup_text(result, speedup, baseline)
     if result.verdict == "switch":
-        return f"to {_pair(best)}: {compared}"
-    faster = best_other if best.number == baseline.number else _pair(best)
+        return f"to {_named(best)}: {compared}"
+    faster = best_other if best.number == baseline.number else _named(best)
     return f"{faster} {words.verb} {compared}; {missing}"
 
 
@@ -133,11 +134,11 @@ def _of_metric(result: StudyResult, best: Confirmed) -> str:
     if result.verdict == "keep" and improvement is not None and improvement.high is not None:
         others = console.count(result.configurations, "other")
         if improvement.high <= 0.0:
-            return f"{_pair(best)}: none of {others} has a {better} {metric}"
+            return f"{_named(best)}: none of {others} has a {better} {metric}"
         at_most = f"at most {console.number(improvement.high, 2)} {better}"
-        return f"{_pair(best)}: {metric} of the best of {others} is {at_most}"
+        return f"{_named(best)}: {metric} of the best of {others} is {at_most}"
     compared = result.other if _is_baseline(result, best) else result.baseline
-    text = f"{_pair(best)}: {metric} {_metric(best)}"
+    text = f"{_named(best)}: {metric} {_metric(best)}"
     if compared is not None:
         text += f" for {_metric(compared)}"
     text += f" in {result.budget}"
@@ -351,8 +352,21 @@ def _train(result: StudyResult) -> Iterator[str]:
         yield result.train
 
 
+def _named(best: Confirmed) -> str:
+    """Name the best: with further values by its file, as row Best has them."""
+    return "the configuration in best.yaml" if best.values else _pair(best)
+
+
+def _best(result: StudyResult) -> Iterator[str]:
+    """Write the best with its further values, which line 1 leaves out."""
+    if result.reached and result.best is not None and result.best.values:
+        yield _pair(result.best)
+
+
 def _pair(configuration: Configuration) -> str:
     pair = f"batch size {configuration.batch_size:,}, lr {console.number(configuration.lr)}"
+    for name, value in configuration.values.items():
+        pair += f", {name} {console.number(value)}"
     if isinstance(configuration, Confirmed) and configuration.schedule_steps is not None:
         pair += f", a schedule of {console.count(configuration.schedule_steps, 'step')}"
     return pair

@@ -2,19 +2,20 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.question import Question
 from bstune.core.records import Record, Spec, StepTime
-from bstune.core.space import Space
+from bstune.core.space import Configuration, Space
 from bstune.search.findings import Prediction
 from bstune.search.fit import Ends, chance_to_fit, sizes_to_try
-from bstune.search.law import NOISE
+from bstune.search.law import NO_VALUES, NOISE
 from bstune.search.limits import GIVE_UP
-from bstune.search.posterior import BOUND, Posterior
+from bstune.search.posterior import BOUND, Posterior, coordinates
 
 Array = NDArray[np.float64]
 
@@ -26,10 +27,25 @@ BEST = 4
 # Standard deviation of candidates, in octaves: of rates around a draw's best one, and of batch size
 # and rate around the best configurations.
 OCTAVES = 0.5
+# The same of further values, in shares of their ranges.
+SHARE = 0.1
 # A candidate's value is divided by the chance that its batch size fits; where none fits, by this.
 LEAST_CHANCE = 1e-3
 # A pruned trial that has used this share of the give-up cost is not resumed.
 WORTH_RESUMING = 0.95
+
+
+class New(NamedTuple):
+    """New configurations, (n,) each."""
+
+    x: Array
+    """log2 of the batch size."""
+    z: Array
+    """log2 of the rate."""
+    u: Array
+    """Coordinates of the further values, (n, values)."""
+    chance: Array
+    """That the batch size fits."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,8 @@ class Choices:
     """Steps of the budget."""
     chance: Array
     """That the batch size fits."""
+    u: Array = field(default_factory=lambda: NO_VALUES)
+    """Coordinates of the further values, (n, values)."""
 
 
 def compare(
@@ -60,7 +78,7 @@ def compare(
     posterior: Posterior,
     draw: Array,
     waiting: Sequence[int],
-    new: tuple[Array, Array, Array],
+    new: New,
 ) -> Choices:
     """Read pruned trials and new configurations by one draw of the posterior.
 
@@ -73,12 +91,12 @@ def compare(
             :func:`waiting_places`.
         new: the new configurations, as of :func:`new_configurations`.
     """
-    new_x, new_z, chance = new
     rows = posterior.rows
     count = len(waiting)
-    x = np.concatenate([rows.x[waiting], new_x])
-    z = np.concatenate([rows.z[waiting], new_z])
-    log_steps = posterior.law.log_steps(draw, x, z)[0]
+    x = np.concatenate([rows.x[waiting], new.x])
+    z = np.concatenate([rows.z[waiting], new.z])
+    u = np.concatenate([rows.u[waiting], new.u])
+    log_steps = posterior.law.log_steps(draw, x, z, u)[0]
     log_steps[:count] = informed(
         log_steps[:count],
         rows.log_steps[waiting],
@@ -90,7 +108,7 @@ def compare(
     ran[:count] = [posterior.chains[place].steps for place in waiting]
     # Pruned trials have run: their batch sizes fit.
     fitting = np.ones(x.size)
-    fitting[count:] = np.maximum(chance, LEAST_CHANCE)
+    fitting[count:] = np.maximum(new.chance, LEAST_CHANCE)
     # Values and costs are in proportion to steps.
     value_per_step = []
     cost_per_step = []
@@ -108,6 +126,7 @@ def compare(
         cost_per_step=np.array(cost_per_step),
         longest=np.array(longest),
         chance=fitting,
+        u=u,
     )
 
 
@@ -169,8 +188,8 @@ def new_configurations(
     fits: Ends,
     best: Sequence[Prediction],
     rng: np.random.Generator,
-) -> tuple[Array, Array, Array]:
-    """log2 batch sizes and rates that nobody has tried, and the chance that each fits, (n,) each.
+) -> New:
+    """Configurations that nobody has tried, and the chance that each fits.
 
     Where none of the candidates is new and may fit, those that are likeliest to fit.
 
@@ -183,19 +202,19 @@ def new_configurations(
         best: predictions, the best first.
         rng: of the decision.
     """
-    x, z = _candidates(posterior, sizes_to_try(space, records, fits), best[:BEST], rng)
-    tried = tried_pairs(records, running)
+    x, z, u = _candidates(posterior, sizes_to_try(space, records, fits), best[:BEST], rng)
+    tried = tried_keys(records, running)
     sizes = []
     is_new = []
-    for candidate in zip(x, z, strict=True):
-        pair = pair_of(space, *candidate)
-        sizes.append(pair[0])
-        is_new.append(pair not in tried)
+    for candidate in zip(x, z, u, strict=True):
+        configuration = configuration_of(space, *candidate)
+        sizes.append(configuration.batch_size)
+        is_new.append(key_of(configuration) not in tried)
     chance = chance_to_fit(sizes, records, fits)
     kept = np.array(is_new) & (chance > 0.0)
     if not kept.any():
         kept = chance >= chance.max()
-    return x[kept], z[kept], chance[kept]
+    return New(x[kept], z[kept], u[kept], chance[kept])
 
 
 def _candidates(
@@ -203,33 +222,54 @@ def _candidates(
     space: Space,
     best: Sequence[Prediction],
     rng: np.random.Generator,
-) -> tuple[Array, Array]:
-    """log2 batch sizes and rates of new configurations, within a space that may be narrowed.
+) -> tuple[Array, Array, Array]:
+    """log2 batch sizes and rates, and coordinates of further values, of new configurations.
 
-    Most lie anywhere in the batch sizes, both ends included, near the best rate of some draw; the
-    others around the best configurations.
+    They lie within a space that may be narrowed. Most lie anywhere in the batch sizes, both ends
+    included, near the best rate and the best further values of some draw; the others around the
+    best configurations.
     """
     law = posterior.law
     x = rng.uniform(law.low, law.high, CANDIDATES)
     x[:2] = law.low, law.high
     theta = posterior.theta[rng.integers(len(posterior.theta), size=CANDIDATES)]
+    u = law.best_places(theta)
+    u = np.clip(u + rng.normal(0.0, SHARE, u.shape), 0.0, 1.0)
+    _, moved = law.off_values(theta, u[:, None])
     # Each draw's rate at a batch size of its own.
-    best_rate = law.best_rate(theta, x[:, None])[:, 0]
+    best_rate = (law.best_rate(theta, x[:, None]) + moved)[:, 0]
     z = best_rate + rng.normal(0.0, OCTAVES, CANDIDATES)
     if best:
         pairs = np.log2([(one.record.batch_size, one.record.lr) for one in best])
-        sizes, rates = pairs[np.arange(AROUND_BEST) % len(best)].T
+        places = np.arange(AROUND_BEST) % len(best)
+        sizes, rates = pairs[places].T
         x[-AROUND_BEST:] = sizes + rng.normal(0.0, OCTAVES, AROUND_BEST)
         z[-AROUND_BEST:] = rates + rng.normal(0.0, OCTAVES, AROUND_BEST)
+        of_best = coordinates(space, [one.record for one in best])[places]
+        u[-AROUND_BEST:] = of_best + rng.normal(0.0, SHARE, of_best.shape)
     snapped = np.log2([space.snap(2.0**size) for size in x])
-    return snapped, np.clip(z, math.log2(space.lr_low), math.log2(space.lr_high))
+    rates = np.clip(z, math.log2(space.lr_low), math.log2(space.lr_high))
+    return snapped, rates, _allowed(space, u)
 
 
-def tried_pairs(records: Sequence[Record], running: Sequence[Spec]) -> set[tuple[int, float]]:
-    """The batch sizes and rates that trials have run or run at."""
-    return {(spec.batch_size, spec.lr) for spec in (*records, *running)}
+def _allowed(space: Space, u: Array) -> Array:
+    """The nearest coordinates, (n, values), of values that are allowed."""
+    rows = [space.places(space.values_at(row)) for row in np.clip(u, 0.0, 1.0)]
+    return np.array(rows, dtype=float).reshape(u.shape)
 
 
-def pair_of(space: Space, x: float, z: float) -> tuple[int, float]:
-    """The batch size and rate that are allowed at log2 coordinates."""
-    return space.snap(2.0**x), space.snap_lr(float(2.0**z))
+def key_of(one: Configuration | Spec) -> tuple[int | float, ...]:
+    """Batch size, rate and further values: what tells a configuration from others."""
+    return one.batch_size, one.lr, *one.values.values()
+
+
+def tried_keys(records: Sequence[Record], running: Sequence[Spec]) -> set[tuple[int | float, ...]]:
+    """The keys of the configurations that trials have run or run."""
+    return {key_of(spec) for spec in (*records, *running)}
+
+
+def configuration_of(space: Space, x: float, z: float, u: Array) -> Configuration:
+    """The configuration that is allowed at log2 of batch size and rate, and other coordinates."""
+    return Configuration(
+        batch_size=space.snap(2.0**x), lr=space.snap_lr(float(2.0**z)), values=space.values_at(u)
+    )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.search.findings import OWN_DEVIATION
-from bstune.search.law import B_CRIT
+from bstune.search.law import B_CRIT, NO_VALUES
 from bstune.search.posterior import Posterior
 
 Array = NDArray[np.float64]
@@ -24,7 +24,12 @@ SETUP = 0.2
 
 
 def choose_for_curve(
-    posterior: Posterior, x: Array, z: Array, ran: Array, cost_per_step: Array
+    posterior: Posterior,
+    x: Array,
+    z: Array,
+    ran: Array,
+    cost_per_step: Array,
+    u: Array = NO_VALUES,
 ) -> tuple[int, float]:
     """Choose one of n trials: its place, and the step at which it stops.
 
@@ -33,8 +38,9 @@ def choose_for_curve(
         x, z: log2 of batch sizes and rates, (n,).
         ran: steps of the pruned trials that are resumed, 0 for new ones, (n,).
         cost_per_step: (n,).
+        u: coordinates of the further values, (n, values).
     """
-    log_steps = posterior.law.log_steps(posterior.theta, x, z)
+    log_steps = posterior.law.log_steps(posterior.theta, x, z, u)
     log_expected = np.median(log_steps, axis=0)
     # It is stopped there: draws with more steps are not told apart.
     log_last = log_expected + math.log(GIVE_UP)

@@ -69,7 +69,7 @@ def predictions(posterior: Posterior, question: Question, step_time: StepTime) -
     if question.schedule_ends:
         return _predictions_by_length(posterior, question, step_time)
     rows = posterior.rows
-    of_law = posterior.law.log_steps(posterior.theta, rows.x, rows.z)
+    of_law = posterior.of_rows()
     own_deviation = OWN_IN_BUDGETS if question.seeks_metric else OWN_DEVIATION
     share_of_trial = own_deviation**2 / (own_deviation**2 + posterior.noise**2)
     own_variance = share_of_trial * posterior.noise**2
@@ -134,7 +134,7 @@ def _new_seeds(posterior: Posterior) -> tuple[Array, Array]:
     to the trial, the more exactly it is read.
     """
     rows = posterior.rows
-    of_law = posterior.law.log_steps(posterior.theta, rows.x, rows.z)
+    of_law = posterior.of_rows()
     seen, variance, _ = rows.seen(posterior.theta)
     noise = np.exp(2.0 * posterior.theta[:, NOISE, None])
     share_of_trial = OWN_DEVIATION**2 / (OWN_DEVIATION**2 + noise + variance)

@@ -4,12 +4,17 @@ With x = log2 B and z = log2 lr, both relative to the middle of the batch sizes 
 
     log S(B, lr) = level + log(1 + B_crit/B) - log(1 + B_crit/B_mid) + misfit(x) + penalty(d)
     d = z - log2 lr*(B) = z - (rule(x) + shift + exponent (x - x_mid))
+                        - the sum of slope (u - u*) over the further values
 
 The curve is S_min (1 + B_crit/B) of McCandlish et al. 2018 (arXiv 1812.06162, eq. 2.11). The rule
 goes through its anchor; one that turns at a noise scale turns at B_crit, unless the noise scale is
 known. Off the best rate steps rise as a hyperbola below it and as a parabola above it: both are
 assumptions. The misfit is piecewise linear in x: what is said of B_crit and searches for the curve
 have it, other searches do without.
+
+Each further value, at a coordinate u (:class:`bstune.core.space.Tunable`), adds a parabola
+1/2 ((u - u*)/width)^2 to log S, and moves the best rate, as momentum does: assumptions, too. The
+curve and the best rate are those at the best values within the ranges.
 """
 
 import math
@@ -19,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.rules import EXPONENTS, divisor
-from bstune.core.space import Space
+from bstune.core.space import Space, Tunable
 from bstune.search import schedule_length
 
 Array = NDArray[np.float64]
@@ -34,6 +39,13 @@ HIGH = 5  # log of the octaves above the best rate at which log steps have risen
 NOISE = 6  # log of the standard deviation of log steps from seed to seed
 MISFIT_SIZE = 7  # log of the standard deviation of the misfit at a knot
 KNOTS = 8  # this column and the further ones: the misfit at each knot, in units of its size
+# Further columns, each for all further values in turn: the best coordinate; log of the distance
+# from it at which log steps have risen by 1/2; octaves that lr* rises by over the value's range.
+# Their prior means and standard deviations; the last one's where nothing is known of the value.
+BEST_PLACE = (0.5, 0.35)
+LOG_WIDTH = (math.log(0.5), 0.7)
+RATE_SLOPE = (0.0, 0.75)
+COLUMNS_OF_VALUE = 3
 
 # Prior means and standard deviations in the order of the columns; SHIFT is a Student's t with 3
 # degrees of freedom. The level's mean is a quarter of the budget. They are wide guesses: a factor
@@ -52,6 +64,8 @@ OCTAVES_BETWEEN_KNOTS = 1.5
 MOST_LOG_STEPS = 50.0
 # Octaves below the best rate over which the penalty turns from a parabola into a line.
 LOW_TURN = 1.2
+# Coordinates where there are no further values, (n, 0).
+NO_VALUES: Array = np.zeros((1, 0))
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,8 @@ class Law:
         noise_scale: log2, at which some rules turn; None: each draw's own B_crit.
         mean, spread: of the prior, (parameters,).
         knots: of the misfit, in log2 B; none for a law without.
+        values: how many further values there are.
+        first_value: the first of their columns.
     """
 
     low: float
@@ -75,6 +91,8 @@ class Law:
     mean: Array
     spread: Array
     knots: Array
+    values: int = 0
+    first_value: int = 0
 
     @property
     def middle(self) -> float:
@@ -113,6 +131,28 @@ class Law:
         at_knots = theta[:, KNOTS : KNOTS + self.knots.size]
         return law + np.exp(theta[:, MISFIT_SIZE, None]) * (at_knots @ hats)
 
+    def best_places(self, theta: Array) -> Array:
+        """Coordinates of the best further values of m draws, (m, values)."""
+        return np.clip(theta[:, self.first_value : self.first_value + self.values], 0.0, 1.0)
+
+    def off_values(self, theta: Array, u: Array) -> tuple[Array, Array]:
+        """What further values off their best cost, in log steps, and by how much they move lr*.
+
+        Both are (m, n), the latter in octaves.
+
+        Args:
+            theta: m draws.
+            u: coordinates at n places, (n, values), or of each draw's own, (m, n, values).
+        """
+        last = self.first_value + COLUMNS_OF_VALUE * self.values
+        columns = theta[:, None, self.first_value : last]
+        best, log_width, slope = np.split(columns, COLUMNS_OF_VALUE, axis=2)
+        # The best of a range counts, where a parabola's own lies beyond it.
+        inside = np.clip(best, 0.0, 1.0)
+        squares = (u - best) ** 2 - (inside - best) ** 2
+        cost: Array = 0.5 * (squares * np.exp(-2.0 * log_width)).sum(axis=2)
+        return cost, ((u - inside) * slope).sum(axis=2)
+
     def above(self, theta: Array, x: Array, z: Array) -> Array:
         """The penalty of rates above the best one, in log steps, (m, n); trials diverge by it."""
         octaves = np.maximum(z - self.best_rate(theta, x), 0.0)
@@ -123,10 +163,18 @@ class Law:
         octaves = np.minimum(z - self.best_rate(theta, x), 0.0)
         return np.exp(theta[:, LOW, None]) * (np.hypot(octaves, LOW_TURN) - LOW_TURN)
 
-    def log_steps(self, theta: Array, x: Array, z: Array) -> Array:
-        """log S(B, lr) of m draws at n configurations, (m, n)."""
+    def log_steps(self, theta: Array, x: Array, z: Array, u: Array = NO_VALUES) -> Array:
+        """log S(B, lr) of m draws at n configurations, (m, n).
+
+        Args:
+            theta: m draws.
+            x, z: log2 of batch sizes and rates, (n,).
+            u: coordinates of the further values, (n, values).
+        """
+        cost, moved = self.off_values(theta, u)
+        z = z - moved
         log_steps = self.curve(theta, x) + self.below(theta, x, z) + self.above(theta, x, z)
-        return np.minimum(log_steps, MOST_LOG_STEPS)
+        return np.minimum(log_steps + cost, MOST_LOG_STEPS)
 
     def sample_prior(self, count: int, rng: np.random.Generator) -> Array:
         """Draws before any trial, (count, parameters)."""
@@ -142,11 +190,23 @@ class Law:
         return -0.5 * normal - tail
 
 
+def _rate_slope(tunable: Tunable) -> tuple[float, float]:
+    """Prior mean and standard deviation of the octaves that lr* rises by over a value's range.
+
+    Rates count as lr/(1 - x) of a momentum, and not of other values near 1: half way is the mean.
+    """
+    if tunable.scale != "log of 1 - x":
+        return RATE_SLOPE
+    half = 0.5 * math.log2((1.0 - tunable.high) / (1.0 - tunable.low))
+    return half, -half
+
+
 def make_law(space: Space, budget: float, misfit: bool, schedule_ends: bool = False) -> Law:
     """The law over a space, with a prior around its rule and a quarter of the budget.
 
     Args:
-        space: batch sizes and the rule.
+        space: batch sizes, the rule and the further values; these have columns behind those of the
+            misfit.
         budget: of a trial at the middle batch size, in steps.
         misfit: whether the curve may leave the law, piecewise linearly.
         schedule_ends: whether schedules end with their trials: the last columns of the draws are
@@ -163,6 +223,12 @@ def make_law(space: Space, budget: float, misfit: bool, schedule_ends: bool = Fa
         knots = np.linspace(low, high, intervals + 1)
         mean = np.concatenate([mean, [MISFIT_MEAN], np.zeros(knots.size)])
         spread = np.concatenate([spread, [MISFIT_SPREAD], np.ones(knots.size)])
+    slopes = [_rate_slope(tunable) for tunable in space.tunables]
+    values = len(slopes)
+    first_value = mean.size
+    of_values = np.array([*[BEST_PLACE] * values, *[LOG_WIDTH] * values, *slopes]).reshape(-1, 2)
+    mean = np.concatenate([mean, of_values[:, 0]])
+    spread = np.concatenate([spread, of_values[:, 1]])
     if schedule_ends:
         mean = np.concatenate([mean, schedule_length.MEANS])
         spread = np.concatenate([spread, schedule_length.SPREADS])
@@ -175,4 +241,6 @@ def make_law(space: Space, budget: float, misfit: bool, schedule_ends: bool = Fa
         mean=mean,
         spread=spread,
         knots=knots,
+        values=values,
+        first_value=first_value,
     )

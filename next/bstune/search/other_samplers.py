@@ -28,8 +28,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bstune.core.question import Question
 from bstune.core.records import Record, Spec, StepTime, ends
-from bstune.core.space import Space
-from bstune.search.choices import tried_pairs
+from bstune.core.space import Configuration, Space
+from bstune.search.choices import key_of, tried_keys
 from bstune.search.decide import Proposal, first_evaluation
 from bstune.search.fit import NOTHING, Ends, chance_to_fit, sizes_to_try
 from bstune.search.limits import PROBE_OF_BUDGET, limit_beside_best
@@ -86,8 +86,7 @@ def propose_by(
     for chain in can_resume:
         if not study.pruner.prune(study, told[chain.number]):
             return Proposal(
-                batch_size=chain.batch_size,
-                lr=chain.lr,
+                **chain.model_dump(include=set(Configuration.model_fields)),
                 max_steps=question.last_step(chain.batch_size),
                 resumed_from=chain.number,
                 first_evaluation=chain.first_evaluation,
@@ -96,13 +95,18 @@ def propose_by(
         # Its sequence goes on after what it has given.
         for _ in range(configurations):
             study.ask(_distributions(allowed))
-    tried = tried_pairs(records, running)
+    tried = tried_keys(records, running)
     for _ in range(MOST_ASKED):
         asked = study.ask(_distributions(allowed)).params
-        batch_size, lr = allowed.snap(asked[BATCH_SIZE]), allowed.snap_lr(asked[LR])
-        may_fit = chance_to_fit([batch_size], records, fits)[0] > 0.0
-        if may_fit and (batch_size, lr) not in tried:
+        configuration = Configuration(
+            batch_size=allowed.snap(asked[BATCH_SIZE]),
+            lr=allowed.snap_lr(asked[LR]),
+            values=allowed.values_at([asked[one.name] for one in allowed.tunables]),
+        )
+        may_fit = chance_to_fit([configuration.batch_size], records, fits)[0] > 0.0
+        if may_fit and key_of(configuration) not in tried:
             break
+    batch_size = configuration.batch_size
     last_step = question.last_step(batch_size)
     best_steps = math.inf
     if values and not question.seeks_metric:
@@ -113,8 +117,7 @@ def propose_by(
     if may_prune and len(values) >= FIRST:
         limit = math.ceil(PROBE_OF_BUDGET * last_step)
     return Proposal(
-        batch_size=batch_size,
-        lr=lr,
+        **configuration.model_dump(),
         max_steps=limit,
         resumed_from=None,
         first_evaluation=first_evaluation(min(best_steps, last_step)),
@@ -143,10 +146,14 @@ def _study(sampler: str, seed: int, configurations: int) -> Study:
 
 
 def _distributions(space: Space) -> dict[str, BaseDistribution]:
-    return {
+    """The ranges of a space; further values are searched by their coordinates."""
+    distributions: dict[str, BaseDistribution] = {
         BATCH_SIZE: IntDistribution(space.low, space.high, log=True),
         LR: FloatDistribution(space.lr_low, space.lr_high, log=True),
     }
+    for tunable in space.tunables:
+        distributions[tunable.name] = FloatDistribution(0.0, 1.0)
+    return distributions
 
 
 def _trial(
@@ -157,10 +164,16 @@ def _trial(
     metrics: dict[int, float] | None = None,
 ) -> FrozenTrial:
     """A trial as Optuna's samplers read it, all of them with the ranges of now."""
+    names = [tunable.name for tunable in space.tunables]
+    places = dict(zip(names, space.places(spec.values), strict=True))
     return create_trial(
         state=state,
         value=value,
-        params={BATCH_SIZE: space.snap(spec.batch_size), LR: space.snap_lr(spec.lr)},
+        params={
+            BATCH_SIZE: space.snap(spec.batch_size),
+            LR: space.snap_lr(spec.lr),
+            **places,
+        },
         distributions=_distributions(space),
         intermediate_values=metrics,
     )

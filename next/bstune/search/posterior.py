@@ -7,7 +7,7 @@ all draws, and along the difference of two of them (ter Braak 2006, differential
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from bstune.core.question import Question
 from bstune.core.records import Record, Spec, Target, ends
 from bstune.core.space import Space
 from bstune.search.histories import LEAST_LEFT, excess_scale, extrapolate, log_curve
-from bstune.search.law import NOISE, Law, make_law
+from bstune.search.law import NO_VALUES, NOISE, Law, make_law
 from bstune.search.metric import behind_best, law_of_metric
 from bstune.search.schedule_length import Ends, ends_of, read_ends
 
@@ -75,6 +75,8 @@ class Rows:
     """VALUE, BOUND (at least ``log_steps``) or DIVERGED (``log_steps`` tells nothing)."""
     ends: Ends | None = None
     """How schedules that end with their trials ended; ``log_steps`` is then of the trial's end."""
+    u: Array = field(default_factory=lambda: NO_VALUES)
+    """Coordinates of the further values, (n, values)."""
 
     def seen(self, theta: Array) -> tuple[Array, Array, Array]:
         """log S as the trials tell it, its variance without the noise, and a log weight.
@@ -106,6 +108,10 @@ class Posterior:
         """Standard deviation of log steps from seed to seed."""
         return math.sqrt(float(np.exp(2.0 * self.theta[:, NOISE]).mean()))
 
+    def of_rows(self) -> Array:
+        """log S of the draws at each row, (draws, n)."""
+        return self.law.log_steps(self.theta, self.rows.x, self.rows.z, self.rows.u)
+
 
 def sample_posterior(
     question: Question,
@@ -125,7 +131,7 @@ def sample_posterior(
 
     Args:
         question: whose target and budget the trials have.
-        space: batch sizes and the rule.
+        space: batch sizes, the rule and the further values.
         records: of all finished trials, new seeds included.
         seed: of the study.
         running: trials that count as done at the steps that the others predict.
@@ -142,12 +148,19 @@ def sample_posterior(
     else:
         law = make_law(space, budget, misfit, question.schedule_ends)
         rows = rows_of(chains, question.target, question.schedule_ends)
+    rows = replace(rows, u=coordinates(space, chains))
     rng = np.random.default_rng([seed, len(records), len(running)])
     theta = sample(law, rows, rng, draws, moves)
     if running:
-        rows = _with_predictions(rows, law, theta, running)
+        rows = _with_predictions(rows, law, theta, running, coordinates(space, running))
         theta = sample(law, rows, rng, draws, moves)
     return Posterior(law, theta, rows, chains)
+
+
+def coordinates(space: Space, specs: Sequence[Spec]) -> Array:
+    """Coordinates of the further values of n trials, (n, values)."""
+    places = [space.places(spec.values) for spec in specs]
+    return np.array(places, dtype=float).reshape(len(specs), len(space.tunables))
 
 
 def _tells(record: Record, question: Question) -> bool:
@@ -230,7 +243,9 @@ def _pruned_row(chain: Record, curve: Array, reached: Sequence[Array]) -> tuple[
     return log_ran + log_factor, deviation, VALUE
 
 
-def _with_predictions(rows: Rows, law: Law, theta: Array, running: Sequence[Spec]) -> Rows:
+def _with_predictions(
+    rows: Rows, law: Law, theta: Array, running: Sequence[Spec], u: Array
+) -> Rows:
     """The rows and one more for each running trial: a value, at the mean of the draws."""
     x = np.log2([spec.batch_size for spec in running])
     z = np.log2([spec.lr for spec in running])
@@ -242,17 +257,20 @@ def _with_predictions(rows: Rows, law: Law, theta: Array, running: Sequence[Spec
     return Rows(
         x=np.concatenate([rows.x, x]),
         z=np.concatenate([rows.z, z]),
-        log_steps=np.concatenate([rows.log_steps, law.log_steps(theta, x, z).mean(axis=0)]),
+        log_steps=np.concatenate([rows.log_steps, law.log_steps(theta, x, z, u).mean(axis=0)]),
         deviation=np.concatenate([rows.deviation, np.zeros(count)]),
         kind=np.concatenate([rows.kind, np.full(count, VALUE)]),
         ends=at_ends,
+        u=np.concatenate([rows.u, u]),
     )
 
 
 def log_likelihood(law: Law, theta: Array, rows: Rows) -> Array:
     """Log likelihood of m draws, (m,): normal values with outliers, and Tobit bounds."""
-    above = law.above(theta, rows.x, rows.z)
-    expected = law.curve(theta, rows.x) + law.below(theta, rows.x, rows.z) + above
+    cost, moved = law.off_values(theta, rows.u)
+    z = rows.z - moved
+    above = law.above(theta, rows.x, z)
+    expected = law.curve(theta, rows.x) + law.below(theta, rows.x, z) + above + cost
     log_steps, variance, log_weight = rows.seen(theta)
     variance = np.exp(2.0 * theta[:, NOISE, None]) + variance
     off = log_steps - expected

@@ -514,10 +514,11 @@ def _rate_alone(
 ) -> LrAlone | None:
     """What the best rate at the baseline's own batch size is predicted to gain.
 
-    None where the best is there, where that is not predicted to gain less than the best, and where
-    no trial speaks for the rate: all that reached the target are an octave off it by the rule.
+    None where the best is there, where that is not predicted to gain less than the best, where no
+    trial speaks for the rate: all that reached the target are an octave off it by the rule; and
+    where the curve is that of further values which the baseline has not.
     """
-    if verdict not in ("switch", "not yet") or speedup is None:
+    if verdict not in ("switch", "not yet") or speedup is None or plan.space.tunables:
         return None
     if other is None or baseline is None or other.batch_size == baseline.batch_size:
         return None

@@ -12,7 +12,7 @@ from bstune.core.space import Space
 from bstune.core.step_time import StepTimeModel
 from bstune.search.findings import Prediction, predictions
 from bstune.search.metric import behind_best
-from bstune.search.posterior import Posterior, sample_posterior
+from bstune.search.posterior import Posterior, coordinates, sample_posterior
 from bstune.study.confirm import SURE, Candidate, Outcome, predicted_share
 from bstune.study.estimates import step_time_of
 from bstune.study.plan import Plan
@@ -149,7 +149,8 @@ def _outcomes(plan: Plan, posterior: Posterior, records: Sequence[Record]) -> li
     runs = ends([record for record in records if record.steps > 0])
     x = np.log2([run.batch_size for run in runs])
     z = np.log2([run.lr for run in runs])
-    predicted = np.exp(posterior.law.log_steps(posterior.theta, x, z).mean(axis=0))
+    u = coordinates(plan.space, runs)
+    predicted = np.exp(posterior.law.log_steps(posterior.theta, x, z, u).mean(axis=0))
     outcomes = []
     for run, steps in zip(runs, predicted, strict=True):
         # A time limit may have ended a pruned one before its last step.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import yaml
 
 from bstune.core.records import Record
+from bstune.core.space import Configuration
 from bstune.study.machine import Machine
 from bstune.study.result import StudyResult
 from bstune.system.files import StudyFolder, append_line, write_text
@@ -32,7 +33,7 @@ def write_study(
     write_text(folder.config, config)
     write_text(folder.hardware, machine.model_dump_json(indent=1) + "\n")
     if result.best is not None:
-        best = {"batch_size": result.best.batch_size, "lr": result.best.lr, **result.best.values}
+        best = result.best.model_dump(include=set(Configuration.model_fields))
         if result.best.train_steps is not None:
             best["steps"] = result.best.train_steps
         write_text(folder.best, yaml.safe_dump({"trial": best}))

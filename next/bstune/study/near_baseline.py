@@ -1,11 +1,11 @@
 """What a study tries first: configurations near a baseline that reached the target."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from bstune.core.records import Record, Spec
-from bstune.core.space import Space
-from bstune.search.choices import tried_pairs
+from bstune.core.space import Configuration, Space
+from bstune.search.choices import key_of, tried_keys
 from bstune.search.decide import Proposal, first_evaluation
 from bstune.search.fit import sizes_to_try
 from bstune.search.limits import LEAST_STEPS
@@ -41,16 +41,16 @@ def next_near_baseline(
 
     reached = sorted((one for one in without_new_seeds(records) if one.reached), key=value)
     space = sizes_to_try(plan.space, records, plan.fits)
-    tried = tried_pairs(records, running)
-    for batch_size, lr in _near(space, baseline, reached, tried):
-        if (batch_size, lr) not in tried:
+    tried = tried_keys(records, running)
+    for batch_size, lr in _near(space, baseline, reached, {size for size, *_ in tried}):
+        near = Configuration(batch_size=batch_size, lr=lr, values=baseline.values)
+        if key_of(near) not in tried:
             best_value = value(reached[0])
             as_good = best_value / plan.question.value(1.0, batch_size, step_time)
             steps = max(math.ceil(_length(baseline, as_good)), LEAST_STEPS)
             return Proposal(
-                batch_size=batch_size,
-                lr=lr,
-                max_steps=min(steps, plan.question.last_step(batch_size)),
+                **near.model_dump(),
+                max_steps=min(steps, plan.question.last_step(near.batch_size)),
                 resumed_from=None,
                 first_evaluation=first_evaluation(as_good),
             )
@@ -58,7 +58,7 @@ def next_near_baseline(
 
 
 def _near(
-    space: Space, baseline: Record, reached: Sequence[Record], tried: set[tuple[int, float]]
+    space: Space, baseline: Record, reached: Sequence[Record], tried_sizes: Collection[float]
 ) -> Iterator[tuple[int, float]]:
     """Batch sizes and rates near the baseline, in the order in which they are tried.
 
@@ -69,7 +69,7 @@ def _near(
         space: narrowed to the batch sizes that are worth a trial.
         baseline: that reached the target.
         reached: the trials that did, the best first.
-        tried: batch sizes and rates.
+        tried_sizes: batch sizes.
     """
     size, lr = baseline.batch_size, baseline.lr
     rates = [one.lr for one in reached if one.batch_size == size]
@@ -77,7 +77,6 @@ def _near(
     if len(rates) == 1:
         yield size, space.snap_lr(lr / NEAR)
     helped = rates[0] / lr
-    tried_sizes = {tried_size for tried_size, _ in tried}
     for other in (space.snap(NEAR * size), space.snap(size / NEAR)):
         if other not in tried_sizes:
             yield other, space.snap_lr(helped * space.rule_lr(other))

@@ -23,7 +23,7 @@ TRIALS_IN_TIME = 1000
 LEAST_STEPS = 10
 # Options that a study keeps to.
 FIXED = {
-    *("objective", "target", "budget", "batch_size", "lr", "baseline", "scaling"),
+    *("objective", "target", "budget", "batch_size", "lr", "baseline", "scaling", "tune"),
     *("schedule_ends", "compile", "micro_batch_size", "devices", "seed"),
 }
 
@@ -55,7 +55,7 @@ def plan_of(
     baseline = None
     if options.baseline.pair is not None:
         batch_size, lr = options.baseline.pair
-        baseline = Configuration(batch_size=batch_size, lr=lr)
+        baseline = Configuration(batch_size=batch_size, lr=lr, values=options.baseline.values or {})
     survey = machine.survey
     fits = NOTHING
     # With micro-batches larger batches are accumulated of what fits.
@@ -113,6 +113,8 @@ def plan_line(name: str, options: Options, plan: Plan, machine: Machine) -> str:
         f"{name}: {options.target}, batch sizes {plan.space.low} to {plan.space.high} "
         f"(scaling: {plan.space.rule}), {machine.device}"
     )
+    for tunable in plan.space.tunables:
+        what += f", {tunable}"
     if plan.deadline is None or options.trials is not None:
         what += f", {count(plan.trials, 'configuration')}"
     if plan.deadline is None:

@@ -73,6 +73,7 @@ def train_once(options: Options, workload: Workload) -> Record:
         role="search",
         batch_size=batch_size,
         lr=lr,
+        values=options.trial.values or {},
         seed=options.trial.seed,
         max_steps=total_steps,
         schedule_steps=total_steps if options.schedule_ends else None,

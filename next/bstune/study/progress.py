@@ -80,6 +80,8 @@ def _trial(spec: Spec) -> str:
     if spec.resumed_from is not None:
         what = f"resumed {spec.resumed_from}"
     pair = f"batch size {spec.batch_size:<6} lr {number(spec.lr):<9}"
+    for name, value in spec.values.items():
+        pair += f" {name} {number(value):<9}"
     return f"{spec.number:>4}  {what:<12}  {pair}"
 
 

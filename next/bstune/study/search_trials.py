@@ -94,11 +94,9 @@ def ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec], n
         end = _end(plan, plan.deadline, records, now)
         until = plan.deadline.trial_until(now, end)
     seed = trial_seed(plan.seed, place)
-    values: dict[str, int | float] = {}
     if proposal.resumed_from is not None:
         parent = numbered(records, proposal.resumed_from)
         seed = parent.seed
-        values = parent.values
     schedule_steps = None
     if plan.question.schedule_ends:
         schedule_steps = proposal.max_steps
@@ -106,7 +104,6 @@ def ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec], n
         place=place,
         role="search",
         **proposal.model_dump(),
-        values=values,
         seed=seed,
         schedule_steps=schedule_steps,
         until=until,

@@ -25,7 +25,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.records import Record, Spec, Target
-from bstune.core.space import Space
+from bstune.core.space import Space, Tunable
 from bstune.study.plan import Ask
 from bstune.system.files import StudyFolder, discard_folder
 from bstune.system.secrets import hide_in_text
@@ -71,7 +71,7 @@ class StudyStorage:
         self._new_file: Path | None = None
         self._study: optuna.Study | None = None
         self._open(url, name)
-        self._distributions: dict[str, BaseDistribution] = {}
+        self._distributions: dict[str, IntDistribution | FloatDistribution] = {}
         self._process = _this_process()
         self._last_heartbeat = 0.0
 
@@ -100,6 +100,7 @@ class StudyStorage:
         self._distributions = {
             "batch_size": IntDistribution(space.low, space.high, log=True),
             "lr": FloatDistribution(space.lr_low, space.lr_high, log=True),
+            **{tunable.name: _distribution(tunable) for tunable in space.tunables},
         }
         self.settle()
 
@@ -175,12 +176,17 @@ class StudyStorage:
 
     def claim(self, ask: Ask) -> Spec | None:
         """Store a trial and give it its number; None if another process has its place."""
-        values = {"batch_size": ask.batch_size, "lr": ask.lr}
+        values = {"batch_size": ask.batch_size, "lr": ask.lr, **ask.values}
+        # The baseline's may lie outside of their ranges: then the spec alone has them.
+        distributions: dict[str, BaseDistribution] = {}
+        for name, distribution in self._distributions.items():
+            if distribution.low <= values[name] <= distribution.high:
+                distributions[name] = distribution
         fields = ask.model_dump(exclude={"until"})
         template = create_trial(
             state=TrialState.RUNNING,
-            params=values,
-            distributions=self._distributions,
+            params={name: values[name] for name in distributions},
+            distributions=distributions,
             user_attrs={SPEC: json.dumps(fields), PROCESS: self._process},
         )
         trial_id = self._storage.create_new_trial(self.study._study_id, template)
@@ -302,6 +308,14 @@ def _open_database(url: str) -> RDBStorage:
         except (OperationalError, StorageInternalError):
             time.sleep(wait)
     return RDBStorage(url, heartbeat_interval=HEARTBEAT)
+
+
+def _distribution(tunable: Tunable) -> IntDistribution | FloatDistribution:
+    """The range of a further value as Optuna's parameter; it has no scale of 1 - x."""
+    is_log = tunable.scale == "log"
+    if tunable.is_whole:
+        return IntDistribution(int(tunable.low), int(tunable.high), log=is_log)
+    return FloatDistribution(tunable.low, tunable.high, log=is_log)
 
 
 def _spec_of(trial: FrozenTrial) -> Spec:

@@ -58,6 +58,10 @@ def command_line(arguments: Sequence[str], options: Mapping[str, object]) -> str
     if "study" in options and "output" in given:
         given["output"] += "-" + str(options["study"]).rpartition("-")[2]
     for option, changed in options.items():
+        if isinstance(changed, Mapping):
+            # Hydra's keys have no quotes.
+            pairs = [f"{name}: {value}" for name, value in changed.items()]
+            changed = f"{{{', '.join(pairs)}}}"
         given[option] = f"{option}={changed}"
     return shlex.join(["python", "-m", "bstune", *given.values()])
 
@@ -85,6 +89,22 @@ def python_call(name: str, options: Mapping[str, object]) -> str:
     arguments |= sections
     written = "".join(f", {argument}={value!r}" for argument, value in arguments.items())
     return f"bstune.tune(...{written})"
+
+
+def best_in_file(
+    arguments: Sequence[str] | None, folder: str, batch_size: int, lr: float, steps: int | None
+) -> str:
+    """What trains the best where further values are tuned: it is in best.yaml.
+
+    Args:
+        arguments: of the command line; None for a project of one's own.
+        folder: of the study.
+        batch_size, lr, steps: of the best, which the file has, too.
+    """
+    file = f"{folder}/best.yaml"
+    if arguments is None:
+        return f"the configuration in {file} in your project"
+    return command_line(arguments, {"trial": file})
 
 
 def own_training(batch_size: int, lr: float, steps: int | None) -> str:

@@ -323,6 +323,8 @@ def _study_params(result: StudyResult) -> "list[Param]":
     if result.baseline is not None:
         params["baseline.batch_size"] = result.baseline.batch_size
         params["baseline.lr"] = result.baseline.lr
+        for name, value in result.baseline.values.items():
+            params[f"baseline.values.{name}"] = value
     return _params(params)
 
 
@@ -334,6 +336,8 @@ def _study_metrics(result: StudyResult) -> "list[Metric]":
     if best is not None:
         values["best.batch_size"] = best.batch_size
         values["best.lr"] = best.lr
+        for name, value in best.values.items():
+            values[f"best.values.{name}"] = value
         values["best.steps"] = best.steps
         values["best.seconds"] = best.seconds
         values["best.metric"] = best.metric

@@ -192,6 +192,7 @@ def _look_up(
         untrained=looked.metrics.get(metric or ""),
         mode=mode,
         rule=rule_of(optimizers),
+        values=recipe.own_values(),
         sources=sources,
     )
 

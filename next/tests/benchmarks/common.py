@@ -122,11 +122,19 @@ class Problem:
         posterior = sample_posterior(self.question, self.space, records, seed=seed)
         predicted = predictions(posterior, self.question, self.step_time)
         chosen = min(predicted, key=lambda one: one.log_value).record
+        return self.ratio_of(chosen)
+
+    def ratio_of(self, chosen):
+        """How many times the best cell's value a configuration takes."""
         cost = self.median_cost(chosen.batch_size, chosen.lr)
         if cost is None:
             return math.inf
         best_size, _, best_cost = self.best
         return self.value(cost, chosen.batch_size) / self.value(best_cost, best_size)
+
+    def outcome(self, spec):
+        """How a trial ends."""
+        return self.table.outcome(spec.batch_size, spec.lr, spec.seed, self.table.target)
 
     def first_trial(self):
         """The baseline, to its whole budget."""
@@ -149,7 +157,7 @@ class Problem:
             seed=parent.seed if parent else trial_seed(seed, number),
             **proposal.model_dump(),
         )
-        outcome = self.table.outcome(spec.batch_size, spec.lr, spec.seed, self.table.target)
+        outcome = self.outcome(spec)
         before = parent.steps if parent else 0
         steps = min(outcome.end, max(spec.max_steps, before))
         status = "pruned"

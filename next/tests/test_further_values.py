@@ -1,0 +1,253 @@
+"""Further values: the coordinate of each, its parabola in the law, who takes it, and the answer."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import optuna
+import pytest
+import torch
+import yaml
+from refusals import refused
+from search_records import QUESTION, SPACE, Workload, record, step_time
+from small import Data, Model
+from test_config import composed, folder  # noqa: F401 (a fixture)
+from test_found import TOLD
+from test_options import values
+from test_recipe import PARTS, TRIAL
+from test_run import own, places, tune
+
+from bstune.__main__ import main
+from bstune.core.errors import BstuneError
+from bstune.core.space import Tunable
+from bstune.options import options_from
+from bstune.recipe.found import completed
+from bstune.recipe.hydra import recipe_of
+from bstune.recipe.project import recipe_of_project
+from bstune.search.decide import propose
+from bstune.search.findings import predictions
+from bstune.search.law import make_law
+from bstune.search.posterior import sample_posterior
+
+MOMENTUM = Tunable("momentum", 0.5, 0.98)
+DEPTH = Tunable("depth", 1, 4)
+TUNED = replace(SPACE, tunables=(MOMENTUM, DEPTH))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale", "middle"),
+    [
+        (1e-6, 1e-2, "log", 1e-4),
+        (0.0, 0.5, "linear", 0.25),
+        (-3.0, 0.9, "linear", -1.05),
+        (1.0, 9.0, "linear", 5.0),
+        (0.8, 0.999, "log of 1 - x", 0.9859),
+        (1, 4, "linear", 2),
+        (2, 128, "log", 16),
+    ],
+)
+def test_the_coordinate_of_a_value(low, high, scale, middle):
+    tunable = Tunable("x", low, high)
+    assert tunable.scale == scale
+    assert tunable.value(0.5) == pytest.approx(middle, rel=1e-3)
+    assert (tunable.value(0.0), tunable.value(1.0)) == (low, high)
+    for place in (0.2, 0.7):
+        value = tunable.value(place)
+        assert type(value) is type(low)
+        assert tunable.value(tunable.place(value)) == value
+    assert (tunable.place(low - 1.0), tunable.place(high + 1.0)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("further", [(False, False), (True, True)])
+def test_a_parabola_each_and_a_rate_that_moves(further):
+    law, plain = (make_law(space, 4000, *further) for space in (TUNED, SPACE))
+    assert law.mean.size == plain.mean.size + 6
+    theta = law.mean[None].copy()
+    of_values = [0.5, 0.2, math.log(0.5), math.log(0.25), 2.0, 0.0]
+    theta[0, law.first_value : law.first_value + 6] = of_values
+    x, z = np.array([6.0]), np.array([-3.0])
+    for at_places, cost, octaves in (((0.75, 0.7), 0.125 + 2.0, 0.5), ((0.5, 0.2), 0.0, 0.0)):
+        expected = plain.log_steps(plain.mean[None], x, z - octaves) + cost
+        np.testing.assert_allclose(law.log_steps(theta, x, z, np.array([at_places])), expected)
+    # The best of the range counts where the parabola's lies beyond it.
+    theta[0, law.first_value] = 1.25
+    at_best, off = law.log_steps(theta, x, z, np.array([[1.0, 0.2], [0.75, 0.2]]))[0]
+    shifted = plain.log_steps(plain.mean[None], x, z + 0.5)[0, 0]
+    expected = plain.log_steps(plain.mean[None], x, z)[0, 0]
+    assert (at_best, off) == pytest.approx((expected, shifted + 0.5 * (1.0 - 0.25)))
+
+
+BEST = TUNED.places({"momentum": 0.7, "depth": 3})
+
+
+def at(workload, of_values):
+    """A workload whose steps rise by parabolas off the best values; momentum moves lr*."""
+    off = np.subtract(TUNED.places(of_values), BEST)
+    cost = 0.5 * ((off / [0.4, 0.5]) ** 2).sum()
+    return replace(workload, s_min=100.0 * math.exp(cost), lr=0.1 * 2.0 ** (-4.0 * off[0]))
+
+
+def test_a_search_finds_them():
+    records = []
+    for number in range(60):
+        proposal = propose(QUESTION, TUNED, step_time, records, 0)
+        assert proposal.values["depth"] in (1, 2, 3, 4)
+        workload = at(Workload(noise=0.05), proposal.values)
+        records.append(workload.train(number, proposal, records))
+    for one in records:
+        if one.resumed_from is not None:
+            assert one.values == records[one.resumed_from].values
+    posterior = sample_posterior(QUESTION, TUNED, step_time, records, seed=0)
+    places_ = posterior.law.best_places(posterior.theta)
+    np.testing.assert_allclose(np.median(places_, axis=0), BEST, atol=0.15)
+    best = min(predictions(posterior, QUESTION, step_time), key=lambda one: one.log_value).record
+    least = 100 * (1 + 40 / math.sqrt(4000)) * step_time(math.sqrt(4000))
+    steps = at(Workload(), best.values).steps(best.batch_size, best.lr)
+    assert steps * step_time(best.batch_size) < 1.3 * least
+
+
+def test_the_same_pair_with_other_values_is_another_configuration():
+    only = replace(TUNED, low=64, high=65, lr_low=0.05, lr_high=0.0500001)
+    tried = [record(0, values={"momentum": 0.9, "depth": 2})]
+    proposals = [propose(QUESTION, only, step_time, tried, seed) for seed in range(6)]
+    assert {one.batch_size for one in proposals} == {64, 65}
+
+
+class Dropped(Model):
+    def __init__(self, lr=0.05, momentum=0.5, dropout=0.1):
+        super().__init__(lr)
+        self.momentum = momentum
+        self.dropout = dropout
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=self.momentum)
+
+
+def tuning(**changes):
+    return options_from(values(**{"tune": {"dropout": (0, 0.5)}, **changes}))
+
+
+VALUED = type(TRIAL)(**{**vars(TRIAL), "values": {"dropout": 0.3}})
+NODE = {"_target_": f"{__name__}.Dropped"}
+
+
+def of_nodes(module, key=None, **changes):
+    parts = {**PARTS, "module": NODE | module}
+    if key:
+        parts["tunable"] = {"dropout": {"key": key}}
+    return recipe_of(parts, tuning(**changes))
+
+
+@pytest.mark.parametrize(
+    ("module", "key", "of_today"),
+    [
+        ({}, None, 0.1),
+        ({"dropout": 0.2}, None, 0.2),
+        ({"dropout": "${trial.dropout}"}, None, 0.1),
+        ({"dropout": 0.2}, "module.dropout", 0.2),
+    ],
+)
+def test_nodes_get_them(module, key, of_today):
+    recipe = of_nodes(module, key)
+    assert recipe.module(VALUED).dropout == 0.3
+    assert recipe.module(TRIAL).dropout == of_today
+    assert recipe.own_values() == {"dropout": of_today}
+
+
+@pytest.mark.parametrize(
+    ("module", "of_today"),
+    [
+        (Dropped, 0.1),
+        (lambda lr, dropout=0.2: Dropped(lr, dropout=dropout), 0.2),
+        (lambda lr, dropout: Dropped(lr, dropout=dropout), None),
+        (lambda trial: Dropped(trial.lr, dropout=trial.values["dropout"]), None),
+    ],
+)
+def test_python_projects_get_them(module, of_today):
+    recipe = recipe_of_project(module, Data(), tuning())
+    assert recipe.module(VALUED).dropout == 0.3
+    # A survey needs a module, too.
+    assert recipe.module(TRIAL).dropout == (of_today or 0.25)
+    found = TOLD.model_copy(update={"values": recipe.own_values()})
+    given = {}
+    if of_today is None:
+        with refused("baseline.values, dropout"):
+            completed(tuning(), found, str)
+        given = {"baseline.values": {"dropout": 0.4}}
+    baseline = completed(tuning(**given), found, str)[0].baseline
+    assert baseline.values == {"dropout": of_today or 0.4}
+    with refused("baseline.values, dropout, width"):
+        completed(tuning(**{"baseline.values": {"width": 3}}), found, str)
+
+
+def test_what_nothing_takes_is_refused():
+    width = {"tune": {"width": (1, 8)}}
+    with refused("Dropped, does not take width, lr, momentum, dropout"):
+        recipe_of_project(Dropped, Data(), tuning(**width))
+    with refused("Dropped, does not take width, lr, momentum, dropout"):
+        of_nodes({}, **width).own_values()
+    for key, words in (("module.drop", "does not take drop"), ("module.a.b", "dropout.key")):
+        with refused(words):
+            of_nodes({}, key).own_values()
+
+
+@pytest.mark.parametrize(
+    ("ranges", "words"),
+    [
+        (["dropout"], "tune=dropout, range"),
+        ({"dropout": [0.0, math.inf]}, "dropout, inf"),
+        ({"dropout": [0.1]}, "dropout"),
+        ({"dropout": ["a", 1]}, "dropout"),
+        ({"lr": [0.1, 1.0]}, "lr.low"),
+        ({"batch_size": [1, 8]}, "batch_size.low"),
+    ],
+)
+def test_ranges_that_are_refused(ranges, words):
+    with refused(words):
+        tuning(tune=ranges)
+
+
+def test_a_command_line_names_them(folder):  # noqa: F811
+    assert composed(folder, "tune=[dropout]").options.tune == {"dropout": (0, 0.5)}
+    given = composed(folder, "tune={dropout: [0, 0.4], depth: [1, 4]}").options
+    assert given.tune == {"dropout": (0, 0.4), "depth": (1, 4)}
+    with refused("tune, width, dropout"):
+        composed(folder, "tune=[width]")
+    with refused("recorded"):
+        composed(folder, "table=fashion_mlp", "tune={a: [0, 1]}", workload="replay")
+    (folder / "other.yaml").write_text("trials: 3\n")
+    with refused("trial=, other.yaml, best.yaml"):
+        composed(folder, f"trial={folder}/other.yaml")
+
+
+def test_a_study_of_them(tmp_path):
+    arguments = {"tune": {"momentum": [0.1, 0.95], "dropout": [1e-3, 0.5]}, "trials": 10}
+    # Zero has no place on a log scale.
+    today = {"values": {"dropout": 0.0}, "batch_size": 16, "lr": 0.05}
+    result = tune(tmp_path, Dropped, baseline=today, **arguments)
+    assert result.baseline.values == {"momentum": 0.5, "dropout": 0.0}
+    assert result.best.values.keys() == {"momentum", "dropout"}
+    best = yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["trial"]
+    assert best["values"] == result.best.values
+    trials = optuna.load_study(
+        study_name="Dropped", storage=f"sqlite:///{tmp_path}/study.db"
+    ).trials
+    for trial, one in zip(trials, result.records, strict=True):
+        within = {name: value for name, value in one.values.items() if value > 0}
+        assert trial.params == {"batch_size": one.batch_size, "lr": one.lr, **within}
+    again = tune(tmp_path, Dropped, **arguments)
+    assert again.model_dump() == result.model_dump()
+    with pytest.raises(BstuneError, match="tune"):
+        tune(tmp_path, Dropped, tune={"momentum": [0.1, 0.9]})
+
+
+def test_best_yaml_trains_again(tmp_path, capsys):
+    command = [*own(tmp_path, "Dropped"), *places(tmp_path), "tune={momentum: [0, 0.95]}"]
+    file = tmp_path / "conf" / "workload" / "own.yaml"
+    file.write_text(file.read_text().replace("small.Dropped", NODE["_target_"]))
+    command += ["workers=0", "mlflow.uri=null"]
+    assert main(command) == 0
+    assert "Best" in capsys.readouterr().out
+    assert main([*command, f"trial={tmp_path}/out/best.yaml", "--json"]) == 0
+    best = yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["trial"]
+    assert f'"momentum":{best["values"]["momentum"]}' in capsys.readouterr().out
