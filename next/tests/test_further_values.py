@@ -97,7 +97,7 @@ def test_a_search_finds_them():
     for one in records:
         if one.resumed_from is not None:
             assert one.values == records[one.resumed_from].values
-    posterior = sample_posterior(QUESTION, TUNED, step_time, records, seed=0)
+    posterior = sample_posterior(QUESTION, TUNED, records, seed=0)
     places_ = posterior.law.best_places(posterior.theta)
     np.testing.assert_allclose(np.median(places_, axis=0), BEST, atol=0.15)
     best = min(predictions(posterior, QUESTION, step_time), key=lambda one: one.log_value).record

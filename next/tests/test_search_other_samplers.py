@@ -42,7 +42,7 @@ def test_proposals_are_allowed_and_follow_from_their_arguments(sampler):
     assert (again.batch_size, again.lr) == (records[-1].batch_size, records[-1].lr)
     first, of_other_seed = (propose(sampler, records[:4], seed) for seed in (0, 1))
     beside = propose(sampler, records[:4], running=[spec(4)])
-    assert len({first, of_other_seed, beside}) == 3
+    assert len({one.model_dump_json() for one in (first, of_other_seed, beside)}) == 3
 
 
 @of_each_sampler
