@@ -73,7 +73,10 @@ def header(result: StudyResult) -> str:
     if where == "cpu":
         where += f" with {console.count(result.threads, 'thread')}"
     tried = console.count(result.configurations, "configuration")
-    return f"{result.workload}, {result.target}, {where}, {tried} (90% in brackets)"
+    asked = str(result.target)
+    if result.ran_for is not None:
+        asked += f" by trials run for {result.ran_for}"
+    return f"{result.workload}, {asked}, {where}, {tried} (90% in brackets)"
 
 
 def render(result: StudyResult) -> str:

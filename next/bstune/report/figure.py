@@ -14,17 +14,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from bstune.core.records import Record, Status, ends
+from bstune.core.records import Record, Status, Target, ends
 from bstune.hardware.survey import Survey
 from bstune.report.answer import answer, growth
 from bstune.search.findings import CurvePoint
-from bstune.study.result import Confirmed, StudyResult
+from bstune.study.result import Confirmed, CriticalAt, StudyResult
 from bstune.system import console
 
 # Okabe and Ito's colours, which readers with any colour vision tell apart.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 GREY = "#8a8a8a"
-INCHES = (11.0, 4.2)
+# Of a panel.
+INCHES = (11.0 / 3, 4.2)
+# Targets that have a critical batch size, from which on it is drawn over them.
+LEAST_TARGETS = 3
 # Letters of a line of the title.
 TITLE_WIDTH = 115
 # Room below and above the curve, the best and the baseline, as a factor.
@@ -67,6 +70,8 @@ class Panel:
 def curve_figure(result: StudyResult, records: Sequence[Record]) -> Figure:
     """Draw what a study found: three panels over batch size, all axes logarithmic.
 
+    A fourth has the critical batch size over easier targets, where ``LEAST_TARGETS`` have one.
+
     Args:
         result: the curve with its band, the law, the best and the baseline.
         records: of all trials; the last of each resumed chain is shown. Runs on new seeds are not,
@@ -92,8 +97,10 @@ def curve_figure(result: StudyResult, records: Sequence[Record]) -> Figure:
         confirmed=lambda runs: runs.lr,
     )
     trials = [record for record in ends(records) if record.role != "new seed"]
-    figure = Figure(figsize=INCHES, layout="constrained")
-    steps_axes, time_axes, rate_axes = figure.subplots(1, 3)
+    over_targets = _over_targets(result)
+    columns = 3 + bool(over_targets)
+    figure = Figure(figsize=(INCHES[0] * columns, INCHES[1]), layout="constrained")
+    steps_axes, time_axes, rate_axes, *further = figure.subplots(1, columns)
     _draw_law(steps_axes, result)
     _draw_panel(steps_axes, steps, result, trials)
     _draw_panel(time_axes, time, result, trials)
@@ -101,6 +108,8 @@ def curve_figure(result: StudyResult, records: Sequence[Record]) -> Figure:
     _draw_panel(rate_axes, rate, result, trials)
     for text in growth(result):
         rate_axes.set_title(text, fontsize=9, parse_math=False)
+    for axes in further:
+        _draw_over_targets(axes, over_targets, result.target)
     _draw_legend(figure, (steps_axes, rate_axes))
     verdict = answer(result)[0]
     title = textwrap.fill(f"{verdict.label}   {verdict.text}", TITLE_WIDTH)
@@ -184,6 +193,39 @@ def _draw_law(axes: Axes, result: StudyResult) -> None:
     is_known = ends_of_critical.low is not None or ends_of_critical.high is not None
     if is_known and low < high:
         axes.axvspan(low, high, label="critical batch size B_crit, 90%", **CRITICAL)
+
+
+def _over_targets(result: StudyResult) -> list[tuple[float, float, float, float]]:
+    """Goal, B_crit and both ends of its interval, of the easier targets and the study's own."""
+    found = list(result.over_targets)
+    goal = result.target.goal
+    if goal is not None and result.critical is not None:
+        found.append(CriticalAt(goal=goal, interval=result.critical.interval))
+    points = []
+    for one in found:
+        ends_of_critical = one.interval
+        value, low, high = ends_of_critical.value, ends_of_critical.low, ends_of_critical.high
+        if value is not None and low is not None and high is not None:
+            points.append((one.goal, value, low, high))
+    return points if result.over_targets and len(points) >= LEAST_TARGETS else []
+
+
+def _draw_over_targets(
+    axes: Axes, points: Sequence[tuple[float, float, float, float]], target: Target
+) -> None:
+    """Draw B_crit over targets that get harder to the right."""
+    goals, values, low, high = np.array(points).T
+    axes.errorbar(goals, values, (values - low, high - values), fmt="o-", capsize=3, color=PURPLE)
+    axes.set(yscale="log")
+    axes.set_xlabel(f"target, {target.metric}", parse_math=False)
+    axes.set_ylabel("critical batch size, 90%")
+    if target.mode == "min":
+        axes.invert_xaxis()
+    axes.yaxis.set_major_locator(LogLocator(2, numticks=9))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,.0f}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.15)
 
 
 def _scale(axes: Axes, number: Callable[[float], str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from bstune import __version__
 from bstune.core.question import Question
-from bstune.core.records import Record, StepTime
+from bstune.core.records import Record, StepTime, Target
 from bstune.core.rules import allowed_rules
 from bstune.core.space import Space
 from bstune.core.step_time import StepTimeModel
@@ -58,6 +58,7 @@ from bstune.study.improvement import (
     pooled_metric_deviation,
     verdict_of_improvement,
 )
+from bstune.study.over_targets import critical_over_targets
 from bstune.study.plan import Plan
 from bstune.study.result import (
     Confirmed,
@@ -101,6 +102,7 @@ class Study:
         device, threads: that trained.
         command: what runs the workload with further options, as a command or a call.
         train: what trains a batch size, a rate and, where it is chosen, a schedule's length.
+        again: what answers for another target from the same trials.
         warnings: of the project, which a preflight has found.
     """
 
@@ -111,6 +113,7 @@ class Study:
     threads: int
     command: Callable[[Mapping[str, object]], str]
     train: Callable[[int, float, int | None], str]
+    again: Callable[[Target], str] = str
     warnings: tuple[ResultWarning, ...] = ()
 
 
@@ -173,7 +176,9 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
         closest=closest,
         warnings=study.warnings,
         easier_goal=easier.goal,
-        easier=study.command({"target": str(easier), "study": f"{study.name}-easier"}),
+        easier=study.command({"target": str(easier), "study": f"{study.name}-easier"})
+        if plan.question.schedule_ends
+        else study.again(easier),
         next=study.command(options) if options else None,
         next_options=options,
     )
@@ -193,6 +198,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     fields = _common_fields(study, records) | {
         "reached": True,
         "critical": critical,
+        "over_targets": critical_over_targets(plan, records),
         "searched": searched,
         "curve": points,
     }

@@ -4,11 +4,20 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
+from bstune.core.records import Target
 from bstune.recipe.recipe import Recipe
 from bstune.system.secrets import hide
 from bstune.trial.table import Table
 from bstune.trial.trial import Trial
+
+
+COMMAND = "python -m bstune"
+Commands = tuple[
+    Callable[[Mapping[str, object]], str],
+    Callable[[int, float, int | None], str],
+]
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ def command_line(arguments: Sequence[str], options: Mapping[str, object]) -> str
         given["output"] += "-" + str(options["study"]).rpartition("-")[2]
     for option, changed in options.items():
         given[option] = f"{option}={changed}"
-    return shlex.join(["python", "-m", "bstune", *given.values()])
+    return f"{COMMAND} {shlex.join(given.values())}"
 
 
 def training_command(
@@ -85,6 +94,26 @@ def python_call(name: str, options: Mapping[str, object]) -> str:
     arguments |= sections
     written = "".join(f", {argument}={value!r}" for argument, value in arguments.items())
     return f"bstune.tune(...{written})"
+
+
+def commands_of(command: str, name: str, asked: Mapping[str, object]) -> Commands:
+    """What runs a workload with further options, and what trains a batch size and a rate.
+
+    Args:
+        command: that runs the workload, as :func:`command_line` or :func:`python_call` writes it.
+        name: of the study.
+        asked: options of both.
+    """
+    if not command.startswith(COMMAND):
+        return lambda options: python_call(name, {**asked, **options}), own_training
+    arguments = shlex.split(command.removeprefix(COMMAND))
+    arguments += [f"{option}={value}" for option, value in asked.items()]
+    return partial(command_line, arguments), partial(training_command, arguments)
+
+
+def report_command(folder: Path, target: Target) -> str:
+    """What answers another goal from the trials in a study's folder."""
+    return f"{COMMAND} report {shlex.quote(str(folder))} target={target.goal:g}"
 
 
 def own_training(batch_size: int, lr: float, steps: int | None) -> str:
