@@ -1,0 +1,169 @@
+"""Gate *other targets*: what a study says of easier targets, beside studies that were run for them.
+
+    python tests/benchmarks/other_targets.py [--seeds 10] [--tables fashion_mlp ...]
+
+A row is a table, a seed and a share of the best cell's steps to the table's target: the easier goal
+is what that cell had met there. It has two answers: of a study that was run for the table's target
+(32 configurations, 3 new seeds, the table's middle as baseline), asked for the easier one, and of a
+study that was run for that one. Truths are of the recorded cells: the median time of what is named
+as best, over that of the best cell, and B_crit by slope.
+"""
+
+import functools
+import math
+import statistics
+from dataclasses import replace
+from functools import partial
+
+from common import TABLES, Problem, add_rows, jobs_of, parser, read_rows, table_problem
+from coverage import truth_of_problem
+
+from bstune.core.question import Question
+from bstune.core.records import Spec
+from bstune.core.space import Configuration
+from bstune.study.analysis import Study, analyse
+from bstune.study.next_step import next_step
+from bstune.study.plan import Ask, Plan
+from bstune.study.retarget import retargeted
+from bstune.trial.table import train
+from bstune.trial.trial import Trial, run_trial
+
+SHARES = (0.2, 0.35, 0.5, 0.65, 0.8)
+HOLD = 0.9
+
+
+@functools.cache
+def easier_problem(name, share):
+    """The problem of a table whose target is what its best cell had met at a share of its steps."""
+    table = table_problem(name).table
+    best_size, best_lr, _ = table_problem(name).best
+    goals = []
+    for run in table.cells[best_size, best_lr]:
+        last = share * (run.steps_to(table.target) or run.end)
+        until = [value for step, value in run.history() if step <= last]
+        goals.append(min(until or run.metric[:1], key=table.target.gap))
+    goal = float(f"{statistics.median(goals):.3g}")
+    return Problem(replace(table, target=replace(table.target, goal=goal)))
+
+
+def middle(values):
+    """The one nearest to the geometric middle."""
+    geometric = math.sqrt(values[0] * values[-1])
+    return min(values, key=lambda value: abs(math.log(value / geometric)))
+
+
+def plan_of(problem, seed):
+    """A study of a table, as ``+workload=replay`` has it."""
+    table = problem.table
+    size, lr = round(middle(table.batch_sizes)), middle(table.lrs)
+    return Plan(
+        question=Question(table.target, table.budget),
+        space=replace(problem.space, anchor=(size, lr)),
+        baseline=Configuration(batch_size=size, lr=lr),
+        trials=32,
+        seeds=3,
+        seed=seed,
+        step_time=table.step_time,
+    )
+
+
+def records_of(problem, seed):
+    """All trials of a study, one after another."""
+    plan = plan_of(problem, seed)
+    records = []
+    while isinstance(ask := next_step(plan, records, [], 0.0), Ask):
+        spec = Spec(number=len(records), **ask.model_dump(exclude={"until"}))
+        trial = Trial(
+            spec,
+            plan.question.target,
+            total_steps=plan.question.last_step(spec.batch_size, plan.step_time),
+            earlier=None if spec.resumed_from is None else records[spec.resumed_from],
+        )
+        records.append(run_trial(partial(train, problem.table), trial))
+    return records
+
+
+@functools.lru_cache(maxsize=1)
+def hard_records(table, seed):
+    """Those of the study of the table's own target."""
+    return records_of(table_problem(table), seed)
+
+
+def answer(problem, seed, records):
+    """What a study says of its target, and the truth of what it names as best."""
+    plan = plan_of(problem, seed)
+    study = Study(plan, "table", "table", "recorded", 0, command=str, train="{} {} {}".format)
+    result = analyse(study, records)
+    best, critical = result.best, result.critical
+    truth = problem.median_cost(best.batch_size, best.lr)
+    return {
+        "verdict": result.verdict,
+        "best": [best.batch_size, best.lr],
+        "runs": best.runs,
+        "seconds": [best.seconds_low, best.seconds, best.seconds_high],
+        "truth": truth,
+        "ratio": truth and truth / problem.best[2],
+        "b_crit": [critical.interval.low, critical.interval.value, critical.interval.high],
+    }
+
+
+def measure(table, seed, share):
+    """Both answers at one target."""
+    hard, problem = table_problem(table), easier_problem(table, share)
+    asked = plan_of(problem, seed)
+    again = retargeted(
+        plan_of(hard, seed).question, asked.question, asked.step_time, hard_records(table, seed)
+    )
+    return {
+        "goal": problem.table.target.goal,
+        "b_crit": truth_of_problem(replace(problem, objective="steps")),
+        "asked": answer(problem, seed, again),
+        "run": answer(problem, seed, records_of(problem, seed)),
+    }
+
+
+def within(value, interval):
+    """Whether an interval holds a value; None without either, an end that is None is open."""
+    low, _, high = interval
+    if value is None or (low is None and high is None):
+        return None
+    return (low or 0.0) <= value <= (high or math.inf)
+
+
+def counted(found):
+    """How many of those that tell hold."""
+    told = [one for one in found if one is not None]
+    return f"{sum(told):4}/{len(told):<4}"
+
+
+def summary(rows):
+    """A line: how many values lie within intervals, and how far the choices are off the best."""
+    line = ""
+    for side, other in (("asked", "run"), ("run", "asked")):
+        ratios = [row[side]["ratio"] or math.inf for row in rows]
+        line += counted(within(row[side]["truth"], row[side]["seconds"]) for row in rows)
+        line += counted(within(row[other]["seconds"][1], row[side]["seconds"]) for row in rows)
+        line += counted(within(row["b_crit"], row[side]["b_crit"]) for row in rows)
+        line += counted(within(row[other]["b_crit"][1], row[side]["b_crit"]) for row in rows)
+        line += f"{statistics.median(ratios):6.2f}   "
+    return line
+
+
+def main():
+    options = parser(__doc__, "other_targets.jsonl", seeds=10)
+    options.add_argument("--tables", nargs="+", default=TABLES)
+    given = options.parse_args()
+    jobs = jobs_of(seed=range(given.seeds), table=given.tables, share=SHARES)
+    add_rows(given, jobs, measure)
+    rows = read_rows(given.rows)
+    print("asked of a study of the hard target, then run for the easier one: seconds of the best:")
+    print("truth and the other's value held; B_crit: the same; median time over the best cell's")
+    for table in dict.fromkeys(row["table"] for row in rows):
+        print(f"{table:18}", summary([row for row in rows if row["table"] == table]))
+    for share in SHARES:
+        print(f"{share:<18}", summary([row for row in rows if row["share"] == share]))
+    print(f"{'in all':18}", summary(rows))
+
+
+if __name__ == "__main__":
+    main()
