@@ -489,7 +489,10 @@ def with_question(own: Options, given: Mapping[str, Any]) -> Options:
     if asked is not None:
         target = asked if isinstance(asked, Target) else Target.parse(str(asked))
     if replace(target, goal=None) != best:
-        raise InputError(f"target={target}: the study's trials tell of '{best}' alone")
+        raise InputError(
+            f"target={target}: the study's trials tell of '{best}' alone; ask for another goal of "
+            f"that, as target=0.2"
+        )
     values = own.model_dump() | {"target": target}
     if budget is not None:
         values["budget"] = budget
