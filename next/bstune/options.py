@@ -506,7 +506,7 @@ def with_question(own: Options, given: Mapping[str, Any]) -> Options:
 
 
 def differing(own: Options, other: Options) -> dict[str, Any]:
-    """The options that ``other`` has in place of ``own``, by their dotted names; null ones are not."""
+    """The options that ``other`` has in place of ``own``, by their dotted names, but for nulls."""
     changes = {}
     for name in OPTION_NAMES:
         mine, value = (reduce(getattr, name.split("."), one) for one in (own, other))

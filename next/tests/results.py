@@ -1,6 +1,6 @@
 """Results and records for tests: one result for each state of design.md, section 1."""
 
-from bstune.core.records import Record, Target
+from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Configuration
 from bstune.study.result import (
     Closest,
@@ -111,6 +111,7 @@ STUDY = {
     "study": "digits",
     "objective": "time",
     "target": TARGET,
+    "budget": Budget(steps=2000),
     "device": "cpu",
     "threads": 1,
     "seeds": 3,

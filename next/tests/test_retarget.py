@@ -98,7 +98,10 @@ def test_what_resumes_a_run_that_met_the_target_was_never_asked():
     again = ended_by(to(0.3), step_time, chain)
     assert [(one.number, one.steps, one.repeats) for one in again] == [(0, 40, None), (2, 40, 0)]
     again = ended_by(to(0.2), step_time, chain)
-    assert [(one.number, one.steps, one.repeats) for one in again][1:] == [(1, 80, None), (2, 80, 1)]
+    assert [(one.number, one.steps, one.repeats) for one in again][1:] == [
+        (1, 80, None),
+        (2, 80, 1),
+    ]
     # Of its own steps, 40 to 100.
     assert again[1].train_seconds == pytest.approx(40 / 60)
     assert ended_by(OWN, step_time, chain) == retargeted(OWN, OWN, step_time, chain) == chain

@@ -60,7 +60,8 @@ def retargeted(
 
 def _check_budget(question: Question, step_time: StepTime, records: Sequence[Record]) -> None:
     """InputError where no run trained to the budget's end, or the best were stopped before it."""
-    reached, others = [], []
+    reached: list[float] = []
+    others: list[float] = []
     for record in records:
         share = record.steps / question.last_step(record.batch_size, step_time)
         (reached if record.status == "reached" else others).append(share)

@@ -12,7 +12,6 @@ from bstune.system.secrets import hide
 from bstune.trial.table import Table
 from bstune.trial.trial import Trial
 
-
 COMMAND = "python -m bstune"
 Commands = tuple[
     Callable[[Mapping[str, object]], str],
