@@ -202,11 +202,11 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
         train=train,
         again=partial(report_command, root),
     )
-    result = analyse(study, again)
     if asked:
         before = differing(options, own)
         ran_for = before.get("target") or ", ".join(f"{key}={it}" for key, it in before.items())
-        result = result.model_copy(update={"ran_for": ran_for})
+        study = replace(study, ran_for=ran_for)
+    result = analyse(study, again)
     if asked and result.next is not None:
         # What is missing another study gets.
         another = {"study": f"{name}-2"}

@@ -49,8 +49,8 @@ class Row:
 def answer(result: StudyResult) -> tuple[Row, ...]:
     """Write an answer's rows: the verdict, then those that the question names, in its order."""
     texts = {
-        "Time": _runs(result),
-        "Steps": _steps(result),
+        "Time": _with_faster(result),
+        "Steps": _with_faster(result),
         "Budget": _budget(result),
         "Range": _range(result),
         "Rates": rates(result),
@@ -211,8 +211,8 @@ def _end(value: float) -> str:
     return console.number(value, 4) if text == "1" else text
 
 
-def _steps(result: StudyResult) -> Iterator[str]:
-    """Write the steps, and what is faster in seconds."""
+def _with_faster(result: StudyResult) -> Iterator[str]:
+    """Write what the runs took, and what is faster in seconds."""
     for text in _runs(result):
         faster = result.faster
         if faster is not None:

@@ -103,6 +103,7 @@ class Study:
         command: what runs the workload with further options, as a command or a call.
         train: what trains a batch size, a rate and, where it is chosen, a schedule's length.
         again: what answers for another target from the same trials.
+        ran_for: the target, or the budget, that its trials were run for, where another is asked.
         warnings: of the project, which a preflight has found.
     """
 
@@ -114,6 +115,7 @@ class Study:
     command: Callable[[Mapping[str, object]], str]
     train: Callable[[int, float, int | None], str]
     again: Callable[[Target], str] = str
+    ran_for: str | None = None
     warnings: tuple[ResultWarning, ...] = ()
 
 
@@ -134,6 +136,7 @@ def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
         "objective": question.objective,
         "target": question.target,
         "budget": question.budget,
+        "ran_for": study.ran_for,
         "device": study.device,
         "threads": study.threads,
         "seeds": study.plan.seeds,
@@ -246,7 +249,7 @@ def _fields_of_best(
         "near_optimal": _near_optimal(points, plan, step_time, best),
         "lr_alone": _rate_alone(plan, records, verdict, posterior, other, baseline, speedup),
         "fewest_steps": _fewest_steps(plan.question, points, records, best),
-        "faster": _faster(plan, posterior, step_time, best, baseline),
+        "faster": _faster(study, posterior, step_time, best, baseline),
     }
     if best is not None and verdict in ("switch", "use"):
         fields["train"] = study.train(best.batch_size, best.lr, best.schedule_steps)
@@ -560,20 +563,27 @@ def _fewest_steps(
 
 
 def _faster(
-    plan: Plan,
+    study: Study,
     posterior: Posterior,
     step_time: StepTime,
     best: Confirmed | None,
     baseline: Confirmed | None,
 ) -> Faster | None:
-    """Under ``steps``: the configuration that is predicted to be clearly faster in seconds."""
-    if not plan.question.counts_steps or best is None:
+    """The configuration that is predicted to be clearly faster than the best, in seconds.
+
+    Under ``steps`` there may be one, and where the trials were run for another question: those that
+    are best for this one had no new seeds then.
+    """
+    question = study.plan.question
+    is_expected = question.counts_steps or study.ran_for is not None
+    if not is_expected or best is None:
         return None
     seconds = {}
-    for prediction in predictions(posterior, plan.question, step_time):
-        steps = math.exp(prediction.log_value)
+    for prediction in predictions(posterior, question, step_time):
         record = prediction.record
-        seconds[record.number] = plan.question.cost(steps, record.batch_size, step_time), record
+        value_of_step = question.value(1.0, record.batch_size, step_time)
+        steps = math.exp(prediction.log_value) / value_of_step
+        seconds[record.number] = question.cost(steps, record.batch_size, step_time), record
     if best.number not in seconds:
         return None
     least, record = min(seconds.values(), key=lambda pair: pair[0])

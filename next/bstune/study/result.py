@@ -159,7 +159,7 @@ class Searched(Frozen):
 
 
 class Faster(Configuration):
-    """Under ``steps``: a configuration that is predicted to reach the target sooner, in seconds."""
+    """A configuration that is predicted to reach the target sooner than the best, in seconds."""
 
     seconds: float
     speedup: float
