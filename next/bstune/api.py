@@ -16,6 +16,7 @@ from pydantic import Field
 from bstune import __version__
 from bstune.config import Composed, options_from_python
 from bstune.core.errors import InputError
+from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.options import Options, differing, with_question
 from bstune.recipe.found import remembered
@@ -182,13 +183,8 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
     if options == own and StudyFolder(root).curve.exists():
         return load(root)
     step_time = find_table(beside["table"]).step_time if "table" in beside else None
-    own_plan, plan = (
-        plan_of(one, machine, None, step_time, resumable=lambda number: False)
-        for one in (own, options)
-    )
+    plan = plan_of(own, machine, None, step_time, resumable=lambda number: False)
     records = sorted(read_records(root), key=lambda record: record.number)
-    tau = step_time_of(own_plan, records)
-    again = retargeted(own_plan.question, plan.question, tau, records)
     name = str(own.study or own.workload)
     asked = differing(own, options)
     command, train = commands_of(beside["command"], name, asked)
@@ -203,10 +199,12 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
         again=partial(report_command, root),
     )
     if asked:
+        question = Question(options.target, options.budget, options.objective)
+        records = retargeted(plan.question, question, step_time_of(plan, records), records)
         before = differing(options, own)
         ran_for = before.get("target") or ", ".join(f"{key}={it}" for key, it in before.items())
-        study = replace(study, ran_for=ran_for)
-    result = analyse(study, again)
+        study = replace(study, plan=replace(plan, question=question), ran_for=ran_for)
+    result = analyse(study, records)
     if asked and result.next is not None:
         # What is missing another study gets.
         another = {"study": f"{name}-2"}

@@ -33,29 +33,35 @@ def retargeted(
             the target at their first evaluation, one met the study's own before the budget's end,
             or schedules ended with their trials.
     """
-    if question == own:
-        return list(records)
     if own.schedule_ends:
         raise InputError(
             "schedules ended with their trials, which tell nothing of another target or budget: "
             "run a study for it"
         )
-    again = ended_by(question, step_time, records)
     if question.seeks_metric:
         _check_budget(question, step_time, records)
-    elif not any(record.reached for record in again):
-        closest = closest_trial(question, step_time, records)
-        value = "none" if closest is None else f"{closest.value:.4g}"
-        raise InputError(
-            f"no trial reached {question.target}, the closest value is {value}: ask for an easier "
-            f"target, or run a study for this one"
-        )
-    elif all(record.reached and len(record.history) == 1 for record in again if record.history):
+    again = ended_by(question, step_time, records)
+    if not any(record.reached for record in again):
+        raise InputError(_nothing_reached(question, step_time, records))
+    met_at_once = [len(one.history) == 1 and one.reached for one in again if one.history]
+    if all(met_at_once) and not question.seeks_metric:
         raise InputError(
             f"all trials met {question.target} at their first evaluation, as untrained weights "
             f"may: ask for a harder target"
         )
     return again
+
+
+def _nothing_reached(question: Question, step_time: StepTime, records: Sequence[Record]) -> str:
+    """Say what no run came to."""
+    if question.seeks_metric:
+        return "all first evaluations lie beyond this budget: ask for a larger one"
+    closest = closest_trial(question, step_time, records)
+    value = "none" if closest is None else f"{closest.value:.4g}"
+    return (
+        f"no trial reached {question.target}, the closest value is {value}: ask for an easier "
+        f"target, or run a study for this one"
+    )
 
 
 def _check_budget(question: Question, step_time: StepTime, records: Sequence[Record]) -> None:
