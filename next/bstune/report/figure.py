@@ -24,8 +24,9 @@ from bstune.system import console
 # Okabe and Ito's colours, which readers with any colour vision tell apart.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 GREY = "#8a8a8a"
-# Of a panel.
-INCHES = (11.0 / 3, 4.2)
+INCHES = (11.0, 4.2)
+# Width with a fourth panel.
+WIDE_INCHES = 14.5
 # Targets that have a critical batch size, from which on it is drawn over them.
 LEAST_TARGETS = 3
 # Letters of a line of the title.
@@ -97,10 +98,11 @@ def curve_figure(result: StudyResult, records: Sequence[Record]) -> Figure:
         confirmed=lambda runs: runs.lr,
     )
     trials = [record for record in ends(records) if record.role != "new seed"]
+    figure = Figure(figsize=INCHES, layout="constrained")
     over_targets = _over_targets(result)
-    columns = 3 + bool(over_targets)
-    figure = Figure(figsize=(INCHES[0] * columns, INCHES[1]), layout="constrained")
-    steps_axes, time_axes, rate_axes, *further = figure.subplots(1, columns)
+    if over_targets:
+        figure.set_figwidth(WIDE_INCHES)
+    steps_axes, time_axes, rate_axes, *further = figure.subplots(1, 3 + bool(over_targets))
     _draw_law(steps_axes, result)
     _draw_panel(steps_axes, steps, result, trials)
     _draw_panel(time_axes, time, result, trials)
