@@ -201,8 +201,7 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
     if asked:
         question = Question(options.target, options.budget, options.objective)
         records = retargeted(plan.question, question, step_time_of(plan, records), records)
-        before = differing(options, own)
-        ran_for = before.get("target") or ", ".join(f"{key}={it}" for key, it in before.items())
+        ran_for = str(own.target if own.target != options.target else own.budget)
         study = replace(study, plan=replace(plan, question=question), ran_for=ran_for)
     result = analyse(study, records)
     if asked and result.next is not None:

@@ -497,7 +497,9 @@ def with_question(own: Options, given: Mapping[str, Any]) -> Options:
     if budget is not None:
         values["budget"] = budget
     if isinstance(budget, dict):
-        values["budget"] = {"steps": 1, "examples": 1, "seconds": None} | budget
+        # Seconds stand in the place of the study's steps and examples.
+        counted = {"steps": 1, "examples": 1, "seconds": None}
+        values["budget"] = (own.budget.model_dump() if "seconds" in budget else counted) | budget
     if budget is not None or target.goal is None:
         values["objective"] = "metric"
     elif own.seeks_metric:
@@ -506,11 +508,11 @@ def with_question(own: Options, given: Mapping[str, Any]) -> Options:
 
 
 def differing(own: Options, other: Options) -> dict[str, Any]:
-    """The options that ``other`` has in place of ``own``, by their dotted names, but for nulls."""
+    """The options that ``other`` has in place of ``own``, by their dotted names."""
     changes = {}
     for name in OPTION_NAMES:
         mine, value = (reduce(getattr, name.split("."), one) for one in (own, other))
-        if value is not None and value != mine:
+        if value != mine:
             changes[name] = str(value) if isinstance(value, Target) else value
     return changes
 

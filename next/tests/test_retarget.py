@@ -157,6 +157,7 @@ BY_METRIC = {"objective": "metric", "target": "min val/loss", "budget": {"second
         ),
         (BY_METRIC, {"target": 0.2}, {"objective": "time", "target": "val/loss <= 0.2"}),
         (BY_METRIC, {"budget": {"seconds": 30}}, {"budget.seconds": 30}),
+        (BY_METRIC, {"budget": {"steps": 9}}, {"budget.steps": 9, "budget.seconds": None}),
     ],
 )
 def test_options_of_another_question(changes, asked, differs):

@@ -106,7 +106,8 @@ def commands_of(command: str, name: str, asked: Mapping[str, object]) -> Command
     if not command.startswith(COMMAND):
         return lambda options: python_call(name, {**asked, **options}), own_training
     arguments = shlex.split(command.removeprefix(COMMAND))
-    arguments += [f"{option}={value}" for option, value in asked.items()]
+    for option, value in asked.items():
+        arguments.append(f"{option}={'null' if value is None else value}")
     return partial(command_line, arguments), partial(training_command, arguments)
 
 
