@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from bstune.core.records import Record, Status, Target, ends
 from bstune.hardware.survey import Survey
@@ -215,17 +215,17 @@ def _over_targets(result: StudyResult) -> list[tuple[float, float, float, float]
 def _draw_over_targets(
     axes: Axes, points: Sequence[tuple[float, float, float, float]], target: Target
 ) -> None:
-    """Draw B_crit over targets that get harder to the right."""
+    """Draw B_crit over targets, side by side, that get harder to the right."""
     goals, values, low, high = np.array(points).T
-    axes.errorbar(goals, values, (values - low, high - values), fmt="o-", capsize=3, color=PURPLE)
+    places = range(len(goals))
+    axes.errorbar(places, values, (values - low, high - values), fmt="o-", capsize=3, color=PURPLE)
     axes.set(yscale="log")
+    axes.set_xticks(places, [console.number(goal) for goal in goals])
     axes.set_xlabel(f"target, {target.metric}", parse_math=False)
     axes.set_ylabel("critical batch size, 90%")
-    if target.mode == "min":
-        axes.invert_xaxis()
     axes.yaxis.set_major_locator(LogLocator(2, numticks=9))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,.0f}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.15)
 
