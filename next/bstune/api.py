@@ -186,8 +186,13 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
     plan = plan_of(own, machine, None, step_time, resumable=lambda number: False)
     records = sorted(read_records(root), key=lambda record: record.number)
     name = str(own.study or own.workload)
-    asked = differing(own, options)
-    command, train = commands_of(beside["command"], name, asked)
+    ran_for = None
+    if options != own:
+        question = Question(options.target, options.budget, options.objective)
+        records = retargeted(plan.question, question, step_time_of(plan, records), records)
+        plan = replace(plan, question=question)
+        ran_for = str(own.target if own.target != options.target else own.budget)
+    command, train = commands_of(beside["command"], name, differing(own, options))
     study = Study(
         plan=plan,
         workload=str(own.workload),
@@ -197,19 +202,9 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
         command=command,
         train=train,
         again=partial(report_command, root),
+        ran_for=ran_for,
     )
-    if asked:
-        question = Question(options.target, options.budget, options.objective)
-        records = retargeted(plan.question, question, step_time_of(plan, records), records)
-        ran_for = str(own.target if own.target != options.target else own.budget)
-        study = replace(study, plan=replace(plan, question=question), ran_for=ran_for)
-    result = analyse(study, records)
-    if asked and result.next is not None:
-        # What is missing another study gets.
-        another = {"study": f"{name}-2"}
-        changes = {"next": command(another), "next_options": asked | another}
-        result = result.model_copy(update=changes)
-    return Result(**result.model_dump(), folder=root)
+    return Result(**analyse(study, records).model_dump(), folder=root)
 
 
 def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Workload:

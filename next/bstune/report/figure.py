@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from bstune.core.records import Record, Status, Target, ends
+from bstune.core.records import Record, Status, ends
 from bstune.hardware.survey import Survey
 from bstune.report.answer import answer, growth
 from bstune.search.findings import CurvePoint
@@ -111,7 +111,7 @@ def curve_figure(result: StudyResult, records: Sequence[Record]) -> Figure:
     for text in growth(result):
         rate_axes.set_title(text, fontsize=9, parse_math=False)
     for axes in further:
-        _draw_over_targets(axes, over_targets, result.target)
+        _draw_over_targets(axes, over_targets)
     _draw_legend(figure, (steps_axes, rate_axes))
     verdict = answer(result)[0]
     title = textwrap.fill(f"{verdict.label}   {verdict.text}", TITLE_WIDTH)
@@ -197,34 +197,26 @@ def _draw_law(axes: Axes, result: StudyResult) -> None:
         axes.axvspan(low, high, label="critical batch size B_crit, 90%", **CRITICAL)
 
 
-def _over_targets(result: StudyResult) -> list[tuple[float, float, float, float]]:
-    """Goal, B_crit and both ends of its interval, of the easier targets and the study's own."""
+def _over_targets(result: StudyResult) -> list[CriticalAt]:
+    """The easier targets and the study's own, as far as B_crit is known there; none for few."""
     found = list(result.over_targets)
     goal = result.target.goal
-    if goal is not None and result.critical is not None:
+    if found and goal is not None and result.critical is not None:
         found.append(CriticalAt(goal=goal, interval=result.critical.interval))
-    points = []
-    for one in found:
-        ends_of_critical = one.interval
-        value, low, high = ends_of_critical.value, ends_of_critical.low, ends_of_critical.high
-        if value is not None and low is not None and high is not None:
-            points.append((one.goal, value, low, high))
-    return points if result.over_targets and len(points) >= LEAST_TARGETS else []
+    known = [one for one in found if one.interval.value is not None]
+    return known if len(known) >= LEAST_TARGETS else []
 
 
-def _draw_over_targets(
-    axes: Axes, points: Sequence[tuple[float, float, float, float]], target: Target
-) -> None:
+def _draw_over_targets(axes: Axes, points: Sequence[CriticalAt]) -> None:
     """Draw B_crit over targets, side by side, that get harder to the right."""
-    goals, values, low, high = np.array(points).T
-    places = range(len(goals))
+    intervals = [(one.interval.low, one.interval.value, one.interval.high) for one in points]
+    low, values, high = np.array(intervals, dtype=float).T
+    places = range(len(points))
     axes.errorbar(places, values, (values - low, high - values), fmt="o-", capsize=3, color=PURPLE)
-    axes.set(yscale="log")
-    axes.set_xticks(places, [console.number(goal) for goal in goals])
-    axes.set_xlabel(f"target, {target.metric}", parse_math=False)
-    axes.set_ylabel("critical batch size, 90%")
+    axes.set(yscale="log", xlabel="target", ylabel="critical batch size, 90%")
+    axes.set_xticks(places, [console.number(one.goal) for one in points])
     axes.yaxis.set_major_locator(LogLocator(2, numticks=9))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,.0f}"))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_minor_locator(NullLocator())
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.15)

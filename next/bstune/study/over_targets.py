@@ -57,9 +57,10 @@ def easier_targets(target: Target, records: Sequence[Record]) -> list[Target]:
         before = log_excess[log_steps <= math.log(max(EARLY * chain.steps, 1.0))]
         if chain.reached and len(before):
             early.append(float(before[-1]))
-    easiest = statistics.median(early) if early else 0.0
-    goals = []
+    targets = []
     for place in range(TARGETS, 0, -1):
-        gap = scale * math.expm1(easiest * place / TARGETS)
-        goals.append((target.goal or 0.0) + (gap if target.mode == "min" else -gap))
-    return [replace(target, goal=float(f"{goal:.3g}")) for goal in goals if easiest > 0.0]
+        if early and target.goal is not None:
+            gap = scale * math.expm1(statistics.median(early) * place / TARGETS)
+            goal = target.goal + (gap if target.mode == "min" else -gap)
+            targets.append(replace(target, goal=float(f"{goal:.3g}")))
+    return targets

@@ -71,12 +71,12 @@ def _check_budget(question: Question, step_time: StepTime, records: Sequence[Rec
     for record in records:
         share = record.steps / question.last_step(record.batch_size, step_time)
         (reached if record.status == "reached" else others).append(share)
+    # The best ones met the study's target, and were stopped there.
     longest = min(reached) if reached else max(others, default=0.0)
     if longest < 1.0:
-        what = "a trial met the study's own target" if reached else "the longest trial ended"
         raise InputError(
-            f"{what} after {math.floor(100 * longest)}% of this budget: ask for at most so much "
-            f"of it, or run a study for it"
+            f"the trials tell of {math.floor(100 * longest)}% of this budget, where the best or "
+            f"all ended: ask for at most so much, or run a study for it"
         )
 
 
@@ -108,12 +108,11 @@ def ended_by(question: Question, step_time: StepTime, records: Sequence[Record])
 def _by_target(record: Record, target: Target) -> dict[str, Any]:
     """What changes in a record whose run a target ends."""
     missed = 0
-    for place, (step, value) in enumerate(record.history):
+    for place, (step, value) in enumerate(record.history, start=1):
         if value is not None and target.reached(value):
-            history = record.history[: place + 1]
-            return {"status": "reached", "steps": step, "steps_low": missed, "history": history}
-        if value is not None:
-            missed = step
+            changes = {"status": "reached", "steps": step, "steps_low": missed}
+            return changes | {"history": record.history[:place]}
+        missed = step
     return {"status": {"reached": "pruned", "finished": "missed"}.get(record.status, record.status)}
 
 
@@ -125,8 +124,8 @@ def _by_budget(record: Record, last_step: int) -> dict[str, Any]:
         steps, values = zip(*within[-1:], beyond[0], strict=True)
         value = float(np.interp(math.log(last_step), np.log(np.maximum(steps, 1)), values))
         history = (*within, (last_step, value))
-        changes: dict[str, Any] = {"status": "finished", "steps": last_step, "history": history}
-        return changes | {"steps_low": last_step}
+        changes = {"status": "finished", "steps": last_step, "steps_low": last_step}
+        return changes | {"history": history}
     if beyond:
         # Its first evaluation lies beyond the budget, and tells nothing.
         return {"status": "pruned", "steps": 0, "history": ()}

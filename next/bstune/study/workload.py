@@ -96,19 +96,21 @@ def python_call(name: str, options: Mapping[str, object]) -> str:
 
 
 def commands_of(command: str, name: str, asked: Mapping[str, object]) -> Commands:
-    """What runs a workload with further options, and what trains a batch size and a rate.
+    """What runs a study with further options, and what trains a batch size and a rate.
 
     Args:
-        command: that runs the workload, as :func:`command_line` or :func:`python_call` writes it.
+        command: that runs the study, as :func:`command_line` or :func:`python_call` writes it.
         name: of the study.
-        asked: options of both.
+        asked: options of another question; they make it another study.
     """
+    another = {"study": f"{name}-2"} if asked else {}
     if not command.startswith(COMMAND):
-        return lambda options: python_call(name, {**asked, **options}), own_training
+        return lambda options: python_call(name, {**asked, **another, **options}), own_training
     arguments = shlex.split(command.removeprefix(COMMAND))
     for option, value in asked.items():
         arguments.append(f"{option}={'null' if value is None else value}")
-    return partial(command_line, arguments), partial(training_command, arguments)
+    run = partial(command_line, arguments)
+    return lambda options: run({**another, **options}), partial(training_command, arguments)
 
 
 def report_command(folder: Path, target: Target) -> str:
