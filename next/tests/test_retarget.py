@@ -1,9 +1,11 @@
 """Another question to the trials of a study: cut histories, refusals, and reports of a folder."""
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import search_records
 from refusals import refused
@@ -17,7 +19,6 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Target
 from bstune.options import differing, with_question
 from bstune.report.figure import curve_figure
-from bstune.search.decide import Proposal
 from bstune.study.over_targets import critical_over_targets
 from bstune.study.plan import Plan
 from bstune.study.result import CriticalAt, Interval
@@ -177,23 +178,26 @@ def test_what_cannot_be_asked_is_one_line(asked, words):
 
 
 def test_b_crit_over_easier_targets():
-    """Where all metrics fall by one power, it is the same at each target."""
-    workload = search_records.Workload(noise=0.02)
+    """S(B) = 10/goal (1 + 16/goal/B): it grows as the target gets harder."""
     records = []
     for number in range(21):
         size = 8 * 2 ** (number % 7)
-        lr = 0.1 * (size / 64) ** 0.5 * 2 ** (number // 7 - 1)
-        asked = Proposal(batch_size=size, lr=lr, max_steps=4000, resumed_from=None)
-        records.append(workload.train(number, asked, records))
-    plan = Plan(search_records.QUESTION, search_records.SPACE, None, 21, 3, 0, step_time=step_time)
+        octaves = number // 7 - 1
+        steps = {}
+        for goal in np.geomspace(1.0, 0.1, 60):
+            off = math.exp(0.3 * octaves**2)
+            steps[round(off * 10 / goal * (1 + 16 / goal / size))] = float(goal)
+        rate = {"batch_size": size, "lr": 0.1 * (size / 64) ** 0.5 * 2**octaves}
+        records.append(record(number, history=tuple(steps.items()), **rate))
+    plan = Plan(OWN, search_records.SPACE, None, 21, 3, 0, step_time=step_time)
     found = critical_over_targets(plan, records)
     goals = [one.goal for one in found]
     assert goals == sorted(goals, reverse=True)
     assert len(goals) == 5
-    assert min(goals) > 0.1
     for one in found:
-        assert one.interval.low < 40 < one.interval.high
-    ends = replace(plan, question=replace(plan.question, schedule_ends=True))
+        assert one.interval.low < 16 / one.goal < one.interval.high
+    assert found[0].interval.high < 16 / 0.1
+    ends = replace(plan, question=replace(OWN, schedule_ends=True))
     assert critical_over_targets(ends, records) == ()
 
 
