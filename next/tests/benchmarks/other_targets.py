@@ -6,7 +6,7 @@ A row is a table, a seed and a share of the best cell's steps to the table's tar
 is what that cell had met there. It has two answers: of a study that was run for the table's target
 (32 configurations, 3 new seeds, the table's middle as baseline), asked for the easier one, and of a
 study that was run for that one. Two values agree where they differ by no more than both intervals
-allow, in quadrature: 9 of 10 should. The truth of B_crit is the slope's, of the recorded cells; a
+allow, in quadrature; 9 of 10 would where seeds are many and both name the same best. The truth of B_crit is the slope's, of the recorded cells; a
 choice is the best, or what is predicted to be faster, and its median time over the best cell's.
 """
 
@@ -165,6 +165,19 @@ def summary(rows):
     return line
 
 
+def two_seeds(rows):
+    """How many values agree of two studies that were run for one target, at successive seeds."""
+    runs = {(row["table"], row["share"], row["seed"]): row["run"] for row in rows}
+    line = ""
+    for value in ("seconds", "b_crit"):
+        pairs = []
+        for (table, share, seed), run in runs.items():
+            if (table, share, seed + 1) in runs:
+                pairs.append(agree(run[value], runs[table, share, seed + 1][value]))
+        line += counted(pairs)
+    return line
+
+
 def main():
     options = parser(__doc__, "other_targets.jsonl", seeds=10)
     options.add_argument("--tables", nargs="+", default=TABLES)
@@ -178,6 +191,7 @@ def main():
     for share in SHARES:
         print(f"{share:<18}", summary([row for row in rows if row["share"] == share]))
     print(f"{'in all':18}", summary(rows))
+    print("run for the same target, at two seeds:", two_seeds(rows))
 
 
 if __name__ == "__main__":
