@@ -6,8 +6,8 @@ A row is a table, a seed and a share of the best cell's steps to the table's tar
 is what that cell had met there. It has two answers: of a study that was run for the table's target
 (32 configurations, 3 new seeds, the table's middle as baseline), asked for the easier one, and of a
 study that was run for that one. Two values agree where they differ by no more than both intervals
-allow, in quadrature; 9 of 10 would where seeds are many and both name the same best. The truth of B_crit is the slope's, of the recorded cells; a
-choice is the best, or what is predicted to be faster, and its median time over the best cell's.
+allow, in quadrature. The truth of B_crit is the slope's, of the recorded cells; a choice is the
+best, or what is predicted to be faster, and its median time over the best cell's.
 """
 
 import functools
