@@ -188,8 +188,9 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
     name = str(own.study or own.workload)
     ran_for = None
     if options != own:
-        question = Question(options.target, options.budget, options.objective)
-        records = retargeted(plan.question, question, step_time_of(plan, records), records)
+        tau = step_time_of(plan, records)
+        question = Question(options.target, options.budget, options.objective, budget_step_time=tau)
+        records = retargeted(plan.question, question, records)
         plan = replace(plan, question=question)
         ran_for = str(own.target if own.target != options.target else own.budget)
     command, train = commands_of(beside["command"], name, differing(own, options))
@@ -265,7 +266,7 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
             ),
         )
         settings = {**fixed_options(options), **fixed_place(machine), **workload.settings}
-        storage.begin(plan.space, {**settings, **project.model_dump(mode="json")})
+        storage.begin(plan.space, options.target, {**settings, **project.model_dump(mode="json")})
         config = _filled_config(options, workload)
         write_asked(folder, config, machine)
         say(plan_line(workload.name, options, plan, machine))

@@ -4,7 +4,7 @@ import argparse
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
-from bstune.core.records import Target
-from bstune.options import Options, from_python, missing, options_from, unknown
+from bstune.options import (
+    Options,
+    from_python,
+    missing,
+    options_from,
+    own_target,
+    unknown,
+)
 from bstune.recipe.hydra import NODES, recipe_of
 from bstune.recipe.recipe import Recipe
 from bstune.system.console import guess
@@ -92,9 +98,8 @@ def compose(arguments: Sequence[str]) -> Composed:
         _fill_from_table(config)
     values = _values(config)
     is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
-    if values["objective"] == "metric" and not is_given and values["target"] is not None:
-        # The workload's own goal is for the other objectives.
-        values["target"] = replace(Target.parse(str(values["target"])), goal=None)
+    if values.get("target") is not None and not is_given:
+        values["target"] = own_target(str(values["target"]), str(values["objective"]))
     options = options_from(values)
     parts: Any = OmegaConf.to_container(config)
     # What is resolved stands in the place of its reference.
@@ -143,7 +148,7 @@ def _fill_from_table(config: DictConfig) -> None:
     if OmegaConf.is_interpolation(config, "study"):
         config.study = f"{config.workload}-{Path(config.table).stem}"
     if config.budget.get("steps") is None:
-        config.budget = table.budget.model_dump()
+        config.budget = {**table.budget.model_dump(), "seconds": config.budget.get("seconds")}
     low, high = table.range
     defaults = {
         "target": str(table.target) if table.target else None,

@@ -254,6 +254,8 @@ class Options(Section):
         return reduce(getattr, name.split("."), self) is None
 
 
+# Runs of the whole budget that the least answer stands on.
+RUNS_OF_ANSWER = 4
 # Options of later versions: the values that work now, and what this version does.
 NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "tune": ((None, ()), "searches batch size and learning rate alone"),
@@ -310,6 +312,11 @@ def options_from(values: Mapping[str, Any]) -> Options:
     if problems:
         raise InputError("\n".join(problems))
     return options
+
+
+def own_target(target: str, objective: str) -> str:
+    """A workload's own target, without its goal where the best metric is sought."""
+    return str(replace(Target.parse(target), goal=None)) if objective == "metric" else target
 
 
 def _option_at(location: tuple[int | str, ...]) -> str:
@@ -407,6 +414,12 @@ def _of_objective(options: Options) -> Iterator[str]:
         yield (
             f"objective=curve needs a range of batch sizes, but batch_size.low and batch_size.high "
             f"are both {sizes.low}"
+        )
+    limit, each = options.wall_seconds, options.budget.seconds
+    if limit is not None and each is not None and limit < RUNS_OF_ANSWER * each:
+        yield (
+            f"wall_seconds={limit:g} has no time for {RUNS_OF_ANSWER} runs of budget.seconds="
+            f"{each:g}, the least that an answer takes: baseline, another one, a new seed of each"
         )
     if options.seeks_metric and options.schedule_ends:
         yield "objective=metric trains to the end of its budget: leave out schedule_ends=true"

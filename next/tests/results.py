@@ -9,6 +9,7 @@ from bstune.study.result import (
     CurvePoint,
     Faster,
     FewestSteps,
+    Improvement,
     Interval,
     LrAlone,
     ResultWarning,
@@ -227,6 +228,42 @@ def of_curve(**changes):
     return StudyResult(**{**STUDY, **CURVE, **values, **changes})
 
 
+def of_metric(pair, metrics, steps, number=0):
+    """A configuration whose runs have these metrics at their budget's end, in rising order."""
+    median = metrics[len(metrics) // 2]
+    runs = confirmed(*pair, (steps,) * len(metrics), 300.0, "finished", number)
+    return runs.model_copy(
+        update={
+            "runs_metric": metrics,
+            "metric": median,
+            "metric_low": median - 0.02,
+            "metric_high": median + 0.02,
+            "is_bound": False,
+        }
+    )
+
+
+BEST_METRIC = of_metric((24, 0.003), (1.51, 1.52, 1.54), 9360, number=9)
+BASELINE_METRIC = of_metric((64, 0.001), (1.60, 1.61, 1.62), 4210)
+
+
+def metric(**changes):
+    """A study of the best metric that says switch, but for what is changed."""
+    values = {
+        "objective": "metric",
+        "target": Target("val/loss", None, "min"),
+        "budget": Budget(steps=1, seconds=300.0),
+        "verdict": "switch",
+        "reached": True,
+        "best": BEST_METRIC,
+        "baseline": BASELINE_METRIC,
+        "improvement": Improvement(value=0.09, low=0.05, high=0.13, deviation=0.012),
+        "near_optimal": (16, 40),
+        "train": "bstune +workload=digits trial.batch_size=24 trial.lr=0.003 trial.steps=9360",
+    }
+    return StudyResult(**{**STUDY, **values, **changes})
+
+
 STEP_TIMES = ResultWarning(
     kind="step times",
     fix="rerun idle with survey=refresh",
@@ -314,6 +351,53 @@ STATES = {
     ),
     "steps: nothing reached": nothing_reached(
         "flat", objective="steps", easier_goal=0.08, easier=EASIER
+    ),
+    "metric: switch": metric(),
+    "metric: keep": metric(
+        verdict="keep",
+        best=BASELINE_METRIC,
+        other=BEST_METRIC,
+        improvement=Improvement(value=-0.002, low=-0.01, high=0.0051, deviation=0.012),
+        train=None,
+    ),
+    "metric: not yet": metric(
+        verdict="not yet",
+        improvement=Improvement(value=0.03, low=-0.01, high=0.07, deviation=0.02),
+        missing="more new seeds",
+        next=f"{COMMAND} seeds=6",
+        train=None,
+    ),
+    "metric: not yet: the baseline is the best": metric(
+        verdict="not yet",
+        best=BASELINE_METRIC,
+        other=of_metric((24, 0.003), (1.63, 1.64, 1.65), 9360, number=9),
+        improvement=Improvement(value=-0.03, low=-0.07, high=0.01, deviation=0.02),
+        missing="more new seeds",
+        next=f"{COMMAND} seeds=6",
+        train=None,
+    ),
+    "metric: accuracy": metric(
+        target=Target("val/acc", None, "max"),
+        best=of_metric((24, 0.003), (0.9213, 0.9221, 0.9234), 9360, number=9),
+        baseline=of_metric((64, 0.001), (0.9179, 0.9187, 0.9192), 4210),
+        improvement=Improvement(value=0.0034, low=0.0019, high=0.0049, deviation=0.0009),
+    ),
+    "metric: use": metric(verdict="use", baseline=None, improvement=None),
+    "metric: no whole trial": metric(
+        verdict="not yet",
+        reached=False,
+        improvement=None,
+        best=None,
+        baseline=None,
+        closest=Closest(
+            configuration=Configuration(batch_size=24, lr=0.02),
+            number=3,
+            value=2.31,
+            trend="diverged",
+        ),
+        near_optimal=None,
+        train=None,
+        next=f"{COMMAND} lr.high=0.01 study=digits-2",
     ),
     "curve": of_curve(),
     "curve: narrow": of_curve(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from results import STATES, keep, not_yet, nothing_reached, result
 
-from bstune.core.question import ROWS
+from bstune.core.question import WORDINGS
 from bstune.report.answer import answer, header, render
 from bstune.study.result import Speedup
 
@@ -38,6 +38,22 @@ EXPECTED = {
         SCALING,
     ],
     "nothing reached: still falling": [CLOSEST, EASIER_ROW, ("Next", [4000, 2])],
+    "metric: switch": [
+        ("Switch", [24, 0.003, 1.52, 1.61, 300, 0.09, 0.05, 0.13]),
+        ("Budget", [300, 9360, 4210, 3]),
+        ("Also good", [16, 40]),
+        ("Train", [24, 0.003, 9360]),
+    ],
+    "metric: keep": [
+        ("Keep", [64, 0.001, 64, 0.0051]),
+        ("Budget", [300, 4210, 9360, 3]),
+        ("Also good", [16, 40]),
+    ],
+    "metric: not yet: the baseline is the best": [
+        ("Not yet", [64, 0.001, 1.61, 1.64, 300, 0.03, 0.01, 0.07]),
+        ("Budget", [300, 4210, 9360, 3]),
+        ("Next", [6]),
+    ],
     "largest size binds": [SWITCH, TIMES, ALSO_GOOD, ("Scaling", [812, 512]), TRAIN],
     "curve: open below": [
         ("Critical", [12, 8]),
@@ -69,7 +85,8 @@ def test_text_is_80_columns_wide_with_at_most_30_numbers_in_the_question_s_order
     text = render(study)
     assert max(len(line) for line in text.splitlines()) <= 80
     assert len(numbers(text)) <= 30
-    places = [ROWS[study.objective].index(row.label) for row in answer(study)[1:]]
+    labels = WORDINGS[study.objective].rows
+    places = [labels.index(row.label) for row in answer(study)[1:]]
     assert places == sorted(places)
 
 

@@ -15,10 +15,30 @@ def points(figure, panel, label):
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_every_state_is_drawn_on_logarithmic_axes(state):
+def test_the_axes_of_every_state(state):
     figure = curve_figure(STATES[state], records())
     scales = [(axes.get_xscale(), axes.get_yscale()) for axes in figure.axes]
-    assert scales == [("log", "log")] * 3
+    expected = [("log", "log")] * 3
+    if STATES[state].seeks_metric:
+        # The metric, the rate, and the evaluations of new seeds.
+        expected = [("log", "linear"), ("log", "log"), ("linear", "linear")]
+    assert scales == expected
+
+
+def test_the_metric_s_figure_has_the_runs_to_the_budget_s_end():
+    study = STATES["metric: switch"]
+    trials = [
+        record.model_copy(update={"status": "finished"} if record.status == "reached" else {})
+        for record in records()
+    ]
+    figure = curve_figure(study, trials)
+    assert points(figure, 0, "best") == [(24, 1.52)]
+    assert points(figure, 0, "baseline") == [(64, 1.61)]
+    whole = [one for one in ends(trials) if one.status == "finished" and one.role != "new seed"]
+    heights = [(one.batch_size, min(one.finite_values)) for one in whole]
+    assert points(figure, 0, "trial to its budget's end") == heights
+    # Three new seeds each.
+    assert len(figure.axes[2].lines) == 6
 
 
 def test_marks_stand_at_the_values_of_the_result():
@@ -34,7 +54,7 @@ def test_trials_are_the_ends_of_chains_without_new_seeds():
     figure = curve_figure(result(), records())
     shown = {
         "reached": points(figure, 0, "trial that reached the target"),
-        "pruned": points(figure, 0, "trial that ended before it: a bound"),
+        "pruned": points(figure, 0, "trial that ended earlier: a bound"),
     }
     for status, marks in shown.items():
         ended = [record for record in trials if record.status == status]

@@ -44,7 +44,7 @@ def test_how_long_a_trial_may_be_silent(wall_seconds, trial_seconds, longest, li
 
 def open_study(folder):
     storage = StudyStorage(f"sqlite:///{folder}/study.db", "study")
-    storage.begin(SPACE, {})
+    storage.begin(SPACE, PLAN.question.target, {})
     return storage
 
 

@@ -171,8 +171,6 @@ def test_a_password_is_not_shown():
 def test_what_works_now():
     options = options_from(values())
     later = {
-        "objective": "metric",
-        "budget.seconds": 3.0,
         "tune": ["dropout"],
         "workers": 2,
         "sampler": "tpe",

@@ -14,15 +14,14 @@ from bstune.core.records import Budget, Target
 from bstune.recipe.hydra import recipe_of
 from bstune.recipe.project import recipe_of_project
 from bstune.recipe.recipe import settings_of
-from bstune.trial.checks import unreachable
 from bstune.trial.look_up import look, look_up
-from bstune.trial.preflight import pilot, preflight, schedules_of
+from bstune.trial.preflight import FIRST_PILOT, pilot, preflight, schedules_of
 
 OPTIONS = options_from_python(workload="own", device="cpu", threads=1)
 QUIET = dict.fromkeys(
     ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
 )
-LOSS = unreachable("val/loss", "min")
+LOSS = Target("val/loss", None, "min")
 # Ten epochs of 16 batches of 16.
 BUDGET = Budget(steps=80, examples=2560)
 
@@ -326,9 +325,13 @@ def test_preflight_refuses(module, target, named):
 
 
 @pytest.mark.parametrize(
-    ("length", "seconds", "status"), [(400, 1e3, "missed"), (None, 1e-9, "pruned")]
+    ("length", "seconds", "status"), [(400, 1e3, "finished"), (None, 1e-9, "pruned")]
 )
 def test_pilot(length, seconds, status):
     record = pilot(recipe(), 16, 0.1, seconds, LOSS, length)
     assert (record.status, record.steps) == (status, length or 1)
     assert record.finite_history
+
+
+def test_a_pilot_goes_on_while_its_time_is_not_over():
+    assert pilot(recipe(), 16, 0.1, 2.0, LOSS, None).steps > FIRST_PILOT

@@ -9,7 +9,6 @@ from small import Data, Model
 
 from bstune.core.records import Spec, Target
 from bstune.recipe.recipe import Recipe
-from bstune.trial.checks import unreachable
 from bstune.trial.lightning import train
 from bstune.trial.preflight import pilot, preflight
 from bstune.trial.ranks import Ranks
@@ -98,7 +97,7 @@ def test_one_that_fails_ends_all(ranks, tmp_path, build, words):
 
 def test_two_processes_agree_on_what_they_check(ranks):
     recipe = Recipe(lambda trial: Model(trial.lr), lambda trial: Data(), device="cpu", devices=2)
-    target = unreachable("val/loss", "min")
+    target = Target("val/loss", None, "min")
     checks = call(ranks, preflight, recipe, (2, 16, 64), 0.1, None, target, limit=SECONDS)
     assert isinstance(checks, Answer), checks
     assert checks.value.resumes

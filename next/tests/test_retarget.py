@@ -75,7 +75,7 @@ DIVERGED = ((10, 0.2), (20, None))
     ],
 )
 def test_a_run_ends_where_the_question_ends_it(status, history, question, ended):
-    (again,) = ended_by(question, step_time, [record(status=status, history=history)])
+    (again,) = ended_by(question, [record(status=status, history=history)])
     assert (again.status, again.steps, again.steps_low) == ended
     share = ended[1] / history[-1][0] if history else 0.0
     assert (again.train_seconds, again.other_seconds) == pytest.approx((share, 2 * share))
@@ -83,7 +83,7 @@ def test_a_run_ends_where_the_question_ends_it(status, history, question, ended)
 
 
 def test_the_metric_at_a_budget_s_end_lies_between_its_evaluations():
-    (again,) = ended_by(within(20), step_time, [record(status="missed", history=MISSED)])
+    (again,) = ended_by(within(20), [record(status="missed", history=MISSED)])
     # Half of the way from 10 to 40 in log steps.
     assert again.history == ((10, 0.8), (20, pytest.approx(0.55)))
 
@@ -94,16 +94,16 @@ def test_what_resumes_a_run_that_met_the_target_was_never_asked():
         record(1, resumed_from=0),
         record(2, repeats=1, role="new seed", place="seed/1/0"),
     ]
-    again = ended_by(to(0.3), step_time, chain)
+    again = ended_by(to(0.3), chain)
     assert [(one.number, one.steps, one.repeats) for one in again] == [(0, 40, None), (2, 40, 0)]
-    again = ended_by(to(0.2), step_time, chain)
+    again = ended_by(to(0.2), chain)
     assert [(one.number, one.steps, one.repeats) for one in again][1:] == [
         (1, 80, None),
         (2, 80, 1),
     ]
     # Of its own steps, 40 to 100.
     assert again[1].train_seconds == pytest.approx(40 / 60)
-    assert ended_by(OWN, step_time, chain) == chain
+    assert ended_by(OWN, chain) == chain
 
 
 def test_a_recorded_run_ends_as_one_that_was_run_for_the_target():
@@ -115,7 +115,7 @@ def test_a_recorded_run_ends_as_one_that_was_run_for_the_target():
             run_trial(partial(train, table), Trial(spec, target, total_steps=10**6))
             for target in (table.target, easier)
         )
-        (again,) = ended_by(Question(easier, Budget(steps=10**6)), step_time, [hard])
+        (again,) = ended_by(Question(easier, Budget(steps=10**6)), [hard])
         same = {"other_seconds", "train_seconds", "seconds_per_step"}
         assert again.model_dump(exclude=same) == run.model_dump(exclude=same)
         assert again.train_seconds == pytest.approx(run.train_seconds)
@@ -135,7 +135,7 @@ def test_a_recorded_run_ends_as_one_that_was_run_for_the_target():
 )
 def test_what_the_trials_do_not_tell_is_one_line(own, question, records, words):
     with refused(words):
-        retargeted(own, question, step_time, records)
+        retargeted(own, question, records)
 
 
 GIVEN = {"target": "val/loss <= 0.1", "batch_size": (8, 64), "baseline": (16, 0.1), "budget": 200}

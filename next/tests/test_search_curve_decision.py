@@ -92,9 +92,7 @@ def test_a_search_of_the_curve_finds_b_crit():
         for number in range(24):
             proposal = propose(CURVE, SPACE, step_time, records, seed)
             records.append(workload.train(number, proposal, records))
-        posterior = sample_posterior(
-            CURVE, SPACE, step_time, records, seed=seed, misfit=True, draws=400
-        )
+        posterior = sample_posterior(CURVE, SPACE, records, seed=seed, misfit=True, draws=400)
         low, _, high = b_crit_quantiles(posterior)
         held += low <= 40.0 <= high
         assert high / low < 3.0

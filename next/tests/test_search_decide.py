@@ -81,7 +81,7 @@ def search(workload, count, space=SPACE, question=QUESTION, seed=0, **arguments)
 
 def found_by(records, space=SPACE, question=QUESTION, seed=0):
     """The best by a search's prediction, and its steps without noise."""
-    posterior = sample_posterior(question, space, step_time, records, seed=seed)
+    posterior = sample_posterior(question, space, records, seed=seed)
     found = min(predictions(posterior, question, step_time), key=lambda one: one.log_value)
     batch_size, lr = found.record.batch_size, found.record.lr
     return posterior, batch_size, Workload(b_crit=40.0).steps(batch_size, lr)

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 from scipy.stats import norm
-from search_records import BUDGET, QUESTION, SPACE, TARGET, Workload, record, step_time
+from search_records import BUDGET, QUESTION, SPACE, TARGET, Workload, record
 
 from bstune.core.space import Space
 from bstune.search import law as laws
@@ -80,7 +80,7 @@ def test_only_the_last_trial_of_a_chain_that_tells_something_counts():
         record(5, "diverged", steps=10),
         record(6, role="new seed"),
     ]
-    posterior = sample_posterior(QUESTION, SPACE, step_time, records, seed=0, draws=20, moves=1)
+    posterior = sample_posterior(QUESTION, SPACE, records, seed=0, draws=20, moves=1)
     assert [chain.number for chain in posterior.chains] == [1, 5, 6]
 
 
@@ -117,7 +117,7 @@ def test_the_likelihood_of_each_kind(row, expected):
 def test_the_posterior_recovers_a_law():
     workload = Workload(b_crit=40.0, noise=0.1)
     records = trained(workload, 60)
-    theta = sample_posterior(QUESTION, SPACE, step_time, records, seed=0, draws=400, moves=4).theta
+    theta = sample_posterior(QUESTION, SPACE, records, seed=0, draws=400, moves=4).theta
     # The best rate is 0.1 at batch size 64, an octave above the rule's.
     truth = {
         laws.LEVEL: math.log(workload.steps(64, 0.1)),
@@ -138,7 +138,7 @@ def test_the_sampler_agrees_with_weighted_draws_of_the_prior():
         record(1, "missed", batch_size=16, lr=0.1, steps=400),
         record(2, "diverged", lr=0.4),
     ]
-    theta = sample_posterior(QUESTION, SPACE, step_time, trials, seed=0, draws=2000, moves=4).theta
+    theta = sample_posterior(QUESTION, SPACE, trials, seed=0, draws=2000, moves=4).theta
     prior = LAW.sample_prior(100_000, np.random.default_rng(1))
     weights = np.exp(log_likelihood(LAW, prior, rows_of(trials, TARGET)))
     for column in (laws.LEVEL, laws.B_CRIT, laws.SHIFT, laws.HIGH):
@@ -162,7 +162,7 @@ def test_the_sampler_agrees_with_weighted_draws_of_the_prior():
 @pytest.mark.parametrize("low", [8, 64])
 def test_odd_trials_have_a_posterior(records, low):
     space = Space(low, 64, 0.001, 1.0, "sqrt", (64, 0.05))
-    posterior = sample_posterior(QUESTION, space, step_time, records, seed=0, misfit=True, draws=64)
+    posterior = sample_posterior(QUESTION, space, records, seed=0, misfit=True, draws=64)
     assert np.isfinite(posterior.theta).all()
     assert 0.01 < posterior.noise < 1.0
 
@@ -170,7 +170,7 @@ def test_odd_trials_have_a_posterior(records, low):
 def test_running_trials_count_at_their_prediction():
     records = trained(Workload(), 6)
     running = [record(6, batch_size=256), record(7, batch_size=16)]
-    posterior = sample_posterior(QUESTION, SPACE, step_time, records, seed=0, running=running)
+    posterior = sample_posterior(QUESTION, SPACE, records, seed=0, running=running)
     assert [chain.number for chain in posterior.chains] == [0, 1, 2, 3, 4, 5]
     np.testing.assert_array_equal(posterior.rows.x[6:], [8.0, 4.0])
     predicted = posterior.law.log_steps(posterior.theta, posterior.rows.x, posterior.rows.z)

@@ -175,7 +175,7 @@ def test_predictions_of_one_draw():
 
 def test_a_run_that_was_stopped_in_its_schedule_tells_nothing():
     stopped = record(0, "pruned", steps=50, schedule_steps=400, history=((50, 0.2),))
-    assert sample_posterior(QUESTION, SPACE, step_time, [stopped], seed=0).chains == ()
+    assert sample_posterior(QUESTION, SPACE, [stopped], seed=0).chains == ()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -184,14 +184,7 @@ def test_for_the_curve_no_schedule_is_longer_than_what_it_tells_is_worth(seed):
     records = [record(steps=447, steps_low=425, schedule_steps=1000, history=((447, 0.1),))]
     proposal = propose(question, SPACE, step_time, records, seed)
     posterior = sample_posterior(
-        question,
-        SPACE,
-        step_time,
-        records,
-        seed=seed,
-        misfit=True,
-        draws=MISFIT_DRAWS,
-        moves=MISFIT_MOVES,
+        question, SPACE, records, seed=seed, misfit=True, draws=MISFIT_DRAWS, moves=MISFIT_MOVES
     )
     x, z = np.log2([proposal.batch_size]), np.log2([proposal.lr])
     steps = np.exp(np.median(posterior.law.log_steps(posterior.theta, x, z)))

@@ -23,6 +23,7 @@ class Wording:
             verdict, stands above them.
         least: what is sought.
         verb, better, than: of a comparison with the baseline.
+        that_ends: what a trial does that comes to the question's end.
     """
 
     rows: tuple[str, ...]
@@ -30,6 +31,7 @@ class Wording:
     verb: str = ""
     better: str = ""
     than: str = ""
+    that_ends: str = "that reaches the target"
 
 
 WORDINGS: dict[Objective, Wording] = {
@@ -42,7 +44,10 @@ WORDINGS: dict[Objective, Wording] = {
         "the fewest steps to the target", "takes", "fewer steps", "than",
     ),
     "curve": Wording(("Range", "Rates", "Easier", "Warning", "Next")),
-    "metric": Wording(("Budget", "Also good", "Warning", "Next", "Train"), "the best metric"),
+    "metric": Wording(
+        ("Budget", "Also good", "Warning", "Next", "Train"),
+        that_ends="that trains to its budget's end",
+    ),
 }  # fmt: skip
 
 
@@ -56,12 +61,15 @@ class Question:
         objective: ``time``, ``steps``, ``curve`` (the steps-to-target curve and B_crit) or
             ``metric`` (the best value within the budget).
         schedule_ends: each trial's schedule ends with it; its length is chosen, up to the budget.
+        budget_step_time: tau(B) by which a budget of seconds is one of steps, the same throughout a
+            study.
     """
 
     target: Target
     budget: Budget
     objective: Objective = "time"
     schedule_ends: bool = False
+    budget_step_time: StepTime | None = None
 
     def value(self, steps: float, batch_size: float, step_time: StepTime) -> float:
         """What is minimised: training seconds to the target or, for ``steps``, steps to it.
@@ -69,18 +77,19 @@ class Question:
         For ``metric`` it is the budget to the best run's metric, in budgets.
         """
         if self.seeks_metric:
-            return steps / self.last_step(batch_size, step_time)
+            return steps / self.last_step(batch_size)
         return steps if self.counts_steps else self.cost(steps, batch_size, step_time)
 
     def cost(self, steps: float, batch_size: float, step_time: StepTime) -> float:
         """What a trial takes: training seconds of so many steps."""
         return steps * step_time(batch_size)
 
-    def last_step(self, batch_size: float, step_time: StepTime) -> int:
+    def last_step(self, batch_size: float) -> int:
         """The step at which the budget of a trial ends."""
-        if self.budget.seconds is None:
+        if self.budget.seconds is None or self.budget_step_time is None:
             return self.budget.last_step(batch_size)
-        return max(1, math.floor(self.budget.seconds / step_time(batch_size) * FOR_ROUNDING))
+        steps = self.budget.seconds / self.budget_step_time(batch_size)
+        return max(1, math.floor(steps * FOR_ROUNDING))
 
     @property
     def seeks_best(self) -> bool:

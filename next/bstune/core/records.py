@@ -5,7 +5,7 @@ The JSON is strict: a value that does not exist is ``null``, never NaN or Infini
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
@@ -76,6 +76,10 @@ class Target:
         goal = self.goal or 0.0
         return value - goal if self.mode == "min" else goal - value
 
+    def best(self, values: Iterable[float]) -> float:
+        """The best of finite values; ValueError without one."""
+        return min(values, key=self.gap)
+
     def reached(self, value: float) -> bool:
         """Whether ``value`` meets the goal; NaN never does, and nothing does without a goal."""
         return self.goal is not None and self.gap(value) <= 0.0
@@ -101,6 +105,14 @@ class Budget(Frozen):
     steps: Annotated[int, Field(ge=1)]
     examples: Annotated[int, Field(ge=1)] = 1
     seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
+
+    def __str__(self) -> str:
+        if self.seconds is not None:
+            return f"{self.seconds:g} s"
+        # One step, or one example, is what a budget of the other has.
+        parts = [f"{self.steps:,} steps"] if self.steps > 1 or self.examples == 1 else []
+        parts += [f"{self.examples:,} examples"] if self.examples > 1 else []
+        return " and ".join(parts)
 
     def last_step(self, batch_size: float) -> int:
         """The step after which steps and examples are both spent."""
@@ -200,6 +212,11 @@ class Record(Spec):
     def finite_history(self) -> list[tuple[int, float]]:
         """The evaluations whose metric is a finite number."""
         return [(step, value) for step, value in self.history if value is not None]
+
+    @property
+    def finite_values(self) -> list[float]:
+        """The metric of each evaluation, where it is a finite number."""
+        return [value for _, value in self.finite_history]
 
 
 def ends(records: Sequence[Record]) -> list[Record]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bstune.core.question import WORDINGS
 from bstune.core.space import Configuration
-from bstune.study.result import Confirmed, Critical, Improvement, Speedup, StudyResult
+from bstune.study.result import Confirmed, Critical, Speedup, StudyResult
 from bstune.system import console
 
 # The most warnings of an answer; the page has all.
@@ -110,10 +110,10 @@ def _verdict(result: StudyResult) -> str:
     words = WORDINGS[result.objective]
     if best is None:
         return missing
+    if result.seeks_metric:
+        return _of_metric(result, best)
     if result.verdict == "use":
         return f"{_pair(best)}: {words.least}"
-    if result.improvement is not None and baseline is not None:
-        return _improved(result, result.improvement, best, baseline)
     if speedup is None or baseline is None:
         return f"{_pair(best)} is the best so far; {missing}"
     best_other = f"the best of {console.count(result.configurations, 'other')}"
@@ -127,45 +127,40 @@ def _verdict(result: StudyResult) -> str:
     return f"{faster} {words.verb} {compared}; {missing}"
 
 
-def _improved(
-    result: StudyResult, improvement: Improvement, best: Confirmed, baseline: Confirmed
-) -> str:
+def _of_metric(result: StudyResult, best: Confirmed) -> str:
     """Write the best metric beside the baseline's, and the difference with its interval."""
+    improvement = result.improvement
+    better = "lower" if result.target.mode == "min" else "higher"
     metric = result.target.metric
-    lower, higher = ("lower", "higher") if result.target.mode == "min" else ("higher", "lower")
-    compared = result.other if best.number == baseline.number else baseline
-    difference = improvement.value
-    if result.verdict == "keep" and improvement.high is not None:
-        tried = console.count(result.configurations, "other")
-        most = console.number(max(improvement.high, 0.0), 2)
-        return f"{_pair(best)}: {metric} of the best of {tried} is at most {most} {lower}"
-    ends = ""
-    if improvement.low is not None and improvement.high is not None:
-        low, high = console.number(improvement.low, 2), console.number(improvement.high, 2)
-        ends = f", {low} to {high}"
-    values = f"{metric} {console.number(best.metric)}"
-    if compared is not None and compared.metric is not None:
-        values += f" for {console.number(compared.metric)}"
-    text = (
-        f"{_pair(best)}: {values} in {_of_budget(result)} "
-        f"({console.number(abs(difference), 2)} {lower if difference >= 0 else higher}{ends})"
-    )
+    if result.verdict == "keep" and improvement is not None and improvement.high is not None:
+        best_other = f"the best of {console.count(result.configurations, 'other')}"
+        at_most = f"at most {console.number(max(improvement.high, 0.0), 2)} {better}"
+        return f"{_pair(best)}: {metric} of {best_other} is {at_most}"
+    compared = result.other if _is_baseline(result, best) else result.baseline
+    text = f"{_pair(best)}: {metric} {_metric(best)}"
+    if compared is not None:
+        text += f" for {_metric(compared)}"
+    text += f" in {result.budget}"
+    if improvement is not None:
+        # Where the baseline is the best so far, it is better than the other one by as much.
+        sign = -1.0 if _is_baseline(result, best) else 1.0
+        text += f" ({console.number(sign * improvement.value, 2)} {better}"
+        if improvement.low is not None and improvement.high is not None:
+            low, high = sorted((sign * improvement.low, sign * improvement.high))
+            text += f", {console.number(low, 2)} to {console.number(high, 2)}"
+        text += ")"
     if result.verdict == "switch":
         return f"to {text}"
-    return f"{text}; missing: {result.missing}"
+    return text if result.verdict == "use" else f"{text}; missing: {result.missing}"
 
 
-def _of_budget(result: StudyResult) -> str:
-    """Write the budget of a run."""
-    budget = result.budget
-    if budget.seconds is not None:
-        return console.seconds(budget.seconds)
-    parts = []
-    if budget.steps > 1:
-        parts.append(console.count(budget.steps, "step"))
-    if budget.examples > 1:
-        parts.append(console.count(budget.examples, "example"))
-    return " and ".join(parts)
+def _is_baseline(result: StudyResult, configuration: Confirmed) -> bool:
+    return result.baseline is not None and configuration.number == result.baseline.number
+
+
+def _metric(configuration: Confirmed) -> str:
+    """Write a metric with four digits: two runs may differ by little."""
+    return "none" if configuration.metric is None else console.number(configuration.metric, 4)
 
 
 def _budget(result: StudyResult) -> Iterator[str]:
@@ -173,16 +168,18 @@ def _budget(result: StudyResult) -> Iterator[str]:
     best = result.best
     if best is None or not best.runs:
         return
-    text = f"{_of_budget(result)}: {_whole(best.steps)} steps"
-    compared = result.other if best is result.baseline else result.baseline
-    if compared is not None and compared.number != best.number:
-        text += f", {'baseline' if compared is result.baseline else 'best other'} "
-        text += f"{_whole(compared.steps)}"
+    text = f"{result.budget}: {_whole(best.steps)} steps"
+    compared = result.other if _is_baseline(result, best) else result.baseline
+    if compared is not None:
+        name = "baseline" if _is_baseline(result, compared) else "best other"
+        text += f", {name} {_whole(compared.steps)}"
     yield f"{text}; {console.count(best.runs, 'new seed')} each"
 
 
 def _unreached(result: StudyResult) -> str:
     text = f"nothing reached {result.target}"
+    if result.seeks_metric:
+        text = f"no trial trained for its whole budget of {result.budget}"
     closest = result.closest
     if closest is None:
         return f"{text}: {result.missing}"

@@ -51,7 +51,7 @@ BOUND: dict[str, Any] = {
     "marker": "^",
     "facecolors": "none",
     "edgecolors": GREY,
-    "label": "trial that ended before it: a bound",
+    "label": "trial that ended earlier: a bound",
 }
 CROSS: dict[str, Any] = {"s": 16, "marker": "x", "color": GREY, "label": "trial that diverged"}
 
@@ -64,12 +64,66 @@ class Panel:
     curve: Callable[[CurvePoint], tuple[float, float, float]]
     """Low, median and high."""
     trial: Callable[[Record], float | None]
-    confirmed: Callable[[Confirmed], float]
+    confirmed: Callable[[Confirmed], float | None]
     number: Callable[[float], str] = console.number
+    scale: str = "log"
+
+
+RATE = Panel(
+    name="learning rate",
+    curve=lambda point: (point.lr_low, point.lr, point.lr_high),
+    trial=lambda record: record.lr,
+    confirmed=lambda runs: runs.lr,
+)
 
 
 def curve_figure(result: StudyResult, records: Sequence[Record]) -> Figure:
-    """Draw what a study found: three panels over batch size, all axes logarithmic.
+    """Draw what a study found, by its question; see :func:`_draw_curve` and :func:`_draw_metric`.
+
+    Args:
+        result: with the best and the baseline.
+        records: of all trials.
+    """
+    figure = Figure(figsize=INCHES, layout="constrained")
+    if result.seeks_metric:
+        _draw_metric(figure, result, records)
+    else:
+        _draw_curve(figure, result, records)
+    verdict = answer(result)[0]
+    title = textwrap.fill(f"{verdict.label}   {verdict.text}", TITLE_WIDTH)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
+    return figure
+
+
+def _draw_metric(figure: Figure, result: StudyResult, records: Sequence[Record]) -> None:
+    """Draw the best metric and the rate over batch size, and the evaluations of new seeds."""
+    panel = Panel(
+        name=f"best {result.target.metric} in {result.budget}",
+        curve=lambda point: (point.steps_low, point.steps, point.steps_high),
+        trial=lambda record: result.target.best(record.finite_values or [math.nan]),
+        confirmed=lambda runs: runs.metric,
+        scale="linear",
+    )
+    trials = [record for record in ends(records) if record.role != "new seed"]
+    metric_axes, rate_axes, run_axes = figure.subplots(1, 3)
+    _draw_panel(metric_axes, panel, result, trials)
+    _scatter(rate_axes, RATE, trials, ("diverged",), CROSS)
+    _draw_panel(rate_axes, RATE, result, trials)
+    for runs, colour in ((result.baseline, GREEN), (result.best, VERMILION)):
+        for record in ends(records):
+            if runs is not None and record.repeats == runs.number and record.finite_history:
+                steps, values = zip(*record.finite_history, strict=True)
+                shares = [step / runs.steps for step in steps]
+                run_axes.plot(shares, values, color=colour, linewidth=0.9)
+    run_axes.set_xlabel("share of the budget")
+    run_axes.set_ylabel(f"{result.target.metric} on new seeds", parse_math=False)
+    run_axes.tick_params(labelsize=8)
+    run_axes.grid(alpha=0.15)
+    _draw_legend(figure, (metric_axes, rate_axes))
+
+
+def _draw_curve(figure: Figure, result: StudyResult, records: Sequence[Record]) -> None:
+    """Draw three panels over batch size, all axes logarithmic.
 
     A fourth has the critical batch size over easier targets, where ``LEAST_TARGETS`` have one.
 
@@ -91,14 +145,7 @@ def curve_figure(result: StudyResult, records: Sequence[Record]) -> Figure:
         confirmed=lambda runs: runs.seconds,
         number=console.seconds,
     )
-    rate = Panel(
-        name="learning rate",
-        curve=lambda point: (point.lr_low, point.lr, point.lr_high),
-        trial=lambda record: record.lr,
-        confirmed=lambda runs: runs.lr,
-    )
     trials = [record for record in ends(records) if record.role != "new seed"]
-    figure = Figure(figsize=INCHES, layout="constrained")
     over_targets = _over_targets(result)
     if over_targets:
         figure.set_figwidth(WIDE_INCHES)
@@ -106,17 +153,13 @@ def curve_figure(result: StudyResult, records: Sequence[Record]) -> Figure:
     _draw_law(steps_axes, result)
     _draw_panel(steps_axes, steps, result, trials)
     _draw_panel(time_axes, time, result, trials)
-    _scatter(rate_axes, rate, trials, ("diverged",), CROSS)
-    _draw_panel(rate_axes, rate, result, trials)
+    _scatter(rate_axes, RATE, trials, ("diverged",), CROSS)
+    _draw_panel(rate_axes, RATE, result, trials)
     for text in growth(result):
         rate_axes.set_title(text, fontsize=9, parse_math=False)
     for axes in further:
         _draw_over_targets(axes, over_targets)
     _draw_legend(figure, (steps_axes, rate_axes))
-    verdict = answer(result)[0]
-    title = textwrap.fill(f"{verdict.label}   {verdict.text}", TITLE_WIDTH)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
-    return figure
 
 
 def _curve_seconds(point: CurvePoint) -> tuple[float, float, float]:
@@ -133,6 +176,7 @@ def _draw_panel(axes: Axes, panel: Panel, result: StudyResult, trials: Sequence[
     """Draw the trials, the curve, the baseline and the best; a median that is a bound is hollow."""
     _scatter(axes, panel, trials, ("pruned", "missed"), BOUND)
     _scatter(axes, panel, trials, ("reached",), DOT)
+    _scatter(axes, panel, trials, ("finished",), DOT | {"label": "trial to its budget's end"})
     heights: list[float] = []
     if result.curve:
         sizes = [point.batch_size for point in result.curve]
@@ -148,13 +192,15 @@ def _draw_panel(axes: Axes, panel: Panel, result: StudyResult, trials: Sequence[
         if runs is not None:
             face = "none" if runs.is_bound else style["edgecolors"]
             height = panel.confirmed(runs)
+            if height is None:
+                continue
             axes.scatter(runs.batch_size, height, facecolors=face, label=label, **style)
             heights.append(height)
     if result.curve:
         # Trials far off the curve would leave it little room.
         axes.set_ylim(min(heights) / ROOM, max(heights) * ROOM)
     axes.set_ylabel(panel.name, parse_math=False)
-    _scale(axes, panel.number)
+    _scale(axes, panel)
 
 
 def _scatter(
@@ -222,15 +268,16 @@ def _draw_over_targets(axes: Axes, points: Sequence[CriticalAt]) -> None:
     axes.grid(alpha=0.15)
 
 
-def _scale(axes: Axes, number: Callable[[float], str]) -> None:
-    """Make both axes logarithmic, with batch sizes at powers of two and plain numbers."""
-    axes.set(xscale="log", yscale="log", xlabel="batch size")
+def _scale(axes: Axes, panel: Panel) -> None:
+    """Scale both axes, with batch sizes at powers of two and plain numbers."""
+    axes.set(xscale="log", yscale=panel.scale, xlabel="batch size")
     axes.xaxis.set_major_locator(LogLocator(2, numticks=9))
-    low, high = axes.get_ylim()
-    has_many = math.log10(high / low) > MANY_DECADES
-    axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0,) if has_many else (1.0, 2.0, 5.0)))
+    if panel.scale == "log":
+        low, high = axes.get_ylim()
+        has_many = math.log10(high / low) > MANY_DECADES
+        axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0,) if has_many else (1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,.0f}"))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: panel.number(value)))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_formatter(NullFormatter())
     axes.tick_params(labelsize=8)

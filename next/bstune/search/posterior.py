@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from bstune.core.question import Question
-from bstune.core.records import Mode, Record, Spec, StepTime, Target, ends
+from bstune.core.records import Record, Spec, Target, ends
 from bstune.core.space import Space
 from bstune.search.histories import LEAST_LEFT, excess_scale, extrapolate, log_curve
 from bstune.search.law import NOISE, Law, make_law
@@ -110,7 +110,6 @@ class Posterior:
 def sample_posterior(
     question: Question,
     space: Space,
-    step_time: StepTime,
     records: Sequence[Record],
     *,
     seed: int,
@@ -127,7 +126,6 @@ def sample_posterior(
     Args:
         question: whose target and budget the trials have.
         space: batch sizes and the rule.
-        step_time: tau(B), by which a budget of seconds is one of steps.
         records: of all finished trials, new seeds included.
         seed: of the study.
         running: trials that count as done at the steps that the others predict.
@@ -137,11 +135,10 @@ def sample_posterior(
         moves: Metropolis steps at each power, twice as many at the last.
     """
     chains = tuple(ends([record for record in records if _tells(record, question)]))
-    budget = question.last_step(2.0**space.middle, step_time)
+    budget = question.last_step(2.0**space.middle)
     if question.seeks_metric:
         law = law_of_metric(make_law(space, budget, misfit=True))
-        last_steps = [question.last_step(chain.batch_size, step_time) for chain in chains]
-        rows = rows_of_metric(chains, question.target.mode, last_steps)
+        rows = rows_of_metric(chains, question)
     else:
         law = make_law(space, budget, misfit, question.schedule_ends)
         rows = rows_of(chains, question.target, question.schedule_ends)
@@ -195,22 +192,21 @@ def rows_of(chains: Sequence[Record], target: Target, schedule_ends: bool = Fals
     return replace(rows, ends=at_ends)
 
 
-def rows_of_metric(chains: Sequence[Record], mode: Mode, last_steps: Sequence[int]) -> Rows:
+def rows_of_metric(chains: Sequence[Record], question: Question) -> Rows:
     """One row a chain: the steps, or the least, that it takes to the best run's final metric.
 
     Args:
         chains: the last records of all runs.
-        mode: of the metric.
-        last_steps: the step at which the budget of each ends.
+        question: of the metric, with its budget.
     """
     table = []
-    readings = zip(chains, behind_best(chains, mode, last_steps), last_steps, strict=True)
-    for chain, behind, last_step in readings:
+    for chain, behind in zip(chains, behind_best(chains, question), strict=True):
         row = (0.0, 1.0, DIVERGED)
         if chain.status != "diverged":
             row = (math.log(chain.steps), BOUND_DEVIATION, BOUND)
             if behind is not None:
-                row = (math.log(last_step) + behind.log_factor, behind.deviation, VALUE)
+                log_budget = math.log(question.last_step(chain.batch_size))
+                row = (log_budget + behind.log_factor, behind.deviation, VALUE)
         table.append((math.log2(chain.batch_size), math.log2(chain.lr), *row))
     return _rows(table)
 

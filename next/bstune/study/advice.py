@@ -6,14 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bstune.core.question import Question
-from bstune.core.records import Record, StepTime, Target, ends
+from bstune.core.question import WORDINGS, Question
+from bstune.core.records import Record, Target, ends
 from bstune.core.space import Configuration, Space
 from bstune.search.findings import CurvePoint
 from bstune.study.confirm import NOT_WORTH
 from bstune.study.critical import is_narrow
 from bstune.study.deadline import least_limit
-from bstune.study.improvement import seeds_to_settle as metric_seeds_to_settle
+from bstune.study.improvement import NOT_WORTH as METRIC_NOT_WORTH
 from bstune.study.plan import Plan
 from bstune.study.result import (
     Closest,
@@ -58,43 +58,37 @@ WIDER = 4
 LEAST_ROOM = 1e-3
 
 
-def closest_trial(
-    question: Question, step_time: StepTime, records: Sequence[Record]
-) -> Closest | None:
+def closest_trial(question: Question, records: Sequence[Record]) -> Closest | None:
     """The trial that came closest to the target, and what most did; None without a metric."""
     target = question.target
     chains = ends(records)
     tried = [chain for chain in chains if chain.finite_history]
     if not tried:
         return None
-    record = min(tried, key=lambda chain: target.gap(_best_value(target, chain)))
+    record = min(tried, key=lambda chain: target.gap(target.best(chain.finite_values)))
     return Closest(
         configuration=Configuration(
             batch_size=record.batch_size, lr=record.lr, values=record.values
         ),
         number=record.number,
-        value=_best_value(target, record),
-        trend=_trend_of_most(question, step_time, chains),
+        value=target.best(record.finite_values),
+        trend=_trend_of_most(question, chains),
     )
 
 
-def _trend_of_most(question: Question, step_time: StepTime, chains: Sequence[Record]) -> Trend:
+def _trend_of_most(question: Question, chains: Sequence[Record]) -> Trend:
     """What most trials did; a budget that none of them has come near to was not tried."""
     counts: Counter[Trend] = Counter()
     near_budget = set()
     for chain in chains:
         trend = _trend(question.target, chain)
         counts[trend] += 1
-        if chain.steps >= NEAR_BUDGET * question.last_step(chain.batch_size, step_time):
+        if chain.steps >= NEAR_BUDGET * question.last_step(chain.batch_size):
             near_budget.add(trend)
     ((most, _),) = counts.most_common(1)
     if most in ("still falling", "flat") and most not in near_budget:
         return "stopped early"
     return most
-
-
-def _best_value(target: Target, record: Record) -> float:
-    return min((value for _, value in record.finite_history), key=target.gap)
 
 
 def _trend(target: Target, record: Record) -> Trend:
@@ -106,7 +100,7 @@ def _trend(target: Target, record: Record) -> Trend:
         return "failed"
     until_half = [value for step, value in history if step <= record.steps / 2]
     before = min(until_half or [history[0][1]], key=target.gap)
-    improved = target.gap(before) - target.gap(_best_value(target, record))
+    improved = target.gap(before) - target.gap(target.best(record.finite_values))
     if improved > FLAT_SHARE * abs(target.gap(before)):
         return "still falling"
     return "flat"
@@ -119,7 +113,7 @@ def easier_target(target: Target, records: Sequence[Record]) -> Target:
         target: that nothing reached.
         records: of which one at least has a metric.
     """
-    values = [_best_value(target, chain) for chain in ends(records) if chain.finite_history]
+    values = [target.best(chain.finite_values) for chain in ends(records) if chain.finite_history]
     ranked = sorted(values, key=target.gap)
     goal = ranked[math.ceil(EASIER_SHARE * len(ranked)) - 1]
     unit = 10.0 ** (math.floor(math.log10(abs(goal) or 1.0)) - 1)
@@ -183,16 +177,16 @@ def remedy(plan: Plan, name: str, trend: Trend, records: Sequence[Record]) -> Op
 
 def missing(
     plan: Plan,
-    speedup: Speedup | None,
+    comparison: Speedup | Improvement | None,
     other: Confirmed | None,
     baseline: Confirmed | None,
     records: Sequence[Record],
 ) -> tuple[str, Options]:
-    """Under not yet, where the target was reached: what is missing, and the options that get it.
+    """Under not yet, where a trial has reached the end: what is missing, and the options for it.
 
     Args:
         plan: of the study.
-        speedup: of ``other`` over ``baseline``; None where it is not known.
+        comparison: of ``other`` with ``baseline``; None where it is not known.
         other: the best configuration but the baseline.
         baseline: None where there is none.
         records: of all trials.
@@ -201,59 +195,41 @@ def missing(
     more_trials: Options = {"trials": 2 * plan.trials}
     if of_time is not None:
         _, more_trials = of_time
+    that_ends = WORDINGS[plan.question.objective].that_ends
     if other is None:
-        return of_time or ("another configuration that reaches the target", more_trials)
+        return of_time or (f"another configuration {that_ends}", more_trials)
     if other.runs >= plan.seeds and other.is_bound:
-        return "a configuration that reaches the target on new seeds", more_trials
+        return f"a configuration {that_ends} on new seeds", more_trials
     runs = other.runs
     if baseline is not None:
         runs = min(runs, baseline.runs)
     if plan.deadline is not None and runs < plan.seeds:
         return "time for new seeds", {"wall_seconds": math.ceil(2 * plan.deadline.seconds)}
-    if speedup is None:
+    if comparison is None:
         return "new seeds", {"seeds": plan.seeds + FURTHER_SEEDS}
-    seeds = seeds_to_settle(speedup, runs)
+    seeds = seeds_to_settle(comparison, runs)
     if seeds > MOST_SEEDS:
         return "more trials", more_trials
     return "more new seeds", {"seeds": seeds}
 
 
-def missing_for_metric(
-    plan: Plan,
-    improvement: Improvement | None,
-    other: Confirmed | None,
-    baseline: Confirmed | None,
-    records: Sequence[Record],
-) -> tuple[str, Options]:
-    """Under not yet, where the best metric is sought; as :func:`missing`."""
-    of_time = more_time(plan, records)
-    more_trials: Options = {"trials": 2 * plan.trials}
-    if of_time is not None:
-        _, more_trials = of_time
-    if other is None:
-        return of_time or ("another configuration that trains to its budget's end", more_trials)
-    runs = other.runs
-    if baseline is not None:
-        runs = min(runs, baseline.runs)
-    if plan.deadline is not None and runs < plan.seeds:
-        return "time for new seeds", {"wall_seconds": math.ceil(2 * plan.deadline.seconds)}
-    if improvement is None:
-        return "new seeds", {"seeds": plan.seeds + FURTHER_SEEDS}
-    seeds = metric_seeds_to_settle(improvement, runs)
-    if seeds > MOST_SEEDS:
-        return "more trials", more_trials
-    return "more new seeds", {"seeds": seeds}
-
-
-def seeds_to_settle(speedup: Speedup, seeds: int) -> int:
-    """How many new seeds may narrow the interval to one side of 1 or of 1.25.
+def seeds_to_settle(comparison: Speedup | Improvement, seeds: int) -> int:
+    """How many new seeds may narrow the interval to one side of what decides the verdict.
 
     Its half-width falls as the root of their number.
     """
-    half_width = math.log(speedup.value / speedup.low)
-    above_1 = math.log(speedup.value)
-    below_not_worth = math.log(NOT_WORTH / speedup.value)
-    room = max(above_1, below_not_worth, LEAST_ROOM)
+    if isinstance(comparison, Improvement):
+        if comparison.low is None:
+            # One run each shows no deviation.
+            return seeds + 1
+        value = comparison.value
+        half_width = value - comparison.low
+        distances = value, METRIC_NOT_WORTH * comparison.deviation - value
+    else:
+        value = math.log(comparison.value)
+        half_width = value - math.log(comparison.low)
+        distances = value, math.log(NOT_WORTH) - value
+    room = max(*distances, LEAST_ROOM * half_width)
     return max(seeds + 1, math.ceil(seeds * (half_width / room) ** 2))
 
 

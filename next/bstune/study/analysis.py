@@ -1,7 +1,6 @@
 """From records to the typed result: each value is computed once, here."""
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,7 +29,6 @@ from bstune.study.advice import (
     easier_target,
     for_curve,
     missing,
-    missing_for_metric,
     more_time,
     remedy,
     searched_range,
@@ -52,9 +50,10 @@ from bstune.study.critical import critical_batch_size
 from bstune.study.estimates import answer_posterior, step_time_of
 from bstune.study.field import Field, field_of, place_of
 from bstune.study.improvement import (
-    best_metric,
     improvement_of,
+    median_metric,
     metric_interval,
+    metrics_of,
     pooled_metric_deviation,
     verdict_of_improvement,
 )
@@ -64,6 +63,7 @@ from bstune.study.result import (
     Confirmed,
     Faster,
     FewestSteps,
+    Improvement,
     Interval,
     LrAlone,
     ResultWarning,
@@ -153,7 +153,7 @@ def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
 def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     """The result where nothing reached the target: the closest, and what may help."""
     plan = study.plan
-    closest = closest_trial(plan.question, step_time_of(plan, records), records)
+    closest = closest_trial(plan.question, records)
     fields = _common_fields(study, records) | {"verdict": "not yet", "reached": False}
     if closest is None:
         # Under a time limit that start-up takes up there is no trial at all.
@@ -163,7 +163,6 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
         for record in records:
             if not record.history:
                 fields["missing"] = record.message
-    easier = easier_target(plan.question.target, records)
     options = remedy(plan, study.name, closest.trend, records)
     of_time = more_time(plan, records)
     if of_time is not None and closest.trend == "stopped early":
@@ -173,15 +172,18 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
             fields["missing"] = what
     record = numbered(records, closest.number)
     field = field_of(plan, records)
+    if not plan.question.seeks_metric:
+        easier = easier_target(plan.question.target, records)
+        fields["easier_goal"] = easier.goal
+        fields["easier"] = study.again(easier)
+        if plan.question.schedule_ends:
+            with_easier = {"target": str(easier), "study": f"{study.name}-easier"}
+            fields["easier"] = study.command(with_easier)
     return StudyResult(
         **fields,
         best=_confirmed(plan, records, field, record, (), SeedDeviation(field.noise, LAW_DEGREES)),
         closest=closest,
         warnings=study.warnings,
-        easier_goal=easier.goal,
-        easier=study.command({"target": str(easier), "study": f"{study.name}-easier"})
-        if plan.question.schedule_ends
-        else study.again(easier),
         next=study.command(options) if options else None,
         next_options=options,
     )
@@ -265,24 +267,21 @@ def _fields_of_best_metric(
 ) -> dict[str, Any]:
     """The fields of the verdict and of the best, where the best metric is sought."""
     plan = study.plan
-    mode = plan.question.target.mode
+    target = plan.question.target
     field = field_of(plan, records)
-    (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(
-        plan, records, field
+    # A run that a time limit stopped tells nothing of its budget's end.
+    whole = [one for one in records if one.role != "new seed" or one.status != "pruned"]
+    (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(whole, field)
+    deviation = pooled_metric_deviation(
+        [metrics_of(other_runs, target), metrics_of(baseline_runs, target)]
     )
-    of_runs = []
-    for runs in (other_runs, baseline_runs):
-        of_runs.append([best_metric(run, mode) for run in runs])
-    deviation = pooled_metric_deviation(of_runs)
     other, baseline = (
         _with_metric(plan, records, field, record, runs, deviation)
         for record, runs in ((of_other, other_runs), (of_baseline, baseline_runs))
     )
-    improvement = None
-    if all(of_runs):
-        improvement = improvement_of(*of_runs, mode, deviation)
+    improvement = _improvement(other, baseline, target, deviation)
     verdict: Verdict = "not yet"
-    if other is not None and other.runs:
+    if other is not None and other.runs and other.metric is not None:
         verdict = verdict_of_improvement(improvement, plan.baseline is not None)
     best = other
     if other is None or verdict == "keep" or (improvement and improvement.value < 0.0):
@@ -295,12 +294,24 @@ def _fields_of_best_metric(
         "near_optimal": _near_optimal(points, plan, step_time_of(plan, records), best),
     }
     if best is not None and verdict in ("switch", "use"):
-        fields["train"] = study.train(best.batch_size, best.lr, round(best.steps))
+        fields["train"] = study.train(best.batch_size, best.lr, best.train_steps)
     if best is not None and best is baseline:
         fields["other"] = other
     if verdict == "not yet":
-        fields |= _lacking(study, missing_for_metric(plan, improvement, other, baseline, records))
+        fields |= _lacking(study, missing(plan, improvement, other, baseline, records))
     return fields
+
+
+def _improvement(
+    other: Confirmed | None, baseline: Confirmed | None, target: Target, deviation: SeedDeviation
+) -> Improvement | None:
+    """How much better the other one's metric is; None where one of them has no median."""
+    if other is None or baseline is None or not (other.runs and baseline.runs):
+        return None
+    if other.metric is None or baseline.metric is None:
+        return None
+    pairs = min(other.reached, baseline.reached)
+    return improvement_of(other.metric, baseline.metric, target.mode, pairs, deviation)
 
 
 def _with_metric(
@@ -314,16 +325,22 @@ def _with_metric(
     """A configuration with the metric of its runs; before the first one, of its trial."""
     if record is None:
         return None
+    target = plan.question.target
     law = SeedDeviation(field.noise, LAW_DEGREES)
     confirmed = _confirmed(plan, records, field, record, runs, law)
-    values = [best_metric(run, plan.question.target.mode) for run in runs or [record]]
-    low, high = metric_interval(values, deviation) if runs else (None, None)
+    median = median_metric(metrics_of(runs or [record], target), target)
+    ends_of_metric: tuple[float | None, float | None] = (None, None)
+    if runs and median is not None:
+        ends_of_metric = metric_interval(median, confirmed.reached, deviation)
+    # The budget ends at the same step on every seed.
+    no_ends = dict.fromkeys(("steps_low", "steps_high", "seconds_low", "seconds_high"))
     return confirmed.model_copy(
         update={
-            "runs_metric": tuple(values) if runs else (),
-            "metric": statistics.median(values),
-            "metric_low": low,
-            "metric_high": high,
+            **no_ends,
+            "runs_metric": metrics_of(runs, target),
+            "metric": median,
+            "metric_low": ends_of_metric[0],
+            "metric_high": ends_of_metric[1],
         }
     )
 
@@ -332,13 +349,10 @@ OfRuns = tuple[Record | None, list[Record]]
 """A configuration's trial of the search, and its runs on new seeds."""
 
 
-def _runs_on_common_seeds(
-    plan: Plan, records: Sequence[Record], field: Field
-) -> tuple[OfRuns, OfRuns]:
+def _runs_on_common_seeds(records: Sequence[Record], field: Field) -> tuple[OfRuns, OfRuns]:
     """The best other configuration and the baseline, with their runs on the same new seeds.
 
-    Where they have none in common it is all of each. Where the metric counts only runs to the end
-    of the budget do.
+    Where they have none in common it is all of each.
     """
     leader = best_confirmed(field.candidates, field.runs, field.noise)
     of_other = None
@@ -350,9 +364,6 @@ def _runs_on_common_seeds(
     baseline_runs = []
     if of_baseline is not None:
         baseline_runs = new_seeds_of(records, of_baseline.number)
-    if plan.question.seeks_metric:
-        other_runs = [run for run in other_runs if run.reached]
-        baseline_runs = [run for run in baseline_runs if run.reached]
     common = {run.seed for run in other_runs} & {run.seed for run in baseline_runs}
     if common:
         other_runs = [run for run in other_runs if run.seed in common]
@@ -368,9 +379,7 @@ def _comparison(
     There is no speedup where the other one's median is a bound.
     """
     field = field_of(plan, records)
-    (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(
-        plan, records, field
-    )
+    (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(records, field)
     has_pairs = bool({run.seed for run in other_runs} & {run.seed for run in baseline_runs})
     groups = []
     for runs in (other_runs, baseline_runs):

@@ -23,7 +23,6 @@ def answer_posterior(plan: Plan, records: Sequence[Record]) -> Posterior:
     return sample_posterior(
         plan.question,
         plan.space,
-        step_time_of(plan, records),
         records,
         seed=plan.seed,
         misfit=True,

@@ -46,13 +46,13 @@ def field_of(plan: Plan, records: Sequence[Record]) -> Field:
     # New seeds of a configuration do not count for its prediction.
     of_search = without_new_seeds(records)
     step_time = step_time_of(plan, records)
-    posterior = sample_posterior(plan.question, plan.space, step_time, of_search, seed=plan.seed)
+    posterior = sample_posterior(plan.question, plan.space, of_search, seed=plan.seed)
     predicted = _predictions_of_others(plan, posterior, step_time)
     if predicted and plan.question.counts_seconds and isinstance(step_time, StepTimeModel):
         best = min(predicted, key=lambda one: one.log_value)
         step_time = _tied_step_time(step_time, best.record.batch_size)
         predicted = _predictions_of_others(plan, posterior, step_time)
-    outcomes = _outcomes(plan, posterior, records, step_time)
+    outcomes = _outcomes(plan, posterior, records)
     log_values = _log_values(plan.question, records, step_time)
     runs: dict[int, list[float | None]] = {}
     for prediction in predicted:
@@ -129,9 +129,7 @@ def _log_values(
     chains = [chain for chain in ends(records) if chain.steps > 0]
     log_values = {}
     if question.seeks_metric:
-        last_steps = [question.last_step(chain.batch_size, step_time) for chain in chains]
-        readings = behind_best(chains, question.target.mode, last_steps)
-        for chain, behind in zip(chains, readings, strict=True):
+        for chain, behind in zip(chains, behind_best(chains, question), strict=True):
             if chain.reached and behind is not None:
                 log_values[chain.number] = behind.log_factor
         return log_values
@@ -142,9 +140,7 @@ def _log_values(
     return log_values
 
 
-def _outcomes(
-    plan: Plan, posterior: Posterior, records: Sequence[Record], step_time: StepTime
-) -> list[Outcome]:
+def _outcomes(plan: Plan, posterior: Posterior, records: Sequence[Record]) -> list[Outcome]:
     """The runs that tell of the share of seeds which reach the target.
 
     They are those that were allowed ``ALLOWED`` times their predicted steps, or the whole budget,
@@ -158,7 +154,7 @@ def _outcomes(
     for run, steps in zip(runs, predicted, strict=True):
         # A time limit may have ended a pruned one before its last step.
         allowed = run.steps if run.status == "pruned" else run.max_steps
-        budget = plan.question.last_step(run.batch_size, step_time)
+        budget = plan.question.last_step(run.batch_size)
         if allowed >= min(ALLOWED * steps, budget):
             place = place_of(plan.space, run)
             outcomes.append(Outcome(*place, run.reached, run.role == "search"))

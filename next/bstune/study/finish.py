@@ -35,8 +35,8 @@ def write_study(folder: StudyFolder, result: StudyResult, records: Sequence[Reco
     write_text(folder.trials, "".join(lines))
     if result.best is not None:
         best = {"batch_size": result.best.batch_size, "lr": result.best.lr, **result.best.values}
-        if result.best.schedule_steps is not None:
-            best["steps"] = result.best.schedule_steps
+        if result.best.train_steps is not None:
+            best["steps"] = result.best.train_steps
         write_text(folder.best, yaml.safe_dump({"trial": best}))
 
 

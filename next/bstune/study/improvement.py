@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from scipy.stats import t as student
 
-from bstune.core.records import Mode, Record
+from bstune.core.records import Mode, Record, Target
 from bstune.study.confirm import MEDIAN_VARIANCE, UPPER, SeedDeviation
 from bstune.study.result import Improvement, Verdict
 
@@ -14,40 +14,54 @@ from bstune.study.result import Improvement, Verdict
 NOT_WORTH = 0.5
 
 
-def best_metric(record: Record, mode: Mode) -> float:
-    """The best value of a run's evaluations; ValueError without one."""
-    values = [value for _, value in record.finite_history]
-    return min(values) if mode == "min" else max(values)
+Metrics = Sequence[float | None]
+"""The best metric of each run within its budget; None: it did not train to its end."""
 
 
-def pooled_metric_deviation(groups: Sequence[Sequence[float]]) -> SeedDeviation:
-    """Pool the metric's deviation over the runs of several configurations.
+def metrics_of(runs: Sequence[Record], target: Target) -> tuple[float | None, ...]:
+    """The best metric of each run."""
+    metrics = []
+    for run in runs:
+        is_whole = run.status == "finished"
+        metrics.append(target.best(run.finite_values) if is_whole else None)
+    return tuple(metrics)
+
+
+def median_metric(metrics: Metrics, target: Target) -> float | None:
+    """The median, for which a run that did not train to its end is the worst; None: that is it."""
+    worst = math.inf if target.mode == "min" else -math.inf
+    median = statistics.median(worst if metric is None else metric for metric in metrics)
+    return median if math.isfinite(median) else None
+
+
+def pooled_metric_deviation(groups: Sequence[Metrics]) -> SeedDeviation:
+    """Pool the metric's deviation from seed to seed over several configurations.
 
     Args:
-        groups: the metric of each run, a list a configuration.
+        groups: the metrics of each one's runs.
     """
     squares = 0.0
     degrees = 0
     for group in groups:
-        if len(group) > 1:
-            squares += statistics.variance(group) * (len(group) - 1)
-            degrees += len(group) - 1
+        known = [metric for metric in group if metric is not None]
+        if len(known) > 1:
+            squares += statistics.variance(known) * (len(known) - 1)
+            degrees += len(known) - 1
     return SeedDeviation(math.sqrt(squares / degrees) if degrees else 0.0, degrees)
 
 
 def metric_interval(
-    values: Sequence[float], deviation: SeedDeviation
+    median: float, runs: int, deviation: SeedDeviation
 ) -> tuple[float | None, float | None]:
     """The ends of the 90% interval of the median over all seeds; None: seeds show no deviation."""
     if not deviation.degrees:
         return None, None
-    median = statistics.median(values)
-    half = _half_width(deviation.value, len(values), deviation.degrees)
+    half = _half_width(deviation.value, runs, deviation.degrees)
     return median - half, median + half
 
 
 def improvement_of(
-    best: Sequence[float], baseline: Sequence[float], mode: Mode, deviation: SeedDeviation
+    best: float, baseline: float, mode: Mode, pairs: int, deviation: SeedDeviation
 ) -> Improvement:
     """How much better the best's metric is, with its 90% interval.
 
@@ -56,16 +70,14 @@ def improvement_of(
     a mean's.
 
     Args:
-        best, baseline: the metric of runs on the same seeds.
+        best, baseline: the medians of runs on the same seeds.
         mode: of the metric.
+        pairs: of runs.
         deviation: of the metric from seed to seed.
     """
-    value = statistics.median(baseline) - statistics.median(best)
-    if mode == "max":
-        value = -value
+    value = baseline - best if mode == "min" else best - baseline
     if not deviation.degrees:
         return Improvement(value=value, low=None, high=None, deviation=0.0)
-    pairs = min(len(best), len(baseline))
     half = _half_width(math.sqrt(2.0) * deviation.value, pairs, deviation.degrees)
     return Improvement(value=value, low=value - half, high=value + half, deviation=deviation.value)
 
@@ -83,18 +95,6 @@ def verdict_of_improvement(improvement: Improvement | None, has_baseline: bool) 
         return "not yet"
     if improvement.low > 0.0:
         return "switch"
-    if improvement.high < NOT_WORTH * improvement.deviation:
+    if improvement.high <= NOT_WORTH * improvement.deviation:
         return "keep"
     return "not yet"
-
-
-def seeds_to_settle(improvement: Improvement, seeds: int) -> int:
-    """The new seeds that settle a verdict, if the medians stay as they are."""
-    if improvement.high is None:
-        return seeds + 1
-    half = improvement.high - improvement.value
-    to_switch = improvement.value
-    to_keep = NOT_WORTH * improvement.deviation - improvement.value
-    # A distance that is next to nothing is not settled by any number of seeds.
-    room = max(to_switch, to_keep, half / 10.0)
-    return max(seeds + 1, math.ceil(seeds * (half / room) ** 2))

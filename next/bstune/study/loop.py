@@ -9,7 +9,6 @@ from typing import Protocol
 
 from bstune.core.records import Record, Spec, Status, Target
 from bstune.search.fit import inferred_multiple, trained_sizes
-from bstune.study.estimates import step_time_of
 from bstune.study.new_seeds import NEW_SEED_LIMIT
 from bstune.study.next_step import fatal_error, next_step
 from bstune.study.plan import Ask, Done, Plan, Wait
@@ -154,7 +153,7 @@ def _prepare(
     is_of_baseline = baseline is not None and spec.repeats == baseline.number
     is_resumable = spec.schedule_steps is None and (spec.role != "new seed" or is_of_baseline)
     save_to = folder.checkpoint(spec.number) if is_resumable else None
-    budget = plan.question.last_step(spec.batch_size, step_time_of(plan, records))
+    budget = plan.question.last_step(spec.batch_size)
     return AskedTrial(
         spec=spec,
         target=plan.question.target,

@@ -50,7 +50,7 @@ def next_near_baseline(
             return Proposal(
                 batch_size=batch_size,
                 lr=lr,
-                max_steps=min(steps, plan.question.last_step(batch_size, step_time)),
+                max_steps=min(steps, plan.question.last_step(batch_size)),
                 resumed_from=None,
                 first_evaluation=first_evaluation(as_good),
             )

@@ -137,7 +137,7 @@ def _ask_seed_of_baseline(
     if len(of_baseline) + at_work >= len(of_other):
         return None
     step_time = step_time_of(plan, records)
-    limit = plan.question.last_step(baseline.batch_size, step_time)
+    limit = plan.question.last_step(baseline.batch_size)
     if plan.deadline is not None and not plan.question.seeks_metric:
         steps = statistics.median(map(least_steps, of_other))
         value = plan.question.value(steps, of_other[0].batch_size, step_time)
@@ -165,7 +165,7 @@ def _ask_stopped(plan: Plan, records: Sequence[Record], running: Sequence[Spec])
             return Ask(
                 **run.model_dump(include=_OF_RESUMED),
                 place=place,
-                max_steps=plan.question.last_step(run.batch_size, step_time_of(plan, records)),
+                max_steps=plan.question.last_step(run.batch_size),
                 resumed_from=run.number,
                 until=plan.end,
             )
@@ -182,7 +182,7 @@ def _repeat(
 ) -> Ask:
     """Ask a trial's configuration on its first free seed; all configurations share the seeds."""
     index = first_free(f"seed/{record.number}", records, running)
-    budget = plan.question.last_step(record.batch_size, step_time_of(plan, records))
+    budget = plan.question.last_step(record.batch_size)
     return Ask(
         place=f"seed/{record.number}/{index}",
         role="new seed",

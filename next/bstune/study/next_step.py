@@ -10,11 +10,10 @@ continued anywhere.
 from collections.abc import Sequence
 
 from bstune.core.errors import BstuneError, InputError, UserCodeError
-from bstune.core.records import Record, Spec, StepTime
+from bstune.core.records import Record, Spec
 from bstune.core.space import Configuration, Space
 from bstune.search.decide import first_evaluation
 from bstune.search.fit import trained_sizes
-from bstune.study.estimates import step_time_of
 from bstune.study.new_seeds import ask_new_seed
 from bstune.study.plan import Ask, Done, Plan, Wait, trial_seed
 from bstune.study.search_trials import ask_search, search_goes_on
@@ -36,7 +35,7 @@ def next_step(
         now: the time, in seconds.
     """
     if plan.baseline is not None and not is_taken("baseline", records, running):
-        return _ask_baseline(plan, plan.baseline, step_time_of(plan, records), now)
+        return _ask_baseline(plan, plan.baseline, now)
     if search_goes_on(plan, records, running, now):
         return ask_search(plan, records, running, now)
     if any(spec.role != "new seed" for spec in running):
@@ -49,8 +48,8 @@ def next_step(
     return Wait() if running else Done()
 
 
-def _ask_baseline(plan: Plan, baseline: Configuration, step_time: StepTime, now: float) -> Ask:
-    last_step = plan.question.last_step(baseline.batch_size, step_time)
+def _ask_baseline(plan: Plan, baseline: Configuration, now: float) -> Ask:
+    last_step = plan.question.last_step(baseline.batch_size)
     schedule_steps = None
     if plan.question.schedule_ends:
         schedule_steps = last_step

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+from bstune.core.errors import InputError
 from bstune.core.question import Question
 from bstune.core.records import StepTime
-from bstune.core.space import Configuration
+from bstune.core.space import Configuration, Space
+from bstune.core.step_time import step_time_of_trials
 from bstune.options import Options, space_of
 from bstune.search.fit import NOTHING, Ends
 from bstune.study.deadline import OTHERS, Deadline
@@ -16,6 +18,8 @@ from bstune.system.console import count, seconds
 # time for, up to so many: with more, decisions take longer than 0.3 s.
 TRIALS = 32
 TRIALS_IN_TIME = 1000
+# The least steps of a budget whose best metric is sought.
+LEAST_STEPS = 10
 # Options that a study keeps to.
 FIXED = {
     *("objective", "target", "budget", "batch_size", "lr", "baseline", "scaling"),
@@ -57,9 +61,17 @@ def plan_of(
     if survey is not None and options.micro_batch_size != "auto":
         ran = tuple(one.batch_size for one in survey.timings)
         fits = Ends(*survey.fits, ran, refused=tuple(size for size, _ in survey.refused))
+    space = space_of(options, machine.kind)
+    timings = survey.step_times if survey else ()
+    # A study keeps to the steps that a budget of seconds is by its survey.
+    budget_step_time = step_time or step_time_of_trials((), 2.0**space.middle, timings)
+    question = Question(
+        options.target, options.budget, options.objective, options.schedule_ends, budget_step_time
+    )
+    _check_length(question, space)
     return Plan(
-        question=Question(options.target, options.budget, options.objective, options.schedule_ends),
-        space=space_of(options, machine.kind),
+        question=question,
+        space=space,
         baseline=baseline,
         trials=options.trials or (TRIALS if deadline is None else TRIALS_IN_TIME),
         seeds=options.seeds,
@@ -67,9 +79,19 @@ def plan_of(
         deadline=deadline,
         step_time=step_time,
         fits=fits,
-        timings=survey.step_times if survey else (),
+        timings=timings,
         resumable=resumable,
     )
+
+
+def _check_length(question: Question, space: Space) -> None:
+    """InputError where the best metric is sought within a few steps."""
+    steps = question.last_step(space.low)
+    if question.seeks_metric and steps < LEAST_STEPS:
+        raise InputError(
+            f"a budget of {question.budget} is {count(steps, 'step')} of batch size {space.low}, "
+            f"the smallest: give at least {LEAST_STEPS / steps:.2g} times as much"
+        )
 
 
 def plan_line(name: str, options: Options, plan: Plan, machine: Machine) -> str:
@@ -83,7 +105,10 @@ def plan_line(name: str, options: Options, plan: Plan, machine: Machine) -> str:
     if plan.deadline is None:
         return what
     of_baseline, shared = plan.deadline.baseline_seconds, plan.deadline.shared
-    what += f", {seconds(shared)}: the baseline at most {seconds(of_baseline)}"
+    what += f", {seconds(shared)}"
+    if plan.question.seeks_metric:
+        return f"{what} for runs of {plan.question.budget}"
+    what += f": the baseline at most {seconds(of_baseline)}"
     # Without new seeds others have the rest.
     return (
         f"{what}, others at least {seconds(OTHERS * shared)}" if plan.question.seeks_best else what

@@ -9,7 +9,6 @@ from bstune.core.records import Record, Target, ends
 from bstune.search.histories import excess_scale, log_curve
 from bstune.search.posterior import sample_posterior
 from bstune.study.critical import critical_batch_size
-from bstune.study.estimates import step_time_of
 from bstune.study.plan import Plan
 from bstune.study.result import CriticalAt
 from bstune.study.retarget import ended_by
@@ -33,13 +32,12 @@ def critical_over_targets(plan: Plan, records: Sequence[Record]) -> tuple[Critic
     question = plan.question
     if question.schedule_ends or question.seeks_metric or len(records) > MOST_TRIALS:
         return ()
-    step_time = step_time_of(plan, records)
     found = []
     for target in easier_targets(question.target, records):
         asked = replace(question, target=target)
-        again = ended_by(asked, step_time, records)
+        again = ended_by(asked, records)
         posterior = sample_posterior(
-            asked, plan.space, step_time, again, seed=plan.seed, misfit=True, draws=DRAWS,
+            asked, plan.space, again, seed=plan.seed, misfit=True, draws=DRAWS,
             moves=MOVES,
         )  # fmt: skip
         interval = critical_batch_size(posterior, again).interval

@@ -55,6 +55,9 @@ class Progress:
         line = f"{_trial(record)} {record.status} after {record.steps:,} steps"
         if record.message:
             line += f": {record.message}"
+        elif record.status == "finished":
+            target = self._plan.question.target
+            line += f": {target.metric} {number(target.best(record.finite_values), 4)}"
         self._write(line + self._left())
         takes = longest(self._plan, record.seconds_per_step)
         if record.role == "baseline" and takes is not None:
@@ -110,7 +113,7 @@ def longest(plan: Plan, step_seconds: float | None) -> str | None:
     """
     if plan.deadline is not None or plan.baseline is None or step_seconds is None:
         return None
-    steps = plan.question.last_step(plan.baseline.batch_size, lambda _: step_seconds)
+    steps = plan.question.last_step(plan.baseline.batch_size)
     runs = plan.trials + 2 * plan.seeds
     takes = step_seconds * steps * runs
     if takes < LONG_SECONDS:

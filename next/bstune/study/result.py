@@ -51,13 +51,19 @@ class Confirmed(Configuration):
     step_seconds: float
     step_seconds_error: float
     """Relative standard deviation of ``step_seconds``."""
-    runs_metric: tuple[float, ...] = ()
-    """The best metric of each run to its budget's end, where that is the question."""
+    runs_metric: tuple[float | None, ...] = ()
+    """The best metric of each run, where that is sought; None: it did not train to its end."""
     metric: float | None = None
-    """Its median; before the first run the search's own trial's."""
+    """Its median; before the first run the search's own trial's. None: half did not train to their
+    ends."""
     metric_low: float | None = None
     metric_high: float | None = None
     """Ends of the 90% interval of the median over seeds."""
+
+    @property
+    def train_steps(self) -> int | None:
+        """Steps to train it for: to its schedule's or its budget's end; None: nothing says."""
+        return self.schedule_steps if self.metric is None else round(self.steps)
 
     @property
     def runs(self) -> int:
@@ -295,3 +301,8 @@ class StudyResult(Frozen):
     spent: Spent
     train: str | None = None
     """The command or call that trains the best."""
+
+    @property
+    def seeks_metric(self) -> bool:
+        """Whether the best metric within the budget is sought."""
+        return self.target.goal is None

@@ -13,19 +13,16 @@ import numpy as np
 
 from bstune.core.errors import InputError
 from bstune.core.question import Question
-from bstune.core.records import Record, StepTime, Target
+from bstune.core.records import Record, Target
 from bstune.study.advice import closest_trial
 
 
-def retargeted(
-    own: Question, question: Question, step_time: StepTime, records: Sequence[Record]
-) -> list[Record]:
+def retargeted(own: Question, question: Question, records: Sequence[Record]) -> list[Record]:
     """The records that a study's runs would have left, had they been asked another question.
 
     Args:
         own: the question that they were run for.
         question: of the same metric.
-        step_time: tau(B), by which a budget of seconds is one of steps.
         records: of all finished trials, in order of their numbers.
 
     Raises:
@@ -39,10 +36,10 @@ def retargeted(
             "run a study for it"
         )
     if question.seeks_metric:
-        _check_budget(question, step_time, records)
-    again = ended_by(question, step_time, records)
+        _check_budget(question, records)
+    again = ended_by(question, records)
     if not any(record.reached for record in again):
-        raise InputError(_nothing_reached(question, step_time, records))
+        raise InputError(_nothing_reached(question, records))
     met_at_once = [len(one.history) == 1 and one.reached for one in again if one.history]
     if all(met_at_once) and not question.seeks_metric:
         raise InputError(
@@ -52,11 +49,11 @@ def retargeted(
     return again
 
 
-def _nothing_reached(question: Question, step_time: StepTime, records: Sequence[Record]) -> str:
+def _nothing_reached(question: Question, records: Sequence[Record]) -> str:
     """Say what no run came to."""
     if question.seeks_metric:
         return "all first evaluations lie beyond this budget: ask for a larger one"
-    closest = closest_trial(question, step_time, records)
+    closest = closest_trial(question, records)
     value = "none" if closest is None else f"{closest.value:.4g}"
     return (
         f"no trial reached {question.target}, the closest value is {value}: ask for an easier "
@@ -64,12 +61,12 @@ def _nothing_reached(question: Question, step_time: StepTime, records: Sequence[
     )
 
 
-def _check_budget(question: Question, step_time: StepTime, records: Sequence[Record]) -> None:
+def _check_budget(question: Question, records: Sequence[Record]) -> None:
     """InputError where no run trained to the budget's end, or the best were stopped before it."""
     reached: list[float] = []
     others: list[float] = []
     for record in records:
-        share = record.steps / question.last_step(record.batch_size, step_time)
+        share = record.steps / question.last_step(record.batch_size)
         (reached if record.status == "reached" else others).append(share)
     # The best ones met the study's target, and were stopped there.
     longest = min(reached) if reached else max(others, default=0.0)
@@ -80,7 +77,7 @@ def _check_budget(question: Question, step_time: StepTime, records: Sequence[Rec
         )
 
 
-def ended_by(question: Question, step_time: StepTime, records: Sequence[Record]) -> list[Record]:
+def ended_by(question: Question, records: Sequence[Record]) -> list[Record]:
     """The records of runs that another question ends; arguments as of :func:`retargeted`."""
     steps: dict[int | None, int] = {record.number: record.steps for record in records}
     again = []
@@ -91,7 +88,7 @@ def ended_by(question: Question, step_time: StepTime, records: Sequence[Record])
             ended_in[record.number] = ended_in[record.resumed_from]
             continue
         if question.seeks_metric:
-            changes = _by_budget(record, question.last_step(record.batch_size, step_time))
+            changes = _by_budget(record, question.last_step(record.batch_size))
         else:
             changes = _by_target(record, question.target)
         before = steps.get(record.resumed_from, 0)

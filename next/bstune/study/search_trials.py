@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bstune.core.records import Record, Spec
-from bstune.search.decide import propose
+from bstune.search.decide import Proposal, leading_probe, propose
 from bstune.study.critical import critical_batch_size, is_narrow
 from bstune.study.deadline import Deadline
 from bstune.study.estimates import answer_posterior, step_time_of
@@ -40,9 +40,28 @@ def search_goes_on(
             return False
     places = sum(spec.role == "search" for spec in (*records, *running))
     has_room = places < PLACES_PER_CONFIGURATION * plan.trials
-    if count_configurations(records, running) >= plan.trials or not has_room:
+    if not has_room:
         return False
+    if count_configurations(records, running) >= plan.trials:
+        return _leading_probe(plan, records, running) is not None
     return plan.question.seeks_best or not _is_b_crit_known(plan, records)
+
+
+def _leading_probe(
+    plan: Plan, records: Sequence[Record], running: Sequence[Spec]
+) -> Proposal | None:
+    """Resume what is predicted to be the best, where no configuration is left; None: nothing is."""
+    if not plan.question.seeks_metric:
+        return None
+    return leading_probe(
+        plan.question,
+        plan.space,
+        step_time_of(plan, records),
+        without_new_seeds(records),
+        plan.seed,
+        running,
+        plan.resumable,
+    )
 
 
 def _is_b_crit_known(plan: Plan, records: Sequence[Record]) -> bool:
@@ -71,7 +90,10 @@ def ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec], n
     if plan.deadline is not None:
         end = _end(plan, plan.deadline, records, now)
         until = plan.deadline.trial_until(now, end)
-    proposal = next_near_baseline(plan, records, running) or propose(
+    proposal = next_near_baseline(plan, records, running)
+    if proposal is None and count_configurations(records, running) >= plan.trials:
+        proposal = _leading_probe(plan, records, running)
+    proposal = proposal or propose(
         plan.question,
         plan.space,
         step_time_of(plan, records),

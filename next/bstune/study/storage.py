@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from bstune.core.errors import InputError, StudyError, UserCodeError
-from bstune.core.records import Record, Spec
+from bstune.core.records import Record, Spec, Target
 from bstune.core.space import Space
 from bstune.study.plan import Ask
 from bstune.system.files import StudyFolder, discard_folder
@@ -69,22 +69,32 @@ class StudyStorage:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._name = name
         self._new_file: Path | None = None
+        self._study: optuna.Study | None = None
         self._open(url, name)
         self._distributions: dict[str, BaseDistribution] = {}
         self._process = _this_process()
         self._last_heartbeat = 0.0
 
-    def begin(self, space: Space, settings: Mapping[str, object]) -> None:
+    def begin(self, space: Space, target: Target, settings: Mapping[str, object]) -> None:
         """Begin the study or go on with it, and end what killed processes left.
 
         Args:
             space: whose ranges are the parameters' distributions.
+            target: without a goal its metric is the trials' value, else seconds are.
             settings: what must not change while a study goes on, as JSON.
 
         Raises:
             StudyError: the study was begun with other settings.
         """
         self.check(settings)
+        self._target = target
+        maximizes = target.goal is None and target.mode == "max"
+        self._study = optuna.create_study(
+            study_name=self._name,
+            storage=self._storage,
+            direction="maximize" if maximizes else "minimize",
+            load_if_exists=True,
+        )
         if SETTINGS not in self.study.user_attrs:
             self.study.set_user_attr(SETTINGS, _through_json(settings))
         self._distributions = {
@@ -95,7 +105,7 @@ class StudyStorage:
 
     def setting(self, name: str) -> Any:
         """A setting that the study was begun with; None while there is none."""
-        return self.study.user_attrs.get(SETTINGS, {}).get(name)
+        return self._settings().get(name)
 
     def _open(self, url: str, name: str) -> None:
         try:
@@ -106,12 +116,8 @@ class StudyStorage:
                     self._new_file = None if path.exists() else path
                 self._storage = _open_database(url)
                 self._is_new = name not in optuna.get_all_study_names(self._storage)
-                self.study = optuna.create_study(
-                    study_name=name,
-                    storage=self._storage,
-                    direction="minimize",
-                    load_if_exists=True,
-                )
+                if not self._is_new:
+                    self._study = optuna.load_study(study_name=name, storage=self._storage)
         except (ArgumentError, ImportError, ValueError) as error:
             raise InputError(
                 f"storage must be the URL of a database, such as sqlite:///study.db, but got "
@@ -121,12 +127,24 @@ class StudyStorage:
             raise StudyError(
                 f"storage={hide_in_text(url)} cannot be opened: {error.strerror}"
             ) from error
-        self._study_id = self._storage.get_study_id_from_name(name)
+
+    @property
+    def study(self) -> optuna.Study:
+        """Optuna's study, once it was begun."""
+        assert self._study is not None  # noqa: S101 (begin makes it)
+        return self._study
+
+    def _settings(self) -> dict[str, Any]:
+        """The settings that the study was begun with; none while it was not."""
+        found: dict[str, Any] = {}
+        if self._study is not None:
+            found = self._study.user_attrs.get(SETTINGS, {})
+        return found
 
     def check(self, settings: Mapping[str, object]) -> None:
         """See that a study that was begun has these settings; StudyError names one that differs."""
-        stored = self.study.user_attrs.get(SETTINGS)
-        if stored is None:
+        stored = self._settings()
+        if not stored:
             return
         for key, ours in sorted(_through_json(settings).items()):
             if stored.get(key) != ours:
@@ -139,7 +157,7 @@ class StudyStorage:
         """Remove what this object made, if no trial was stored or runs; whether there is none."""
         if self.records() or self.running():
             return False
-        if self._is_new:
+        if self._is_new and self._study is not None:
             optuna.delete_study(study_name=self._name, storage=self._storage)
         if self._new_file is not None and not self._storage.get_all_studies():
             self._storage.engine.dispose()
@@ -165,7 +183,7 @@ class StudyStorage:
             distributions=self._distributions,
             user_attrs={SPEC: json.dumps(fields), PROCESS: self._process},
         )
-        trial_id = self._storage.create_new_trial(self._study_id, template)
+        trial_id = self._storage.create_new_trial(self.study._study_id, template)
         self._storage.record_heartbeat(trial_id)
         number = self._storage.get_trial_number_from_id(trial_id)
         for trial in self._trials():
@@ -215,7 +233,9 @@ class StudyStorage:
         """End a trial as its record says; another process may have ended it just before."""
         state = _STATES[record.status]
         values = None
-        if state == TrialState.COMPLETE:
+        if record.status == "finished":
+            values = [self._target.best(record.finite_values)]
+        elif state == TrialState.COMPLETE:
             values = [record.steps * (record.seconds_per_step or 0.0)]
         trial_id = trial._trial_id
         try:
@@ -231,7 +251,7 @@ class StudyStorage:
 
     def _trials(self) -> list[FrozenTrial]:
         """The study's trials that bstune asked."""
-        trials = self.study.get_trials(deepcopy=False)
+        trials = [] if self._study is None else self._study.get_trials(deepcopy=False)
         return [trial for trial in trials if SPEC in trial.user_attrs]
 
     def _trial(self, number: int) -> FrozenTrial:

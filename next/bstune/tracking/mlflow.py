@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from bstune.core.records import Record
 from bstune.report.answer import render
-from bstune.study.result import Interval, Speedup, StudyResult
+from bstune.study.result import Improvement, Interval, Speedup, StudyResult
 from bstune.system.files import StudyFolder
 from bstune.system.secrets import hide_in_text
 
@@ -335,7 +335,13 @@ def _study_metrics(result: StudyResult) -> "list[Metric]":
         values["best.lr"] = best.lr
         values["best.steps"] = best.steps
         values["best.seconds"] = best.seconds
-    intervals: dict[str, Speedup | Interval | None] = {"speedup": result.speedup}
+        values["best.metric"] = best.metric
+    if result.baseline is not None:
+        values["baseline.metric"] = result.baseline.metric
+    intervals: dict[str, Speedup | Improvement | Interval | None] = {
+        "speedup": result.speedup,
+        "improvement": result.improvement,
+    }
     if result.critical is not None:
         intervals["b_crit"] = result.critical.interval
         values["s_min"] = result.critical.s_min

@@ -424,7 +424,7 @@ def pilot(
         record = trial.record()
         ended = now()
         growth = _of_first(min(GROWTH, (until - ended) / (ended - began)))
-        has_ended = record.status not in ("pruned", "missed")
+        has_ended = record.status not in ("pruned", "missed", "finished")
         if length is not None or growth < WORTHWHILE or has_ended:
             return record
         steps = math.ceil(growth * steps)

@@ -119,7 +119,7 @@ class Problem:
 
         The choice's value is its median over the recorded seeds; infinite if half of them miss.
         """
-        posterior = sample_posterior(self.question, self.space, self.step_time, records, seed=seed)
+        posterior = sample_posterior(self.question, self.space, records, seed=seed)
         predicted = predictions(posterior, self.question, self.step_time)
         chosen = min(predicted, key=lambda one: one.log_value).record
         cost = self.median_cost(chosen.batch_size, chosen.lr)

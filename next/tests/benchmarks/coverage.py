@@ -54,7 +54,6 @@ def measure(name, objective, seed):
     posterior = sample_posterior(
         problem.question,
         problem.space,
-        problem.step_time,
         records,
         seed=seed,
         misfit=True,

@@ -77,7 +77,7 @@ def records_of(problem, seed):
         trial = Trial(
             spec,
             plan.question.target,
-            total_steps=plan.question.last_step(spec.batch_size, plan.step_time),
+            total_steps=plan.question.last_step(spec.batch_size),
             earlier=None if spec.resumed_from is None else records[spec.resumed_from],
         )
         records.append(run_trial(partial(train, problem.table), trial))
@@ -115,9 +115,7 @@ def measure(table, seed, share):
     """Both answers at one target."""
     hard, problem = table_problem(table), easier_problem(table, share)
     asked = plan_of(problem, seed)
-    again = retargeted(
-        plan_of(hard, seed).question, asked.question, asked.step_time, hard_records(table, seed)
-    )
+    again = retargeted(plan_of(hard, seed).question, asked.question, hard_records(table, seed))
     return {
         "goal": problem.table.target.goal,
         "b_crit": truth_of_problem(replace(problem, objective="steps")),

@@ -45,6 +45,7 @@ class Project:
         batch_size: smallest and largest.
         examples: of the budget of a trial, beside 400 steps.
         trainer: arguments of its Trainer.
+        rate: the module's argument that is the learning rate.
     """
 
     file: str
@@ -58,6 +59,7 @@ class Project:
     steps: int = 400
     evaluate_every: int = 2
     """Steps between two evaluations of a plain run."""
+    rate: str = "lr"
 
     @property
     def lr(self):
@@ -77,7 +79,7 @@ class Project:
     def build(self, batch_size, lr):
         """Module and data of a plain run."""
         module, data = self.classes
-        return module(lr), rebatched(data(), batch_size)
+        return module(**{self.rate: lr}), rebatched(data(), batch_size)
 
 
 PROJECTS = {
@@ -95,7 +97,7 @@ PROJECTS = {
     ),
     "char_lstm": Project(
         "char_lstm", "CharLSTM", "CharData", "val_loss <= 2.3", (32, 0.001), (4, 256), 40_000,
-        trainer={"gradient_clip_val": 1.0}, evaluate_every=8,
+        trainer={"gradient_clip_val": 1.0}, evaluate_every=8, rate="learning_rate",
     ),
     "airfoil_mlp": Project(
         "airfoil_mlp", "Regressor", "AirfoilDataModule", "val_mse <= 0.2", (32, 0.001), (4, 512),

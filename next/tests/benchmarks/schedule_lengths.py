@@ -276,9 +276,7 @@ def search(problem, search_seed, seed, baseline_first):
         records.append(record_of(problem, spec))
         spent += records[-1].train_seconds
         if records[-1].reached:
-            posterior = sample_posterior(
-                question, space, problem.step_time, records, seed=search_seed
-            )
+            posterior = sample_posterior(question, space, records, seed=search_seed)
             predicted = predictions(posterior, question, problem.step_time)
             choice = min(predicted, key=lambda one: one.log_value)
         yield spent, choice

@@ -1,0 +1,301 @@
+"""The best metric in a budget: how runs are read, what seeds show, and whole studies."""
+
+import math
+
+import numpy as np
+import optuna
+import pytest
+from scipy.stats import t as student
+from search_records import SPACE, record, step_time
+from small import Data, Model
+
+import bstune
+from bstune.__main__ import main
+from bstune.core.question import Question
+from bstune.core.records import Budget, Target
+from bstune.search.decide import leading_probe, propose
+from bstune.search.metric import CHANGE_DEVIATION, CHANGES, CURVE_DEVIATION, behind_best
+from bstune.search.posterior import BOUND, DIVERGED, VALUE, rows_of_metric, sample_posterior
+from bstune.study.confirm import SeedDeviation
+from bstune.study.improvement import (
+    improvement_of,
+    median_metric,
+    metrics_of,
+    pooled_metric_deviation,
+    verdict_of_improvement,
+)
+from bstune.study.result import Improvement
+
+STEPS = 800
+LOSS = Target("val/loss", None, "min")
+QUESTION = Question(LOSS, Budget(steps=STEPS), "metric")
+# Shares of the budget at which runs are evaluated.
+SHARES = (0.125, 0.25, 0.5, 1.0)
+
+
+def run(number, values, status="finished", shares=SHARES, **fields):
+    """A run with these metrics at these shares of the budget."""
+    steps = [round(share * STEPS) for share in shares[: len(values)]]
+    history = tuple(zip(steps, values, strict=True))
+    return record(number, status, steps=history[-1][0], history=history, **fields)
+
+
+def behind(runs, question=QUESTION):
+    return [None if one is None else one.log_factor for one in behind_best(runs, question)]
+
+
+FALLING = (0.8, 0.4, 0.2, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        # The second one has at its end what the best had at half of the budget, or an eighth.
+        ([FALLING, (0.9, 0.8, 0.4, 0.2)], [0.0, math.log(2)]),
+        (
+            [FALLING, (1.6, 1.2, 1.0, 0.8), (0.8, 0.4, 0.2, 0.11)],
+            [0.0, math.log(8), 0.1 * math.log(2)],
+        ),
+        # It falls by half of what the median run is off, an e-fold: the rest tells no slope.
+        # Best at the first evaluation, as in fine-tuning; one evaluation each; it rises again.
+        ([(0.10, 0.2, 0.2, 0.3), (0.12, 0.2, 0.3, 0.3), (0.15, 0.3, 0.4, 0.5)], [0.0, 2.0, 4.0]),
+        ([(0.10,), (0.12,), (0.13,)], [0.0, 2.0, 3.0]),
+        ([(0.8, 0.4, 0.1, 0.2), (0.8, 0.4, 0.4, 0.4), (0.9, 0.8, 0.4, 0.9)], [0.0, None, None]),
+        # Equal values: nobody is behind.
+        ([(0.1, 0.1), (0.1, 0.1)], [0.0, 0.0]),
+    ],
+)
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_what_finished_runs_are_behind(runs, expected, mode):
+    sign = 1.0 if mode == "min" else -1.0
+    question = Question(Target("m", None, mode), QUESTION.budget, "metric")
+    chains = []
+    for number, values in enumerate(runs):
+        # A run with fewer evaluations has them at its end.
+        shares = SHARES[-len(values) :]
+        chains.append(run(number, [sign * value for value in values], shares=shares))
+    found = behind(chains, question)
+    for value, closed in zip(found, expected, strict=True):
+        if closed is None:
+            assert 0.5 < value <= 4.0
+        else:
+            assert value == pytest.approx(closed, abs=1e-9)
+
+
+def test_a_pruned_run_is_read_as_finished_ones_were_at_its_share():
+    best = run(0, FALLING)
+    pruned = run(1, (0.9,), "pruned", batch_size=128)
+    (_, alone) = behind_best([best, pruned], QUESTION)
+    # The best one fell by 0.7 in its last decade, of which it goes on with 0.7.
+    now = 0.1 / (0.7 * 0.7 / math.log(10))
+    # An octave from the best, and so much behind; nothing has told of changes yet.
+    deviation = math.hypot(CHANGE_DEVIATION, *(CHANGES * (1.0, 1.0, 0.0, now)))
+    assert alone.log_factor == pytest.approx(now)
+    assert alone.deviation == pytest.approx(deviation + 0.15 * alone.log_factor, rel=1e-6)
+    # Six runs that were as far behind made it all up.
+    others = [run(number, (0.9, 0.6, 0.3, 0.1001), batch_size=128) for number in range(2, 8)]
+    (_, read, *_) = behind_best([best, pruned, *others], QUESTION)
+    assert read.log_factor < 0.2 < alone.log_factor
+    assert CURVE_DEVIATION < read.deviation < alone.deviation
+
+
+def test_what_each_status_tells():
+    runs = [
+        run(0, FALLING),
+        run(1, (0.9,), "pruned"),
+        record(2, "pruned", steps=100),
+        record(3, "diverged", steps=50),
+        run(4, (0.9, 0.8, 0.4, 0.2)),
+    ]
+    rows = rows_of_metric(runs, QUESTION)
+    assert rows.kind.tolist() == [VALUE, VALUE, BOUND, DIVERGED, VALUE]
+    assert np.exp(rows.log_steps[[0, 2, 4]]) == pytest.approx([800, 100, 1600])
+    # Until a run has finished, parts of budgets are bounds.
+    assert rows_of_metric(runs[1:3], QUESTION).kind.tolist() == [BOUND, BOUND]
+    assert sample_posterior(QUESTION, SPACE, runs[1:3], seed=0).chains == tuple(runs[1:3])
+
+
+@pytest.mark.parametrize(
+    ("runs", "resumed", "share"),
+    [
+        ([], None, 1.0),
+        ([run(0, FALLING)], None, 0.125),
+        # Probes without an evaluation tell nothing: the next ones run whole budgets.
+        ([run(0, (0.1,), shares=(1.0,)), record(1, "pruned", steps=100, lr=9.0)], None, 1.0),
+    ],
+)
+def test_a_trial_runs_to_an_eighth_or_to_its_end(runs, resumed, share):
+    proposal = propose(QUESTION, SPACE, step_time, runs, 0, resumable=lambda number: False)
+    assert proposal.resumed_from == resumed
+    assert proposal.max_steps == share * STEPS
+
+
+def test_a_probe_that_leads_is_resumed_to_its_end():
+    runs = [run(0, FALLING), run(1, (0.3,), "pruned", lr=0.1)]
+    for batch_size in (8, 32, 128, 512):
+        for lr in (0.02, 0.1, 0.5):
+            number = len(runs)
+            runs.append(run(number, (1.2,), "pruned", batch_size=batch_size, lr=lr))
+    ends = []
+    for seed in range(10):
+        proposal = propose(QUESTION, SPACE, step_time, runs, seed)
+        if proposal.resumed_from is not None:
+            ends.append((proposal.resumed_from, proposal.max_steps))
+    # A draw decides, which may prefer another one.
+    assert len(ends) >= 5
+    assert set(ends) == {(1, STEPS)}
+
+
+@pytest.mark.parametrize(("value", "resumed"), [(0.3, 1), (1.2, None)])
+def test_at_the_search_s_end_the_run_that_leads_is_finished(value, resumed):
+    runs = [run(0, FALLING), run(1, (value,), "pruned", lr=0.1)]
+    found = leading_probe(QUESTION, SPACE, step_time, runs, 0, [], lambda number: True)
+    assert (found and found.resumed_from) == resumed
+    tried = [*runs, record(2, "failed", resumed_from=1, lr=0.1)]
+    assert leading_probe(QUESTION, SPACE, step_time, tried, 0, [], lambda number: True) is None
+
+
+def test_a_budget_of_seconds_is_one_of_steps():
+    budget = Budget(steps=1, seconds=2.0)
+    question = Question(LOSS, budget, "metric", budget_step_time=step_time)
+    assert [question.last_step(size) for size in (10, 100, 10_000)] == [1818, 1000, 19]
+
+
+def of(*metrics, status="finished"):
+    return [record(place, status, history=((10, one),)) for place, one in enumerate(metrics)]
+
+
+def test_the_improvement_is_that_of_medians_with_the_seeds_own_deviation():
+    best, baseline = of(0.5, 0.52, 0.51), of(0.6, 0.63, 0.61)
+    groups = [metrics_of(runs, LOSS) for runs in (best, baseline)]
+    deviation = pooled_metric_deviation(groups)
+    assert deviation.degrees == 4
+    squares = 2 * 0.01**2 + 0.01**2 * (1.3333**2 + 1.6667**2 + 0.3333**2)
+    assert deviation.value == pytest.approx(math.sqrt(squares / 4), rel=1e-4)
+    found = improvement_of(0.51, 0.61, "min", 3, deviation)
+    assert found.value == pytest.approx(0.10)
+    # A median of three has 1.3459 times the variance of their mean.
+    error = deviation.value * math.sqrt(2 * 1.3459 / 3)
+    assert found.high - found.value == pytest.approx(student.ppf(0.95, 4) * error)
+    assert improvement_of(0.61, 0.51, "max", 3, deviation).value == pytest.approx(0.10)
+
+
+@pytest.mark.parametrize(
+    ("runs", "median"),
+    [
+        (of(0.5, 0.7, 0.6), 0.6),
+        # A run that diverged is worse than any; where half did, there is no median.
+        (of(0.5, 0.7) + of(0.1, status="diverged"), 0.7),
+        (of(0.5) + of(0.1, status="diverged"), None),
+    ],
+)
+def test_the_median_counts_runs_that_diverged(runs, median):
+    assert median_metric(metrics_of(runs, LOSS), LOSS) == median
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "deviation", "verdict"),
+    [
+        (0.09, 0.04, 0.01, "switch"),
+        (0.03, 0.04, 0.01, "not yet"),
+        (-0.02, 0.02, 0.01, "keep"),
+        (0.0, 0.004, 0.01, "keep"),
+        # All runs are equal.
+        (0.0, 0.0, 0.0, "keep"),
+    ],
+)
+def test_the_verdict_of_an_improvement(value, half, deviation, verdict):
+    found = Improvement(value=value, low=value - half, high=value + half, deviation=deviation)
+    assert verdict_of_improvement(found, has_baseline=True) == verdict
+    assert verdict_of_improvement(found, has_baseline=False) == "use"
+
+
+def test_one_run_each_shows_no_deviation():
+    found = improvement_of(0.5, 0.6, "min", 1, pooled_metric_deviation([(0.5,), (0.6,)]))
+    assert found.value == pytest.approx(0.1)
+    assert found.low is None
+    assert verdict_of_improvement(found, has_baseline=True) == "not yet"
+    assert pooled_metric_deviation([]) == SeedDeviation(0.0, 0)
+
+
+def tune(folder, module=Model, **changes):
+    options = {
+        "objective": "metric",
+        "target": "min val/loss",
+        "baseline": (16, 0.01),
+        "batch_size": (4, 128),
+        "budget": 100,
+        "trials": 8,
+        "workers": 0,
+        "mlflow": {"uri": None},
+        "output": str(folder / "out"),
+        "storage": f"sqlite:///{folder}/study.db",
+    }
+    return bstune.tune(module, Data(), **options | changes)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("metric")
+    return tune(folder), folder
+
+
+def test_a_study_of_the_metric_is_answered(finished):
+    result, folder = finished
+    # The baseline's rate is too low, by far.
+    assert result.verdict == "switch"
+    assert result.best.lr > 0.02
+    assert result.improvement.value == pytest.approx(result.baseline.metric - result.best.metric)
+    assert result.best.runs == result.baseline.runs == 3
+    assert (result.best.steps, result.best.train_steps) == (100, 100)
+    assert result.speedup is None
+    assert result.critical is None
+    seeds = [one for one in result.records if one.role == "new seed"]
+    assert {(one.status, one.steps) for one in seeds} == {("finished", 100)}
+    probes = [one for one in result.records if one.status == "pruned"]
+    assert {one.steps for one in probes} == {13}
+    assert (folder / "out" / "report.html").stat().st_size > 10_000
+    assert bstune.load(folder / "out").improvement == result.improvement
+
+
+def test_optuna_has_the_metric_as_its_value(finished):
+    result, folder = finished
+    study = optuna.load_study(study_name=result.study, storage=f"sqlite:///{folder}/study.db")
+    values = [trial.value for trial in study.trials if trial.value is not None]
+    whole = [one for one in result.records if one.status == "finished"]
+    assert values == [min(one.finite_values) for one in whole]
+    assert study.best_value == min(values)
+
+
+class Accuracy(Model):
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.loss(batch))
+        self.log("val/score", -self.loss(batch))
+
+
+def test_a_metric_that_rises(tmp_path):
+    result = tune(tmp_path, Accuracy, target="max val/score", trials=4, seeds=2)
+    assert result.best.metric > result.baseline.metric
+    study = optuna.load_study(study_name=result.study, storage=f"sqlite:///{tmp_path}/study.db")
+    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
+    assert study.best_value == max(one for run in result.records for one in run.finite_values)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["objective=metric", "target=val/error <= 0.1"],
+        ["target=min val/error"],
+        ["objective=metric", "schedule_ends=true"],
+        # The smallest batch takes nine steps.
+        ["objective=metric", "budget.steps=9", "budget.examples=1"],
+        ["objective=metric", "budget.seconds=1e-5"],
+        ["objective=metric", "budget.seconds=60", "wall_seconds=100"],
+    ],
+)
+def test_what_no_best_metric_can_be_sought_in(overrides, tmp_path, capsys):
+    arguments = ["+workload=replay", "table=mnist_mlp", f"output={tmp_path}/out", *overrides]
+    assert main([*arguments, f"storage=sqlite:///{tmp_path}/study.db", "mlflow.uri=null"]) == 2
+    # Behind the line that names the workload.
+    assert len(capsys.readouterr().err.strip().splitlines()) <= 2
+    assert list(tmp_path.iterdir()) == []
