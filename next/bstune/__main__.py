@@ -91,6 +91,8 @@ def report(arguments: Sequence[str]) -> int:
         result = ask_again(folder, given)
     else:
         result = load(folder)
+    if not (folder / "curve.json").exists():
+        print("the study has not ended: this is what its trials say so far", file=sys.stderr)
     print(result.model_dump_json(indent=1) if as_json else result)
     return 0
 

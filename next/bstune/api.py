@@ -182,7 +182,7 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
     options = with_question(own, given)
     if options == own and StudyFolder(root).curve.exists():
         return load(root)
-    step_time = find_table(beside["table"]).step_time if "table" in beside else None
+    step_time = find_table(str(beside["table"])).step_time if "table" in beside else None
     plan = plan_of(own, machine, None, step_time, resumable=lambda number: False)
     records = sorted(read_records(root), key=lambda record: record.number)
     name = str(own.study or own.workload)
@@ -193,7 +193,7 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
         records = retargeted(plan.question, question, records)
         plan = replace(plan, question=question)
         ran_for = str(own.target if own.target != options.target else own.budget)
-    command, train = commands_of(beside["command"], name, differing(own, options))
+    command, train = commands_of(str(beside["command"]), name, differing(own, options))
     study = Study(
         plan=plan,
         workload=str(own.workload),

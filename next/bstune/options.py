@@ -517,7 +517,9 @@ def with_question(own: Options, given: Mapping[str, Any]) -> Options:
         values["objective"] = "metric"
     elif own.seeks_metric:
         values["objective"] = "time"
-    return options_from(values)
+    # Nothing is run: the study's time limit need not suffice for it.
+    checked = options_from(values | {"wall_seconds": None})
+    return checked.model_copy(update={"wall_seconds": own.wall_seconds})
 
 
 def differing(own: Options, other: Options) -> dict[str, Any]:

@@ -139,7 +139,8 @@ def test_what_the_trials_do_not_tell_is_one_line(own, question, records, words):
 
 
 GIVEN = {"target": "val/loss <= 0.1", "batch_size": (8, 64), "baseline": (16, 0.1), "budget": 200}
-BY_METRIC = {"objective": "metric", "target": "min val/loss", "budget": {"seconds": 60}}
+SECONDS = {"budget": {"seconds": 60}, "wall_seconds": 300}
+BY_METRIC = {"objective": "metric", "target": "min val/loss", **SECONDS}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ BY_METRIC = {"objective": "metric", "target": "min val/loss", "budget": {"second
             {"objective": "metric", "target": "min val/loss", "budget.steps": 50},
         ),
         (BY_METRIC, {"target": 0.2}, {"objective": "time", "target": "val/loss <= 0.2"}),
-        (BY_METRIC, {"budget": {"seconds": 30}}, {"budget.seconds": 30}),
+        (BY_METRIC, {"budget": {"seconds": 100}}, {"budget.seconds": 100}),
         (BY_METRIC, {"budget": {"steps": 9}}, {"budget.steps": 9, "budget.seconds": None}),
     ],
 )
