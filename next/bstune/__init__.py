@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from bstune.search.sampler import FrontierSampler
     from bstune.study.fit_curve import fit_curve
     from bstune.trial.lightning import StopAtTarget
+    from bstune.trial.noise_scale import NoiseScale
 
 __all__ = [
     "Budget",
     "FrontierSampler",
+    "NoiseScale",
     "Result",
     "StopAtTarget",
     "Target",
@@ -29,6 +31,7 @@ __all__ = [
 _HOMES = {
     "Budget": "bstune.core.records",
     "FrontierSampler": "bstune.search.sampler",
+    "NoiseScale": "bstune.trial.noise_scale",
     "Result": "bstune.api",
     "StopAtTarget": "bstune.trial.lightning",
     "Target": "bstune.core.records",

@@ -143,6 +143,8 @@ def _fill_from_table(config: DictConfig) -> None:
             f"schedule_ends must be false: the runs of {config.table} have schedules without an "
             f"end, but got {config.schedule_ends}"
         )
+    if config.noise_scale is True:
+        raise InputError("noise_scale must be false: recorded runs have no gradients, but got true")
     # Runs whose schedules ended with them say themselves which question they answer.
     config.schedule_ends = table.schedule_ends
     if OmegaConf.is_interpolation(config, "study"):

@@ -170,7 +170,7 @@ class Options(Section):
     tune: tuple[str, ...] | dict[str, tuple[float, float]] | None
     """Further values that are searched: names of the workload's ranges, or names with ranges."""
     trials: Count | None
-    """Configurations of the search; null: 32, or as many as wall_seconds allows."""
+    """Configurations of the search; null: 32, a grid's, or as many as wall_seconds allows."""
     wall_seconds: Positive | None
     """Seconds of this command, answer included; null: no limit."""
     seeds: Annotated[int, BeforeValidator(_number), Field(ge=1, le=100)]
@@ -178,7 +178,7 @@ class Options(Section):
     workers: Annotated[int, BeforeValidator(_number), Field(ge=0)]
     """Processes that train at once; 0: this process, for a debugger."""
     sampler: Literal["frontier", "tpe", "gp", "random", "qmc", "grid"]
-    """What proposes configurations."""
+    """What proposes configurations: the law, one of Optuna's samplers, or a grid of rates."""
     seed: Seed
     """Seed of the study, from which those of its trials follow."""
     study: Text | None
@@ -260,12 +260,10 @@ RUNS_OF_ANSWER = 4
 NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "tune": ((None, ()), "searches batch size and learning rate alone"),
     "workers": ((0, 1), "trains in one process"),
-    "sampler": (("frontier",), "has the sampler frontier alone"),
     "algorithm": ((None,), "keeps the workload's optimizer"),
     "schedule": ((None,), "keeps the workload's schedule"),
     "override_lr": ((False,), "gives the rate to the module alone"),
     "validation_batch_size": ((None,), "evaluates in the data's own batches"),
-    "noise_scale": ((False,), "does not measure the noise scale"),
 }
 
 
@@ -387,6 +385,11 @@ def _contradictions(options: Options) -> Iterator[str]:
             f"devices={options.devices} needs a process each, which workers=0 does without: leave "
             f"out workers"
         )
+    if options.devices > 1 and options.noise_scale:
+        yield (
+            f"noise_scale=true is measured on one device, but got devices={options.devices}: leave "
+            f"out one of them"
+        )
     for name, pair in (("baseline", baseline), ("trial", options.trial)):
         if pair.batch_size is not None and pair.batch_size % options.devices:
             yield (
@@ -423,6 +426,11 @@ def _of_objective(options: Options) -> Iterator[str]:
         )
     if options.seeks_metric and options.schedule_ends:
         yield "objective=metric trains to the end of its budget: leave out schedule_ends=true"
+    if options.sampler != "frontier" and options.schedule_ends:
+        yield (
+            f"sampler={options.sampler} chooses no length of a schedule: leave out "
+            f"schedule_ends=true, or sampler"
+        )
     if options.is_open("target"):
         return
     target = options.target

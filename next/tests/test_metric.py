@@ -120,6 +120,8 @@ def test_what_each_status_tells():
     [
         ([], None, 1.0),
         ([run(0, FALLING)], None, 0.125),
+        # A probe that cannot be resumed has shown that none can.
+        ([run(0, FALLING), run(1, (0.9,), "pruned", lr=0.2)], None, 1.0),
         # Probes without an evaluation tell nothing: the next ones run whole budgets.
         ([run(0, (0.1,), shares=(1.0,)), record(1, "pruned", steps=100, lr=9.0)], None, 1.0),
     ],

@@ -255,6 +255,30 @@ def test_the_command_line_answers_and_reports(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("sampler", "options"),
+    [
+        ("tpe", []),
+        ("grid", ["objective=steps"]),
+        ("random", ["objective=metric", "target=min val/error", "budget.steps=400"]),
+    ],
+)
+def test_a_study_with_another_sampler_is_answered_and_goes_on(tmp_path, sampler, options):
+    arguments = [*REPLAY, *places(tmp_path), *options, f"sampler={sampler}", "seeds=1"]
+    searched = []
+    for trials in (4, 6):
+        assert main([*arguments, f"trials={trials}"]) == 0
+        result = bstune.load(tmp_path / "out")
+        assert (result.reached, result.configurations) == (True, trials)
+        assert result.verdict in ("switch", "keep", "not yet")
+        of_search = [one for one in result.records if one.role == "search"]
+        searched.append([(one.batch_size, one.lr, one.max_steps) for one in of_search])
+    assert searched[1][: len(searched[0])] == searched[0]
+    tried = [8 * 2**power for power in range(10)] if sampler == "grid" else []
+    assert {one.batch_size for one in result.measured} <= set(tried)
+    assert bool(result.measured) == (sampler == "grid")
+
+
+@pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["+workload=digit"], "digits"),

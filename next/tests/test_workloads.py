@@ -15,14 +15,19 @@ from torch.nn import functional
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
-from bstune.core.records import Target
+from bstune.config import compose
+from bstune.core.records import Spec, Target
+from bstune.trial.lightning import train
+from bstune.trial.trial import Trial, run_trial
 from bstune.workloads.airfoil import AirfoilData
 from bstune.workloads.classifier import Classifier
-from bstune.workloads.datasets import LabelledImages, load_digits
+from bstune.workloads.datasets import LabelledImages, load_digits, load_tiny_shakespeare
 from bstune.workloads.images import ImageData, split_images
+from bstune.workloads.language import TextData
 from bstune.workloads.schedules import warmup_then_constant
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
+UNREACHABLE = Target("val/loss", 0.0, "min")
 CONF = Path(__file__).parents[1] / "conf" / "workload"
 DATA = os.environ.get("BSTUNE_DATA", "")
 needs_data = pytest.mark.skipif(not DATA, reason="BSTUNE_DATA is not set")
@@ -169,3 +174,32 @@ def test_airfoil_rows_are_standardised_over_all():
     ((features, labels),) = data.val_dataloader()
     np.testing.assert_allclose(np.column_stack([features, labels]), expected, rtol=1e-5)
     assert [len(batch[1]) for batch in data.train_dataloader()] == [4, 4, 4, 3]
+
+
+def test_sequences_of_a_text_have_the_next_tokens_as_targets():
+    data = TextData(torch.arange(1000), 64, context=5, validation=8, validation_batch_size=3)
+    starts = []
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        batches = list(loader)
+        tokens, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        assert torch.equal(tokens, tokens[:, :1] + torch.arange(5))
+        assert torch.equal(targets, tokens + 1)
+        starts.append(tokens[:, 0].tolist())
+    # Nine tenths are trained on, in an order of their own; a twentieth is for the target.
+    assert sorted(starts[0]) == list(range(895)) != starts[0]
+    assert starts[1] == list(range(900, 945, 6))
+
+
+@needs_data
+def test_an_lstm_learns_shakespeare_as_in_the_recorded_table():
+    text = load_tiny_shakespeare(DATA)
+    data = instantiate(composed("shakespeare_lstm").data)
+    # As published, and in the parts that the recorded runs had.
+    assert (len(text), len(text.unique()), len(data.train)) == (1_115_394, 65, 1_003_854 - 64)
+    (tokens, _), *_ = data.val_dataloader()
+    assert torch.equal(tokens[0], text[1_003_854 : 1_003_854 + 64])
+    recipe = compose(["+workload=shakespeare_lstm", "threads=1", "device=cpu"]).recipe
+    spec = Spec(number=0, place="", role="search", batch_size=32, lr=0.01, seed=0, max_steps=64)
+    record = run_trial(partial(train, recipe), Trial(spec, UNREACHABLE, total_steps=300))
+    # Its first run; characters by their frequency alone have 3.3 nats.
+    assert record.history == ((64, pytest.approx(2.21825, abs=2e-3)),)

@@ -180,6 +180,8 @@ class Record(Spec):
     """Evaluation, start-up and saving of this trial."""
     history: History = ()
     """(step, metric) of each evaluation; None stands for a metric that is no finite number."""
+    noise_scale: tuple[tuple[int, FiniteFloat, FiniteFloat], ...] = ()
+    """(step, |G|^2, tr Sigma) of each step at which the noise scale was measured."""
     message: str = ""
     """Why it failed or diverged, in one line."""
 

@@ -54,6 +54,7 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
         compile=options.compile,
         micro_batch_size=options.given_micro_batch_size,
         devices=options.devices,
+        noise_scale=options.noise_scale,
     )
 
 

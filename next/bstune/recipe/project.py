@@ -57,6 +57,7 @@ def recipe_of_project(
         compile=options.compile,
         micro_batch_size=options.given_micro_batch_size,
         devices=options.devices,
+        noise_scale=options.noise_scale,
     )
 
 

@@ -78,6 +78,7 @@ class Recipe:
         micro_batch_size: examples that a device takes at once, of a batch that is larger
             accumulated; None: the whole batch.
         devices: that share each batch equally.
+        noise_scale: measure the gradient noise scale as well.
     """
 
     module: "Callable[[TrialSettings], LightningModule]"
@@ -89,6 +90,7 @@ class Recipe:
     compile: str | None = None
     micro_batch_size: int | None = None
     devices: int = 1
+    noise_scale: bool = False
 
 
 def resolve_device(device: str) -> str:

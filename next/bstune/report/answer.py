@@ -7,6 +7,7 @@ say is absent.
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from bstune.core.question import WORDINGS
 from bstune.core.space import Configuration
@@ -133,9 +134,11 @@ def _of_metric(result: StudyResult, best: Confirmed) -> str:
     better = "lower" if result.target.mode == "min" else "higher"
     metric = result.target.metric
     if result.verdict == "keep" and improvement is not None and improvement.high is not None:
-        best_other = f"the best of {console.count(result.configurations, 'other')}"
-        at_most = f"at most {console.number(max(improvement.high, 0.0), 2)} {better}"
-        return f"{_pair(best)}: {metric} of {best_other} is {at_most}"
+        others = console.count(result.configurations, "other")
+        if improvement.high <= 0.0:
+            return f"{_pair(best)}: none of {others} has a {better} {metric}"
+        at_most = f"at most {console.number(improvement.high, 2)} {better}"
+        return f"{_pair(best)}: {metric} of the best of {others} is {at_most}"
     compared = result.other if _is_baseline(result, best) else result.baseline
     text = f"{_pair(best)}: {metric} {_metric(best)}"
     if compared is not None:
@@ -269,7 +272,16 @@ def _also_good(result: StudyResult) -> Iterator[str]:
 
 def _scaling(result: StudyResult) -> Iterator[str]:
     if result.critical is not None:
-        yield f"critical {_critical(result.critical)}"
+        yield "; ".join([f"critical {_critical(result.critical)}", *noise_scale(result)])
+
+
+def noise_scale(result: StudyResult) -> Iterator[str]:
+    """Write the gradient noise scale, where it is known."""
+    noise = result.noise_scale
+    if noise is not None:
+        write = partial(console.number, digits=2)
+        ends = _brackets(noise.low, noise.high, write)
+        yield f"noise scale {write(noise.value)}{ends}, a rough proxy"
 
 
 def _critical(critical: Critical) -> str:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from matplotlib import rc_context
 
 from bstune.core.records import Record
-from bstune.report.answer import MOST_WARNINGS, Row, answer, header, rates
+from bstune.report.answer import MOST_WARNINGS, Row, answer, header, noise_scale, rates
 from bstune.report.figure import curve_figure
 from bstune.study.result import StudyResult
 from bstune.system import console
@@ -36,9 +36,10 @@ def page(result: StudyResult, records: Sequence[Record], config_text: str) -> st
     environment.filters["number"] = console.number
     environment.filters["seconds"] = console.seconds
     verdict, *rows = answer(result)
-    # The page has the rates for every question.
-    if "Rates" not in [row.label for row in rows]:
-        rows += [Row("Rates", text) for text in rates(result)]
+    # The page has the rates and the noise scale for every question.
+    for label, texts in (("Rates", rates(result)), ("Scaling", noise_scale(result))):
+        if label not in [row.label for row in rows]:
+            rows += [Row(label, text) for text in texts]
     return environment.get_template("page.html.j2").render(
         result=result,
         records=records,

@@ -151,7 +151,8 @@ def propose(
     last_step = question.last_step(batch_size)
     spent = _spent(question, step_time, records)
     if question.seeks_metric:
-        limit = limit_for_metric(last_step, int(choices.ran[chosen]), probes_tell(posterior))
+        is_whole = not probes_tell(posterior, may_resume)
+        limit = limit_for_metric(last_step, int(choices.ran[chosen]), is_whole)
     else:
         limit = _limit(
             question, choices, chosen, draw, spent, best_value, limit_of_curve, last_step
@@ -225,12 +226,15 @@ def first_evaluation(steps: float) -> int:
     return max(int(FIRST_EVALUATION * steps), 1)
 
 
-def probes_tell(posterior: Posterior) -> bool:
-    """Whether pruned runs can be read: a run has finished, and of none the metric tells nothing."""
-    statuses = {chain.status for chain in posterior.chains}
-    bounds = zip(posterior.chains, posterior.rows.kind == BOUND, strict=False)
-    is_blind = any(chain.status == "pruned" and is_bound for chain, is_bound in bounds)
-    return "finished" in statuses and not is_blind
+def probes_tell(posterior: Posterior, may_resume: Callable[[int], bool]) -> bool:
+    """Whether trials may run a part of their budget: a run has finished, by which that is read.
+
+    They may not where a pruned one cannot be resumed, or where its metric tells nothing.
+    """
+    for chain, is_bound in zip(posterior.chains, posterior.rows.kind == BOUND, strict=False):
+        if chain.status == "pruned" and (is_bound or not may_resume(chain.number)):
+            return False
+    return any(chain.status == "finished" for chain in posterior.chains)
 
 
 def _limit(

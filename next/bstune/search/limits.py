@@ -66,16 +66,26 @@ def limit_before_hit(spent: float, last_step: int, first_step: int) -> float:
     return max(first_step + more, LEAST_RESUMED * first_step)
 
 
-def limit_for_metric(last_step: int, first_step: int, probes_tell: bool) -> float:
+def limit_for_metric(last_step: int, first_step: int, is_whole: bool) -> float:
     """The step at which a trial stops where the best metric within a budget counts.
 
     Args:
         last_step: of the budget.
         first_step: steps of the trial that it resumes.
-        probes_tell: whether the metric of a part of the budget tells of its end.
+        is_whole: it runs its whole budget at once.
     """
-    is_probe = first_step == 0 and probes_tell
-    return PROBE_OF_BUDGET * last_step if is_probe else last_step
+    return last_step if first_step or is_whole else PROBE_OF_BUDGET * last_step
+
+
+def limit_beside_best(best_steps: float, last_step: int) -> int:
+    """The step at which a trial stops that no law predicts.
+
+    Args:
+        best_steps: with which it would be as good as the best so far; infinite while no trial has
+            reached the target.
+        last_step: of the budget.
+    """
+    return math.ceil(min(max(GIVE_UP * best_steps, LEAST_STEPS), last_step))
 
 
 def affordable_length(spent: float, budget: float, best_steps: float | None) -> float:

@@ -22,6 +22,7 @@ from bstune.search.findings import (
     share_reaching,
 )
 from bstune.search.fit import sizes_that_fit
+from bstune.search.grid import measured
 from bstune.search.posterior import Posterior
 from bstune.study.advice import (
     Options,
@@ -46,7 +47,7 @@ from bstune.study.confirm import (
     speedup_of,
     verdict_of,
 )
-from bstune.study.critical import critical_batch_size
+from bstune.study.critical import critical_batch_size, noise_scale
 from bstune.study.estimates import answer_posterior, step_time_of
 from bstune.study.field import Field, field_of, place_of
 from bstune.study.improvement import (
@@ -143,6 +144,7 @@ def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
         "scaling": study.plan.space.rule,
         "configurations": count_configurations(records),
         "trials": len(records),
+        "noise_scale": noise_scale(study.plan, records),
         "spent": Spent(
             training=sum(record.train_seconds for record in records),
             other=sum(record.other_seconds for record in records),
@@ -207,6 +209,8 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         "searched": searched,
         "curve": points,
     }
+    if plan.sampler == "grid":
+        fields["measured"] = measured(records)
     # One batch size shows no rule.
     sizes = plan.space.low, plan.space.high
     if sizes[0] < sizes[1]:

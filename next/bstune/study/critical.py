@@ -10,9 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.curve import REGIME_RATIO
-from bstune.core.records import Record
+from bstune.core.noise_scale import NoiseScaleEstimate, Terms, estimate_noise_scale
+from bstune.core.records import Record, ends
 from bstune.search.findings import b_crit_quantiles
 from bstune.search.posterior import Posterior
+from bstune.study.estimates import step_time_of
+from bstune.study.plan import Plan
 from bstune.study.result import Critical, Interval
 
 Array = NDArray[np.float64]
@@ -25,6 +28,8 @@ ROOM = 4.0
 OCTAVE = 2.0
 # Upper over lower end of a narrow interval.
 NARROW = 2.0
+# The noise scale is of trials that took at most so many times what the best one did.
+NEAR_BEST = 2.0
 # Batch sizes among the trials at which the law that is drawn is fitted to the curve.
 SIZES = 33
 
@@ -90,3 +95,30 @@ def best_s_min(batch_sizes: Array, steps: Array, b_crit: float) -> float:
         b_crit: in examples.
     """
     return float(np.exp(np.mean(np.log(steps) - np.log1p(b_crit / batch_sizes))))
+
+
+def noise_scale(plan: Plan, records: Sequence[Record]) -> NoiseScaleEstimate | None:
+    """The gradient noise scale of the trials near the best, in the later half of their steps.
+
+    None where it was not measured, or too rarely: it is not known then whether |G|^2 is 0.
+
+    Args:
+        plan: with the question, by which a trial is near the best.
+        records: of all trials.
+    """
+    reached = [record for record in ends(records) if record.reached and record.noise_scale]
+    if not reached:
+        return None
+    step_time = step_time_of(plan, records)
+
+    def value(record: Record) -> float:
+        return plan.question.value(record.steps_to_target, record.batch_size, step_time)
+
+    most = NEAR_BEST * min(map(value, reached))
+    measured = list[Terms]()
+    for record in reached:
+        if value(record) <= most:
+            # It grows during a training.
+            late = [one for one in record.noise_scale if 2 * one[0] > record.steps]
+            measured += [(gradient, trace) for _, gradient, trace in late]
+    return estimate_noise_scale(measured)

@@ -6,9 +6,10 @@ from bstune.core.errors import InputError
 from bstune.core.question import Question
 from bstune.core.records import StepTime
 from bstune.core.space import Configuration, Space
-from bstune.core.step_time import step_time_of_trials
+from bstune.core.step_time import fit_step_time
 from bstune.options import Options, space_of
 from bstune.search.fit import NOTHING, Ends
+from bstune.search.grid import usual_trials
 from bstune.study.deadline import OTHERS, Deadline
 from bstune.study.machine import Machine
 from bstune.study.plan import Plan
@@ -63,19 +64,26 @@ def plan_of(
         fits = Ends(*survey.fits, ran, refused=tuple(size for size, _ in survey.refused))
     space = space_of(options, machine.kind)
     timings = survey.step_times if survey else ()
-    # A study keeps to the steps that a budget of seconds is by its survey.
-    budget_step_time = step_time or step_time_of_trials((), 2.0**space.middle, timings)
     question = Question(
-        options.target, options.budget, options.objective, options.schedule_ends, budget_step_time
+        options.target,
+        options.budget,
+        options.objective,
+        options.schedule_ends,
+        # A study keeps to the steps that a budget of seconds is by its survey.
+        budget_step_time=step_time or fit_step_time((), timings),
     )
     _check_length(question, space)
+    trials = TRIALS if deadline is None else TRIALS_IN_TIME
+    if options.sampler == "grid" and deadline is None:
+        trials = usual_trials(space)
     return Plan(
         question=question,
         space=space,
         baseline=baseline,
-        trials=options.trials or (TRIALS if deadline is None else TRIALS_IN_TIME),
+        trials=options.trials or trials,
         seeds=options.seeds,
         seed=options.seed,
+        sampler=options.sampler,
         deadline=deadline,
         step_time=step_time,
         fits=fits,
@@ -85,7 +93,12 @@ def plan_of(
 
 
 def _check_length(question: Question, space: Space) -> None:
-    """InputError where the best metric is sought within a few steps."""
+    """InputError where a budget of seconds is in no steps, or the best metric sought in a few."""
+    if question.budget.seconds is not None and question.budget_step_time is None:
+        raise InputError(
+            f"budget.seconds={question.budget.seconds:g} needs the survey's step times, and it had "
+            f"no time to take any: raise survey_seconds, or give budget.steps"
+        )
     steps = question.last_step(space.low)
     if question.seeks_metric and steps < LEAST_STEPS:
         raise InputError(

@@ -48,6 +48,8 @@ class Plan:
         trials: configurations of the search, the baseline not counted.
         seeds: new seeds of the best and the baseline.
         seed: of the study, from which all others follow.
+        sampler: what proposes the configurations of the search: ``frontier`` (the law), ``grid``,
+            or one of Optuna's.
         step_time: tau(B) where it is known beforehand; None: it is fitted to the trials.
         resumable: whether a pruned trial can be resumed here.
         fits: what a survey has found of batch sizes.
@@ -60,6 +62,7 @@ class Plan:
     trials: int
     seeds: int
     seed: int
+    sampler: str = "frontier"
     deadline: Deadline | None = None
     step_time: StepTime | None = None
     resumable: Callable[[int], bool] = lambda number: True

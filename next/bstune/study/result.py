@@ -5,11 +5,13 @@ Text, figure, page and MLflow read its attributes and compute nothing that is st
 
 from typing import Literal
 
+from bstune.core.noise_scale import NoiseScaleEstimate
 from bstune.core.question import Objective
 from bstune.core.records import Budget, Frozen, Status, Target
 from bstune.core.rules import Rule
 from bstune.core.space import Configuration
 from bstune.search.findings import CurvePoint
+from bstune.search.grid import Measured
 
 SCHEMA = 1
 
@@ -280,11 +282,15 @@ class StudyResult(Frozen):
     searched: Searched | None = None
     """None where nothing reached the target."""
     faster: Faster | None = None
+    noise_scale: NoiseScaleEstimate | None = None
+    """tr(Sigma)/|G|^2 of the trials near the best, in examples; None: it is not known."""
     lr_exponent: Interval | None = None
     """lr*(B) grows as B to this power."""
     allowed_rules: tuple[str, ...] = ()
     """The scaling rules that this interval allows."""
     curve: tuple[CurvePoint, ...] = ()
+    measured: tuple[Measured, ...] = ()
+    """With ``sampler=grid``: the fewest steps that were seen at each batch size."""
     closest: Closest | None = None
     """Where nothing reached the target."""
     easier_goal: float | None = None

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from bstune.core.records import Record, Spec
 from bstune.search.decide import Proposal, leading_probe, propose
+from bstune.search.grid import propose_of_grid
+from bstune.search.other_samplers import propose_by
 from bstune.study.critical import critical_batch_size, is_narrow
 from bstune.study.deadline import Deadline
 from bstune.study.estimates import answer_posterior, step_time_of
@@ -51,7 +53,7 @@ def _leading_probe(
     plan: Plan, records: Sequence[Record], running: Sequence[Spec]
 ) -> Proposal | None:
     """Resume what is predicted to be the best, where no configuration is left; None: nothing is."""
-    if not plan.question.seeks_metric:
+    if not plan.question.seeks_metric or plan.sampler != "frontier":
         return None
     return leading_probe(
         plan.question,
@@ -84,25 +86,13 @@ def _end(plan: Plan, deadline: Deadline, records: Sequence[Record], now: float) 
 
 
 def ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float) -> Ask:
-    """The search's next trial, at its first free place: near the baseline, then by the law."""
+    """The search's next trial, at its first free place."""
+    proposal = _proposal(plan, records, running)
     place = f"search/{first_free('search', records, running)}"
     until = None
     if plan.deadline is not None:
         end = _end(plan, plan.deadline, records, now)
         until = plan.deadline.trial_until(now, end)
-    proposal = next_near_baseline(plan, records, running)
-    if proposal is None and count_configurations(records, running) >= plan.trials:
-        proposal = _leading_probe(plan, records, running)
-    proposal = proposal or propose(
-        plan.question,
-        plan.space,
-        step_time_of(plan, records),
-        without_new_seeds(records),
-        plan.seed,
-        running,
-        resumable=plan.resumable,
-        fits=plan.fits,
-    )
     seed = trial_seed(plan.seed, place)
     values: dict[str, int | float] = {}
     if proposal.resumed_from is not None:
@@ -121,3 +111,17 @@ def ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec], n
         schedule_steps=schedule_steps,
         until=until,
     )
+
+
+def _proposal(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Proposal:
+    """What the study's sampler proposes; the law's search begins near the baseline."""
+    known = plan.question, plan.space, step_time_of(plan, records), without_new_seeds(records)
+    if plan.sampler == "grid":
+        return propose_of_grid(*known, running, plan.fits)
+    arguments = (*known, plan.seed, running, plan.resumable, plan.fits)
+    if plan.sampler != "frontier":
+        return propose_by(plan.sampler, *arguments)
+    proposal = next_near_baseline(plan, records, running)
+    if proposal is None and count_configurations(records, running) >= plan.trials:
+        proposal = _leading_probe(plan, records, running)
+    return proposal or propose(*arguments)

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from bstune.core.noise_scale import NoiseScaleEstimate
 from bstune.core.records import Record
 from bstune.report.answer import render
 from bstune.study.result import Improvement, Interval, Speedup, StudyResult
@@ -338,13 +339,14 @@ def _study_metrics(result: StudyResult) -> "list[Metric]":
         values["best.metric"] = best.metric
     if result.baseline is not None:
         values["baseline.metric"] = result.baseline.metric
-    intervals: dict[str, Speedup | Improvement | Interval | None] = {
+    intervals: dict[str, Speedup | Improvement | Interval | NoiseScaleEstimate | None] = {
         "speedup": result.speedup,
         "improvement": result.improvement,
     }
     if result.critical is not None:
         intervals["b_crit"] = result.critical.interval
         values["s_min"] = result.critical.s_min
+    intervals["noise_scale"] = result.noise_scale
     intervals["lr_exponent"] = result.lr_exponent
     for name, interval in intervals.items():
         if interval is not None:

@@ -189,25 +189,25 @@ class EndlessBatches(Sampler[Any]):
     ) -> None:
         self.epochs = epochs
         self._batch_size = batch_size
-        self._parts = parts
+        self.parts = parts
         self._numbered = numbered
         self.seek(0)
 
     def __len__(self) -> int:
         """Micro-batches of an epoch."""
-        return self.epochs.examples_of_epoch // self._batch_size * len(self._parts)
+        return self.epochs.examples_of_epoch // self._batch_size * len(self.parts)
 
     def seek(self, number: int) -> None:
         """Go on at the first micro-batch of a batch, by its number from the training's start."""
         self._number = number
-        first = number // len(self._parts)
+        first = number // len(self.parts)
         self._batches = endless_batches(self.epochs, self._batch_size, first)
 
     def __iter__(self) -> Iterator[Any]:
         end = (self._number // len(self) + 1) * len(self)
         while self._number < end:
             batch = next(self._batches)
-            for part in self._parts:
+            for part in self.parts:
                 number = self._number
                 self._number += 1
                 yield (number, batch[part]) if self._numbered else batch[part]

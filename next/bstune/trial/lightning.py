@@ -25,6 +25,7 @@ from bstune.trial.batches import (
     seed_everything,
     set_rng_state,
 )
+from bstune.trial.noise_beside import NoiseBesideTraining
 from bstune.trial.trainer import EpochLimit, make_trainer, quiet
 from bstune.trial.trial import Trial
 from bstune.trial.worker import listen
@@ -53,7 +54,9 @@ def train(recipe: Recipe, trial: Trial) -> None:
         InputError: the data's loader or the target's metric cannot be used.
         Exception: whatever the user's code raises.
     """
-    fit(recipe, trial, [StopAtTarget(trial)], resume_from=trial.resume_from)
+    own = StopAtTarget(trial)
+    callbacks = [NoiseBesideTraining(own), own] if recipe.noise_scale else [own]
+    fit(recipe, trial, callbacks, resume_from=trial.resume_from)
 
 
 def fit(
@@ -218,7 +221,7 @@ class StopAtTarget(Callback):
             if isinstance(trainer.train_dataloader, TrialLoader):
                 trainer.train_dataloader.batch_sampler.seek(_batches(trainer))
         on_cuda = pl_module.device.type == "cuda"
-        self._clock = TrainingClock(synchronize=torch.cuda.synchronize if on_cuda else lambda: None)
+        self.clock = TrainingClock(synchronize=torch.cuda.synchronize if on_cuda else lambda: None)
         self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
         self._begin_segment(trainer, cold_steps=WARMUP_STEPS)
 
@@ -235,7 +238,7 @@ class StopAtTarget(Callback):
         self._first_step = self._timed_from = self.steps
         self._last_cold = self.steps + cold_steps
         self._global_step = trainer.global_step
-        self._clock.start()
+        self.clock.start()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -260,9 +263,9 @@ class StopAtTarget(Callback):
         if not self._is_due:
             if has_stepped and self.steps <= self._last_cold:
                 self._timed_from = self.steps
-                self._clock.start()
+                self.clock.start()
         else:
-            self._clock.stop(self.steps - self._first_step, self.steps - self._timed_from)
+            self.clock.stop(self.steps - self._first_step, self.steps - self._timed_from)
             self._random = rng_state()
             self._metrics = _copied(trainer.callback_metrics)
 
@@ -307,7 +310,7 @@ class StopAtTarget(Callback):
         if self._is_scheduled:
             self._on_schedule.append((self.steps, value))
             self._metrics = _copied(trainer.callback_metrics)
-        goes_on = self.trial.report(self.steps, value, seconds=self._clock.seconds)
+        goes_on = self.trial.report(self.steps, value, seconds=self.clock.seconds)
         has_to_be_saved = self.trial.has_to_be_saved
         # The first device decides, on one device as on many.
         goes_on, has_to_be_saved = trainer.strategy.broadcast((goes_on, has_to_be_saved))

@@ -26,6 +26,7 @@ from bstune.recipe.recipe import Recipe, settings_of
 from bstune.trial.checks import Checks, Schedule
 from bstune.trial.lightning import StopAtTarget, fit
 from bstune.trial.look_up import STEPS, base_rates, loader_of, look
+from bstune.trial.noise_beside import NoiseBesideTraining
 from bstune.trial.trial import Trial, may_be_of_size
 from bstune.trial.worker import tell_progress
 
@@ -87,7 +88,8 @@ def preflight(
 
     Raises:
         InputError: the rate does not reach the optimizer, the metric is not logged, untrained
-            weights meet the target, or a schedule has an end of its own; with what to write.
+            weights meet the target, the noise scale cannot be measured, or a schedule has an end of
+            its own; with what to write.
         Exception: whatever the user's code raises.
     """
     low, batch_size, _ = sizes
@@ -98,6 +100,8 @@ def preflight(
     _check_metric(looked.metrics, target)
     other = look(recipe, settings_of(batch_size, 2.0 * lr, STEPS, seed=1)).trainer
     _check_rate(recipe, looked.trainer, other, batch_size, lr, target)
+    if recipe.noise_scale:
+        fit(copy.deepcopy(recipe), settings_of(batch_size, lr, 1), [NoiseBesideTraining()])
     kind = type(other.lightning_module).__name__
     lines = []
     seeds_differ = not _are_equal(_weights(looked.trainer), _weights(other))

@@ -75,6 +75,7 @@ class Trial:
         self._keep = keep
         self.resume_from = resume_from
         self.history = list(earlier.history) if earlier else []
+        self.noise_scale = list(earlier.noise_scale) if earlier else []
         self.status: Status | None = None
         self.has_stepped = bool(self.history)
         self.on_progress: Callable[[], None] = lambda: None
@@ -220,6 +221,7 @@ class Trial:
             train_seconds=train_seconds,
             other_seconds=max(0.0, time.perf_counter() - self._began - train_seconds),
             history=tuple(self.history),
+            noise_scale=tuple(self.noise_scale),
             message=self._message,
         )
 

@@ -1,4 +1,4 @@
-"""The Lightning module of the image workloads: it classifies, with any model and optimizer."""
+"""The Lightning module of most workloads: it classifies, with any model and optimizer."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 class Classifier(LightningModule):
-    """Trains ``model`` on (images, labels); logs ``val/error`` and ``val/loss``.
+    """Trains ``model`` on (inputs, labels); logs ``val/error`` and ``val/loss`` of a label.
 
     Args:
-        model: from images (N, channels, height, width) to logits (N, classes).
+        model: from inputs, such as images (N, channels, height, width) or tokens (N, T), to logits
+            (N, classes) or (N, classes, T).
         loss: of (logits, labels), the mean over examples.
         optimizer: called with parameters and ``lr``.
         lr: learning rate.
@@ -38,35 +39,36 @@ class Classifier(LightningModule):
         self.lr = lr
         self.make_schedule = schedule
         self.average = average
-        # Wrong labels, summed loss and examples of each validation batch.
+        # Wrong labels, summed loss and labels of each validation batch.
         self._sums: list[Tensor] = []
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Compute logits (N, classes)."""
-        logits: Tensor = self.model(images)
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Compute logits."""
+        logits: Tensor = self.model(inputs)
         return logits
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Compute the mean loss of a batch."""
-        images, labels = batch
-        return self.loss(self(images), labels)
+        inputs, labels = batch
+        return self.loss(self(inputs), labels)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Add up errors and losses."""
-        images, labels = batch
+        inputs, labels = batch
         # Three digits of bfloat16 are too few for a loss.
-        logits = self(images).float()
+        logits = self(inputs).float()
         wrong = (logits.argmax(dim=1) != labels).sum().double()
-        loss = self.loss(logits, labels).double() * len(labels)
-        self._sums.append(torch.stack([wrong, loss, torch.full_like(loss, len(labels))]))
+        count = labels.numel()
+        loss = self.loss(logits, labels).double() * count
+        self._sums.append(torch.stack([wrong, loss, torch.full_like(loss, count)]))
 
     def on_validation_epoch_end(self) -> None:
-        """Log the errors' share and the mean loss over all examples."""
+        """Log the errors' share and the mean loss over all labels."""
         # float64, and counts summed before they are divided: 700 errors of 5,000 are 0.14, and in
         # float32, or as a mean of means, a little more.
-        wrong, loss, examples = torch.stack(self._sums).sum(dim=0)
+        wrong, loss, labels = torch.stack(self._sums).sum(dim=0)
         self._sums.clear()
-        self.log_dict({"val/error": wrong / examples, "val/loss": loss / examples})
+        self.log_dict({"val/error": wrong / labels, "val/loss": loss / labels})
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Make the optimizer, and its schedule, which is stepped each step."""

@@ -35,6 +35,7 @@ TRAIN_LABELS = "train-labels-idx1-ubyte.gz"
 IDX_IMAGES_HEADER_BYTES = 16
 IDX_LABELS_HEADER_BYTES = 8
 AIRFOIL_TABLE = "airfoil_self_noise.dat"
+SHAKESPEARE_TEXT = "input.txt"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ FASHION_MNIST = Source(
         "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     ),
+)
+TINY_SHAKESPEARE = Source(
+    folder="tinyshakespeare",
+    sha256={SHAKESPEARE_TEXT: "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"},
+    mirrors=("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",),
 )
 AIRFOIL = Source(
     folder="airfoil",
@@ -128,6 +134,17 @@ def load_airfoil(root: str) -> NDArray[np.float64]:
     """
     text = read_file(AIRFOIL, AIRFOIL_TABLE, root).decode()
     return np.loadtxt(io.StringIO(text))
+
+
+@lru_cache
+def load_tiny_shakespeare(root: str) -> Tensor:
+    """Read 40,000 lines of Shakespeare (Karpathy 2015) as 65 characters, uint8 (1,115,394,).
+
+    The file is kept in ``tinyshakespeare/``; errors as by :func:`load_fashion_mnist`.
+    """
+    characters = np.frombuffer(read_file(TINY_SHAKESPEARE, SHAKESPEARE_TEXT, root), np.uint8)
+    _, tokens = np.unique(characters, return_inverse=True)
+    return torch.from_numpy(tokens.astype(np.uint8))
 
 
 def read_file(source: Source, name: str, root: str) -> bytes:

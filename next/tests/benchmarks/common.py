@@ -184,7 +184,7 @@ def trial_seed(seed, number):
     return int(np.random.SeedSequence([seed, number, 0]).generate_state(1)[0])
 
 
-def search(problem, seed, most):
+def search(problem, seed, most, proposer=propose):
     """What was spent and all records, after each trial, until trials have cost ``most``."""
     records = []
     spent = 0.0
@@ -195,7 +195,7 @@ def search(problem, seed, most):
 
     while len(records) < MOST_TRIALS:
         proposal = None if records else problem.first_trial()
-        proposal = proposal or propose(
+        proposal = proposal or proposer(
             problem.question, problem.space, problem.step_time, records, seed, resumable=resumable
         )
         record = problem.answer(proposal, seed, records)
@@ -206,11 +206,11 @@ def search(problem, seed, most):
         yield spent, records
 
 
-def path_of(problem, seed):
+def path_of(problem, seed, proposer=propose):
     """Trials, spending at the first hit, and the ratio after each of ``MULTIPLES``."""
     path = []
     trials = 0
-    for spent, records in search(problem, seed, MULTIPLES[-1]):
+    for spent, records in search(problem, seed, MULTIPLES[-1], proposer):
         trials = len(records)
         if records[-1].reached:
             path.append((spent, problem.ratio_of_choice(records, seed)))

@@ -1,0 +1,223 @@
+"""The gradient noise scale: closed forms, a training that it does not change, and the answer."""
+
+import functools
+import random
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from refusals import refused
+from results import of_curve, result
+from scipy.stats import t as student
+from small import Data, Model, examples
+from test_analysis import record, study
+from torch import nn
+from torch.utils.data import DataLoader
+
+import bstune
+from bstune.config import compose, options_from_python
+from bstune.core.noise_scale import NoiseScaleEstimate, estimate_noise_scale, terms_of
+from bstune.core.records import Budget, Spec, Target
+from bstune.recipe.project import recipe_of_project
+from bstune.recipe.recipe import Recipe, settings_of
+from bstune.report.answer import render
+from bstune.report.page import page
+from bstune.study.critical import noise_scale
+from bstune.trial.lightning import fit, train
+from bstune.trial.noise_beside import measure
+from bstune.trial.preflight import preflight
+from bstune.trial.trial import Trial, run_trial
+
+LOSS = Target("val/loss", None, "min")
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (8, 8), (8, 8, 3)])
+def test_expected_norms_give_back_both_terms(sizes):
+    """E|g|^2 = |G|^2 + tr(Sigma)/n of n examples, here with |G|^2 = 2 and tr Sigma = 30."""
+    squares = [2 + 30 / size for size in sizes]
+    assert terms_of(squares, sizes, 2 + 30 / sum(sizes)) == pytest.approx((2.0, 30.0))
+
+
+# With 34 steps blocks are of 3, and the oldest is left out.
+@pytest.mark.parametrize(("steps", "length"), [(4, 1), (16, 1), (34, 3)])
+def test_at_the_ends_of_the_interval_the_t_test_is_at_its_level(steps, length):
+    rng = np.random.default_rng(steps)
+    measured = np.stack([rng.normal(3.0, 0.5, steps), rng.gamma(9.0, 1.0, steps)], axis=1)
+    found = estimate_noise_scale(measured)
+    blocks = measured[steps % length :].reshape(-1, length, 2).mean(axis=1)
+    count = len(blocks)
+    for end in (found.low, found.high):
+        difference = blocks[:, 1] - end * blocks[:, 0]
+        statistic = abs(difference.mean()) / (difference.std(ddof=1) / count**0.5)
+        assert statistic == pytest.approx(student.ppf(0.95, count - 1))
+    gradient, trace = blocks.mean(axis=0)
+    assert found.value == pytest.approx(trace / gradient)
+
+
+@pytest.mark.parametrize("gradients", [[], [1.0] * 3, [-1.0, -1.1] * 4, [5.0, -4.0] * 4])
+def test_few_steps_and_gradients_that_may_be_0_tell_nothing(gradients):
+    assert estimate_noise_scale([(gradient, 2.0) for gradient in gradients]) is None
+
+
+def test_a_loop_measures_a_known_noise():
+    """Gradients are 2 and a normal of variance 9 in each of 4 dimensions: tr/|G|^2 = 36/16."""
+    generator = torch.Generator().manual_seed(1)
+    noise = bstune.NoiseScale()
+    for _ in range(400):
+        parts = [2.0 + 3.0 * torch.randn(size, 4, generator=generator) for size in (20, 4)]
+        # The second parameter takes no part.
+        noise.add([(part.mean(0), None) for part in parts], examples=[20, 4])
+    # Over 400 steps their standard errors are 3% and 4%.
+    assert np.mean(noise.measured, axis=0) == pytest.approx([16, 36], rel=0.1)
+    assert noise.estimate == estimate_noise_scale(noise.measured[-64:])
+    with refused("2, 1"):
+        noise.add([parts], examples=[8])
+
+
+class EachBatch(Callback):
+    def __init__(self):
+        self.terms = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.terms += measure(trainer, pl_module, batch, batch_idx)
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 10])
+def test_a_training_shows_what_all_data_give(micro_batch_size):
+    each, modules = EachBatch(), [Model(lr=0.0)]
+    recipe = Recipe(
+        lambda trial: modules[0],
+        lambda trial: Data(),
+        device="cpu",
+        threads=1,
+        micro_batch_size=micro_batch_size,
+    )
+    fit(recipe, settings_of(17, 0.0, 300), [each])
+    inputs, outputs = examples(0).tensors
+    ones = torch.cat([inputs, torch.ones(len(inputs), 1)], dim=1)
+    off = modules[0].linear(inputs).squeeze(1) - outputs
+    gradients = (2.0 * off[:, None] * ones).detach().double()
+    exact = gradients.mean(0).square().sum().item(), gradients.var(0).sum().item()
+    assert len(each.terms) == (600 if micro_batch_size else 300)
+    assert np.mean(each.terms, axis=0) == pytest.approx(exact, rel=0.1)
+
+
+class Everything(LightningModule):
+    """All that a second pass could disturb: random numbers, buffers, attributes, logs, inputs."""
+
+    def __init__(self, lr):
+        super().__init__()
+        self.lr = lr
+        self.net = nn.Sequential(nn.Linear(10, 8), nn.BatchNorm1d(8), nn.Dropout(0.3))
+        self.head = nn.Linear(8, 1)
+        self.own = torch.Generator().manual_seed(3)
+        self.seen = []
+
+    def loss(self, batch):
+        return (self.head(self.net(batch[0]))[:, 0] - batch[1]).square().mean()
+
+    def training_step(self, batch, batch_idx):
+        batch[0].add_(0.01 * torch.randn(10, generator=self.own) + 0.01 * random.gauss(0, 1))
+        self.seen.append(np.random.rand())
+        loss = self.loss(batch) / (1.0 + len(self.seen) / 100)
+        self.log("loss", loss)
+        return {"loss": loss}
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.loss(batch))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.lr, momentum=0.9)
+
+
+class RefusesHalves(Everything):
+    def training_step(self, batch, batch_idx):
+        if len(batch[0]) < 20:
+            raise ValueError("half a batch")
+        return super().training_step(batch, batch_idx)
+
+
+def trained(build, **options):
+    """Train a trial; its record and its module."""
+    modules = []
+
+    def module(trial):
+        modules.append(build(trial.lr))
+        return modules[0]
+
+    loader = DataLoader(examples(0), 16)
+    recipe = Recipe(module, lambda trial: (loader, loader), device="cpu", threads=1, **options)
+    pair = {"batch_size": 20, "lr": 0.01}
+    spec = Spec(number=0, place="", role="search", **pair, seed=1, max_steps=240)
+    trial = Trial(spec, LOSS, total_steps=240)
+    return run_trial(functools.partial(train, recipe), trial), modules[0]
+
+
+@pytest.mark.parametrize(
+    ("build", "micro_batch_size", "measures"),
+    [(Everything, None, True), (Everything, 10, True), (RefusesHalves, None, False)],
+)
+def test_a_trial_is_the_same_bit_for_bit_with_and_without(build, micro_batch_size, measures):
+    plain, module = trained(build, micro_batch_size=micro_batch_size)
+    beside, other = trained(build, micro_batch_size=micro_batch_size, noise_scale=True)
+    assert (plain.status, plain.steps, plain.noise_scale) == ("finished", 240, ())
+    assert (beside.history, other.seen) == (plain.history, module.seen)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name])
+    assert bool(beside.noise_scale) is measures
+    # Measuring is expected to take 4 steps: 20 times as many are trained before.
+    assert all(step >= 80 and terms[1] > 0.0 for step, *terms in beside.noise_scale)
+
+
+class Manual(Model):
+    automatic_optimization = False
+
+
+class ExamplesLast(Data):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch[0].T if self.trainer.training else batch
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "words"),
+    [
+        (Manual, Data, "Manual, noise_scale"),
+        (RefusesHalves, Data, "ValueError, noise_scale"),
+        (Model, ExamplesLast, "20, 10, noise_scale"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_before_a_study_begins(module, data, words):
+    options = options_from_python(workload="own", device="cpu", threads=1, noise_scale=True)
+    recipe = recipe_of_project(module, data(), options)
+    with refused(words):
+        preflight(recipe, (20, 20, 32), 0.05, Budget(steps=80), LOSS)
+
+
+def test_recorded_runs_have_no_gradients():
+    with refused("noise_scale"):
+        compose(["+workload=replay", "table=fashion_mlp", "noise_scale=true"])
+
+
+def measured(number, lr, steps, scale, status="reached"):
+    """A trial whose noise scale is ``scale`` in the later half of its steps."""
+    rng = np.random.default_rng(number)
+    terms = [(steps // 4, 50.0, 1.0)]
+    terms += [(step, rng.normal(1.0, 0.2), scale) for step in range(steps // 2 + 1, steps, 4)]
+    one = record(number, f"search/{number}", 64, lr, steps, status)
+    return one.model_copy(update={"noise_scale": tuple(terms)})
+
+
+def test_the_answer_s_is_of_trials_near_the_best_in_the_later_half_of_their_steps():
+    near = [measured(number, 1.0, 60, 45.0) for number in range(3)]
+    others = [measured(3, 9.0, 200, 4.0), measured(4, 0.01, 60, 4.0, "missed")]
+    found = noise_scale(study().plan, [*near, *others])
+    assert found.value == pytest.approx(45.0, rel=0.15)
+    assert 35.0 < found.low < found.high < 60.0
+    assert noise_scale(study().plan, [record(0, "search/0", 64, 1.0, 60)]) is None
+
+
+def test_it_stands_beside_the_critical_batch_size():
+    noise = NoiseScaleEstimate(value=45.2, low=30.4, high=70.1)
+    assert "45 (30 to 70)" in " ".join(render(result(noise_scale=noise)).split())
+    assert "45 (30 to 70)" in page(of_curve(noise_scale=noise), [], "")

@@ -1,0 +1,132 @@
+"""Optuna's samplers in the search's place: what they are told, and what they propose."""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+from search_records import BUDGET, QUESTION, SPACE, Workload, record, spec, step_time
+
+from bstune.core.question import Question
+from bstune.core.records import Budget, Target
+from bstune.core.space import Space
+from bstune.search.other_samplers import propose_by
+
+LOWEST = Question(Target("val/error", None, "min"), Budget(steps=BUDGET), "metric")
+HIGHEST = Question(Target("val/accuracy", None, "max"), Budget(steps=BUDGET), "metric")
+of_each_sampler = pytest.mark.parametrize("sampler", ["tpe", "gp", "qmc", "random"])
+
+
+def propose(sampler, records, seed=0, question=QUESTION, space=SPACE, **arguments):
+    return propose_by(sampler, question, space, step_time, records, seed, **arguments)
+
+
+def search(sampler, count, space=SPACE):
+    """The baseline and so many trials of a known law."""
+    records = [record(role="baseline")]
+    for number in range(1, count + 1):
+        proposal = propose(sampler, records, space=space)
+        records.append(Workload(noise=0.1).train(number, proposal, records))
+    return records
+
+
+@of_each_sampler
+def test_proposals_are_allowed_and_follow_from_their_arguments(sampler):
+    space = Space(16, 496, 0.01, 1.0, "sqrt", (64, 0.05), multiple=16)
+    records = search(sampler, 13, space)
+    for one in records:
+        assert one.batch_size in range(16, 497, 16)
+        assert 0.01 <= one.lr <= 1.0
+    assert len({(one.batch_size, one.lr) for one in records}) == 14
+    again = propose(sampler, records[:-1], space=space)
+    assert (again.batch_size, again.lr) == (records[-1].batch_size, records[-1].lr)
+    first, of_other_seed = (propose(sampler, records[:4], seed) for seed in (0, 1))
+    beside = propose(sampler, records[:4], running=[spec(4)])
+    assert len({first, of_other_seed, beside}) == 3
+
+
+@of_each_sampler
+def test_sizes_that_do_not_fit_are_not_proposed(sampler):
+    records = [record(0, steps=400), record(1, "out of memory", batch_size=256, steps=0)]
+    refused = record(2, "refused", batch_size=36, steps=0)
+    few = Space(16, 64, 0.001, 1.0, "sqrt", (64, 0.05), multiple=16)
+    for seed in range(4):
+        assert propose(sampler, records, seed).batch_size <= 128
+        assert propose(sampler, [*records, refused], seed).batch_size % 8 == 0
+        # Of 16, 32, 48 and 64 one does not fit.
+        between = [records[0], record(1, "out of memory", batch_size=48, steps=0)]
+        assert propose(sampler, between, seed, space=few).batch_size != 48
+
+
+@pytest.mark.parametrize(
+    ("sampler", "near", "far", "question"),
+    [
+        ("tpe", "reached", "reached", QUESTION),
+        # Their metric tells.
+        ("tpe", "pruned", "pruned", QUESTION),
+        ("tpe", "finished", "finished", LOWEST),
+        ("gp", "reached", "pruned", QUESTION),
+        ("gp", "finished", "diverged", HIGHEST),
+    ],
+)
+def test_what_a_sampler_learns_from(sampler, near, far, question):
+    """Of these five seeds a sampler that learns nothing proposes rates 1.1 octaves off the best."""
+    records = []
+    for number, octaves in enumerate(np.linspace(-6.0, 3.0, 19)):
+        off = abs(octaves)
+        metric = 9.0 - off if question.target.mode == "max" else 9.0 + off
+        steps = round(100 * 2.0**off)
+        fields = {"lr": 0.1 * 2.0**octaves, "history": ((100, metric),)}
+        fields |= {"steps": steps, "steps_low": steps - 1}
+        records.append(record(number, near if off < 2.0 else far, **fields))
+    found = []
+    for seed in range(5):
+        proposal = propose(sampler, records, seed, question, resumable=lambda number: False)
+        found.append(abs(math.log2(proposal.lr / 0.1)))
+    assert statistics.median(found) < 0.5
+
+
+@of_each_sampler
+def test_a_trial_ends_a_little_beyond_what_the_best_takes(sampler):
+    """Before one has reached the target its budget alone ends it."""
+    records = [record(0, steps=305, steps_low=304), record(1, steps=700)]
+    proposal = propose(sampler, records)
+    of_best = 305 * step_time(64) / step_time(proposal.batch_size)
+    assert proposal.max_steps == math.ceil(1.2 * of_best)
+    assert propose(sampler, []).max_steps == BUDGET
+
+
+def of_metric(number, status, at_eighth, **fields):
+    """A run of the whole budget, or of an eighth, and its metric there."""
+    steps = BUDGET if status == "finished" else BUDGET // 8
+    history = ((BUDGET // 8, at_eighth), (BUDGET, 0.5))
+    fields |= {"steps": steps, "history": history[: 1 + (status == "finished")]}
+    return record(number, status, lr=0.01 * (number + 1), **fields)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "metric", "resumable", "resumed_from", "max_steps"),
+    [
+        # The median of those that finished was 1.2 then.
+        ("random", 1.1, True, 5, BUDGET),
+        ("qmc", 1.3, True, None, BUDGET // 8),
+        # A machine on which none can be resumed.
+        ("tpe", 1.1, False, None, BUDGET),
+        # It reads trials that finished alone.
+        ("gp", 1.3, True, None, BUDGET),
+    ],
+)
+def test_for_the_best_metric_trials_are_pruned(sampler, metric, resumable, resumed_from, max_steps):
+    records = [of_metric(number, "finished", 1.0 + 0.1 * number) for number in range(5)]
+    records.append(of_metric(5, "pruned", metric))
+    arguments = {"question": LOWEST, "resumable": lambda number: resumable}
+    proposal = propose(sampler, records, **arguments)
+    assert (proposal.resumed_from, proposal.max_steps) == (resumed_from, max_steps)
+    running = [spec(6, resumed_from=5)]
+    assert propose(sampler, records, running=running, **arguments).resumed_from is None
+
+
+def test_a_quasi_random_sequence_goes_on():
+    """Each sixteenth of the rates' logarithms has one of 16 trials."""
+    rates = [one.lr for one in search("qmc", 16)[1:]]
+    assert sorted(int(16 * math.log(lr / 0.001, 1000)) for lr in rates) == list(range(16))
