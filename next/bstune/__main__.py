@@ -7,7 +7,9 @@ import textwrap
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from bstune import __version__
 from bstune.core.errors import BstuneError, InputError
@@ -20,12 +22,13 @@ HELP = """\
 usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
        python -m bstune +workload=NAME trial.batch_size=B trial.lr=LR
        python -m bstune survey +workload=NAME [OPTION=VALUE ...] [--json]
-       python -m bstune report FOLDER [--json]
+       python -m bstune report FOLDER [target='val/loss <= 0.2'] [--json]
 
 tune     find the batch size and learning rate that reach the target fastest
          (the default); the same command continues a study
 survey   measure which batch sizes fit, what their steps take and what bounds them
-report   print the answer of a study's folder again
+report   print the answer of a study's folder again; what its trials say of another
+         target=GOAL, or of the best metric in a smaller budget.seconds=SECONDS
 
 --json            print the result as JSON in place of the answer
 --config-dir DIR  where your own workload/NAME.yaml lies
@@ -73,13 +76,23 @@ def tune(arguments: Sequence[str]) -> int:
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Print the answer of a study's folder."""
+    """Print the answer of a study's folder, or what its trials say of another question."""
     as_json, rest = _without(arguments, "--json")
-    if len(rest) != 1 or "=" in rest[0]:
-        raise InputError(f"report takes one folder, but got {' '.join(rest) or 'none'}")
-    from bstune.api import load
+    if not rest or "=" in rest[0] or not all("=" in argument for argument in rest[1:]):
+        raise InputError(
+            f"report takes one folder and a question, such as target=0.2, but got "
+            f"{' '.join(rest) or 'none'}"
+        )
+    from bstune.api import ask_again, load
 
-    result = load(Path(rest[0]))
+    folder = Path(rest[0])
+    given = _question(rest[1:])
+    if given or not (folder / "curve.json").exists():
+        result = ask_again(folder, given)
+    else:
+        result = load(folder)
+    if not (folder / "curve.json").exists():
+        print("the study has not ended: this is what its trials say so far", file=sys.stderr)
     print(result.model_dump_json(indent=1) if as_json else result)
     return 0
 
@@ -154,6 +167,22 @@ def command() -> None:
 def _without(arguments: Sequence[str], flag: str) -> tuple[bool, list[str]]:
     """Whether a flag is given, and the arguments without it."""
     return flag in arguments, [argument for argument in arguments if argument != flag]
+
+
+def _question(arguments: Sequence[str]) -> dict[str, Any]:
+    """Nest what a study is asked for: ``target=0.2``, ``budget.seconds=30``."""
+    given: dict[str, Any] = {}
+    budget = {}
+    for argument in arguments:
+        name, _, text = argument.partition("=")
+        value: float | str = text
+        with suppress(ValueError):
+            value = float(text)
+        if name.startswith("budget."):
+            budget[name.removeprefix("budget.")] = value
+        else:
+            given[name] = value
+    return given | ({"budget": budget} if budget else {})
 
 
 def _options_help() -> str:

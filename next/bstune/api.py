@@ -16,22 +16,25 @@ from pydantic import Field
 from bstune import __version__
 from bstune.config import Composed, options_from_python
 from bstune.core.errors import InputError
+from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
-from bstune.options import Options
+from bstune.options import Options, differing, with_question
 from bstune.recipe.found import remembered
 from bstune.report.answer import render
 from bstune.report.hardware import survey_line
-from bstune.report.read import read_records, read_result
-from bstune.study.analysis import Study
+from bstune.report.read import read_asked, read_records, read_result
+from bstune.study.analysis import Study, analyse
 from bstune.study.begin import Begun, begin
 from bstune.study.deadline import Deadline, limited
-from bstune.study.finish import TrialsFile, write_study
+from bstune.study.estimates import step_time_of
+from bstune.study.finish import TrialsFile, write_asked, write_study
 from bstune.study.loop import HangWatch
 from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
 from bstune.study.of_options import fixed_options, fixed_place, plan_line, plan_of
 from bstune.study.prepare import OfProject, prepared
 from bstune.study.progress import Progress, Stopwatch
 from bstune.study.result import ResultWarning, StudyResult
+from bstune.study.retarget import retargeted
 from bstune.study.run import answered, trained
 from bstune.study.storage import database_errors, opened
 from bstune.study.workload import (
@@ -39,8 +42,10 @@ from bstune.study.workload import (
     best_in_file,
     by_lightning,
     command_line,
+    commands_of,
     own_training,
     python_call,
+    report_command,
     training_command,
 )
 from bstune.system.files import StudyFolder, whole_file, write_text
@@ -67,6 +72,24 @@ class Result(StudyResult):
     def records(self) -> list[Record]:
         """All trials, in order of their numbers."""
         return read_records(self.folder)
+
+    def at(
+        self,
+        target: str | float | Target | None = None,
+        *,
+        budget: Budget | Mapping[str, float] | int | None = None,
+    ) -> "Result":
+        """What the same trials say of another target, or of the best metric in a smaller budget.
+
+        Args:
+            target: such as ``"val/loss <= 0.2"``, or another goal of the same metric.
+            budget: in place of a target: ``{"seconds": 30}``, or steps, or examples.
+
+        Raises:
+            InputError: they do not tell.
+        """
+        given = {"target": target, "budget": budget}
+        return ask_again(self.folder, {key: it for key, it in given.items() if it is not None})
 
     def __str__(self) -> str:
         return render(self)
@@ -148,6 +171,50 @@ def load(folder: str | Path) -> Result:
     return Result(**read_result(root).model_dump(), folder=root)
 
 
+def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
+    """What the trials of a study, which may still run, say of another question; nothing is written.
+
+    Args:
+        folder: of the study.
+        given: as of :func:`bstune.options.with_question`; nothing asks for the study's own.
+
+    Raises:
+        InputError: there is no study, or its trials do not tell.
+    """
+    root = Path(folder)
+    own, machine, beside = read_asked(root)
+    options = with_question(own, given)
+    if options == own and StudyFolder(root).curve.exists():
+        return load(root)
+    step_time = find_table(str(beside["table"])).step_time if "table" in beside else None
+    plan = plan_of(own, machine, None, step_time, resumable=lambda number: False)
+    records = sorted(read_records(root), key=lambda record: record.number)
+    name = str(own.study or own.workload)
+    ran_for = None
+    if options != own:
+        tau = step_time_of(plan, records)
+        question = Question(options.target, options.budget, options.objective, budget_step_time=tau)
+        records = retargeted(plan.question, question, records)
+        plan = replace(plan, question=question)
+        ran_for = str(own.target if own.target != options.target else own.budget)
+    command, train = commands_of(str(beside["command"]), name, differing(own, options))
+    if own.tunables:
+        # best.yaml is of the study's own question.
+        train = lambda batch_size, lr, steps: "the configuration of row Best"  # noqa: E731
+    study = Study(
+        plan=plan,
+        workload=str(own.workload),
+        name=name,
+        device=machine.device,
+        threads=machine.threads,
+        command=command,
+        train=train,
+        again=partial(report_command, root),
+        ran_for=ran_for,
+    )
+    return Result(**analyse(study, records).model_dump(), folder=root)
+
+
 def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Workload:
     """The workload of a composed command line."""
     options = composed.options
@@ -210,6 +277,8 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
         )
         settings = {**fixed_options(options), **fixed_place(machine), **workload.settings}
         storage.begin(plan.space, options.target, {**settings, **project.model_dump(mode="json")})
+        config = _filled_config(options, workload)
+        write_asked(folder, config, machine)
         say(plan_line(workload.name, options, plan, machine))
         study = Study(
             plan=plan,
@@ -219,6 +288,7 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
             threads=machine.threads,
             command=workload.command,
             train=workload.train_command,
+            again=partial(report_command, folder.root),
             warnings=tuple(
                 ResultWarning(kind="schedule", fix=remedy, state=state)
                 for state, remedy in project.schedules
@@ -237,7 +307,14 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
         ticker.does("writing the answer")
         stopwatch.lap("answer")
         result = _timed(result, stopwatch, folder)
-        return _finish(options, workload, folder, result, records, machine, deadline)
+        return _finish(options, config, folder, result, records, machine, deadline)
+
+
+def _filled_config(options: Options, workload: Workload) -> str:
+    """A workload's config with all options as they were found, and the command that runs it."""
+    config = yaml.safe_load(workload.config) | options.model_dump(mode="json")
+    config |= {"target": str(options.target), "command": workload.command({})}
+    return yaml.safe_dump(hide(config), sort_keys=False)
 
 
 def _prepared(
@@ -328,7 +405,7 @@ def _import_all(*modules: str) -> None:
 
 def _finish(
     options: Options,
-    workload: Workload,
+    config: str,
     folder: StudyFolder,
     result: StudyResult,
     records: Sequence[Record],
@@ -340,13 +417,13 @@ def _finish(
     from bstune.report.figure import curve_figure, roofline_figure
     from bstune.report.page import page
 
-    write_study(folder, result, records, workload.config, machine)
+    write_study(folder, result, records)
     with whole_file(folder.figure) as file:
         curve_figure(result, records).savefig(file, format="png", dpi=150)
     if machine.survey is not None and machine.survey.roofline is not None:
         with whole_file(folder.roofline) as file:
             roofline_figure(machine.survey).savefig(file, format="png", dpi=150)
-    write_text(folder.page, page(result, records, workload.config))
+    write_text(folder.page, page(result, records, config))
     uri, experiment = options.mlflow.uri, options.mlflow.experiment
     is_late = deadline is not None and not deadline.allows_mlflow(time.monotonic())
     if uri is not None and is_late:

@@ -34,7 +34,7 @@ from bstune.system.secrets import hide, hide_in_text
 _PACKAGE = Path(__file__).parent
 CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if path.is_dir())
 # What a workload's file has beside options.
-PARTS = {"table", "tunable"}
+PARTS = {"table", "tunable", "command"}
 # Hydra 1.3 has to be asked for its own behaviour; 1.4 has no other, and warns of the argument.
 VERSION: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 

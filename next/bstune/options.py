@@ -528,6 +528,62 @@ def from_python(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def with_question(own: Options, given: Mapping[str, Any]) -> Options:
+    """A study's options with another target or budget, which its histories are asked for.
+
+    Another goal keeps the objective; a study of the best metric is asked for the least time. A
+    budget, and a target without a goal, ask for the best metric.
+
+    Args:
+        own: of the study.
+        given: ``target``, a text, a :class:`bstune.core.records.Target` or another goal of the
+            study's metric, and ``budget``, as of :func:`from_python`.
+
+    Raises:
+        InputError: for other names, as by :func:`options_from`, and for another metric or
+            direction than the study's.
+    """
+    others = given.keys() - {"target", "budget"}
+    if others:
+        raise InputError(f"ask for target or budget, but got {', '.join(sorted(others))}")
+    asked, budget = given.get("target"), from_python(given).get("budget")
+    best = replace(own.target, goal=None)
+    if isinstance(asked, int | float):
+        asked = f"{best.metric} {'<=' if best.mode == 'min' else '>='} {asked!r}"
+    target = own.target if budget is None else best
+    if asked is not None:
+        target = asked if isinstance(asked, Target) else Target.parse(str(asked))
+    if replace(target, goal=None) != best:
+        raise InputError(
+            f"target={target}: the study's trials tell of '{best}' alone; ask for another goal of "
+            f"that, as target=0.2"
+        )
+    values = own.model_dump() | {"target": target}
+    if budget is not None:
+        values["budget"] = budget
+    if isinstance(budget, dict):
+        # Seconds stand in the place of the study's steps and examples.
+        counted = {"steps": 1, "examples": 1, "seconds": None}
+        values["budget"] = (own.budget.model_dump() if "seconds" in budget else counted) | budget
+    if budget is not None or target.goal is None:
+        values["objective"] = "metric"
+    elif own.seeks_metric:
+        values["objective"] = "time"
+    # Nothing is run: the study's time limit need not suffice for it.
+    checked = options_from(values | {"wall_seconds": None})
+    return checked.model_copy(update={"wall_seconds": own.wall_seconds})
+
+
+def differing(own: Options, other: Options) -> dict[str, Any]:
+    """The options that ``other`` has in place of ``own``, by their dotted names."""
+    changes = {}
+    for name in OPTION_NAMES:
+        mine, value = (reduce(getattr, name.split("."), one) for one in (own, other))
+        if value != mine:
+            changes[name] = str(value) if isinstance(value, Target) else value
+    return changes
+
+
 def space_of(options: Options, device: str) -> Space:
     """Derive what is searched.
 

@@ -51,8 +51,8 @@ def answer(result: StudyResult) -> tuple[Row, ...]:
     """Write an answer's rows: the verdict, then those that the question names, in its order."""
     texts = {
         "Best": _best(result),
-        "Time": _runs(result),
-        "Steps": _steps(result),
+        "Time": _with_faster(result),
+        "Steps": _with_faster(result),
         "Budget": _budget(result),
         "Range": _range(result),
         "Rates": rates(result),
@@ -75,7 +75,10 @@ def header(result: StudyResult) -> str:
     if where == "cpu":
         where += f" with {console.count(result.threads, 'thread')}"
     tried = console.count(result.configurations, "configuration")
-    return f"{result.workload}, {result.target}, {where}, {tried} (90% in brackets)"
+    asked = str(result.target)
+    if result.ran_for is not None:
+        asked += f" by trials run for {result.ran_for}"
+    return f"{result.workload}, {asked}, {where}, {tried} (90% in brackets)"
 
 
 def render(result: StudyResult) -> str:
@@ -209,8 +212,8 @@ def _end(value: float) -> str:
     return console.number(value, 4) if text == "1" else text
 
 
-def _steps(result: StudyResult) -> Iterator[str]:
-    """Write the steps, and what is faster in seconds."""
+def _with_faster(result: StudyResult) -> Iterator[str]:
+    """Write what the runs took, and what is faster in seconds."""
     for text in _runs(result):
         faster = result.faster
         if faster is not None:

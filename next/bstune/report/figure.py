@@ -12,19 +12,23 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from bstune.core.records import Record, Status, ends
 from bstune.hardware.survey import Survey
 from bstune.report.answer import answer, growth
 from bstune.search.findings import CurvePoint
-from bstune.study.result import Confirmed, StudyResult
+from bstune.study.result import Confirmed, CriticalAt, StudyResult
 from bstune.system import console
 
 # Okabe and Ito's colours, which readers with any colour vision tell apart.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 GREY = "#8a8a8a"
 INCHES = (11.0, 4.2)
+# Width with a fourth panel.
+WIDE_INCHES = 14.5
+# Targets that have a critical batch size, from which on it is drawn over them.
+LEAST_TARGETS = 3
 # Letters of a line of the title.
 TITLE_WIDTH = 115
 # Room below and above the curve, the best and the baseline, as a factor.
@@ -121,6 +125,8 @@ def _draw_metric(figure: Figure, result: StudyResult, records: Sequence[Record])
 def _draw_curve(figure: Figure, result: StudyResult, records: Sequence[Record]) -> None:
     """Draw three panels over batch size, all axes logarithmic.
 
+    A fourth has the critical batch size over easier targets, where ``LEAST_TARGETS`` have one.
+
     Args:
         result: the curve with its band, the law, the best and the baseline.
         records: of all trials; the last of each resumed chain is shown. Runs on new seeds are not,
@@ -140,7 +146,10 @@ def _draw_curve(figure: Figure, result: StudyResult, records: Sequence[Record]) 
         number=console.seconds,
     )
     trials = [record for record in ends(records) if record.role != "new seed"]
-    steps_axes, time_axes, rate_axes = figure.subplots(1, 3)
+    over_targets = _over_targets(result)
+    if over_targets:
+        figure.set_figwidth(WIDE_INCHES)
+    steps_axes, time_axes, rate_axes, *further = figure.subplots(1, 3 + bool(over_targets))
     _draw_law(steps_axes, result)
     _draw_panel(steps_axes, steps, result, trials)
     _draw_panel(time_axes, time, result, trials)
@@ -148,6 +157,8 @@ def _draw_curve(figure: Figure, result: StudyResult, records: Sequence[Record]) 
     _draw_panel(rate_axes, RATE, result, trials)
     for text in growth(result):
         rate_axes.set_title(text, fontsize=9, parse_math=False)
+    for axes in further:
+        _draw_over_targets(axes, over_targets)
     _draw_legend(figure, (steps_axes, rate_axes))
 
 
@@ -230,6 +241,31 @@ def _draw_law(axes: Axes, result: StudyResult) -> None:
     is_known = ends_of_critical.low is not None or ends_of_critical.high is not None
     if is_known and low < high:
         axes.axvspan(low, high, label="critical batch size B_crit, 90%", **CRITICAL)
+
+
+def _over_targets(result: StudyResult) -> list[CriticalAt]:
+    """The easier targets and the study's own, as far as B_crit is known there; none for few."""
+    found = list(result.over_targets)
+    goal = result.target.goal
+    if found and goal is not None and result.critical is not None:
+        found.append(CriticalAt(goal=goal, interval=result.critical.interval))
+    known = [one for one in found if one.interval.value is not None]
+    return known if len(known) >= LEAST_TARGETS else []
+
+
+def _draw_over_targets(axes: Axes, points: Sequence[CriticalAt]) -> None:
+    """Draw B_crit over targets, side by side, that get harder to the right."""
+    intervals = [(one.interval.low, one.interval.value, one.interval.high) for one in points]
+    low, values, high = np.array(intervals, dtype=float).T
+    places = range(len(points))
+    axes.errorbar(places, values, (values - low, high - values), fmt="o-", capsize=3, color=PURPLE)
+    axes.set(yscale="log", xlabel="target", ylabel="critical batch size, 90%")
+    axes.set_xticks(places, [console.number(one.goal) for one in points])
+    axes.yaxis.set_major_locator(LogLocator(2, numticks=9))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.15)
 
 
 def _scale(axes: Axes, panel: Panel) -> None:

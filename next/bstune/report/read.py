@@ -1,13 +1,16 @@
 """Read a study's folder back: it is data, read within limits, and nothing in it is run."""
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from bstune.core.errors import InputError
 from bstune.core.records import Record
+from bstune.options import Options, options_from
+from bstune.study.machine import Machine
 from bstune.study.result import SCHEMA, StudyResult
-from bstune.system.files import StudyFolder, read_json, read_text
+from bstune.system.files import StudyFolder, read_json, read_text, read_yaml
 
 # A result of 1,000 trials has some 40 kB.
 RESULT_LIMIT_BYTES = 5_000_000
@@ -48,6 +51,28 @@ def read_records(folder: Path) -> list[Record]:
         except ValidationError as error:
             raise InputError(f"{path}, line {number}, is no trial: {_first(error)}") from error
     return records
+
+
+def read_asked(folder: Path) -> tuple[Options, Machine, dict[str, Any]]:
+    """Read what a study asks, which its folder has from its beginning on.
+
+    Returns:
+        Its options, its machine, and what config.yaml has beside options: ``command``, which runs
+        the study, and ``table``, where recorded runs answer its trials.
+
+    Raises:
+        InputError: if config.yaml or hardware.json is missing, too large or broken.
+    """
+    files = StudyFolder(folder)
+    config = read_yaml(files.config)
+    if not isinstance(config, dict) or "command" not in config:
+        raise InputError(f"{files.config} does not tell what its study asks: run its study again")
+    values = {name: config.pop(name) for name in Options.model_fields if name in config}
+    try:
+        machine = Machine.model_validate(read_json(files.hardware))
+    except ValidationError as error:
+        raise InputError(f"{files.hardware} is no machine: {_first(error)}") from error
+    return options_from(values), machine, config
 
 
 def _first(error: ValidationError) -> str:

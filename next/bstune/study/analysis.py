@@ -58,6 +58,7 @@ from bstune.study.improvement import (
     pooled_metric_deviation,
     verdict_of_improvement,
 )
+from bstune.study.over_targets import critical_over_targets
 from bstune.study.plan import Plan
 from bstune.study.result import (
     Confirmed,
@@ -102,6 +103,8 @@ class Study:
         device, threads: that trained.
         command: what runs the workload with further options, as a command or a call.
         train: what trains a batch size, a rate and, where it is chosen, a schedule's length.
+        again: what answers for another target from the same trials.
+        ran_for: the target, or the budget, that its trials were run for, where another is asked.
         warnings: of the project, which a preflight has found.
     """
 
@@ -112,6 +115,8 @@ class Study:
     threads: int
     command: Callable[[Mapping[str, object]], str]
     train: Callable[[int, float, int | None], str]
+    again: Callable[[Target], str] = str
+    ran_for: str | None = None
     warnings: tuple[ResultWarning, ...] = ()
 
 
@@ -132,6 +137,7 @@ def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
         "objective": question.objective,
         "target": question.target,
         "budget": question.budget,
+        "ran_for": study.ran_for,
         "device": study.device,
         "threads": study.threads,
         "seeds": study.plan.seeds,
@@ -171,8 +177,10 @@ def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResu
     if not plan.question.seeks_metric:
         easier = easier_target(plan.question.target, records)
         fields["easier_goal"] = easier.goal
-        with_easier = {"target": str(easier), "study": f"{study.name}-easier"}
-        fields["easier"] = study.command(with_easier)
+        fields["easier"] = study.again(easier)
+        if plan.question.schedule_ends:
+            with_easier = {"target": str(easier), "study": f"{study.name}-easier"}
+            fields["easier"] = study.command(with_easier)
     return StudyResult(
         **fields,
         best=_confirmed(plan, records, field, record, (), SeedDeviation(field.noise, LAW_DEGREES)),
@@ -197,6 +205,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
     fields = _common_fields(study, records) | {
         "reached": True,
         "critical": critical,
+        "over_targets": critical_over_targets(plan, records),
         "searched": searched,
         "curve": points,
     }
@@ -246,7 +255,7 @@ def _fields_of_best(
         "near_optimal": _near_optimal(points, plan, step_time, best),
         "lr_alone": _rate_alone(plan, records, verdict, posterior, other, baseline, speedup),
         "fewest_steps": _fewest_steps(plan.question, points, records, best),
-        "faster": _faster(plan, posterior, step_time, best, baseline),
+        "faster": _faster(study, posterior, step_time, best, baseline),
     }
     if best is not None and verdict in ("switch", "use"):
         fields["train"] = study.train(best.batch_size, best.lr, best.schedule_steps)
@@ -568,20 +577,27 @@ def _fewest_steps(
 
 
 def _faster(
-    plan: Plan,
+    study: Study,
     posterior: Posterior,
     step_time: StepTime,
     best: Confirmed | None,
     baseline: Confirmed | None,
 ) -> Faster | None:
-    """Under ``steps``: the configuration that is predicted to be clearly faster in seconds."""
-    if not plan.question.counts_steps or best is None:
+    """The configuration that is predicted to be clearly faster than the best, in seconds.
+
+    Under ``steps`` there may be one, and where the trials were run for another question: those that
+    are best for this one had no new seeds then.
+    """
+    question = study.plan.question
+    is_expected = question.counts_steps or study.ran_for is not None
+    if not is_expected or best is None:
         return None
     seconds = {}
-    for prediction in predictions(posterior, plan.question, step_time):
-        steps = math.exp(prediction.log_value)
+    for prediction in predictions(posterior, question, step_time):
         record = prediction.record
-        seconds[record.number] = plan.question.cost(steps, record.batch_size, step_time), record
+        value_of_step = question.value(1.0, record.batch_size, step_time)
+        steps = math.exp(prediction.log_value) / value_of_step
+        seconds[record.number] = question.cost(steps, record.batch_size, step_time), record
     if best.number not in seconds:
         return None
     least, record = min(seconds.values(), key=lambda pair: pair[0])

@@ -1,4 +1,4 @@
-"""The files that a study ends with: its result, its records, the best, its config and machine."""
+"""The files of a study: config and machine, its records, and at its end the result and the best."""
 
 from collections.abc import Sequence
 
@@ -11,27 +11,29 @@ from bstune.study.result import StudyResult
 from bstune.system.files import StudyFolder, append_line, write_text
 
 
-def write_study(
-    folder: StudyFolder,
-    result: StudyResult,
-    records: Sequence[Record],
-    config: str,
-    machine: Machine,
-) -> None:
-    """Write a study's files; each is whole or as it was.
+def write_asked(folder: StudyFolder, config: str, machine: Machine) -> None:
+    """Write what a study asks, and where it runs: with its trials they answer other questions.
+
+    Args:
+        folder: of the study.
+        config: the config as YAML, without secrets and with what was found.
+        machine: on which it runs.
+    """
+    write_text(folder.config, config)
+    write_text(folder.hardware, machine.model_dump_json(indent=1) + "\n")
+
+
+def write_study(folder: StudyFolder, result: StudyResult, records: Sequence[Record]) -> None:
+    """Write a study's answer; each file is whole or as it was.
 
     Args:
         folder: of the study.
         result: which becomes curve.json.
         records: of all trials, in order of their numbers; they become trials.jsonl.
-        config: the composed config as YAML, without secrets.
-        machine: on which it ran.
     """
     write_text(folder.curve, result.model_dump_json(indent=1) + "\n")
     lines = [record.model_dump_json() + "\n" for record in records]
     write_text(folder.trials, "".join(lines))
-    write_text(folder.config, config)
-    write_text(folder.hardware, machine.model_dump_json(indent=1) + "\n")
     if result.best is not None:
         best = result.best.model_dump(include=set(Configuration.model_fields))
         if result.best.train_steps is not None:

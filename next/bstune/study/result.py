@@ -148,6 +148,13 @@ class Critical(Frozen):
     """The batch sizes between which trials reached the target."""
 
 
+class CriticalAt(Frozen):
+    """The critical batch size at another goal of the target, by the same trials."""
+
+    goal: float
+    interval: Interval
+
+
 class Searched(Frozen):
     """The batch sizes that a study may try, and how many octaves have a trial that reached."""
 
@@ -160,7 +167,7 @@ class Searched(Frozen):
 
 
 class Faster(Configuration):
-    """Under ``steps``: a configuration that is predicted to reach the target sooner, in seconds."""
+    """A configuration that is predicted to reach the target sooner than the best, in seconds."""
 
     seconds: float
     speedup: float
@@ -232,6 +239,8 @@ class StudyResult(Frozen):
     objective: Objective
     target: Target
     budget: Budget
+    ran_for: str | None = None
+    """The target, or the budget, that the trials were run for, where another was asked for."""
     device: str
     threads: int
     seeds: int
@@ -268,6 +277,8 @@ class StudyResult(Frozen):
     fewest_steps: FewestSteps | None = None
     """None where the best takes as few."""
     critical: Critical | None = None
+    over_targets: tuple[CriticalAt, ...] = ()
+    """B_crit at easier targets, the easiest first."""
     searched: Searched | None = None
     """None where nothing reached the target."""
     faster: Faster | None = None

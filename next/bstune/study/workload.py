@@ -4,11 +4,19 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
+from bstune.core.records import Target
 from bstune.recipe.recipe import Recipe
 from bstune.system.secrets import hide
 from bstune.trial.table import Table
 from bstune.trial.trial import Trial
+
+COMMAND = "python -m bstune"
+Commands = tuple[
+    Callable[[Mapping[str, object]], str],
+    Callable[[int, float, int | None], str],
+]
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ def command_line(arguments: Sequence[str], options: Mapping[str, object]) -> str
             pairs = [f"{name}: {value}" for name, value in changed.items()]
             changed = f"{{{', '.join(pairs)}}}"
         given[option] = f"{option}={changed}"
-    return shlex.join(["python", "-m", "bstune", *given.values()])
+    return f"{COMMAND} {shlex.join(given.values())}"
 
 
 def training_command(
@@ -105,6 +113,29 @@ def best_in_file(
     if arguments is None:
         return f"the configuration in {file} in your project"
     return command_line(arguments, {"trial": file})
+
+
+def commands_of(command: str, name: str, asked: Mapping[str, object]) -> Commands:
+    """What runs a study with further options, and what trains a batch size and a rate.
+
+    Args:
+        command: that runs the study, as :func:`command_line` or :func:`python_call` writes it.
+        name: of the study.
+        asked: options of another question; they make it another study.
+    """
+    another = {"study": f"{name}-2"} if asked else {}
+    if not command.startswith(COMMAND):
+        return lambda options: python_call(name, {**asked, **another, **options}), own_training
+    arguments = shlex.split(command.removeprefix(COMMAND))
+    for option, value in asked.items():
+        arguments.append(f"{option}={'null' if value is None else value}")
+    run = partial(command_line, arguments)
+    return lambda options: run({**another, **options}), partial(training_command, arguments)
+
+
+def report_command(folder: Path, target: Target) -> str:
+    """What answers another goal from the trials in a study's folder."""
+    return f"{COMMAND} report {shlex.quote(str(folder))} target={target.goal:g}"
 
 
 def own_training(batch_size: int, lr: float, steps: int | None) -> str:

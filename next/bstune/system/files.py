@@ -152,10 +152,11 @@ def _writing(path: Path) -> Iterator[None]:
 
 def discard_folder(folder: StudyFolder) -> None:
     """Remove a study's folder in which nothing was stored yet; one that holds more stays."""
-    without_trials = {folder.owner, folder.log, folder.checkpoints}
-    if folder.root.is_dir() and set(folder.root.iterdir()) <= without_trials:
-        folder.owner.unlink(missing_ok=True)
-        folder.log.unlink(missing_ok=True)
+    without_trials = (folder.owner, folder.log, folder.config, folder.hardware)
+    there = {*without_trials, folder.checkpoints}
+    if folder.root.is_dir() and set(folder.root.iterdir()) <= there:
+        for path in without_trials:
+            path.unlink(missing_ok=True)
         # A folder that is not empty stays.
         for place in (folder.checkpoints, folder.root):
             with suppress(OSError):

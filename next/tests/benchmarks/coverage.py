@@ -78,16 +78,20 @@ def measure(name, objective, seed):
 @functools.cache
 def truth_of_table(name):
     """The batch size of slope -1/2, from the best cell of each batch size."""
-    problem = table_problem(name, "steps")
+    truth = truth_of_problem(table_problem(name, "steps"))
+    assert truth is not None, f"{name}'s cells do not determine B_crit"
+    return truth
+
+
+def truth_of_problem(problem):
+    """The same of a problem of ``steps``; None where its cells do not determine it."""
     fewest = {}
     for batch_size, lr in problem.table.cells:
         examples = problem.median_cost(batch_size, lr)
         if examples is not None:
             steps = examples / batch_size
             fewest[batch_size] = min(steps, fewest.get(batch_size, math.inf))
-    truth = slope_b_crit(list(fewest.items()))
-    assert truth is not None, f"{name}'s cells do not determine B_crit"
-    return truth
+    return slope_b_crit(list(fewest.items()))
 
 
 def holds(row):

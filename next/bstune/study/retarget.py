@@ -1,0 +1,129 @@
+"""Another question to the trials of a study: each run is read as if it had been asked that.
+
+A run that met an easier target on its way is one that ended there, and what resumed it was never
+asked. One that did not meet the target leaves the bound that it left. Of a smaller budget a run
+tells the best metric if it trained as long.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bstune.core.errors import InputError
+from bstune.core.question import Question
+from bstune.core.records import Record, Target
+from bstune.study.advice import closest_trial
+
+
+def retargeted(own: Question, question: Question, records: Sequence[Record]) -> list[Record]:
+    """The records that a study's runs would have left, had they been asked another question.
+
+    Args:
+        own: the question that they were run for.
+        question: of the same metric.
+        records: of all finished trials, in order of their numbers.
+
+    Raises:
+        InputError: where they do not tell: no run came as far as the target or the budget, all met
+            the target at their first evaluation, one met the study's own before the budget's end,
+            or schedules ended with their trials.
+    """
+    if own.schedule_ends:
+        raise InputError(
+            "schedules ended with their trials, which tell nothing of another target or budget: "
+            "run a study for it"
+        )
+    if question.seeks_metric:
+        _check_budget(question, records)
+    again = ended_by(question, records)
+    if not any(record.reached for record in again):
+        raise InputError(_nothing_reached(question, records))
+    met_at_once = [len(one.history) == 1 and one.reached for one in again if one.history]
+    if all(met_at_once) and not question.seeks_metric:
+        raise InputError(
+            f"all trials met {question.target} at their first evaluation, as untrained weights "
+            f"may: ask for a harder target"
+        )
+    return again
+
+
+def _nothing_reached(question: Question, records: Sequence[Record]) -> str:
+    """Say what no run came to."""
+    if question.seeks_metric:
+        return "all first evaluations lie beyond this budget: ask for a larger one"
+    closest = closest_trial(question, records)
+    value = "none" if closest is None else f"{closest.value:.4g}"
+    return (
+        f"no trial reached {question.target}, the closest value is {value}: ask for an easier "
+        f"target, or run a study for this one"
+    )
+
+
+def _check_budget(question: Question, records: Sequence[Record]) -> None:
+    """InputError where no run trained to the budget's end, or the best were stopped before it."""
+    reached: list[float] = []
+    others: list[float] = []
+    for record in records:
+        share = record.steps / question.last_step(record.batch_size)
+        (reached if record.status == "reached" else others).append(share)
+    # The best ones met the study's target, and were stopped there.
+    longest = min(reached) if reached else max(others, default=0.0)
+    if longest < 1.0:
+        raise InputError(
+            f"the trials tell of {math.floor(100 * longest)}% of this budget, where the best or "
+            f"all ended: ask for at most so much, or run a study for it"
+        )
+
+
+def ended_by(question: Question, records: Sequence[Record]) -> list[Record]:
+    """The records of runs that another question ends; arguments as of :func:`retargeted`."""
+    steps: dict[int | None, int] = {record.number: record.steps for record in records}
+    again = []
+    # The trial in which a chain ended, by the numbers of that one and of all that resume it.
+    ended_in: dict[int | None, int] = {}
+    for record in records:
+        if record.resumed_from in ended_in:
+            ended_in[record.number] = ended_in[record.resumed_from]
+            continue
+        if question.seeks_metric:
+            changes = _by_budget(record, question.last_step(record.batch_size))
+        else:
+            changes = _by_target(record, question.target)
+        before = steps.get(record.resumed_from, 0)
+        share = (changes.get("steps", record.steps) - before) / max(record.steps - before, 1)
+        changes["train_seconds"] = share * record.train_seconds
+        changes["other_seconds"] = share * record.other_seconds
+        changes["repeats"] = ended_in.get(record.repeats, record.repeats)
+        again.append(record.model_copy(update=changes))
+        if again[-1].reached:
+            ended_in[record.number] = record.number
+    return again
+
+
+def _by_target(record: Record, target: Target) -> dict[str, Any]:
+    """What changes in a record whose run a target ends."""
+    missed = 0
+    for place, (step, value) in enumerate(record.history, start=1):
+        if value is not None and target.reached(value):
+            changes = {"status": "reached", "steps": step, "steps_low": missed}
+            return changes | {"history": record.history[:place]}
+        missed = step
+    return {"status": {"reached": "pruned", "finished": "missed"}.get(record.status, record.status)}
+
+
+def _by_budget(record: Record, last_step: int) -> dict[str, Any]:
+    """What changes in a record whose run a budget ends; its metric there is interpolated."""
+    within = [one for one in record.finite_history if one[0] < last_step]
+    beyond = [one for one in record.finite_history if one[0] >= last_step]
+    if beyond and (within or beyond[0][0] == last_step):
+        steps, values = zip(*within[-1:], beyond[0], strict=True)
+        value = float(np.interp(math.log(last_step), np.log(np.maximum(steps, 1)), values))
+        history = (*within, (last_step, value))
+        changes = {"status": "finished", "steps": last_step, "steps_low": last_step}
+        return changes | {"history": history}
+    if beyond:
+        # Its first evaluation lies beyond the budget, and tells nothing.
+        return {"status": "pruned", "steps": 0, "history": ()}
+    return {"status": "pruned"} if record.status in ("reached", "missed", "finished") else {}

@@ -1,0 +1,253 @@
+"""Another question to the trials of a study: cut histories, refusals, and reports of a folder."""
+
+import json
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import search_records
+from refusals import refused
+from results import records as drawn_records
+from results import result as drawn_result
+
+import bstune
+from bstune.__main__ import main
+from bstune.config import options_from_python
+from bstune.core.question import Question
+from bstune.core.records import Budget, Target
+from bstune.options import differing, with_question
+from bstune.report.figure import curve_figure
+from bstune.study.over_targets import critical_over_targets
+from bstune.study.plan import Plan
+from bstune.study.result import CriticalAt, Interval
+from bstune.study.retarget import ended_by, retargeted
+from bstune.trial.table import find_table, train
+from bstune.trial.trial import Trial, run_trial
+
+OWN = Question(Target("val/loss", 0.1, "min"), Budget(steps=200))
+HISTORY = ((10, 0.8), (40, 0.3), (80, 0.15), (100, 0.09))
+MISSED = ((10, 0.8), (40, 0.3), (200, 0.15))
+
+
+def to(goal):
+    return replace(OWN, target=replace(OWN.target, goal=goal))
+
+
+def within(steps):
+    return Question(Target("val/loss", None, "min"), Budget(steps=steps), "metric")
+
+
+def step_time(batch_size):
+    return 1e-3
+
+
+def record(number=0, status="reached", history=HISTORY, **fields):
+    steps = history[-1][0] if history else 0
+    low = history[-2][0] if status == "reached" else steps
+    fields = {"max_steps": 200, "steps": steps, "steps_low": low, "history": history} | fields
+    return search_records.record(number, status, train_seconds=1.0, other_seconds=2.0, **fields)
+
+
+DIVERGED = ((10, 0.2), (20, None))
+
+
+@pytest.mark.parametrize(
+    ("status", "history", "question", "ended"),
+    [
+        ("reached", HISTORY, to(0.1), ("reached", 100, 80)),
+        ("reached", HISTORY, to(0.3), ("reached", 40, 10)),
+        ("reached", HISTORY, to(0.2), ("reached", 80, 40)),
+        # A harder one: it was stopped before.
+        ("reached", HISTORY, to(0.05), ("pruned", 100, 80)),
+        ("missed", MISSED, to(0.2), ("reached", 200, 40)),
+        ("missed", MISSED, to(0.12), ("missed", 200, 200)),
+        ("finished", MISSED, to(0.12), ("missed", 200, 200)),
+        ("pruned", HISTORY[:2], to(0.2), ("pruned", 40, 40)),
+        ("diverged", DIVERGED, to(0.3), ("reached", 10, 0)),
+        ("failed", (), to(0.3), ("failed", 0, 0)),
+        # Smaller budgets: the metric is interpolated over log steps.
+        ("finished", MISSED, within(40), ("finished", 40, 40)),
+        ("pruned", HISTORY[:2], within(80), ("pruned", 40, 40)),
+        ("reached", HISTORY, within(150), ("pruned", 100, 80)),
+        ("missed", MISSED, within(5), ("pruned", 0, 200)),
+    ],
+)
+def test_a_run_ends_where_the_question_ends_it(status, history, question, ended):
+    (again,) = ended_by(question, [record(status=status, history=history)])
+    assert (again.status, again.steps, again.steps_low) == ended
+    share = ended[1] / history[-1][0] if history else 0.0
+    assert (again.train_seconds, again.other_seconds) == pytest.approx((share, 2 * share))
+    assert type(again).model_validate(again.model_dump()) == again
+
+
+def test_the_metric_at_a_budget_s_end_lies_between_its_evaluations():
+    (again,) = ended_by(within(20), [record(status="missed", history=MISSED)])
+    # Half of the way from 10 to 40 in log steps.
+    assert again.history == ((10, 0.8), (20, pytest.approx(0.55)))
+
+
+def test_what_resumes_a_run_that_met_the_target_was_never_asked():
+    chain = [
+        record(0, "pruned", HISTORY[:2]),
+        record(1, resumed_from=0),
+        record(2, repeats=1, role="new seed", place="seed/1/0"),
+    ]
+    again = ended_by(to(0.3), chain)
+    assert [(one.number, one.steps, one.repeats) for one in again] == [(0, 40, None), (2, 40, 0)]
+    again = ended_by(to(0.2), chain)
+    assert [(one.number, one.steps, one.repeats) for one in again][1:] == [
+        (1, 80, None),
+        (2, 80, 1),
+    ]
+    # Of its own steps, 40 to 100.
+    assert again[1].train_seconds == pytest.approx(40 / 60)
+    assert ended_by(OWN, chain) == chain
+
+
+def test_a_recorded_run_ends_as_one_that_was_run_for_the_target():
+    table = find_table("mnist_mlp")
+    easier = replace(table.target, goal=0.06)
+    for batch_size, lr in list(table.cells)[::7]:
+        spec = search_records.spec(batch_size=int(batch_size), lr=lr, max_steps=10**6)
+        hard, run = (
+            run_trial(partial(train, table), Trial(spec, target, total_steps=10**6))
+            for target in (table.target, easier)
+        )
+        (again,) = ended_by(Question(easier, Budget(steps=10**6)), [hard])
+        same = {"other_seconds", "train_seconds", "seconds_per_step"}
+        assert again.model_dump(exclude=same) == run.model_dump(exclude=same)
+        assert again.train_seconds == pytest.approx(run.train_seconds)
+
+
+@pytest.mark.parametrize(
+    ("own", "question", "records", "words"),
+    [
+        (OWN, to(0.05), [record()], "0.09"),
+        (OWN, to(0.9), [record(), record(1)], "0.9, harder"),
+        (replace(OWN, schedule_ends=True), to(0.2), [record()], "schedules"),
+        # The best trial met its target, and was stopped there.
+        (OWN, within(150), [record(), record(1, "missed", MISSED)], "66%"),
+        (within(200), within(400), [record(status="finished", history=MISSED)], "50%"),
+        (within(200), within(5), [record(status="finished", history=MISSED)], "larger"),
+    ],
+)
+def test_what_the_trials_do_not_tell_is_one_line(own, question, records, words):
+    with refused(words):
+        retargeted(own, question, records)
+
+
+GIVEN = {"target": "val/loss <= 0.1", "batch_size": (8, 64), "baseline": (16, 0.1), "budget": 200}
+SECONDS = {"budget": {"seconds": 60}, "wall_seconds": 300}
+BY_METRIC = {"objective": "metric", "target": "min val/loss", **SECONDS}
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "differs"),
+    [
+        ({}, {"target": 0.2}, {"target": "val/loss <= 0.2"}),
+        (
+            {},
+            {"budget": {"steps": 50}},
+            {"objective": "metric", "target": "min val/loss", "budget.steps": 50},
+        ),
+        (BY_METRIC, {"target": 0.2}, {"objective": "time", "target": "val/loss <= 0.2"}),
+        (BY_METRIC, {"budget": {"seconds": 100}}, {"budget.seconds": 100}),
+        (BY_METRIC, {"budget": {"steps": 9}}, {"budget.steps": 9, "budget.seconds": None}),
+    ],
+)
+def test_options_of_another_question(changes, asked, differs):
+    own = options_from_python(workload="w", **(GIVEN | changes))
+    assert differing(own, with_question(own, asked)) == differs
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"target": "val/error <= 0.2"}, "val/error, min val/loss"),
+        ({"target": "val/loss >= 0.2"}, "min val/loss"),
+        ({"target": float("nan")}, "nan"),
+        ({"target": 0.2, "budget": {"seconds": 30}}, "metric"),
+        ({"budget": {"seconds": -1}}, "budget.seconds"),
+        ({"trials": 3}, "trials"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(asked, words):
+    with refused(words):
+        with_question(options_from_python(workload="w", **GIVEN), asked)
+
+
+def test_b_crit_over_easier_targets():
+    """S(B) = 10/goal (1 + 16/goal/B): it grows as the target gets harder."""
+    records = []
+    for number in range(21):
+        size = 8 * 2 ** (number % 7)
+        octaves = number // 7 - 1
+        steps = {}
+        for goal in np.geomspace(1.0, 0.1, 60):
+            off = math.exp(0.3 * octaves**2)
+            steps[round(off * 10 / goal * (1 + 16 / goal / size))] = float(goal)
+        rate = {"batch_size": size, "lr": 0.1 * (size / 64) ** 0.5 * 2**octaves}
+        records.append(record(number, history=tuple(steps.items()), **rate))
+    plan = Plan(OWN, search_records.SPACE, None, 21, 3, 0, step_time=step_time)
+    found = critical_over_targets(plan, records)
+    goals = [one.goal for one in found]
+    assert goals == sorted(goals, reverse=True)
+    assert len(goals) == 5
+    for one in found:
+        assert one.interval.low < 16 / one.goal < one.interval.high
+    assert found[0].interval.high < 16 / 0.1
+    ends = replace(plan, question=replace(OWN, schedule_ends=True))
+    assert critical_over_targets(ends, records) == ()
+
+
+@pytest.mark.parametrize(("known", "panels"), [(1, 3), (2, 4)])
+def test_b_crit_is_drawn_over_three_targets(known, panels):
+    intervals = [Interval(value=60, low=40, high=90)] * known
+    intervals.append(Interval(value=None, low=40, high=None))
+    targets = [CriticalAt(goal=0.3 - 0.05 * k, interval=it) for k, it in enumerate(intervals)]
+    study = drawn_result(over_targets=tuple(targets))
+    figure = curve_figure(study, drawn_records())
+    figure.draw_without_rendering()
+    assert len(figure.axes) == panels
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A study of recorded runs that has ended, and its folder."""
+    folder = tmp_path_factory.mktemp("study")
+    options = ["+workload=replay", "table=fashion_mlp", "trials=16", "mlflow.uri=null"]
+    assert main([*options, f"output={folder}/out", f"storage=sqlite:///{folder}/study.db"]) == 0
+    return bstune.load(folder / "out")
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_folder_answers_for_another_target_and_budget(study, capsys):
+    before = files(study.folder)
+    easier = study.at("val/error <= 0.2")
+    assert (str(easier.target), easier.ran_for) == ("val/error <= 0.2", "val/error <= 0.14")
+    assert easier.best.seconds < study.best.seconds
+    assert "'target=val/error <= 0.2'" in (easier.train or easier.next)
+    capsys.readouterr()
+    assert main(["report", str(study.folder), "target=0.2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(easier.model_dump_json())
+    metric = study.at(budget={"steps": 20})
+    assert (str(metric.target), metric.objective) == ("min val/error", "metric")
+    assert metric.best.metric is not None
+    assert main(["report", str(study.folder), "target=val/error <= 0.01"]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert files(study.folder) == before
+
+
+def test_a_study_that_runs_is_answered_and_its_own_target_has_its_own_answer(study):
+    own = study.at("val/error <= 0.14")
+    assert own.model_dump() == study.model_dump()
+    (study.folder / "curve.json").unlink()
+    so_far = study.at("val/error <= 0.14")
+    different = {"spent"}
+    assert so_far.model_dump(exclude=different) == study.model_dump(exclude=different)
+    assert main(["report", str(study.folder)]) == 0
