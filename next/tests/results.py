@@ -283,6 +283,10 @@ FAR = ResultWarning(
 STATES = {
     "switch": result(),
     "switch, three warnings": result(warnings=(STEP_TIMES, FEW_OCTAVES, FAR)),
+    "several values": result(
+        best=BEST.model_copy(update={"values": {"momentum": 0.74, "layers": 3}}),
+        train=f"{COMMAND} trial=outputs/digits/best.yaml",
+    ),
     "keep": keep(),
     "not yet: the interval is too wide": not_yet(),
     "not yet: no new seeds": not_yet(

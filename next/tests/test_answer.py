@@ -31,6 +31,14 @@ EASIER_ROW = ("Easier", [0.08, 0.08, 2])
 # in the units that they are printed in; golden/answer.txt has all states.
 EXPECTED = {
     "switch": [SWITCH, TIMES, ALSO_GOOD, SCALING, TRAIN],
+    "several values": [
+        ("Switch", SWITCH[1][2:5] + BASELINE),
+        ("Best", [*BEST, 0.74, 3]),
+        TIMES,
+        ("Also good", [48, 173, 1.05, 2.4]),
+        SCALING,
+        ("Train", []),
+    ],
     "keep": [
         ("Keep", [*BASELINE, 12, 1.2]),
         ("Time", [96, 201, 96, 0.5, 91, 162, *SEEDS]),
