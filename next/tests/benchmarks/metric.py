@@ -306,12 +306,8 @@ def measure(problem, seed, search):
             break
         spent += cost
         count += 1
-    above = [math.log(value / one.best) for value in truths]
-    return {
-        "trials": count,
-        "above": above,
-        "of_deviation": [value / one.deviation for value in above],
-    }
+    of_deviation = [round(math.log(value / one.best) / one.deviation, 3) for value in truths]
+    return {"trials": count, "of_deviation": of_deviation}
 
 
 def main():
