@@ -7,6 +7,7 @@ from typing import Any
 
 from bstune.core.errors import InputError
 from bstune.core.records import Frozen, Record
+from bstune.hardware.survey import Survey
 from bstune.options import Options, space_of
 from bstune.recipe import found as project
 from bstune.recipe.found import Found
@@ -27,6 +28,8 @@ class OfProject(Frozen):
     """Of the training set."""
     schedules: tuple[tuple[str, str], ...] = ()
     """State and remedy of each schedule that moves too rarely."""
+    survey: Survey | None = None
+    """By which a budget of seconds is one of steps, also when the study goes on."""
 
 
 def prepared(
