@@ -284,8 +284,8 @@ def most_improving(
 ) -> int:
     """Where the metric counts: the place of the largest expected improvement for its cost.
 
-    The improvement of a run is that of its log value over the best one's, and its cost what is left
-    of its budget, which is the same for all.
+    The improvement of a run is that of its log value over the best one's, and its cost the share
+    that is left of its budget: all budgets count alike, also where they are no seconds.
 
     Args:
         posterior: of the study.

@@ -102,7 +102,7 @@ class Study:
         workload, name: of the workload and of the study.
         device, threads: that trained.
         command: what runs the workload with further options, as a command or a call.
-        train: what trains a batch size, a rate and, where it is chosen, a schedule's length.
+        train: what trains a batch size and a rate, for so many steps where these are known.
         again: what answers for another target from the same trials.
         ran_for: the target, or the budget, that its trials were run for, where another is asked.
         warnings: of the project, which a preflight has found.
