@@ -196,7 +196,8 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
         # A budget of seconds is in the steps that it would have been in the study.
         tau = plan.question.budget_step_time or step_time_of(plan, records)
         question = Question(options.target, options.budget, options.objective, budget_step_time=tau)
-        records = retargeted(plan.question, question, records)
+        schedule_follows = bool(beside.get("schedule_follows"))
+        records = retargeted(plan.question, question, records, schedule_follows)
         plan = replace(plan, question=question)
         ran_for = str(own.target if own.target != options.target else own.budget)
     command, train = commands_of(str(beside["command"]), name, differing(own, options))
@@ -279,7 +280,7 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
         )
         settings = {**fixed_options(options), **fixed_place(machine), **workload.settings}
         storage.begin(plan.space, options.target, {**settings, **project.model_dump(mode="json")})
-        config = _filled_config(options, workload)
+        config = _filled_config(options, workload, project.schedule_follows)
         write_asked(folder, config, machine)
         say(plan_line(workload.name, options, plan, machine))
         study = Study(
@@ -312,10 +313,11 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
         return _finish(options, config, folder, result, records, machine, deadline)
 
 
-def _filled_config(options: Options, workload: Workload) -> str:
-    """A workload's config with all options as they were found, and the command that runs it."""
+def _filled_config(options: Options, workload: Workload, schedule_follows: bool) -> str:
+    """A workload's config with all options as they were found, and what another question needs."""
     config = yaml.safe_load(workload.config) | options.model_dump(mode="json")
     config |= {"target": str(options.target), "command": workload.command({})}
+    config["schedule_follows"] = schedule_follows
     return yaml.safe_dump(hide(config), sort_keys=False)
 
 
