@@ -138,6 +138,13 @@ def test_what_the_trials_do_not_tell_is_one_line(own, question, records, words):
         retargeted(own, question, records)
 
 
+def test_trials_whose_schedule_follows_their_length_tell_of_no_other_budget():
+    of_whole = [record(status="finished", history=MISSED)]
+    assert retargeted(within(200), to(0.2), of_whole, schedule_follows=True)[0].steps == 200
+    with refused("200 steps"):
+        retargeted(within(200), within(50), of_whole, schedule_follows=True)
+
+
 GIVEN = {"target": "val/loss <= 0.1", "batch_size": (8, 64), "baseline": (16, 0.1), "budget": 200}
 SECONDS = {"budget": {"seconds": 60}, "wall_seconds": 300}
 BY_METRIC = {"objective": "metric", "target": "min val/loss", **SECONDS}
