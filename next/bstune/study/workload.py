@@ -140,5 +140,5 @@ def report_command(folder: Path, target: Target) -> str:
 
 def own_training(batch_size: int, lr: float, steps: int | None) -> str:
     """What trains the best in a project of one's own."""
-    length = f" for {steps} steps" if steps is not None else ""
-    return f"batch size {batch_size} and lr {lr:g}{length} in your project"
+    end = f", up to step {steps}," if steps is not None else ""
+    return f"batch size {batch_size} and lr {lr:g}{end} in your project"
