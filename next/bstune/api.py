@@ -18,6 +18,7 @@ from bstune.config import Composed, options_from_python
 from bstune.core.errors import InputError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
+from bstune.hardware.survey import Survey
 from bstune.options import Options, differing, with_question
 from bstune.recipe.found import remembered
 from bstune.report.answer import render
@@ -192,9 +193,11 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
     name = str(own.study or own.workload)
     ran_for = None
     if options != own:
-        tau = step_time_of(plan, records)
+        # A budget of seconds is in the steps that it would have been in the study.
+        tau = plan.question.budget_step_time or step_time_of(plan, records)
         question = Question(options.target, options.budget, options.objective, budget_step_time=tau)
-        records = retargeted(plan.question, question, records)
+        schedule_follows = bool(beside.get("schedule_follows"))
+        records = retargeted(plan.question, question, records, schedule_follows)
         plan = replace(plan, question=question)
         ran_for = str(own.target if own.target != options.target else own.budget)
     command, train = commands_of(str(beside["command"]), name, differing(own, options))
@@ -277,7 +280,7 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
         )
         settings = {**fixed_options(options), **fixed_place(machine), **workload.settings}
         storage.begin(plan.space, options.target, {**settings, **project.model_dump(mode="json")})
-        config = _filled_config(options, workload)
+        config = _filled_config(options, workload, project.schedule_follows)
         write_asked(folder, config, machine)
         say(plan_line(workload.name, options, plan, machine))
         study = Study(
@@ -310,10 +313,11 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
         return _finish(options, config, folder, result, records, machine, deadline)
 
 
-def _filled_config(options: Options, workload: Workload) -> str:
-    """A workload's config with all options as they were found, and the command that runs it."""
+def _filled_config(options: Options, workload: Workload, schedule_follows: bool) -> str:
+    """A workload's config with all options as they were found, and what another question needs."""
     config = yaml.safe_load(workload.config) | options.model_dump(mode="json")
     config |= {"target": str(options.target), "command": workload.command({})}
+    config["schedule_follows"] = schedule_follows
     return yaml.safe_dump(hide(config), sort_keys=False)
 
 
@@ -350,7 +354,11 @@ def _prepared(
         else:
             project = OfProject(**{name: setting(name) for name in OfProject.model_fields})
         seconds = survey_seconds(options, deadline, preflight)
-        machine, train = _with_survey(options, workload, worker, machine, seconds, begun.ticker)
+        machine, train = _with_survey(
+            options, workload, worker, machine, project.survey, seconds, begun.ticker
+        )
+        if options.budget.seconds is not None:
+            project = project.model_copy(update={"survey": machine.survey})
     took = stopwatch.lap("preparation")
     if deadline is not None:
         deadline = replace(deadline, preparation=took)
@@ -362,10 +370,11 @@ def _with_survey(
     workload: Workload,
     worker: AnyWorker,
     machine: Machine,
+    survey: Survey | None,
     seconds: float,
     ticker: Ticker,
 ) -> tuple[Machine, Callable[[Trial], None]]:
-    """Make or read the survey; the machine with it, and what trains with what it chose.
+    """Make or read the survey, unless the study has one; the machine with it, and what trains.
 
     Raises:
         InputError: an option needs the survey, which is left out.
@@ -373,13 +382,14 @@ def _with_survey(
     assert workload.recipe is not None  # noqa: S101 (there is a worker)
     # A study that was begun keeps its number of threads.
     recipe = replace(workload.recipe, threads=options.threads)
-    why = without_survey(options, worker, seconds)
-    if why:
-        say(f"no survey of memory and step times: {why}")
-        return machine, by_lightning(recipe)
-    ticker.does("survey of memory and step times")
-    survey, was_kept = surveyed(machine, worker, recipe, options, workload.settings, seconds)
-    say(survey_line(survey, was_kept))
+    if survey is None:
+        why = without_survey(options, worker, seconds)
+        if why:
+            say(f"no survey of memory and step times: {why}")
+            return machine, by_lightning(recipe)
+        ticker.does("survey of memory and step times")
+        survey, was_kept = surveyed(machine, worker, recipe, options, workload.settings, seconds)
+        say(survey_line(survey, was_kept))
     recipe = replace(recipe, threads=survey.threads)
     if options.micro_batch_size == "auto":
         recipe = replace(recipe, micro_batch_size=survey.largest_fit)

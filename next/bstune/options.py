@@ -111,11 +111,13 @@ class BudgetOptions(Budget, Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_seconds(cls, values: Any) -> Any:
-        """Leave no steps open where seconds are given."""
-        if isinstance(values, dict) and values.get("seconds") and values.get("steps") is None:
-            return values | {"steps": 1}
-        return values
+    def _without_steps(cls, values: Any) -> Any:
+        """Leave no steps open where seconds or examples are given."""
+        if not isinstance(values, dict) or values.get("steps") is not None:
+            return values
+        # One example is the default.
+        is_given = values.get("seconds") is not None or values.get("examples", 1) != 1
+        return values | {"steps": 1} if is_given else values
 
 
 class BatchSizeOptions(Section):

@@ -357,6 +357,7 @@ STATES = {
         "flat", objective="steps", easier_goal=0.08, easier=EASIER
     ),
     "metric: switch": metric(),
+    "metric: a budget of steps": metric(budget=Budget(steps=9360)),
     "metric: keep": metric(
         verdict="keep",
         best=BASELINE_METRIC,

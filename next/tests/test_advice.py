@@ -8,6 +8,7 @@ from search_records import QUESTION, SPACE, record
 
 from bstune.core.question import Question
 from bstune.core.space import Space
+from bstune.study import advice
 from bstune.study.advice import for_curve, off_law, searched_range, warnings_of
 from bstune.study.plan import Plan
 from bstune.study.result import Searched
@@ -60,6 +61,13 @@ def test_a_curve_far_from_its_law_at_b_crit_is_warned_of(factor, expected):
 @pytest.mark.parametrize("plan", [PLAN, CURVE_PLAN])
 def test_an_octave_without_a_trial_matters_where_b_crit_lies_in_it(plan, to_add, expected):
     assert kinds(plan, searched=missing(*to_add)) == expected
+
+
+@pytest.mark.parametrize(("runs", "seeds"), [(0, 3), (1, 3), (3, 6)])
+def test_new_seeds_that_were_not_run_are_asked_for(runs, seeds):
+    other = confirmed(118, 1.18, (52, 55, 61), 0.0331)
+    other = other.model_copy(update={"seeds": other.seeds[:runs]})
+    assert advice.missing(PLAN, None, other, None, [record()])[1] == {"seeds": seeds}
 
 
 @pytest.mark.parametrize("ends", [(None, 90.0, None), (None, None, 90.0), (None, None, None)])

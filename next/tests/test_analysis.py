@@ -534,3 +534,12 @@ def test_where_schedules_end_their_length_and_the_predicted_share_are_told():
         shares[length] = result.best.predicted_share
     # Three of three reached it both times, but the first ones at their very end.
     assert 0.5 < shares[48] < shares[200] < 1.0
+
+
+def test_what_a_budget_of_seconds_trains_is_told_in_steps():
+    tau = study().plan.step_time
+    question = Question(TARGET, Budget(steps=1, seconds=0.5), budget_step_time=tau)
+    told = dataclasses.replace(study(question=question), train="{} at {} in {}".format)
+    result = analyse(told, SWITCH)
+    assert result.best.train_steps == 500
+    assert result.train.endswith(" in 500")

@@ -16,7 +16,6 @@ from bstune.core.records import Budget, Target
 from bstune.search.decide import leading_probe, propose
 from bstune.search.metric import CHANGE_DEVIATION, CHANGES, CURVE_DEVIATION, behind_best
 from bstune.search.posterior import BOUND, DIVERGED, VALUE, rows_of_metric, sample_posterior
-from bstune.study.confirm import SeedDeviation
 from bstune.study.improvement import (
     improvement_of,
     median_metric,
@@ -116,20 +115,19 @@ def test_what_each_status_tells():
 
 
 @pytest.mark.parametrize(
-    ("runs", "resumed", "share"),
+    ("runs", "share"),
     [
-        ([], None, 1.0),
-        ([run(0, FALLING)], None, 0.125),
+        ([], 1.0),
+        ([run(0, FALLING)], 0.125),
         # A probe that cannot be resumed has shown that none can.
-        ([run(0, FALLING), run(1, (0.9,), "pruned", lr=0.2)], None, 1.0),
+        ([run(0, FALLING), run(1, (0.9,), "pruned", lr=0.2)], 1.0),
         # Probes without an evaluation tell nothing: the next ones run whole budgets.
-        ([run(0, (0.1,), shares=(1.0,)), record(1, "pruned", steps=100, lr=9.0)], None, 1.0),
+        ([run(0, (0.1,), shares=(1.0,)), record(1, "pruned", steps=100, lr=9.0)], 1.0),
     ],
 )
-def test_a_trial_runs_to_an_eighth_or_to_its_end(runs, resumed, share):
+def test_a_trial_runs_to_an_eighth_or_to_its_end(runs, share):
     proposal = propose(QUESTION, SPACE, step_time, runs, 0, resumable=lambda number: False)
-    assert proposal.resumed_from == resumed
-    assert proposal.max_steps == share * STEPS
+    assert (proposal.resumed_from, proposal.max_steps) == (None, share * STEPS)
 
 
 def test_a_probe_that_leads_is_resumed_to_its_end():
@@ -214,10 +212,8 @@ def test_the_verdict_of_an_improvement(value, half, deviation, verdict):
 
 def test_one_run_each_shows_no_deviation():
     found = improvement_of(0.5, 0.6, "min", 1, pooled_metric_deviation([(0.5,), (0.6,)]))
-    assert found.value == pytest.approx(0.1)
-    assert found.low is None
+    assert (found.value, found.low) == (pytest.approx(0.1), None)
     assert verdict_of_improvement(found, has_baseline=True) == "not yet"
-    assert pooled_metric_deviation([]) == SeedDeviation(0.0, 0)
 
 
 def tune(folder, module=Model, **changes):
@@ -236,14 +232,8 @@ def tune(folder, module=Model, **changes):
     return bstune.tune(module, Data(), **options | changes)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("metric")
-    return tune(folder), folder
-
-
-def test_a_study_of_the_metric_is_answered(finished):
-    result, folder = finished
+def test_a_study_of_the_metric_is_answered(tmp_path):
+    result = tune(tmp_path)
     # The baseline's rate is too low, by far.
     assert result.verdict == "switch"
     assert result.best.lr > 0.02
@@ -256,17 +246,8 @@ def test_a_study_of_the_metric_is_answered(finished):
     assert {(one.status, one.steps) for one in seeds} == {("finished", 100)}
     probes = [one for one in result.records if one.status == "pruned"]
     assert {one.steps for one in probes} == {13}
-    assert (folder / "out" / "report.html").stat().st_size > 10_000
-    assert bstune.load(folder / "out").improvement == result.improvement
-
-
-def test_optuna_has_the_metric_as_its_value(finished):
-    result, folder = finished
-    study = optuna.load_study(study_name=result.study, storage=f"sqlite:///{folder}/study.db")
-    values = [trial.value for trial in study.trials if trial.value is not None]
-    whole = [one for one in result.records if one.status == "finished"]
-    assert values == [min(one.finite_values) for one in whole]
-    assert study.best_value == min(values)
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+    assert bstune.load(tmp_path / "out").improvement == result.improvement
 
 
 class Accuracy(Model):
@@ -275,12 +256,14 @@ class Accuracy(Model):
         self.log("val/score", -self.loss(batch))
 
 
-def test_a_metric_that_rises(tmp_path):
+def test_a_metric_that_rises_is_the_value_of_optuna_s_trials(tmp_path):
     result = tune(tmp_path, Accuracy, target="max val/score", trials=4, seeds=2)
     assert result.best.metric > result.baseline.metric
     study = optuna.load_study(study_name=result.study, storage=f"sqlite:///{tmp_path}/study.db")
-    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
-    assert study.best_value == max(one for run in result.records for one in run.finite_values)
+    values = [trial.value for trial in study.trials if trial.value is not None]
+    whole = [one for one in result.records if one.status == "finished"]
+    assert values == [max(one.finite_values) for one in whole]
+    assert study.best_value == max(values)
 
 
 @pytest.mark.parametrize(

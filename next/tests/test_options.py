@@ -197,6 +197,7 @@ def test_what_works_now():
         ({"seed": 3}, "trial.seed", 3),
         ({"budget": 50}, "budget.steps", 50),
         ({"budget": Budget(steps=50, examples=9)}, "budget.examples", 9),
+        ({"budget": {"examples": 9000}}, "budget.steps", 1),
         ({"lr": (1e-4, 1)}, "lr.high", 1),
         ({"lr": {"low": 1e-4}}, "lr.high", None),
         ({"batch_size": {"low": 8, "high": 64, "multiple": 8}}, "batch_size.multiple", 8),

@@ -228,6 +228,16 @@ def test_under_a_time_limit_each_new_seed_of_the_best_is_followed_by_the_baselin
     assert (ask.resumed_from, ask.repeats, ask.seed, ask.max_steps) == (6, 0, stopped.seed, 938)
 
 
+def test_a_new_seed_of_the_baseline_needs_its_own_time():
+    limited = plan(deadline=Deadline(0.0, 100.0))
+    best = searched(1, "search/0", train_seconds=20.0)
+    records = [of_baseline(train_seconds=1.0), best, SEARCHED[2]]
+    assert next_step(limited, records, [], 90.0) == Done()
+    records.append(searched(3, "seed/1/0", repeats=1, train_seconds=20.0))
+    assert next_step(limited, records, [], 90.0).place == "seed/0/0"
+    assert next_step(limited, records, [], 99.5) == Done()
+
+
 def test_the_first_configurations_lie_near_the_baseline():
     near = [(64, 1.2), (64, 0.133), (192, 0.4 * 3**0.5), (21, 0.4 * (21 / 64) ** 0.5)]
     records = [of_baseline(steps_low=199)]

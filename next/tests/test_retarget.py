@@ -56,13 +56,10 @@ DIVERGED = ((10, 0.2), (20, None))
 @pytest.mark.parametrize(
     ("status", "history", "question", "ended"),
     [
-        ("reached", HISTORY, to(0.1), ("reached", 100, 80)),
         ("reached", HISTORY, to(0.3), ("reached", 40, 10)),
-        ("reached", HISTORY, to(0.2), ("reached", 80, 40)),
         # A harder one: it was stopped before.
         ("reached", HISTORY, to(0.05), ("pruned", 100, 80)),
         ("missed", MISSED, to(0.2), ("reached", 200, 40)),
-        ("missed", MISSED, to(0.12), ("missed", 200, 200)),
         ("finished", MISSED, to(0.12), ("missed", 200, 200)),
         ("pruned", HISTORY[:2], to(0.2), ("pruned", 40, 40)),
         ("diverged", DIVERGED, to(0.3), ("reached", 10, 0)),
@@ -97,10 +94,7 @@ def test_what_resumes_a_run_that_met_the_target_was_never_asked():
     again = ended_by(to(0.3), chain)
     assert [(one.number, one.steps, one.repeats) for one in again] == [(0, 40, None), (2, 40, 0)]
     again = ended_by(to(0.2), chain)
-    assert [(one.number, one.steps, one.repeats) for one in again][1:] == [
-        (1, 80, None),
-        (2, 80, 1),
-    ]
+    assert [(one.steps, one.repeats) for one in again][1:] == [(80, None), (80, 1)]
     # Of its own steps, 40 to 100.
     assert again[1].train_seconds == pytest.approx(40 / 60)
     assert ended_by(OWN, chain) == chain
@@ -136,6 +130,13 @@ def test_a_recorded_run_ends_as_one_that_was_run_for_the_target():
 def test_what_the_trials_do_not_tell_is_one_line(own, question, records, words):
     with refused(words):
         retargeted(own, question, records)
+
+
+def test_trials_whose_schedule_follows_their_length_tell_of_no_other_budget():
+    of_whole = [record(status="finished", history=MISSED)]
+    assert retargeted(within(200), to(0.2), of_whole, schedule_follows=True)[0].steps == 200
+    with refused("200 steps"):
+        retargeted(within(200), within(50), of_whole, schedule_follows=True)
 
 
 GIVEN = {"target": "val/loss <= 0.1", "batch_size": (8, 64), "baseline": (16, 0.1), "budget": 200}
@@ -236,7 +237,7 @@ def test_a_folder_answers_for_another_target_and_budget(study, capsys):
     assert main(["report", str(study.folder), "target=0.2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(easier.model_dump_json())
     metric = study.at(budget={"steps": 20})
-    assert (str(metric.target), metric.objective) == ("min val/error", "metric")
+    assert str(metric.target) == "min val/error"
     assert metric.best.metric is not None
     assert main(["report", str(study.folder), "target=val/error <= 0.01"]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
@@ -248,6 +249,5 @@ def test_a_study_that_runs_is_answered_and_its_own_target_has_its_own_answer(stu
     assert own.model_dump() == study.model_dump()
     (study.folder / "curve.json").unlink()
     so_far = study.at("val/error <= 0.14")
-    different = {"spent"}
-    assert so_far.model_dump(exclude=different) == study.model_dump(exclude=different)
+    assert so_far.model_dump(exclude={"spent"}) == study.model_dump(exclude={"spent"})
     assert main(["report", str(study.folder)]) == 0

@@ -348,7 +348,7 @@ def test_a_project_in_yaml_is_surveyed_and_tuned_in_a_worker(tmp_path, monkeypat
     # matplotlib keeps its list of fonts.
     monkeypatch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    arguments = [*own(tmp_path), "survey=auto"]
+    arguments = [*own(tmp_path), "survey=auto", "budget.seconds=0.5"]
     process = start(tmp_path, *arguments, f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db")
     out, error = process.communicate(timeout=110)
     assert process.returncode == 0, error
@@ -360,6 +360,11 @@ def test_a_project_in_yaml_is_surveyed_and_tuned_in_a_worker(tmp_path, monkeypat
     found = json.loads((tmp_path / "out" / "hardware.json").read_text())["survey"]
     assert (found["threads"], found["largest_fit"]) == (1, 128)
     assert {2, 16, 128} <= {timing["batch_size"] for timing in found["timings"]}
+    # When the study goes on, its budget of seconds is as many steps as before.
+    process = start(tmp_path, *arguments, "survey=refresh", "trials=5")
+    _, error = process.communicate(timeout=110)
+    assert process.returncode == 0, error
+    assert json.loads((tmp_path / "out" / "hardware.json").read_text())["survey"] == found
 
 
 def test_one_run_of_a_configuration(tmp_path):

@@ -12,7 +12,8 @@ from bstune.search.choices import Choices, informed
 from bstune.search.decide import best_in_draw, propose
 from bstune.search.findings import lr_exponent_quantiles, predictions
 from bstune.search.fit import Ends
-from bstune.search.posterior import sample_posterior
+from bstune.search.law import NOISE
+from bstune.search.posterior import BOUND, VALUE, Rows, sample_posterior
 
 
 def choices(steps, value=1.0, cost=1.0, ran=0.0, longest=1e6, chance=1.0):
@@ -54,20 +55,22 @@ def test_the_best_candidate_of_a_draw(candidates, schedule_ends, has_reached, be
 
 
 @pytest.mark.parametrize(
-    ("own", "deviation", "is_bound", "log_steps"),
+    ("own", "deviation", "kind", "log_steps"),
     [
         # A history that says S exactly, or as exactly as seeds differ, or hardly at all.
-        (6.0, 0.0, False, 6.0),
-        (6.0, 0.2, False, 5.5),
-        (6.0, 1e6, False, 5.0),
+        (6.0, 0.0, VALUE, 6.0),
+        (6.0, 0.2, VALUE, 5.5),
+        (6.0, 1e6, VALUE, 5.0),
         # The least that it can be.
-        (6.0, 0.1, True, 6.0),
-        (4.0, 0.1, True, 5.0),
+        (6.0, 0.1, BOUND, 6.0),
+        (4.0, 0.1, BOUND, 5.0),
     ],
 )
-def test_what_a_history_says_of_its_own_trial(own, deviation, is_bound, log_steps):
-    given = [np.array([one]) for one in (5.0, own, deviation, is_bound)]
-    assert informed(*given, noise_variance=0.04) == pytest.approx([log_steps], abs=1e-9)
+def test_what_a_history_says_of_its_own_trial(own, deviation, kind, log_steps):
+    rows = Rows(*(np.array([one]) for one in (0.0, 0.0, own, deviation, kind)))
+    theta = np.full(NOISE + 1, math.log(0.2))
+    found = informed(np.array([5.0]), rows, [0], theta)
+    assert found == pytest.approx([log_steps], abs=1e-9)
 
 
 def search(workload, count, space=SPACE, question=QUESTION, seed=0, **arguments):

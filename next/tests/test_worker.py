@@ -1,5 +1,6 @@
 """A process to which functions are sent: whatever it does, an outcome comes back."""
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -274,6 +275,20 @@ def test_a_module_that_runs_the_study_as_it_is_imported_is_not_imported_in_the_w
     monkeypatch.syspath_prepend(tmp_path)
     assert "runs_it" not in importlib.import_module("runs_it").names
     assert "runs_it" in users_modules()
+
+
+def test_modules_are_named_while_others_are_imported(monkeypatch):
+    """A collection of garbage lets another thread import."""
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    gc.collect()
+    threshold = gc.get_threshold()
+    gc.callbacks.append(lambda phase, _: sys.modules.setdefault(f"{phase}{len(sys.modules)}"))
+    gc.set_threshold(5)
+    try:
+        assert users_modules()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.pop()
 
 
 OWNER = """

@@ -63,8 +63,8 @@ class Target:
                 raise ValueError
         except ValueError as error:
             raise InputError(
-                f"target must be a metric, <= or >=, and a number, such as 'val/loss <= 0.1', "
-                f"but got {text!r}"
+                f"target must be a metric, <= or >=, and a number, such as 'val/loss <= 0.1', or "
+                f"without a goal 'min val/loss', but got {text!r}"
             ) from error
         return Target(match["metric"], goal, "min" if match["sign"] == "<=" else "max")
 

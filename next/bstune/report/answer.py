@@ -168,16 +168,23 @@ def _metric(configuration: Confirmed) -> str:
 
 
 def _budget(result: StudyResult) -> Iterator[str]:
-    """Write what the budget is in steps, and the runs that line 1 stands on."""
+    """Write what the budget takes, and the runs that line 1 stands on."""
     best = result.best
     if best is None or not best.runs:
         return
-    text = f"{result.budget}: {_whole(best.steps)} steps"
+    text = f"{result.budget}: {_took_budget(result, best)}"
     compared = result.other if _is_baseline(result, best) else result.baseline
     if compared is not None:
         name = "baseline" if _is_baseline(result, compared) else "best other"
-        text += f", {name} {_whole(compared.steps)}"
+        text += f"; {name} {_took_budget(result, compared)}"
     yield f"{text}; {console.count(best.runs, 'new seed')} each"
+
+
+def _took_budget(result: StudyResult, configuration: Confirmed) -> str:
+    """Write the steps of a budget, with their seconds where these are not the budget."""
+    if result.budget.seconds is None:
+        return _took(result, configuration)
+    return f"{_whole(configuration.steps)} steps"
 
 
 def _unreached(result: StudyResult) -> str:

@@ -58,7 +58,7 @@ def read_asked(folder: Path) -> tuple[Options, Machine, dict[str, Any]]:
 
     Returns:
         Its options, its machine, and what config.yaml has beside options: ``command``, which runs
-        the study, and ``table``, where recorded runs answer its trials.
+        the study, ``schedule_follows``, and ``table``, where recorded runs answer its trials.
 
     Raises:
         InputError: if config.yaml or hardware.json is missing, too large or broken.

@@ -15,7 +15,7 @@ from bstune.search.findings import Prediction
 from bstune.search.fit import Ends, chance_to_fit, sizes_to_try
 from bstune.search.law import NO_VALUES, NOISE
 from bstune.search.limits import GIVE_UP
-from bstune.search.posterior import BOUND, Posterior, coordinates
+from bstune.search.posterior import BOUND, Posterior, Rows, coordinates
 
 Array = NDArray[np.float64]
 
@@ -97,13 +97,7 @@ def compare(
     z = np.concatenate([rows.z[waiting], new.z])
     u = np.concatenate([rows.u[waiting], new.u])
     log_steps = posterior.law.log_steps(draw, x, z, u)[0]
-    log_steps[:count] = informed(
-        log_steps[:count],
-        rows.log_steps[waiting],
-        rows.deviation[waiting],
-        rows.kind[waiting] == BOUND,
-        math.exp(2.0 * draw[0, NOISE]),
-    )
+    log_steps[:count] = informed(log_steps[:count], rows, waiting, draw[0])
     ran = np.zeros(x.size)
     ran[:count] = [posterior.chains[place].steps for place in waiting]
     # Pruned trials have run: their batch sizes fit.
@@ -130,26 +124,22 @@ def compare(
     )
 
 
-def informed(
-    of_law: Array,
-    own: Array,
-    deviation: Array,
-    is_bound: NDArray[np.bool_],
-    noise_variance: float | Array,
-) -> Array:
+def informed(of_law: Array, rows: Rows, waiting: Sequence[int], theta: Array) -> Array:
     """log S of n pruned trials by the law and their own histories, (n,), or of m draws, (m, n).
 
     What a history says of the trial's own seed counts the more, the more exactly it says it.
 
     Args:
-        of_law: log S by the law, (n,).
-        own: log S by their histories, or the least that they leave, (n,).
-        deviation: standard deviation of ``own``, (n,).
-        is_bound: whether ``own`` is the least, (n,).
-        noise_variance: of log S from seed to seed.
+        of_law: log S by the law, of the same shape.
+        rows: which have what the histories say, or the least that they leave.
+        waiting: places of the trials among these.
+        theta: the draw, (p,), or the draws, (m, p).
     """
-    share_of_own = noise_variance / (noise_variance + deviation**2)
-    return np.where(is_bound, np.maximum(of_law, own), of_law + share_of_own * (own - of_law))
+    own = rows.log_steps[waiting]
+    noise_variance = np.exp(2.0 * theta[..., [NOISE]])
+    share_of_own = noise_variance / (noise_variance + rows.deviation[waiting] ** 2)
+    by_both = of_law + share_of_own * (own - of_law)
+    return np.where(rows.kind[waiting] == BOUND, np.maximum(of_law, own), by_both)
 
 
 def waiting_places(

@@ -35,7 +35,6 @@ from bstune.search.choices import (
 from bstune.search.curve_decision import choose_for_curve
 from bstune.search.findings import predictions
 from bstune.search.fit import NOTHING, Ends
-from bstune.search.law import NOISE
 from bstune.search.limits import (
     affordable_length,
     limit_after_hit,
@@ -201,15 +200,8 @@ def leading_probe(
     waiting = waiting_places(question, step_time, posterior, None, may_resume)
     if not finished or not waiting:
         return None
-    rows = posterior.rows
     of_law = posterior.of_rows()[:, waiting]
-    log_steps = informed(
-        of_law,
-        rows.log_steps[waiting],
-        rows.deviation[waiting],
-        rows.kind[waiting] == BOUND,
-        np.exp(2.0 * posterior.theta[:, [NOISE]]),
-    ).mean(axis=0)
+    log_steps = informed(of_law, posterior.rows, waiting, posterior.theta).mean(axis=0)
     log_values = []
     for place, log_step in zip(waiting, log_steps, strict=True):
         per_step = question.value(1.0, posterior.chains[place].batch_size, step_time)
@@ -290,8 +282,8 @@ def most_improving(
 ) -> int:
     """Where the metric counts: the place of the largest expected improvement for its cost.
 
-    The improvement of a run is that of its log value over the best one's, and its cost what is left
-    of its budget, which is the same for all.
+    The improvement of a run is that of its log value over the best one's, and its cost the share
+    that is left of its budget: all budgets count alike, also where they are no seconds.
 
     Args:
         posterior: of the study.
@@ -299,16 +291,10 @@ def most_improving(
         waiting: places of the pruned trials among the posterior's chains.
         best_log_value: predicted.
     """
-    rows = posterior.rows
+    theta = posterior.theta
     count = len(waiting)
-    log_steps = posterior.law.log_steps(posterior.theta, choices.x, choices.z, choices.u)
-    log_steps[:, :count] = informed(
-        log_steps[:, :count],
-        rows.log_steps[waiting],
-        rows.deviation[waiting],
-        rows.kind[waiting] == BOUND,
-        np.exp(2.0 * posterior.theta[:, [NOISE]]),
-    )
+    log_steps = posterior.law.log_steps(theta, choices.x, choices.z, choices.u)
+    log_steps[:, :count] = informed(log_steps[:, :count], posterior.rows, waiting, theta)
     log_values = log_steps + np.log(choices.value_per_step)
     improvements = np.maximum(best_log_value - log_values, 0.0).mean(axis=0) * choices.chance
     improvements[count:][_too_near(choices, rows)[count:]] = 0.0

@@ -203,7 +203,10 @@ def missing(
     runs = other.runs
     if baseline is not None:
         runs = min(runs, baseline.runs)
-    if plan.deadline is not None and runs < plan.seeds:
+    if runs < plan.seeds:
+        # A time limit left them out, the study still runs, or it was asked another question.
+        if plan.deadline is None:
+            return "new seeds", {"seeds": plan.seeds}
         return "time for new seeds", {"wall_seconds": math.ceil(2 * plan.deadline.seconds)}
     if comparison is None:
         return "new seeds", {"seeds": plan.seeds + FURTHER_SEEDS}

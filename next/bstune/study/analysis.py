@@ -102,7 +102,7 @@ class Study:
         workload, name: of the workload and of the study.
         device, threads: that trained.
         command: what runs the workload with further options, as a command or a call.
-        train: what trains a batch size, a rate and, where it is chosen, a schedule's length.
+        train: what trains a batch size and a rate, for so many steps where these are known.
         again: what answers for another target from the same trials.
         ran_for: the target, or the budget, that its trials were run for, where another is asked.
         warnings: of the project, which a preflight has found.
@@ -258,7 +258,7 @@ def _fields_of_best(
         "faster": _faster(study, posterior, step_time, best, baseline),
     }
     if best is not None and verdict in ("switch", "use"):
-        fields["train"] = study.train(best.batch_size, best.lr, best.schedule_steps)
+        fields["train"] = study.train(best.batch_size, best.lr, best.train_steps)
     if best is not None and best is baseline:
         fields["other"] = other
     if verdict == "not yet":
@@ -433,6 +433,11 @@ def _confirmed(
     if isinstance(step_time, StepTimeModel):
         error = step_time.error(record.batch_size)
         of_loop = math.hypot(LOOP_SECONDS / tau, HOUR_ERROR)
+    question = plan.question
+    schedule_steps = (runs or [record])[0].schedule_steps
+    train_steps = None
+    if question.seeks_metric or question.budget.seconds is not None:
+        train_steps = question.last_step(record.batch_size)
     steps, is_bound = median_run(_runs(runs or [record]))
     steps_ends: tuple[float | None, float | None] = (None, None)
     seconds_ends = steps_ends
@@ -447,7 +452,8 @@ def _confirmed(
         seeds=tuple(run.seed for run in runs),
         runs_steps=tuple(map(least_steps, runs)),
         runs_status=tuple(run.status for run in runs),
-        schedule_steps=(runs or [record])[0].schedule_steps,
+        schedule_steps=schedule_steps,
+        train_steps=schedule_steps or train_steps,
         steps=steps,
         steps_low=steps_ends[0],
         steps_high=steps_ends[1],

@@ -58,7 +58,7 @@ def ask_new_seed(
     """The next run on a new seed: the best configuration first, then the baseline.
 
     Under a time limit the baseline follows on each seed, so that there are pairs whenever the time
-    is over, and nothing begins that has not the time that the best takes.
+    is over, and nothing begins that has not the time that it or the best takes.
     """
     field = field_of(plan, records)
     by_number = {candidate.number: candidate for candidate in field.candidates}
@@ -70,8 +70,6 @@ def ask_new_seed(
     leader = best_confirmed(field.candidates, field.runs, field.noise)
     if leader is None:
         return None
-    if plan.deadline is not None and now + _seconds_of(leader, records) > plan.deadline.end:
-        return None
     before = _runs_before_search(records, by_number)
     number = next_confirmation(field.candidates, field.runs, plan.seeds, field.noise, before)
     asked = None
@@ -79,7 +77,14 @@ def ask_new_seed(
         asked = _ask_seed_of_baseline(plan, records, running, field)
     if asked is None and number is not None:
         asked = _ask_seed_of_candidate(plan, field, records, running, by_number[number])
-    return asked or _ask_stopped(plan, records, running)
+    asked = asked or _ask_stopped(plan, records, running)
+    if asked is not None and plan.deadline is not None:
+        took = _seconds_of(leader, records)
+        if asked.repeats is not None:
+            took = min(took, _seconds_of(asked.repeats, records))
+        if now + took > plan.deadline.end:
+            return None
+    return asked
 
 
 def _seconds_of(number: int, records: Sequence[Record]) -> float:

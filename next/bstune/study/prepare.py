@@ -7,6 +7,7 @@ from typing import Any
 
 from bstune.core.errors import InputError
 from bstune.core.records import Frozen, Record
+from bstune.hardware.survey import Survey
 from bstune.options import Options, space_of
 from bstune.recipe import found as project
 from bstune.recipe.found import Found
@@ -27,6 +28,10 @@ class OfProject(Frozen):
     """Of the training set."""
     schedules: tuple[tuple[str, str], ...] = ()
     """State and remedy of each schedule that moves too rarely."""
+    schedule_follows: bool = False
+    """Whether a schedule follows the trial's length, so that its budget sets it."""
+    survey: Survey | None = None
+    """By which a budget of seconds is one of steps, also when the study goes on."""
 
 
 def prepared(
@@ -61,6 +66,7 @@ def prepared(
         resumes=checks.resumes,
         examples=found.examples,
         schedules=tuple((one.state, one.remedy) for one in checks.schedules if one.is_unmoved),
+        schedule_follows=any(one.follows for one in checks.schedules),
     )
     took = time.monotonic() - began
     return _piloted(worker, recipe, options, found, limit), project, took

@@ -39,6 +39,9 @@ class Confirmed(Configuration):
     runs_status: tuple[Status, ...]
     schedule_steps: int | None = None
     """Where the schedule of each run ended; None: it did not end with the run."""
+    train_steps: int | None = None
+    """To train it for: to the end of that schedule, of a budget of seconds, or of one in which the
+    best metric is sought; None: the study's options say."""
     steps: float
     steps_low: float | None
     steps_high: float | None
@@ -61,11 +64,6 @@ class Confirmed(Configuration):
     metric_low: float | None = None
     metric_high: float | None = None
     """Ends of the 90% interval of the median over seeds."""
-
-    @property
-    def train_steps(self) -> int | None:
-        """Steps to train it for: to its schedule's or its budget's end; None: nothing says."""
-        return self.schedule_steps if self.metric is None else round(self.steps)
 
     @property
     def runs(self) -> int:

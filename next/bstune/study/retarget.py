@@ -17,23 +17,31 @@ from bstune.core.records import Record, Target
 from bstune.study.advice import closest_trial
 
 
-def retargeted(own: Question, question: Question, records: Sequence[Record]) -> list[Record]:
+def retargeted(
+    own: Question, question: Question, records: Sequence[Record], schedule_follows: bool = False
+) -> list[Record]:
     """The records that a study's runs would have left, had they been asked another question.
 
     Args:
         own: the question that they were run for.
         question: of the same metric.
         records: of all finished trials, in order of their numbers.
+        schedule_follows: whether a schedule follows the trial's length, which the budget sets.
 
     Raises:
         InputError: where they do not tell: no run came as far as the target or the budget, all met
             the target at their first evaluation, one met the study's own before the budget's end,
-            or schedules ended with their trials.
+            or schedules ended with their trials, or would end with another budget.
     """
     if own.schedule_ends:
         raise InputError(
             "schedules ended with their trials, which tell nothing of another target or budget: "
             "run a study for it"
+        )
+    if schedule_follows and question.budget != own.budget:
+        raise InputError(
+            f"a schedule follows the trial's length, and those trials had that of {own.budget}: "
+            f"ask for a target, or run a study for this budget"
         )
     if question.seeks_metric:
         _check_budget(question, records)

@@ -31,8 +31,8 @@ class Workload:
         table: recorded runs that answer in place of training.
         recipe: of what is trained; None for recorded runs.
         command: what runs it with further options, as a command or a call.
-        train_command: what trains a batch size and a rate, likewise; a third value is the length of
-            the schedule, where that is chosen.
+        train_command: what trains a batch size and a rate, likewise; a third value is its
+            steps, where a schedule's length or the best metric in a budget is sought.
     """
 
     name: str
@@ -140,5 +140,5 @@ def report_command(folder: Path, target: Target) -> str:
 
 def own_training(batch_size: int, lr: float, steps: int | None) -> str:
     """What trains the best in a project of one's own."""
-    schedule = f", with a schedule of {steps} steps," if steps is not None else ""
-    return f"batch size {batch_size} and lr {lr:g}{schedule} in your project"
+    end = f", up to step {steps}," if steps is not None else ""
+    return f"batch size {batch_size} and lr {lr:g}{end} in your project"

@@ -28,7 +28,7 @@ def users_modules() -> tuple[str, ...]:
     One that is still being imported is left out: it may be what runs the study.
     """
     names = []
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         # Not getattr: modules that load others when they are asked for something may fail.
         attributes = getattr(module, "__dict__", {})
         file, spec = attributes.get("__file__"), attributes.get("__spec__")

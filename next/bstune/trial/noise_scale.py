@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bstune.core.errors import InputError
 from bstune.core.noise_scale import NoiseScaleEstimate, Terms, estimate_noise_scale, terms_of
 
 # The estimate takes so many of the latest measured steps: the noise grows during a training.
@@ -50,8 +51,13 @@ class NoiseScale:
             examples: of each part.
 
         Raises:
-            InputError: for fewer than two parts.
+            InputError: for fewer than two parts, or another number of ``examples``.
         """
+        if len(gradients) != len(examples):
+            raise InputError(
+                f"examples must have one number for each of the {len(gradients)} parts whose "
+                f"gradients are given, but got {len(examples)}"
+            )
         whole: dict[int, Tensor] = {}
         squares = []
         for part, count in zip(gradients, examples, strict=True):

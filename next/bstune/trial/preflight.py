@@ -152,7 +152,7 @@ def _check_metric(metrics: Mapping[str, float], target: Target) -> None:
         raise InputError(
             f"the target's metric is {target.metric!r}, but validation logs "
             f"{', '.join(sorted(metrics)) or 'none'}: give one that it logs, as "
-            f"target='METRIC <= GOAL'"
+            f"target='{replace(target, metric='METRIC')}'"
         )
     value = metrics[target.metric]
     if target.reached(value):
