@@ -282,8 +282,8 @@ def most_improving(
 ) -> int:
     """Where the metric counts: the place of the largest expected improvement for its cost.
 
-    The improvement of a run is that of its log value over the best one's, and its cost the share
-    that is left of its budget: all budgets count alike, also where they are no seconds.
+    The improvement of a run is that of its log value over the best one's, and its cost the training
+    seconds that are left of its budget, over the median of whole budgets.
 
     Args:
         posterior: of the study.
@@ -297,10 +297,11 @@ def most_improving(
     log_steps[:, :count] = informed(log_steps[:, :count], posterior.rows, waiting, theta)
     log_values = log_steps + np.log(choices.value_per_step)
     improvements = np.maximum(best_log_value - log_values, 0.0).mean(axis=0) * choices.chance
-    improvements[count:][_too_near(choices, rows)[count:]] = 0.0
+    improvements[count:][_too_near(choices, posterior.rows)[count:]] = 0.0
     if improvements.max() == 0.0:
         return int(log_values.mean(axis=0).argmin())
-    left = 1.0 - choices.ran / choices.longest
+    seconds = choices.cost_per_step * choices.longest
+    left = (1.0 - choices.ran / choices.longest) * seconds / np.median(seconds)
     return int((improvements / (left + TRIAL_COST)).argmax())
 
 
