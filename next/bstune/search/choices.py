@@ -96,14 +96,8 @@ def compare(
     x = np.concatenate([rows.x[waiting], new.x])
     z = np.concatenate([rows.z[waiting], new.z])
     u = np.concatenate([rows.u[waiting], new.u])
-    log_steps = posterior.law.log_steps(draw, x, z, u)[0]
-    log_steps[:count] = informed(
-        log_steps[:count],
-        rows.log_steps[waiting],
-        rows.deviation[waiting],
-        rows.kind[waiting] == BOUND,
-        math.exp(2.0 * draw[0, NOISE]),
-    )
+    log_steps = posterior.law.log_steps(draw, x, z, u)
+    log_steps[:, :count] = informed_by(posterior, waiting, draw, log_steps[:, :count])
     ran = np.zeros(x.size)
     ran[:count] = [posterior.chains[place].steps for place in waiting]
     # Pruned trials have run: their batch sizes fit.
@@ -121,7 +115,7 @@ def compare(
         x=x,
         z=z,
         ran=ran,
-        log_steps=log_steps,
+        log_steps=log_steps[0],
         value_per_step=np.array(value_per_step),
         cost_per_step=np.array(cost_per_step),
         longest=np.array(longest),
@@ -137,7 +131,7 @@ def informed(
     is_bound: NDArray[np.bool_],
     noise_variance: float | Array,
 ) -> Array:
-    """log S of n pruned trials by the law and their own histories, (n,), or of m draws, (m, n).
+    """log S of n pruned trials by the law and their own histories, (n,) or (m, n).
 
     What a history says of the trial's own seed counts the more, the more exactly it says it.
 
@@ -150,6 +144,25 @@ def informed(
     """
     share_of_own = noise_variance / (noise_variance + deviation**2)
     return np.where(is_bound, np.maximum(of_law, own), of_law + share_of_own * (own - of_law))
+
+
+def informed_by(posterior: Posterior, waiting: Sequence[int], theta: Array, of_law: Array) -> Array:
+    """log S of pruned trials by the law and their own histories, of m draws, (m, n).
+
+    Args:
+        posterior: of the study.
+        waiting: places of the trials among its chains, (n,).
+        theta: m draws.
+        of_law: log S by the law, (m, n).
+    """
+    rows = posterior.rows
+    return informed(
+        of_law,
+        rows.log_steps[waiting],
+        rows.deviation[waiting],
+        rows.kind[waiting] == BOUND,
+        np.exp(2.0 * theta[:, [NOISE]]),
+    )
 
 
 def waiting_places(

@@ -4,9 +4,8 @@ Thompson sampling: one draw of the posterior is taken for the truth, and the can
 value in it is chosen, with a bonus for little left to train. The best metric is sought by expected
 improvement over all draws: on three tables and four grids of language-model shape its choice was
 1.6 and 5.2 standard deviations over seeds above the best after 5 full trials, by one draw 3.0 and
-10.6 (6 seeds). A new trial gets a part of what the
-best configuration takes (:mod:`bstune.search.limits`), and a pruned one is resumed when a draw
-prefers it.
+10.6 (6 seeds). A new trial gets a part of what the best configuration takes
+(:mod:`bstune.search.limits`), and a pruned one is resumed when a draw prefers it.
 
 Measured on the five shipped tables (``tests/benchmarks/README.md``). 3% of decisions at random made
 no difference there. The old search, without resuming, reached the target first after 9.3 in place
@@ -26,14 +25,13 @@ from bstune.search.choices import (
     Choices,
     compare,
     configuration_of,
-    informed,
+    informed_by,
     new_configurations,
     waiting_places,
 )
 from bstune.search.curve_decision import choose_for_curve
 from bstune.search.findings import predictions
 from bstune.search.fit import NOTHING, Ends
-from bstune.search.law import NOISE
 from bstune.search.limits import (
     affordable_length,
     limit_after_hit,
@@ -195,15 +193,8 @@ def leading_probe(
     waiting = waiting_places(question, step_time, posterior, None, may_resume)
     if not finished or not waiting:
         return None
-    rows = posterior.rows
     of_law = posterior.of_rows()[:, waiting]
-    log_steps = informed(
-        of_law,
-        rows.log_steps[waiting],
-        rows.deviation[waiting],
-        rows.kind[waiting] == BOUND,
-        np.exp(2.0 * posterior.theta[:, [NOISE]]),
-    ).mean(axis=0)
+    log_steps = informed_by(posterior, waiting, posterior.theta, of_law).mean(axis=0)
     log_values = []
     for place, log_step in zip(waiting, log_steps, strict=True):
         per_step = question.value(1.0, posterior.chains[place].batch_size, step_time)
@@ -293,16 +284,9 @@ def most_improving(
         waiting: places of the pruned trials among the posterior's chains.
         best_log_value: predicted.
     """
-    rows = posterior.rows
-    count = len(waiting)
-    log_steps = posterior.law.log_steps(posterior.theta, choices.x, choices.z, choices.u)
-    log_steps[:, :count] = informed(
-        log_steps[:, :count],
-        rows.log_steps[waiting],
-        rows.deviation[waiting],
-        rows.kind[waiting] == BOUND,
-        np.exp(2.0 * posterior.theta[:, [NOISE]]),
-    )
+    theta, count = posterior.theta, len(waiting)
+    log_steps = posterior.law.log_steps(theta, choices.x, choices.z, choices.u)
+    log_steps[:, :count] = informed_by(posterior, waiting, theta, log_steps[:, :count])
     log_values = log_steps + np.log(choices.value_per_step)
     improvements = np.maximum(best_log_value - log_values, 0.0).mean(axis=0) * choices.chance
     if improvements.max() == 0.0:

@@ -53,8 +53,9 @@ def answer_posterior(
 def _posterior_of_best(plan: Plan, best: Sequence[Record], draws: int, moves: int) -> Posterior:
     """The posterior of trials that have the best rates of their batch sizes.
 
-    The law of other rates does not come into it: over the four octaves or more that a grid tries it
-    is far off, and of four tables B_crit was 4 to 7 times the truth in one, with it.
+    The law of other rates takes no part: over the four octaves and more that a grid tries it is far
+    off. With it B_crit was 3 to 5 times the truth in 9 grids of fashion_mlp, and a sixth of it in
+    one of mnist_cnn; 32 of 36 intervals of four tables hold it, with the law of other rates 17.
     """
     space = plan.space
     law = law_at_best_rates(space.low, space.high, plan.question.last_step(2.0**space.middle))
