@@ -29,6 +29,8 @@ class TrialSettings(Protocol):
     """The step at which this run stops."""
     total_steps: int
     """The step at which its schedule ends."""
+    is_building: bool
+    """Whether a module is being built with further values."""
 
 
 def settings_of(
