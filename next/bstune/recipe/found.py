@@ -10,6 +10,7 @@ from bstune.core.records import Frozen, Mode, Target
 from bstune.core.rules import Rule
 from bstune.options import Options, options_from
 from bstune.recipe.recipe import epoch_examples
+from bstune.system.console import exact
 
 # Words of a metric's name that say whether it falls or rises.
 FALL = ("loss", "error", "err", "perplexity", "mae", "mse", "rmse")
@@ -192,10 +193,12 @@ def completed(
         baseline["values"] = found.values | given
         unknown = []
         for name, own in found.values.items():
-            if name not in given and own is None:
+            if name in given:
+                continue
+            if own is None:
                 unknown.append(name)
-            elif name not in given:
-                lines.append(f"{name} {own:g}: the project's own")
+            else:
+                lines.append(f"{name} {exact(own)}: the project's own")
         if unknown:
             absent["baseline.values"] = f"no default of {', '.join(unknown)} is found"
         for one in options.tunables:
