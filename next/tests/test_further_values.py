@@ -225,7 +225,6 @@ def test_what_nothing_takes_is_refused():
         ({"dropout": [0.0, math.inf]}, "dropout, inf"),
         ({"dropout": [0.1]}, "dropout"),
         ({"dropout": ["a", 1]}, "dropout"),
-        ({"lr": [0.1, 1.0]}, "lr.low"),
         ({"batch_size": [1, 8]}, "batch_size.low"),
     ],
 )
