@@ -104,6 +104,7 @@ def compose(arguments: Sequence[str]) -> Composed:
     if "table" in config or OmegaConf.is_missing(config, "table"):
         _fill_from_table(config)
     values = _values(config)
+    _check_tunable(config.get("tunable") or OmegaConf.create())
     values["tune"] = _ranges(values["tune"], config)
     is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
     if values.get("target") is not None and not is_given:
@@ -183,6 +184,16 @@ def _fill_from_best(config: DictConfig, file: Path) -> None:
         raise InputError(f"trial={file} must be the best.yaml of a study, which has a trial")
     with open_dict(config):
         config.trial.update(best["trial"])
+
+
+def _check_tunable(tunable: Any) -> None:
+    """InputError for what a workload cannot say of the further values that ``tune`` may name."""
+    entries = tunable.items() if OmegaConf.is_dict(tunable) else [("NAME", tunable)]
+    for name, entry in entries:
+        if not OmegaConf.is_dict(entry):
+            raise InputError(
+                f"tunable.{name} must be {{key: KEY, low: LOW, high: HIGH}}, but got {entry}"
+            )
 
 
 def _ranges(tune: Any, config: DictConfig) -> Any:

@@ -21,7 +21,7 @@ baseline: {batch_size: 8, lr: 0.1}
 trials: 7
 data: {_target_: my.Data, root: "${data_root}"}
 module: {_target_: my.Net, lr: "${trial.lr}", widths: [8, 8]}
-tunable: {dropout: {key: module.dropout, low: 0, high: 0.5, log: false}}
+tunable: {dropout: {key: module.dropout, low: 0, high: 0.5}}
 """
 # A file of --config-dir/workload by name.
 FILES = {
@@ -34,6 +34,7 @@ FILES = {
     "reference": OWN + "study: ${nowhere}\n",
     "node_reference": OWN.replace("data_root", "nowhere"),
     "secret": OWN.replace("root:", "api_key: s3cret, root:"),
+    "ranges": OWN.replace("{key: module.dropout, low: 0, high: 0.5}", "[0, 0.5]"),
     "broken": "trials: 7\ntarget: [a\nmodule: 3\n",
     "tab": "trials:\n\t- 3\n",
     "list": "- trials\n",
@@ -203,6 +204,7 @@ def test_recorded_runs_of_ones_own(tmp_path):
         ("untrained", [], "module is missing"),
         ("reference", [], "study, nowhere"),
         ("node_reference", [], "data.root, nowhere"),
+        ("ranges", [], "tunable.dropout, [0, 0.5], low:"),
         ("broken", [], "broken.yaml, line 3"),
         ("tab", [], "tab.yaml, line 2"),
         ("list", [], "workload/list"),
