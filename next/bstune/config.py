@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
 from bstune.options import (
+    OF_EACH_TRIAL,
     Options,
     from_python,
     missing,
@@ -103,6 +104,7 @@ def compose(arguments: Sequence[str]) -> Composed:
     if "table" in config or OmegaConf.is_missing(config, "table"):
         _fill_from_table(config)
     values = _values(config)
+    _check_tunable(config.get("tunable") or OmegaConf.create())
     values["tune"] = _ranges(values["tune"], config)
     is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
     if values.get("target") is not None and not is_given:
@@ -184,6 +186,16 @@ def _fill_from_best(config: DictConfig, file: Path) -> None:
         config.trial.update(best["trial"])
 
 
+def _check_tunable(tunable: Any) -> None:
+    """InputError for what a workload cannot say of the further values that ``tune`` may name."""
+    entries = tunable.items() if OmegaConf.is_dict(tunable) else [("NAME", tunable)]
+    for name, entry in entries:
+        if not OmegaConf.is_dict(entry):
+            raise InputError(
+                f"tunable.{name} must be {{key: KEY, low: LOW, high: HIGH}}, but got {entry}"
+            )
+
+
 def _ranges(tune: Any, config: DictConfig) -> Any:
     """Give names that are tuned the workload's ranges of ``tunable``.
 
@@ -199,6 +211,9 @@ def _ranges(tune: Any, config: DictConfig) -> Any:
     known = config.get("tunable") or {}
     ranges = {}
     for name in tune:
+        if name in OF_EACH_TRIAL:
+            # Options refuse it.
+            return tune
         if name not in known:
             raise InputError(
                 f"tune must name what tunable has a range for, {', '.join(known) or 'none'}, but "

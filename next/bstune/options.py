@@ -51,17 +51,18 @@ def _tune(value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
-        return tuple(value)
-    if not isinstance(value, dict):
+        value = tuple(value)
+    elif not isinstance(value, dict):
         raise ValueError("must be [NAME, ...] or {NAME: [LOW, HIGH], ...}")
-    for name, ends in value.items():
+    for name in value:
         if name in OF_EACH_TRIAL:
             raise ValueError(
                 f"must name further values, not {name}: batch_size.low, batch_size.high, lr.low "
                 f"and lr.high are the ranges of what each trial has"
             )
-        numbers = [end for end in ends if _is_number(end)] if isinstance(ends, list | tuple) else []
-        if len(numbers) != 2 or len(ends) != 2 or numbers[0] >= numbers[1]:
+    for name, ends in value.items() if isinstance(value, dict) else ():
+        is_pair = isinstance(ends, list | tuple) and len(ends) == 2 and all(map(_is_number, ends))
+        if not is_pair or ends[0] >= ends[1]:
             raise ValueError(f"must give {name} two finite numbers, the lower one first")
     return value
 

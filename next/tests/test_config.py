@@ -21,7 +21,7 @@ baseline: {batch_size: 8, lr: 0.1}
 trials: 7
 data: {_target_: my.Data, root: "${data_root}"}
 module: {_target_: my.Net, lr: "${trial.lr}", widths: [8, 8]}
-tunable: {dropout: {key: module.dropout, low: 0, high: 0.5, log: false}}
+tunable: {dropout: {key: module.dropout, low: 0, high: 0.5}}
 """
 # A file of --config-dir/workload by name.
 FILES = {
@@ -34,6 +34,7 @@ FILES = {
     "reference": OWN + "study: ${nowhere}\n",
     "node_reference": OWN.replace("data_root", "nowhere"),
     "secret": OWN.replace("root:", "api_key: s3cret, root:"),
+    "ranges": OWN.replace("{key: module.dropout, low: 0, high: 0.5}", "[0, 0.5]"),
     "broken": "trials: 7\ntarget: [a\nmodule: 3\n",
     "tab": "trials:\n\t- 3\n",
     "list": "- trials\n",
@@ -134,32 +135,35 @@ def test_cfg_shows_the_resolved_config_without_secrets(folder):
     assert found.options.storage == storage.partition("=")[2]
 
 
+# The batch sizes are 8, 16 ... 4096, the rates 2^-12 ... 2^-1: the baseline is their middle.
+OF_TABLE = {
+    "study": "replay-fashion_mlp",
+    "target": Target("val/error", 0.14, "min"),
+    "batch_size.low": 8,
+    "batch_size.high": 4096,
+    "lr.high": 0.5,
+    "baseline.batch_size": 256,
+    "baseline.lr": 2**-6,
+}
+
+
 @pytest.mark.parametrize(
-    ("argument", "name", "value"),
+    ("argument", "changes"),
     [
-        # The table's batch sizes are 8, 16 ... 4096, its rates 2^-12 ... 2^-1.
-        ("seed=0", "study", "replay-fashion_mlp"),
-        ("seed=0", "target", Target("val/error", 0.14, "min")),
-        ("seed=0", "batch_size.low", 8),
-        ("seed=0", "batch_size.high", 4096),
-        ("seed=0", "lr.high", 0.5),
-        # In the middle of a table of 10 batch sizes and 12 rates.
-        ("seed=0", "baseline.batch_size", 256),
-        ("seed=0", "baseline.lr", 2**-6),
-        ("batch_size.low=32", "batch_size.low", 32),
-        ("batch_size.low=32", "batch_size.high", 4096),
-        ("study=a", "study", "a"),
-        ("baseline.lr=0.1", "baseline.lr", 0.1),
-        ("budget.steps=50", "budget.steps", 50),
-        ("budget.steps=50", "budget.examples", 1),
-        ("target=val/error <= 0.2", "target", Target("val/error", 0.2, "min")),
+        ("seed=0", {}),
+        ("batch_size.low=32", {"batch_size.low": 32}),
+        ("study=a", {"study": "a"}),
+        ("baseline.lr=0.1", {"baseline.lr": 0.1}),
+        ("budget.steps=50", {"budget.steps": 50, "budget.examples": 1}),
+        ("target=val/error <= 0.2", {"target": Target("val/error", 0.2, "min")}),
     ],
 )
-def test_recorded_runs(argument, name, value):
+def test_recorded_runs(argument, changes):
     found = compose(["+workload=replay", "table=fashion_mlp", argument])
     assert found.recipe is None
     assert found.parts["table"] == "fashion_mlp"
-    assert option(found, name) == value
+    expected = OF_TABLE | changes
+    assert {name: option(found, name) for name in expected} == expected
 
 
 def test_recorded_runs_of_ones_own(tmp_path):
@@ -180,7 +184,7 @@ def test_recorded_runs_of_ones_own(tmp_path):
     ("workload", "arguments", "words"),
     [
         ("onw", [], "onw, did you mean own, digits, based"),
-        ("", [], "workload is missing, digits"),
+        (None, [], "workload is missing, digits"),
         ("a/../b", [], "a/../b, own"),
         ("own", ["+trails=3"], "trails, trials"),
         ("own", ["module.depth=3"], "+module.depth=VALUE"),
@@ -200,6 +204,7 @@ def test_recorded_runs_of_ones_own(tmp_path):
         ("untrained", [], "module is missing"),
         ("reference", [], "study, nowhere"),
         ("node_reference", [], "data.root, nowhere"),
+        ("ranges", [], "tunable.dropout, [0, 0.5], low:"),
         ("broken", [], "broken.yaml, line 3"),
         ("tab", [], "tab.yaml, line 2"),
         ("list", [], "workload/list"),
@@ -210,8 +215,10 @@ def test_recorded_runs_of_ones_own(tmp_path):
     ],
 )
 def test_mistakes(folder, workload, arguments, words):
+    if workload is not None:
+        arguments = [f"+workload={workload}", *arguments]
     with refused(words):
-        composed(folder, *arguments, workload=workload)
+        compose(["--config-dir", str(folder), *arguments])
 
 
 def test_a_mistake_shows_no_password(folder):
@@ -219,11 +226,6 @@ def test_a_mistake_shows_no_password(folder):
         with pytest.raises(InputError) as error:
             composed(folder, f"storage={value}")
         assert "s3cret" not in str(error.value)
-
-
-def test_no_workload():
-    with pytest.raises(InputError, match=r"workload is missing.*digits"):
-        compose(["trials=3"])
 
 
 def test_composing_imports_no_torch():

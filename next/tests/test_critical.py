@@ -5,11 +5,14 @@ import math
 import numpy as np
 import pytest
 from results import curve as drawn_curve
-from search_records import BUDGET, SPACE, TARGET, record
+from search_records import BUDGET, QUESTION, SPACE, TARGET, Workload, record, step_time
 
+from bstune.search.grid import best_of_grid, propose_of_grid
 from bstune.search.law import B_CRIT, make_law
 from bstune.search.posterior import Posterior, rows_of
 from bstune.study.critical import best_s_min, critical_batch_size, is_narrow
+from bstune.study.estimates import answer_posterior
+from bstune.study.plan import Plan
 from bstune.study.result import Interval
 
 
@@ -87,3 +90,30 @@ def test_an_end_that_no_trial_bounds_is_open(sizes, b_crit, factor, low, high):
 )
 def test_a_narrow_interval_has_two_ends(low, high, expected):
     assert is_narrow(Interval(value=None, low=low, high=high)) == expected
+
+
+class Bent(Workload):
+    """Its best rate rises up to batch size 64 and falls beyond; higher ones soon cost a lot."""
+
+    def steps(self, batch_size, lr, seed=0):
+        octaves = math.log2(lr / self.lr) + abs(math.log2(batch_size / 64))
+        off = 2.0 * octaves**2 if octaves > 0.0 else 0.05 * octaves**2
+        return self.s_min * (1.0 + self.b_crit / batch_size) * math.exp(off)
+
+
+def test_a_grid_reads_it_off_what_it_measured():
+    """The law of other rates, which these trials contradict, takes no part."""
+    records = [record(0, role="baseline", batch_size=48, steps=300, steps_low=299)]
+    for number in range(1, 50):
+        proposal = propose_of_grid(QUESTION, SPACE, step_time, records)
+        records.append(Bent(b_crit=60.0).train(number, proposal, records))
+    plan = Plan(QUESTION, SPACE, baseline=None, trials=49, seeds=3, seed=0, sampler="grid")
+    posterior = answer_posterior(plan, records)
+    assert posterior.chains == tuple(best_of_grid(SPACE, records))
+    assert [one.batch_size for one in posterior.chains] == [8, 16, 32, 64, 128, 256, 512]
+    interval = critical_batch_size(posterior, records).interval
+    assert interval.low < 60.0 < interval.high < 2.5 * interval.low
+    assert interval.value == pytest.approx(60.0, rel=0.2)
+    # Their rates rise and fall again, by an octave each.
+    rates = np.median(posterior.law.best_rate(posterior.theta, np.array([3.0, 6.0, 9.0])), axis=0)
+    assert rates == pytest.approx(np.mean([math.log2(one.lr) for one in posterior.chains]), abs=0.4)

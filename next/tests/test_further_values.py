@@ -180,10 +180,37 @@ def test_python_projects_get_them(module, of_today):
         completed(tuning(**{"baseline.values": {"width": 3}}), found, str)
 
 
+class Noisy(Data):
+    def __init__(self, batch_size=16, noise=0.3):
+        super().__init__(batch_size)
+        self.noise = noise
+
+
+def test_keywords_take_what_nothing_else_does():
+    """The data's argument is the data's alone."""
+    tuned = tuning(tune={"dropout": (0, 0.5), "noise": (0, 0.5)})
+    recipe = recipe_of_project(lambda lr, **others: Dropped(lr, **others), Noisy, tuned)
+    assert recipe.own_values() == {"dropout": None, "noise": 0.3}
+    trial = type(TRIAL)(**{**vars(TRIAL), "values": {"dropout": 0.2, "noise": 0.1}})
+    assert (recipe.module(trial).dropout, recipe.data(trial).noise) == (0.2, 0.1)
+    found = TOLD.model_copy(update={"values": recipe.own_values()})
+    with refused("no default of dropout is, {'dropout': 0.25}"):
+        completed(tuned, found, str)
+
+
+def test_whole_ranges_of_values_that_are_not_are_refused():
+    """A dropout of 0 to 1 would be 0 or 1."""
+    found = TOLD.model_copy(update={"values": {"dropout": 0.0}})
+    with refused("dropout, [0.0, 1.0]"):
+        completed(tuning(tune={"dropout": (0, 1)}), found, str)
+
+
 def test_what_nothing_takes_is_refused():
     width = {"tune": {"width": (1, 8)}}
-    with refused("Dropped, does not take width, lr, momentum, dropout"):
+    with refused("Dropped, does not take width, lr, momentum, dropout, data"):
         recipe_of_project(Dropped, Data(), tuning(**width))
+    with refused("dropout=(0.1, 0.2), number"):
+        recipe_of_project(lambda lr, dropout=(0.1, 0.2): None, Data(), tuning())
     with refused("Dropped, does not take width, lr, momentum, dropout"):
         of_nodes({}, **width).own_values()
     for key, words in (("module.drop", "does not take drop"), ("module.a.b", "dropout.key")):
@@ -198,7 +225,6 @@ def test_what_nothing_takes_is_refused():
         ({"dropout": [0.0, math.inf]}, "dropout, inf"),
         ({"dropout": [0.1]}, "dropout"),
         ({"dropout": ["a", 1]}, "dropout"),
-        ({"lr": [0.1, 1.0]}, "lr.low"),
         ({"batch_size": [1, 8]}, "batch_size.low"),
     ],
 )
@@ -211,8 +237,9 @@ def test_a_command_line_names_them(folder):  # noqa: F811
     assert composed(folder, "tune=[dropout]").options.tune == {"dropout": (0, 0.5)}
     given = composed(folder, "tune={dropout: [0, 0.4], depth: [1, 4]}").options
     assert given.tune == {"dropout": (0, 0.4), "depth": (1, 4)}
-    with refused("tune, width, dropout"):
-        composed(folder, "tune=[width]")
+    for name, words in (("width", "tune, width, dropout"), ("lr", "lr.low")):
+        with refused(words):
+            composed(folder, f"tune=[{name}]")
     with refused("recorded"):
         composed(folder, "table=fashion_mlp", "tune={a: [0, 1]}", workload="replay")
     (folder / "other.yaml").write_text("trials: 3\n")

@@ -238,6 +238,15 @@ def test_a_size_is_refused_only_before_the_first_step(batch, status):
     assert re.search(r"a multiple of 8 \(test_lightning\.py:\d+\)", record.message)
 
 
+@pytest.mark.parametrize(("values", "status"), [({}, "refused"), ({"heads": 3}, "failed")])
+def test_a_module_that_further_values_do_not_build_blames_no_size(values, status):
+    def build(trial):
+        raise ValueError("heads must divide 16")
+
+    trial = Trial(spec(values=values), NEVER, total_steps=60)
+    assert run_trial(functools.partial(train, recipe_of(build, [], None)), trial).status == status
+
+
 class Seen(Callback):
     def __init__(self):
         self.batches = 0

@@ -7,7 +7,7 @@ import pytest
 from search_records import BUDGET, QUESTION, SPACE, Workload, record, spec, step_time
 
 from bstune.core.space import Space
-from bstune.search.grid import grid_sizes, measured, propose_of_grid
+from bstune.search.grid import best_of_grid, grid_sizes, propose_of_grid
 
 SMALL = Space(16, 64, 0.0001, 10.0, "sqrt", (64, 0.1))
 
@@ -53,10 +53,10 @@ def test_a_grid_is_extended_until_its_best_rate_lies_inside(best, tried):
     # Then it is refined, each batch size as often.
     expected = [*tried, best + 0.5, best - 0.5]
     assert octaves == {16: expected, 32: expected, 64: expected}
-    for size, one in zip((16, 32, 64), measured(records), strict=True):
+    for size, one in zip((16, 32, 64), best_of_grid(SMALL, records), strict=True):
         assert one.batch_size == size
         assert one.lr == pytest.approx(SMALL.rule_lr(size) * 2.0**best, rel=0.01)
-        assert one.steps == pytest.approx(workload.steps(size, one.lr), rel=0.05)
+        assert one.steps_to_target == pytest.approx(workload.steps(size, one.lr), rel=0.05)
 
 
 def test_a_grid_ends_where_the_range_does():

@@ -151,13 +151,16 @@ def test_warmup(warmup_examples, batch_size, factors):
     assert rates == pytest.approx([0.5 * factor for factor in factors])
 
 
-@pytest.mark.parametrize("batch_size", [1000, 1500, 7])
-def test_error_and_loss_are_of_all_examples(batch_size):
+@pytest.mark.parametrize(("batch_size", "smoothing"), [(1000, 0.0), (1500, 0.0), (7, 0.2)])
+def test_error_and_loss_are_of_all_examples(batch_size, smoothing):
     # 700 of 5,000 are wrong; a float32, or a mean of the batches' means, is more than 0.14.
     labels = torch.zeros(5000, dtype=torch.int64)
     logits = torch.tensor([1.0, 0.0]).repeat(5000, 1)
     logits[np.random.RandomState(0).permutation(5000)[:700]] = torch.tensor([0.0, 3.0])
-    module = Classifier(nn.Identity(), nn.CrossEntropyLoss(), partial(SGD), lr=0.1)
+    # Trials of other smoothing are compared by the same loss.
+    smoothed = nn.CrossEntropyLoss(label_smoothing=smoothing)
+    module = Classifier(nn.Identity(), smoothed, partial(SGD), lr=0.1)
+    assert module.training_step((logits, labels), 0) == smoothed(logits, labels)
     validating = trainer()
     loader = DataLoader(TensorDataset(logits, labels), batch_size)
     validating.validate(module, loader, verbose=False)

@@ -38,7 +38,7 @@ class Tunable:
 
     def __str__(self) -> str:
         whole = ", whole" if self.is_whole else ""
-        return f"{self.name} {self.low:g} to {self.high:g} ({self.scale}{whole})"
+        return f"{self.name} {self.low:.10g} to {self.high:.10g} ({self.scale}{whole})"
 
     @property
     def is_whole(self) -> bool:

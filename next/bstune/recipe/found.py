@@ -10,6 +10,7 @@ from bstune.core.records import Frozen, Mode, Target
 from bstune.core.rules import Rule
 from bstune.options import Options, options_from
 from bstune.recipe.recipe import epoch_examples
+from bstune.system.console import exact
 
 # Words of a metric's name that say whether it falls or rises.
 FALL = ("loss", "error", "err", "perplexity", "mae", "mse", "rmse")
@@ -190,13 +191,23 @@ def completed(
                 f"baseline.values must name what tune does, {tuned}, but got {', '.join(given)}"
             )
         baseline["values"] = found.values | given
+        unknown = []
         for name, own in found.values.items():
             if name in given:
                 continue
             if own is None:
-                absent["baseline.values"] = f"no default of {name} is found"
+                unknown.append(name)
             else:
-                lines.append(f"{name} {own:g}: the project's own")
+                lines.append(f"{name} {exact(own)}: the project's own")
+        if unknown:
+            absent["baseline.values"] = f"no default of {', '.join(unknown)} is found"
+        for one in options.tunables:
+            if one.is_whole and isinstance(baseline["values"].get(one.name), float):
+                raise InputError(
+                    f"tune must give {one.name} ends with a decimal point, [{one.low}.0, "
+                    f"{one.high}.0], as the baseline's {baseline['values'][one.name]} has: "
+                    f"between [{one.low}, {one.high}] all values are whole"
+                )
     if options.seeks_metric and budget["steps"] is None and found.length(1) is None:
         absent["budget.seconds"] = "no max_epochs or max_steps of the Trainer"
     if absent:
@@ -206,7 +217,11 @@ def completed(
             "baseline.lr": 0.1,
             "target": f"min {metric}" if options.seeks_metric else f"{metric} <= GOAL",
             "budget.seconds": 60,
-            "baseline.values": dict.fromkeys(found.values, 0.1),
+            "baseline.values": {
+                one.name: one.value(0.5)
+                for one in options.tunables
+                if baseline["values"] and baseline["values"].get(one.name) is None
+            },
         }
         call = command({name: examples[name] for name in absent})
         raise InputError(f"{', and '.join(absent.values())}: give {', '.join(absent)}, as {call}")

@@ -16,9 +16,9 @@ from bstune.recipe.recipe import (
     RATES,
     Recipe,
     TrialSettings,
-    number_or_none,
     resolve_device,
     settings_of,
+    value_of_today,
 )
 
 # What Hydra instantiates.
@@ -105,10 +105,8 @@ def own_values(
         # Of the module itself; other keys lie deeper.
         argument = given.get(f"<{name}>")
         if argument is None:
-            if key is not None and number_or_none(value) is None:
-                raise InputError(
-                    f"tunable.{name}.key must be that of a number, but {key} is {value}"
-                )
+            if key is not None and value is None:
+                raise InputError(f"tunable.{name}.key must be that of a number, but got {key}")
         elif value is None and argument in arguments:
             value = arguments[argument].default
         elif value is None and not takes_any:
@@ -116,7 +114,7 @@ def own_values(
                 f"module={function.__name__} does not take {argument}: it takes "
                 f"{', '.join(arguments)}"
             )
-        own[name] = number_or_none(value)
+        own[name] = value_of_today(name, value)
     return own
 
 

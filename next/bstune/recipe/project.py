@@ -1,7 +1,7 @@
 """A recipe of Python objects: a module's class or function, and data in the form that they have."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from bstune.core.errors import InputError
 from bstune.options import Options
-from bstune.recipe.recipe import RATES, Recipe, TrialSettings, number_or_none
+from bstune.recipe.recipe import RATES, Recipe, TrialSettings, value_of_today
 
 # Arguments that are the trial's value of the same name.
 TRIAL_VALUES = ("batch_size", "seed", "max_steps", "total_steps")
@@ -41,13 +41,15 @@ def recipe_of_project(
             f"an instance: give {name}, or lambda trial: {name}(lr=trial.lr)"
         )
     usual = {one.name: one.value(0.5) for one in options.tunables} | (options.baseline.values or {})
-    build_module = _builder(module, "module", usual)
+    is_given = hasattr(data, "train_dataloader") and not isinstance(data, type)
     if isinstance(data, tuple | list) and len(data) == 2:
-        build_data: Callable[[TrialSettings], Any] = partial(_given, tuple(data))
-    elif hasattr(data, "train_dataloader") and not isinstance(data, type):
-        build_data = partial(_given, data)
-    else:
-        build_data = _builder(data, "data", usual)
+        data, is_given = tuple(data), True
+    build_data = partial(_given, data) if is_given else _builder(data, "data", usual)
+    of_data = [] if is_given else _arguments(data, usual)[0]
+    # What nothing else takes is left to the module's **kwargs.
+    left = [name for name in usual if name not in of_data]
+    build_module = _builder(module, "module", usual, left)
+    parts = [module] if is_given else [data, module]
     return Recipe(
         module=build_module,
         data=build_data,
@@ -59,7 +61,7 @@ def recipe_of_project(
         micro_batch_size=options.given_micro_batch_size,
         devices=options.devices,
         noise_scale=options.noise_scale,
-        own_values=partial(dict, _own_values(module, data, usual)),
+        own_values=partial(dict, _own_values(parts, usual, left)),
     )
 
 
@@ -94,32 +96,47 @@ def _of_trial(
     return function(trial)
 
 
-def _own_values(module: Any, data: Any, names: Collection[str]) -> dict[str, int | float | None]:
+def _own_values(
+    parts: Sequence[Any], names: Collection[str], left: Collection[str]
+) -> dict[str, int | float | None]:
     """The defaults of the arguments that are tuned; None where there is none.
 
     InputError for a value that the project does not take; a function of the trial may read any.
+
+    Args:
+        parts: data and module, or the module alone.
+        names, left: as of :func:`_arguments`.
     """
     own: dict[str, int | float | None] = {}
     takes_trial = False
-    for part in filter(callable, (data, module)):
-        values, others = _arguments(part, names)
+    for part in parts:
+        values, others = _arguments(part, names, left)
         takes_trial |= not values and len(others) == 1
         arguments = inspect.signature(part).parameters
-        own |= {name: number_or_none(arguments[name].default) for name in names if name in values}
+        for name in names:
+            if name in arguments:
+                own[name] = value_of_today(name, arguments[name].default)
+            elif name in values:
+                own[name] = None
     for name in names:
         if name not in own and not takes_trial:
+            hint = "" if len(parts) > 1 else "; data gets it where its class or a function is given"
             raise InputError(
-                f"module={module.__name__} does not take {name}: it takes {', '.join(arguments)}"
+                f"module={_name_of(part, 'module')} does not take {name}: it takes "
+                f"{', '.join(arguments)}{hint}"
             )
     return {name: own.get(name) for name in names}
 
 
-def _arguments(function: Any, names: Collection[str]) -> tuple[dict[str, str], list[str]]:
+def _arguments(
+    function: Any, names: Collection[str], left: Collection[str] = ()
+) -> tuple[dict[str, str], list[str]]:
     """The arguments that get values of the trial, with their names, and others that are needed.
 
     Args:
         function: of the user's.
         names: of the further values that are tuned.
+        left: those of them that its ``**kwargs`` gets.
     """
     values = {}
     others = []
@@ -129,13 +146,20 @@ def _arguments(function: Any, names: Collection[str]) -> tuple[dict[str, str], l
             values[name] = "lr"
         elif name in (*TRIAL_VALUES, *names):
             values[name] = name
-        elif is_needed and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            values |= {name: name for name in left}
+        elif is_needed and parameter.kind is not parameter.VAR_POSITIONAL:
             others.append(name)
     return values, others
 
 
+def _name_of(function: Any, what: str) -> str:
+    name: str = getattr(function, "__name__", what)
+    return name
+
+
 def _builder(
-    function: Any, what: str, usual: Mapping[str, int | float]
+    function: Any, what: str, usual: Mapping[str, int | float], left: Collection[str] = ()
 ) -> Callable[[TrialSettings], Any]:
     """Choose how a class or a function is called for a trial.
 
@@ -143,14 +167,15 @@ def _builder(
         function: of the user's.
         what: ``module``, which has to get the rate, or ``data``.
         usual: further values that are tuned, where a trial has none.
+        left: as of :func:`_arguments`.
 
     Raises:
         InputError: if it cannot be called, lacks an argument for the rate, or needs others.
     """
     if not callable(function):
         raise InputError(f"{what} must be a class or a function, but got {function!r:.100}")
-    values, others = _arguments(function, usual)
-    name = getattr(function, "__name__", what)
+    values, others = _arguments(function, usual, left)
+    name = _name_of(function, what)
     is_class = isinstance(function, type)
     # A function of one argument is a function of the trial.
     if len(others) == 1 and not values and not is_class:
@@ -170,6 +195,6 @@ def _builder(
     arguments = inspect.signature(function).parameters
     needed = {}
     for name, value in usual.items():
-        if name in values and arguments[name].default is inspect.Parameter.empty:
+        if name in arguments and arguments[name].default is inspect.Parameter.empty:
             needed[name] = value
     return partial(_called, function, values, needed)

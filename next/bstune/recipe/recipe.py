@@ -1,5 +1,6 @@
 """The recipe of a workload: functions of a trial's settings that build what is trained."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -28,6 +29,8 @@ class TrialSettings(Protocol):
     """The step at which this run stops."""
     total_steps: int
     """The step at which its schedule ends."""
+    is_building: bool
+    """Whether a module is being built with further values."""
 
 
 def settings_of(
@@ -58,10 +61,19 @@ def epoch_examples(examples: int, batch_size: int, limit: float) -> int:
     return max(batches, 1) * batch_size
 
 
-def number_or_none(value: Any) -> int | float | None:
-    """A further value that is told; None for anything else, True too."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number else None
+def value_of_today(name: str, value: Any) -> int | float | None:
+    """A further value that the project has; None where it has none.
+
+    InputError for what is no number, such as a tuple or True: it cannot be tuned.
+    """
+    if value is None or value is inspect.Parameter.empty:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(
+            f"tune={name} must name a number, but the project has {name}={value!r:.60}: name an "
+            f"argument that is one, and build that of it"
+        )
+    return value
 
 
 def no_arguments(trial: TrialSettings) -> dict[str, Any]:

@@ -376,7 +376,7 @@ def _best(result: StudyResult) -> Iterator[str]:
 def _pair(configuration: Configuration) -> str:
     pair = f"batch size {configuration.batch_size:,}, lr {console.number(configuration.lr)}"
     for name, value in configuration.values.items():
-        pair += f", {name} {console.number(value)}"
+        pair += f", {name} {console.exact(value)}"
     if isinstance(configuration, Confirmed) and configuration.schedule_steps is not None:
         pair += f", a schedule of {console.count(configuration.schedule_steps, 'step')}"
     return pair

@@ -34,6 +34,7 @@ def page(result: StudyResult, records: Sequence[Record], config_text: str) -> st
         lstrip_blocks=True,
     )
     environment.filters["number"] = console.number
+    environment.filters["exact"] = console.exact
     environment.filters["seconds"] = console.seconds
     verdict, *rows = answer(result)
     # The page has the rates and the noise scale for every question.

@@ -4,9 +4,8 @@ Thompson sampling: one draw of the posterior is taken for the truth, and the can
 value in it is chosen, with a bonus for little left to train. The best metric is sought by expected
 improvement over all draws: on three tables and four grids of language-model shape its choice was
 1.6 and 5.2 standard deviations over seeds above the best after 5 full trials, by one draw 3.0 and
-10.6 (6 seeds). A new trial gets a part of what the
-best configuration takes (:mod:`bstune.search.limits`), and a pruned one is resumed when a draw
-prefers it.
+10.6 (6 seeds). A new trial gets a part of what the best configuration takes
+(:mod:`bstune.search.limits`), and a pruned one is resumed when a draw prefers it.
 
 Measured on the five shipped tables (``tests/benchmarks/README.md``). 3% of decisions at random made
 no difference there. The old search, without resuming, reached the target first after 9.3 in place
@@ -28,7 +27,6 @@ from bstune.search.choices import (
     Choices,
     compare,
     configuration_of,
-    informed,
     new_configurations,
     waiting_places,
 )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from bstune.core.question import Question
 from bstune.core.records import Record, Spec, StepTime, ends
-from bstune.core.space import Configuration, Space
+from bstune.core.space import Space
 from bstune.search.decide import Proposal, first_evaluation
 from bstune.search.fit import NOTHING, Ends, chance_to_fit, sizes_to_try
 from bstune.search.limits import limit_beside_best
@@ -23,12 +23,6 @@ FIRST_OCTAVES = (0, 1, -1, 2, -2)
 FURTHER = 2
 # A grid is refined to an octave over 2 to the power of this: rates have three digits.
 FINEST = 8
-
-
-class Measured(Configuration):
-    """The trial of the fewest steps to the target at a batch size."""
-
-    steps: float
 
 
 def grid_sizes(space: Space, records: Sequence[Record] = (), fits: Ends = NOTHING) -> list[int]:
@@ -70,8 +64,8 @@ def propose_of_grid(
         fineness, lr = _next_rate(question, space, batch_size, done, at_work)
         choices.append((fineness, len(done) + len(at_work), batch_size, lr))
     _, _, batch_size, lr = min(choices)
-    fewest = [one.steps for one in measured(records) if one.batch_size == batch_size]
-    best_steps = min(fewest, default=math.inf)
+    best = [one for one in best_of_grid(space, records, fits) if one.batch_size == batch_size]
+    best_steps = best[0].steps_to_target if best else math.inf
     last_step = question.last_step(batch_size)
     return Proposal(
         batch_size=batch_size,
@@ -123,13 +117,18 @@ def _rank(question: Question, record: Record) -> tuple[int, float]:
     return 1, min(gaps)
 
 
-def measured(records: Sequence[Record]) -> tuple[Measured, ...]:
-    """The trial of the fewest steps to the target at each batch size, ascending; no new seeds."""
-    found: dict[int, Measured] = {}
-    for record in records:
-        size, steps = record.batch_size, record.steps_to_target
-        if record.status != "reached" or record.role == "new seed":
-            continue
-        if size not in found or steps < found[size].steps:
-            found[size] = Measured(batch_size=size, lr=record.lr, steps=steps)
-    return tuple(found[size] for size in sorted(found))
+def best_of_grid(space: Space, records: Sequence[Record], fits: Ends = NOTHING) -> list[Record]:
+    """The trial of the fewest steps to the target at each batch size of a grid, ascending.
+
+    New seeds are none of them, nor is a baseline at a batch size that is not tuned.
+    """
+    best = []
+    for batch_size in grid_sizes(space, records, fits):
+        of_size = [one for one in records if one.batch_size == batch_size and _has_steps(one)]
+        if of_size:
+            best.append(min(of_size, key=lambda one: one.steps_to_target))
+    return best
+
+
+def _has_steps(record: Record) -> bool:
+    return record.status == "reached" and record.role != "new seed"

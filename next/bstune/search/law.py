@@ -64,7 +64,7 @@ OCTAVES_BETWEEN_KNOTS = 1.5
 MOST_LOG_STEPS = 50.0
 # Octaves below the best rate over which the penalty turns from a parabola into a line.
 LOW_TURN = 1.2
-# Coordinates where there are no further values, (n, 0).
+# Coordinates of any configurations, where there are no further values.
 NO_VALUES: Array = np.zeros((1, 0))
 
 

@@ -22,7 +22,7 @@ from bstune.search.findings import (
     share_reaching,
 )
 from bstune.search.fit import sizes_that_fit
-from bstune.search.grid import measured
+from bstune.search.grid import best_of_grid
 from bstune.search.posterior import Posterior
 from bstune.study.advice import (
     Options,
@@ -67,6 +67,7 @@ from bstune.study.result import (
     Improvement,
     Interval,
     LrAlone,
+    Measured,
     ResultWarning,
     Speedup,
     Spent,
@@ -210,7 +211,10 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         "curve": points,
     }
     if plan.sampler == "grid":
-        fields["measured"] = measured(records)
+        fields["measured"] = [
+            Measured(batch_size=one.batch_size, lr=one.lr, steps=one.steps_to_target)
+            for one in best_of_grid(plan.space, records, plan.fits)
+        ]
     # One batch size shows no rule.
     sizes = plan.space.low, plan.space.high
     if sizes[0] < sizes[1]:

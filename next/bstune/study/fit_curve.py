@@ -5,23 +5,19 @@ It lies in this layer, as the ends of B_crit's interval are open by a study's ow
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from bstune.core.errors import InputError
 from bstune.core.records import Record
-from bstune.core.space import Space
-from bstune.search.law import EXPONENT, SHIFT, Law, make_law
 from bstune.search.posterior import BOUND, BOUND_DEVIATION, VALUE, Posterior, Rows, sample
 from bstune.study.critical import critical_batch_size
-from bstune.study.estimates import DRAWS, MOVES
+from bstune.study.estimates import DRAWS, MOVES, law_at_best_rates
 from bstune.study.result import Interval
 
 SEED = 0
-# Standard deviation, in octaves, of a rate that counts as the best one.
-NO_SPREAD = 1e-6
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,8 @@ def fit_curve(points: Iterable[tuple[float, float, bool]]) -> CurveFit:
         deviation=np.where(has_reached, 0.0, BOUND_DEVIATION),
         kind=np.where(has_reached, VALUE, BOUND),
     )
-    law = _law_at_best_rates(sizes.min(), sizes.max(), float(np.median(steps[has_reached])))
+    budget = math.ceil(4.0 * float(np.median(steps[has_reached])))
+    law = law_at_best_rates(math.floor(sizes.min()), math.ceil(sizes.max()), budget)
     theta = sample(law, rows, np.random.default_rng(SEED), DRAWS, MOVES)
     posterior = Posterior(law, theta, rows, chains=())
     records = [_record(number, *point) for number, point in enumerate(checked)]
@@ -133,17 +130,3 @@ def _record(number: int, batch_size: float, steps: float, reached: bool) -> Reco
         status="reached" if reached else "missed",
         steps=round(steps),
     )
-
-
-def _law_at_best_rates(low: float, high: float, steps: float) -> Law:
-    """The law over batch sizes, with a misfit, whose rates are all known to be the best.
-
-    Args:
-        low, high: batch sizes.
-        steps: about those at the middle.
-    """
-    space = Space(math.floor(low), math.ceil(high), 1.0, 1.0, "none", (1.0, 1.0))
-    law = make_law(space, math.ceil(4.0 * steps), misfit=True)
-    spread = law.spread.copy()
-    spread[[SHIFT, EXPONENT]] = NO_SPREAD
-    return replace(law, spread=spread)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from bstune.core.records import Record, Target, ends
 from bstune.search.histories import excess_scale, log_curve
-from bstune.search.posterior import sample_posterior
 from bstune.study.critical import critical_batch_size
+from bstune.study.estimates import answer_posterior
 from bstune.study.plan import Plan
 from bstune.study.result import CriticalAt
 from bstune.study.retarget import ended_by
@@ -36,10 +36,7 @@ def critical_over_targets(plan: Plan, records: Sequence[Record]) -> tuple[Critic
     for target in easier_targets(question.target, records):
         asked = replace(question, target=target)
         again = ended_by(asked, records)
-        posterior = sample_posterior(
-            asked, plan.space, again, seed=plan.seed, misfit=True, draws=DRAWS,
-            moves=MOVES,
-        )  # fmt: skip
+        posterior = answer_posterior(replace(plan, question=asked), again, DRAWS, MOVES)
         interval = critical_batch_size(posterior, again).interval
         found.append(CriticalAt(goal=target.goal, interval=interval))
     return tuple(found)

@@ -7,7 +7,7 @@ from bstune.core.records import Record, Spec
 from bstune.study.plan import Plan
 from bstune.study.result import Phases
 from bstune.study.trials import count_configurations
-from bstune.system.console import number, seconds
+from bstune.system.console import exact, number, seconds
 from bstune.system.ticker import Ticker, say
 
 _ROLES = {"baseline": "baseline", "search": "trial", "new seed": "new seed"}
@@ -81,7 +81,7 @@ def _trial(spec: Spec) -> str:
         what = f"resumed {spec.resumed_from}"
     pair = f"batch size {spec.batch_size:<6} lr {number(spec.lr):<9}"
     for name, value in spec.values.items():
-        pair += f" {name} {number(value):<9}"
+        pair += f" {name} {exact(value):<9}"
     return f"{spec.number:>4}  {what:<12}  {pair}"
 
 

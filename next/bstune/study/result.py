@@ -11,7 +11,6 @@ from bstune.core.records import Budget, Frozen, Status, Target
 from bstune.core.rules import Rule
 from bstune.core.space import Configuration
 from bstune.search.findings import CurvePoint
-from bstune.search.grid import Measured
 
 SCHEMA = 1
 
@@ -20,6 +19,12 @@ Trend = Literal["still falling", "flat", "stopped early", "diverged", "failed"]
 Warned = Literal[
     "schedule", "evaluations", "step times", "far from the law", "octave without a trial"
 ]
+
+
+class Measured(Configuration):
+    """The trial of the fewest steps to the target at a batch size."""
+
+    steps: float
 
 
 class Confirmed(Configuration):

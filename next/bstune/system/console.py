@@ -26,6 +26,11 @@ def number(value: float, digits: int = 3) -> str:
     return f"{rounded:.{digits}g}"
 
 
+def exact(value: float) -> str:
+    """Write a number that has been rounded where it was made: 0.9985, 1536."""
+    return f"{value:.10g}"
+
+
 def seconds(value: float) -> str:
     """Write a duration with two significant digits: 33 ms, 1.2 s, 4 min, 2.1 h."""
     # It is rounded before its unit is chosen: 0.999 is 1 s, not 1,000 ms.

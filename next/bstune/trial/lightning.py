@@ -96,7 +96,10 @@ def _fit(
     rank = int(os.environ["RANK"]) if recipe.devices > 1 else 0
     parts = micro_batches(trial.batch_size, recipe.micro_batch_size, rank, recipe.devices)
     seed_everything(trial.seed)
+    # Until the module is built an error may be that of the further values.
+    trial.is_building = bool(trial.values)
     module = recipe.module(trial)
+    trial.is_building = False
     data = recipe.data(trial)
     is_data_module = hasattr(data, "train_dataloader")
     users_loader = data.train_dataloader if is_data_module else lambda: data[0]

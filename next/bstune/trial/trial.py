@@ -78,6 +78,7 @@ class Trial:
         self.noise_scale = list(earlier.noise_scale) if earlier else []
         self.status: Status | None = None
         self.has_stepped = bool(self.history)
+        self.is_building = False
         self.on_progress: Callable[[], None] = lambda: None
         self._evaluations_before = len(self.history)
         self._now = now
@@ -176,15 +177,17 @@ class Trial:
     def fail(self, error: BaseException | str) -> None:
         """End the trial by an error, or by a line that says what to do; the first end counts.
 
-        An error before the first step is that of a batch size which the user's code refuses.
+        An error before the first step is that of a batch size which the user's code refuses, but
+        for one of a module that is being built with further values.
         """
         if self.status is not None:
             return
         self.status = "failed"
+        has_begun = self.history or self.has_stepped or self.is_building
         if isinstance(error, BaseException):
             if is_out_of_memory(error):
                 self.status = "out of memory"
-            elif isinstance(error, BatchSizeRefused) or not (self.history or self.has_stepped):
+            elif isinstance(error, BatchSizeRefused) or not has_begun:
                 self.status = "refused"
         # A message of bstune's own says what to do; where it was raised helps nobody.
         if isinstance(error, str | BstuneError):

@@ -1,6 +1,7 @@
 """The Lightning module of most workloads: it classifies, with any model and optimizer."""
 
 from collections.abc import Callable
+from copy import copy
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -16,7 +17,8 @@ class Classifier(LightningModule):
     Args:
         model: from inputs, such as images (N, channels, height, width) or tokens (N, T), to logits
             (N, classes) or (N, classes, T).
-        loss: of (logits, labels), the mean over examples.
+        loss: of (logits, labels), the mean over examples; ``val/loss`` is that of labels that are
+            not smoothed.
         optimizer: called with parameters and ``lr``.
         lr: learning rate.
         schedule: called with the optimizer; without one the rate is constant.
@@ -35,6 +37,10 @@ class Classifier(LightningModule):
         super().__init__()
         self.model = model
         self.loss = loss
+        # Where smoothing is tuned all trials are compared by one metric.
+        self.validation_loss = copy(loss)
+        if isinstance(self.validation_loss, nn.CrossEntropyLoss):
+            self.validation_loss.label_smoothing = 0.0
         self.make_optimizer = optimizer
         self.lr = lr
         self.make_schedule = schedule
@@ -59,7 +65,7 @@ class Classifier(LightningModule):
         logits = self(inputs).float()
         wrong = (logits.argmax(dim=1) != labels).sum().double()
         count = labels.numel()
-        loss = self.loss(logits, labels).double() * count
+        loss = self.validation_loss(logits, labels).double() * count
         self._sums.append(torch.stack([wrong, loss, torch.full_like(loss, count)]))
 
     def on_validation_epoch_end(self) -> None:
