@@ -27,6 +27,7 @@ from bstune.search.choices import (
     Choices,
     compare,
     configuration_of,
+    informed,
     new_configurations,
     waiting_places,
 )
