@@ -207,12 +207,16 @@ def leading_probe(
         log_values.append(log_step + math.log(per_step))
     if min(log_values) >= min(finished):
         return None
-    resumed = posterior.chains[waiting[int(np.argmin(log_values))]]
+    return whole_run_of(posterior.chains[waiting[int(np.argmin(log_values))]], question)
+
+
+def whole_run_of(pruned: Record, question: Question) -> Proposal:
+    """Resume a pruned trial to its budget's end."""
     return Proposal(
-        **resumed.model_dump(include=set(Configuration.model_fields)),
-        max_steps=question.last_step(resumed.batch_size),
-        resumed_from=resumed.number,
-        first_evaluation=resumed.first_evaluation,
+        **pruned.model_dump(include=set(Configuration.model_fields)),
+        max_steps=question.last_step(pruned.batch_size),
+        resumed_from=pruned.number,
+        first_evaluation=pruned.first_evaluation,
     )
 
 

@@ -30,7 +30,7 @@ from bstune.core.question import Question
 from bstune.core.records import Record, Spec, StepTime, ends
 from bstune.core.space import Configuration, Space
 from bstune.search.choices import key_of, tried_keys
-from bstune.search.decide import Proposal, first_evaluation
+from bstune.search.decide import Proposal, first_evaluation, whole_run_of
 from bstune.search.fit import NOTHING, Ends, chance_to_fit, sizes_to_try
 from bstune.search.limits import PROBE_OF_BUDGET, limit_beside_best
 from bstune.search.sampler import BATCH_SIZE, LR
@@ -85,12 +85,7 @@ def propose_by(
     can_resume = [one for one in waiting if resumable(one.number)]
     for chain in can_resume:
         if not study.pruner.prune(study, told[chain.number]):
-            return Proposal(
-                **chain.model_dump(include=set(Configuration.model_fields)),
-                max_steps=question.last_step(chain.batch_size),
-                resumed_from=chain.number,
-                first_evaluation=chain.first_evaluation,
-            )
+            return whole_run_of(chain, question)
     if sampler == "qmc":
         # Its sequence goes on after what it has given.
         for _ in range(configurations):

@@ -261,12 +261,26 @@ def _fields_of_best(
         "fewest_steps": _fewest_steps(plan.question, points, records, best),
         "faster": _faster(study, posterior, step_time, best, baseline),
     }
+    return fields | _fields_of_verdict(study, records, verdict, best, other, baseline, speedup)
+
+
+def _fields_of_verdict(
+    study: Study,
+    records: Sequence[Record],
+    verdict: Verdict,
+    best: Confirmed | None,
+    other: Confirmed | None,
+    baseline: Confirmed | None,
+    comparison: Speedup | Improvement | None,
+) -> dict[str, Any]:
+    """The fields that follow from the verdict: what trains the best, or what is missing."""
+    fields: dict[str, Any] = {}
     if best is not None and verdict in ("switch", "use"):
         fields["train"] = study.train(best.batch_size, best.lr, best.train_steps)
     if best is not None and best is baseline:
         fields["other"] = other
     if verdict == "not yet":
-        fields |= _lacking(study, missing(plan, speedup, other, baseline, records))
+        fields |= _lacking(study, missing(study.plan, comparison, other, baseline, records))
     return fields
 
 
@@ -301,13 +315,7 @@ def _fields_of_best_metric(
         "improvement": improvement,
         "near_optimal": _near_optimal(points, plan, step_time_of(plan, records), best),
     }
-    if best is not None and verdict in ("switch", "use"):
-        fields["train"] = study.train(best.batch_size, best.lr, best.train_steps)
-    if best is not None and best is baseline:
-        fields["other"] = other
-    if verdict == "not yet":
-        fields |= _lacking(study, missing(plan, improvement, other, baseline, records))
-    return fields
+    return fields | _fields_of_verdict(study, records, verdict, best, other, baseline, improvement)
 
 
 def _improvement(

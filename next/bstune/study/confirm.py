@@ -214,6 +214,11 @@ def _evaluation_error(runs: Sequence[Run]) -> float:
     return statistics.fmean([run.error for run in runs if run.reached] or [0.0])
 
 
+def variance_of_median(runs: int) -> float:
+    """Variance of the median of so many normal values over that of their mean."""
+    return MEDIAN_VARIANCE[runs - 1] if runs <= len(MEDIAN_VARIANCE) else math.pi / 2
+
+
 def _half_width(mean_error: float, runs: int, degrees: int, errors: Sequence[float]) -> float:
     """Half the 90% interval of the log of a median, or of a quotient of medians.
 
@@ -223,10 +228,7 @@ def _half_width(mean_error: float, runs: int, degrees: int, errors: Sequence[flo
         degrees: of freedom of ``mean_error``.
         errors: further relative standard deviations.
     """
-    variance = math.pi / 2
-    if runs <= len(MEDIAN_VARIANCE):
-        variance = MEDIAN_VARIANCE[runs - 1]
-    from_seeds = student.ppf(UPPER, degrees) * mean_error * math.sqrt(variance)
+    from_seeds = student.ppf(UPPER, degrees) * mean_error * math.sqrt(variance_of_median(runs))
     return float(math.hypot(from_seeds, norm.ppf(UPPER) * math.hypot(*errors)))
 
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from scipy.stats import t as student
 
 from bstune.core.records import Mode, Record, Target
-from bstune.study.confirm import MEDIAN_VARIANCE, UPPER, SeedDeviation
+from bstune.study.confirm import UPPER, SeedDeviation, variance_of_median
 from bstune.study.result import Improvement, Verdict
 
 # Keep: no other configuration is shown to be better by this many standard deviations over seeds.
 NOT_WORTH = 0.5
-
 
 Metrics = Sequence[float | None]
 """The best metric of each run within its budget; None: it did not train to its end."""
@@ -83,8 +82,8 @@ def improvement_of(
 
 
 def _half_width(deviation: float, runs: int, degrees: int) -> float:
-    variance = MEDIAN_VARIANCE[runs - 1] if runs <= len(MEDIAN_VARIANCE) else math.pi / 2
-    return float(student.ppf(UPPER, degrees) * deviation * math.sqrt(variance / runs))
+    mean_error = deviation * math.sqrt(variance_of_median(runs) / runs)
+    return float(student.ppf(UPPER, degrees) * mean_error)
 
 
 def verdict_of_improvement(improvement: Improvement | None, has_baseline: bool) -> Verdict:
