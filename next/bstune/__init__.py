@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from bstune.api import Result, load, tune
     from bstune.core.records import Budget, Target
     from bstune.core.rules import lr_of
+    from bstune.own_loop import Study
     from bstune.search.sampler import FrontierSampler
     from bstune.study.fit_curve import fit_curve
     from bstune.trial.lightning import StopAtTarget
@@ -19,6 +20,7 @@ __all__ = [
     "NoiseScale",
     "Result",
     "StopAtTarget",
+    "Study",
     "Target",
     "__version__",
     "fit_curve",
@@ -34,6 +36,7 @@ _HOMES = {
     "NoiseScale": "bstune.trial.noise_scale",
     "Result": "bstune.api",
     "StopAtTarget": "bstune.trial.lightning",
+    "Study": "bstune.own_loop",
     "Target": "bstune.core.records",
     "fit_curve": "bstune.study.fit_curve",
     "load": "bstune.api",

@@ -2,7 +2,7 @@
 
 import importlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from bstune.study.begin import Begun, begin
 from bstune.study.deadline import Deadline, limited
 from bstune.study.estimates import step_time_of
 from bstune.study.finish import TrialsFile, write_asked, write_study
-from bstune.study.loop import HangWatch
+from bstune.study.loop import AskedTrial, HangWatch
 from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
 from bstune.study.of_options import fixed_options, fixed_place, plan_line, plan_of
 from bstune.study.prepare import OfProject, prepared
@@ -254,10 +254,31 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
     Raises:
         BstuneError: for what cannot be used; Interrupted by Ctrl-C.
     """
+    with interruptible():
+        try:
+            next(studied(options, workload, begun))
+        except StopIteration as over:
+            result: Result = over.value
+            return result
+    raise AssertionError("only a workload without train yields its trials")
+
+
+def studied(
+    options: Options, workload: Workload, begun: Begun | None = None, jobs: int = 1
+) -> Generator[list[AskedTrial], None, Result]:
+    """Run a study as :func:`run_study` does; trials that nothing here trains are yielded.
+
+    Args:
+        options: of the study.
+        workload: that is tuned; where its ``train`` is None, whoever drives this sets the record
+            of each trial that it is given.
+        begun: what :func:`bstune.study.begin.begin` gives; None: the study begins here.
+        jobs: the most trials that are yielded at once.
+    """
     folder = StudyFolder(Path(options.output))
     name = options.study or workload.name
     failed = "failed; the same command goes on with what is stored"
-    with interruptible(), ExitStack() as stack, database_errors(options.storage, failed):
+    with ExitStack() as stack, database_errors(options.storage, failed):
         begun = begun or begin(options, name, trains=workload.table is None)
         stack.callback(begun.close)
         ticker, stopwatch = begun.ticker, Stopwatch(begun.at)
@@ -300,13 +321,17 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
         stopwatch.plan = plan
         progress = Progress(ticker, plan, storage.records())
         watch = HangWatch(options.wall_seconds, options.trial_seconds)
-        train_one = partial(trained, begun.worker, train, watch, storage, progress)
+        train_one = None
+        if train is not None:
+            train_one = partial(trained, begun.worker, train, watch, storage, progress)
         observers = (stopwatch, progress, TrialsFile(folder))
         if options.workers and begun.worker is not None:
             # This process has little to do while the worker trains.
             modules = OF_ANSWER if options.mlflow.uri is None else (*OF_ANSWER, OF_MLFLOW)
             Thread(target=_import_all, args=modules, daemon=True).start()
-        result, records = answered(study, storage, folder, train_one, observers, ticker)
+        result, records = yield from answered(
+            study, storage, folder, train_one, observers, ticker, jobs
+        )
         ticker.does("writing the answer")
         stopwatch.lap("answer")
         result = _timed(result, stopwatch, folder)
@@ -327,7 +352,7 @@ def _prepared(
     begun: Begun,
     setting: Callable[[str], Any],
     stopwatch: Stopwatch,
-) -> tuple[Options, OfProject, Machine, Callable[[Trial], None], Deadline | None]:
+) -> tuple[Options, OfProject, Machine, Callable[[Trial], None] | None, Deadline | None]:
     """Look at the machine and the project, and make the survey; recorded runs have none of these.
 
     Args:
@@ -342,7 +367,7 @@ def _prepared(
     worker, recipe = begun.worker, workload.recipe
     if worker is not None:
         begun.ticker.does("importing torch and lightning")
-    machine = machine_of(options, worker)
+    machine = workload.machine or machine_of(options, worker)
     deadline = limited(options.wall_seconds, begun.at, stopwatch.lap("start"))
     project, preflight, train = OfProject(), 0.0, workload.train
     if worker is not None and recipe is not None:

@@ -232,9 +232,8 @@ def completed(
             f"the training set has {found.examples} examples: give baseline.batch_size and "
             f"batch_size.low of at most that, but got {least}"
         )
-    if sizes["low"] is None:
-        sizes["low"] = max(1, (used or 1) // SMALLER)
-    high = sizes["high"] or LARGER * used
+    fill_sizes(sizes, used)
+    high = sizes["high"]
     sizes["high"] = min(high, found.examples)
     if high > found.examples:
         lines.append(f"batch sizes up to {found.examples:,}: the training set has no more examples")
@@ -247,6 +246,13 @@ def completed(
     if options.seeks_metric and options.is_open("target"):
         values["target"] = found.without_goal
     return options_from(values), lines
+
+
+def fill_sizes(sizes: dict[str, Any], baseline: int | None) -> None:
+    """Fill the ends of a range of batch sizes that are None by the baseline's batch size."""
+    if baseline is not None:
+        sizes["low"] = sizes["low"] or max(1, baseline // SMALLER)
+        sizes["high"] = sizes["high"] or LARGER * baseline
 
 
 def _metric_line(found: Found, absent: dict[str, str]) -> list[str]:

@@ -72,7 +72,7 @@ def answer(result: StudyResult) -> tuple[Row, ...]:
 def header(result: StudyResult) -> str:
     """Write what was asked, where, and how much was tried."""
     where = result.device
-    if where == "cpu":
+    if where == "cpu" and result.threads:
         where += f" with {console.count(result.threads, 'thread')}"
     tried = console.count(result.configurations, "configuration")
     asked = str(result.target)

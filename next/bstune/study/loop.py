@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from bstune.study.plan import Ask, Done, Plan, Wait
 from bstune.study.storage import StudyStorage
 from bstune.study.trials import baseline_of
 from bstune.system.console import number
-from bstune.system.files import StudyFolder
+from bstune.system.files import StudyFolder, discard
 from bstune.trial.trial import Trial, run_trial
 from bstune.trial.worker import POLL_SECONDS, AnyWorker, Failure, tell_progress
 
@@ -76,12 +77,33 @@ def asked_trials(
     observers: Sequence[Observer] = (),
     now: Callable[[], float] = time.monotonic,
 ) -> Generator[AskedTrial]:
-    """Yield one trial after another until the plan is done; each one's record is stored after it.
+    """Yield one trial after another until the plan is done; see :func:`asked_batches`."""
+    with closing(asked_batches(plan, storage, folder, observers, now)) as batches:
+        for (asked,) in batches:
+            yield asked
+
+
+def asked_batches(
+    plan: Plan,
+    storage: StudyStorage,
+    folder: StudyFolder,
+    observers: Sequence[Observer] = (),
+    now: Callable[[], float] = time.monotonic,
+    jobs: int = 1,
+) -> Generator[list[AskedTrial]]:
+    """Yield trials that run at once until the plan is done; each one's record is stored after them.
 
     A trial that is left without a record, as its body was interrupted, is asked again later.
 
     What failed before this call is asked again, and what was refused while nothing had trained: the
     user may have mended it.
+
+    Args:
+        plan: of the study.
+        storage, folder: of the study.
+        observers: are told of each record.
+        now: a clock, in seconds.
+        jobs: the most trials of a batch; where some have to wait for others it has fewer.
 
     Raises:
         UserCodeError: after failures that end a study, with the user's own error.
@@ -99,31 +121,52 @@ def asked_trials(
         error = fatal_error(plan.space, records, since)
         if error is not None:
             raise error
-        step = next_step(plan, records, storage.running(), now())
-        if isinstance(step, Done):
+        batch: list[AskedTrial] = []
+        while len(batch) < jobs:
+            step = next_step(plan, records, storage.running(), now())
+            spec = storage.claim(step) if isinstance(step, Ask) else None
+            if not isinstance(step, Ask) or spec is None:
+                break
+            batch.append(_prepare(plan, spec, step, records, folder))
+        if not batch and isinstance(step, Done):
             return
-        if isinstance(step, Wait):
-            time.sleep(POLL_SECONDS)
-            storage.settle()
+        if not batch:
+            if isinstance(step, Wait):
+                time.sleep(POLL_SECONDS)
+                storage.settle()
             continue
-        spec = storage.claim(step)
-        if spec is None:
-            continue
-        asked = _prepare(plan, spec, step, records, folder)
         try:
-            yield asked
+            yield batch
         finally:
-            record = asked.record
-            if record is None or _was_cut_off(record, asked):
-                storage.abandon(spec)
-            else:
-                if record.status == "refused":
-                    record = _refused(record, records)
-                storage.finish(record)
-                if asked.resume_from is not None:
-                    asked.resume_from.unlink(missing_ok=True)
-                for observer in observers:
-                    observer.finished(record)
+            for asked in batch:
+                _store(asked, records, storage, observers)
+
+
+def _store(
+    asked: AskedTrial,
+    records: Sequence[Record],
+    storage: StudyStorage,
+    observers: Sequence[Observer],
+) -> None:
+    """Store a trial's record and tell it; one that tells nothing is left to be asked again.
+
+    Args:
+        asked: the trial.
+        records: of the trials before it.
+        storage: of the study.
+        observers: are told of the record.
+    """
+    record = asked.record
+    if record is None or _was_cut_off(record, asked):
+        storage.abandon(asked.spec)
+        return
+    if record.status == "refused":
+        record = _refused(record, records)
+    storage.finish(record)
+    if asked.resume_from is not None:
+        discard(asked.resume_from)
+    for observer in observers:
+        observer.finished(record)
 
 
 def _was_cut_off(record: Record, asked: AskedTrial) -> bool:

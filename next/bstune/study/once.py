@@ -103,6 +103,7 @@ def _trained(
     options: Options, workload: Workload, worker: AnyWorker | None, asked: AskedTrial
 ) -> Record:
     """Train a trial; InputError where its batch size does not fit."""
+    assert workload.train is not None  # noqa: S101 (the command line has no loop of one's own)
     if worker is None:
         record = train_here(asked, workload.train)
     else:

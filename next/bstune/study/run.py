@@ -1,7 +1,7 @@
 """Runs a study: its trials, its answer, and further trials that an open answer asks for."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,7 @@ from bstune.study.loop import (
     AskedTrial,
     HangWatch,
     Observer,
-    asked_trials,
+    asked_batches,
     train_here,
     train_in_worker,
 )
@@ -30,32 +30,38 @@ def answered(
     study: Study,
     storage: StudyStorage,
     folder: StudyFolder,
-    train_one: Callable[[AskedTrial], Record],
+    train_one: Callable[[AskedTrial], Record] | None,
     observers: Sequence[Observer],
     ticker: Ticker,
-) -> tuple[StudyResult, list[Record]]:
+    jobs: int = 1,
+) -> Generator[list[AskedTrial], None, tuple[StudyResult, list[Record]]]:
     """Train what a study plans, and what its answer asks for while there is time.
 
     Args:
         study: with its plan.
         storage, folder: of the study.
-        train_one: trains one trial.
+        train_one: trains one trial; None: the trials are yielded, for a loop of one's own.
         observers: are told of each.
         ticker: that says what goes on.
+        jobs: the most trials that are yielded at once.
 
     Returns:
         The result, and the records that it is of.
 
     Raises:
-        BstuneError: as by :func:`bstune.study.loop.asked_trials` and :func:`trained`.
+        BstuneError: as by :func:`bstune.study.loop.asked_batches` and :func:`trained`.
     """
     folder.checkpoints.mkdir(exist_ok=True)
     is_first = True
     while True:
         before = len(storage.records())
-        with closing(asked_trials(study.plan, storage, folder, observers)) as asked_ones:
-            for asked in asked_ones:
-                asked.record = train_one(asked)
+        with closing(asked_batches(study.plan, storage, folder, observers, jobs=jobs)) as batches:
+            for batch in batches:
+                if train_one is None:
+                    yield batch
+                    continue
+                for asked in batch:
+                    asked.record = train_one(asked)
         ticker.does("computing the answer")
         records = storage.records()
         result = analyse(study, records)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bstune.core.records import Target
 from bstune.recipe.recipe import Recipe
+from bstune.study.machine import Machine
 from bstune.system.secrets import hide
 from bstune.trial.table import Table
 from bstune.trial.trial import Trial
@@ -25,7 +26,8 @@ class Workload:
 
     Args:
         name: of the workload.
-        train: trains one trial; it is sent to the worker with cloudpickle.
+        train: trains one trial; it is sent to the worker with cloudpickle. None: whoever runs the
+            study trains them.
         settings: what must not change while a study goes on, as JSON.
         config: the config as YAML, without secrets.
         table: recorded runs that answer in place of training.
@@ -33,16 +35,18 @@ class Workload:
         command: what runs it with further options, as a command or a call.
         train_command: what trains a batch size and a rate, likewise; a third value is its
             steps, where a schedule's length or the best metric in a budget is sought.
+        machine: that trains; None: it is looked at.
     """
 
     name: str
-    train: Callable[[Trial], None]
+    train: Callable[[Trial], None] | None
     settings: Mapping[str, object]
     config: str
     table: Table | None
     recipe: Recipe | None
     command: Callable[[Mapping[str, object]], str]
     train_command: Callable[[int, float, int | None], str]
+    machine: Machine | None = None
 
 
 def by_lightning(recipe: Recipe) -> Callable[[Trial], None]:
@@ -84,8 +88,8 @@ def training_command(
     return command_line(arguments, options)
 
 
-def python_call(name: str, options: Mapping[str, object]) -> str:
-    """A call of :func:`bstune.tune` with further options."""
+def python_call(name: str, options: Mapping[str, object], function: str = "bstune.tune") -> str:
+    """A call of :func:`bstune.tune`, or of another function, with further options."""
     arguments: dict[str, object] = {"name": options.get("study", name)}
     sections: dict[str, dict[str, object]] = {}
     for option, value in options.items():
@@ -96,7 +100,7 @@ def python_call(name: str, options: Mapping[str, object]) -> str:
             arguments[option] = value
     arguments |= sections
     written = "".join(f", {argument}={value!r}" for argument, value in arguments.items())
-    return f"bstune.tune(...{written})"
+    return f"{function}(...{written})"
 
 
 def best_in_file(
@@ -125,7 +129,9 @@ def commands_of(command: str, name: str, asked: Mapping[str, object]) -> Command
     """
     another = {"study": f"{name}-2"} if asked else {}
     if not command.startswith(COMMAND):
-        return lambda options: python_call(name, {**asked, **another, **options}), own_training
+        function = command.partition("(")[0]
+        call = partial(python_call, function=function)
+        return lambda options: call(name, {**asked, **another, **options}), own_training
     arguments = shlex.split(command.removeprefix(COMMAND))
     for option, value in asked.items():
         arguments.append(f"{option}={'null' if value is None else value}")

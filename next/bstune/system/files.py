@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -161,6 +162,14 @@ def discard_folder(folder: StudyFolder) -> None:
         for place in (folder.checkpoints, folder.root):
             with suppress(OSError):
                 place.rmdir()
+
+
+def discard(path: Path) -> None:
+    """Remove a file or a folder of bstune's own, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

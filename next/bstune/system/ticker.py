@@ -47,7 +47,8 @@ class Ticker:
     def close(self) -> None:
         """Say nothing any more."""
         self._over.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def does(self, what: str) -> None:
         """Say what goes on from now on."""

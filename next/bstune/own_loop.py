@@ -1,0 +1,159 @@
+"""A study of any training: ``for trial in bstune.Study(...)``."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bstune.api import Result, ask_again, studied
+from bstune.config import options_from_python
+from bstune.core.errors import InputError
+from bstune.core.records import Budget, Target
+from bstune.options import Options, differing, options_from
+from bstune.recipe.found import fill_sizes
+from bstune.study.begin import Begun
+from bstune.study.machine import RECORDED, Machine
+from bstune.study.workload import Workload, own_training, python_call
+from bstune.system.files import StudyFolder, claim_folder
+from bstune.system.secrets import hide
+from bstune.system.ticker import Ticker
+from bstune.trial.trial import Trial
+
+# Options of a training that bstune runs itself.
+OF_TRAINING = (
+    *("data", "module", "trainer", "precision", "compile", "micro_batch_size", "algorithm"),
+    *("schedule", "override_lr", "validation_batch_size", "trial_seconds", "noise_scale"),
+    *("devices", "threads", "survey", "survey_seconds", "memory_limit", "budget.seconds"),
+    *("workload", "workers", "trial.batch_size", "trial.lr", "trial.steps"),
+)
+
+
+class Study:
+    """Trials of a loop of one's own, which is its body; bstune chooses them and gives the answer.
+
+    ::
+
+        study = bstune.Study("mine", target="val/loss <= 0.1", baseline=(64, 0.1), budget=2000)
+        for trial in study:
+            model = make_model(trial.lr, trial.seed, trial.resume_from)
+            step = trial.first_step
+            for batch in trial.batches(len(data)):
+                model.train_on(data[batch])
+                step += 1
+                if step % 20 == 0 and not trial.report(step, model.validation_loss()):
+                    break
+            if trial.worth_saving:
+                model.save(trial.save_to)
+        print(study.result)
+
+    ``trial`` is a :class:`bstune.trial.trial.Trial`. Where the body raises, the trial is asked
+    again by the next run of the script; ``trial.fail(error)`` makes it a failed one, or one that
+    was short of memory, and the study goes on. The same script in several processes shares the
+    work.
+
+    Args:
+        name: of the study; the same name continues it.
+        target: such as ``"val/loss <= 0.1"``; with ``objective="metric"`` ``"min val/loss"``.
+        baseline: batch size and rate that are used today. Without it give ``batch_size`` and
+            ``lr``.
+        batch_size: the smallest and the largest to try; from a sixteenth of the baseline's to 32
+            times as many.
+        budget: of a trial that does not reach the target: steps, or steps and examples.
+        options: any other option of ``conf/config.yaml`` that is no training's.
+
+    Raises:
+        InputError: with all that is missing, or for an option of a training.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        target: str | Target | None = None,
+        baseline: tuple[int, float] | None = None,
+        batch_size: tuple[int, int] | None = None,
+        budget: Budget | Mapping[str, int] | int | None = None,
+        **options: Any,
+    ) -> None:
+        given = dict(options, target=target, baseline=baseline, batch_size=batch_size)
+        checked = options_from_python(study=name, **given, budget=budget)
+        self._name = name
+        self._options = _complete(checked)
+        self._folder = Path(checked.output)
+
+    @property
+    def result(self) -> Result:
+        """The answer; while the study runs, what its trials say so far.
+
+        Raises:
+            InputError: it has no trial yet.
+        """
+        return ask_again(self._folder, {})
+
+    def __iter__(self) -> Iterator[Trial]:
+        call = partial(python_call, function="bstune.Study")
+        workload = Workload(
+            name=self._name,
+            train=None,
+            settings={"training": "a loop of one's own"},
+            config=yaml.safe_dump(hide(self._options.model_dump(mode="json")), sort_keys=False),
+            table=None,
+            recipe=None,
+            command=partial(call, self._name),
+            train_command=own_training,
+            machine=_machine(self._options.device),
+        )
+        claim_folder(StudyFolder(self._folder), self._name, self._options.storage)
+        # A loop prints what it likes while it trains.
+        begun = Begun(time.monotonic(), Ticker(), worker=None)
+        with closing(studied(self._options, workload, begun)) as batches:
+            for (asked,) in batches:
+                trial = asked.trial()
+                yield trial
+                asked.record = trial.record()
+
+
+def _complete(options: Options) -> Options:
+    """The options with the range of batch sizes; InputError for what is missing or has no use."""
+    defaults = options_from_python(study=options.study)
+    useless = [name for name in OF_TRAINING if name in differing(defaults, options)]
+    if useless:
+        raise InputError(
+            f"{', '.join(useless)}: your own loop decides that, where bstune.tune would train; "
+            f"leave it out"
+        )
+    values = options.model_dump()
+    sizes, rates = values["batch_size"], values["lr"]
+    fill_sizes(sizes, options.baseline.batch_size)
+    ends = sizes["low"], sizes["high"], rates["low"], rates["high"]
+    needed = {
+        "target='val/loss <= 0.1'": options.is_open("target"),
+        "budget=2000": options.is_open("budget.steps"),
+        "baseline=(64, 0.1)": options.baseline.pair is None and None in ends,
+    }
+    absent = [example for example, is_absent in needed.items() if is_absent]
+    if absent:
+        names = ", ".join(example.partition("=")[0] for example in absent)
+        raise InputError(f"{names} is missing: give it, as bstune.Study(..., {', '.join(absent)})")
+    return options_from(values)
+
+
+def _machine(device: str) -> Machine:
+    """The machine that a loop's trials are of; torch is asked only where the loop has imported it.
+
+    Args:
+        device: as the option says.
+    """
+    torch = sys.modules.get("torch")
+    name = device
+    if device == "auto":
+        name = "cpu"
+        if torch is not None and torch.cuda.is_available():
+            name = torch.cuda.get_device_name()
+    threads = 0 if torch is None else torch.get_num_threads()
+    return RECORDED.model_copy(update={"device": name, "threads": threads})
