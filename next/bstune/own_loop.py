@@ -106,7 +106,7 @@ class Study:
             recipe=None,
             command=partial(call, self._name),
             train_command=own_training,
-            machine=_machine(self._options.device),
+            machine=machine_of_loop(self._options.device),
         )
         claim_folder(StudyFolder(self._folder), self._name, self._options.storage)
         # A loop prints what it likes while it trains.
@@ -143,7 +143,7 @@ def _complete(options: Options) -> Options:
     return options_from(values)
 
 
-def _machine(device: str) -> Machine:
+def machine_of_loop(device: str) -> Machine:
     """The machine that a loop's trials are of; torch is asked only where the loop has imported it.
 
     Args:

@@ -106,9 +106,16 @@ class Budget(Frozen):
     examples: Annotated[int, Field(ge=1)] = 1
     seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
 
+    @property
+    def is_whole_run(self) -> bool:
+        """Whether it is one run of a length of its own, which counts as one step."""
+        return self.seconds is None and self.steps == self.examples == 1
+
     def __str__(self) -> str:
         if self.seconds is not None:
             return f"{self.seconds:g} s"
+        if self.is_whole_run:
+            return "a whole run"
         # One step, or one example, is what a budget of the other has.
         parts = [f"{self.steps:,} steps"] if self.steps > 1 or self.examples == 1 else []
         parts += [f"{self.examples:,} examples"] if self.examples > 1 else []

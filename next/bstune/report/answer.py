@@ -182,6 +182,8 @@ def _budget(result: StudyResult) -> Iterator[str]:
 
 def _took_budget(result: StudyResult, configuration: Confirmed) -> str:
     """Write the steps of a budget, with their seconds where these are not the budget."""
+    if result.budget.is_whole_run:
+        return console.seconds(configuration.seconds)
     if result.budget.seconds is None:
         return _took(result, configuration)
     return f"{_whole(configuration.steps)} steps"

@@ -100,7 +100,7 @@ def _check_length(question: Question, space: Space) -> None:
             f"no time to take any: raise survey_seconds, or give budget.steps"
         )
     steps = question.last_step(space.low)
-    if question.seeks_metric and steps < LEAST_STEPS:
+    if question.seeks_metric and steps < LEAST_STEPS and not question.budget.is_whole_run:
         raise InputError(
             f"a budget of {question.budget} is {count(steps, 'step')} of batch size {space.low}, "
             f"the smallest: give at least {LEAST_STEPS / steps:.2g} times as much"

@@ -1,5 +1,7 @@
 """What a study tunes, and what runs it again with further options: a command or a call."""
 
+import json
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,6 +105,18 @@ def python_call(name: str, options: Mapping[str, object], function: str = "bstun
     return f"{function}(...{written})"
 
 
+def application_command(words: Sequence[str], options: Mapping[str, object]) -> str:
+    """A Hydra application's command with further options of its sweeper, without secrets."""
+    given = []
+    for word in words:
+        name, sign, value = word.partition("=")
+        given.append(name + sign + hide(value, name.lstrip("+~")))
+    for option, changed in options.items():
+        is_plain = not isinstance(changed, str) or re.fullmatch(r"[\w./-]+", changed)
+        given.append(f"hydra.sweeper.{option}={changed if is_plain else json.dumps(changed)}")
+    return shlex.join(given)
+
+
 def best_in_file(
     arguments: Sequence[str] | None, folder: str, batch_size: int, lr: float, steps: int | None
 ) -> str:
@@ -128,6 +142,11 @@ def commands_of(command: str, name: str, asked: Mapping[str, object]) -> Command
         asked: options of another question; they make it another study.
     """
     another = {"study": f"{name}-2"} if asked else {}
+    if not command.startswith(COMMAND) and "(..." not in command:
+        own = shlex.split(command)
+        return lambda options: application_command(
+            own, {**asked, **another, **options}
+        ), own_training
     if not command.startswith(COMMAND):
         function = command.partition("(")[0]
         call = partial(python_call, function=function)

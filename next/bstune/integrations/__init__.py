@@ -1,0 +1,1 @@
+"""Ways in from other people's tools."""

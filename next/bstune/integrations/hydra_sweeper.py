@@ -1,0 +1,256 @@
+"""A study whose trials are jobs of a Hydra application: ``hydra/sweeper=bstune``."""
+
+import math
+import shlex
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig, OmegaConf
+
+from bstune.api import Result, load, studied
+from bstune.core.errors import BstuneError, InputError
+from bstune.core.question import Question
+from bstune.integrations.hydra_params import Application, read_sweep, renamed
+from bstune.options import Options
+from bstune.own_loop import machine_of_loop
+from bstune.study.begin import Begun
+from bstune.study.loop import AskedTrial
+from bstune.study.workload import Workload, application_command, best_in_file
+from bstune.system.files import StudyFolder, claim_folder, write_text
+from bstune.system.interruption import interruptible
+from bstune.system.secrets import hide
+from bstune.system.ticker import Ticker, say
+from bstune.trial.trial import Trial
+
+# Scripts read it, as they do that of Hydra's Optuna sweeper.
+RESULTS = "optimization_results.yaml"
+
+
+def sweep(
+    given: Mapping[str, Any],
+    arguments: Sequence[str],
+    config: DictConfig,
+    loader: ConfigLoader,
+    launcher: Launcher,
+) -> None:
+    """Run or continue a study, and print its answer; a mistake ends the process with a line.
+
+    Args:
+        given: the keys below ``hydra.sweeper``.
+        arguments: overrides of the command line.
+        config: of the application, with Hydra's own.
+        loader: composes a job's config.
+        launcher: runs jobs.
+    """
+    try:
+        with interruptible():
+            _sweep(given, arguments, config, loader, launcher)
+    except BstuneError as error:
+        if given.get("debug"):
+            traceback.print_exc()
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_status)
+
+
+def _sweep(
+    given: Mapping[str, Any],
+    arguments: Sequence[str],
+    config: DictConfig,
+    loader: ConfigLoader,
+    launcher: Launcher,
+) -> None:
+    at = time.monotonic()
+    known = {"study": str(config.hydra.job.name)} | renamed(given)
+    jobs = known.pop("workers", 1)
+    if not isinstance(jobs, int) or jobs < 1:
+        raise InputError(f"workers must be at least 1, but got {jobs}")
+    start = _start()
+    application, options = read_sweep(known, arguments, config, loader, [*start, *sys.argv[1:]])
+    if "seed" not in application.keys:
+        say("jobs take no seed, so that new seeds only run them again; hydra.sweeper.seed=KEY")
+    name = str(options.study)
+    claim_folder(StudyFolder(Path(options.output)), name, options.storage)
+    folder = Path(config.hydra.sweep.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config, folder / "multirun.yaml")
+    train = partial(_training_command, start, application)
+    if options.tunables:
+        train = partial(best_in_file, None, options.output)
+    workload = Workload(
+        name=name,
+        train=None,
+        settings={"training": "a Hydra application", "overrides": list(application.fixed)},
+        config=yaml.safe_dump(hide(options.model_dump(mode="json")), sort_keys=False),
+        table=None,
+        recipe=None,
+        command=partial(_study_command, start, application, options),
+        train_command=train,
+        machine=machine_of_loop(options.device),
+    )
+    begun = Begun(at, Ticker(), worker=None)
+    with closing(studied(options, workload, begun, jobs)) as batches:
+        for batch in batches:
+            _run(batch, application, launcher, options)
+    result = load(options.output)
+    print(result)
+    print(f"\nFiles      {result.folder}, page {result.folder / 'report.html'}")
+    _write_best(result, application, folder / RESULTS)
+
+
+def _run(
+    batch: Sequence[AskedTrial], application: Application, launcher: Launcher, options: Options
+) -> None:
+    """Run the jobs of trials, all at once, and set their records."""
+    trials = []
+    for asked in batch:
+        # A job ends where its max_steps says, or by itself.
+        asked.until = None
+        if "max_steps" not in application.keys:
+            asked.spec = asked.spec.model_copy(update={"max_steps": asked.total_steps})
+        if "save_to" not in application.keys:
+            asked.save_to = None
+        trials.append(asked.trial())
+    overrides = [application.overrides(trial) for trial in trials]
+    jobs = _launched(launcher, overrides, trials[0].number)
+    for asked, trial, job in zip(batch, trials, jobs, strict=True):
+        try:
+            if isinstance(job, Exception):
+                raise job
+            returned, seconds = job.return_value
+        except BstuneError:
+            raise
+        except Exception as error:  # noqa: BLE001 (the application may raise anything)
+            # Nothing tells whether it had begun: what it raises is no matter of its batch size.
+            trial.has_stepped = True
+            trial.fail(error)
+        else:
+            report(trial, returned, seconds, options.budget.is_whole_run)
+        asked.record = trial.record()
+
+
+def _launched(
+    launcher: Launcher, jobs: Sequence[Sequence[str]], first: int
+) -> list[JobReturn | Exception]:
+    """Launch jobs at once; where one ends its process, and all of them with it, each by itself."""
+    try:
+        return list(launcher.launch(jobs, initial_job_idx=first))
+    except BstuneError:
+        raise
+    except Exception as error:  # noqa: BLE001 (a launcher may raise anything)
+        if len(jobs) == 1:
+            return [error]
+        one_by_one = [_launched(launcher, [job], first + i) for i, job in enumerate(jobs)]
+        return [job for (job,) in one_by_one]
+
+
+def report(trial: Trial, returned: Any, seconds: float, is_whole_run: bool) -> None:
+    """Report to a trial what its job returned.
+
+    Args:
+        trial: of the job.
+        returned: the metric's number at the job's end, its history as pairs of step and value, or
+            either under the metric's name, beside ``seconds`` of training. A value that is None or
+            NaN has diverged.
+        seconds: of the job, which count where it returns none.
+        is_whole_run: whether the budget is a job's own length: of a history the best value counts.
+
+    Raises:
+        InputError: for anything else.
+    """
+    metric, has_goal = trial.target.metric, trial.target.goal is not None
+    wanted = f"[(step, value), ...], or {{'{metric}': [(step, value), ...], 'seconds': SECONDS}}"
+    if not has_goal:
+        wanted = f"{metric} as a number or {wanted}"
+    history = returned
+    try:
+        if isinstance(returned, Mapping):
+            history, seconds = returned[metric], float(returned.get("seconds", seconds))
+        elif returned is None:
+            raise TypeError
+        if not isinstance(history, list | tuple) and not has_goal:
+            history = [(trial.max_steps, history)]
+        points = [(int(step), math.nan if it is None else float(it)) for step, it in history]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"the job returned {returned!r:.200}: return {wanted}") from error
+    if is_whole_run and points:
+        values = [value for _, value in points]
+        points = [(trial.max_steps, trial.target.best(values))]
+        if not math.isfinite(values[-1]):
+            points = [(trial.max_steps, values[-1])]
+    first = trial.first_step
+    points = [(step, value) for step, value in points if step > first]
+    if not points:
+        trial.fail(f"the job returned no value after step {first}: count its first steps, too")
+    for step, value in points:
+        share = (step - first) / (points[-1][0] - first)
+        if not trial.report(step, value, seconds * share):
+            break
+
+
+def _start() -> list[str]:
+    """The words that start the application, as they were typed."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None:
+        return ["python", "-m", spec.name.removesuffix(".__main__")]
+    script = sys.argv[0]
+    return ["python", script] if script.endswith(".py") else [Path(script).name]
+
+
+def _study_command(
+    start: Sequence[str], application: Application, options: Options, further: Mapping[str, object]
+) -> str:
+    """The command of the sweep with further options."""
+    words = [*start, *sys.argv[1:]]
+    others = dict(further)
+    for name in ("batch_size", "lr"):
+        ends = getattr(options, name).model_dump()
+        changed = {end: others.pop(f"{name}.{end}", ends[end]) for end in ("low", "high")}
+        if changed.items() - ends.items():
+            interval = f"interval({changed['low']},{changed['high']})"
+            words.append(f"{application.keys[name]}=tag(log,{interval})")
+    return application_command(words, others)
+
+
+def _training_command(
+    start: Sequence[str], application: Application, batch_size: int, lr: float, steps: int | None
+) -> str:
+    """The application's command that trains a batch size and a rate."""
+    values = {"batch_size": batch_size, "lr": f"{lr:g}", "max_steps": steps}
+    multirun = ("-m", "--multirun")
+    # What it is run with otherwise is among the fixed overrides.
+    flags = [word for word in sys.argv[1:] if word.startswith("-") or "=" not in word]
+    words = [*start, *(word for word in flags if word not in multirun), *application.fixed]
+    for name, value in values.items():
+        if value is not None and name in application.keys:
+            words.append(f"{application.keys[name]}={value}")
+    if not set(multirun) & set(sys.argv):
+        words.append("hydra.mode=RUN")
+    return shlex.join(words)
+
+
+def _write_best(result: Result, application: Application, file: Path) -> None:
+    """Write the best as Hydra's Optuna sweeper does; there is none under ``objective=curve``."""
+    best = result.best
+    if best is None:
+        return
+    found = {"batch_size": best.batch_size, "lr": best.lr, **best.values}
+    value = best.metric
+    if not result.seeks_metric:
+        question = Question(result.target, result.budget, result.objective)
+        value = question.value(best.steps, best.batch_size, lambda batch_size: best.step_seconds)
+    content = {
+        "name": "bstune",
+        "best_params": {application.keys[name].lstrip("+"): it for name, it in found.items()},
+        "best_value": value,
+    }
+    write_text(file, yaml.safe_dump(content, sort_keys=False))

@@ -1,0 +1,84 @@
+"""``hydra/sweeper=bstune``: its keys, and the class that Hydra makes of them.
+
+Hydra imports this module at the start of every application, and each job's process does:
+:mod:`bstune.integrations.hydra_sweeper` does the work, and is imported when a sweep begins.
+"""
+
+import time
+from functools import partial
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+# Keys of the application, by what a trial has for them.
+KEYS = ("batch_size", "lr", "seed", "max_steps", "resume_from", "save_to")
+# Options of a study; null: the default of bstune's conf/config.yaml.
+OPTIONS = (
+    *("objective", "target", "scaling", "trials", "wall_seconds", "seeds", "workers", "sampler"),
+    *("study", "schedule_ends", "device", "output", "storage", "debug"),
+)
+# What hydra-optuna-sweeper has beside these.
+OF_OPTUNA = (
+    *("direction", "n_trials", "n_jobs", "study_name", "max_failure_rate"),
+    *("search_space", "custom_search_space"),
+)
+
+
+class BstuneSweeper(Sweeper):
+    """Tunes the batch size and the learning rate of an application."""
+
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Take the application's config, and make the launcher that it names."""
+        self.hydra_context = hydra_context
+        self.config = config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=partial(timed, task_function), config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Run or continue the study; an error that the user can mend ends the process."""
+        from bstune.integrations.hydra_sweeper import sweep
+
+        assert self.hydra_context is not None and self.config is not None  # noqa: PT018, S101
+        assert self.launcher is not None  # noqa: S101 (setup made it)
+        loader = self.hydra_context.config_loader
+        sweep(self.given, arguments, self.config, loader, self.launcher)
+
+
+def timed(task: TaskFunction, config: DictConfig) -> tuple[Any, float]:
+    """What a job returns, and its seconds; its ``sys.exit`` is an error of that job alone."""
+    began = time.perf_counter()
+    try:
+        returned = task(config)
+    except SystemExit as error:
+        raise RuntimeError(f"the job called sys.exit({error.code})") from error
+    return returned, time.perf_counter() - began
+
+
+ConfigStore.instance().store(
+    group="hydra/sweeper",
+    name="bstune",
+    node={
+        # Of an application that chooses one of hydra-optuna-sweeper's samplers.
+        "defaults": [{"optional sampler": None}],
+        "_target_": "hydra_plugins.bstune_sweeper.BstuneSweeper",
+        # A sampler stays a node.
+        "_recursive_": False,
+        "_convert_": "all",
+        "params": {},
+        "budget": {"steps": None, "examples": None},
+        "baseline": {"batch_size": None, "lr": None, "values": None},
+        "mlflow": {},
+        **dict.fromkeys((*KEYS, *OPTIONS, *OF_OPTUNA)),
+    },
+    provider="bstune",
+)
