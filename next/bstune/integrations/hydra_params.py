@@ -141,7 +141,7 @@ def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
         say(f"bstune's own search is in the place of {sampler}")
     direction = known.pop("direction", None)
     if direction is not None:
-        if direction not in DIRECTIONS:
+        if str(direction) not in DIRECTIONS:
             raise InputError(f"direction must be minimize or maximize, but got {direction}")
         # Optuna's word for a number that has no name.
         known.setdefault("target", f"{DIRECTIONS[direction]} value")
@@ -190,7 +190,18 @@ def read_sweep(
         else:
             naming = [] if name in keys else [f"hydra.sweeper.{name}=KEY"]
             absent[f"a range of {name}"] = [f"{key}={example}", *naming]
+    sizes = ranges.get("batch_size")
+    if sizes is not None and not (isinstance(sizes.low, int) and isinstance(sizes.high, int)):
+        line = overrides[keys["batch_size"]].input_line
+        raise InputError(f"{line}: a batch size is a whole number, as {RANGES['batch_size']}")
     further = {key: Range.of(one) for key, one in swept.items() if key not in keys.values()}
+    spelled = {key: one.get_key_element() for key, one in swept.items()}
+    taken = {
+        name: spelled.get(key, key) for name, key in {**keys, **{it: it for it in further}}.items()
+    }
+    own = tuple(line for key, line in fixed.items() if key not in keys.values())
+    # A key that the application has not is told before a job begins.
+    composed(loader, config, [*own, *(f"{key}=1" for key in taken.values())])
     values = {name: value for name, value in known.items() if name not in (*NAMED, "params")}
     _fill_question(values, keys, job, absent)
     _fill_baseline(values, keys, list(further), job, absent)
@@ -201,13 +212,6 @@ def read_sweep(
         # The seed of the study, from which those of its trials follow.
         values["seed"] = overrides[seed].value()
     options = _options(values, ranges, further)
-    spelled = {key: one.get_key_element() for key, one in swept.items()}
-    taken = {
-        name: spelled.get(key, key) for name, key in {**keys, **{it: it for it in further}}.items()
-    }
-    own = tuple(line for key, line in fixed.items() if key not in keys.values())
-    # A key that the application has not is told before a job begins.
-    composed(loader, config, [*own, *(f"{key}=1" for key in taken.values())])
     return Application(taken, own), options
 
 
@@ -273,11 +277,16 @@ def _fill_question(
         job: the config of a job.
         absent: what to write, by what is missing.
     """
-    seeks_best = False
+    needed = {"max_steps"} if values.get("schedule_ends") else set()
+    if {"resume_from", "save_to"} & keys.keys():
+        needed = {"max_steps", "resume_from", "save_to"}
+    for name in sorted(needed - keys.keys()):
+        absent[name] = [f"hydra.sweeper.{name}=KEY"]
     if "target" not in values:
-        absent["target"] = ['hydra.sweeper.target="val/loss <= 0.1"']
-    elif Target.parse(str(values["target"])).goal is None:
-        seeks_best = True
+        absent["target"] = ['hydra.sweeper.target="min val/loss"']
+        return
+    seeks_best = Target.parse(str(values["target"])).goal is None
+    if seeks_best:
         values.setdefault("objective", "metric")
     budget = values.setdefault("budget", {})
     is_known = budget.get("steps") or budget.get("examples")
@@ -289,12 +298,6 @@ def _fill_question(
         budget["steps"] = 1
     elif not is_known:
         absent["budget.steps"] = ["hydra.sweeper.budget.steps=2000"]
-    resumes = {"resume_from", "save_to"} & keys.keys()
-    needed = {"max_steps", "resume_from", "save_to"} if resumes else set()
-    if values.get("schedule_ends"):
-        needed.add("max_steps")
-    for name in sorted(needed - keys.keys()):
-        absent[name] = [f"hydra.sweeper.{name}=KEY"]
 
 
 def _fill_baseline(

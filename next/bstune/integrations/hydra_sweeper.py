@@ -169,8 +169,10 @@ def report(trial: Trial, returned: Any, seconds: float, is_whole_run: bool) -> N
     """
     metric, has_goal = trial.target.metric, trial.target.goal is not None
     wanted = f"[(step, value), ...], or {{'{metric}': [(step, value), ...], 'seconds': SECONDS}}"
-    if not has_goal:
-        wanted = f"{metric} as a number or {wanted}"
+    if has_goal:
+        wanted += f"; one number is its best value, as target='{trial.target.mode} {metric}' seeks"
+    else:
+        wanted = f"{metric} as a number, or {wanted}"
     history = returned
     try:
         if isinstance(returned, Mapping):

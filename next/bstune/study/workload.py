@@ -107,14 +107,16 @@ def python_call(name: str, options: Mapping[str, object], function: str = "bstun
 
 def application_command(words: Sequence[str], options: Mapping[str, object]) -> str:
     """A Hydra application's command with further options of its sweeper, without secrets."""
-    given = []
+    given = {}
     for word in words:
         name, sign, value = word.partition("=")
-        given.append(name + sign + hide(value, name.lstrip("+~")))
-    for option, changed in options.items():
-        is_plain = not isinstance(changed, str) or re.fullmatch(r"[\w./-]+", changed)
-        given.append(f"hydra.sweeper.{option}={changed if is_plain else json.dumps(changed)}")
-    return shlex.join(given)
+        given[name] = name + sign + hide(value, name.lstrip("+~"))
+    for option, value in options.items():
+        # Hydra quotes what is no plain word.
+        is_plain = not isinstance(value, str) or re.fullmatch(r"[\w./-]+", value)
+        name = f"hydra.sweeper.{option}"
+        given[name] = f"{name}={value if is_plain else json.dumps(value)}"
+    return shlex.join(given.values())
 
 
 def best_in_file(

@@ -1,10 +1,9 @@
 """``hydra/sweeper=bstune``: its keys, and the class that Hydra makes of them.
 
-Hydra imports this module at the start of every application, and each job's process does:
-:mod:`bstune.integrations.hydra_sweeper` does the work, and is imported when a sweep begins.
+Hydra imports this module at the start of every application: what does the work,
+:mod:`bstune.integrations.hydra_sweeper`, is imported when a sweep begins.
 """
 
-import time
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,8 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
+
+from bstune.integrations.hydra_job import timed
 
 # Keys of the application, by what a trial has for them.
 KEYS = ("batch_size", "lr", "seed", "max_steps", "resume_from", "save_to")
@@ -52,16 +53,6 @@ class BstuneSweeper(Sweeper):
         assert self.launcher is not None  # noqa: S101 (setup made it)
         loader = self.hydra_context.config_loader
         sweep(self.given, arguments, self.config, loader, self.launcher)
-
-
-def timed(task: TaskFunction, config: DictConfig) -> tuple[Any, float]:
-    """What a job returns, and its seconds; its ``sys.exit`` is an error of that job alone."""
-    began = time.perf_counter()
-    try:
-        returned = task(config)
-    except SystemExit as error:
-        raise RuntimeError(f"the job called sys.exit({error.code})") from error
-    return returned, time.perf_counter() - began
 
 
 ConfigStore.instance().store(

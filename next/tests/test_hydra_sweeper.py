@@ -1,0 +1,255 @@
+"""``hydra/sweeper=bstune``: what a sweep says, and whole runs of two applications as others write
+them."""
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+import bstune
+from bstune.core.errors import InputError
+from bstune.core.records import Spec, Target
+from bstune.integrations.hydra_params import read_sweep, renamed
+from bstune.integrations.hydra_sweeper import report
+from bstune.trial.trial import Trial
+
+PROJECTS = Path(__file__).parent / "projects"
+NO_MLFLOW = "+hydra.sweeper.mlflow.uri=null"
+SIZE, RATE = "batch_size=range(8,1024)", "lr=tag(log,interval(1e-4,1))"
+BEST = {"target": "min val/loss"}
+CONFIG = """
+batch_size: 64
+lr: 0.25
+seed: 7
+steps: 500
+checkpoint: null
+net: {dropout: 0.5, width: 32, rate: high}
+data: {train_batch_size: 16}
+"""
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory):
+    """Reads a sweep of a small application: its words, and the keys below hydra.sweeper."""
+    folder = tmp_path_factory.mktemp("application")
+    (folder / "train.yaml").write_text(CONFIG)
+    with initialize_config_dir(str(folder), version_base=None):
+        config = compose("train", ["hydra/sweeper=bstune"], return_hydra_config=True)
+        loader = GlobalHydra.instance().config_loader()
+
+        def read_words(words, **given):
+            known = {"study": "s"} | renamed(given)
+            return read_sweep(known, words, config, loader, ["python", "train.py", "-m", *words])
+
+        yield read_words
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "options"),
+    [
+        ([SIZE, RATE], BEST, {"batch_size": (8, 1024, 1), "lr": (1e-4, 1), "budget.steps": 1}),
+        # As for Optuna's sweeper a range's end is included; steps and choices are multiples.
+        (["batch_size=range(32,260,32)", RATE], BEST, {"batch_size": (32, 256, 32)}),
+        (["batch_size=choice(32,64,128)", RATE], BEST, {"batch_size": (32, 128, 32)}),
+        (["batch_size=int(interval(4,512))", RATE], BEST, {"batch_size": (4, 512, 1)}),
+        # The baseline is the application's own, and belongs to the ranges.
+        (["batch_size=96,128", "lr=interval(0.5,2)"], BEST, {
+            "batch_size": (64, 128, 32), "lr": (0.25, 2), "baseline": (64, 0.25),
+        }),
+        (["batch_size=48", "lr=interval(0.1,1)"], BEST | {"batch_size": "batch_size"}, {"batch_size": (48, 48, 48)}),
+        ([SIZE, RATE, "seed=3"], BEST, {"seed": 3}),
+        # The command line's come last; whole ends are not meant where the application has 0.5.
+        ([RATE, "net.dropout=interval(0,1)", "net.width=choice(16,32)"],
+         BEST | {"params": {"batch_size": "range(8,64)", "lr": 0.1, "net.dropout": 0.2}},
+         {"tune": {"net.dropout": (0.0, 1.0), "net.width": (16, 32)},
+          "baseline.values": {"net.dropout": 0.5, "net.width": 32}}),
+        (["data.train_batch_size=range(4,64)", RATE], BEST, {"baseline": (16, 0.25)}),
+        ([SIZE, RATE], {"direction": "maximize", "n_trials": 9, "max_failure_rate": 0.5,
+                        "study_name": "t", "sampler": {"_target_": "TPESampler", "seed": 1}},
+         {"target": Target("value", None, "max"), "trials": 9, "study": "t",
+          "objective": "metric", "sampler": "frontier"}),
+        ([SIZE, RATE], {"target": "a <= 1", "max_steps": "steps", "baseline": {"lr": 0.5}},
+         {"objective": "time", "budget.steps": 500, "baseline": (64, 0.5)}),
+    ],
+)  # fmt: skip
+def test_a_sweep_gives_the_options_of_its_study(read, words, given, options):
+    found = read(words, **given)[1]
+    dumped = found.model_dump()
+    for name, value in options.items():
+        section, _, key = name.partition(".")
+        got = dumped[section][key] if key else dumped[section]
+        if isinstance(value, tuple):
+            got = tuple(got.values())[: len(value)]
+        assert (getattr(found, name) if name == "target" else got) == value, name
+
+
+def test_a_job_takes_what_its_keys_say(read, tmp_path):
+    keys = {"max_steps": "steps", "resume_from": "checkpoint", "save_to": "+to"}
+    words = [SIZE, RATE, "net.rate=low", "+net.depth=range(2,9)", "~data"]
+    baseline = {"values": {"net.depth": 4}}
+    application, options = read(words, **BEST, **keys, baseline=baseline)
+    spec = Spec(
+        number=3, place="search/2", role="search", batch_size=96, lr=1e-05,
+        values={"net.depth": 3}, seed=11, max_steps=40,
+    )  # fmt: skip
+    make = partial(Trial, spec, options.target, total_steps=500)
+    own = ["net.rate=low", "~data", "batch_size=96", "lr=1e-05", "seed=11", "steps=40"]
+    assert application.overrides(make()) == [*own, "+net.depth=3"]
+    resumed = make(save_to=tmp_path / "it's", resume_from=tmp_path / "b")
+    paths = [f"checkpoint='{tmp_path / 'b'}'", f"+to='{tmp_path}/it\\'s'"]
+    assert application.overrides(resumed) == [*own, *paths, "+net.depth=3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "named"),
+    [
+        # All that is missing is asked for at once.
+        ([], {"resume_from": "checkpoint"},
+         ["range of batch_size", "range of lr", "max_steps", "save_to", "target"]),
+        ([SIZE], BEST, ["lr=tag(log"]),
+        ([SIZE, "lr=0.1"], BEST, ["lr=tag(log"]),
+        ([SIZE, RATE], {"target": "a <= 1"}, ["budget.steps"]),
+        ([SIZE, RATE, "+x=interval(0,1)"], BEST, ["baseline.values={x:1}"]),
+        (["batch_size=abc", RATE], BEST | {"batch_size": "batch_size"}, ["batch_size=abc", "numbers"]),
+        (["batch_size=interval(8.5,64)", RATE], BEST, ["interval(8.5,64)", "whole"]),
+        ([SIZE, RATE, "net.rate=choice(low,high)"], BEST, ["choice(low,high)", "numbers"]),
+        ([SIZE, "lr=interval(-1,1)"], BEST, ["lr.low", "-1"]),
+        ([SIZE, RATE, "nothing=interval(0,1)"], BEST, ["'nothing'"]),
+        ([SIZE, RATE, "nothing=1"], BEST, ["'nothing'"]),
+        ([SIZE, RATE], BEST | {"save_to": "nothing"}, ["'nothing'"]),
+        ([SIZE, RATE, "seed=1,2"], BEST, ["seed=1,2"]),
+        ([SIZE, "lr=interval("], BEST, ["hydra.sweeper.params"]),
+        ([SIZE, RATE], BEST | {"trails": 3}, ["trials"]),
+        ([SIZE, RATE], BEST | {"threads": 3}, ["threads"]),
+        ([SIZE, RATE], {"direction": ["minimize", "maximize"]}, ["direction"]),
+        ([SIZE, RATE], BEST | {"search_space": {"lr": {}}}, ["search_space", "params"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_one_line(read, words, given, named):
+    with pytest.raises(InputError) as refused:
+        read(words, **given)
+    (line,) = str(refused.value).splitlines()
+    assert [name for name in named if name not in line] == []
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("target", "whole", "returned", "status", "history", "seconds"),
+    [
+        ("min a", False, 0.5, "finished", [(100, 0.5)], 8.0),
+        ("min a", True, [(3, 0.5), (9, 0.7)], "finished", [(100, 0.5)], 8.0),
+        ("min a", True, [(3, 0.5), (9, NAN)], "diverged", [(100, None)], 8.0),
+        ("min a", False, {"a": None, "seconds": 2, "b": 1}, "diverged", [(100, None)], 2.0),
+        ("a <= 1", False, [(20, 3), (60, 2)], "pruned", [(20, 3.0), (60, 2.0)], 8.0),
+        ("a <= 1", False, {"a": [(20, 3), (60, 1), (80, 0)], "seconds": 4}, "reached",
+         [(20, 3.0), (60, 1.0)], 3.0),
+        ("a <= 1", False, [(0, 9), (20, None)], "diverged", [(20, None)], 8.0),
+        ("a <= 1", False, [(0, 9)], "failed", [], 0.0),
+        ("a <= 1", False, 0.5, None, [], 0.0),
+        ("min a", False, None, None, [], 0.0),
+        ("min a", False, {"b": 1}, None, [], 0.0),
+        ("min a", False, "good", None, [], 0.0),
+        ("min a", False, [0.5, 0.4], None, [], 0.0),
+    ],
+)  # fmt: skip
+def test_what_a_job_returns_is_its_trials(target, whole, returned, status, history, seconds):
+    spec = Spec(
+        number=0, place="baseline", role="baseline", batch_size=8, lr=0.1, seed=0, max_steps=100
+    )
+    trial = Trial(spec, Target.parse(target), total_steps=100)
+    trial.has_stepped = True
+    if status is None:
+        with pytest.raises(InputError, match=r"return"):
+            report(trial, returned, 8.0, whole)
+        return
+    report(trial, returned, 8.0, whole)
+    record = trial.record()
+    assert (record.status, list(record.history)) == (status, history)
+    assert record.train_seconds == pytest.approx(seconds)
+
+
+def run(folder, *words):
+    """Start an application's sweep; its status, its last lines, and the jobs that it launched."""
+    environment = os.environ | {"PYTHONPATH": str(Path(bstune.__file__).parents[1])}
+    command = [sys.executable, "train.py", "-m", *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr, done.stdout.count("#")
+
+
+def application(tmp_path, name):
+    folder = tmp_path / name
+    shutil.copytree(PROJECTS / name, folder)
+    return folder
+
+
+def test_jobs_are_pruned_and_resumed_as_a_loop_of_ones_own_is(tmp_path):
+    folder = application(tmp_path, "hydra_digits")
+    status, out, err, jobs = run(folder, "hydra.sweeper.trials=6", NO_MLFLOW)
+    assert status == 0, err
+    result = bstune.load(folder / "outputs/train")
+    assert result.train is None or "python train.py batch_size=" in out
+    spec = spec_from_file_location("digits", folder / "train.py")
+    digits = module_from_spec(spec)
+    spec.loader.exec_module(digits)
+    study = bstune.Study(
+        "train", target="val/loss <= 0.4", baseline=(64, 0.5), batch_size=(16, 256), lr=(0.02, 8.0),
+        budget=400, trials=6, seeds=2, output=str(tmp_path / "own"),
+        storage=f"sqlite:///{tmp_path}/own.db", mlflow={"uri": None},
+    )  # fmt: skip
+    for trial in study:
+        save_to = trial.save_to if trial.worth_saving else None
+        found = digits.train(
+            trial.batch_size, trial.lr, trial.seed, trial.max_steps, trial.resume_from, save_to
+        )
+        history = found["val/loss"]
+        for step, value in history:
+            share = (step - trial.first_step) / (history[-1][0] - trial.first_step)
+            if not trial.report(step, value, found["seconds"] * share):
+                break
+    own = [record.model_copy(update={"other_seconds": 0.0}) for record in study.result.records]
+    records = [record.model_copy(update={"other_seconds": 0.0}) for record in result.records]
+    assert records == own
+    assert any(record.resumed_from is not None for record in records)
+    assert jobs == len(records)
+
+
+def test_a_config_of_hydras_optuna_sweeper_changed_in_one_line(tmp_path):
+    folder = application(tmp_path, "hydra_number")
+    config = folder / "conf/config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("hydra/sweeper: optuna", "hydra/sweeper: bstune"))
+    words = ["fault=memory", "hydra.sweep.dir=sweep", NO_MLFLOW]
+    status, out, err, jobs = run(folder, *words)
+    assert status == 0, err
+    result = bstune.load(folder / "outputs/train")
+    statuses = {record.status for record in result.records}
+    assert {"finished", "out of memory"} <= statuses <= {"finished", "out of memory", "diverged"}
+    assert all(record.is_unfit == (record.batch_size > 100) for record in result.records)
+    assert result.configurations == 4
+    assert jobs == len(result.records)
+    best = yaml.safe_load((folder / "sweep/optimization_results.yaml").read_text())
+    assert best["best_value"] == result.best.metric
+    assert best["best_params"] == {
+        "data.batch_size": result.best.batch_size,
+        "optimizer.lr": result.best.lr,
+        "model.dropout": result.best.values["model.dropout"],
+    }
+    # Hydra's own folders, one a job.
+    assert len(list((folder / "sweep").glob("*/.hydra/overrides.yaml"))) == jobs
+    status, out, err, jobs = run(folder, *words)
+    assert (status, jobs) == (0, 0)
+    # Three failures in a row end it, here of two batches, with the user's own error.
+    status, _, err, jobs = run(folder, "fault=raise", "hydra.sweeper.study=raises", NO_MLFLOW)
+    assert (status, jobs) == (1, 4)
+    assert err.splitlines()[-1] == "ValueError: no such column (train.py:17)"
