@@ -120,13 +120,7 @@ class Study:
 
 def _complete(options: Options) -> Options:
     """The options with the range of batch sizes; InputError for what is missing or has no use."""
-    defaults = options_from_python(study=options.study)
-    useless = [name for name in OF_TRAINING if name in differing(defaults, options)]
-    if useless:
-        raise InputError(
-            f"{', '.join(useless)}: your own loop decides that, where bstune.tune would train; "
-            f"leave it out"
-        )
+    refuse_training(options, "your own loop")
     values = options.model_dump()
     sizes, rates = values["batch_size"], values["lr"]
     fill_sizes(sizes, options.baseline.batch_size)
@@ -141,6 +135,16 @@ def _complete(options: Options) -> Options:
         names = ", ".join(example.partition("=")[0] for example in absent)
         raise InputError(f"{names} is missing: give it, as bstune.Study(..., {', '.join(absent)})")
     return options_from(values)
+
+
+def refuse_training(options: Options, who: str) -> None:
+    """InputError for options of a training that bstune runs, where somebody else trains."""
+    defaults = options_from_python(study=options.study)
+    useless = [name for name in OF_TRAINING if name in differing(defaults, options)]
+    if useless:
+        raise InputError(
+            f"{', '.join(useless)}: {who} decides that, where bstune.tune would train; leave it out"
+        )
 
 
 def machine_of_loop(device: str) -> Machine:

@@ -6,7 +6,7 @@
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,22 +27,20 @@ from omegaconf.errors import OmegaConfBaseException
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
 from bstune.core.records import Target
-from bstune.options import Options, differing
-from bstune.own_loop import OF_TRAINING
+from bstune.core.space import Number
+from bstune.options import Options
+from bstune.own_loop import refuse_training
 from bstune.system.ticker import say
 from bstune.trial.trial import Trial
 
 # What each trial has that an application may take.
-NAMED = ("batch_size", "lr", "seed", "max_steps", "resume_from", "save_to")
-# How keys end that are taken for these, unless hydra.sweeper names them.
-ENDS = {"batch_size": "batch_size", "lr": "lr|learning_rate", "seed": "seed"}
-# What to write where it is missing.
+TAKEN = ("batch_size", "lr", "seed", "max_steps", "resume_from", "save_to")
+# The last names of keys that are taken for these, unless hydra.sweeper names others.
+LAST_NAMES = {"batch_size": "(train_)?batch_size", "lr": "lr|learning_rate"}
 RANGES = {"batch_size": "range(8,1024)", "lr": "tag(log,interval(0.0001,1))"}
-# Names that Hydra's Optuna sweeper has for options, and what it has that bstune has not.
+# Names and values that Hydra's Optuna sweeper has.
 ALIASES = {"n_trials": "trials", "n_jobs": "workers", "study_name": "study"}
-REFUSED = ("search_space", "custom_search_space")
-DIRECTIONS = {"minimize": "min", "maximize": "max"}
-Number = int | float
+MODES = {"minimize": "min", "maximize": "max"}
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,7 @@ class Application:
 
     def overrides(self, trial: Trial) -> list[str]:
         """The overrides of a trial's job, which may run in another folder."""
-        values = {name: getattr(trial, name) for name in NAMED} | dict(trial.values)
-        if not trial.worth_saving:
-            values["save_to"] = None
+        values = {name: getattr(trial, name) for name in TAKEN} | dict(trial.values)
         words = list(self.fixed)
         for name, value in values.items():
             text = repr(value)
@@ -87,73 +83,55 @@ class Range:
         InputError for values that are no numbers.
         """
         swept = override.value()
-        match swept:
-            case IntervalSweep(start=low, end=high):
-                values: list[Any] = [low, high]
-            case RangeSweep(start=low, stop=high):
-                values = [low, high]
-            case _ if override.is_sweep_override():
-                values = list(override.sweep_iterator())
-            case _:
-                values = [swept]
+        values: list[Any] = [swept]
+        if isinstance(swept, IntervalSweep):
+            values = [swept.start, swept.end]
+        elif isinstance(swept, RangeSweep):
+            values = [swept.start, swept.stop]
+        elif override.is_sweep_override():
+            values = list(override.sweep_iterator())
         if not all(map(_is_number, values)):
             raise InputError(
                 f"{override.input_line}: bstune tunes numbers; give {override.key_or_group} a "
                 f"range, as 'interval(1,9)', or one value, which all jobs have"
             )
         low, high = min(values), max(values)
-        multiple = 1
-        if isinstance(swept, RangeSweep) and isinstance(swept.step, int):
-            multiple = math.gcd(low, swept.step) if isinstance(low, int) else 1
-            high -= (high - low) % swept.step
-        elif not isinstance(swept, IntervalSweep) and all(isinstance(one, int) for one in values):
-            multiple = math.gcd(*values)
-        return Range(low, high, multiple)
+        if isinstance(swept, RangeSweep) and isinstance(low, int):
+            step = int(swept.step)
+            return Range(low, high - (high - low) % step, math.gcd(low, step))
+        if isinstance(swept, IntervalSweep) or not all(isinstance(one, int) for one in values):
+            return Range(low, high)
+        return Range(low, high, math.gcd(*values))
 
     def with_value(self, value: Number) -> "Range":
-        """The range that has a value, too."""
-        multiple = math.gcd(self.multiple, value) if isinstance(value, int) else 1
-        return Range(min(self.low, value), max(self.high, value), multiple)
+        """The range that has a value, too, and whole numbers only if that is one."""
+        low, high = min(self.low, value), max(self.high, value)
+        if isinstance(value, float):
+            return Range(float(low), float(high))
+        return Range(low, high, math.gcd(self.multiple, value))
 
 
 def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given below ``hydra.sweeper``, by bstune's names; null is left out.
-
-    Raises:
-        InputError: for what only Hydra's Optuna sweeper has.
-    """
-    known = {name: value for name, value in given.items() if value is not None}
-    for name in REFUSED:
-        if name in known:
-            raise InputError(
-                f"{name}: write ranges as hydra.sweeper.params={{KEY: 'interval(1,9)'}}"
-            )
-    for alias, name in ALIASES.items():
-        if alias in known:
-            known.setdefault(name, known.pop(alias))
-    for section in ("budget", "baseline"):
-        if isinstance(known.get(section), dict):
-            known[section] = {key: it for key, it in known[section].items() if it is not None}
-    # Three failures in a row end a study.
-    known.pop("max_failure_rate", None)
+    """What is given below ``hydra.sweeper``, by bstune's names; null is left out."""
+    known: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in ("budget", "baseline"):
+            value = {key: inner for key, inner in value.items() if inner is not None}
+        # Three failures in a row end a study, whatever a batch's rate.
+        if value is not None and name != "max_failure_rate":
+            known[ALIASES.get(name, name)] = value
     if isinstance(known.get("sampler"), dict):
         sampler = known.pop("sampler").get("_target_", "hydra.sweeper.sampler")
         say(f"bstune's own search is in the place of {sampler}")
-    direction = known.pop("direction", None)
-    if direction is not None:
-        if str(direction) not in DIRECTIONS:
-            raise InputError(f"direction must be minimize or maximize, but got {direction}")
+    if "direction" in known:
+        direction = known.pop("direction")
         # Optuna's word for a number that has no name.
-        known.setdefault("target", f"{DIRECTIONS[direction]} value")
+        known.setdefault("target", f"{MODES.get(str(direction), direction)} value")
     return known
 
 
 def read_sweep(
-    known: Mapping[str, Any],
-    arguments: Sequence[str],
-    config: DictConfig,
-    loader: ConfigLoader,
-    command: Sequence[str],
+    known: Mapping[str, Any], arguments: Sequence[str], config: DictConfig, loader: ConfigLoader
 ) -> tuple[Application, Options]:
     """Read a sweep: what its jobs take, and the options of its study.
 
@@ -162,7 +140,6 @@ def read_sweep(
         arguments: the command line's overrides; they replace those of ``params``.
         config: of the application, with Hydra's own.
         loader: composes a job's config.
-        command: that began the sweep.
 
     Raises:
         InputError: one line for all that is missing, or for what cannot be used.
@@ -175,48 +152,40 @@ def read_sweep(
     overrides = {one.key_or_group: one for one in parsed}
     swept = {key: one for key, one in overrides.items() if one.is_sweep_override()}
     fixed = {key: str(one.input_line) for key, one in overrides.items() if key not in swept}
-    job = composed(loader, config, list(fixed.values()))
-    keys = _keys(known, swept, job)
-    seed = keys.get("seed", "")
-    if seed in swept:
-        raise InputError(f"{swept[seed].input_line}: each trial has its own seed; leave it out")
-    ranges = {}
-    absent: dict[str, list[str]] = {}
-    for name, example in RANGES.items():
-        key = keys.get(name, "KEY")
+    job = _job(loader, config, fixed.values())
+    keys = {name: str(known[name]) for name in TAKEN if name in known}
+    for name, last in LAST_NAMES.items():
+        for among in (swept, fixed):
+            found = [key for key in among if re.search(rf"(^|[.@:/])({last})$", key)]
+            if len(found) == 1:
+                keys.setdefault(name, found[0])
+    if "seed" in job:
+        keys.setdefault("seed", "seed")
+    if keys.get("seed") in swept:
+        raise InputError(f"{keys['seed']}: each trial has a seed of its own, so give it no range")
+    # Further values are called by their keys.
+    keys |= {key: key for key in swept if key not in keys.values()}
+    own = tuple(line for key, line in fixed.items() if key not in keys.values())
+    spelled = {key: one.get_key_element() for key, one in swept.items()}
+    application = Application({name: spelled.get(key, key) for name, key in keys.items()}, own)
+    # A key that the application has not is told before a job begins.
+    _job(loader, config, [*own, *(f"{key}=1" for key in application.keys.values())])
+    values = {name: value for name, value in known.items() if name not in (*TAKEN, "params")}
+    if keys.get("seed") in fixed:
+        # The seed of the study, from which those of its trials follow.
+        values["seed"] = overrides[keys["seed"]].value()
+    ranges, today = {}, {}
+    for name, key in keys.items():
         # One batch size is a range, too.
         if key in swept or (key in fixed and name == "batch_size"):
             ranges[name] = Range.of(overrides[key])
-        else:
-            naming = [] if name in keys else [f"hydra.sweeper.{name}=KEY"]
-            absent[f"a range of {name}"] = [f"{key}={example}", *naming]
-    sizes = ranges.get("batch_size")
-    if sizes is not None and not (isinstance(sizes.low, int) and isinstance(sizes.high, int)):
-        line = overrides[keys["batch_size"]].input_line
-        raise InputError(f"{line}: a batch size is a whole number, as {RANGES['batch_size']}")
-    further = {key: Range.of(one) for key, one in swept.items() if key not in keys.values()}
-    spelled = {key: one.get_key_element() for key, one in swept.items()}
-    taken = {
-        name: spelled.get(key, key) for name, key in {**keys, **{it: it for it in further}}.items()
-    }
-    own = tuple(line for key, line in fixed.items() if key not in keys.values())
-    # A key that the application has not is told before a job begins.
-    composed(loader, config, [*own, *(f"{key}=1" for key in taken.values())])
-    values = {name: value for name, value in known.items() if name not in (*NAMED, "params")}
-    _fill_question(values, keys, job, absent)
-    _fill_baseline(values, keys, list(further), job, absent)
-    if absent:
-        words = shlex.join([*command, *(word for words in absent.values() for word in words)])
-        raise InputError(f"{', '.join(absent)} must be given, as {words}")
-    if seed in fixed:
-        # The seed of the study, from which those of its trials follow.
-        values["seed"] = overrides[seed].value()
-    options = _options(values, ranges, further)
-    return Application(taken, own), options
+            today[name] = _number(job, key)
+    _complete(values, keys, ranges, _number(job, keys.get("max_steps", "")))
+    return application, _options(values, ranges, today)
 
 
-def composed(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """The config of a job, with Hydra's own; InputError where it cannot be composed."""
+def _job(loader: ConfigLoader, config: DictConfig, overrides: Iterable[str]) -> DictConfig:
+    """The config of a job; InputError where it cannot be composed."""
     try:
         return loader.load_sweep_config(config, list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
@@ -224,36 +193,8 @@ def composed(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str])
 
 
 def _in_line(error: Exception) -> str:
-    """Write an error of Hydra without its keys and its advice on tracebacks."""
+    """Write an error of Hydra in one line, without OmegaConf's keys."""
     return " ".join(re.split(r"\n\s*full_key:", f"{error} {error.__cause__ or ''}")[0].split())
-
-
-def _keys(known: Mapping[str, Any], swept: Collection[str], job: DictConfig) -> dict[str, str]:
-    """The keys of what each trial has: named ones, else the only one with such an end.
-
-    Args:
-        known: what is given below ``hydra.sweeper``.
-        swept: keys that have ranges.
-        job: the config of a job.
-    """
-    keys = {name: str(known[name]) for name in NAMED if name in known}
-    own = [key for key in _dotted(OmegaConf.to_container(job)) if not key.startswith("hydra.")]
-    for name, end in ENDS.items():
-        # A batch size or a rate that has a range is meant, before others.
-        for among in (swept, own):
-            found = [key for key in among if re.search(rf"(^|[._@:/])({end})$", key)]
-            if name not in keys and len(found) == 1:
-                keys[name] = found[0]
-    return keys
-
-
-def _dotted(value: Any, name: str = "") -> Iterator[str]:
-    """The dotted keys of all plain values in nested mappings."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _dotted(inner, f"{name}.{key}" if name else str(key))
-    else:
-        yield name
 
 
 def _number(job: DictConfig, key: str) -> Number | None:
@@ -266,91 +207,71 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _fill_question(
-    values: dict[str, Any], keys: Mapping[str, str], job: DictConfig, absent: dict[str, list[str]]
+def _complete(
+    values: dict[str, Any],
+    keys: Mapping[str, str],
+    ranges: Collection[str],
+    length: Number | None,
 ) -> None:
-    """Fill the objective and the budget, or add to what is absent.
+    """Fill the objective and the budget.
 
     Args:
         values: of options.
         keys: of what each trial has.
-        job: the config of a job.
-        absent: what to write, by what is missing.
+        ranges: the names that have one.
+        length: the application's own ``max_steps``.
+
+    Raises:
+        InputError: one line for all that is missing.
     """
+    missing = []
+    for name, example in RANGES.items():
+        if name not in ranges:
+            missing.append(f"{keys.get(name, 'KEY')}={example}")
+            missing += [] if name in keys else [f"hydra.sweeper.{name}=KEY"]
     needed = {"max_steps"} if values.get("schedule_ends") else set()
     if {"resume_from", "save_to"} & keys.keys():
         needed = {"max_steps", "resume_from", "save_to"}
-    for name in sorted(needed - keys.keys()):
-        absent[name] = [f"hydra.sweeper.{name}=KEY"]
-    if "target" not in values:
-        absent["target"] = ['hydra.sweeper.target="min val/loss"']
-        return
-    seeks_best = Target.parse(str(values["target"])).goal is None
-    if seeks_best:
-        values.setdefault("objective", "metric")
+    missing += [f"hydra.sweeper.{name}=KEY" for name in sorted(needed - keys.keys())]
     budget = values.setdefault("budget", {})
-    is_known = budget.get("steps") or budget.get("examples")
-    length = _number(job, keys["max_steps"]) if "max_steps" in keys else None
-    if not is_known and length is not None:
+    if "target" not in values:
+        missing.append('hydra.sweeper.target="min val/loss"')
+    elif not budget:
         budget["steps"] = length
-    elif not is_known and seeks_best and "max_steps" not in keys:
-        # A job that ends by itself has spent its budget.
-        budget["steps"] = 1
-    elif not is_known:
-        absent["budget.steps"] = ["hydra.sweeper.budget.steps=2000"]
-
-
-def _fill_baseline(
-    values: dict[str, Any],
-    keys: Mapping[str, str],
-    further: Sequence[str],
-    job: DictConfig,
-    absent: dict[str, list[str]],
-) -> None:
-    """Fill the baseline by the application's own values; there is none where it has none."""
-    baseline = values.setdefault("baseline", {})
-    for name in RANGES:
-        if name in keys:
-            baseline.setdefault(name, _number(job, keys[name]))
-    if None in (baseline.get("batch_size"), baseline.get("lr")):
-        return
-    own = {key: _number(job, key) for key in further} | baseline.get("values", {})
-    unknown = [key for key, value in own.items() if value is None]
-    if unknown:
-        examples = ",".join(f"{key}:1" for key in unknown)
-        absent["baseline.values"] = [f"hydra.sweeper.baseline.values={{{examples}}}"]
-    baseline["values"] = own
+        if Target.parse(str(values["target"])).goal is None and "max_steps" not in keys:
+            # A job that ends by itself has spent its budget.
+            budget["steps"] = 1
+        elif length is None:
+            missing.append("hydra.sweeper.budget.steps=2000")
+    if missing:
+        raise InputError(f"something is missing: add {shlex.join(missing)}")
+    if Target.parse(str(values["target"])).goal is None:
+        values.setdefault("objective", "metric")
 
 
 def _options(
-    values: dict[str, Any], ranges: Mapping[str, Range], further: Mapping[str, Range]
+    values: dict[str, Any], ranges: dict[str, Range], today: Mapping[str, Number | None]
 ) -> Options:
-    """Check the options of a study; the baseline belongs to its ranges.
+    """Check the options of a study.
 
     Args:
-        values: all that is no range.
-        ranges: of batch size and rate.
-        further: of further values.
+        values: all but the ranges.
+        ranges: of batch size, rate and further values, by name.
+        today: the application's own values likewise, which are the baseline unless one is given.
     """
-    baseline = values["baseline"]
-    sizes, rates = ranges["batch_size"], ranges["lr"]
-    if baseline.get("batch_size"):
-        sizes = sizes.with_value(baseline["batch_size"])
-    if baseline.get("lr"):
-        rates = rates.with_value(baseline["lr"])
-    tune = {}
-    for name, one in further.items():
-        # Where the application has 0.5, an interval from 0 to 1 is not one of whole numbers.
-        as_own = float if isinstance(baseline.get("values", {}).get(name), float) else type(one.low)
-        tune[name] = [as_own(one.low), as_own(one.high)]
+    given = dict(values.get("baseline", {}))
+    used = today | given.pop("values", {}) | given
+    values["baseline"] = {}
+    if None not in used.values():
+        # The baseline belongs to the ranges.
+        ranges = {name: one.with_value(used[name]) for name, one in ranges.items()}
+        values["baseline"] = {name: used.pop(name) for name in RANGES} | {"values": used}
+    sizes, rates = ranges.pop("batch_size"), ranges.pop("lr")
     values |= {
         "batch_size": {"low": sizes.low, "high": sizes.high, "multiple": sizes.multiple},
         "lr": {"low": rates.low, "high": rates.high},
-        "tune": tune or None,
+        "tune": {name: [one.low, one.high] for name, one in ranges.items()} or None,
     }
     options = options_from_python(**values)
-    defaults = options_from_python(study=options.study)
-    useless = [name for name in OF_TRAINING if name in differing(defaults, options)]
-    if useless:
-        raise InputError(f"{', '.join(useless)}: the application decides that; leave it out")
+    refuse_training(options, "the application")
     return options

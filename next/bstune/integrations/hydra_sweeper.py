@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from hydra.core.config_loader import ConfigLoader
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from bstune.api import Result, load, studied
 from bstune.core.errors import BstuneError, InputError
@@ -32,83 +31,69 @@ from bstune.system.secrets import hide
 from bstune.system.ticker import Ticker, say
 from bstune.trial.trial import Trial
 
-# Scripts read it, as they do that of Hydra's Optuna sweeper.
-RESULTS = "optimization_results.yaml"
+if TYPE_CHECKING:
+    from hydra_plugins.bstune_sweeper import BstuneSweeper
+
+MULTIRUN = ("-m", "--multirun")
 
 
-def sweep(
-    given: Mapping[str, Any],
-    arguments: Sequence[str],
-    config: DictConfig,
-    loader: ConfigLoader,
-    launcher: Launcher,
-) -> None:
+def sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
     """Run or continue a study, and print its answer; a mistake ends the process with a line.
 
     Args:
-        given: the keys below ``hydra.sweeper``.
+        sweeper: as Hydra has set it up.
         arguments: overrides of the command line.
-        config: of the application, with Hydra's own.
-        loader: composes a job's config.
-        launcher: runs jobs.
     """
     try:
         with interruptible():
-            _sweep(given, arguments, config, loader, launcher)
+            _sweep(sweeper, arguments)
     except BstuneError as error:
-        if given.get("debug"):
+        if sweeper.given.get("debug"):
             traceback.print_exc()
         print(error, file=sys.stderr)
         sys.exit(error.exit_status)
 
 
-def _sweep(
-    given: Mapping[str, Any],
-    arguments: Sequence[str],
-    config: DictConfig,
-    loader: ConfigLoader,
-    launcher: Launcher,
-) -> None:
-    at = time.monotonic()
-    known = {"study": str(config.hydra.job.name)} | renamed(given)
+def _sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
+    begun = Begun(time.monotonic(), Ticker(), worker=None)
+    config = sweeper.config
+    known = {"study": str(config.hydra.job.name)} | renamed(sweeper.given)
     jobs = known.pop("workers", 1)
     if not isinstance(jobs, int) or jobs < 1:
         raise InputError(f"workers must be at least 1, but got {jobs}")
-    start = _start()
-    application, options = read_sweep(known, arguments, config, loader, [*start, *sys.argv[1:]])
+    loader = sweeper.hydra_context.config_loader
+    application, options = read_sweep(known, arguments, config, loader)
     if "seed" not in application.keys:
         say("jobs take no seed, so that new seeds only run them again; hydra.sweeper.seed=KEY")
-    name = str(options.study)
-    claim_folder(StudyFolder(Path(options.output)), name, options.storage)
+    claim_folder(StudyFolder(Path(options.output)), str(options.study), options.storage)
     folder = Path(config.hydra.sweep.dir)
     folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, folder / "multirun.yaml")
-    train = partial(_training_command, start, application)
+    train = partial(_training_command, application)
     if options.tunables:
         train = partial(best_in_file, None, options.output)
     workload = Workload(
-        name=name,
+        name=str(options.study),
         train=None,
         settings={"training": "a Hydra application", "overrides": list(application.fixed)},
         config=yaml.safe_dump(hide(options.model_dump(mode="json")), sort_keys=False),
         table=None,
         recipe=None,
-        command=partial(_study_command, start, application, options),
+        command=partial(_study_command, application, options),
         train_command=train,
         machine=machine_of_loop(options.device),
     )
-    begun = Begun(at, Ticker(), worker=None)
     with closing(studied(options, workload, begun, jobs)) as batches:
         for batch in batches:
-            _run(batch, application, launcher, options)
+            _run(batch, application, sweeper.launcher, options.budget.is_whole_run)
     result = load(options.output)
     print(result)
     print(f"\nFiles      {result.folder}, page {result.folder / 'report.html'}")
-    _write_best(result, application, folder / RESULTS)
+    _write_best(result, application, folder / "optimization_results.yaml")
 
 
 def _run(
-    batch: Sequence[AskedTrial], application: Application, launcher: Launcher, options: Options
+    batch: Sequence[AskedTrial], application: Application, launcher: Launcher, is_whole_run: bool
 ) -> None:
     """Run the jobs of trials, all at once, and set their records."""
     trials = []
@@ -121,11 +106,14 @@ def _run(
             asked.save_to = None
         trials.append(asked.trial())
     overrides = [application.overrides(trial) for trial in trials]
-    jobs = _launched(launcher, overrides, trials[0].number)
+    try:
+        jobs = launcher.launch(overrides, initial_job_idx=trials[0].number)
+    except BstuneError:
+        raise
+    except Exception as error:  # noqa: BLE001 (a job may end its process, and all with it)
+        jobs = [JobReturn(status=JobStatus.FAILED, _return_value=error)] * len(batch)
     for asked, trial, job in zip(batch, trials, jobs, strict=True):
         try:
-            if isinstance(job, Exception):
-                raise job
             returned, seconds = job.return_value
         except BstuneError:
             raise
@@ -134,23 +122,8 @@ def _run(
             trial.has_stepped = True
             trial.fail(error)
         else:
-            report(trial, returned, seconds, options.budget.is_whole_run)
+            report(trial, returned, seconds, is_whole_run)
         asked.record = trial.record()
-
-
-def _launched(
-    launcher: Launcher, jobs: Sequence[Sequence[str]], first: int
-) -> list[JobReturn | Exception]:
-    """Launch jobs at once; where one ends its process, and all of them with it, each by itself."""
-    try:
-        return list(launcher.launch(jobs, initial_job_idx=first))
-    except BstuneError:
-        raise
-    except Exception as error:  # noqa: BLE001 (a launcher may raise anything)
-        if len(jobs) == 1:
-            return [error]
-        one_by_one = [_launched(launcher, [job], first + i) for i, job in enumerate(jobs)]
-        return [job for (job,) in one_by_one]
 
 
 def report(trial: Trial, returned: Any, seconds: float, is_whole_run: bool) -> None:
@@ -200,43 +173,38 @@ def report(trial: Trial, returned: Any, seconds: float, is_whole_run: bool) -> N
 
 
 def _start() -> list[str]:
-    """The words that start the application, as they were typed."""
+    """The words that start the application."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is not None:
-        return ["python", "-m", spec.name.removesuffix(".__main__")]
-    script = sys.argv[0]
-    return ["python", script] if script.endswith(".py") else [Path(script).name]
+    return ["python", sys.argv[0]] if spec is None else ["python", "-m", spec.name]
 
 
 def _study_command(
-    start: Sequence[str], application: Application, options: Options, further: Mapping[str, object]
+    application: Application, options: Options, further: Mapping[str, object]
 ) -> str:
     """The command of the sweep with further options."""
-    words = [*start, *sys.argv[1:]]
+    words = [*_start(), *sys.argv[1:]]
     others = dict(further)
     for name in ("batch_size", "lr"):
-        ends = getattr(options, name).model_dump()
-        changed = {end: others.pop(f"{name}.{end}", ends[end]) for end in ("low", "high")}
-        if changed.items() - ends.items():
-            interval = f"interval({changed['low']},{changed['high']})"
-            words.append(f"{application.keys[name]}=tag(log,{interval})")
+        ends = getattr(options, name)
+        low, high = (others.pop(f"{name}.{end}", getattr(ends, end)) for end in ("low", "high"))
+        if (low, high) != (ends.low, ends.high):
+            words.append(f"{application.keys[name]}=interval({low},{high})")
     return application_command(words, others)
 
 
 def _training_command(
-    start: Sequence[str], application: Application, batch_size: int, lr: float, steps: int | None
+    application: Application, batch_size: int, lr: float, steps: int | None
 ) -> str:
     """The application's command that trains a batch size and a rate."""
-    values = {"batch_size": batch_size, "lr": f"{lr:g}", "max_steps": steps}
-    multirun = ("-m", "--multirun")
-    # What it is run with otherwise is among the fixed overrides.
+    # Other words are overrides: the fixed ones of the sweep.
     flags = [word for word in sys.argv[1:] if word.startswith("-") or "=" not in word]
-    words = [*start, *(word for word in flags if word not in multirun), *application.fixed]
+    words = [*_start(), *(word for word in flags if word not in MULTIRUN), *application.fixed]
+    if not set(MULTIRUN) & set(flags):
+        words.append("hydra.mode=RUN")
+    values = {"batch_size": batch_size, "lr": f"{lr:g}", "max_steps": steps}
     for name, value in values.items():
         if value is not None and name in application.keys:
             words.append(f"{application.keys[name]}={value}")
-    if not set(multirun) & set(sys.argv):
-        words.append("hydra.mode=RUN")
     return shlex.join(words)
 
 

@@ -111,11 +111,11 @@ def application_command(words: Sequence[str], options: Mapping[str, object]) -> 
     for word in words:
         name, sign, value = word.partition("=")
         given[name] = name + sign + hide(value, name.lstrip("+~"))
-    for option, value in options.items():
+    for option, changed in options.items():
         # Hydra quotes what is no plain word.
-        is_plain = not isinstance(value, str) or re.fullmatch(r"[\w./-]+", value)
+        is_plain = not isinstance(changed, str) or re.fullmatch(r"[\w./-]+", changed)
         name = f"hydra.sweeper.{option}"
-        given[name] = f"{name}={value if is_plain else json.dumps(value)}"
+        given[name] = f"{name}={changed if is_plain else json.dumps(changed)}"
     return shlex.join(given.values())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -23,14 +24,15 @@ OPTIONS = (
     *("study", "schedule_ends", "device", "output", "storage", "debug"),
 )
 # What hydra-optuna-sweeper has beside these.
-OF_OPTUNA = (
-    *("direction", "n_trials", "n_jobs", "study_name", "max_failure_rate"),
-    *("search_space", "custom_search_space"),
-)
+OF_OPTUNA = (*("direction", "n_trials", "n_jobs", "study_name", "max_failure_rate"),)
 
 
 class BstuneSweeper(Sweeper):
     """Tunes the batch size and the learning rate of an application."""
+
+    hydra_context: HydraContext
+    config: DictConfig
+    launcher: Launcher
 
     def __init__(self, **given: Any) -> None:
         self.given = given
@@ -49,10 +51,7 @@ class BstuneSweeper(Sweeper):
         """Run or continue the study; an error that the user can mend ends the process."""
         from bstune.integrations.hydra_sweeper import sweep
 
-        assert self.hydra_context is not None and self.config is not None  # noqa: PT018, S101
-        assert self.launcher is not None  # noqa: S101 (setup made it)
-        loader = self.hydra_context.config_loader
-        sweep(self.given, arguments, self.config, loader, self.launcher)
+        sweep(self, arguments)
 
 
 ConfigStore.instance().store(
@@ -69,7 +68,7 @@ ConfigStore.instance().store(
         "budget": {"steps": None, "examples": None},
         "baseline": {"batch_size": None, "lr": None, "values": None},
         "mlflow": {},
-        **dict.fromkeys((*KEYS, *OPTIONS, *OF_OPTUNA)),
+        **dict.fromkeys((*KEYS, *OF_OPTUNA, *OPTIONS)),
     },
     provider="bstune",
 )
