@@ -1,7 +1,6 @@
 """A study whose trials are jobs of a Hydra application: ``hydra/sweeper=bstune``."""
 
 import math
-import shlex
 import sys
 import time
 import traceback
@@ -158,10 +157,9 @@ def report(trial: Trial, returned: Any, seconds: float, is_whole_run: bool) -> N
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the job returned {returned!r:.200}: return {wanted}") from error
     if is_whole_run and points:
-        values = [value for _, value in points]
-        points = [(trial.max_steps, trial.target.best(values))]
-        if not math.isfinite(values[-1]):
-            points = [(trial.max_steps, values[-1])]
+        last = points[-1][1]
+        finite = [value for _, value in points if math.isfinite(value)]
+        points = [(trial.max_steps, trial.target.best(finite) if math.isfinite(last) else last)]
     first = trial.first_step
     points = [(step, value) for step, value in points if step > first]
     if not points:
@@ -205,7 +203,7 @@ def _training_command(
     for name, value in values.items():
         if value is not None and name in application.keys:
             words.append(f"{application.keys[name]}={value}")
-    return shlex.join(words)
+    return application_command(words, {})
 
 
 def _write_best(result: Result, application: Application, file: Path) -> None:
