@@ -66,6 +66,9 @@ def read(tmp_path_factory):
             "batch_size": (64, 128, 32), "lr": (0.25, 2), "baseline": (64, 0.25),
         }),
         (["batch_size=48", "lr=interval(0.1,1)"], BEST, {"batch_size": (48, 48, 48)}),
+        (["batch_size=range(64,8,-8)", "lr=range(1,3,0.5)"], BEST, {
+            "batch_size": (8, 64, 8), "lr": (0.25, 3.0),
+        }),
         ([SIZE, RATE, "seed=3"], BEST, {"seed": 3}),
         # The command line's come last; whole ends are not meant where the application has 0.5.
         ([RATE, "net.dropout=interval(0,1)", "net.width=choice(16,32)"],

@@ -84,10 +84,11 @@ class Range:
         """
         swept = override.value()
         values: list[Any] = [swept]
+        step: Number = 0
         if isinstance(swept, IntervalSweep):
-            values = [swept.start, swept.end]
+            values, step = [swept.start, swept.end], 1
         elif isinstance(swept, RangeSweep):
-            values = [swept.start, swept.stop]
+            values, step = [swept.start, swept.stop], abs(swept.step)
         elif override.is_sweep_override():
             values = list(override.sweep_iterator())
         if not all(map(_is_number, values)):
@@ -96,12 +97,11 @@ class Range:
                 f"range, as 'interval(1,9)', or one value, which all jobs have"
             )
         low, high = min(values), max(values)
-        if isinstance(swept, RangeSweep) and isinstance(low, int):
-            step = int(swept.step)
-            return Range(low, high - (high - low) % step, math.gcd(low, step))
-        if isinstance(swept, IntervalSweep) or not all(isinstance(one, int) for one in values):
-            return Range(low, high)
-        return Range(low, high, math.gcd(*values))
+        if not all(isinstance(one, int) for one in (*values, step)):
+            return Range(float(low), float(high))
+        if step == 0:
+            return Range(low, high, math.gcd(*values))
+        return Range(low, high - (high - low) % step, math.gcd(low, int(step)))
 
     def with_value(self, value: Number) -> "Range":
         """The range that has a value, too, and whole numbers only if that is one."""
