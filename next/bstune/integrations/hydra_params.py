@@ -149,25 +149,22 @@ def read_sweep(
         parsed = OverridesParser.create(config_loader=loader).parse_overrides([*lines, *arguments])
     except HydraException as error:
         raise InputError(f"hydra.sweeper.params: {_in_line(error)}") from error
+    # Of several with one key the last one counts.
     overrides = {one.key_or_group: one for one in parsed}
-    swept = {key: one for key, one in overrides.items() if one.is_sweep_override()}
-    fixed = {key: str(one.input_line) for key, one in overrides.items() if key not in swept}
+    swept: dict[str, Override] = {}
+    fixed: dict[str, str] = {}
+    for key, one in overrides.items():
+        if one.is_sweep_override():
+            swept[key] = one
+        else:
+            fixed[key] = str(one.input_line)
     job = _job(loader, config, fixed.values())
-    keys = {name: str(known[name]) for name in TAKEN if name in known}
-    for name, last in LAST_NAMES.items():
-        for among in (swept, fixed):
-            found = [key for key in among if re.search(rf"(^|[.@:/])({last})$", key)]
-            if len(found) == 1:
-                keys.setdefault(name, found[0])
-    if "seed" in job:
-        keys.setdefault("seed", "seed")
-    if keys.get("seed") in swept:
-        raise InputError(f"{keys['seed']}: each trial has a seed of its own, so give it no range")
-    # Further values are called by their keys.
-    keys |= {key: key for key in swept if key not in keys.values()}
+    keys = _keys(known, swept, fixed, job)
     own = tuple(line for key, line in fixed.items() if key not in keys.values())
-    spelled = {key: one.get_key_element() for key, one in swept.items()}
-    application = Application({name: spelled.get(key, key) for name, key in keys.items()}, own)
+    application = Application(
+        {name: swept[key].get_key_element() if key in swept else key for name, key in keys.items()},
+        own,
+    )
     # A key that the application has not is told before a job begins.
     _job(loader, config, [*own, *(f"{key}=1" for key in application.keys.values())])
     values = {name: value for name, value in known.items() if name not in (*TAKEN, "params")}
@@ -182,6 +179,32 @@ def read_sweep(
             today[name] = _number(job, key)
     _complete(values, keys, ranges, _number(job, keys.get("max_steps", "")))
     return application, _options(values, ranges, today)
+
+
+def _keys(
+    known: Mapping[str, Any], swept: Collection[str], fixed: Collection[str], job: DictConfig
+) -> dict[str, str]:
+    """The keys of what each trial has, by name; those of further values are called by themselves.
+
+    Args:
+        known: what is given below ``hydra.sweeper``.
+        swept, fixed: keys that have a range, and one value.
+        job: the config of a job.
+
+    Raises:
+        InputError: seeds have a range.
+    """
+    keys = {name: str(known[name]) for name in TAKEN if name in known}
+    for name, last in LAST_NAMES.items():
+        for among in (swept, fixed):
+            found = [key for key in among if re.search(rf"(^|[.@:/])({last})$", key)]
+            if len(found) == 1:
+                keys.setdefault(name, found[0])
+    if "seed" in job:
+        keys.setdefault("seed", "seed")
+    if keys.get("seed") in swept:
+        raise InputError(f"{keys['seed']}: each trial has a seed of its own, so give it no range")
+    return keys | {key: key for key in swept if key not in keys.values()}
 
 
 def _job(loader: ConfigLoader, config: DictConfig, overrides: Iterable[str]) -> DictConfig:
