@@ -224,7 +224,7 @@ def test_a_batch_is_at_most_the_data(sampler):
         (DataLoader(Numbered(8), batch_size=None), {"follows": True}, [8, 8], (72, 9)),
         # What cannot be counted is taken as it is.
         (DataLoader(Graphs(8), batch_size=None), {"follows": True}, [8, 8, 4], (None, None)),
-        (DataLoader(Stream(), 3), {"limit": 1}, [8], (8, 1)),
+        (DataLoader(Stream(), 3), {"limit": 1}, [8], (None, 1)),
         (Halved(DATA, 8), {"follows": True, "limit": 0.7}, [8, 8], (24, 2)),
     ],
 )

@@ -76,8 +76,8 @@ class Found(Frozen):
     def length(self, batch_size: int) -> int | None:
         """The Trainer's length at a batch size, in steps."""
         lengths = [self.steps] if self.steps is not None else []
-        if self.epochs is not None and self.examples is not None:
-            epoch = epoch_examples(self.examples, batch_size, self.limit_train_batches)
+        epoch = epoch_examples(self.examples, batch_size, self.limit_train_batches)
+        if self.epochs is not None and epoch is not None:
             lengths.append(math.ceil(self.epochs * epoch / batch_size))
         return min(lengths, default=None)
 

@@ -47,14 +47,16 @@ def settings_of(
     return trial  # type: ignore[no-any-return]
 
 
-def epoch_examples(examples: int, batch_size: int, limit: float) -> int:
+def epoch_examples(examples: int | None, batch_size: int, limit: float) -> int | None:
     """Examples of an epoch, as the Trainer's ``limit_train_batches`` counts them.
 
     Args:
-        examples: of the training set.
+        examples: of the training set; None, as the result: a stream does not tell.
         batch_size: in examples.
         limit: batches of that size (an int), or a share of all (a float); at least one is left.
     """
+    if examples is None:
+        return limit * batch_size if isinstance(limit, int) else None
     if limit == 1.0 and isinstance(limit, float):
         return examples
     whole = examples // batch_size

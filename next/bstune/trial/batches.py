@@ -115,7 +115,7 @@ class _Epochs:
         self.limit = limit
         self._first = self._draw(0)
         self.examples = len(self._first)
-        self.examples_of_epoch = epoch_examples(self.examples, batch_size, limit)
+        self.examples_of_epoch = epoch_examples(self.examples, batch_size, limit) or self.examples
 
     def __call__(self, epoch: int) -> list[Any]:
         """Draw the order of an epoch; each but the first is drawn when it is asked for."""
@@ -296,10 +296,10 @@ class TrialStream:
         self._seed = seed
         self._left_out = first
         self._passes = 0
-        length = sized_len(loader) or (limit if isinstance(limit, int) else None)
+        length = sized_len(loader)
         examples = length and length * batch_size
-        steps = examples and epoch_examples(examples, batch_size, limit) // batch_size
-        self.epoch = Epoch(examples, steps, limit)
+        of_epoch = epoch_examples(examples, batch_size, limit)
+        self.epoch = Epoch(examples, of_epoch and of_epoch // batch_size, limit)
 
     def seek(self, number: int) -> None:
         """Do nothing: a stream is put at its place before it begins."""
@@ -326,7 +326,8 @@ class TrialStream:
         if first is None or count_examples(first) not in sizes:
             raise BatchSizeRefused(
                 f"the training loader, {_kind(self._loader)}, gives batches of "
-                f"{count_examples(first) or 0} examples where the batch size is {self._batch_size}"
+                f"{count_examples(first) or 0} examples where the batch size is "
+                f"{self._batch_size}: let it make batches of that size"
             )
         taken = (one for one in itertools.chain([first], batches) if count_examples(one) in sizes)
         return itertools.islice(taken, self.epoch.steps)

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils._pytree import tree_leaves
 
-from bstune.core.errors import BstuneError
+from bstune.core.errors import BstuneError, InputError
 from bstune.core.records import Mode
 from bstune.core.rules import DEFAULT_RULE, Rule
 from bstune.recipe.found import Found, chosen_metric
@@ -79,11 +79,17 @@ def look(recipe: Recipe, trial: TrialSettings, batches: int = 0) -> Looked:
         batches: of an evaluation of the untrained weights; -1: all, 0: none.
 
     Raises:
+        InputError: there is nothing to evaluate on.
         Exception: whatever the user's code raises.
     """
     callback = _Look(batches)
     # A fit changes the data that it is given; trials get a copy each, too.
     trainer = fit(copy.deepcopy(recipe), trial, [callback])
+    if batches and trainer.val_dataloaders is None:
+        raise InputError(
+            "there is no validation data: give the data module a val_dataloader, or give "
+            "data=(train_loader, val_loader)"
+        )
     return Looked(trainer, callback.metrics)
 
 
