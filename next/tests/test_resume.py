@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
     StepLR,
 )
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bstune.core.records import Target
@@ -144,6 +145,20 @@ class Manual(Plain):
         return [torch.optim.SGD(half, lr=self.trial.lr, momentum=0.9) for half in halves]
 
 
+class Averaged(Plain):
+    """It evaluates the mean of its weights, which it keeps itself."""
+
+    def __init__(self, trial):
+        super().__init__(trial)
+        self.mean = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+    def on_train_batch_end(self, *arguments):
+        self.mean.update_parameters(self.net)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", cross_entropy(self.mean(batch[0]), batch[1]))
+
+
 class HiddenSchedule(Plain):
     """Its state is in an attribute, of which no checkpoint knows."""
 
@@ -221,6 +236,7 @@ CASES = {
     "manual": (Manual, dict, None, 0),
     "clipping": (EpochSchedule, lambda: {"gradient_clip_val": 0.5}, None, 0),
     "EMA": (Plain, lambda: {"callbacks": [EMAWeightAveraging(decay=0.9)]}, None, 0),
+    "own EMA": (Averaged, dict, None, 0),
     "gradient scaler": (StepSchedule, scaler, None, 0),
     "two workers": (Plain, dict, Augmented(), 2),
     "micro-batches": (StepSchedule, dict, Augmented(), 0),

@@ -260,13 +260,15 @@ def _check_rate(
         runs.append(_weights(_trained(recipe, trial)))
     if _are_equal(*runs):
         kind = type(trainer.lightning_module).__name__
-        remedy = "in configure_optimizers, give self.lr to it or to its schedule, or give "
-        remedy += "override_lr=True"
+        remedy = (
+            f", at {rates[0][0]:g}; in configure_optimizers, give self.lr to it or to its "
+            f"schedule, or give override_lr=True"
+        )
         if recipe.override_lr:
-            remedy = "leave out what sets it later"
+            remedy = "; leave out what sets it later"
         raise InputError(
             f"the rate does not reach the optimizer: {kind} trains the same with lr={lr:g} and "
-            f"lr={2 * lr:g}, at {rates[0][0]:g}; {remedy}"
+            f"lr={2 * lr:g}{remedy}"
         )
 
 
