@@ -236,6 +236,8 @@ def test_streams_give_whole_batches(loader, options, sizes, epoch):
     ]
     assert [[len(batch) for batch in batches] for batches in passes] == 3 * [sizes]
     assert (given.epoch.examples, given.epoch.steps) == epoch
+    is_shuffled = isinstance(getattr(loader, "dataset", loader), Batches)
+    assert torch.equal(passes[0][0], passes[1][0]) != is_shuffled
     rest = rebatch(loader, 8, seed=1, first=len(sizes) + 1, **options)
     drawn = next(itertools.chain(rest, rest))
     drawn = torch.as_tensor(drawn[0] if len(drawn) < 3 else drawn)

@@ -110,11 +110,8 @@ def _fit(
 
     @functools.cache
     def train_loader() -> AnyLoader:
-        given = users_loader()
-        follows, had = recipe.data_follows, trial.first_step
-        return rebatch(
-            given, trial.batch_size, trial.seed, parts, limit, follows=follows, first=had
-        )
+        own = trial.batch_size, trial.seed, parts, limit
+        return rebatch(users_loader(), *own, follows=recipe.data_follows, first=trial.first_step)
 
     wanted = recipe.validation_batch_size
 
@@ -122,11 +119,11 @@ def _fit(
         given = users_validation()
         return given if wanted is None else validation_in(given, wanted, trial.batch_size)
 
-    own: list[Callback] = [EpochLimit(train_loader, trial.total_steps)]
+    first: list[Callback] = [EpochLimit(train_loader, trial.total_steps)]
     if recipe.override_lr:
-        own.append(RateOverride(trial.lr))
+        first.append(RateOverride(trial.lr))
     sizes = [part.stop - part.start for part in parts]
-    trainer = make_trainer(recipe, trial, module, [*own, *callbacks], sizes)
+    trainer = make_trainer(recipe, trial, module, [*first, *callbacks], sizes)
     # The loader ends its epochs there itself: a fit that is resumed has to know where one ended.
     limit, trainer.limit_train_batches = trainer.limit_train_batches, 1.0
     fitted: Any = module

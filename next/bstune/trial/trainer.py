@@ -78,11 +78,8 @@ class RateOverride(Callback):
 
 def base_rates(optimizer: Any) -> list[float]:
     """The rates of an optimizer's groups, the highest of OneCycleLR, without other schedules."""
-    names = ("max_lr", "initial_lr", "lr")
-    rates = []
-    for group in optimizer.param_groups:
-        rates.append(float(next(group[name] for name in names if name in group)))
-    return rates
+    groups = optimizer.param_groups
+    return [float(one.get("max_lr", one.get("initial_lr", one["lr"]))) for one in groups]
 
 
 class MicroBatchWeights(Callback):
