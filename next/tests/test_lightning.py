@@ -375,9 +375,10 @@ class ManualOf(Smooth):
         return None
 
     def configure_optimizers(self):
+        whole = super().configure_optimizers()
         parts = [self.net.weight], [self.net.bias]
         if self.count < 2:
-            return torch.optim.SGD(self.parameters(), self.lr)
+            return whole
         return [torch.optim.SGD(part, self.lr) for part in parts]
 
 
@@ -416,7 +417,9 @@ def test_a_step_is_a_batch_whatever_steps_the_optimizers(kind, count):
         Validated,
         lambda trial: KINDS[kind](trial.batch_size),
         data_follows=True,
+        trainer=lambda trial: {"max_epochs": 3},
     )
+    assert module.seen["lengths"][1:] == (3 if kind == "stream" else 6, 60)
     assert (record.status, record.steps, module.calls) == ("missed", 60, 60)
     examples = {"several": 400, "stream to validate on": 190}.get(kind, 200)
     assert record.history[0][0] == min(60, next_evaluation([], NEVER, 20, examples))

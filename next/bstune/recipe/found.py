@@ -209,7 +209,7 @@ def completed(
                     f"between [{one.low}, {one.high}] all values are whole"
                 )
     if options.seeks_metric and budget["steps"] is None and found.length(1) is None:
-        absent["budget.seconds"] = "no max_epochs or max_steps of the Trainer"
+        absent["budget.seconds"] = "no max_steps of the Trainer, or max_epochs of a known length"
     if absent:
         metric = found.metric or "METRIC"
         values_of_call: dict[str, object] = {

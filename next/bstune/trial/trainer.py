@@ -32,8 +32,8 @@ class EpochLimit(Callback):
     """Tells a module the epochs of its budget, as ``trainer.max_epochs``.
 
     Args:
-        loader: gives the training loader, once the data is set up; one of a stream that does not
-            tell its length leaves the epochs open.
+        loader: gives the training loader, once the data is set up; with one of a stream that does
+            not tell its length the module sees the user's own limit.
         total_steps: of the budget.
     """
 
@@ -151,7 +151,7 @@ def make_trainer(
         "logger": package.loggers.logger.DummyLogger(),
         # What a module reads of its length; the call-back ends the trial.
         "max_steps": trial.total_steps,
-        "max_epochs": -1,
+        "max_epochs": arguments.get("max_epochs") or -1,
         "min_steps": None,
         "min_epochs": None,
         "max_time": None,
