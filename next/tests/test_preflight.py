@@ -395,11 +395,13 @@ def test_projects_of_every_kind_resume(module, data, options):
     assert (checks.batch_size, checks.resumes, checks.lines) == (2, True, ())
 
 
-@pytest.mark.parametrize("sizes", [(2, 16, 64), (16, 16, 64)])
+@pytest.mark.parametrize("sizes", [(2, 16, 64), (16, 16, 64), (2, 24, 64)])
 def test_a_network_of_one_size_needs_an_option(sizes):
-    data = DataLoader(examples(0), 16), DataLoader(examples(1), 16)
+    """It fails at the smallest size, at the largest, or in its own last batch."""
+    data = DataLoader(examples(0), sizes[1]), DataLoader(examples(1), sizes[1])
+    target = Target("val/loss", 0.0, "min")
     with pytest.raises(InputError, match="validation_batch_size=trial"):
-        preflight(recipe(OneSize, data=data), sizes, 0.1, BUDGET, LOSS)
+        preflight(recipe(OneSize, data=data), sizes, 0.1, BUDGET, target)
 
 
 def test_without_time_trials_are_not_resumed():

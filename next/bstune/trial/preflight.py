@@ -121,9 +121,14 @@ def preflight(
     """
     low, batch_size, high = sizes
     budget = budget or Budget(steps=STEPS, examples=STEPS * batch_size)
-    looked = look(
-        recipe, settings_of(batch_size, lr, STEPS), batches=1 if target.goal is None else -1
-    )
+    batches = 1 if target.goal is None else -1
+    try:
+        looked = look(recipe, settings_of(batch_size, lr, STEPS), batches)
+    except Exception as error:
+        if may_be_of_size(error):
+            # The last batch may be smaller.
+            _check_validation(recipe, batch_size, lr, batches)
+        raise
     _check_metric(looked.metrics, target)
     other = look(recipe, settings_of(batch_size, 2.0 * lr, STEPS, seed=1)).trainer
     _check_rate(recipe, looked.trainer, other, batch_size, lr, target)
@@ -154,14 +159,14 @@ def preflight(
                     raise
     lines.extend(f"{one.state}: {one.remedy}" for one in schedules if one.is_unmoved)
     if low == batch_size:
-        _check_validation(recipe, high, lr)
+        _check_validation(recipe, high, lr, batches=1)
     try:
         resumes = _resumes(recipe, low, lr, budget, target, until)
     # BatchNorm trains on no batch of 1, and some samplers give none.
     except Exception as error:
         if low == batch_size or not may_be_of_size(error):
             raise
-        _check_validation(recipe, low, lr)
+        _check_validation(recipe, low, lr, batches=1)
         low = batch_size
         resumes = _resumes(recipe, low, lr, budget, target, until)
     if resumes is None:
@@ -197,11 +202,11 @@ def _check_metric(metrics: Mapping[str, float], target: Target) -> None:
         )
 
 
-def _check_validation(recipe: Recipe, batch_size: int, lr: float) -> None:
+def _check_validation(recipe: Recipe, batch_size: int, lr: float, batches: int) -> None:
     """InputError where validation works in batches of the trial's size, and in no others."""
     settings = settings_of(batch_size, lr, STEPS)
-    error = _raised(recipe, settings)
-    if error is None or _raised(replace(recipe, validation_batch_size="trial"), settings):
+    error = _raised(recipe, settings, batches)
+    if error is None or _raised(replace(recipe, validation_batch_size="trial"), settings, batches):
         return
     raise InputError(
         f"validation raised {one_line(error)} at batch size {batch_size}, but not in batches of "
@@ -209,10 +214,10 @@ def _check_validation(recipe: Recipe, batch_size: int, lr: float) -> None:
     )
 
 
-def _raised(recipe: Recipe, settings: TrialSettings) -> Exception | None:
-    """What a training raises that is set up, and evaluates a batch."""
+def _raised(recipe: Recipe, settings: TrialSettings, batches: int) -> Exception | None:
+    """What a training raises that is set up, and evaluates so many batches."""
     try:
-        look(recipe, settings, batches=1)
+        look(recipe, settings, batches)
     # The user's code may raise anything.
     except Exception as error:  # noqa: BLE001
         return error
