@@ -15,8 +15,10 @@ from bstune.core.records import Budget, Target
 from bstune.recipe.hydra import recipe_of
 from bstune.recipe.project import recipe_of_project
 from bstune.recipe.recipe import settings_of
+from bstune.study.prepare import prepared
 from bstune.trial.look_up import look, look_up
 from bstune.trial.preflight import FIRST_PILOT, pilot, preflight, schedules_of
+from bstune.trial.worker import InProcess
 
 OPTIONS = options_from_python(workload="own", device="cpu", threads=1)
 QUIET = dict.fromkeys(
@@ -376,6 +378,7 @@ class NeedsTwo(Model):
 )
 def test_preflight(module, batch_size, resumes, seeds_differ, lines):
     checks = preflight(recipe(module), (1, 16, 64), 0.1, BUDGET, LOSS)
+    assert checks.is_sum == (module is Sum)
     assert (checks.batch_size, checks.resumes) == (batch_size, resumes)
     assert (checks.seeds_differ, len(checks.lines)) == (seeds_differ, lines)
 
@@ -402,6 +405,14 @@ def test_a_network_of_one_size_needs_an_option(sizes):
     target = Target("val/loss", 0.0, "min")
     with pytest.raises(InputError, match="validation_batch_size=trial"):
         preflight(recipe(OneSize, data=data), sizes, 0.1, BUDGET, target)
+
+
+@pytest.mark.parametrize(("given", "rule"), [({}, "none"), ({"scaling": "linear"}, "linear")])
+def test_the_rule_of_a_sum(given, rule):
+    of_study = {"target": "val/loss <= 0.1", "baseline": (16, 0.005), "budget": 9}
+    options = options_from_python(workload="own", **of_study, **given)
+    options, _, _ = prepared(InProcess(), recipe(Sum), options, repr, None)
+    assert options.scaling == rule
 
 
 def test_without_time_trials_are_not_resumed():

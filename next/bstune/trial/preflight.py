@@ -142,10 +142,11 @@ def preflight(
             f"initial weights are the same on each seed, so that new seeds tell less than they "
             f"should: leave out seed_everything in {kind}, unless it loads trained weights"
         )
-    if rule_of(other.optimizers) == "linear" and _is_sum(recipe, batch_size, lr):
+    is_sum = rule_of(other.optimizers) == "linear" and _is_sum(recipe, batch_size, lr)
+    if is_sum:
         lines.append(
-            "the training loss is a sum over the batch, so that the best lr grows less with the "
-            "batch size than a mean's, by a factor of 1/B: give scaling=none, or take the mean"
+            "the training loss is a sum over the batch, so that the best lr grows by a factor of "
+            "1/B less than a mean's: scaling=none is expected, unless another rule is given"
         )
     schedules = schedules_of(recipe, batch_size, lr, budget)
     if not all(schedule.follows for schedule in schedules):
@@ -181,6 +182,7 @@ def preflight(
         batch_size=low,
         resumes=bool(resumes),
         seeds_differ=seeds_differ,
+        is_sum=is_sum,
         schedules=tuple(schedules),
         lines=tuple(lines),
     )
