@@ -85,6 +85,7 @@ class _Losses(Callback):
     ) -> None:
         if len(self.losses) == trainer.fit_loop.total_batch_idx:
             self.losses.append(loss.item())
+        tell_progress()
         trainer.should_stop = len(self.losses) == self._count
 
 
@@ -142,12 +143,6 @@ def preflight(
             f"initial weights are the same on each seed, so that new seeds tell less than they "
             f"should: leave out seed_everything in {kind}, unless it loads trained weights"
         )
-    is_sum = rule_of(other.optimizers) == "linear" and _is_sum(recipe, batch_size, lr)
-    if is_sum:
-        lines.append(
-            "the training loss is a sum over the batch, so that the best lr grows by a factor of "
-            "1/B less than a mean's: scaling=none is expected, unless another rule is given"
-        )
     schedules = schedules_of(recipe, batch_size, lr, budget)
     if not all(schedule.follows for schedule in schedules):
         for size in sizes:
@@ -177,6 +172,14 @@ def preflight(
             "stopped trials start afresh, as a resumed one differs from one that was never "
             "stopped: what changes in training has to be in the checkpoint, such as a schedule "
             "that configure_optimizers returns"
+        )
+    # Without time for a resumption there is none for this.
+    may_sum = resumes is not None and rule_of(other.optimizers) == "linear"
+    is_sum = may_sum and _is_sum(recipe, batch_size, lr)
+    if is_sum:
+        lines.append(
+            "the training loss is a sum over the batch, so that the best lr grows by a factor of "
+            "1/B less than a mean's: scaling=none is expected, unless another rule is given"
         )
     return Checks(
         batch_size=low,
