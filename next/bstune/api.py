@@ -116,9 +116,13 @@ def tune(
 
     Args:
         module: a LightningModule's class with an argument for the learning rate, or a function of
-            the trial that builds one, ``lambda trial: MyModule(lr=trial.lr)``.
-        data: a LightningDataModule, or a pair of a train and a validation DataLoader. Training
-            batches are made of its data set; validation keeps the loader's own.
+            the trial that builds one, ``lambda trial: MyModule(lr=trial.lr)``; one whose rate is a
+            literal with ``override_lr=True``.
+        data: a LightningDataModule, or a pair of a train and a validation DataLoader, or a function
+            of ``batch_size`` that makes one, as streams need that make their own batches. Training
+            batches are made of its data set; of several loaders the first one has B examples.
+            Validation keeps the loader's own batch size in all trials; for a network that needs
+            batches of B give ``validation_batch_size="trial"``.
         target: such as ``"val/loss <= 0.1"``.
         baseline: batch size and rate that are used today.
         batch_size: the smallest and the largest to try; from a sixteenth of the baseline's to 32

@@ -239,9 +239,9 @@ class Options(Section):
     schedule_ends: Flag
     """The schedule ends with its trial, so that its length is chosen."""
     override_lr: Flag
-    """Put the trial's rate into the optimizer's groups."""
-    validation_batch_size: Count | None
-    """Batch size of evaluations; null: the data's own."""
+    """Put the trial's rate into the optimizer's groups, for a project whose rate is a literal."""
+    validation_batch_size: Count | Literal["trial"] | None
+    """Batch size of validation in all trials; trial: each one's own; null: the data's."""
     trial_seconds: Positive | None
     """Seconds after which a trial that says nothing is ended; null: no limit."""
     noise_scale: Flag
@@ -304,8 +304,6 @@ NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "workers": ((0, 1), "trains in one process"),
     "algorithm": ((None,), "keeps the workload's optimizer"),
     "schedule": ((None,), "keeps the workload's schedule"),
-    "override_lr": ((False,), "gives the rate to the module alone"),
-    "validation_batch_size": ((None,), "evaluates in the data's own batches"),
 }
 
 

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -19,7 +20,7 @@ from torch.utils.data import (
 )
 
 from bstune.core.errors import InputError
-from bstune.trial.batches import micro_batches, rebatch, rng_state
+from bstune.trial.batches import micro_batches, rebatch, rng_state, validation_in
 from bstune.trial.trial import BatchSizeRefused
 
 EXAMPLES = 20
@@ -69,6 +70,29 @@ class Deaf(Buckets):
 class Stream(IterableDataset):
     def __iter__(self):
         yield from range(EXAMPLES)
+
+
+class Batches(IterableDataset):
+    """A stream that makes its own batches; the last one is smaller."""
+
+    def __init__(self, batch_size):
+        self.batch_size = batch_size
+
+    def __iter__(self):
+        return iter(zip(torch.randperm(EXAMPLES).split(self.batch_size), strict=True))
+
+
+class Graphs(Batches):
+    """Its batches' tensors have other lengths than examples."""
+
+    def __iter__(self):
+        for (batch,) in super().__iter__():
+            yield batch, batch.repeat(3)
+
+
+class Numbered(Batches):
+    def __len__(self):
+        return 9
 
 
 class Halved(DataLoader):
@@ -166,7 +190,7 @@ def test_own_batches_stay_whole():
 
 
 REFUSED = {
-    "a stream": lambda: DataLoader(Stream(), 4),
+    "a stream of batches": lambda: DataLoader(Batches(4), batch_size=None),
     "no batches": lambda: DataLoader(DATA, batch_size=None),
     "no loader": lambda: [torch.zeros(4)],
     "own iteration": lambda: Halved(DATA, 4),
@@ -187,6 +211,84 @@ def test_a_batch_is_at_most_the_data(sampler):
     assert len(rebatch(loader, EXAMPLES, seed=1)) == 1
     with pytest.raises(BatchSizeRefused):
         rebatch(loader, EXAMPLES + 1, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("loader", "options", "sizes", "epoch"),
+    [
+        # Whole batches of B, whatever the loader's own size.
+        (DataLoader(Stream(), 3), {}, [8, 8], (None, None)),
+        (DataLoader(Batches(8), batch_size=None), {"follows": True}, [8, 8], (None, None)),
+        (Halved(DATA, 8), {"follows": True}, [8, 8], (24, 3)),
+        (Batches(8), {"follows": True}, [8, 8], (None, None)),
+        (DataLoader(Numbered(8), batch_size=None), {"follows": True}, [8, 8], (72, 9)),
+        # What cannot be counted is taken as it is.
+        (DataLoader(Graphs(8), batch_size=None), {"follows": True}, [8, 8, 4], (None, None)),
+        (DataLoader(Stream(), 3), {"limit": 1}, [8], (None, 1)),
+        (Halved(DATA, 8), {"follows": True, "limit": 0.7}, [8, 8], (24, 2)),
+    ],
+)
+def test_streams_give_whole_batches(loader, options, sizes, epoch):
+    given = rebatch(loader, 8, seed=1, **options)
+    passes = [
+        [torch.as_tensor(batch[0] if len(batch) < 3 else batch) for batch in given]
+        for _ in range(3)
+    ]
+    assert [[len(batch) for batch in batches] for batches in passes] == 3 * [sizes]
+    assert (given.epoch.examples, given.epoch.steps) == epoch
+    is_shuffled = isinstance(getattr(loader, "dataset", loader), Batches)
+    assert torch.equal(passes[0][0], passes[1][0]) != is_shuffled
+    rest = rebatch(loader, 8, seed=1, first=len(sizes) + 1, **options)
+    drawn = next(itertools.chain(rest, rest))
+    drawn = torch.as_tensor(drawn[0] if len(drawn) < 3 else drawn)
+    again = passes[1][1] if len(sizes) > 1 else passes[2][0]
+    assert torch.equal(drawn, again)
+
+
+@pytest.mark.parametrize(
+    ("loader", "batch_size", "parts"),
+    [
+        (Batches(4), 8, None),
+        (Batches(8), 8, micro_batches(8, 4)),
+        ([DataLoader(DATA, 8), DataLoader(DATA, 8)], 8, micro_batches(8, 4)),
+    ],
+)
+def test_what_streams_and_several_loaders_refuse(loader, batch_size, parts):
+    with pytest.raises(BatchSizeRefused):
+        list(rebatch(loader, batch_size, 1, parts, follows=True))
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps", "examples"), [("max_size_cycle", 5, 20), ("min_size", 2, 10)]
+)
+def test_several_loaders(mode, steps, examples):
+    """The second one's batches are twice as large; both are shuffled, and cycle."""
+    other = TensorDataset(torch.arange(EXAMPLES))
+    given = CombinedLoader(
+        {"a": DataLoader(DATA, 4, shuffle=True), "b": DataLoader(other, 8)}, mode
+    )
+    made = rebatch(given, 4, seed=1)
+    assert (made.epoch.steps, made.epoch.examples) == (steps, examples)
+    batches = [batch for _ in range(4) for batch in made]
+    assert [(len(batch["a"][0]), len(batch["b"][0])) for batch in batches] == 4 * steps * [(4, 8)]
+    for name, of_pass in (("a", 5), ("b", 2)):
+        first = torch.cat([batch[name][0] for batch in batches[:of_pass]])
+        assert len(set(first.tolist())) == len(first)
+    resumed = rebatch(given, 4, seed=1)
+    resumed.seek(steps + 1)
+    assert torch.equal(next(iter(resumed))["a"][0], batches[steps + 1]["a"][0])
+
+
+def test_validation_in_other_batches():
+    loaders = [DataLoader(DATA, 7, collate_fn=doubled), DataLoader(Stream(), 7)]
+    for wanted, sizes in ((6, [6, 6, 6, 2]), ("trial", [8, 8])):
+        one, other = validation_in(loaders, wanted, 8)
+        assert [len(batch) for batch in other] == sizes
+        assert [batch.shape[0] for batch in one] == sizes
+    with pytest.raises(BatchSizeRefused):
+        validation_in(loaders, "trial", 21)
+    with pytest.raises(InputError):
+        validation_in(range(9), 8, 8)
 
 
 class Augmented(Dataset):

@@ -12,7 +12,8 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from bstune.core.errors import InputError
 from bstune.core.evaluation_schedule import next_evaluation
@@ -336,7 +337,7 @@ def test_steps_that_a_scaler_skips_are_none():
 ERRORS = {
     "the metric is not logged": ({}, {}, "val/error", "val/loss"),
     "no validation": ({}, {"data": lambda trial: (train_loader(), None)}, "val/loss", "validation"),
-    "a stream": ({}, {"data": lambda trial: ([1, 2], None)}, "val/loss", "DataLoader"),
+    "no loader": ({}, {"data": lambda trial: (range(9), None)}, "val/loss", "lambda batch_size"),
     "float16 on a CPU": ({}, {"precision": "16-mixed"}, "val/loss", "bf16-mixed"),
     "larger than the data": ({"batch_size": 201}, {}, "val/loss", "200"),
 }
@@ -348,6 +349,122 @@ def test_errors_say_what_to_do(case):
     trial = Trial(spec(**changes), Target(metric, 0.0, "min"), total_steps=60)
     with pytest.raises(InputError, match=words):
         train(recipe_of(Module, [], **options), trial)
+
+
+class ManualOf(Smooth):
+    """So many optimizers that it steps itself."""
+
+    count = 1
+
+    def __init__(self, trial):
+        super().__init__(trial)
+        self.automatic_optimization = self.count == 0
+        self.calls = 0
+
+    def training_step(self, batch, batch_idx):
+        self.calls += 1
+        loss = self.loss(batch if len(batch) == 2 else batch["a"])
+        if self.automatic_optimization:
+            return loss
+        optimizers = self.optimizers() if self.count > 1 else [self.optimizers()]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        for optimizer in optimizers:
+            optimizer.step()
+        return None
+
+    def configure_optimizers(self):
+        whole = super().configure_optimizers()
+        parts = [self.net.weight], [self.net.bias]
+        if self.count < 2:
+            return whole
+        return [torch.optim.SGD(part, self.lr) for part in parts]
+
+
+class Stream(IterableDataset):
+    """Batches of its own, the last of which is smaller."""
+
+    def __init__(self, batch_size):
+        self.batch_size = batch_size
+
+    def __iter__(self):
+        rows = torch.randperm(190)
+        return iter([(X[some], Y[some]) for some in rows.split(self.batch_size)])
+
+
+KINDS = {
+    "length": lambda size: (train_loader(), validation_loader()),
+    "stream": lambda size: (DataLoader(Stream(size), batch_size=None), validation_loader()),
+    "stream to validate on": lambda size: (train_loader(), DataLoader(Stream(50), None)),
+    "several": lambda size: (
+        {"a": train_loader(), "b": train_loader(), "c": train_loader()},
+        2 * [validation_loader()],
+    ),
+}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_a_batch_whatever_steps_the_optimizers(kind, count):
+    class Validated(ManualOf):
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            self.log("val/loss", self.loss(batch), add_dataloader_idx=dataloader_idx > 0)
+
+    Validated.count = count
+    record, module = run(
+        Trial(spec(), NEVER, total_steps=60),
+        Validated,
+        lambda trial: KINDS[kind](trial.batch_size),
+        data_follows=True,
+        trainer=lambda trial: {"max_epochs": 3},
+    )
+    assert module.seen["lengths"][1:] == (3 if kind == "stream" else 6, 60)
+    assert (record.status, record.steps, module.calls) == ("missed", 60, 60)
+    examples = {"several": 400, "stream to validate on": 190}.get(kind, 200)
+    assert record.history[0][0] == min(60, next_evaluation([], NEVER, 20, examples))
+
+
+def by_lambda(optimizer):
+    return lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 9))
+
+
+def in_turn(optimizer):
+    parts = lr_scheduler.ConstantLR(optimizer, 0.5, 9), lr_scheduler.ExponentialLR(optimizer, 0.9)
+    return lr_scheduler.SequentialLR(optimizer, list(parts), [9])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        by_lambda,
+        in_turn,
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 30),
+        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, [0.2, 0.02], 60),
+        lambda optimizer: lr_scheduler.CyclicLR(optimizer, [0.05, 0.005], [0.2, 0.02], 9),
+    ],
+)
+def test_a_rate_that_is_put_into_the_groups_is_as_one_that_was_written_there(schedule):
+    """The groups' ratio to the first one stays; a factor of two is exact."""
+
+    class Literal(Smooth):
+        def configure_optimizers(self):
+            groups = [{"params": [self.net.weight]}, {"params": [self.net.bias], "lr": 0.005}]
+            optimizer = torch.optim.SGD(groups, 0.05, momentum=0.9)
+            own = schedule(optimizer)
+            return [optimizer], [{"scheduler": own, "interval": "step"}]
+
+    seen = {}
+    highest = 0.2 if "OneCycle" in str(schedule.__code__.co_names) else 0.05
+    for factor in (1.0, 2.0):
+        trial = Trial(spec(lr=factor * highest), NEVER, total_steps=60)
+        _, module = run(trial, Literal, override_lr=True)
+        groups = module.optimizers().param_groups
+        seen[factor] = [group["lr"] for group in groups], module.lr_schedulers().get_last_lr()
+    rates, last = seen[1.0]
+    doubled = [2.0 * rate for rate in rates]
+    assert rates == last == pytest.approx([rates[0], rates[0] / 10])
+    assert seen[2.0] == (doubled, doubled)
 
 
 def test_manual_optimization_does_not_accumulate():

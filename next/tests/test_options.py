@@ -178,8 +178,6 @@ def test_what_works_now():
         "workers": 2,
         "algorithm": "sgd",
         "schedule": "linear",
-        "override_lr": True,
-        "validation_batch_size": 8,
     }
     assert set(NOT_YET) == set(later)
     for name, value in later.items():

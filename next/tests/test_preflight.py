@@ -4,9 +4,10 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
-from small import Data, Model
+from small import EXAMPLES, Data, Model, examples
+from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
@@ -14,8 +15,10 @@ from bstune.core.records import Budget, Target
 from bstune.recipe.hydra import recipe_of
 from bstune.recipe.project import recipe_of_project
 from bstune.recipe.recipe import settings_of
+from bstune.study.prepare import prepared
 from bstune.trial.look_up import look, look_up
 from bstune.trial.preflight import FIRST_PILOT, pilot, preflight, schedules_of
+from bstune.trial.worker import InProcess
 
 OPTIONS = options_from_python(workload="own", device="cpu", threads=1)
 QUIET = dict.fromkeys(
@@ -26,8 +29,9 @@ LOSS = Target("val/loss", None, "min")
 BUDGET = Budget(steps=80, examples=2560)
 
 
-def recipe(module=Model, trainer=None, data=None):
-    return recipe_of_project(module, data or Data(), OPTIONS, trainer)
+def recipe(module=Model, trainer=None, data=None, **options):
+    changed = OPTIONS.model_copy(update=options)
+    return recipe_of_project(module, data or Data(), changed, trainer)
 
 
 class Saved(LightningDataModule):
@@ -79,6 +83,49 @@ class NoDefault(Model):
         super().__init__(lr)
 
 
+class OneSize(Model):
+    """It takes batches of one size, in training and validation."""
+
+    def __init__(self, batch_size, lr=0.1):
+        super().__init__(lr)
+        self.batch_size = batch_size
+
+    def loss(self, batch):
+        assert len(batch[0]) == self.batch_size
+        return super().loss(batch)
+
+
+def in_batches(batch_size):
+    """Data that follow the trial."""
+    return DataLoader(examples(0), batch_size, shuffle=True), DataLoader(examples(1), batch_size)
+
+
+class Stream(IterableDataset):
+    def __init__(self, batch_size):
+        self.batch_size = batch_size
+
+    def __iter__(self):
+        order = torch.randperm(EXAMPLES)
+        for rows in order.split(self.batch_size):
+            yield examples(0)[rows]
+
+
+def streams(batch_size=24):
+    train = DataLoader(Stream(batch_size), batch_size=None)
+    return train, DataLoader(Stream(16), batch_size=None)
+
+
+class OfDict(Data):
+    def train_dataloader(self):
+        one = super().train_dataloader()
+        return {"one": one, "two": DataLoader(one.dataset, batch_size=32)}
+
+
+class FromDict(Model):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch["one"]) + self.loss(batch["two"])
+
+
 class OfTwo(Model):
     def validation_step(self, batch, batch_idx, dataloader_idx):
         self.log("a", self.loss(batch))
@@ -115,6 +162,10 @@ class Scores(Model):
         ((NoDefault,), {"batch_size": 16, "lr": None}),
         ((lambda trial: Model(trial.lr),), {"batch_size": 16, "lr": 0.1}),
         ((Literal,), {"lr": 0.03, "rule": "sqrt"}),
+        ((Model, None, streams), {"batch_size": 24, "examples": None}),
+        ((Model, None, lambda batch_size: streams(batch_size)), {"batch_size": None}),
+        ((Model, {"max_epochs": 3}, streams), {"epochs": 3}),
+        ((FromDict, None, OfDict), {"batch_size": 16, "examples": 256}),
         ((Model,), {"metrics": ("val/loss",), "metric": "val/loss", "mode": "min"}),
         ((Scores,), {"metrics": ("score", "val/loss"), "metric": "val/loss"}),
         (
@@ -224,6 +275,23 @@ def test_schedules_move_as_lightning_moves_them(make, interval, moves, rate, fol
     assert (schedule.follows, schedule.is_unmoved) == (follows, is_unmoved)
 
 
+def test_what_a_project_tells_where_options_change_it():
+    literal = look_up(recipe(lambda: Literal(9.0), override_lr=True))
+    assert (literal.lr, literal.rule) == (0.03, "sqrt")
+    # The data's own batch size is what the network needs.
+    data = DataLoader(examples(0), 32), DataLoader(examples(1), 64)
+    of_size = recipe(OneSize, data=data, validation_batch_size="trial")
+    assert look_up(of_size).batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("epochs", "limit", "length"), [(None, 9, None), (5, 1.0, None), (5, 9, 45)]
+)
+def test_the_length_of_a_stream(epochs, limit, length):
+    arguments = {"max_epochs": epochs, "limit_train_batches": limit}
+    assert look_up(recipe(Model, arguments, streams)).length(24) == length
+
+
 class SeedsItself(Model):
     def __init__(self, lr=0.1):
         torch.manual_seed(1)
@@ -256,9 +324,34 @@ class NoRate(Model):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
+class Overwritten(NoRate):
+    def on_train_batch_start(self, batch, batch_idx):
+        self.optimizers().param_groups[0]["lr"] = 0.05
+
+
 class RateByHook(NoRate):
     def on_train_batch_start(self, batch, batch_idx):
         self.optimizers().param_groups[0]["lr"] = self.lr
+
+
+class Contrastive(Model):
+    """Its loss grows as log B."""
+
+    def loss(self, batch):
+        outputs = self.linear(batch[0])
+        return cross_entropy(-((outputs - outputs.T) ** 2), torch.arange(len(outputs)))
+
+
+class Sum(Model):
+    def training_step(self, batch, batch_idx):
+        return len(batch[0]) * self.loss(batch)
+
+
+class SumOfAdam(Sum):
+    """Its steps do not depend on the gradient's length."""
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
 
 
 class NeedsTwo(Model):
@@ -276,14 +369,50 @@ class NeedsTwo(Model):
         (HiddenByEpoch, 1, False, True, 1),
         (RateByHook, 1, True, True, 0),
         (NeedsTwo, 16, True, True, 0),
+        (Sum, 1, True, True, 1),
+        (SumOfAdam, 1, True, True, 0),
+        (Contrastive, 1, True, True, 0),
         (scheduled(one_cycle, "epoch"), 1, True, True, 1),
         (scheduled(fixed(lr_scheduler.CosineAnnealingWarmRestarts, 20)), 1, True, True, 0),
     ],
 )
 def test_preflight(module, batch_size, resumes, seeds_differ, lines):
     checks = preflight(recipe(module), (1, 16, 64), 0.1, BUDGET, LOSS)
+    assert checks.is_sum == (module is Sum)
     assert (checks.batch_size, checks.resumes) == (batch_size, resumes)
     assert (checks.seeds_differ, len(checks.lines)) == (seeds_differ, lines)
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "options"),
+    [
+        (OneSize, in_batches, {}),
+        (OneSize, Data(), {"validation_batch_size": "trial"}),
+        (lambda: NoRate(), Data(), {"override_lr": True}),
+        (Model, streams, {}),
+        (FromDict, OfDict(), {}),
+    ],
+)
+def test_projects_of_every_kind_resume(module, data, options):
+    checks = preflight(recipe(module, data=data, **options), (2, 16, 64), 0.1, BUDGET, LOSS)
+    assert (checks.batch_size, checks.resumes, checks.lines) == (2, True, ())
+
+
+@pytest.mark.parametrize("sizes", [(2, 16, 64), (16, 16, 64), (2, 24, 64)])
+def test_a_network_of_one_size_needs_an_option(sizes):
+    """It fails at the smallest size, at the largest, or in its own last batch."""
+    data = DataLoader(examples(0), sizes[1]), DataLoader(examples(1), sizes[1])
+    target = Target("val/loss", 0.0, "min")
+    with pytest.raises(InputError, match="validation_batch_size=trial"):
+        preflight(recipe(OneSize, data=data), sizes, 0.1, BUDGET, target)
+
+
+@pytest.mark.parametrize(("given", "rule"), [({}, "none"), ({"scaling": "linear"}, "linear")])
+def test_the_rule_of_a_sum(given, rule):
+    of_study = {"target": "val/loss <= 0.1", "baseline": (16, 0.005), "budget": 9}
+    options = options_from_python(workload="own", **of_study, **given)
+    options, _, _ = prepared(InProcess(), recipe(Sum), options, repr, None)
+    assert options.scaling == rule
 
 
 def test_without_time_trials_are_not_resumed():
@@ -294,6 +423,7 @@ def test_without_time_trials_are_not_resumed():
 @pytest.mark.parametrize(
     ("module", "target", "named"),
     [
+        (Overwritten, LOSS, ["Overwritten", "lr=0.2"]),
         (NoRate, LOSS, ["rate", "NoRate", "0.05"]),
         (Scores, Target("val_loss", 0.1, "min"), ["val_loss", "score, val/loss"]),
         (Model, Target("val/loss", 50.0, "min"), ["untrained", "val/loss <= 50"]),
@@ -318,8 +448,9 @@ def test_without_time_trials_are_not_resumed():
     ],
 )
 def test_preflight_refuses(module, target, named):
+    options = {"override_lr": module is Overwritten}
     with pytest.raises(InputError) as error:
-        preflight(recipe(module), (1, 16, 64), 0.1, BUDGET, target)
+        preflight(recipe(module, **options), (1, 16, 64), 0.1, BUDGET, target)
     assert "\n" not in str(error.value)
     assert all(word in str(error.value) for word in named)
 

@@ -202,10 +202,10 @@ def test_trainer_and_machine():
     ("given", "words"),
     [
         ({"module": Net()}, "module, Net(lr=trial.lr)"),
-        ({"module": Literal}, "module=Literal, lr, lambda trial"),
+        ({"module": Literal}, "module=Literal, lr, override_lr=True"),
         ({"module": Wide}, "module=Wide, width"),
         ({"module": Unrated}, "module=Unrated, width"),
-        ({"module": lambda: Net(0.1)}, "module, trial.lr"),
+        ({"module": lambda: Net(0.1)}, "module, override_lr=True"),
         ({"module": 3}, "module, 3"),
         ({"data": 3}, "data, 3"),
         ({"data": ("train", "validation", "test")}, "data, test"),

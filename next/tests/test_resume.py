@@ -18,7 +18,15 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from search_records import spec
 from torch.nn.functional import cross_entropy
-from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    LambdaLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bstune.core.records import Target
@@ -137,6 +145,20 @@ class Manual(Plain):
         return [torch.optim.SGD(half, lr=self.trial.lr, momentum=0.9) for half in halves]
 
 
+class Averaged(Plain):
+    """It evaluates the mean of its weights, which it keeps itself."""
+
+    def __init__(self, trial):
+        super().__init__(trial)
+        self.mean = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+    def on_train_batch_end(self, *arguments):
+        self.mean.update_parameters(self.net)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", cross_entropy(self.mean(batch[0]), batch[1]))
+
+
 class HiddenSchedule(Plain):
     """Its state is in an attribute, of which no checkpoint knows."""
 
@@ -158,12 +180,52 @@ class Augmented(torch.utils.data.Dataset):
         return X[index] + random.random() + np.random.rand() + torch.rand(10), Y[index]
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """A pass in an order of its own, in batches; a last one is smaller."""
+
+    def __init__(self, batch_size):
+        self.batch_size = batch_size
+
+    def __iter__(self):
+        order = torch.randperm(len(X) - 3)
+        for rows in order.split(self.batch_size):
+            yield X[rows], Y[rows]
+
+
+def stream(trial, workers=0):
+    return DataLoader(Stream(trial.batch_size), batch_size=None, num_workers=workers)
+
+
+def two_loaders(trial, workers=0):
+    """The second one is longer, and has twice as large batches."""
+    one = DataLoader(TensorDataset(X[:300], Y[:300]), 8, shuffle=True)
+    other = DataLoader(TensorDataset(X, Y), 16, shuffle=True)
+    return {"one": one, "two": [other]}
+
+
+class OfTwo(Plain):
+    def training_step(self, batch, batch_idx):
+        assert 2 * len(batch["one"][0]) == len(batch["two"][0][0])
+        return self.loss(batch["one"]) + self.loss(batch["two"][0])
+
+
+class LiteralRate(StepSchedule):
+    """Its rate is put into the groups."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=3.0, momentum=0.9)
+        schedule = SequentialLR(
+            optimizer, [ConstantLR(optimizer, 0.5, 9), StepLR(optimizer, 2, 0.9)], [9]
+        )
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
 def scaler():
     # The first steps are skipped, as the scale is much too large.
     return {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", 2.0**30))]}
 
 
-# A module, arguments of the Trainer, the training data, the loader's workers.
+# A module, arguments of the Trainer, the training data or what makes its loaders, their workers.
 CASES = {
     "plain": (Plain, dict, Augmented(), 0),
     "epoch schedule": (EpochSchedule, dict, None, 0),
@@ -174,6 +236,7 @@ CASES = {
     "manual": (Manual, dict, None, 0),
     "clipping": (EpochSchedule, lambda: {"gradient_clip_val": 0.5}, None, 0),
     "EMA": (Plain, lambda: {"callbacks": [EMAWeightAveraging(decay=0.9)]}, None, 0),
+    "own EMA": (Averaged, dict, None, 0),
     "gradient scaler": (StepSchedule, scaler, None, 0),
     "two workers": (Plain, dict, Augmented(), 2),
     "micro-batches": (StepSchedule, dict, Augmented(), 0),
@@ -182,6 +245,11 @@ CASES = {
     "bf16-true": (StepSchedule, dict, None, 0),
     "hidden schedule": (HiddenSchedule, dict, None, 0),
     "plateau on training": (PlateauOnTraining, dict, None, 0),
+    "stream": (EpochSchedule, dict, stream, 0),
+    "stream with workers": (Plain, dict, stream, 2),
+    "manual on a stream": (Manual, dict, stream, 0),
+    "several loaders": (OfTwo, dict, two_loaders, 0),
+    "literal rate": (LiteralRate, dict, None, 0),
 }
 # Settings of the recipe; with a scaler of its own the Trainer takes no precision.
 SETTINGS = {
@@ -190,6 +258,7 @@ SETTINGS = {
     "micro-batches of a scaler": {"precision": None, "micro_batch_size": 6},
     "bf16-mixed": {"precision": "bf16-mixed"},
     "bf16-true": {"precision": "bf16-true"},
+    "literal rate": {"override_lr": True},
 }
 # What neither a checkpoint nor Lightning keeps; the preflight has to see these. The mean loss of an
 # epoch misses its first part, which changes no decision of these schedules, and all of it where the
@@ -224,12 +293,15 @@ def run(case, batch_size, max_steps, earlier=None, save_to=None, resume_from=Non
         modules.append(build(trial))
         return modules[0]
 
+    def loaders(trial):
+        if callable(data):
+            return data(trial, workers)
+        return DataLoader(data or TensorDataset(X, Y), 8, shuffle=True, num_workers=workers)
+
     recipe = Recipe(
         module=module,
-        data=lambda trial: (
-            DataLoader(data or TensorDataset(X, Y), 8, shuffle=True, num_workers=workers),
-            DataLoader(TensorDataset(X[:40], Y[:40]), 20),
-        ),
+        data=lambda trial: (loaders(trial), DataLoader(TensorDataset(X[:40], Y[:40]), 20)),
+        data_follows=callable(data),
         trainer=lambda trial: arguments(),
         device="cpu",
         threads=1,
@@ -278,7 +350,7 @@ def test_a_resumed_trial_equals_one_that_never_stopped(case, batch_size, tmp_pat
 
 
 # At batch size 130 an epoch has three batches: starting processes for each takes seconds.
-@pytest.mark.parametrize("case", [case for case in CASES if case != "two workers"])
+@pytest.mark.parametrize("case", [case for case in CASES if "workers" not in case])
 def test_a_trial_that_is_resumed_again_and_again_equals_one_that_never_stopped(case, tmp_path):
     resumed = resumed_at(STOPS[:1] if (case, 130) in DIFFER else STOPS, case, 130, tmp_path)
     assert are_equal(run(case, 130, STEPS), resumed) == (5 not in DIFFER.get((case, 130), set()))

@@ -38,8 +38,8 @@ class Found(Frozen):
 
     batch_size: int | None
     lr: float | None
-    examples: int
-    """Of the training set."""
+    examples: int | None
+    """Of the training set; None: a stream does not tell."""
     epochs: int | None
     """The Trainer's ``max_epochs``."""
     steps: int | None
@@ -76,8 +76,8 @@ class Found(Frozen):
     def length(self, batch_size: int) -> int | None:
         """The Trainer's length at a batch size, in steps."""
         lengths = [self.steps] if self.steps is not None else []
-        if self.epochs is not None:
-            epoch = epoch_examples(self.examples, batch_size, self.limit_train_batches)
+        epoch = epoch_examples(self.examples, batch_size, self.limit_train_batches)
+        if self.epochs is not None and epoch is not None:
             lengths.append(math.ceil(self.epochs * epoch / batch_size))
         return min(lengths, default=None)
 
@@ -209,10 +209,10 @@ def completed(
                     f"between [{one.low}, {one.high}] all values are whole"
                 )
     if options.seeks_metric and budget["steps"] is None and found.length(1) is None:
-        absent["budget.seconds"] = "no max_epochs or max_steps of the Trainer"
+        absent["budget.seconds"] = "no max_steps of the Trainer, or max_epochs of a known length"
     if absent:
         metric = found.metric or "METRIC"
-        examples: dict[str, object] = {
+        values_of_call: dict[str, object] = {
             "baseline.batch_size": 32,
             "baseline.lr": 0.1,
             "target": f"min {metric}" if options.seeks_metric else f"{metric} <= GOAL",
@@ -223,20 +223,23 @@ def completed(
                 if baseline["values"] and baseline["values"].get(one.name) is None
             },
         }
-        call = command({name: examples[name] for name in absent})
+        call = command({name: values_of_call[name] for name in absent})
         raise InputError(f"{', and '.join(absent.values())}: give {', '.join(absent)}, as {call}")
     used = baseline["batch_size"]
     least = max(sizes["low"] or 1, used or 1)
-    if least > found.examples:
+    examples = math.inf if found.examples is None else found.examples
+    if least > examples:
         raise InputError(
-            f"the training set has {found.examples} examples: give baseline.batch_size and "
+            f"the training set has {examples} examples: give baseline.batch_size and "
             f"batch_size.low of at most that, but got {least}"
         )
     fill_sizes(sizes, used)
     high = sizes["high"]
-    sizes["high"] = min(high, found.examples)
-    if high > found.examples:
-        lines.append(f"batch sizes up to {found.examples:,}: the training set has no more examples")
+    sizes["high"] = min(high, examples)
+    if high > examples:
+        lines.append(f"batch sizes up to {examples:,}: the training set has no more examples")
+    if options.validation_batch_size is None:
+        lines.append("validation keeps its own batch size in all trials")
     length = None if used is None else found.length(used)
     if budget["steps"] is None and length is not None:
         # All sizes may take as many examples, large ones half as many steps at least.

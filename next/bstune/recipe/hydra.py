@@ -49,11 +49,13 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
     tuned = [tunable.name for tunable in options.tunables]
     names = [*tuned, *(options.trial.values or {}), *(parts.get("tunable") or {})]
     keys = {name: _key_of(parts, name) for name in names}
-    modules = []
-    for lr in (1.0, 2.0):
-        modules.append(resolved(parts, keys, settings_of(1, lr, steps=1), "cpu")["module"])
+    nodes, of_lr, of_size = (
+        resolved(parts, keys, settings_of(size, lr, steps=1), "cpu")
+        for size, lr in ((1, 1.0), (1, 2.0), (2, 1.0))
+    )
     # Where the config does not say which argument is the rate, its name does.
-    rates = RATES if modules[0] == modules[1] else ()
+    is_said = nodes["module"] != of_lr["module"] or options.override_lr
+    rates = () if is_said else RATES
     return Recipe(
         module=partial(build, parts, keys, "module", rates),
         data=partial(build, parts, keys, "data", ()),
@@ -65,6 +67,9 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
         micro_batch_size=options.given_micro_batch_size,
         devices=options.devices,
         noise_scale=options.noise_scale,
+        override_lr=options.override_lr,
+        validation_batch_size=options.validation_batch_size,
+        data_follows=nodes["data"] != of_size["data"],
         own_values=partial(own_values, parts, keys, tuned),
     )
 
@@ -188,6 +193,7 @@ def _rate_argument(function: Any, rates: Sequence[str]) -> str:
     if name is None:
         raise InputError(
             f"module must get the trial's rate, but {function.__name__} has no argument "
-            f"{' or '.join(rates)}: give it to the argument that is, as module.NAME='${{trial.lr}}'"
+            f"{' or '.join(rates)}: give it to the argument that is, as module.NAME="
+            f"'${{trial.lr}}', or override_lr=true, which puts it into the optimizer"
         )
     return name

@@ -22,7 +22,8 @@ def recipe_of_project(
 
     Args:
         module: a LightningModule's class, or a function that makes one, with an argument ``lr`` or
-            ``learning_rate``; or a function of the trial, ``lambda trial: Net(trial.lr, width=8)``.
+            ``learning_rate``; or a function of the trial, ``lambda trial: Net(trial.lr, width=8)``;
+            with ``override_lr`` also one that gets no rate.
             Arguments called ``batch_size``, ``seed``, ``max_steps``, ``total_steps``, or as a value
             that is tuned, get the trial's values, too.
         data: a LightningDataModule or its class, a pair of a train and a validation loader, or a
@@ -45,10 +46,10 @@ def recipe_of_project(
     if isinstance(data, tuple | list) and len(data) == 2:
         data, is_given = tuple(data), True
     build_data = partial(_given, data) if is_given else _builder(data, "data", usual)
-    of_data = [] if is_given else _arguments(data, usual)[0]
+    of_data, others = ({}, []) if is_given else _arguments(data, usual)
     # What nothing else takes is left to the module's **kwargs.
     left = [name for name in usual if name not in of_data]
-    build_module = _builder(module, "module", usual, left)
+    build_module = _builder(module, "module", usual, left, needs_rate=not options.override_lr)
     parts = [module] if is_given else [data, module]
     return Recipe(
         module=build_module,
@@ -61,6 +62,10 @@ def recipe_of_project(
         micro_batch_size=options.given_micro_batch_size,
         devices=options.devices,
         noise_scale=options.noise_scale,
+        override_lr=options.override_lr,
+        validation_batch_size=options.validation_batch_size,
+        # A function of the trial has one argument of another name.
+        data_follows="batch_size" in of_data or bool(others),
         own_values=partial(dict, _own_values(parts, usual, left)),
     )
 
@@ -159,15 +164,21 @@ def _name_of(function: Any, what: str) -> str:
 
 
 def _builder(
-    function: Any, what: str, usual: Mapping[str, int | float], left: Collection[str] = ()
+    function: Any,
+    what: str,
+    usual: Mapping[str, int | float],
+    left: Collection[str] = (),
+    *,
+    needs_rate: bool = False,
 ) -> Callable[[TrialSettings], Any]:
     """Choose how a class or a function is called for a trial.
 
     Args:
         function: of the user's.
-        what: ``module``, which has to get the rate, or ``data``.
+        what: ``module`` or ``data``.
         usual: further values that are tuned, where a trial has none.
         left: as of :func:`_arguments`.
+        needs_rate: whether it has to get the trial's rate.
 
     Raises:
         InputError: if it cannot be called, lacks an argument for the rate, or needs others.
@@ -186,11 +197,10 @@ def _builder(
             f"{what}={name} needs {', '.join(others)}: give them, as "
             f"lambda trial: {name}(lr=trial.lr, {written})"
         )
-    if what == "module" and "lr" not in values.values():
+    if needs_rate and "lr" not in values.values():
         raise InputError(
             f"module={name} must get the trial's rate, but has no argument lr or learning_rate: "
-            f"add one that its optimizer gets, or give lambda trial: {name}(...) with trial.lr in "
-            f"its place"
+            f"add one that its optimizer gets, or give override_lr=True, which puts it there"
         )
     arguments = inspect.signature(function).parameters
     needed = {}

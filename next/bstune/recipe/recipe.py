@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bstune.core.errors import InputError
 
@@ -25,6 +25,8 @@ class TrialSettings(Protocol):
     values: Mapping[str, int | float]
     """Further hyper-parameters of the configuration, by name."""
     seed: int
+    first_step: int
+    """The steps of the trial that it resumes."""
     max_steps: int
     """The step at which this run stops."""
     total_steps: int
@@ -40,20 +42,21 @@ def settings_of(
 
     A batch size or a rate that is None is left to the project's own default.
     """
-    trial: Any = SimpleNamespace(
-        batch_size=batch_size, lr=lr, values={}, seed=seed, max_steps=steps, total_steps=steps
-    )
+    trial: Any = SimpleNamespace(batch_size=batch_size, lr=lr, values={}, seed=seed, first_step=0)
+    trial.max_steps = trial.total_steps = steps
     return trial  # type: ignore[no-any-return]
 
 
-def epoch_examples(examples: int, batch_size: int, limit: float) -> int:
+def epoch_examples(examples: int | None, batch_size: int, limit: float) -> int | None:
     """Examples of an epoch, as the Trainer's ``limit_train_batches`` counts them.
 
     Args:
-        examples: of the training set.
+        examples: of the training set; None, as the result: a stream does not tell.
         batch_size: in examples.
         limit: batches of that size (an int), or a share of all (a float); at least one is left.
     """
+    if examples is None:
+        return limit * batch_size if isinstance(limit, int) else None
     if limit == 1.0 and isinstance(limit, float):
         return examples
     whole = examples // batch_size
@@ -88,6 +91,8 @@ class Recipe:
     Args:
         module: builds a LightningModule of either Lightning package.
         data: builds a LightningDataModule, or a pair of a train and a validation loader.
+        data_follows: whether it does for the trial's batch size: a training loader whose batches
+            cannot be replaced is then used as it is.
         trainer: further arguments of Lightning's Trainer, such as ``callbacks``.
         device: ``cpu``, ``cuda``, or ``auto`` for CUDA where there is a device.
         precision: as Lightning's Trainer names it, or ``auto``.
@@ -97,6 +102,9 @@ class Recipe:
             accumulated; None: the whole batch.
         devices: that share each batch equally.
         noise_scale: measure the gradient noise scale as well.
+        override_lr: put the trial's rate into the optimizers' groups.
+        validation_batch_size: examples of a validation batch; ``trial``: the trial's batch size,
+            and no other; None: the loader's own.
         own_values: gives the further values that are used today, by name; None: it does not tell.
             InputError for one that nothing takes.
     """
@@ -111,6 +119,9 @@ class Recipe:
     micro_batch_size: int | None = None
     devices: int = 1
     noise_scale: bool = False
+    override_lr: bool = False
+    validation_batch_size: int | Literal["trial"] | None = None
+    data_follows: bool = False
     own_values: "Callable[[], dict[str, int | float | None]]" = dict
 
 

@@ -59,6 +59,7 @@ def prepared(
     """
     began = time.monotonic()
     limit = HangWatch(options.wall_seconds, options.trial_seconds).limit
+    has_rule = options.scaling is not None
     options, found = looked_up(worker, recipe, options, command, limit)
     until = None if deadline is None else deadline.preflight_until
     checks = _checked(worker, recipe, options, found, limit, until)
@@ -68,6 +69,8 @@ def prepared(
         schedules=tuple((one.state, one.remedy) for one in checks.schedules if one.is_unmoved),
         schedule_follows=any(one.follows for one in checks.schedules),
     )
+    if checks.is_sum and not has_rule:
+        options = options.model_copy(update={"scaling": "none"})
     took = time.monotonic() - began
     return _piloted(worker, recipe, options, found, limit), project, took
 

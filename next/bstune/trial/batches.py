@@ -2,16 +2,22 @@
 
 The user's loader gives the data set, the collation and the loader's processes; only its batches are
 replaced. They are an endless stream of epochs: one has n // B batches, and what is left over begins
-the next.
+the next. A loader that makes its own batches is used as it is, where it is made for each batch
+size.
 """
 
 import copy
+import itertools
 import random
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.data import sized_len
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -25,6 +31,8 @@ from bstune.core.errors import InputError
 from bstune.recipe.recipe import epoch_examples
 from bstune.trial.trial import BatchSizeRefused, check_batch_size, endless_batches
 
+# Steps that no training comes to.
+NEVER = 10**18
 KEPT = (
     "collate_fn",
     "num_workers",
@@ -107,7 +115,7 @@ class _Epochs:
         self.limit = limit
         self._first = self._draw(0)
         self.examples = len(self._first)
-        self.examples_of_epoch = epoch_examples(self.examples, batch_size, limit)
+        self.examples_of_epoch = epoch_examples(self.examples, batch_size, limit) or self.examples
 
     def __call__(self, epoch: int) -> list[Any]:
         """Draw the order of an epoch; each but the first is drawn when it is asked for."""
@@ -231,10 +239,36 @@ class _SeededInWorkers(Dataset[Any]):
         return [self.dataset[index] for index in indices]
 
 
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch of a trial's training data is; None: a stream does not tell."""
+
+    examples: int | None
+    """Of the training set."""
+    steps: int | None
+    limit: float
+    """Of its batches, as the Trainer's ``limit_train_batches``."""
+
+
 class TrialLoader(DataLoader[Any]):
     """A user's loader in micro-batches of batches of exactly B; it can be put at any batch."""
 
     batch_sampler: EndlessBatches
+
+    @property
+    def parts(self) -> tuple[slice, ...]:
+        """Micro-batches of a batch."""
+        return self.batch_sampler.parts
+
+    @property
+    def epoch(self) -> Epoch:
+        """Of whole batches."""
+        epochs = self.batch_sampler.epochs
+        return Epoch(epochs.examples, len(self) // len(self.parts), epochs.limit)
+
+    def seek(self, number: int) -> None:
+        """Go on at a micro-batch, by its number from the training's start."""
+        self.batch_sampler.seek(number)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # As a generator: Lightning asks for iterators before it is known at which batch a training
@@ -242,33 +276,176 @@ class TrialLoader(DataLoader[Any]):
         yield from super().__iter__()
 
 
+class TrialStream:
+    """A loader whose batches come as they are; those of exactly B are taken, a pass is an epoch.
+
+    A pass begins with random numbers that follow from the seed and its number.
+
+    Args:
+        loader: the user's, made for this batch size.
+        batch_size: B, examples.
+        seed: of the passes.
+        limit: of an epoch's batches, as the Trainer's ``limit_train_batches``.
+        first: batches that are drawn and left out: a training that is resumed has had them.
+    """
+
+    def __init__(self, loader: Any, batch_size: int, seed: int, limit: float, first: int) -> None:
+        self._loader = loader
+        self._batch_size = batch_size
+        self.parts = micro_batches(batch_size, None)
+        self._seed = seed
+        self._left_out = first
+        self._passes = 0
+        length = sized_len(loader)
+        examples = length and length * batch_size
+        of_epoch = epoch_examples(examples, batch_size, limit)
+        self.epoch = Epoch(examples, of_epoch and of_epoch // batch_size, limit)
+
+    def seek(self, number: int) -> None:
+        """Do nothing: a stream is put at its place before it begins."""
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            for batch in self._pass():
+                if self._left_out == 0:
+                    yield batch
+                else:
+                    self._left_out -= 1
+            if self._left_out == 0:
+                return
+
+    def _pass(self) -> Iterator[Any]:
+        """The batches of a pass; BatchSizeRefused where the first has another size."""
+        state = rng_state()
+        _seed_cpu_generators(self._seed, self._passes)
+        self._passes += 1
+        batches = iter(self._loader)
+        first = next(batches, None)
+        set_rng_state(state)
+        sizes = (None, self._batch_size)
+        if first is None or count_examples(first) not in sizes:
+            raise BatchSizeRefused(
+                f"the training loader, {_kind(self._loader)}, gives batches of "
+                f"{count_examples(first) or 0} examples where the batch size is "
+                f"{self._batch_size}: let it make batches of that size"
+            )
+        taken = (one for one in itertools.chain([first], batches) if count_examples(one) in sizes)
+        return itertools.islice(taken, self.epoch.steps)
+
+
+class TrialLoaders:
+    """Several loaders, of each of which a step gets a batch, in the form that the user gave.
+
+    An epoch is that of the longest, where the others begin again, or of the shortest.
+
+    Args:
+        loaders: of one trial, in any nesting.
+        ratios: of each one's batch size to the first's.
+        is_shortest: whether the shortest one ends the epoch.
+    """
+
+    def __init__(self, loaders: Any, ratios: Sequence[float], *, is_shortest: bool) -> None:
+        self._loaders, self._spec = tree_flatten(loaders)
+        self.parts = self._loaders[0].parts
+        epochs = [one.epoch for one in self._loaders]
+        pairs = zip(epochs, ratios, strict=True)
+        examples = [int(one.examples / ratio) for one, ratio in pairs if one.examples]
+        choose = min if is_shortest else max
+        self._steps = choose((one.steps for one in epochs if one.steps), default=NEVER)
+        self.epoch = Epoch(choose(examples, default=None), self._steps, epochs[0].limit)
+        self._number = 0
+        repeated = map(itertools.repeat, self._loaders)
+        self._endless = [itertools.chain.from_iterable(one) for one in repeated]
+
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+        return self._steps
+
+    def seek(self, number: int) -> None:
+        """Go on at a batch, by its number from the training's start."""
+        self._number = number
+        for loader in self._loaders:
+            loader.seek(number)
+
+    def __iter__(self) -> Iterator[Any]:
+        end = (self._number // len(self) + 1) * len(self)
+        while self._number < end:
+            self._number += 1
+            yield tree_unflatten([next(one) for one in self._endless], self._spec)
+
+
+AnyLoader = TrialLoader | TrialStream | TrialLoaders
+
+
+def count_examples(batch: Any) -> int | None:
+    """Examples of a batch: the length that all of its tensors have; None where they differ."""
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim]
+    lengths = {len(tensor) for tensor in tensors}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def own_batch_size(loader: Any) -> int | None:
+    """The batch size that a loader, or the first of several, has by itself; None: it has none."""
+    for part in (loader, getattr(loader, "batch_sampler", None)):
+        size = getattr(part, "batch_size", None)
+        if isinstance(size, int):
+            return size
+    return None
+
+
 def rebatch(
-    loader: Any,
+    loaders: Any,
     batch_size: int,
     seed: int,
     parts: tuple[slice, ...] | None = None,
     limit: float = 1.0,
-) -> TrialLoader:
+    *,
+    follows: bool = False,
+    first: int = 0,
+) -> AnyLoader:
     """Make a loader of the same data in batches of exactly ``batch_size``.
 
+    Of several loaders the first has batches of that size; the others' keep their ratio to it.
+
     Args:
-        loader: the user's.
+        loaders: the user's, one or a nesting of several.
         batch_size: B, examples.
         seed: that the order follows from.
         parts: of a batch that are given one after another; None: the whole batch at once.
         limit: of an epoch's batches, as the Trainer's ``limit_train_batches``.
+        follows: whether they were made for this batch size.
+        first: batches that a resumed training has had.
 
     Raises:
-        InputError: the loader is of a kind whose batches cannot be replaced.
+        InputError: a loader is of a kind whose batches cannot be replaced.
         BatchSizeRefused: B is larger than the data.
     """
+    leaves, spec = tree_flatten(getattr(loaders, "iterables", loaders))
+    if not spec.is_leaf():
+        _check_whole(parts, batch_size)
+        sizes = [own_batch_size(leaf) for leaf in leaves]
+        ratios = [size / sizes[0] if size and sizes[0] else 1.0 for size in sizes]
+        made = []
+        for leaf, ratio in zip(leaves, ratios, strict=True):
+            size = max(1, round(ratio * batch_size))
+            made.append(rebatch(leaf, size, seed, limit=limit, follows=follows, first=first))
+        is_shortest = getattr(loaders, "_mode", "") == "min_size"
+        return TrialLoaders(tree_unflatten(made, spec), ratios, is_shortest=is_shortest)
+    loader = loaders
     is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-    if not is_plain or isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+    sampler = loader.batch_sampler if is_plain else None
+    streams = sampler is not None and isinstance(loader.dataset, IterableDataset)
+    if streams:
+        loader = DataLoader(loader.dataset, batch_size, drop_last=True, **_kept(loader))
+    if streams or (follows and not hasattr(sampler, "batch_size")):
+        _check_whole(parts, batch_size)
+        return TrialStream(loader, batch_size, seed, limit, first)
+    if sampler is None:
         raise InputError(
-            "the training loader must be a torch DataLoader of a data set with __getitem__ and a "
-            f"batch_size, but got {_kind(loader)}"
+            f"the training loader makes its own batches ({_kind(loader)}): let data follow the "
+            f"trial's batch size, as data=lambda batch_size: (train_loader, val_loader), in YAML "
+            f"by ${{trial.batch_size}}"
         )
-    sampler = loader.batch_sampler
     gives_batches = type(sampler) is not BatchSampler
     if not gives_batches:
         sampler = sampler.sampler
@@ -290,8 +467,54 @@ def rebatch(
         batch_sampler=EndlessBatches(epochs, batch_size, parts, numbered=has_workers),
         # The seeds of the loader's processes do not come from the trial's random numbers.
         generator=torch.Generator().manual_seed(seed),
-        **{name: getattr(loader, name) for name in KEPT},
+        **_kept(loader),
     )
+
+
+def _check_whole(parts: tuple[slice, ...] | None, batch_size: int) -> None:
+    """BatchSizeRefused where batches of several loaders, or of a stream, would have to be cut."""
+    if parts not in (None, micro_batches(batch_size, None)):
+        raise BatchSizeRefused(
+            "batches of a stream, or of several loaders, are taken whole by one device: leave out "
+            "micro_batch_size and devices"
+        )
+
+
+def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What a loader of the same data keeps."""
+    return {name: getattr(loader, name) for name in KEPT}
+
+
+def validation_in(loaders: Any, wanted: int | Literal["trial"], batch_size: int) -> Any:
+    """Make validation loaders of the same data in batches of another size.
+
+    Args:
+        loaders: the user's, one or a nesting of several.
+        wanted: examples of a batch; ``trial``: the trial's, and no smaller ones.
+        batch_size: of the trial.
+
+    Raises:
+        InputError: a loader's batches cannot be replaced.
+        BatchSizeRefused: no batch has so many examples.
+    """
+    exactly = wanted == "trial"
+    size = batch_size if wanted == "trial" else wanted
+
+    def remade(loader: Any) -> DataLoader[Any]:
+        if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+            raise InputError(
+                f"validation_batch_size needs a torch DataLoader with a batch_size, but got "
+                f"{_kind(loader)}: leave it out"
+            )
+        sampler: Any = None if isinstance(loader.dataset, IterableDataset) else loader.sampler
+        if exactly and sampler is not None and size > len(sampler):
+            raise BatchSizeRefused(
+                f"validation_batch_size=trial: the validation data have {len(sampler)} examples, "
+                f"no batch of {size}"
+            )
+        return DataLoader(loader.dataset, size, sampler=sampler, drop_last=exactly, **_kept(loader))
+
+    return tree_map(remade, loaders)
 
 
 def _kind(loader: Any) -> str:

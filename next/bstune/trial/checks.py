@@ -53,6 +53,8 @@ class Checks(Frozen):
     """Whether a resumed trial equals one that was never stopped."""
     seeds_differ: bool
     """Whether initial weights depend on the seed."""
+    is_sum: bool
+    """Whether the training loss is a sum over the batch, by which an SGD's steps grow."""
     schedules: tuple[Schedule, ...]
     lines: tuple[str, ...]
     """What has to be said."""

@@ -1,6 +1,7 @@
 """A trial by Lightning: one call-back evaluates, times, stops and saves the user's own training."""
 
 import functools
+import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -10,23 +11,25 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.utils.data import DataLoader
+from torch.utils._pytree import tree_leaves
 
 from bstune.core.clock import WARMUP_STEPS, TrainingClock
 from bstune.core.errors import InputError
 from bstune.core.evaluation_schedule import next_evaluation
 from bstune.recipe.recipe import Recipe, TrialSettings
 from bstune.trial.batches import (
+    AnyLoader,
     RngState,
-    TrialLoader,
+    count_examples,
     micro_batches,
     rebatch,
     rng_state,
     seed_everything,
     set_rng_state,
+    validation_in,
 )
 from bstune.trial.noise_beside import NoiseBesideTraining
-from bstune.trial.trainer import EpochLimit, make_trainer, quiet
+from bstune.trial.trainer import EpochLimit, RateOverride, make_trainer, quiet
 from bstune.trial.trial import Trial
 from bstune.trial.worker import listen
 
@@ -103,14 +106,24 @@ def _fit(
     data = recipe.data(trial)
     is_data_module = hasattr(data, "train_dataloader")
     users_loader = data.train_dataloader if is_data_module else lambda: data[0]
+    users_validation = data.val_dataloader if is_data_module else lambda: data[1]
 
     @functools.cache
-    def train_loader() -> TrialLoader:
-        return rebatch(users_loader(), trial.batch_size, trial.seed, parts, limit)
+    def train_loader() -> AnyLoader:
+        own = trial.batch_size, trial.seed, parts, limit
+        return rebatch(users_loader(), *own, follows=recipe.data_follows, first=trial.first_step)
 
-    epochs = EpochLimit(train_loader, trial.total_steps)
+    wanted = recipe.validation_batch_size
+
+    def validation_loaders() -> Any:
+        given = users_validation()
+        return given if wanted is None else validation_in(given, wanted, trial.batch_size)
+
+    first: list[Callback] = [EpochLimit(train_loader, trial.total_steps)]
+    if recipe.override_lr:
+        first.append(RateOverride(trial.lr))
     sizes = [part.stop - part.start for part in parts]
-    trainer = make_trainer(recipe, trial, module, [epochs, *callbacks], sizes)
+    trainer = make_trainer(recipe, trial, module, [*first, *callbacks], sizes)
     # The loader ends its epochs there itself: a fit that is resumed has to know where one ended.
     limit, trainer.limit_train_batches = trainer.limit_train_batches, 1.0
     fitted: Any = module
@@ -123,13 +136,15 @@ def _fit(
     if is_data_module:
         # The data module stays the user's, with all its hooks, but for its training loader.
         data.train_dataloader = train_loader
+        if wanted is not None:
+            data.val_dataloader = validation_loaders
         try:
             start(datamodule=data)
         finally:
             # A survey fits the same data again, at another batch size.
-            data.train_dataloader = users_loader
+            data.train_dataloader, data.val_dataloader = users_loader, users_validation
     else:
-        start(train_dataloaders=train_loader(), val_dataloaders=data[1])
+        start(train_dataloaders=train_loader(), val_dataloaders=validation_loaders())
     return trainer
 
 
@@ -213,7 +228,7 @@ class StopAtTarget(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put a resumed trial where it was, and start the clock."""
-        self._examples = validation_examples(trainer)
+        self._examples = validation_examples(trainer, self.trial.batch_size)
         self._evaluates_epochs = any(
             config.reduce_on_plateau and config.interval == "epoch"
             for config in trainer.lr_scheduler_configs
@@ -221,8 +236,8 @@ class StopAtTarget(Callback):
         if self._resumed is not None:
             set_rng_state(self._resumed)
             trainer.callback_metrics.update(self._metrics)
-            if isinstance(trainer.train_dataloader, TrialLoader):
-                trainer.train_dataloader.batch_sampler.seek(_batches(trainer))
+            if isinstance(trainer.train_dataloader, AnyLoader):
+                trainer.train_dataloader.seek(_batches(trainer))
         on_cuda = pl_module.device.type == "cuda"
         self.clock = TrainingClock(synchronize=torch.cuda.synchronize if on_cuda else lambda: None)
         self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
@@ -356,19 +371,23 @@ class StopAtTarget(Callback):
             trainer.fit_loop.max_epochs = limit + 1
 
 
-def validation_examples(trainer: Trainer) -> int:
-    """Count the examples that one evaluation takes; InputError where they are not known."""
-    loaders = trainer.val_dataloaders
-    if isinstance(loaders, DataLoader):
-        loaders = [loaders]
+def validation_examples(trainer: Trainer, batch_size: int) -> int:
+    """Count the examples that one evaluation takes; InputError where there are none.
+
+    Args:
+        trainer: that evaluates.
+        batch_size: of batches that do not tell how many they have.
+    """
     examples = 0
-    try:
-        for loader, batches in zip(loaders or [], trainer.num_val_batches, strict=True):
+    loaders = tree_leaves(trainer.val_dataloaders)
+    for loader, batches in zip(loaders, trainer.num_val_batches, strict=False):
+        try:
             examples += math.ceil(len(loader.dataset) * batches / len(loader))
-    except (TypeError, AttributeError) as error:
-        raise InputError(
-            "the validation loaders must be torch DataLoaders of data sets with a length"
-        ) from error
+        # A stream tells it once it is gone through.
+        except (TypeError, AttributeError):
+            end = None if batches == math.inf else int(batches)
+            for batch in itertools.islice(loader, end):
+                examples += count_examples(batch) or batch_size
     if examples == 0:
         raise InputError("there is no validation data: give a validation loader")
     return examples

@@ -4,18 +4,21 @@ import copy
 import inspect
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.utils._pytree import tree_leaves
 
-from bstune.core.errors import BstuneError
+from bstune.core.errors import BstuneError, InputError
 from bstune.core.records import Mode
 from bstune.core.rules import DEFAULT_RULE, Rule
 from bstune.recipe.found import Found, chosen_metric
 from bstune.recipe.recipe import RATES, Recipe, TrialSettings, settings_of
-from bstune.trial.batches import TrialLoader
+from bstune.trial.batches import AnyLoader, count_examples, own_batch_size
 from bstune.trial.lightning import fit
+from bstune.trial.trainer import base_rates
 from bstune.trial.trial import may_be_of_size
 from bstune.trial.worker import tell_progress
 
@@ -76,18 +79,24 @@ def look(recipe: Recipe, trial: TrialSettings, batches: int = 0) -> Looked:
         batches: of an evaluation of the untrained weights; -1: all, 0: none.
 
     Raises:
+        InputError: there is nothing to evaluate on.
         Exception: whatever the user's code raises.
     """
     callback = _Look(batches)
     # A fit changes the data that it is given; trials get a copy each, too.
     trainer = fit(copy.deepcopy(recipe), trial, [callback])
+    if batches and trainer.val_dataloaders is None:
+        raise InputError(
+            "there is no validation data: give the data module a val_dataloader, or give "
+            "data=(train_loader, val_loader)"
+        )
     return Looked(trainer, callback.metrics)
 
 
-def loader_of(trainer: Trainer) -> TrialLoader:
+def loader_of(trainer: Trainer) -> AnyLoader:
     """The training loader of a training that was set up."""
     loader = trainer.train_dataloader
-    assert isinstance(loader, TrialLoader)  # noqa: S101 (fit gives no other)
+    assert isinstance(loader, AnyLoader)  # noqa: S101 (fit gives no other)
     return loader
 
 
@@ -131,6 +140,7 @@ def _look_up(
     """
     loaders = []
     data = []
+    of_size = of_module
 
     def build_data(_: TrialSettings) -> Any:
         built = recipe.data(of_data)
@@ -150,23 +160,29 @@ def _look_up(
     arguments = recipe.trainer(of_module)
     watched = replace(
         recipe,
-        module=lambda _: recipe.module(of_module),
+        module=lambda _: recipe.module(of_size),
         data=build_data,
         trainer=lambda _: arguments,
+        # The project's own rate is sought.
+        override_lr=False,
     )
     try:
         looked = look(watched, settings_of(GUESS[0] * recipe.devices, GUESS[1], STEPS), batches=1)
     except Exception as error:
-        # A sampler of batches may take a few sizes alone: the project's own is one.
+        # A network, a stream or a sampler of batches may take a few sizes alone: the project's own
+        # is one.
         if not (loaders and may_be_of_size(error)):
             raise
         size, _ = _batch_size(data[-1], loaders[-1], is_own=True)
-        looked = look(watched, settings_of(size or of_data.batch_size, GUESS[1], STEPS), batches=1)
+        of_size = settings_of(size or of_data.batch_size, of_module.lr, STEPS)
+        looked = look(watched, settings_of(of_size.batch_size, GUESS[1], STEPS), batches=1)
     trainer = looked.trainer
     module = trainer.lightning_module
     optimizers = trainer.optimizers
     sources = {}
-    rate, sources["lr"] = _rate(module, optimizers, is_own=of_module is own)
+    names = () if recipe.override_lr else RATES
+    is_own = of_module is own or recipe.override_lr
+    rate, sources["lr"] = _rate(module, optimizers, names, is_own=is_own)
     size, sources["batch_size"] = _batch_size(data[-1], loaders[-1], is_own=of_data is own)
     accumulated = _positive(arguments.get("accumulate_grad_batches")) or 1
     if size is not None and accumulated > 1:
@@ -177,16 +193,16 @@ def _look_up(
     lengths = {name: arguments[name] for name in LENGTHS if arguments.get(name) is not None}
     given = " and ".join(f"{name}={value}" for name, value in lengths.items())
     sources["steps"] = f"the Trainer's {given}"
-    sampled = loader_of(trainer).batch_sampler.epochs
+    epoch = loader_of(trainer).epoch
     metrics = tuple(sorted(looked.metrics))
     metric, mode, sources["metric"] = chosen_metric(metrics, _monitors(trainer, arguments))
     return Found(
         batch_size=size,
         lr=rate,
-        examples=sampled.examples,
+        examples=epoch.examples,
         epochs=epochs,
         steps=steps,
-        limit_train_batches=sampled.limit,
+        limit_train_batches=epoch.limit,
         metrics=metrics,
         metric=metric,
         untrained=looked.metrics.get(metric or ""),
@@ -224,10 +240,10 @@ def _told(part: Any, name: str, *, is_own: bool) -> tuple[float, str] | None:
 
 
 def _rate(
-    module: LightningModule, optimizers: list[Any], *, is_own: bool
+    module: LightningModule, optimizers: list[Any], names: Sequence[str], *, is_own: bool
 ) -> tuple[float | None, str]:
     """The rate that a module has, and where it was found, or what was sought in vain."""
-    for name in RATES:
+    for name in names:
         told = _told(module, name, is_own=is_own)
         if told is not None:
             return told
@@ -239,21 +255,18 @@ def _rate(
     return None, f"{kind} is found (its argument lr has no default)"
 
 
-def base_rates(optimizer: Any) -> list[float]:
-    """The rates of an optimizer's groups, before a schedule changes them."""
-    return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-
-
 def _batch_size(data: Any, loader: Any, *, is_own: bool) -> tuple[int | None, str]:
     """The batch size that data have, and where it was found, or what was sought in vain."""
     if hasattr(data, "train_dataloader"):
         told = _told(data, "batch_size", is_own=is_own)
         if told is not None:
             return int(told[0]), told[1]
-    for part in (loader, getattr(loader, "batch_sampler", None)):
-        size = _number(getattr(part, "batch_size", None))
-        if is_own and size is not None:
-            return int(size), "of the training loader"
+    if is_own:
+        # The first of several counts.
+        first = next(iter(tree_leaves(getattr(loader, "iterables", loader))))
+        size = own_batch_size(first) or count_examples(next(iter(first), None))
+        if size is not None:
+            return size, "of the training loader"
     return None, "the data is found (an attribute batch_size, or a DataLoader's)"
 
 

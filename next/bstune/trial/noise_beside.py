@@ -87,7 +87,7 @@ def measure(trainer: Trainer, module: LightningModule, batch: Any, batch_idx: in
             f"the noise scale cannot be measured: leave out noise_scale=true"
         )
     loader: Any = trainer.train_dataloader
-    parts = loader.batch_sampler.parts
+    parts = loader.parts
     part = parts[batch_idx % len(parts)]
     random = rng_state()
     try:

@@ -7,6 +7,7 @@ the weights of both, as a schedule may be hidden in a hook.
 
 import copy
 import math
+import statistics
 import tempfile
 import time
 import warnings
@@ -22,11 +23,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from bstune.core.clock import processor_wait
 from bstune.core.errors import InputError
 from bstune.core.records import Budget, Record, Spec, Target
-from bstune.recipe.recipe import Recipe, settings_of
+from bstune.recipe.recipe import Recipe, TrialSettings, settings_of
+from bstune.system.failures import one_line
 from bstune.trial.checks import Checks, Schedule
 from bstune.trial.lightning import StopAtTarget, fit
-from bstune.trial.look_up import STEPS, base_rates, loader_of, look
+from bstune.trial.look_up import STEPS, loader_of, look, rule_of
 from bstune.trial.noise_beside import NoiseBesideTraining
+from bstune.trial.trainer import base_rates
 from bstune.trial.trial import Trial, may_be_of_size
 from bstune.trial.worker import tell_progress
 
@@ -50,6 +53,12 @@ LENGTHS = {
     "LinearLR": "total_iters",
     "PolynomialLR": "total_iters",
 }
+# A batch and its parts, of the same examples, tell a sum from a mean. Its loss may differ by so
+# much from the sum of theirs, as layers see other batches.
+PARTS = 4
+SUM_MARGIN = 0.2
+# A rate of this part of the baseline's changes no weights.
+STILL = 1e-9
 # The first length of a pilot whose project has none, in steps, and how much it may grow at once.
 FIRST_PILOT = 50
 GROWTH = 10.0
@@ -59,6 +68,25 @@ WORTHWHILE = 2.0
 WITH_EVALUATIONS = 2.0
 
 Weights = Mapping[str, torch.Tensor]
+
+
+class _Losses(Callback):
+    """Keeps the losses of the first batches, of each the one that is first, and ends the fit."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.losses: list[float] = []
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        trainer.limit_val_batches = 0
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor
+    ) -> None:
+        if len(self.losses) == trainer.fit_loop.total_batch_idx:
+            self.losses.append(loss.item())
+        tell_progress()
+        trainer.should_stop = len(self.losses) == self._count
 
 
 class _OneBatch(Callback):
@@ -92,11 +120,16 @@ def preflight(
             its own; with what to write.
         Exception: whatever the user's code raises.
     """
-    low, batch_size, _ = sizes
+    low, batch_size, high = sizes
     budget = budget or Budget(steps=STEPS, examples=STEPS * batch_size)
-    looked = look(
-        recipe, settings_of(batch_size, lr, STEPS), batches=1 if target.goal is None else -1
-    )
+    batches = 1 if target.goal is None else -1
+    try:
+        looked = look(recipe, settings_of(batch_size, lr, STEPS), batches)
+    except Exception as error:
+        if may_be_of_size(error):
+            # The last batch may be smaller.
+            _check_validation(recipe, batch_size, lr, batches)
+        raise
     _check_metric(looked.metrics, target)
     other = look(recipe, settings_of(batch_size, 2.0 * lr, STEPS, seed=1)).trainer
     _check_rate(recipe, looked.trainer, other, batch_size, lr, target)
@@ -121,12 +154,15 @@ def preflight(
                 if not may_be_of_size(error):
                     raise
     lines.extend(f"{one.state}: {one.remedy}" for one in schedules if one.is_unmoved)
+    if low == batch_size:
+        _check_validation(recipe, high, lr, batches=1)
     try:
         resumes = _resumes(recipe, low, lr, budget, target, until)
     # BatchNorm trains on no batch of 1, and some samplers give none.
     except Exception as error:
         if low == batch_size or not may_be_of_size(error):
             raise
+        _check_validation(recipe, low, lr, batches=1)
         low = batch_size
         resumes = _resumes(recipe, low, lr, budget, target, until)
     if resumes is None:
@@ -137,10 +173,19 @@ def preflight(
             "stopped: what changes in training has to be in the checkpoint, such as a schedule "
             "that configure_optimizers returns"
         )
+    # Without time for a resumption there is none for this.
+    may_sum = resumes is not None and rule_of(other.optimizers) == "linear"
+    is_sum = may_sum and _is_sum(recipe, batch_size, lr)
+    if is_sum:
+        lines.append(
+            "the training loss is a sum over the batch, so that the best lr grows by a factor of "
+            "1/B less than a mean's: scaling=none is expected, unless another rule is given"
+        )
     return Checks(
         batch_size=low,
         resumes=bool(resumes),
         seeds_differ=seeds_differ,
+        is_sum=is_sum,
         schedules=tuple(schedules),
         lines=tuple(lines),
     )
@@ -162,6 +207,46 @@ def _check_metric(metrics: Mapping[str, float], target: Target) -> None:
         )
 
 
+def _check_validation(recipe: Recipe, batch_size: int, lr: float, batches: int) -> None:
+    """InputError where validation works in batches of the trial's size, and in no others."""
+    settings = settings_of(batch_size, lr, STEPS)
+    error = _raised(recipe, settings, batches)
+    if error is None or _raised(replace(recipe, validation_batch_size="trial"), settings, batches):
+        return
+    raise InputError(
+        f"validation raised {one_line(error)} at batch size {batch_size}, but not in batches of "
+        f"that size: give validation_batch_size=trial, which makes them so"
+    )
+
+
+def _raised(recipe: Recipe, settings: TrialSettings, batches: int) -> Exception | None:
+    """What a training raises that is set up, and evaluates so many batches."""
+    try:
+        look(recipe, settings, batches)
+    # The user's code may raise anything.
+    except Exception as error:  # noqa: BLE001
+        return error
+    return None
+
+
+def _is_sum(recipe: Recipe, batch_size: int, lr: float) -> bool:
+    """Whether the training loss of a batch is the sum, not the mean, of those of its parts."""
+    part = max(1, batch_size // PARTS)
+    means = []
+    try:
+        for size, count in ((part, PARTS), (PARTS * part, 1)):
+            seen = _Losses(count)
+            fit(copy.deepcopy(recipe), settings_of(size, STILL * lr, STEPS), [seen])
+            means.append(statistics.fmean(seen.losses))
+    # The project may not take these sizes.
+    except Exception as error:
+        if not may_be_of_size(error):
+            raise
+        return False
+    of_part, of_whole = means
+    return abs(of_whole - PARTS * of_part) <= SUM_MARGIN * PARTS * abs(of_part)
+
+
 def _check_rate(
     recipe: Recipe, trainer: Trainer, doubled: Trainer, batch_size: int, lr: float, target: Target
 ) -> None:
@@ -174,7 +259,9 @@ def _check_rate(
         target: whose metric is logged.
     """
     rates = [base_rates(optimizer) for optimizer in trainer.optimizers]
-    if rates != [base_rates(optimizer) for optimizer in doubled.optimizers]:
+    others = [base_rates(optimizer) for optimizer in doubled.optimizers]
+    # A rate that was put there may be overwritten.
+    if rates != others and not recipe.override_lr:
         return
     # A hook may put the rate into the optimizer later.
     runs = []
@@ -183,10 +270,15 @@ def _check_rate(
         runs.append(_weights(_trained(recipe, trial)))
     if _are_equal(*runs):
         kind = type(trainer.lightning_module).__name__
+        remedy = (
+            f", at {rates[0][0]:g}; in configure_optimizers, give self.lr to it or to its "
+            f"schedule, or give override_lr=True"
+        )
+        if recipe.override_lr:
+            remedy = "; leave out what sets it later"
         raise InputError(
             f"the rate does not reach the optimizer: {kind} trains the same with lr={lr:g} and "
-            f"lr={2 * lr:g}, at {rates[0][0]:g}; in configure_optimizers, give self.lr to "
-            f"it or to its schedule"
+            f"lr={2 * lr:g}{remedy}"
         )
 
 
@@ -317,13 +409,18 @@ def schedules_of(recipe: Recipe, batch_size: int, lr: float, budget: Budget) -> 
     is_lightnings = "lightning" in type(module).lr_scheduler_step.__module__.partition(".")[0]
     if not (module.automatic_optimization and is_lightnings):
         return []
-    loader = loader_of(trainer)
+    epoch = loader_of(trainer).epoch
     schedules = []
     pairs = zip(trainer.lr_scheduler_configs, longer.lr_scheduler_configs, strict=True)
     for config, of_longer in pairs:
         if config.reduce_on_plateau:
             continue
-        units = steps if config.interval == "step" else steps // len(loader)
+        units = steps
+        if config.interval == "epoch":
+            # Nothing tells how many epochs a stream will have.
+            if epoch.steps is None:
+                continue
+            units //= epoch.steps
         moves = units // config.frequency
         most = min(steps, MOST_MOVES)
         rates, raised = _moved(config.scheduler, most)

@@ -7,7 +7,7 @@ of one does not take modules of the other.
 import logging
 import math
 import warnings
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -16,10 +16,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from bstune.core.errors import InputError
 from bstune.recipe.recipe import Recipe, TrialSettings, resolve_device, resolve_precision
+from bstune.trial.batches import AnyLoader
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 # Arguments of the Trainer that are options here.
 OPTIONS = {"precision": "precision", "accelerator": "device", "devices": "devices"}
+# Where torch's optimizers and schedules keep rates.
+RATES_OF_GROUP = {"lr", "initial_lr", "max_lr", "min_lr"}
+RATES_OF_SCHEDULE = {"base_lrs", "max_lrs", "_last_lr"}
 # Call-backs that print, that write files, or that stop a training by another rule than the trial's.
 LEFT_OUT = ("ProgressBar", "ModelSummary", "Checkpoint", "EarlyStopping")
 
@@ -28,21 +32,54 @@ class EpochLimit(Callback):
     """Tells a module the epochs of its budget, as ``trainer.max_epochs``.
 
     Args:
-        batches: gives the training loader, once the data is set up.
+        loader: gives the training loader, once the data is set up; with one of a stream that does
+            not tell its length the module sees the user's own limit.
         total_steps: of the budget.
     """
 
-    def __init__(self, batches: Callable[[], Sized], total_steps: int) -> None:
-        self._batches = batches
+    def __init__(self, loader: Callable[[], AnyLoader], total_steps: int) -> None:
+        self._loader = loader
         self._total_steps = total_steps
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Set the limit before optimizers and schedules are configured."""
-        micro_batches = self._total_steps * trainer.accumulate_grad_batches
-        epochs = math.ceil(micro_batches / len(self._batches()))
-        trainer.fit_loop.max_epochs = epochs
+        steps = self._loader().epoch.steps
+        if steps is not None:
+            trainer.fit_loop.max_epochs = math.ceil(self._total_steps / steps)
         # Each call-back costs a hundredth of a step of half a millisecond; this one is done.
         trainer.callbacks = [one for one in trainer.callbacks if one is not self]
+
+
+class RateOverride(Callback):
+    """Puts a rate into the optimizers' groups and schedules; the rates keep their ratios.
+
+    Args:
+        lr: of the first group, before a schedule changes it.
+    """
+
+    def __init__(self, lr: float) -> None:
+        self._lr = lr
+
+    def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Multiply all rates, before a checkpoint is read."""
+        factor = self._lr / base_rates(trainer.optimizers[0])[0]
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                for name in RATES_OF_GROUP & group.keys():
+                    group[name] *= factor
+        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+        for schedule in schedules:
+            for name in RATES_OF_SCHEDULE & vars(schedule).keys():
+                setattr(schedule, name, [factor * rate for rate in getattr(schedule, name)])
+            # Those that one after another moves.
+            schedules.extend(getattr(schedule, "_schedulers", ()))
+        trainer.callbacks = [one for one in trainer.callbacks if one is not self]
+
+
+def base_rates(optimizer: Any) -> list[float]:
+    """The rates of an optimizer's groups, the highest of OneCycleLR, without other schedules."""
+    groups = optimizer.param_groups
+    return [float(one.get("max_lr", one.get("initial_lr", one["lr"]))) for one in groups]
 
 
 class MicroBatchWeights(Callback):
@@ -114,7 +151,7 @@ def make_trainer(
         "logger": package.loggers.logger.DummyLogger(),
         # What a module reads of its length; the call-back ends the trial.
         "max_steps": trial.total_steps,
-        "max_epochs": -1,
+        "max_epochs": arguments.get("max_epochs") or -1,
         "min_steps": None,
         "min_epochs": None,
         "max_time": None,
