@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,20 @@ from bstune.core.errors import BstuneError, InputError
 from bstune.system.interruption import interruptible
 
 # By design.md; each comes in a version of its own.
-LATER = ("worker", "compare", "lightning", "sweep")
+LATER = ("worker", "compare", "sweep")
 
 HELP = """\
 usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
        python -m bstune +workload=NAME trial.batch_size=B trial.lr=LR
+       python -m bstune lightning [main.py] config.yaml [--model.KEY=VALUE ...]
+                        [lr_key=model.init_args.lr] [OPTION=VALUE ...]
        python -m bstune survey +workload=NAME [OPTION=VALUE ...] [--json]
        python -m bstune report FOLDER [target='val/loss <= 0.2'] [--json]
 
 tune     find the batch size and learning rate that reach the target fastest
          (the default); the same command continues a study
+lightning  tune what LightningCLI builds of a file; main.py makes the LightningCLI
+         where the file does not name all classes
 survey   measure which batch sizes fit, what their steps take and what bounds them
 report   print the answer of a study's folder again; what its trials say of another
          target=GOAL, or of the best metric in a smaller budget.seconds=SECONDS
@@ -39,13 +44,13 @@ Options, the same on the command line, in a workload's file and in Python:
 """
 
 
-def tune(arguments: Sequence[str]) -> int:
+def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
     """Run a study, or one trial of it."""
     as_json, rest = _without(arguments, "--json")
     began = time.monotonic()
     from bstune.config import compose
 
-    composed = compose(rest)
+    composed = compose(rest, lightning=lightning)
     if composed.show:
         print(composed.yaml, end="")
         return 0
@@ -60,7 +65,7 @@ def tune(arguments: Sequence[str]) -> int:
         begun = begin(options, name, began, trains=composed.recipe is not None)
     from bstune.api import run_study, workload_from_config
 
-    workload = workload_from_config(composed, rest)
+    workload = workload_from_config(composed)
     if is_one_run:
         from bstune.study.once import train_once
 
@@ -108,13 +113,14 @@ def survey(arguments: Sequence[str]) -> int:
     from bstune.report.hardware import survey_text
     from bstune.study.once import survey_once
 
-    found, was_kept = survey_once(composed.options, workload_from_config(composed, rest))
+    found, was_kept = survey_once(composed.options, workload_from_config(composed))
     print(found.model_dump_json(indent=1) if as_json else survey_text(found, was_kept))
     return 0
 
 
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "tune": tune,
+    "lightning": partial(tune, lightning=True),
     "survey": survey,
     "report": report,
 }

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # Names of the argument of a module that is the learning rate.
 RATES = ("lr", "learning_rate")
+# Arguments of the Trainer that are options here.
+OF_TRAINER = {"precision": "precision", "accelerator": "device", "devices": "devices"}
 
 
 class TrialSettings(Protocol):
@@ -81,6 +83,10 @@ def no_arguments(trial: TrialSettings) -> dict[str, Any]:
     return {}
 
 
+def none(trial: TrialSettings) -> None:
+    """Build nothing."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Builds what is trained, for each trial; it is sent to the worker with cloudpickle.
@@ -98,7 +104,10 @@ class Recipe:
         devices: that share each batch equally.
         noise_scale: measure the gradient noise scale as well.
         own_values: gives the further values that are used today, by name; None: it does not tell.
-            InputError for one that nothing takes.
+            The rate, where it is told so, is ``lr``. InputError for one that nothing takes.
+        algorithm: builds what makes an optimizer of parameter groups, in place of the module's own;
+            None: that stays.
+        schedule: builds what makes a schedule of an optimizer, stepped each step, likewise.
     """
 
     module: "Callable[[TrialSettings], LightningModule]"
@@ -112,6 +121,8 @@ class Recipe:
     devices: int = 1
     noise_scale: bool = False
     own_values: "Callable[[], dict[str, int | float | None]]" = dict
+    algorithm: Callable[[TrialSettings], Any] = none
+    schedule: Callable[[TrialSettings], Any] = none
 
 
 def resolve_device(device: str) -> str:

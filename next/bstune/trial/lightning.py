@@ -26,6 +26,7 @@ from bstune.trial.batches import (
     set_rng_state,
 )
 from bstune.trial.noise_beside import NoiseBesideTraining
+from bstune.trial.other_optimizer import OtherOptimizer
 from bstune.trial.trainer import EpochLimit, make_trainer, quiet
 from bstune.trial.trial import Trial
 from bstune.trial.worker import listen
@@ -110,7 +111,9 @@ def _fit(
 
     epochs = EpochLimit(train_loader, trial.total_steps)
     sizes = [part.stop - part.start for part in parts]
-    trainer = make_trainer(recipe, trial, module, [epochs, *callbacks], sizes)
+    algorithm, schedule = recipe.algorithm(trial), recipe.schedule(trial)
+    others = [OtherOptimizer(algorithm, schedule)] if algorithm or schedule else []
+    trainer = make_trainer(recipe, trial, module, [epochs, *others, *callbacks], sizes)
     # The loader ends its epochs there itself: a fit that is resumed has to know where one ended.
     limit, trainer.limit_train_batches = trainer.limit_train_batches, 1.0
     fitted: Any = module

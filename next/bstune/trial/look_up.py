@@ -167,6 +167,9 @@ def _look_up(
     optimizers = trainer.optimizers
     sources = {}
     rate, sources["lr"] = _rate(module, optimizers, is_own=of_module is own)
+    values = recipe.own_values()
+    if "lr" in values:
+        rate, sources["lr"] = values.pop("lr"), "the file's"
     size, sources["batch_size"] = _batch_size(data[-1], loaders[-1], is_own=of_data is own)
     accumulated = _positive(arguments.get("accumulate_grad_batches")) or 1
     if size is not None and accumulated > 1:
@@ -192,7 +195,7 @@ def _look_up(
         untrained=looked.metrics.get(metric or ""),
         mode=mode,
         rule=rule_of(optimizers),
-        values=recipe.own_values(),
+        values=values,
         sources=sources,
     )
 

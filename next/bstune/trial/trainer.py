@@ -15,11 +15,15 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from bstune.core.errors import InputError
-from bstune.recipe.recipe import Recipe, TrialSettings, resolve_device, resolve_precision
+from bstune.recipe.recipe import (
+    OF_TRAINER,
+    Recipe,
+    TrialSettings,
+    resolve_device,
+    resolve_precision,
+)
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-# Arguments of the Trainer that are options here.
-OPTIONS = {"precision": "precision", "accelerator": "device", "devices": "devices"}
 # Call-backs that print, that write files, or that stop a training by another rule than the trial's.
 LEFT_OUT = ("ProgressBar", "ModelSummary", "Checkpoint", "EarlyStopping")
 
@@ -93,7 +97,7 @@ def make_trainer(
             f"{type(module).__name__} steps its optimizers itself (manual optimization), so that "
             f"its batches cannot be accumulated: leave out micro_batch_size"
         )
-    package = import_module(_package_of(module))
+    package = import_module(package_of(module))
     for name in PACKAGES:
         logging.getLogger(name).setLevel(logging.WARNING)
     arguments = recipe.trainer(trial)
@@ -124,7 +128,7 @@ def make_trainer(
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    for name, option in OPTIONS.items():
+    for name, option in OF_TRAINER.items():
         given = arguments.get(name, "auto")
         if given not in ("auto", ours[name]):
             raise InputError(
@@ -148,7 +152,7 @@ class quiet(warnings.catch_warnings):  # noqa: N801 (it is used as a function)
             warnings.filterwarnings("ignore", module=package)
 
 
-def _package_of(module: LightningModule) -> str:
+def package_of(module: LightningModule) -> str:
     """Name the Lightning package that a module's class is of."""
     for base in type(module).__mro__:
         for package in PACKAGES:
