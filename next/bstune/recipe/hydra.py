@@ -75,7 +75,7 @@ def of_options(
         parts, keys: as of :func:`build`, where the nodes are those of a config.
     """
     parts = parts or options.model_dump(include={*PARTIAL, "device"})
-    given = [key for key in PARTIAL if parts[key]]
+    given = [key for key in PARTIAL if parts.get(key)]
     return {key: partial(build, parts, keys or {}, key, ()) for key in given} | {
         "device": options.device,
         "precision": options.precision,

@@ -36,14 +36,23 @@ class TrialSettings(Protocol):
 
 
 def settings_of(
-    batch_size: int | None, lr: float | None, steps: int, seed: int = 0
+    batch_size: int | None,
+    lr: float | None,
+    steps: int,
+    seed: int = 0,
+    values: Mapping[str, int | float] | None = None,
 ) -> TrialSettings:
     """What a recipe builds for, where nothing is reported.
 
     A batch size or a rate that is None is left to the project's own default.
     """
     trial: Any = SimpleNamespace(
-        batch_size=batch_size, lr=lr, values={}, seed=seed, max_steps=steps, total_steps=steps
+        batch_size=batch_size,
+        lr=lr,
+        values=values or {},
+        seed=seed,
+        max_steps=steps,
+        total_steps=steps,
     )
     return trial  # type: ignore[no-any-return]
 

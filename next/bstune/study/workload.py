@@ -100,19 +100,16 @@ def python_call(name: str, options: Mapping[str, object]) -> str:
 
 
 def best_in_file(
-    arguments: Sequence[str] | None, folder: str, batch_size: int, lr: float, steps: int | None
+    arguments: Sequence[str], folder: str, batch_size: int, lr: float, steps: int | None
 ) -> str:
     """What trains the best where further values are tuned: it is in best.yaml.
 
     Args:
-        arguments: of the command line; None for a project of one's own.
+        arguments: of the command line.
         folder: of the study.
         batch_size, lr, steps: of the best, which the file has, too.
     """
-    file = f"{folder}/best.yaml"
-    if arguments is None:
-        return f"the configuration in {file} in your project"
-    return command_line(arguments, {"trial": file})
+    return command_line(arguments, {"trial": f"{folder}/best.yaml"})
 
 
 def commands_of(command: str, name: str, asked: Mapping[str, object]) -> Commands:
@@ -139,6 +136,5 @@ def report_command(folder: Path, target: Target) -> str:
 
 
 def own_training(batch_size: int, lr: float, steps: int | None) -> str:
-    """What trains the best in a project of one's own."""
-    end = f", up to step {steps}," if steps is not None else ""
-    return f"batch size {batch_size} and lr {lr:g}{end} in your project"
+    """What trains the best in a project of one's own, in Python."""
+    return "result.train()"

@@ -25,7 +25,9 @@ from bstune.recipe.recipe import (
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 # Call-backs that print, that write files, or that stop a training by another rule than the trial's.
-LEFT_OUT = ("ProgressBar", "ModelSummary", "Checkpoint", "EarlyStopping")
+LEFT_OUT = ("EarlyStopping", "ProgressBar", "ModelSummary", "Checkpoint")
+# Arguments of the Trainer that let it print and write.
+QUIET = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 
 
 class EpochLimit(Callback):
@@ -45,6 +47,10 @@ class EpochLimit(Callback):
         micro_batches = self._total_steps * trainer.accumulate_grad_batches
         epochs = math.ceil(micro_batches / len(self._batches()))
         trainer.fit_loop.max_epochs = epochs
+        # Larger batches are fewer.
+        if isinstance(trainer.val_check_interval, int):
+            batches = len(self._batches())
+            trainer.val_check_interval = min(trainer.val_check_interval, batches)
         # Each call-back costs a hundredth of a step of half a millisecond; this one is done.
         trainer.callbacks = [one for one in trainer.callbacks if one is not self]
 
@@ -76,6 +82,8 @@ def make_trainer(
     module: LightningModule,
     callbacks: Sequence[Callback],
     micro_batch_sizes: Sequence[int],
+    *,
+    own_training: bool = False,
 ) -> Trainer:
     """Make the Trainer of a trial, of the package that the module's class is of.
 
@@ -85,6 +93,7 @@ def make_trainer(
         module: that is trained.
         callbacks: of bstune's own, which come last.
         micro_batch_sizes: examples of each micro-batch of a batch on this device.
+        own_training: whether it prints, logs and writes as the user's Trainer does.
 
     Raises:
         InputError: the device cannot do the recipe's precision, an option contradicts the Trainer's
@@ -98,10 +107,9 @@ def make_trainer(
             f"its batches cannot be accumulated: leave out micro_batch_size"
         )
     package = import_module(package_of(module))
-    for name in PACKAGES:
-        logging.getLogger(name).setLevel(logging.WARNING)
     arguments = recipe.trainer(trial)
-    left_out = tuple(getattr(package.callbacks, kind) for kind in LEFT_OUT)
+    kinds = LEFT_OUT[:1] if own_training else LEFT_OUT
+    left_out = tuple(getattr(package.callbacks, kind) for kind in kinds)
     users = arguments.get("callbacks") or []
     users = users if isinstance(users, list | tuple) else [users]
     kept = [callback for callback in users if not isinstance(callback, left_out)]
@@ -114,8 +122,6 @@ def make_trainer(
         # Each device takes its share of the training batches, and all of the validation data.
         "use_distributed_sampler": False,
         "callbacks": [*kept, *weights, *callbacks],
-        # It takes whatever a module's hooks do with self.logger.experiment, and keeps nothing.
-        "logger": package.loggers.logger.DummyLogger(),
         # What a module reads of its length; the call-back ends the trial.
         "max_steps": trial.total_steps,
         "max_epochs": -1,
@@ -123,11 +129,13 @@ def make_trainer(
         "min_epochs": None,
         "max_time": None,
         "accumulate_grad_batches": count,
-        "num_sanity_val_steps": 0,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
     }
+    if not own_training:
+        for name in PACKAGES:
+            logging.getLogger(name).setLevel(logging.WARNING)
+        # It takes whatever a module's hooks do with self.logger.experiment, and keeps nothing.
+        ours["logger"] = package.loggers.logger.DummyLogger()
+        ours |= dict.fromkeys(QUIET, False) | {"num_sanity_val_steps": 0}
     for name, option in OF_TRAINER.items():
         given = arguments.get(name, "auto")
         if given not in ("auto", ours[name]):
