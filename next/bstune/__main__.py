@@ -6,14 +6,14 @@ import sys
 import textwrap
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bstune import __version__
-from bstune.core.errors import BstuneError, InputError
+from bstune.core.errors import BstuneError, InputError, Interrupted
 from bstune.system.interruption import interruptible
 
 # By design.md; each comes in a version of its own.
@@ -35,6 +35,7 @@ survey   measure which batch sizes fit, what their steps take and what bounds th
 report   print the answer of a study's folder again; what its trials say of another
          target=GOAL, or of the best metric in a smaller budget.seconds=SECONDS
 
+-m                a study for each of several values, such as seed=0,1
 --json            print the result as JSON in place of the answer
 --config-dir DIR  where your own workload/NAME.yaml lies
 --cfg job         print the composed config and end
@@ -118,6 +119,8 @@ def survey(arguments: Sequence[str]) -> int:
     return 0
 
 
+# Several studies, as Hydra calls it.
+MANY = {"-m", "--multirun"}
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "tune": tune,
     "lightning": partial(tune, lightning=True),
@@ -138,7 +141,7 @@ def main(arguments: Sequence[str]) -> int:
     is_option = "=" in rest[0] or rest[0].startswith("-")
     if not is_option:
         verb = rest.pop(0)
-    try:
+    with _told(rest) as status:
         if verb in LATER:
             raise InputError(f"{verb} comes in a later version; this one has {' and '.join(VERBS)}")
         if verb not in VERBS:
@@ -147,13 +150,61 @@ def main(arguments: Sequence[str]) -> int:
             meant = guess(verb, VERBS)
             hint = f"did you mean {meant}?" if meant else "python -m bstune --help lists them"
             raise InputError(f"there is no verb {verb}: {hint}")
+        if MANY & set(rest):
+            status.append(many(verb, [word for word in rest if word not in MANY]))
+        else:
+            status.append(VERBS[verb](rest))
+    return status[0]
+
+
+@contextmanager
+def _told(arguments: Sequence[str]) -> Iterator[list[int]]:
+    """Print an error of bstune's in place of raising it; its status ends the list that is given."""
+    status = list[int]()
+    try:
         with interruptible():
-            return VERBS[verb](rest)
+            yield status
     except BstuneError as error:
-        if "debug=true" in rest:
+        if "debug=true" in arguments:
             traceback.print_exc()
         print(error, file=sys.stderr)
-        return error.exit_status
+        status.append(error.exit_status)
+
+
+def many(verb: str, arguments: Sequence[str]) -> int:
+    """Run several studies one after another, whichever of them fails; the worst of their statuses.
+
+    What they answered stands once more below the last.
+    """
+    from bstune.config import split
+
+    if verb not in ("tune", "lightning"):
+        raise InputError(f"-m runs studies, but {verb} runs none: leave it out")
+    as_json, rest = _without(arguments, "--json")
+    statuses, answers = [], []
+    for folder, job in split(rest, lightning=verb == "lightning").items():
+        with _told(job) as status:
+            status.append(VERBS[verb]([*job, "--json"] if as_json else job))
+        statuses.append(status[0])
+        if status[0] == Interrupted.exit_status:
+            break
+        answers.append(f"{folder}\n{_first_row(Path(folder))}")
+    if not as_json:
+        print("", *answers, sep="\n")
+    return max(statuses)
+
+
+def _first_row(folder: Path) -> str:
+    """What a study's folder answers first, if it does."""
+    from bstune.api import load
+    from bstune.report.answer import answer
+    from bstune.system.console import wrap
+
+    try:
+        row = answer(load(folder))[0]
+    except InputError:
+        return wrap("None", "it has no answer")
+    return wrap(row.label, row.text)
 
 
 def command() -> None:

@@ -1,6 +1,7 @@
 """Hydra in, options and a recipe out; no other module composes a config."""
 
 import argparse
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -121,6 +122,47 @@ def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
         recipe = recipe_of(parts, options)
     typed = ["lightning", *file.typed, *rest] if file else list(arguments)
     return Composed(options, parts, recipe, text, typed, show=flags.cfg is not None)
+
+
+def split(arguments: Sequence[str], *, lightning: bool = False) -> dict[str, list[str]]:
+    """The command lines of ``-m``, a study each, by their folders.
+
+    ``+workload=digits seed=0,1`` is outputs/digits-seed-0 and outputs/digits-seed-1.
+
+    Raises:
+        InputError: nothing is to be split, or Hydra cannot split it.
+    """
+    choices = []
+    swept = dict[str, None]()
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        choices.append([argument])
+        if not equals or name.startswith("-"):
+            continue
+        override = OverridesParser.create().parse_override(_quoted(argument))
+        if override.is_sweep_override():
+            swept[name.lstrip("+")] = None
+            try:
+                choices[-1] = [f"{name}={one}" for one in override.sweep_string_iterator()]
+            except HydraException as error:
+                raise InputError(_one_line(error)) from error
+    if not swept:
+        raise InputError("-m splits values that differ, as seed=0,1: give some, or leave out -m")
+    own = split_arguments(_flags(arguments)[1])[0].name if lightning else ""
+    jobs = {}
+    for job in itertools.product(*choices):
+        values = {}
+        for argument in job:
+            name, _, value = argument.partition("=")
+            values[name.lstrip("+")] = value
+        words = [values.get("study") or values.get("workload") or own]
+        words += [f"{name}-{values[name]}" for name in swept if name not in ("study", "workload")]
+        study = re.sub(r"[^\w.-]+", "_", "-".join(words))
+        folder = f"{values.get('output', 'outputs')}/{study}"
+        kept = [one for one in job if not one.startswith(("study=", "output="))]
+        places = [f"output={folder}"] if "output" in values else []
+        jobs[folder] = [*kept, f"study={study}", *places]
+    return jobs
 
 
 def _flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str], list[Path]]:
