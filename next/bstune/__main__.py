@@ -57,6 +57,7 @@ def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
         return 0
     print(f"bstune {__version__}: {composed.options.workload}", file=sys.stderr, flush=True)
     options = composed.options
+    rest = ["lightning", *rest] if lightning else rest
     is_one_run = options.trial.pair is not None
     begun = None
     if not is_one_run:
@@ -66,7 +67,7 @@ def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
         begun = begin(options, name, began, trains=composed.recipe is not None)
     from bstune.api import run_study, workload_from_config
 
-    workload = workload_from_config(composed)
+    workload = workload_from_config(composed, rest)
     if is_one_run:
         from bstune.study.once import train_once
 
@@ -114,7 +115,7 @@ def survey(arguments: Sequence[str]) -> int:
     from bstune.report.hardware import survey_text
     from bstune.study.once import survey_once
 
-    found, was_kept = survey_once(composed.options, workload_from_config(composed))
+    found, was_kept = survey_once(composed.options, workload_from_config(composed, rest))
     print(found.model_dump_json(indent=1) if as_json else survey_text(found, was_kept))
     return 0
 
@@ -182,7 +183,7 @@ def many(verb: str, arguments: Sequence[str]) -> int:
         raise InputError(f"-m runs studies, but {verb} runs none: leave it out")
     as_json, rest = _without(arguments, "--json")
     statuses, answers = [], []
-    for folder, job in split(rest, lightning=verb == "lightning").items():
+    for folder, job in split(rest).items():
         with _told(job) as status:
             status.append(VERBS[verb]([*job, "--json"] if as_json else job))
         statuses.append(status[0])

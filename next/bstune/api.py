@@ -265,9 +265,9 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
     return Result(**analyse(study, records).model_dump(), folder=root)
 
 
-def workload_from_config(composed: Composed) -> Workload:
+def workload_from_config(composed: Composed, arguments: Sequence[str]) -> Workload:
     """The workload of a composed command line."""
-    options, arguments = composed.options, composed.arguments
+    options = composed.options
     table = None
     if composed.recipe is None:
         table = find_table(composed.parts["table"])

@@ -56,8 +56,6 @@ class Composed:
     """What is trained; None for a workload that is answered from the recorded runs of ``table``."""
     yaml: str
     """The config for config.yaml, without secrets."""
-    arguments: list[str]
-    """The command line after ``python -m bstune``."""
     show: bool
     """``--cfg job``: print ``yaml`` and end."""
 
@@ -97,7 +95,7 @@ def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
         # A workload's keys land beside the options, whose defaults they replace.
         defaults.append(f"+workload@_global_={workload}")
     config = _composed([*defaults, *overrides])
-    config.workload = workload if file is None else file.name
+    config.workload = workload if file is None else Path(file.named[-1]).stem
     if one_run is not None:
         _fill_from_best(config, one_run)
     if "table" in config or OmegaConf.is_missing(config, "table"):
@@ -120,48 +118,43 @@ def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
         recipe = recipe_of_file(file, options)
     elif "table" not in parts:
         recipe = recipe_of(parts, options)
-    typed = ["lightning", *file.typed, *rest] if file else list(arguments)
-    return Composed(options, parts, recipe, text, typed, show=flags.cfg is not None)
+    return Composed(options, parts, recipe, text, show=flags.cfg is not None)
 
 
-def split(arguments: Sequence[str], *, lightning: bool = False) -> dict[str, list[str]]:
+def split(arguments: Sequence[str]) -> dict[str, list[str]]:
     """The command lines of ``-m``, a study each, by their folders.
 
-    ``+workload=digits seed=0,1`` is outputs/digits-seed-0 and outputs/digits-seed-1.
+    ``+workload=digits seed=0,1`` is outputs/digits-0 and outputs/digits-1.
 
     Raises:
         InputError: nothing is to be split, or Hydra cannot split it.
     """
     choices = []
-    swept = dict[str, None]()
+    swept = []
     for argument in arguments:
         name, equals, _ = argument.partition("=")
         choices.append([argument])
         if not equals or name.startswith("-"):
             continue
         override = OverridesParser.create().parse_override(_quoted(argument))
-        if override.is_sweep_override():
-            swept[name.lstrip("+")] = None
-            try:
-                choices[-1] = [f"{name}={one}" for one in override.sweep_string_iterator()]
-            except HydraException as error:
-                raise InputError(_one_line(error)) from error
+        if override.is_discrete_sweep():
+            swept.append(name.lstrip("+"))
+            choices[-1] = [f"{name}={one}" for one in override.sweep_string_iterator()]
     if not swept:
         raise InputError("-m splits values that differ, as seed=0,1: give some, or leave out -m")
-    own = split_arguments(_flags(arguments)[1])[0].name if lightning else ""
     jobs = {}
     for job in itertools.product(*choices):
         values = {}
         for argument in job:
-            name, _, value = argument.partition("=")
-            values[name.lstrip("+")] = value
-        words = [values.get("study") or values.get("workload") or own]
-        words += [f"{name}-{values[name]}" for name in swept if name not in ("study", "workload")]
+            name, equals, value = argument.lstrip("+").partition("=")
+            # A file of LightningCLI names the study, too.
+            values[name if equals else "workload"] = value or Path(name).stem
+        base = values.pop("study", values.get("workload", ""))
+        words = [base, *(values[name] for name in swept if name in values and values[name] != base)]
         study = re.sub(r"[^\w.-]+", "_", "-".join(words))
         folder = f"{values.get('output', 'outputs')}/{study}"
         kept = [one for one in job if not one.startswith(("study=", "output="))]
-        places = [f"output={folder}"] if "output" in values else []
-        jobs[folder] = [*kept, f"study={study}", *places]
+        jobs[folder] = [*kept, f"study={study}", f"output={folder}"]
     return jobs
 
 

@@ -4,13 +4,12 @@ Nothing that the file or the script names is imported here, but in the worker.
 """
 
 import argparse
-import inspect
 import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,14 +19,7 @@ from typing import Any
 from bstune.core.errors import InputError
 from bstune.options import Options
 from bstune.recipe.hydra import of_options
-from bstune.recipe.recipe import (
-    OF_TRAINER,
-    RATES,
-    Recipe,
-    TrialSettings,
-    value_of_today,
-)
-from bstune.system.console import guess
+from bstune.recipe.recipe import OF_TRAINER, RATES, Recipe, TrialSettings, value_of_today
 from bstune.system.files import read_yaml
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -35,6 +27,8 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 OF_FIT = ("ckpt_path", "weights_only")
 # Trials have seeds of their own, and log nowhere.
 OURS = ("--seed_everything=false", "--trainer.logger=false")
+# Sections whose numbers a trial may set.
+SECTIONS = ("model", "data", "optimizer")
 # Lightning's names of a device and of precisions, and the options' own.
 NAMES = {"gpu": "cuda", "32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 
@@ -53,15 +47,9 @@ class CliFile:
     """The file's key of the rate; None: it is looked up."""
 
     @property
-    def name(self) -> str:
-        """The study's, where none is given."""
-        return Path((self.files or (str(self.script),))[-1]).stem
-
-    @property
-    def typed(self) -> list[str]:
-        """It again, as words of a command line."""
-        words = [*([self.script] if self.script else []), *self.files, *self.overrides]
-        return [*words, f"lr_key={self.lr_key}"] if self.lr_key else words
+    def named(self) -> list[str]:
+        """The script and the files, as words of a command line."""
+        return [*([self.script] if self.script else []), *self.files]
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[CliFile, list[str]]:
@@ -93,13 +81,11 @@ def split_arguments(arguments: Sequence[str]) -> tuple[CliFile, list[str]]:
             script = word
         elif word != "fit":
             files.append(word)
-    given = [*files, *([script] if script else [])]
-    if not given:
-        raise InputError("lightning needs a file of LightningCLI, as in bstune lightning FILE.yaml")
-    for path in given:
+    file = CliFile(tuple(files), tuple(overrides), script, lr_key)
+    for path in file.named or ["config.yaml"]:
         if not Path(path).is_file():
-            raise InputError(f"there is no file {path}")
-    return CliFile(tuple(files), tuple(overrides), script, lr_key), options
+            raise InputError(f"lightning needs a file of LightningCLI, but there is no {path}")
+    return file, options
 
 
 def of_sections(file: CliFile) -> tuple[dict[str, Any], dict[str, str]]:
@@ -109,36 +95,23 @@ def of_sections(file: CliFile) -> tuple[dict[str, Any], dict[str, str]]:
         What is trained, for the study's config, and the options that the Trainer's section tells.
 
     Raises:
-        InputError: a file is none of LightningCLI, or names no class.
+        InputError: a file is no mapping.
     """
     read, trainer = [], dict[str, Any]()
-    has_class = file.script is not None or any(it.startswith("--model") for it in file.overrides)
     for path in file.files:
         sections = read_yaml(Path(path))
-        if not (isinstance(sections, dict) and {"model", "data", "trainer"} & sections.keys()):
+        if not isinstance(sections, dict):
             raise InputError(f"{path} is no file of LightningCLI, with model, data and trainer")
-        model, of_trainer = sections.get("model"), sections.get("trainer")
-        has_class |= isinstance(model, str) or "class_path" in (model or ())
-        trainer |= of_trainer if isinstance(of_trainer, dict) else {}
+        trainer |= sections.get("trainer") or {}
         read.append(sections)
-    if not has_class:
-        files = " ".join(file.files)
-        raise InputError(
-            f"{files} has no class_path of its model: give the script that makes the LightningCLI, "
-            f"as in bstune lightning main.py {files}"
-        )
-    for override in file.overrides:
-        name, _, value = override.removeprefix("--trainer.").partition("=")
-        trainer[name] = value
+    overrides = dict(override.removeprefix("--").split("=", 1) for override in file.overrides)
     options = {}
     for name, option in OF_TRAINER.items():
-        given = str(trainer.get(name))
+        given = str(overrides.get(f"trainer.{name}", trainer.get(name)))
         # Other numbers of devices are Lightning's ways to say all.
         if given not in ("None", "auto") and (name != "devices" or given.isdecimal()):
             options[option] = NAMES.get(given, given)
-    overrides = dict(override.removeprefix("--").split("=", 1) for override in file.overrides)
-    node = {"script": file.script, "files": read, "overrides": overrides, "lr_key": file.lr_key}
-    return node, options
+    return {**asdict(file), "files": read, "overrides": overrides}, options
 
 
 def recipe_of_file(file: CliFile, options: Options) -> Recipe:
@@ -177,32 +150,16 @@ class _OfFile:
 
     def module(self, trial: TrialSettings) -> Any:
         """Build all of a trial, and give its module."""
-        self._built = trial, self._cli(trial)
-        return self._built[1].model
-
-    def data(self, trial: TrialSettings) -> Any:
-        """Give the data module that was built with the module."""
-        data = self._of(trial).datamodule
-        if data is None:
-            raise InputError(f"{self._file.name} has no data: name a LightningDataModule, as data")
-        return data
-
-    def trainer(self, trial: TrialSettings) -> dict[str, Any]:
-        """Give the Trainer's arguments that are not its defaults, and that no option is for."""
-        cli = self._of(trial)
-        defaults = inspect.signature(cli.users_trainer).parameters
-        given = {}
-        for name, value in cli.trainer.items():
-            is_default = name in defaults and value == defaults[name].default
-            if value is not None and not is_default and name not in OF_TRAINER:
-                given[name] = value
-        return given
-
-    def own_values(self) -> dict[str, int | float | None]:
-        """The file's rate, as ``lr``, and its further values; it builds nothing."""
-        config = dict(_made(self._file, (), builds=False).config.items())
-        keys = {"lr": self._rate_key(config)} | {name: _key(config, name) for name in self._tuned}
-        return {name: value_of_today(name, config[key]) for name, key in keys.items()}
+        config = _config(self._file)
+        values = {_key(config, name): value for name, value in trial.values.items()}
+        if trial.lr is not None:
+            values[self._rate_key(config)] = trial.lr
+        sizes = _numbers(config, "batch_size")
+        if trial.batch_size is not None and len(sizes) == 1:
+            values[sizes[0]] = trial.batch_size
+        cli = _read(self._file, [f"--{key}={value!r}" for key, value in values.items()])
+        self._built = trial, cli
+        return cli.model
 
     def _of(self, trial: TrialSettings) -> Any:
         if self._built is None or self._built[0] is not trial:
@@ -210,54 +167,53 @@ class _OfFile:
         assert self._built is not None  # noqa: S101 (module sets it)
         return self._built[1]
 
-    def _cli(self, trial: TrialSettings) -> Any:
-        """Let LightningCLI read and build all with a trial's values."""
-        config = dict(_made(self._file, (), builds=False).config.items())
-        values = {_key(config, name): value for name, value in trial.values.items()}
-        if trial.lr is not None:
-            values[self._rate_key(config)] = trial.lr
-        sizes = list(_keys(config, ("batch_size",), ("data",)))
-        if trial.batch_size is not None and len(sizes) == 1:
-            values[sizes[0]] = trial.batch_size
-        return _made(self._file, [f"--{key}={value!r}" for key, value in values.items()])
+    def data(self, trial: TrialSettings) -> Any:
+        """Give the data module that was built with the module."""
+        data = self._of(trial).datamodule
+        if data is None:
+            raise InputError("the file has no data: name a LightningDataModule, as data.class_path")
+        return data
+
+    def trainer(self, trial: TrialSettings) -> dict[str, Any]:
+        """Give the Trainer's arguments, but for those that are options."""
+        arguments = self._of(trial).trainer
+        return {name: value for name, value in arguments.items() if name not in OF_TRAINER}
+
+    def own_values(self) -> dict[str, int | float | None]:
+        """The file's rate, as ``lr``, and its further values; it builds nothing."""
+        config = _config(self._file)
+        keys = {name: _key(config, name) for name in self._tuned}
+        keys["lr"] = self._rate_key(config)
+        return {name: value_of_today(name, config[key]) for name, key in keys.items()}
 
     def _rate_key(self, config: Mapping[str, Any]) -> str:
-        """The config's key of the rate; InputError that asks for it, or says what is meant."""
         given = self._file.lr_key
-        found = list(_keys(config, RATES, ("model", "optimizer")))
-        name = self._file.name
-        if given is None and len(found) == 1:
-            return found[0]
-        if given is None:
-            what = f"rates {', '.join(found)}" if found else f"no {' or '.join(RATES)}"
-            example = found[0] if found else "model.init_args.NAME"
-            raise InputError(f"{name} has {what}: say which is meant, as lr_key={example}")
-        if given not in config:
-            meant = guess(given, [*found, *_keys(config)])
-            raise InputError(f"{name} has no lr_key={given}: did you mean {meant}?")
-        return given
+        if given is not None and given in config:
+            return given
+        return _key(config, *(RATES if given is None else [given]), option="lr_key=KEY")
 
 
-def _keys(
-    config: Mapping[str, Any],
-    names: Sequence[str] = (),
-    sections: Sequence[str] = ("model", "data", "optimizer"),
-) -> Iterator[str]:
-    """Name the numbers of some sections, those of some names where there are any."""
+def _numbers(config: Mapping[str, Any], *names: str) -> list[str]:
+    """The keys of numbers that a trial may set, those of some names where these are given."""
+    keys = []
     for key, value in config.items():
-        section, name = key.partition(".")[0], key.rpartition(".")[2]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and section in sections and name in (names or (name,)):
-            yield key
+        is_named = not names or key.rpartition(".")[2] in names
+        if is_number and is_named and key.startswith(SECTIONS):
+            keys.append(key)
+    return keys
 
 
-def _key(config: Mapping[str, Any], name: str) -> str:
-    """The key of a further value; InputError where there is none, or several."""
-    keys = list(_keys(config, [name]))
-    if len(keys) != 1:
-        meant = ", ".join(keys or sorted({key.rpartition(".")[2] for key in _keys(config)}))
-        raise InputError(f"tune={name} must name one number of the file: it has {meant}")
-    return keys[0]
+def _key(config: Mapping[str, Any], *names: str, option: str = "tune") -> str:
+    """The key of a number by its name; InputError where there is none, or several."""
+    found = _numbers(config, *names)
+    if len(found) != 1:
+        numbers = ", ".join(found or _numbers(config))
+        raise InputError(
+            f"{option} must name one number of the file, but {' or '.join(names)} names "
+            f"{len(found)}: it has {numbers}"
+        )
+    return found[0]
 
 
 class _Made(BaseException):
@@ -268,7 +224,6 @@ class _Reading:
     """Mixed into the user's LightningCLI: it gives the Trainer's arguments in place of one."""
 
     builds: bool
-    trainer_class: Any
     config: Any
 
     def add_default_arguments_to_parser(self, parser: Any) -> None:
@@ -281,62 +236,67 @@ class _Reading:
         self.config = parser.parse_args(args)
 
     def instantiate_classes(self) -> None:
-        if self.builds:
-            super().instantiate_classes()  # type: ignore[misc]
-
-    def after_instantiate_classes(self) -> None:
-        if self.builds:
-            super().after_instantiate_classes()  # type: ignore[misc]
+        if not self.builds:
+            raise _Made(self)
+        super().instantiate_classes()  # type: ignore[misc]
 
     def _instantiate_trainer(self, *arguments: Any) -> Any:
-        self.users_trainer, self.trainer_class = self.trainer_class, dict
+        self.trainer_class = dict
         return super()._instantiate_trainer(*arguments)  # type: ignore[misc]
 
 
-def _made(file: CliFile, overrides: Sequence[str], *, builds: bool = True) -> Any:
-    """Make the LightningCLI of a file; without ``builds`` it has a ``config`` alone.
+def _config(file: CliFile) -> dict[str, Any]:
+    """The values of a file and of the defaults, by their keys."""
+    return dict(_read(file, (), builds=False).config.items())
+
+
+def _read(file: CliFile, overrides: Sequence[str], *, builds: bool = True) -> Any:
+    """Let LightningCLI read a file; without ``builds`` it has a ``config`` alone.
 
     Raises:
         InputError: LightningCLI refuses the file or an override.
         Exception: whatever the user's code raises.
     """
-    for folder in ("", Path(file.script or "").parent):
-        if str(Path(folder).absolute()) not in sys.path:
-            sys.path.insert(0, str(Path(folder).absolute()))
+    for place in (Path.cwd(), Path(file.script or "").absolute().parent):
+        if str(place) not in sys.path:
+            sys.path.insert(0, str(place))
     words = [*(f"--config={path}" for path in file.files), *file.overrides, *OURS, *overrides]
     classes = [import_module(f"{name}.cli").LightningCLI for name in PACKAGES if find_spec(name)]
     makes: list[Callable[[], Any]] = list(classes)
     if file.script is not None:
         makes = [partial(runpy.run_path, file.script, run_name="__main__")]
-    refusals = []
+    refusals = ["it makes no LightningCLI"]
     for make in makes:
         try:
             with ExitStack() as stack:
                 for cli in classes:
-                    stack.enter_context(_read_by(cli, words, builds=builds))
+                    stack.enter_context(_reads(cli, words, builds))
                 make()
         except _Made as made:
             return made.args[0]
         # A model of the other package is none of this one's.
         except argparse.ArgumentError as error:
-            refusals.append(_essence(str(error)))
-    if not refusals:
-        raise InputError(f"{file.script} makes no LightningCLI: give the script that does")
-    raise InputError(f"LightningCLI refuses {' '.join(file.files) or file.script}: {refusals[0]}")
+            refusals.append(" ".join(str(error).split()))
+    # Of all types that jsonargparse tried, what is wrong with the one that is meant.
+    reason = refusals[:2][-1]
+    essence = re.search(r"Problem with .*?(?= - Expected| Given value|$)", reason)
+    hint = "" if file.script else "; if a script makes the LightningCLI, give it before the file"
+    raise InputError(
+        f"LightningCLI refuses {' '.join(file.named)}: {essence[0] if essence else reason}{hint}"
+    )
 
 
 @contextmanager
-def _read_by(cli: Any, words: Sequence[str], *, builds: bool) -> Iterator[None]:
+def _reads(cli: Any, words: Sequence[str], builds: bool) -> Iterator[None]:
     """Let a class and its subclasses read some words, whatever they are called with."""
     own_init = cli.__init__
 
-    def init(self: Any, *positional: Any, **named: Any) -> None:
-        given = inspect.signature(own_init).bind(self, *positional, **named).arguments
-        parser = given.get("parser_kwargs") or {}
-        parser = {**parser, **parser.get("fit", {}), "exit_on_error": False}
+    def init(self: Any, model: Any = None, data: Any = None, **named: Any) -> None:
+        parser = {**(named.get("parser_kwargs") or {}), "exit_on_error": False}
         ours = {"args": words, "run": False, "save_config_callback": None, "parser_kwargs": parser}
         self.__class__ = type("Reading", (_Reading, type(self)), {"builds": builds})
-        own_init(**given | ours)
+        classes = {"model_class": model, "datamodule_class": data}
+        own_init(self, **(classes | named | ours))
         raise _Made(self)
 
     cli.__init__ = init
@@ -344,10 +304,3 @@ def _read_by(cli: Any, words: Sequence[str], *, builds: bool) -> Iterator[None]:
         yield
     finally:
         cli.__init__ = own_init
-
-
-def _essence(refusal: str) -> str:
-    """What jsonargparse refuses, in one line without the types that it tried."""
-    line = " ".join(refusal.split())
-    line = re.sub(r"Does not validate against any .*? Errors: - ", "", line)
-    return re.split(r" - Expected a | Given value type", line)[0]

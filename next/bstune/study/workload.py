@@ -58,10 +58,14 @@ def _train_by_lightning(recipe: Recipe, trial: Trial) -> None:
 
 def command_line(arguments: Sequence[str], options: Mapping[str, object]) -> str:
     """A command line with further options, as a shell takes it, without secrets."""
-    given = {}
+    given = dict[str, str]()
     for argument in arguments:
         name, sign, value = argument.partition("=")
-        given[name] = name + sign + hide(value, name.lstrip("+~"))
+        # What is for LightningCLI may stand twice.
+        is_option = sign and not name.startswith("-")
+        given[name if is_option else str(len(given))] = (
+            name + sign + hide(value, name.lstrip("+~-"))
+        )
     # Another study needs a folder of its own.
     if "study" in options and "output" in given:
         given["output"] += "-" + str(options["study"]).rpartition("-")[2]

@@ -21,6 +21,8 @@ from bstune.trial.worker import tell_progress
 
 # The Trainer's arguments that a training's length follows from.
 LENGTHS = ("max_epochs", "max_steps", "limit_train_batches", "overfit_batches")
+# Those that leave it open.
+NO_LIMIT = (None, -1, 0.0)
 # A trial's length where nothing depends on it.
 STEPS = 1000
 # Batch size and rate of a project that cannot be built without; neither is taken for its own.
@@ -177,7 +179,7 @@ def _look_up(
         sources["batch_size"] += f", times the Trainer's accumulate_grad_batches={accumulated}"
     epochs = _positive(arguments.get("max_epochs"))
     steps = _positive(arguments.get("max_steps"))
-    lengths = {name: arguments[name] for name in LENGTHS if arguments.get(name) is not None}
+    lengths = {name: arguments[name] for name in LENGTHS if arguments.get(name) not in NO_LIMIT}
     given = " and ".join(f"{name}={value}" for name, value in lengths.items())
     sources["steps"] = f"the Trainer's {given}"
     sampled = loader_of(trainer).batch_sampler.epochs
