@@ -259,7 +259,8 @@ def metric(**changes):
         "baseline": BASELINE_METRIC,
         "improvement": Improvement(value=0.09, low=0.05, high=0.13, deviation=0.012),
         "near_optimal": (16, 40),
-        "train_command": "bstune +workload=digits trial.batch_size=24 trial.lr=0.003 trial.steps=9360",
+        "train_command": "bstune +workload=digits trial.batch_size=24 trial.lr=0.003 "
+        "trial.steps=9360",
     }
     return StudyResult(**{**STUDY, **values, **changes})
 

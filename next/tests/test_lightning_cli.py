@@ -52,7 +52,8 @@ KINDS = {
     "an optimizer as an argument": (
         {
             "config": DATA + "trainer: {max_steps: 70}\n"
-            f"model: {{class_path: cli_project.WithOptimizer, init_args: {{optimizer: {{{ADAM}}}}}}}"
+            "model:\n  class_path: cli_project.WithOptimizer\n"
+            f"  init_args: {{optimizer: {{{ADAM}}}}}"
         },
         [],
     ),
