@@ -6,8 +6,8 @@ import sys
 import textwrap
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,12 @@ def main(arguments: Sequence[str]) -> int:
     is_option = "=" in rest[0] or rest[0].startswith("-")
     if not is_option:
         verb = rest.pop(0)
-    with _told(rest) as status:
+    return run(verb, rest)
+
+
+def run(verb: str, arguments: Sequence[str]) -> int:
+    """Run a verb, and print an error of bstune's in place of raising it; the status."""
+    try:
         if verb in LATER:
             raise InputError(f"{verb} comes in a later version; this one has {' and '.join(VERBS)}")
         if verb not in VERBS:
@@ -151,47 +156,32 @@ def main(arguments: Sequence[str]) -> int:
             meant = guess(verb, VERBS)
             hint = f"did you mean {meant}?" if meant else "python -m bstune --help lists them"
             raise InputError(f"there is no verb {verb}: {hint}")
-        if MANY & set(rest):
-            status.append(many(verb, [word for word in rest if word not in MANY]))
-        else:
-            status.append(VERBS[verb](rest))
-    return status[0]
-
-
-@contextmanager
-def _told(arguments: Sequence[str]) -> Iterator[list[int]]:
-    """Print an error of bstune's in place of raising it; its status ends the list that is given."""
-    status = list[int]()
-    try:
         with interruptible():
-            yield status
+            if MANY & set(arguments):
+                return many(verb, [one for one in arguments if one not in MANY])
+            return VERBS[verb](arguments)
     except BstuneError as error:
         if "debug=true" in arguments:
             traceback.print_exc()
         print(error, file=sys.stderr)
-        status.append(error.exit_status)
+        return error.exit_status
 
 
 def many(verb: str, arguments: Sequence[str]) -> int:
-    """Run several studies one after another, whichever of them fails; the worst of their statuses.
+    """Run studies one after another, also where one fails; the worst status.
 
-    What they answered stands once more below the last.
+    The first rows of their answers stand below the last.
     """
     from bstune.config import split
 
-    if verb not in ("tune", "lightning"):
-        raise InputError(f"-m runs studies, but {verb} runs none: leave it out")
-    as_json, rest = _without(arguments, "--json")
-    statuses, answers = [], []
-    for folder, job in split(rest).items():
-        with _told(job) as status:
-            status.append(VERBS[verb]([*job, "--json"] if as_json else job))
-        statuses.append(status[0])
-        if status[0] == Interrupted.exit_status:
+    statuses, folders = [], []
+    for folder, job in split(arguments).items():
+        statuses.append(run(verb, job))
+        folders.append(Path(folder))
+        if statuses[-1] == Interrupted.exit_status:
             break
-        answers.append(f"{folder}\n{_first_row(Path(folder))}")
-    if not as_json:
-        print("", *answers, sep="\n")
+    if "--json" not in arguments:
+        print(*map(_first_row, folders), sep="\n")
     return max(statuses)
 
 
@@ -201,11 +191,10 @@ def _first_row(folder: Path) -> str:
     from bstune.report.answer import answer
     from bstune.system.console import wrap
 
-    try:
-        row = answer(load(folder))[0]
-    except InputError:
-        return wrap("None", "it has no answer")
-    return wrap(row.label, row.text)
+    if not (folder / "curve.json").exists():
+        return f"{folder}: no answer"
+    row = answer(load(folder))[0]
+    return f"{folder}\n{wrap(row.label, row.text)}"
 
 
 def command() -> None:

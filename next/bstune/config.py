@@ -129,8 +129,7 @@ def split(arguments: Sequence[str]) -> dict[str, list[str]]:
     Raises:
         InputError: nothing is to be split, or Hydra cannot split it.
     """
-    choices = []
-    swept = []
+    choices, swept = [], []
     for argument in arguments:
         name, equals, _ = argument.partition("=")
         choices.append([argument])
@@ -138,20 +137,17 @@ def split(arguments: Sequence[str]) -> dict[str, list[str]]:
             continue
         override = OverridesParser.create().parse_override(_quoted(argument))
         if override.is_discrete_sweep():
-            swept.append(name.lstrip("+"))
+            swept.append(name)
             choices[-1] = [f"{name}={one}" for one in override.sweep_string_iterator()]
     if not swept:
         raise InputError("-m splits values that differ, as seed=0,1: give some, or leave out -m")
     jobs = {}
     for job in itertools.product(*choices):
-        values = {}
-        for argument in job:
-            name, equals, value = argument.lstrip("+").partition("=")
-            # A file of LightningCLI names the study, too.
-            values[name if equals else "workload"] = value or Path(name).stem
-        base = values.pop("study", values.get("workload", ""))
-        words = [base, *(values[name] for name in swept if name in values and values[name] != base)]
-        study = re.sub(r"[^\w.-]+", "_", "-".join(words))
+        values = dict(one.split("=", 1) for one in job if "=" in one)
+        # A file of LightningCLI stands first.
+        first = values.get("study") or values.get("+workload") or Path(job[0]).stem
+        others = [values[name] for name in swept if values[name] != first]
+        study = re.sub(r"[^\w.-]+", "_", "-".join([first, *others]))
         folder = f"{values.get('output', 'outputs')}/{study}"
         kept = [one for one in job if not one.startswith(("study=", "output="))]
         jobs[folder] = [*kept, f"study={study}", f"output={folder}"]

@@ -37,7 +37,7 @@ KINDS = {
     "classes with init_args": ({"config": TRAINER + MODEL + DATA}, []),
     "short class names, overrides": (
         {"config": "model: cli_project.Model\ndata: cli_project.Data\n"},
-        ["--trainer.max_epochs=3", "--model.init_args.learning_rate", "0.05"],
+        ["--trainer.max_epochs=3", "--model.init_args.learning_rate=0.05"],
     ),
     "several files, optimizer and lr_scheduler": (
         {
@@ -101,13 +101,8 @@ def words(kind, *further):
     files, arguments = KINDS[kind]
     for name, text in files.items():
         Path(f"{name}.yaml").write_text(text)
-    scripts = [word for word in arguments if not word.startswith("--") and "=" not in word]
-    named = [f"{name}.yaml" for name in files]
-    if len(named) > 1:
-        named = ["--config", named[0], f"--config={named[1]}"]
-    rest = [word for word in arguments if word not in scripts or word == "0.05"]
-    first = [word for word in scripts if word != "0.05"]
-    return [*first, *named, *rest, "device=cpu", "precision=32-true", "threads=1", *further]
+    named = [word for name in files for word in ("--config", f"{name}.yaml")]
+    return [*named, *arguments, "device=cpu", "precision=32-true", "threads=1", *further]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -170,7 +170,7 @@ def test_several_studies_whichever_fails(tmp_path, capsys):
     command = ["-m", "+workload=replay", "table=fashion_mlp,nosuch", "seed=0,1", "trials=1"]
     places = ["mlflow.uri=null", "seeds=1", f"output={tmp_path}"]
     assert main([*command, *places, f"storage=sqlite:///{tmp_path}/study.db"]) == 2
-    studies = {f"replay-fashion_mlp-{seed}" for seed in (0, 1)}
+    studies = {"replay-fashion_mlp-0", "replay-fashion_mlp-1"}
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == studies
     assert {bstune.load(tmp_path / study).study for study in studies} == studies
     for wrong in (["-m", "+workload=digits", "seed=0"], ["report", "-m", str(tmp_path)]):

@@ -7,7 +7,7 @@ import argparse
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -37,55 +37,51 @@ NAMES = {"gpu": "cuda", "32": "32-true", "64": "64-true", "16": "16-mixed", "bf1
 class CliFile:
     """What a command line has for LightningCLI."""
 
-    files: tuple[str, ...]
-    """Config files, the later ones over the earlier."""
+    named: tuple[str, ...]
+    """Config files, the later ones over the earlier, and the script that makes the LightningCLI."""
     overrides: tuple[str, ...]
     """As LightningCLI takes them: ``--KEY=VALUE``."""
-    script: str | None
-    """That makes the LightningCLI; None: files that name all classes."""
     lr_key: str | None
-    """The file's key of the rate; None: it is looked up."""
+    """The file's key of the rate, or its last part; None: it is looked up."""
 
     @property
-    def named(self) -> list[str]:
-        """The script and the files, as words of a command line."""
-        return [*([self.script] if self.script else []), *self.files]
+    def files(self) -> list[str]:
+        """The config files alone."""
+        return [path for path in self.named if path != self.script]
+
+    @property
+    def script(self) -> str | None:
+        """The script; None: the files name all classes."""
+        return next((path for path in self.named if path.endswith(".py")), None)
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[CliFile, list[str]]:
     """Split a command line into what is for LightningCLI, and bstune's options.
 
-    ``[main.py] [fit] config.yaml --model.init_args.width=64 lr_key=KEY trials=8``
+    ``[main.py] [fit] [--config] config.yaml --model.init_args.width=64 lr_key=KEY trials=8``
 
     Raises:
         InputError: there is no file, or jsonargparse is missing.
     """
     if find_spec("jsonargparse") is None:
-        raise InputError("LightningCLI needs jsonargparse: pip install 'jsonargparse[signatures]'")
-    files, overrides, options = list[str](), list[str](), list[str]()
-    script = lr_key = None
-    words = iter(arguments)
-    for word in words:
+        raise InputError("LightningCLI needs jsonargparse: pip install 'bstune[lightning-cli]'")
+    named, overrides, options, lr_key = list[str](), list[str](), list[str](), None
+    for word in arguments:
         name, equals, value = word.partition("=")
-        if name.startswith("-") and not equals:
-            value = next(words, "")
-        if name in ("-c", "--config"):
-            files.append(value)
+        if word in ("fit", "-c", "--config"):
+            continue
+        if not equals or name == "--config":
+            named.append(value or word)
         elif name.startswith("-"):
-            overrides.append(f"{name}={value}")
+            overrides.append(word)
         elif name == "lr_key":
             lr_key = value
-        elif equals:
+        else:
             options.append(word)
-        elif word.endswith(".py"):
-            script = word
-        elif word != "fit":
-            files.append(word)
-    file = CliFile(tuple(files), tuple(overrides), script, lr_key)
-    for path in file.named or ["config.yaml"]:
+    for path in named or ["config.yaml"]:
         if not Path(path).is_file():
             raise InputError(f"lightning needs a file of LightningCLI, but there is no {path}")
-    return file, options
+    return CliFile(tuple(named), tuple(overrides), lr_key), options
 
 
 def of_sections(file: CliFile) -> tuple[dict[str, Any], dict[str, str]]:
@@ -151,10 +147,10 @@ class _OfFile:
     def module(self, trial: TrialSettings) -> Any:
         """Build all of a trial, and give its module."""
         config = _config(self._file)
-        values = {_key(config, name): value for name, value in trial.values.items()}
+        values = {_key(config, [name], "tune"): value for name, value in trial.values.items()}
         if trial.lr is not None:
             values[self._rate_key(config)] = trial.lr
-        sizes = _numbers(config, "batch_size")
+        sizes = _keys(config, ["batch_size"])
         if trial.batch_size is not None and len(sizes) == 1:
             values[sizes[0]] = trial.batch_size
         cli = _read(self._file, [f"--{key}={value!r}" for key, value in values.items()])
@@ -182,36 +178,33 @@ class _OfFile:
     def own_values(self) -> dict[str, int | float | None]:
         """The file's rate, as ``lr``, and its further values; it builds nothing."""
         config = _config(self._file)
-        keys = {name: _key(config, name) for name in self._tuned}
+        keys = {name: _key(config, [name], "tune") for name in self._tuned}
         keys["lr"] = self._rate_key(config)
         return {name: value_of_today(name, config[key]) for name, key in keys.items()}
 
     def _rate_key(self, config: Mapping[str, Any]) -> str:
         given = self._file.lr_key
-        if given is not None and given in config:
-            return given
-        return _key(config, *(RATES if given is None else [given]), option="lr_key=KEY")
+        return _key(config, RATES if given is None else [given], "lr_key=KEY")
 
 
-def _numbers(config: Mapping[str, Any], *names: str) -> list[str]:
-    """The keys of numbers that a trial may set, those of some names where these are given."""
+def _keys(config: Mapping[str, Any], names: Collection[str]) -> list[str]:
+    """The keys of numbers that a trial may set and that have a name; with none, of all."""
     keys = []
     for key, value in config.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_named = not names or key.rpartition(".")[2] in names
-        if is_number and is_named and key.startswith(SECTIONS):
+        is_meant = not names or key in names or key.rpartition(".")[2] in names
+        if is_number and is_meant and key.startswith(SECTIONS):
             keys.append(key)
     return keys
 
 
-def _key(config: Mapping[str, Any], *names: str, option: str = "tune") -> str:
-    """The key of a number by its name; InputError where there is none, or several."""
-    found = _numbers(config, *names)
+def _key(config: Mapping[str, Any], names: Collection[str], option: str) -> str:
+    """The key of one number; InputError where there is none, or several."""
+    found = _keys(config, names)
     if len(found) != 1:
-        numbers = ", ".join(found or _numbers(config))
         raise InputError(
             f"{option} must name one number of the file, but {' or '.join(names)} names "
-            f"{len(found)}: it has {numbers}"
+            f"{len(found)}: it has {', '.join(found or _keys(config, ()))}"
         )
     return found[0]
 

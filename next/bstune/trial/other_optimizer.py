@@ -72,10 +72,8 @@ def _take_over(own: Optimizer, new: Optimizer) -> None:
     # Its constructor lets the optimizer tell its steps, which torch's schedules ask for.
     LambdaLR(new, lambda step: 1.0)
     for group, of_own in zip(new.param_groups, own.param_groups, strict=True):
-        for name, value in of_own.items():
-            if name in ("lr", "initial_lr"):
-                group[name] = value
-            group.setdefault(name, value)
+        kept = {name: value for name, value in group.items() if name not in ("lr", "initial_lr")}
+        group |= of_own | kept
 
 
 def _bind(scheduler: Any, optimizer: Optimizer) -> None:

@@ -16,11 +16,6 @@ def warmup_then_constant(optimizer: Optimizer, warmup_examples: int, batch_size:
     return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / steps))
 
 
-def constant(optimizer: Optimizer) -> LambdaLR:
-    """Make a constant rate."""
-    return LambdaLR(optimizer, lambda step: 1.0)
-
-
 def linear(optimizer: Optimizer, total_steps: int, warmup: float) -> LambdaLR:
     """Make a rate that falls linearly to 0 at ``total_steps``, after a warm-up of a share of them.
 
