@@ -117,7 +117,7 @@ def recipe_of_file(file: CliFile, options: Options) -> Recipe:
         file: with the command line's overrides.
         options: of the study.
     """
-    built = _OfFile(file, [one.name for one in options.tunables])
+    built = _OfFile(file, [one.name for one in options.tunables], not options.override_lr)
     return Recipe(
         module=built.module,
         data=built.data,
@@ -133,11 +133,13 @@ class _OfFile:
     Args:
         file: that it reads.
         tuned: names of further values.
+        sets_lr: whether the trial's rate is set in it.
     """
 
-    def __init__(self, file: CliFile, tuned: Sequence[str]) -> None:
+    def __init__(self, file: CliFile, tuned: Sequence[str], sets_lr: bool) -> None:
         self._file = file
         self._tuned = tuned
+        self._sets_lr = sets_lr
         self._built: tuple[TrialSettings, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -148,7 +150,7 @@ class _OfFile:
         """Build all of a trial, and give its module."""
         config = _config(self._file)
         values = {_key(config, [name], "tune"): value for name, value in trial.values.items()}
-        if trial.lr is not None:
+        if trial.lr is not None and self._sets_lr:
             values[self._rate_key(config)] = trial.lr
         sizes = _keys(config, ["batch_size"])
         if trial.batch_size is not None and len(sizes) == 1:
@@ -179,7 +181,8 @@ class _OfFile:
         """The file's rate, as ``lr``, and its further values; it builds nothing."""
         config = _config(self._file)
         keys = {name: _key(config, [name], "tune") for name in self._tuned}
-        keys["lr"] = self._rate_key(config)
+        if self._sets_lr:
+            keys["lr"] = self._rate_key(config)
         return {name: value_of_today(name, config[key]) for name, key in keys.items()}
 
     def _rate_key(self, config: Mapping[str, Any]) -> str:

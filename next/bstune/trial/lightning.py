@@ -128,7 +128,7 @@ def _fit(
         module.log = torch.compiler.disable(module.log)  # type: ignore[method-assign, no-untyped-call]
         # Lightning's way: the steps of the module are compiled, its hooks are not.
         fitted = torch.compile(module, mode=recipe.compile)
-    start = functools.partial(trainer.fit, fitted, ckpt_path=resume_from, weights_only=True)
+    start = functools.partial(trainer.fit, fitted, ckpt_path=resume_from)
     if is_data_module:
         # The data module stays the user's, with all its hooks, but for its training loader.
         data.train_dataloader = train_loader
@@ -202,9 +202,9 @@ class CountsSteps(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Go on as long as the trial does, also where skipped steps make its epochs more."""
-        # Lightning updates no ReduceLROnPlateau at the end of an epoch in which it resumed: this is
-        # the call that ends that state, which it makes itself too late.
-        trainer.fit_loop.on_iteration_done()
+        # Lightning updates no ReduceLROnPlateau at the end of an epoch in which it resumed: it ends
+        # that state too late.
+        trainer.fit_loop._restarting = False
         limit = trainer.fit_loop.max_epochs or -1
         if self.goes_on and limit == trainer.current_epoch + 1:
             trainer.fit_loop.max_epochs = limit + 1
