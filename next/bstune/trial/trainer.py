@@ -121,7 +121,7 @@ def make_trainer(
         "precision": resolve_precision(recipe.precision, device),
         # Each device takes its share of the training batches, and all of the validation data.
         "use_distributed_sampler": False,
-        "callbacks": [*kept, *weights, *callbacks],
+        "callbacks": kept,
         # What a module reads of its length; the call-back ends the trial.
         "max_steps": trial.total_steps,
         "max_epochs": -1,
@@ -144,6 +144,8 @@ def make_trainer(
                 f"trainer.{name}"
             )
     trainer: Trainer = package.Trainer(**{**arguments, **ours})
+    # Older Trainers of the other package refuse them as arguments.
+    trainer.callbacks.extend([*weights, *callbacks])  # type: ignore[attr-defined]
     if isinstance(trainer.limit_train_batches, int):
         # The user's batches, of which so many make one here.
         accumulated = arguments.get("accumulate_grad_batches") or 1
