@@ -8,28 +8,34 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bstune import __version__
-from bstune.core.errors import BstuneError, InputError
+from bstune.core.errors import BstuneError, InputError, Interrupted
 from bstune.system.interruption import interruptible
 
 # By design.md; each comes in a version of its own.
-LATER = ("worker", "compare", "lightning", "sweep")
+LATER = ("worker", "compare", "sweep")
 
 HELP = """\
 usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
        python -m bstune +workload=NAME trial.batch_size=B trial.lr=LR
+       python -m bstune lightning [main.py] config.yaml [--model.KEY=VALUE ...]
+                        [lr_key=model.init_args.lr] [OPTION=VALUE ...]
        python -m bstune survey +workload=NAME [OPTION=VALUE ...] [--json]
        python -m bstune report FOLDER [target='val/loss <= 0.2'] [--json]
 
 tune     find the batch size and learning rate that reach the target fastest
          (the default); the same command continues a study
+lightning  tune what LightningCLI builds of a file; main.py makes the LightningCLI
+         where the file does not name all classes
 survey   measure which batch sizes fit, what their steps take and what bounds them
 report   print the answer of a study's folder again; what its trials say of another
          target=GOAL, or of the best metric in a smaller budget.seconds=SECONDS
 
+-m                a study for each of several values, such as seed=0,1
 --json            print the result as JSON in place of the answer
 --config-dir DIR  where your own workload/NAME.yaml lies
 --cfg job         print the composed config and end
@@ -39,18 +45,19 @@ Options, the same on the command line, in a workload's file and in Python:
 """
 
 
-def tune(arguments: Sequence[str]) -> int:
+def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
     """Run a study, or one trial of it."""
     as_json, rest = _without(arguments, "--json")
     began = time.monotonic()
     from bstune.config import compose
 
-    composed = compose(rest)
+    composed = compose(rest, lightning=lightning)
     if composed.show:
         print(composed.yaml, end="")
         return 0
     print(f"bstune {__version__}: {composed.options.workload}", file=sys.stderr, flush=True)
     options = composed.options
+    rest = ["lightning", *rest] if lightning else rest
     is_one_run = options.trial.pair is not None
     begun = None
     if not is_one_run:
@@ -113,8 +120,11 @@ def survey(arguments: Sequence[str]) -> int:
     return 0
 
 
+# Several studies, as Hydra calls it.
+MANY = {"-m", "--multirun"}
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "tune": tune,
+    "lightning": partial(tune, lightning=True),
     "survey": survey,
     "report": report,
 }
@@ -132,6 +142,11 @@ def main(arguments: Sequence[str]) -> int:
     is_option = "=" in rest[0] or rest[0].startswith("-")
     if not is_option:
         verb = rest.pop(0)
+    return run(verb, rest)
+
+
+def run(verb: str, arguments: Sequence[str]) -> int:
+    """Run a verb, and print an error of bstune's in place of raising it; the status."""
     try:
         if verb in LATER:
             raise InputError(f"{verb} comes in a later version; this one has {' and '.join(VERBS)}")
@@ -142,12 +157,44 @@ def main(arguments: Sequence[str]) -> int:
             hint = f"did you mean {meant}?" if meant else "python -m bstune --help lists them"
             raise InputError(f"there is no verb {verb}: {hint}")
         with interruptible():
-            return VERBS[verb](rest)
+            if MANY & set(arguments):
+                return many(verb, [one for one in arguments if one not in MANY])
+            return VERBS[verb](arguments)
     except BstuneError as error:
-        if "debug=true" in rest:
+        if "debug=true" in arguments:
             traceback.print_exc()
         print(error, file=sys.stderr)
         return error.exit_status
+
+
+def many(verb: str, arguments: Sequence[str]) -> int:
+    """Run studies one after another, also where one fails; the worst status.
+
+    The first rows of their answers stand below the last.
+    """
+    from bstune.config import split
+
+    statuses, folders = [], []
+    for folder, job in split(arguments).items():
+        statuses.append(run(verb, job))
+        folders.append(Path(folder))
+        if statuses[-1] == Interrupted.exit_status:
+            break
+    if "--json" not in arguments:
+        print(*map(_first_row, folders), sep="\n")
+    return max(statuses)
+
+
+def _first_row(folder: Path) -> str:
+    """What a study's folder answers first, if it does."""
+    from bstune.api import load
+    from bstune.report.answer import answer
+    from bstune.system.console import wrap
+
+    if not (folder / "curve.json").exists():
+        return f"{folder}: no answer"
+    row = answer(load(folder))[0]
+    return f"{folder}\n{wrap(row.label, row.text)}"
 
 
 def command() -> None:

@@ -1,6 +1,7 @@
 """What people call: tune a workload, load a study's result."""
 
 import importlib
+import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -8,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from bstune import __version__
 from bstune.config import Composed, options_from_python
@@ -21,6 +22,7 @@ from bstune.core.records import Budget, Record, Target
 from bstune.hardware.survey import Survey
 from bstune.options import Options, differing, with_question
 from bstune.recipe.found import remembered
+from bstune.recipe.recipe import Recipe, settings_of
 from bstune.report.answer import render
 from bstune.report.hardware import survey_line
 from bstune.report.read import read_asked, read_records, read_result
@@ -39,6 +41,7 @@ from bstune.study.retarget import retargeted
 from bstune.study.run import answered, trained
 from bstune.study.storage import database_errors, opened
 from bstune.study.workload import (
+    COMMAND,
     Workload,
     best_in_file,
     by_lightning,
@@ -59,6 +62,9 @@ from bstune.trial.table import train as train_from_table
 from bstune.trial.trial import Trial
 from bstune.trial.worker import AnyWorker
 
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
 # What :func:`_finish` takes 2 CPU seconds to import.
 OF_ANSWER = ("bstune.report.figure", "bstune.report.page", "matplotlib.backends.backend_agg")
 OF_MLFLOW = "mlflow.store.tracking.sqlalchemy_store"
@@ -68,6 +74,7 @@ class Result(StudyResult):
     """What a study found, with its folder."""
 
     folder: Path = Field(exclude=True)
+    _recipe: Recipe | None = PrivateAttr(default=None)
 
     @property
     def records(self) -> list[Record]:
@@ -90,7 +97,49 @@ class Result(StudyResult):
             InputError: they do not tell.
         """
         given = {"target": target, "budget": budget}
-        return ask_again(self.folder, {key: it for key, it in given.items() if it is not None})
+        asked = {key: it for key, it in given.items() if it is not None}
+        return ask_again(self.folder, asked).of_project(self._recipe)
+
+    def train(self) -> "tuple[LightningModule, Trainer]":
+        """Train the best in this process, as its trials were: the same batches, rate and schedule.
+
+        It makes exactly ``train_steps`` of :attr:`best` or, where there are none, as many optimizer
+        steps as its runs took in the median, rounded up. The Trainer has its own logger,
+        call-backs, progress bar and evaluations, but no EarlyStopping, and writes to ``best`` in
+        the study's folder unless it has a ``default_root_dir``. What the study shared among
+        devices is trained on one. Then ``test_step``, where there is one, sees the data's
+        ``test_dataloader`` once: its metrics are in ``trainer.callback_metrics``.
+
+        Returns:
+            The trained module and its Trainer.
+
+        Raises:
+            InputError: the result was loaded, without the project, or has no best.
+        """
+        if self._recipe is None:
+            how = self.train_command or ""
+            if not how.startswith(COMMAND):
+                how = "bstune.tune(...).train(), as the same call reads a finished study again"
+            raise InputError(f"a folder has no project to train: use {how}")
+        best = self.best
+        if best is None:
+            raise InputError(f"objective={self.objective} seeks no best to train")
+        own, machine, _ = read_asked(self.folder)
+        recipe = replace(self._recipe, threads=machine.threads, devices=1, noise_scale=False)
+        if own.micro_batch_size == "auto" and machine.survey is not None:
+            recipe = replace(recipe, micro_batch_size=machine.survey.largest_fit)
+        steps = best.train_steps or math.ceil(best.steps)
+        total = best.train_steps or own.budget.last_step(best.batch_size)
+        trial = settings_of(best.batch_size, best.lr, total, own.trial.seed, best.values)
+        # It imports torch.
+        from bstune.trial.own_training import train_best
+
+        return train_best(recipe, trial, steps, self.folder / "best")
+
+    def of_project(self, recipe: Recipe | None) -> "Result":
+        """Keep what trains its best."""
+        self._recipe = recipe
+        return self
 
     def __str__(self) -> str:
         return render(self)
@@ -149,9 +198,6 @@ def tune(
     from bstune.recipe.project import recipe_of_project
 
     recipe = recipe_of_project(module, data, trainer=trainer, options=checked)
-    train_command = own_training
-    if checked.tunables:
-        train_command = partial(best_in_file, None, checked.output)
     workload = Workload(
         name=study,
         train=by_lightning(recipe),
@@ -160,9 +206,10 @@ def tune(
         table=None,
         recipe=recipe,
         command=partial(python_call, study),
-        train_command=train_command,
+        train_command=own_training,
     )
-    return run_study(checked, workload, begin(checked, checked.study or study, began))
+    result = run_study(checked, workload, begin(checked, checked.study or study, began))
+    return result.of_project(recipe)
 
 
 def _type_name(part: Any) -> str:
@@ -205,7 +252,7 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
         plan = replace(plan, question=question)
         ran_for = str(own.target if own.target != options.target else own.budget)
     command, train = commands_of(str(beside["command"]), name, differing(own, options))
-    if own.tunables:
+    if own.tunables and train is not own_training:
         # best.yaml is of the study's own question.
         train = lambda batch_size, lr, steps: "the configuration of row Best"  # noqa: E731
     study = Study(

@@ -1,6 +1,7 @@
 """Hydra in, options and a recipe out; no other module composes a config."""
 
 import argparse
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ from bstune.options import (
     unknown,
 )
 from bstune.recipe.hydra import NODES, recipe_of
+from bstune.recipe.lightning_cli import of_sections, recipe_of_file, split_arguments
 from bstune.recipe.recipe import Recipe
 from bstune.system.console import guess
 from bstune.system.files import read_yaml
@@ -58,14 +60,102 @@ class Composed:
     """``--cfg job``: print ``yaml`` and end."""
 
 
-def compose(arguments: Sequence[str]) -> Composed:
+def compose(arguments: Sequence[str], *, lightning: bool = False) -> Composed:
     """Compose a command line: ``+workload=NAME OPTION=VALUE --config-dir DIR --cfg job``.
 
-    Nothing that the workload names is imported.
+    With ``lightning`` what stands in the workload's place is for LightningCLI, as in
+    :func:`bstune.recipe.lightning_cli.split_arguments`. Nothing that is named is imported.
 
     Raises:
         InputError: for what cannot be used, a line each.
     """
+    flags, rest, folders = _flags(arguments)
+    file, node = None, None
+    defaults = [f"hydra.searchpath=['file://{folder}']" for folder in folders[1:]]
+    if lightning:
+        file, rest = split_arguments(rest)
+        node, own = of_sections(file)
+        defaults += [f"{name}={value}" for name, value in own.items()]
+    overrides = []
+    workload = one_run = None
+    for argument in rest:
+        named = re.fullmatch(r"\+*(workload|algorithm|schedule)=(.*)", argument)
+        of_file = re.fullmatch(r"trial=(.*\.yaml)", argument)
+        if of_file:
+            one_run = Path(of_file[1])
+        elif named is None:
+            overrides.append(_quoted(argument))
+        elif named[1] == "workload":
+            workload = named[2]
+        elif named[2] != "null":
+            _file_of(named[1], named[2], folders)
+            overrides.append(f"+{named[1]}={named[2]}")
+    if file is None:
+        _file_of("workload", workload, folders)
+        # A workload's keys land beside the options, whose defaults they replace.
+        defaults.append(f"+workload@_global_={workload}")
+    config = _composed([*defaults, *overrides])
+    config.workload = workload if file is None else Path(file.named[-1]).stem
+    if one_run is not None:
+        _fill_from_best(config, one_run)
+    if "table" in config or OmegaConf.is_missing(config, "table"):
+        _fill_from_table(config)
+    _fill_by_name(config, folders)
+    values = _values(config)
+    _check_tunable(config.get("tunable") or OmegaConf.create())
+    values["tune"] = _ranges(values["tune"], config)
+    is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
+    if values.get("target") is not None and not is_given:
+        values["target"] = own_target(str(values["target"]), str(values["objective"]))
+    parts: Any = OmegaConf.to_container(config)
+    if node is not None:
+        parts["module"] = values["module"] = node
+    options = options_from(values)
+    # What is resolved stands in the place of its reference.
+    text = yaml.safe_dump(hide(parts | values), sort_keys=False)
+    recipe = None
+    if file is not None:
+        recipe = recipe_of_file(file, options)
+    elif "table" not in parts:
+        recipe = recipe_of(parts, options)
+    return Composed(options, parts, recipe, text, show=flags.cfg is not None)
+
+
+def split(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """The command lines of ``-m``, a study each, by their folders.
+
+    ``+workload=digits seed=0,1`` is outputs/digits-0 and outputs/digits-1.
+
+    Raises:
+        InputError: nothing is to be split, or Hydra cannot split it.
+    """
+    choices, swept = [], []
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        choices.append([argument])
+        if not equals or name.startswith("-"):
+            continue
+        override = OverridesParser.create().parse_override(_quoted(argument))
+        if override.is_discrete_sweep():
+            swept.append(name)
+            choices[-1] = [f"{name}={one}" for one in override.sweep_string_iterator()]
+    if not swept:
+        raise InputError("-m splits values that differ, as seed=0,1: give some, or leave out -m")
+    jobs = {}
+    for job in itertools.product(*choices):
+        values = dict(one.split("=", 1) for one in job if "=" in one)
+        # A file of LightningCLI stands first.
+        first = values.get("study") or values.get("+workload") or Path(job[0]).stem
+        others = [values[name] for name in swept if values[name] != first]
+        study = re.sub(r"[^\w.-]+", "_", "-".join([first, *others]))
+        folder = f"{values.get('output', 'outputs')}/{study}"
+        kept = [one for one in job if not one.startswith(("study=", "output="))]
+        jobs[folder] = [*kept, f"study={study}", f"output={folder}"]
+    return jobs
+
+
+def _flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str], list[Path]]:
+    """Take ``--config-dir`` and ``--cfg`` out of a command line; the folders of configs, too."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
     parser.add_argument("--cfg", choices=["job"])
@@ -74,47 +164,30 @@ def compose(arguments: Sequence[str]) -> Composed:
     except argparse.ArgumentError as error:
         raise InputError(str(error)) from error
     folders = [CONF]
-    overrides = []
     if flags.config_dir is not None:
         if not flags.config_dir.is_dir():
             raise InputError(f"--config-dir must be a folder, but got {flags.config_dir}")
         folders.append(flags.config_dir.absolute())
-        overrides.append(f"hydra.searchpath=['file://{folders[-1]}']")
-    workload = one_run = None
-    for argument in rest:
-        named = re.fullmatch(r"\+*workload=(.*)", argument)
-        of_file = re.fullmatch(r"trial=(.*\.yaml)", argument)
-        if named:
-            workload = named[1]
-        elif of_file:
-            one_run = Path(of_file[1])
-        else:
-            overrides.append(_quoted(argument))
-    known = {file.stem for folder in folders for file in folder.glob("workload/*.yaml")}
-    if workload not in known:
-        meant = guess(workload or "", known)
-        problem = f"there is no workload {workload}" if workload else "workload is missing"
-        hint = f"did you mean {meant}? " if meant else ""
-        raise InputError(f"{problem}: {hint}+workload=NAME takes {', '.join(sorted(known))}")
-    # A workload's keys land beside the options, whose defaults they replace.
-    config = _composed([f"+workload@_global_={workload}", *overrides])
-    config.workload = workload
-    if one_run is not None:
-        _fill_from_best(config, one_run)
-    if "table" in config or OmegaConf.is_missing(config, "table"):
-        _fill_from_table(config)
-    values = _values(config)
-    _check_tunable(config.get("tunable") or OmegaConf.create())
-    values["tune"] = _ranges(values["tune"], config)
-    is_given = any(one.partition("=")[0].lstrip("+") == "target" for one in overrides)
-    if values.get("target") is not None and not is_given:
-        values["target"] = own_target(str(values["target"]), str(values["objective"]))
-    options = options_from(values)
-    parts: Any = OmegaConf.to_container(config)
-    # What is resolved stands in the place of its reference.
-    text = yaml.safe_dump(hide(parts | values), sort_keys=False)
-    recipe = None if "table" in parts else recipe_of(parts, options)
-    return Composed(options, parts, recipe, text, show=flags.cfg is not None)
+    return flags, rest, folders
+
+
+def _file_of(group: str, name: str | None, folders: Sequence[Path]) -> Path:
+    """The file of a workload, an algorithm or a schedule; InputError with a guess for no such."""
+    files = {file.stem: file for folder in folders for file in folder.glob(f"{group}/*.yaml")}
+    if name in files:
+        return files[name]
+    meant = guess(name or "", files)
+    problem = f"there is no {group} {name}" if name else f"{group} is missing"
+    hint = f"did you mean {meant}? " if meant else ""
+    plus = "+" if group == "workload" else ""
+    raise InputError(f"{problem}: {hint}{plus}{group}=NAME takes {', '.join(sorted(files))}")
+
+
+def _fill_by_name(config: DictConfig, folders: Sequence[Path]) -> None:
+    """Put its file in the place of an algorithm's or a schedule's name."""
+    for group in ("algorithm", "schedule"):
+        if isinstance(config[group], str):
+            config[group] = OmegaConf.load(_file_of(group, config[group], folders))
 
 
 def options_from_python(**given: Any) -> Options:
@@ -130,6 +203,7 @@ def options_from_python(**given: Any) -> Options:
         config: Any = OmegaConf.merge(defaults, values)
     except OmegaConfBaseException as error:
         raise InputError(_one_line(error)) from error
+    _fill_by_name(config, [CONF])
     return options_from(_values(config))
 
 

@@ -18,7 +18,7 @@ from bstune.options import Options, differing, options_from
 from bstune.recipe.found import fill_sizes
 from bstune.study.begin import Begun
 from bstune.study.machine import RECORDED, Machine
-from bstune.study.workload import Workload, own_training, python_call
+from bstune.study.workload import Workload, in_best_file, in_words, python_call
 from bstune.system.files import StudyFolder, claim_folder
 from bstune.system.secrets import hide
 from bstune.system.ticker import Ticker
@@ -97,6 +97,7 @@ class Study:
 
     def __iter__(self) -> Iterator[Trial]:
         call = partial(python_call, function="bstune.Study")
+        train = partial(in_best_file, self._options.output) if self._options.tunables else in_words
         workload = Workload(
             name=self._name,
             train=None,
@@ -105,7 +106,7 @@ class Study:
             table=None,
             recipe=None,
             command=partial(call, self._name),
-            train_command=own_training,
+            train_command=train,
             machine=machine_of_loop(self._options.device),
         )
         claim_folder(StudyFolder(self._folder), self._name, self._options.storage)

@@ -145,7 +145,7 @@ def result(**changes):
         "speedup": speedup(0.0964 / 0.0331, 2.31, 3.79),
         "near_optimal": (48, 173),
         "lr_alone": LrAlone(lr=1.05, speedup=2.4, low=2.0, high=2.9),
-        "train": "bstune +workload=digits trial.batch_size=118 trial.lr=1.18",
+        "train_command": "bstune +workload=digits trial.batch_size=118 trial.lr=1.18",
     }
     return StudyResult(**{**STUDY, **CURVE, **values, **changes})
 
@@ -158,7 +158,7 @@ def keep():
         speedup=speedup(0.0964 / 0.0912, 0.92, 1.21),
         configurations=12,
         lr_alone=None,
-        train=None,
+        train_command=None,
     )
 
 
@@ -170,7 +170,7 @@ def not_yet(**changes):
         "lr_alone": LrAlone(lr=1.05, speedup=1.1, low=0.8, high=1.5),
         "missing": "more new seeds",
         "next": f"{COMMAND} seeds=6",
-        "train": None,
+        "train_command": None,
     }
     return result(**{**values, **changes})
 
@@ -211,7 +211,7 @@ def steps(**changes):
         "near_optimal": (512, 1024),
         "lr_alone": None,
         "faster": Faster(batch_size=118, lr=1.18, seconds=0.0331, speedup=0.0419 / 0.0331),
-        "train": "bstune +workload=digits trial.batch_size=512 trial.lr=2.1",
+        "train_command": "bstune +workload=digits trial.batch_size=512 trial.lr=2.1",
     }
     return result(**{**values, **changes})
 
@@ -259,7 +259,8 @@ def metric(**changes):
         "baseline": BASELINE_METRIC,
         "improvement": Improvement(value=0.09, low=0.05, high=0.13, deviation=0.012),
         "near_optimal": (16, 40),
-        "train": "bstune +workload=digits trial.batch_size=24 trial.lr=0.003 trial.steps=9360",
+        "train_command": "bstune +workload=digits trial.batch_size=24 trial.lr=0.003 "
+        "trial.steps=9360",
     }
     return StudyResult(**{**STUDY, **values, **changes})
 
@@ -285,7 +286,7 @@ STATES = {
     "switch, three warnings": result(warnings=(STEP_TIMES, FEW_OCTAVES, FAR)),
     "several values": result(
         best=BEST.model_copy(update={"values": {"momentum": 0.74, "layers": 3}}),
-        train=f"{COMMAND} trial=outputs/digits/best.yaml",
+        train_command=f"{COMMAND} trial=outputs/digits/best.yaml",
     ),
     "keep": keep(),
     "not yet: the interval is too wide": not_yet(),
@@ -337,7 +338,7 @@ STATES = {
         other=FEWEST.model_copy(update={"steps": 190.0, "seconds": 0.241}),
         speedup=speedup(201 / 190, 0.96, 1.2),
         faster=None,
-        train=None,
+        train_command=None,
     ),
     "steps: not yet": steps(
         verdict="not yet",
@@ -345,7 +346,7 @@ STATES = {
         faster=None,
         missing="more new seeds",
         next=f"{COMMAND} seeds=6",
-        train=None,
+        train_command=None,
     ),
     "steps: use": steps(verdict="use", baseline=None, speedup=None),
     "steps: baseline missed": steps(
@@ -363,14 +364,14 @@ STATES = {
         best=BASELINE_METRIC,
         other=BEST_METRIC,
         improvement=Improvement(value=-0.002, low=-0.01, high=0.0051, deviation=0.012),
-        train=None,
+        train_command=None,
     ),
     "metric: not yet": metric(
         verdict="not yet",
         improvement=Improvement(value=0.03, low=-0.01, high=0.07, deviation=0.02),
         missing="more new seeds",
         next=f"{COMMAND} seeds=6",
-        train=None,
+        train_command=None,
     ),
     "metric: not yet: the baseline is the best": metric(
         verdict="not yet",
@@ -379,7 +380,7 @@ STATES = {
         improvement=Improvement(value=-0.03, low=-0.07, high=0.01, deviation=0.02),
         missing="more new seeds",
         next=f"{COMMAND} seeds=6",
-        train=None,
+        train_command=None,
     ),
     "metric: accuracy": metric(
         target=Target("val/acc", None, "max"),
@@ -401,7 +402,7 @@ STATES = {
             trend="diverged",
         ),
         near_optimal=None,
-        train=None,
+        train_command=None,
         next=f"{COMMAND} lr.high=0.01 study=digits-2",
     ),
     "curve": of_curve(),

@@ -103,7 +103,7 @@ def test_switch():
     assert (result.configurations, result.trials) == (5, 12)
     low, high = result.near_optimal
     assert low <= 512 <= high
-    assert result.train == f"512 at {result.best.lr}"
+    assert result.train_command == f"512 at {result.best.lr}"
     assert result.other is None
     assert result.next is None
     # S(B) = 40 (1 + 100/B).
@@ -142,7 +142,7 @@ def test_keep():
     assert result.verdict == "keep"
     assert (result.best.batch_size, result.other.batch_size) == (64, 512)
     assert result.speedup.high < 1.25
-    assert result.train is None
+    assert result.train_command is None
 
 
 def test_not_yet_names_the_seeds_that_settle_it():
@@ -150,25 +150,25 @@ def test_not_yet_names_the_seeds_that_settle_it():
     assert result.verdict == "not yet"
     assert result.speedup.low < 1 < 1.25 < result.speedup.high
     assert result.next.startswith(("{'seeds'", "{'trials'"))
-    assert result.train is None
+    assert result.train_command is None
 
 
 def test_use_where_there_is_no_baseline():
     records = [one for one in with_seeds(BEST, ()) if one.role != "baseline"]
     result = analyse(study(baseline=None), records)
     assert (result.verdict, result.best.batch_size, result.speedup) == ("use", 512, None)
-    assert result.train is not None
+    assert result.train_command is not None
 
 
 def test_a_best_that_misses_on_new_seeds_is_not_told_to_be_used():
     records = with_seeds((900, 900, 48), (300, 310, 290), status="missed")
     result = analyse(study(), records)
-    assert (result.verdict, result.speedup, result.train) == ("not yet", None, None)
+    assert (result.verdict, result.speedup, result.train_command) == ("not yet", None, None)
     # The next best is up for new seeds.
     assert (result.best.batch_size, result.best.runs) == (256, 0)
     # Where there is no other, what is known to reach is the best so far.
     result = analyse(study(), [one for one in records if not 1 <= one.number <= 4])
-    assert (result.verdict, result.speedup, result.train) == ("not yet", None, None)
+    assert (result.verdict, result.speedup, result.train_command) == ("not yet", None, None)
     assert result.best == result.baseline
 
 
@@ -458,7 +458,7 @@ def test_the_curve_has_no_verdict_and_no_best():
     """B_crit 100, by trials of one octave each but the first and the last two of seven."""
     plan = study(question=Question(TARGET, Budget(steps=1000), "curve"), trials=5)
     result = analyse(plan, SWITCH)
-    assert (result.verdict, result.best, result.baseline, result.train) == (None,) * 4
+    assert (result.verdict, result.best, result.baseline, result.train_command) == (None,) * 4
     assert result.reached
     assert result.critical.interval.low < 100 < result.critical.interval.high
     assert result.critical.linear_below == pytest.approx(result.critical.interval.value / 9)
@@ -530,7 +530,7 @@ def test_where_schedules_end_their_length_and_the_predicted_share_are_told():
         result = analyse(ends, records)
         assert (result.verdict, result.best.schedule_steps) == ("switch", length)
         assert result.baseline.schedule_steps == 1000
-        assert result.train.endswith(f" in {length}")
+        assert result.train_command.endswith(f" in {length}")
         shares[length] = result.best.predicted_share
     # Three of three reached it both times, but the first ones at their very end.
     assert 0.5 < shares[48] < shares[200] < 1.0
@@ -542,4 +542,4 @@ def test_what_a_budget_of_seconds_trains_is_told_in_steps():
     told = dataclasses.replace(study(question=question), train="{} at {} in {}".format)
     result = analyse(told, SWITCH)
     assert result.best.train_steps == 500
-    assert result.train.endswith(" in 500")
+    assert result.train_command.endswith(" in 500")

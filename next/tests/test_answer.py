@@ -116,7 +116,7 @@ def test_an_end_of_a_speedup_is_told_from_1():
         (result(near_optimal=(118, 118), lr_alone=None), "Also good"),
         (result(critical=None), "Scaling"),
         (keep().model_copy(update={"train": "bstune"}), "Train"),
-        (not_yet(train="bstune"), "Train"),
+        (not_yet(train_command="bstune"), "Train"),
         (nothing_reached("failed", closest=None), "Next"),
     ],
 )

@@ -56,7 +56,7 @@ def test_what_is_predicted_stands_there_with_its_interval():
 
 
 def test_nothing_is_run_or_loaded():
-    study = result(workload=ATTACK, device=ATTACK, train=ATTACK, warnings=(STEP_TIMES,))
+    study = result(workload=ATTACK, device=ATTACK, train_command=ATTACK, warnings=(STEP_TIMES,))
     trials = [record.model_copy(update={"message": ATTACK}) for record in records()]
     text = page(study, trials, ATTACK)
     assert "<script" not in text

@@ -232,7 +232,7 @@ def test_a_folder_answers_for_another_target_and_budget(study, capsys):
     easier = study.at("val/error <= 0.2")
     assert (str(easier.target), easier.ran_for) == ("val/error <= 0.2", "val/error <= 0.14")
     assert easier.best.seconds < study.best.seconds
-    assert "'target=val/error <= 0.2'" in (easier.train or easier.next)
+    assert "'target=val/error <= 0.2'" in (easier.train_command or easier.next)
     capsys.readouterr()
     assert main(["report", str(study.folder), "target=0.2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(easier.model_dump_json())

@@ -527,5 +527,5 @@ def test_a_study_of_recorded_schedules(tmp_path, monkeypatch):
     assert 0.5 < result.best.predicted_share < 1.0
     of_best = [record for record in result.records if record.repeats == result.best.number]
     assert {record.schedule_steps for record in of_best} == {result.best.schedule_steps}
-    if result.train is not None:
-        assert f"trial.steps={result.best.schedule_steps}" in result.train
+    if result.train_command is not None:
+        assert f"trial.steps={result.best.schedule_steps}" in result.train_command

@@ -23,7 +23,7 @@ from bstune.options import Options
 from bstune.own_loop import machine_of_loop
 from bstune.study.begin import Begun
 from bstune.study.loop import AskedTrial
-from bstune.study.workload import Workload, application_command, best_in_file
+from bstune.study.workload import Workload, application_command, in_best_file
 from bstune.system.files import StudyFolder, claim_folder, write_text
 from bstune.system.interruption import interruptible
 from bstune.system.secrets import hide
@@ -70,7 +70,7 @@ def _sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
     OmegaConf.save(config, folder / "multirun.yaml")
     train = partial(_training_command, application)
     if options.tunables:
-        train = partial(best_in_file, None, options.output)
+        train = partial(in_best_file, options.output)
     workload = Workload(
         name=str(options.study),
         train=None,

@@ -22,7 +22,9 @@ from bstune.recipe.recipe import (
 )
 
 # What Hydra instantiates.
-NODES = ("data", "module", "trainer")
+NODES = ("data", "module", "trainer", "algorithm", "schedule")
+# Those that need an argument more: parameters, or an optimizer.
+PARTIAL = ("algorithm", "schedule")
 # What a node may refer to as ${trial.NAME}.
 TRIAL_VALUES = ("batch_size", "lr", "seed", "max_steps", "total_steps")
 # Stands for a value that the trial does not have.
@@ -60,18 +62,34 @@ def recipe_of(parts: dict[str, Any], options: Options) -> Recipe:
         module=partial(build, parts, keys, "module", rates),
         data=partial(build, parts, keys, "data", ()),
         trainer=partial(build, parts, keys, "trainer", ()),
-        device=options.device,
-        precision=options.precision,
-        threads=options.threads,
-        compile=options.compile,
-        micro_batch_size=options.given_micro_batch_size,
-        devices=options.devices,
-        noise_scale=options.noise_scale,
-        override_lr=options.override_lr,
-        validation_batch_size=options.validation_batch_size,
         data_follows=nodes["data"] != of_size["data"],
         own_values=partial(own_values, parts, keys, tuned),
+        **of_options(options, parts, keys),
     )
+
+
+def of_options(
+    options: Options, parts: dict[str, Any] | None = None, keys: "Keys | None" = None
+) -> dict[str, Any]:
+    """The arguments of a :class:`Recipe` that options alone decide.
+
+    Args:
+        options: of the study.
+        parts, keys: as of :func:`build`, where the nodes are those of a config.
+    """
+    parts = parts or options.model_dump(include={*PARTIAL, "device"})
+    given = [key for key in PARTIAL if parts.get(key)]
+    return {key: partial(build, parts, keys or {}, key, ()) for key in given} | {
+        "device": options.device,
+        "precision": options.precision,
+        "threads": options.threads,
+        "compile": options.compile,
+        "micro_batch_size": options.given_micro_batch_size,
+        "devices": options.devices,
+        "noise_scale": options.noise_scale,
+        "override_lr": options.override_lr,
+        "validation_batch_size": options.validation_batch_size,
+    }
 
 
 Keys = Mapping[str, str | None]
@@ -79,7 +97,9 @@ Keys = Mapping[str, str | None]
 
 
 def _key_of(parts: Mapping[str, Any], name: str) -> str | None:
-    """The key that a further value sets: the workload's own, or that of the module's argument."""
+    """The key that a further value sets: the algorithm's, the workload's own, or the module's."""
+    if name in (parts.get("algorithm") or {}):
+        return f"algorithm.{name}"
     tunable = (parts.get("tunable") or {}).get(name) or {}
     is_referred_to = f"${{trial.{name}}}" in str(parts)
     key: str | None = tunable.get("key", None if is_referred_to else f"module.{name}")
@@ -142,7 +162,7 @@ def resolved(
         nodes: Any = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         raise InputError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
-    return {key: _without_left_out(nodes[key]) for key in NODES}
+    return {key: _without_left_out(nodes.get(key)) for key in NODES}
 
 
 def _without_left_out(node: Any) -> Any:
@@ -172,6 +192,8 @@ def build(
         InputError: if a target cannot be imported. What a target raises is raised as it is.
     """
     node = resolved(parts, keys, trial, resolve_device(parts["device"]))[key] or {}
+    if key in PARTIAL:
+        node["_partial_"] = True
     try:
         if rates and trial.lr is not None:
             partly = {**node, "_partial_": True}

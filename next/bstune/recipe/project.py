@@ -9,6 +9,7 @@ from torch import nn
 
 from bstune.core.errors import InputError
 from bstune.options import Options
+from bstune.recipe.hydra import of_options
 from bstune.recipe.recipe import RATES, Recipe, TrialSettings, value_of_today
 
 # Arguments that are the trial's value of the same name.
@@ -55,18 +56,10 @@ def recipe_of_project(
         module=build_module,
         data=build_data,
         trainer=partial(_given, dict(trainer or {})),
-        device=options.device,
-        precision=options.precision,
-        threads=options.threads,
-        compile=options.compile,
-        micro_batch_size=options.given_micro_batch_size,
-        devices=options.devices,
-        noise_scale=options.noise_scale,
-        override_lr=options.override_lr,
-        validation_batch_size=options.validation_batch_size,
         # A function of the trial has one argument of another name.
         data_follows="batch_size" in of_data or bool(others),
         own_values=partial(dict, _own_values(parts, usual, left)),
+        **of_options(options),
     )
 
 

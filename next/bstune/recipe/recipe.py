@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # Names of the argument of a module that is the learning rate.
 RATES = ("lr", "learning_rate")
+# Arguments of the Trainer that are options here.
+OF_TRAINER = {"precision": "precision", "accelerator": "device", "devices": "devices"}
 
 
 class TrialSettings(Protocol):
@@ -36,14 +38,25 @@ class TrialSettings(Protocol):
 
 
 def settings_of(
-    batch_size: int | None, lr: float | None, steps: int, seed: int = 0
+    batch_size: int | None,
+    lr: float | None,
+    steps: int,
+    seed: int = 0,
+    values: Mapping[str, int | float] | None = None,
 ) -> TrialSettings:
     """What a recipe builds for, where nothing is reported.
 
     A batch size or a rate that is None is left to the project's own default.
     """
-    trial: Any = SimpleNamespace(batch_size=batch_size, lr=lr, values={}, seed=seed, first_step=0)
-    trial.max_steps = trial.total_steps = steps
+    trial: Any = SimpleNamespace(
+        batch_size=batch_size,
+        lr=lr,
+        values=values or {},
+        seed=seed,
+        first_step=0,
+        max_steps=steps,
+        total_steps=steps,
+    )
     return trial  # type: ignore[no-any-return]
 
 
@@ -84,6 +97,10 @@ def no_arguments(trial: TrialSettings) -> dict[str, Any]:
     return {}
 
 
+def none(trial: TrialSettings) -> None:
+    """Build nothing."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Builds what is trained, for each trial; it is sent to the worker with cloudpickle.
@@ -106,7 +123,10 @@ class Recipe:
         validation_batch_size: examples of a validation batch; ``trial``: the trial's batch size,
             and no other; None: the loader's own.
         own_values: gives the further values that are used today, by name; None: it does not tell.
-            InputError for one that nothing takes.
+            The rate, where it is told so, is ``lr``. InputError for one that nothing takes.
+        algorithm: builds what makes an optimizer of parameter groups, in place of the module's own;
+            None: that stays.
+        schedule: builds what makes a schedule of an optimizer, stepped each step, likewise.
     """
 
     module: "Callable[[TrialSettings], LightningModule]"
@@ -123,6 +143,8 @@ class Recipe:
     validation_batch_size: int | Literal["trial"] | None = None
     data_follows: bool = False
     own_values: "Callable[[], dict[str, int | float | None]]" = dict
+    algorithm: Callable[[TrialSettings], Any] = none
+    schedule: Callable[[TrialSettings], Any] = none
 
 
 def resolve_device(device: str) -> str:

@@ -360,8 +360,8 @@ def _next(result: StudyResult) -> Iterator[str]:
 
 
 def _train(result: StudyResult) -> Iterator[str]:
-    if result.train is not None and result.verdict in ("switch", "use"):
-        yield result.train
+    if result.train_command is not None and result.verdict in ("switch", "use"):
+        yield result.train_command
 
 
 def _named(best: Confirmed) -> str:

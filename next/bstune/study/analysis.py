@@ -276,7 +276,7 @@ def _fields_of_verdict(
     """The fields that follow from the verdict: what trains the best, or what is missing."""
     fields: dict[str, Any] = {}
     if best is not None and verdict in ("switch", "use"):
-        fields["train"] = study.train(best.batch_size, best.lr, best.train_steps)
+        fields["train_command"] = study.train(best.batch_size, best.lr, best.train_steps)
     if best is not None and best is baseline:
         fields["other"] = other
     if verdict == "not yet":

@@ -25,7 +25,7 @@ LEAST_STEPS = 10
 FIXED = {
     *("objective", "target", "budget", "batch_size", "lr", "baseline", "scaling", "tune"),
     *("schedule_ends", "compile", "micro_batch_size", "devices", "seed"),
-    *("override_lr", "validation_batch_size"),
+    *("override_lr", "validation_batch_size", "algorithm", "schedule"),
 }
 
 

@@ -1,6 +1,7 @@
 """What a workload is asked once, without a study: its survey, and the training of one pair."""
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -78,9 +79,11 @@ def train_once(options: Options, workload: Workload) -> Record:
         max_steps=total_steps,
         schedule_steps=total_steps if options.schedule_ends else None,
     )
+    # Steps that are given are trained, all of them.
+    target = options.target if options.trial.steps is None else replace(options.target, goal=None)
     asked = AskedTrial(
         spec=spec,
-        target=options.target,
+        target=target,
         total_steps=total_steps,
         save_to=folder.root / "checkpoint.ckpt",
         keep=True,

@@ -308,7 +308,7 @@ class StudyResult(Frozen):
     """Its options."""
     warnings: tuple[ResultWarning, ...] = ()
     spent: Spent
-    train: str | None = None
+    train_command: str | None = None
     """The command or call that trains the best."""
 
     @property

@@ -18,7 +18,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
-from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
@@ -203,7 +203,8 @@ class StudyStorage:
         trial = self._trial(record.number)
         try:
             self._storage.set_trial_user_attr(trial._trial_id, RECORD, record.model_dump_json())
-        except UpdateFinishedTrialError:
+        # Its UpdateFinishedTrialError, which Optuna 4.0 does not name.
+        except RuntimeError:
             # Another process took this one for dead: the place is that one's now.
             return
         self._end(trial, record)
@@ -252,7 +253,8 @@ class StudyStorage:
                 if shown is not None:
                     self._storage.set_trial_user_attr(trial_id, name, shown)
             self._storage.set_trial_state_values(trial_id, state, values)
-        except UpdateFinishedTrialError:
+        # Its UpdateFinishedTrialError, which Optuna 4.0 does not name.
+        except RuntimeError:
             return
 
     def _trials(self) -> list[FrozenTrial]:

@@ -64,10 +64,14 @@ def _train_by_lightning(recipe: Recipe, trial: Trial) -> None:
 
 def command_line(arguments: Sequence[str], options: Mapping[str, object]) -> str:
     """A command line with further options, as a shell takes it, without secrets."""
-    given = {}
+    given = dict[str, str]()
     for argument in arguments:
         name, sign, value = argument.partition("=")
-        given[name] = name + sign + hide(value, name.lstrip("+~"))
+        # What is for LightningCLI may stand twice.
+        is_option = sign and not name.startswith("-")
+        given[name if is_option else str(len(given))] = (
+            name + sign + hide(value, name.lstrip("+~-"))
+        )
     # Another study needs a folder of its own.
     if "study" in options and "output" in given:
         given["output"] += "-" + str(options["study"]).rpartition("-")[2]
@@ -120,19 +124,16 @@ def application_command(words: Sequence[str], options: Mapping[str, object]) -> 
 
 
 def best_in_file(
-    arguments: Sequence[str] | None, folder: str, batch_size: int, lr: float, steps: int | None
+    arguments: Sequence[str], folder: str, batch_size: int, lr: float, steps: int | None
 ) -> str:
     """What trains the best where further values are tuned: it is in best.yaml.
 
     Args:
-        arguments: of the command line; None for a project of one's own.
+        arguments: of the command line.
         folder: of the study.
         batch_size, lr, steps: of the best, which the file has, too.
     """
-    file = f"{folder}/best.yaml"
-    if arguments is None:
-        return f"the configuration in {file} in your project"
-    return command_line(arguments, {"trial": file})
+    return command_line(arguments, {"trial": f"{folder}/best.yaml"})
 
 
 def commands_of(command: str, name: str, asked: Mapping[str, object]) -> Commands:
@@ -146,13 +147,12 @@ def commands_of(command: str, name: str, asked: Mapping[str, object]) -> Command
     another = {"study": f"{name}-2"} if asked else {}
     if not command.startswith(COMMAND) and "(..." not in command:
         own = shlex.split(command)
-        return lambda options: application_command(
-            own, {**asked, **another, **options}
-        ), own_training
+        return lambda options: application_command(own, {**asked, **another, **options}), in_words
     if not command.startswith(COMMAND):
         function = command.partition("(")[0]
         call = partial(python_call, function=function)
-        return lambda options: call(name, {**asked, **another, **options}), own_training
+        train = own_training if function == "bstune.tune" else in_words
+        return lambda options: call(name, {**asked, **another, **options}), train
     arguments = shlex.split(command.removeprefix(COMMAND))
     for option, value in asked.items():
         arguments.append(f"{option}={'null' if value is None else value}")
@@ -166,6 +166,16 @@ def report_command(folder: Path, target: Target) -> str:
 
 
 def own_training(batch_size: int, lr: float, steps: int | None) -> str:
-    """What trains the best in a project of one's own."""
+    """What trains the best in a project of one's own, in Python."""
+    return "result.train()"
+
+
+def in_words(batch_size: int, lr: float, steps: int | None) -> str:
+    """The best for a loop of one's own, which no command trains."""
     end = f", up to step {steps}," if steps is not None else ""
-    return f"batch size {batch_size} and lr {lr:g}{end} in your project"
+    return f"batch size {batch_size} and lr {lr:g}{end} in your own loop"
+
+
+def in_best_file(folder: str, batch_size: int, lr: float, steps: int | None) -> str:
+    """The best, with its further values, likewise."""
+    return f"the configuration in {folder}/best.yaml"

@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from bstune.trial.batches import (
     validation_in,
 )
 from bstune.trial.noise_beside import NoiseBesideTraining
+from bstune.trial.other_optimizer import OtherOptimizer
 from bstune.trial.trainer import EpochLimit, RateOverride, make_trainer, quiet
 from bstune.trial.trial import Trial
 from bstune.trial.worker import listen
@@ -67,6 +69,8 @@ def fit(
     trial: TrialSettings,
     callbacks: Sequence[Callback],
     resume_from: Path | None = None,
+    *,
+    own_training: bool = False,
 ) -> Trainer:
     """Build what is trained, and give it to the user's Trainer, in batches of exactly B examples.
 
@@ -75,6 +79,7 @@ def fit(
         trial: its batch size, rate, seed and length.
         callbacks: which evaluate and stop it.
         resume_from: a checkpoint of the same trial.
+        own_training: whether it prints, logs and writes as the user's Trainer does.
 
     Returns:
         The Trainer, which has the module as ``lightning_module``.
@@ -83,8 +88,8 @@ def fit(
         InputError: the data's loader cannot be used.
         Exception: whatever the user's code raises.
     """
-    with quiet():
-        return _fit(recipe, trial, callbacks, resume_from)
+    with nullcontext() if own_training else quiet():
+        return _fit(recipe, trial, callbacks, resume_from, own_training)
 
 
 def _fit(
@@ -92,6 +97,7 @@ def _fit(
     trial: TrialSettings,
     callbacks: Sequence[Callback],
     resume_from: Path | None,
+    own_training: bool,
 ) -> Trainer:
     listen()
     if recipe.threads is not None:
@@ -120,10 +126,14 @@ def _fit(
         return given if wanted is None else validation_in(given, wanted, trial.batch_size)
 
     first: list[Callback] = [EpochLimit(train_loader, trial.total_steps)]
+    sizes = [part.stop - part.start for part in parts]
+    algorithm, schedule = recipe.algorithm(trial), recipe.schedule(trial)
+    if algorithm or schedule:
+        first.append(OtherOptimizer(algorithm, schedule))
     if recipe.override_lr:
         first.append(RateOverride(trial.lr))
-    sizes = [part.stop - part.start for part in parts]
-    trainer = make_trainer(recipe, trial, module, [*first, *callbacks], sizes)
+    callbacks = [*first, *callbacks]
+    trainer = make_trainer(recipe, trial, module, callbacks, sizes, own_training=own_training)
     # The loader ends its epochs there itself: a fit that is resumed has to know where one ended.
     limit, trainer.limit_train_batches = trainer.limit_train_batches, 1.0
     fitted: Any = module
@@ -132,7 +142,7 @@ def _fit(
         module.log = torch.compiler.disable(module.log)  # type: ignore[method-assign, no-untyped-call]
         # Lightning's way: the steps of the module are compiled, its hooks are not.
         fitted = torch.compile(module, mode=recipe.compile)
-    start = functools.partial(trainer.fit, fitted, ckpt_path=resume_from, weights_only=True)
+    start = functools.partial(trainer.fit, fitted, ckpt_path=resume_from)
     if is_data_module:
         # The data module stays the user's, with all its hooks, but for its training loader.
         data.train_dataloader = train_loader
@@ -148,61 +158,22 @@ def _fit(
     return trainer
 
 
-class StopAtTarget(Callback):
-    """Ends a fit where its trial ends: at the target, at its last step, or at divergence.
+class CountsSteps(Callback):
+    """Counts optimizer steps, where Lightning counts others.
 
-    It evaluates at the steps of :mod:`bstune.core.evaluation_schedule`, without a change to the
-    training, and at each epoch's end where ``ReduceLROnPlateau`` reads a metric there. The clock
-    runs over training steps alone. A trial that is pruned is saved to ``trial.save_to``; to resume
-    it, give ``trial.resume_from`` to ``Trainer.fit`` as ``ckpt_path``.
-
-    In a Trainer of one's own the loader has to give batches of ``trial.batch_size``.
-
-    Args:
-        trial: that the evaluations are reported to.
-
-    Raises:
-        InputError: without validation data, or where the target's metric is not logged.
+    They are those that a gradient scaler skips, and those of each of several optimizers.
     """
 
-    def __init__(self, trial: Trial) -> None:
-        self.trial = trial
+    def __init__(self) -> None:
         self.steps = 0
-        self._is_due = False
-        self._is_saving = False
-        self._resumed: RngState | None = None
-        # The evaluations of the schedule: one that is made only because a trial stops is none of
-        # them, so that a resumed trial is evaluated where one that never stopped is.
-        self._on_schedule: list[tuple[int, float]] = []
-        # What schedules read of the evaluations of the schedule.
-        self._metrics: dict[str, torch.Tensor] = {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Give what a checkpoint has to keep, in plain data."""
-        return {
-            "steps": self.steps,
-            "on_schedule": self._on_schedule,
-            "metrics": self._metrics,
-            "random": rng_state(),
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave, once the training starts."""
-        self.steps = state_dict["steps"]
-        self._on_schedule = state_dict["on_schedule"]
-        self._metrics = state_dict["metrics"]
-        self._resumed = state_dict["random"]
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Let Lightning ask after each batch whether to evaluate."""
-        trainer.check_val_every_n_epoch = None
-        trainer.val_check_interval = 1
+    @property
+    def goes_on(self) -> bool:
+        """Whether further steps are to come."""
+        raise NotImplementedError
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the end to the trial, where Lightning counts other steps.
-
-        They are those that a gradient scaler skips, and those of each of several optimizers.
-        """
+        """Leave the end to this call-back, where Lightning counts other steps."""
         self._scaler: Any = getattr(trainer.precision_plugin, "scaler", None)
         if self._scaler is not None or not pl_module.automatic_optimization:
             trainer.fit_loop.epoch_loop.max_steps = -1
@@ -227,6 +198,90 @@ class StopAtTarget(Callback):
         pl_module.lr_scheduler_step = moved  # type: ignore[method-assign]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to count, also where a training is resumed."""
+        self._global_step = trainer.global_step
+        self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
+
+    def has_stepped(self, trainer: Trainer) -> bool:
+        """Count the batch that ended; whether it made a step, of one optimizer or of several.
+
+        A gradient scaler lowers its scale at the steps that it skips, and only then.
+        """
+        has_stepped = trainer.global_step > self._global_step
+        self._global_step = trainer.global_step
+        if has_stepped and self._scaler is not None:
+            scale = self._scaler.get_scale()
+            has_stepped = scale >= self._scale
+            self._scale = scale
+        self.steps += has_stepped
+        return has_stepped
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go on as long as the trial does, also where skipped steps make its epochs more."""
+        # Lightning updates no ReduceLROnPlateau at the end of an epoch in which it resumed: it ends
+        # that state too late.
+        trainer.fit_loop._restarting = False
+        limit = trainer.fit_loop.max_epochs or -1
+        if self.goes_on and limit == trainer.current_epoch + 1:
+            trainer.fit_loop.max_epochs = limit + 1
+
+
+class StopAtTarget(CountsSteps):
+    """Ends a fit where its trial ends: at the target, at its last step, or at divergence.
+
+    It evaluates at the steps of :mod:`bstune.core.evaluation_schedule`, without a change to the
+    training, and at each epoch's end where ``ReduceLROnPlateau`` reads a metric there. The clock
+    runs over training steps alone. A trial that is pruned is saved to ``trial.save_to``; to resume
+    it, give ``trial.resume_from`` to ``Trainer.fit`` as ``ckpt_path``.
+
+    In a Trainer of one's own the loader has to give batches of ``trial.batch_size``.
+
+    Args:
+        trial: that the evaluations are reported to.
+
+    Raises:
+        InputError: without validation data, or where the target's metric is not logged.
+    """
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self.trial = trial
+        self._is_due = False
+        self._is_saving = False
+        self._resumed: RngState | None = None
+        # The evaluations of the schedule: one that is made only because a trial stops is none of
+        # them, so that a resumed trial is evaluated where one that never stopped is.
+        self._on_schedule: list[tuple[int, float]] = []
+        # What schedules read of the evaluations of the schedule.
+        self._metrics: dict[str, torch.Tensor] = {}
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the trial has not ended."""
+        return self.trial.status is None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what a checkpoint has to keep, in plain data."""
+        return {
+            "steps": self.steps,
+            "on_schedule": self._on_schedule,
+            "metrics": self._metrics,
+            "random": rng_state(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave, once the training starts."""
+        self.steps = state_dict["steps"]
+        self._on_schedule = state_dict["on_schedule"]
+        self._metrics = state_dict["metrics"]
+        self._resumed = state_dict["random"]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Let Lightning ask after each batch whether to evaluate."""
+        trainer.check_val_every_n_epoch = None
+        trainer.val_check_interval = 1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put a resumed trial where it was, and start the clock."""
         self._examples = validation_examples(trainer, self.trial.batch_size)
         self._evaluates_epochs = any(
@@ -240,7 +295,7 @@ class StopAtTarget(Callback):
                 trainer.train_dataloader.seek(_batches(trainer))
         on_cuda = pl_module.device.type == "cuda"
         self.clock = TrainingClock(synchronize=torch.cuda.synchronize if on_cuda else lambda: None)
-        self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
+        super().on_train_start(trainer, pl_module)
         self._begin_segment(trainer, cold_steps=WARMUP_STEPS)
 
     def _begin_segment(self, trainer: Trainer, cold_steps: int) -> None:
@@ -255,15 +310,13 @@ class StopAtTarget(Callback):
         )
         self._first_step = self._timed_from = self.steps
         self._last_cold = self.steps + cold_steps
-        self._global_step = trainer.global_step
         self.clock.start()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the step, and let Lightning evaluate where an evaluation is due."""
-        has_stepped = self._has_stepped(trainer)
-        self.steps += has_stepped
+        has_stepped = self.has_stepped(trainer)
         self.trial.on_progress()
         most = BATCHES_TO_STEP * trainer.accumulate_grad_batches
         if self.steps == 0 and _batches(trainer) >= most:
@@ -293,19 +346,6 @@ class StopAtTarget(Callback):
         if trainer.world_size > 1 and self.trial.has_deadline:
             is_late = trainer.strategy.reduce_boolean_decision(is_late, all=False)
         return is_late
-
-    def _has_stepped(self, trainer: Trainer) -> bool:
-        """Whether the batch ended a step: one of accumulated batches or several optimizers counts.
-
-        A gradient scaler lowers its scale at the steps that it skips, and only then.
-        """
-        has_stepped = trainer.global_step > self._global_step
-        self._global_step = trainer.global_step
-        if has_stepped and self._scaler is not None:
-            scale = self._scaler.get_scale()
-            has_stepped = scale >= self._scale
-            self._scale = scale
-        return has_stepped
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *arguments: Any
@@ -360,15 +400,6 @@ class StopAtTarget(Callback):
         if self._is_saving:
             for name in HYPER_PARAMETERS:
                 checkpoint.pop(name, None)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on as long as the trial does, also where skipped steps make its epochs more."""
-        # Lightning updates no ReduceLROnPlateau at the end of an epoch in which it resumed: this is
-        # the call that ends that state, which it makes itself too late.
-        trainer.fit_loop.on_iteration_done()
-        limit = trainer.fit_loop.max_epochs or -1
-        if self.trial.status is None and limit == trainer.current_epoch + 1:
-            trainer.fit_loop.max_epochs = limit + 1
 
 
 def validation_examples(trainer: Trainer, batch_size: int) -> int:

@@ -24,6 +24,8 @@ from bstune.trial.worker import tell_progress
 
 # The Trainer's arguments that a training's length follows from.
 LENGTHS = ("max_epochs", "max_steps", "limit_train_batches", "overfit_batches")
+# Those that leave it open.
+NO_LIMIT = (None, -1, 0.0)
 # A trial's length where nothing depends on it.
 STEPS = 1000
 # Batch size and rate of a project that cannot be built without; neither is taken for its own.
@@ -183,6 +185,9 @@ def _look_up(
     names = () if recipe.override_lr else RATES
     is_own = of_module is own or recipe.override_lr
     rate, sources["lr"] = _rate(module, optimizers, names, is_own=is_own)
+    values = recipe.own_values()
+    if "lr" in values:
+        rate, sources["lr"] = values.pop("lr"), "the file's"
     size, sources["batch_size"] = _batch_size(data[-1], loaders[-1], is_own=of_data is own)
     accumulated = _positive(arguments.get("accumulate_grad_batches")) or 1
     if size is not None and accumulated > 1:
@@ -190,7 +195,7 @@ def _look_up(
         sources["batch_size"] += f", times the Trainer's accumulate_grad_batches={accumulated}"
     epochs = _positive(arguments.get("max_epochs"))
     steps = _positive(arguments.get("max_steps"))
-    lengths = {name: arguments[name] for name in LENGTHS if arguments.get(name) is not None}
+    lengths = {name: arguments[name] for name in LENGTHS if arguments.get(name) not in NO_LIMIT}
     given = " and ".join(f"{name}={value}" for name, value in lengths.items())
     sources["steps"] = f"the Trainer's {given}"
     epoch = loader_of(trainer).epoch
@@ -208,7 +213,7 @@ def _look_up(
         untrained=looked.metrics.get(metric or ""),
         mode=mode,
         rule=rule_of(optimizers),
-        values=recipe.own_values(),
+        values=values,
         sources=sources,
     )
 

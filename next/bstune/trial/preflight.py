@@ -481,7 +481,8 @@ def _check_schedule(schedule: Schedule, batch_size: int) -> None:
         remedy = f"write {name}(optimizer, ..., {LENGTHS[name]}={length})"
     raise InputError(
         f"{name} ends by {schedule.interval} {end:,}, where a trial at batch size {batch_size} has "
-        f"{schedule.moves:,}: let it follow the trial's length, {remedy}"
+        f"{schedule.moves:,}: let it follow the trial's length, {remedy}, "
+        f"or give schedule=cosine"
     )
 
 

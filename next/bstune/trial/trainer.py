@@ -15,17 +15,23 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from bstune.core.errors import InputError
-from bstune.recipe.recipe import Recipe, TrialSettings, resolve_device, resolve_precision
+from bstune.recipe.recipe import (
+    OF_TRAINER,
+    Recipe,
+    TrialSettings,
+    resolve_device,
+    resolve_precision,
+)
 from bstune.trial.batches import AnyLoader
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-# Arguments of the Trainer that are options here.
-OPTIONS = {"precision": "precision", "accelerator": "device", "devices": "devices"}
 # Where torch's optimizers and schedules keep rates.
 RATES_OF_GROUP = {"lr", "initial_lr", "max_lr", "min_lr"}
 RATES_OF_SCHEDULE = {"base_lrs", "max_lrs", "_last_lr"}
 # Call-backs that print, that write files, or that stop a training by another rule than the trial's.
-LEFT_OUT = ("ProgressBar", "ModelSummary", "Checkpoint", "EarlyStopping")
+LEFT_OUT = ("EarlyStopping", "ProgressBar", "ModelSummary", "Checkpoint")
+# Arguments of the Trainer that let it print and write.
+QUIET = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 
 
 class EpochLimit(Callback):
@@ -46,6 +52,10 @@ class EpochLimit(Callback):
         steps = self._loader().epoch.steps
         if steps is not None:
             trainer.fit_loop.max_epochs = math.ceil(self._total_steps / steps)
+        # Larger batches are fewer.
+        if steps is not None and isinstance(trainer.val_check_interval, int):
+            batches = steps * trainer.accumulate_grad_batches
+            trainer.val_check_interval = min(trainer.val_check_interval, batches)
         # Each call-back costs a hundredth of a step of half a millisecond; this one is done.
         trainer.callbacks = [one for one in trainer.callbacks if one is not self]
 
@@ -109,6 +119,8 @@ def make_trainer(
     module: LightningModule,
     callbacks: Sequence[Callback],
     micro_batch_sizes: Sequence[int],
+    *,
+    own_training: bool = False,
 ) -> Trainer:
     """Make the Trainer of a trial, of the package that the module's class is of.
 
@@ -118,6 +130,7 @@ def make_trainer(
         module: that is trained.
         callbacks: of bstune's own, which come last.
         micro_batch_sizes: examples of each micro-batch of a batch on this device.
+        own_training: whether it prints, logs and writes as the user's Trainer does.
 
     Raises:
         InputError: the device cannot do the recipe's precision, an option contradicts the Trainer's
@@ -130,11 +143,10 @@ def make_trainer(
             f"{type(module).__name__} steps its optimizers itself (manual optimization), so that "
             f"its batches cannot be accumulated: leave out micro_batch_size"
         )
-    package = import_module(_package_of(module))
-    for name in PACKAGES:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    package = import_module(package_of(module))
     arguments = recipe.trainer(trial)
-    left_out = tuple(getattr(package.callbacks, kind) for kind in LEFT_OUT)
+    kinds = LEFT_OUT[:1] if own_training else LEFT_OUT
+    left_out = tuple(getattr(package.callbacks, kind) for kind in kinds)
     users = arguments.get("callbacks") or []
     users = users if isinstance(users, list | tuple) else [users]
     kept = [callback for callback in users if not isinstance(callback, left_out)]
@@ -146,9 +158,7 @@ def make_trainer(
         "precision": resolve_precision(recipe.precision, device),
         # Each device takes its share of the training batches, and all of the validation data.
         "use_distributed_sampler": False,
-        "callbacks": [*kept, *weights, *callbacks],
-        # It takes whatever a module's hooks do with self.logger.experiment, and keeps nothing.
-        "logger": package.loggers.logger.DummyLogger(),
+        "callbacks": kept,
         # What a module reads of its length; the call-back ends the trial.
         "max_steps": trial.total_steps,
         "max_epochs": arguments.get("max_epochs") or -1,
@@ -156,12 +166,14 @@ def make_trainer(
         "min_epochs": None,
         "max_time": None,
         "accumulate_grad_batches": count,
-        "num_sanity_val_steps": 0,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
     }
-    for name, option in OPTIONS.items():
+    if not own_training:
+        for name in PACKAGES:
+            logging.getLogger(name).setLevel(logging.WARNING)
+        # It takes whatever a module's hooks do with self.logger.experiment, and keeps nothing.
+        ours["logger"] = package.loggers.logger.DummyLogger()
+        ours |= dict.fromkeys(QUIET, False) | {"num_sanity_val_steps": 0}
+    for name, option in OF_TRAINER.items():
         given = arguments.get(name, "auto")
         if given not in ("auto", ours[name]):
             raise InputError(
@@ -169,6 +181,8 @@ def make_trainer(
                 f"trainer.{name}"
             )
     trainer: Trainer = package.Trainer(**{**arguments, **ours})
+    # Older Trainers of the other package refuse them as arguments.
+    trainer.callbacks.extend([*weights, *callbacks])  # type: ignore[attr-defined]
     if isinstance(trainer.limit_train_batches, int):
         # The user's batches, of which so many make one here.
         accumulated = arguments.get("accumulate_grad_batches") or 1
@@ -185,7 +199,7 @@ class quiet(warnings.catch_warnings):  # noqa: N801 (it is used as a function)
             warnings.filterwarnings("ignore", module=package)
 
 
-def _package_of(module: LightningModule) -> str:
+def package_of(module: LightningModule) -> str:
     """Name the Lightning package that a module's class is of."""
     for base in type(module).__mro__:
         for package in PACKAGES:

@@ -1,17 +1,17 @@
 """An average of the weights that is evaluated in their place."""
 
 import math
+from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 # Updates in a window: the average changes little between them.
 UPDATES_IN_WINDOW = 16
 
 
-class RunningWeightAverage(WeightAveraging):
+class RunningWeightAverage(Callback):
     """Evaluates an average of the weights whose window is ``fraction`` of the steps so far.
 
     So it needs neither a number of steps nor a window in steps. The weights of step s count in
@@ -26,25 +26,55 @@ class RunningWeightAverage(WeightAveraging):
     """
 
     def __init__(self, fraction: float) -> None:
-        super().__init__(multi_avg_fn=self._update)
         self.fraction = fraction
+        self._last = 0
+        self._averages: list[Tensor] = []
 
     @property
     def next_update(self) -> int:
         """The step, from 1, of the next update."""
-        last = self._latest_update_step
+        last = self._last
         return max(last + 1, math.ceil(last * (1.0 + self.fraction / UPDATES_IN_WINDOW)))
 
-    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        """Whether an update is due after the step of that index, from 0; never after an epoch."""
-        return step_idx is not None and step_idx + 1 >= self.next_update
+    def state_dict(self) -> dict[str, Any]:
+        """Give the average, and the step of its last update."""
+        return {"last": self._last, "averages": self._averages}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave."""
+        self._last, self._averages = state_dict["last"], state_dict["averages"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Move the average to the weights' device: Lightning moves the module after ``setup``."""
-        if self._average_model is not None:
-            self._average_model.module.to(pl_module.device)
+        """Move the average to the weights' device."""
+        self._averages = [average.to(pl_module.device) for average in self._averages]
 
-    def _update(self, averages: list[Tensor], weights: list[Tensor], updates: Tensor) -> None:
-        """Move averages towards weights, in place."""
-        kept = (self._latest_update_step / self.next_update) ** (1.0 / self.fraction)
-        torch._foreach_lerp_(averages, weights, float(1.0 - kept))
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *arguments: Any
+    ) -> None:
+        """Update the average where it is due."""
+        step = trainer.global_step
+        if step < self.next_update:
+            return
+        weights = [weight.detach() for weight in pl_module.parameters()]
+        if not self._averages:
+            self._averages = [weight.clone() for weight in weights]
+        kept = (self._last / step) ** (1.0 / self.fraction)
+        torch._foreach_lerp_(self._averages, weights, 1.0 - kept)
+        self._last = step
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the average in the place of the weights."""
+        self._swap(pl_module)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the weights back."""
+        self._swap(pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the average in the module."""
+        self._swap(pl_module)
+
+    def _swap(self, module: LightningModule) -> None:
+        pairs = zip(module.parameters(), self._averages, strict=False)
+        for index, (weight, average) in enumerate(pairs):
+            weight.data, self._averages[index] = average, weight.data

@@ -1,6 +1,7 @@
 """Learning-rate schedules: functions of an optimizer that make a scheduler, stepped each step."""
 
 import math
+from collections.abc import Callable
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -13,3 +14,30 @@ def warmup_then_constant(optimizer: Optimizer, warmup_examples: int, batch_size:
     """
     steps = max(1, math.ceil(warmup_examples / batch_size))
     return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / steps))
+
+
+def linear(optimizer: Optimizer, total_steps: int, warmup: float) -> LambdaLR:
+    """Make a rate that falls linearly to 0 at ``total_steps``, after a warm-up of a share of them.
+
+    Step t (from 0) uses lr (t + 1)/n in the n = round(warmup total_steps) steps of the warm-up,
+    then lr (1 - x), where x = (t - n)/(total_steps - n).
+    """
+    return _warmed(optimizer, total_steps, warmup, lambda share: 1.0 - share)
+
+
+def cosine(optimizer: Optimizer, total_steps: int, warmup: float) -> LambdaLR:
+    """Make a rate that falls as :func:`linear`, but by lr (1 + cos(pi x))/2."""
+    return _warmed(optimizer, total_steps, warmup, lambda x: 0.5 * (1.0 + math.cos(math.pi * x)))
+
+
+def _warmed(
+    optimizer: Optimizer, total_steps: int, warmup: float, decay: Callable[[float], float]
+) -> LambdaLR:
+    steps = round(warmup * total_steps)
+
+    def factor(step: int) -> float:
+        if step < steps:
+            return (step + 1) / steps
+        return decay(min(1.0, (step - steps) / max(1, total_steps - steps)))
+
+    return LambdaLR(optimizer, factor)

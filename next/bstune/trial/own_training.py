@@ -1,0 +1,66 @@
+"""The best of a study trained in the user's own process, as the user's own Trainer trains."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+from bstune.recipe.recipe import Recipe, TrialSettings
+from bstune.trial.lightning import CountsSteps, fit
+from bstune.trial.trainer import PACKAGES
+
+
+class _StopAtStep(CountsSteps):
+    """Ends a fit after so many optimizer steps."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self._last = last
+
+    @property
+    def goes_on(self) -> bool:
+        return self.steps < self._last
+
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
+        self.has_stepped(trainer)
+        trainer.should_stop |= not self.goes_on
+
+
+def train_best(
+    recipe: Recipe, trial: TrialSettings, steps: int, folder: Path
+) -> tuple[LightningModule, Trainer]:
+    """Train for exactly so many optimizer steps, and test once what has a test.
+
+    Args:
+        recipe: of the project.
+        trial: its configuration, its seed and the length of its schedule.
+        steps: that are made, at most that length.
+        folder: that the Trainer writes to where it has none of its own.
+
+    Returns:
+        The module and the Trainer; ``callback_metrics`` has those of the test, too.
+
+    Raises:
+        Exception: whatever the user's code raises.
+    """
+    own = recipe.trainer
+    writes_to = {"default_root_dir": folder}
+    recipe = replace(recipe, trainer=lambda trial: writes_to | own(trial))
+    threads = torch.get_num_threads()
+    try:
+        trainer = fit(recipe, trial, [_StopAtStep(steps)], own_training=True)
+        module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
+        if _has_own(module, "test_step") and _has_own(data, "test_dataloader"):
+            validated = dict(trainer.callback_metrics)
+            trainer.test(module, datamodule=data)
+            trainer.callback_metrics.update(validated | trainer.callback_metrics)
+    finally:
+        torch.set_num_threads(threads)
+    return module, trainer
+
+
+def _has_own(part: Any, hook: str) -> bool:
+    """Whether a module's or data's class has a hook that is not Lightning's."""
+    return part is not None and not getattr(type(part), hook).__module__.startswith(PACKAGES)

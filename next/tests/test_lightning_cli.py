@@ -1,0 +1,173 @@
+"""LightningCLI files of several kinds: what they build for a trial, and what a mistake ends in."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from refusals import refused
+
+import bstune
+from bstune.__main__ import main
+from bstune.config import compose
+from bstune.recipe.recipe import settings_of
+from bstune.trial.look_up import base_rates, look, look_up
+
+# Lightning uses parts of jsonargparse that are deprecated, and advises on its own ways.
+pytestmark = pytest.mark.filterwarnings("ignore")
+PROJECTS = Path(__file__).parent / "projects"
+SCRIPT = str(PROJECTS / "cli_project.py")
+DATA = "data: {class_path: cli_project.Data, init_args: {batch_size: 12}}\n"
+TRAINER = """
+seed_everything: 7
+trainer:
+  max_epochs: 10
+  accelerator: gpu
+  precision: 16
+  logger: {class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: logs}}
+  callbacks:
+    - class_path: lightning.pytorch.callbacks.EarlyStopping
+      init_args: {monitor: val_loss}
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+"""
+MODEL = "model: {class_path: cli_project.Model, init_args: {learning_rate: 0.02}}\n"
+ADAM = "class_path: torch.optim.Adam, init_args: {lr: 0.003}"
+# Config files by name, and the command line's further words.
+KINDS = {
+    "classes with init_args": ({"config": TRAINER + MODEL + DATA}, []),
+    "short class names, overrides": (
+        {"config": "model: cli_project.Model\ndata: cli_project.Data\n"},
+        ["--trainer.max_epochs=3", "--model.init_args.learning_rate=0.05"],
+    ),
+    "several files, optimizer and lr_scheduler": (
+        {
+            "base": TRAINER + MODEL + DATA,
+            "config": "model: {class_path: cli_project.WithoutRate}\ntrainer: {max_epochs: 4}\n"
+            f"optimizer: {{{ADAM}}}\n"
+            "lr_scheduler: {class_path: torch.optim.lr_scheduler.ExponentialLR, "
+            "init_args: {gamma: 0.9}}\n",
+        },
+        [],
+    ),
+    "an optimizer as an argument": (
+        {
+            "config": DATA + "trainer: {max_steps: 70}\n"
+            "model:\n  class_path: cli_project.WithOptimizer\n"
+            f"  init_args: {{optimizer: {{{ADAM}}}}}"
+        },
+        [],
+    ),
+    "as LightningCLI saves it": (
+        {"config": TRAINER + MODEL + DATA + "ckpt_path: null\nweights_only: null\noptimizer: null"},
+        [],
+    ),
+    "a script's classes, links and defaults": (
+        {"config": "model: {learning_rate: 0.02}\ndata: {batch_size: 12, features: 4}\n"},
+        [SCRIPT, "fit"],
+    ),
+    "a script's, of the other package": (
+        {"config": "model: {learning_rate: 0.02}\ndata: {batch_size: 12, features: 4}\n"},
+        ["other.py"],
+    ),
+    "two rates": (
+        {"config": MODEL + DATA + f"trainer: {{max_epochs: 2}}\noptimizer: {{{ADAM}}}\n"},
+        ["lr_key=optimizer.init_args.lr"],
+    ),
+}
+# Batch size, rate, epochs and steps that each tells.
+TOLD = {
+    "classes with init_args": (12, 0.02, 10, None),
+    "short class names, overrides": (16, 0.05, 3, None),
+    "several files, optimizer and lr_scheduler": (12, 0.003, 4, None),
+    "an optimizer as an argument": (12, 0.003, None, 70),
+    "as LightningCLI saves it": (12, 0.02, 10, None),
+    "a script's classes, links and defaults": (12, 0.02, 5, None),
+    "a script's, of the other package": (12, 0.02, 5, None),
+    "two rates": (12, 0.003, 2, None),
+}
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path, monkeypatch):
+    """A folder in which people start the command; the project lies on the path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(PROJECTS), *sys.path])
+    other = Path(SCRIPT).read_text().replace("lightning.pytorch", "pytorch_lightning")
+    Path("other.py").write_text(other)
+
+
+def words(kind, *further):
+    """Write a kind's files; the command line that reads them."""
+    files, arguments = KINDS[kind]
+    for name, text in files.items():
+        Path(f"{name}.yaml").write_text(text)
+    named = [word for name in files for word in ("--config", f"{name}.yaml")]
+    return [*named, *arguments, "device=cpu", "precision=32-true", "threads=1", *further]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_is_built_with_a_trials_values(kind):
+    recipe = compose(words(kind), lightning=True).recipe
+    found = look_up(recipe)
+    assert (found.batch_size, found.lr, found.epochs, found.steps) == TOLD[kind]
+    assert (found.metric, found.examples) == ("val_loss", 96)
+    looked = [look(recipe, settings_of(8, 0.5, 100, seed=seed)).trainer for seed in (0, 1)]
+    assert base_rates(looked[0].optimizers[0]) == [0.5]
+    assert looked[0].datamodule.hparams.batch_size == 8
+    weights = [next(one.lightning_module.parameters()) for one in looked]
+    assert not torch.equal(*weights)
+    features = 4 if "script" in kind else 6
+    assert weights[0].shape == (1, features)
+
+
+def test_options_that_the_files_trainer_tells():
+    Path("config.yaml").write_text(TRAINER + MODEL + DATA)
+    options = compose(["config.yaml", "--trainer.devices=2"], lightning=True).options
+    assert (options.device, options.precision, options.devices) == ("cuda", "16-mixed", 2)
+    assert (options.study, options.workload) == ("config", "config")
+
+
+STUDY = ["workers=0", "survey=off", "mlflow.uri=null", "trials=3", "seeds=1"]
+
+
+def test_a_file_is_tuned_and_its_best_trained(capsys):
+    target = ["target=val_loss <= 0.3", "study=mine", "tune={dropout: [0.0, 0.1]}"]
+    study = ["lightning", *words("classes with init_args", *STUDY, *target)]
+    assert main(study) == 0
+    result = bstune.load("outputs/mine")
+    assert (result.baseline.batch_size, result.baseline.lr) == (12, 0.02)
+    assert result.reached
+    assert set(result.best.values) == {"dropout"}
+    assert main([*study, "trial=outputs/mine/best.yaml"]) == 0
+    assert "finished" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("further", "named"),
+    [
+        (["lr_key=model.init_args.lrr"], "lr_key, model.init_args.learning_rate"),
+        (["--model.init_args.lr=3"], "lr"),
+        (["--model.class_path=nosuch.Model"], "nosuch"),
+        (["--optimizer=Adam"], "lr_key, model.init_args.learning_rate, optimizer.init_args.lr"),
+        (["tune={width: [1, 2]}"], "tune, width, dropout"),
+        (["nosuch.yaml"], "nosuch.yaml"),
+        (["algorithm=adm"], "adm, adam, sgd"),
+        (["schedule=cosin"], "cosin, cosine"),
+        (["list.yaml"], "list.yaml, LightningCLI"),
+        (["hydra.yaml"], "hydra.yaml, defaults"),
+    ],
+)
+def test_a_mistake_is_one_line(further, named):
+    Path("list.yaml").write_text("- trainer\n")
+    Path("hydra.yaml").write_text("defaults: [model]\n")
+    with refused(named):
+        look_up(compose(words("classes with init_args", *further), lightning=True).recipe)
+
+
+def test_classes_that_a_script_knows_need_it():
+    Path("config.yaml").write_text("model: {learning_rate: 0.1}\ndata: {batch_size: 3}\n")
+    with refused("config.yaml, script"):
+        look_up(compose(["config.yaml", "device=cpu"], lightning=True).recipe)
+    Path("main.py").write_text("print('no cli')\n")
+    with refused("main.py, LightningCLI"):
+        look_up(compose(["main.py", "device=cpu"], lightning=True).recipe)

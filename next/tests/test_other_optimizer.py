@@ -1,0 +1,193 @@
+"""The options algorithm and schedule: weights by closed forms, on a gradient that is always 1."""
+
+import math
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from refusals import refused
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, SequentialLR
+from torch.utils.data import DataLoader
+
+from bstune.config import compose, options_from_python
+from bstune.recipe.project import recipe_of_project
+from bstune.recipe.recipe import settings_of
+from bstune.trial.lightning import fit
+from bstune.trial.look_up import look_up
+
+LR = 0.1
+STEPS = 20
+LOADER = DataLoader(torch.zeros(60, 1), batch_size=3)
+
+
+class Slope(LightningModule):
+    """Its loss is the sum of two weights; the second one's rate is a tenth of the first one's."""
+
+    def __init__(self, lr=LR):
+        super().__init__()
+        self.lr = lr
+        self.weights = torch.nn.ParameterList([torch.zeros(1), torch.zeros(1)])
+
+    def training_step(self, batch, batch_idx):
+        return sum(self.weights).sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", sum(self.weights).sum())
+
+    def optimizer(self):
+        first, second = self.weights
+        groups = [{"params": [first]}, {"params": [second], "lr": self.lr / 10}]
+        return torch.optim.SGD(groups, self.lr)
+
+    def configure_optimizers(self):
+        return self.optimizer()
+
+
+class Halves(Slope):
+    def configure_optimizers(self):
+        optimizer = self.optimizer()
+        parts = [LambdaLR(optimizer, lambda step: 0.5**step) for _ in range(2)]
+        schedule = SequentialLR(optimizer, parts, milestones=[STEPS // 2])
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class Cycle(Slope):
+    def configure_optimizers(self):
+        optimizer = self.optimizer()
+        schedule = OneCycleLR(
+            optimizer, [LR, LR / 10], total_steps=STEPS + 1, cycle_momentum=False, pct_start=0.4
+        )
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class TwoOptimizers(Slope):
+    automatic_optimization = False
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD([weight], self.lr) for weight in self.weights]
+
+
+def constant(step):
+    return 1.0
+
+
+def halves(step):
+    return 0.5 ** (step % (STEPS // 2))
+
+
+def linear(step):
+    return 1.0 - step / STEPS
+
+
+def warmed_cosine(step):
+    if step < 4:
+        return (step + 1) / 4
+    return 0.5 * (1.0 + math.cos(math.pi * (step - 4) / (STEPS - 4)))
+
+
+def cycle(step):
+    def between(start, end, share):
+        return end + (start - end) / 2.0 * (1.0 + math.cos(math.pi * share))
+
+    top = 0.4 * (STEPS + 1) - 1
+    if step <= top:
+        return between(1 / 25, 1.0, step / top)
+    return between(1.0, 1 / 25 / 1e4, (step - top) / (STEPS - top))
+
+
+def momentum(step):
+    return (1.0 - 0.9 ** (step + 1)) / 0.1
+
+
+# Module, algorithm, schedule -> the factor of the rate, and the algorithm's step for a gradient 1.
+CASES = {
+    "its own": (Halves, None, None, halves, constant),
+    "its schedule is kept": (Halves, "adam", None, halves, constant),
+    "its schedule of its own range": (Cycle, None, None, cycle, constant),
+    "which is kept": (Cycle, "adam", None, cycle, constant),
+    "its optimizer is kept": (Cycle, None, "linear", linear, constant),
+    "none of its own": (Slope, "momentum", "constant", constant, momentum),
+    "both": (Halves, "momentum", "linear", linear, None),
+    "a node": (
+        Halves,
+        {"_target_": "torch.optim.SGD", "momentum": 0.9},
+        {
+            "_target_": "bstune.workloads.schedules.cosine",
+            "total_steps": "${trial.total_steps}",
+            "warmup": 0.2,
+        },
+        warmed_cosine,
+        None,
+    ),
+}
+
+
+def moved(factor, step_of):
+    """The distance of a weight after ``STEPS`` steps of the rate ``LR``."""
+    velocity, distance = 0.0, 0.0
+    for step in range(STEPS):
+        velocity = 0.9 * velocity + 1.0 if step_of is None else step_of(step)
+        distance += LR * factor(step) * velocity
+    return distance
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_move_as_the_formula_says(case):
+    module, algorithm, schedule, factor, step_of = CASES[case]
+    given = {"algorithm": algorithm, "schedule": schedule, "device": "cpu", "threads": 1}
+    recipe = recipe_of_project(module, (LOADER, LOADER), options_from_python(**given))
+    trainer = fit(recipe, settings_of(3, LR, STEPS), [])
+    first, second = (weight.item() for weight in trainer.lightning_module.weights)
+    assert first == pytest.approx(-moved(factor, step_of), rel=1e-4)
+    assert second == pytest.approx(first / 10, rel=1e-4)
+
+
+@pytest.mark.parametrize(("algorithm", "rule"), [(None, "linear"), ("adamw", "sqrt")])
+def test_the_rule_follows_the_optimizer_and_the_rate_stays(algorithm, rule):
+    options = options_from_python(algorithm=algorithm, device="cpu")
+    found = look_up(recipe_of_project(Slope, (LOADER, LOADER), options))
+    assert (found.rule, found.lr) == (rule, LR)
+
+
+@pytest.mark.parametrize("given", [{"algorithm": "sgd"}, {"schedule": "constant"}])
+def test_several_optimizers_are_kept(given):
+    options = options_from_python(**given, device="cpu")
+    with refused("TwoOptimizers, 2, leave"):
+        look_up(recipe_of_project(TwoOptimizers, (LOADER, LOADER), options))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "algorithm"),
+    [
+        (["algorithm=nesterov"], {"momentum": 0.9, "nesterov": True}),
+        (["algorithm=momentum", "algorithm.momentum=0.5"], {"momentum": 0.5}),
+        (["algorithm=null"], None),
+    ],
+)
+def test_what_a_command_line_names(arguments, algorithm):
+    found = compose(["+workload=digits", *arguments]).options.algorithm
+    assert found is None if algorithm is None else algorithm.items() <= found.items()
+
+
+def test_an_algorithms_arguments_are_tuned():
+    given = ["algorithm=momentum", "tune=[momentum,label_smoothing]", "device=cpu"]
+    recipe = compose(["+workload=digits", *given]).recipe
+    assert recipe.own_values() == {"momentum": 0.9, "label_smoothing": 0.0}
+    trial = settings_of(8, LR, STEPS, values={"momentum": 0.3, "label_smoothing": 0.1})
+    optimizer = recipe.algorithm(trial)([{"params": [torch.zeros(1)], "lr": LR}])
+    assert optimizer.param_groups[0]["momentum"] == 0.3
+    # The workload's own optimizer and its momentum are not in use.
+    assert recipe.module(trial).loss.label_smoothing == 0.1
+
+
+@pytest.mark.parametrize("file", ["algorithm", "schedule"])
+def test_all_that_ship_are_built(file):
+    from bstune.config import CONF
+
+    names = sorted(one.stem for one in CONF.glob(f"{file}/*.yaml"))
+    assert len(names) >= 5
+    for name in names:
+        recipe = compose(["+workload=digits", f"{file}={name}", "device=cpu"]).recipe
+        made = getattr(recipe, file)(settings_of(8, LR, STEPS))
+        optimizer = torch.optim.SGD([torch.zeros(1)], LR)
+        assert made(optimizer.param_groups if file == "algorithm" else optimizer)
