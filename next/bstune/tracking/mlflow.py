@@ -7,6 +7,7 @@ its trials' runs move there and only those that are missing are added.
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shlex
@@ -96,8 +97,10 @@ def log_study(
         from mlflow.utils.logging_utils import MLFLOW_LOGGING_STREAM
         from sqlalchemy.exc import SQLAlchemyError
 
-        was_enabled = MLFLOW_LOGGING_STREAM.enabled
+        was_enabled, disabled = MLFLOW_LOGGING_STREAM.enabled, logging.root.manager.disable
         MLFLOW_LOGGING_STREAM.enabled = False
+        # MLflow before 3.7 lets alembic tell each table.
+        logging.disable(logging.INFO)
         try:
             with _whole_database(uri) as place:
                 _try_database(place)
@@ -121,6 +124,7 @@ def log_study(
             )
         finally:
             MLFLOW_LOGGING_STREAM.enabled = was_enabled
+            logging.disable(disabled)
     return _address(uri, f"#/experiments/{experiment_id}/runs/{run_id}")
 
 
