@@ -185,11 +185,14 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
     root = Path(folder)
     own, machine, beside = read_asked(root)
     options = with_question(own, given)
+    records = sorted(read_records(root), key=lambda record: record.number)
     if options == own and StudyFolder(root).curve.exists():
-        return load(root)
+        found = load(root)
+        # A study that was run again has further trials.
+        if found.trials == len(records):
+            return found
     step_time = find_table(str(beside["table"])).step_time if "table" in beside else None
     plan = plan_of(own, machine, None, step_time, resumable=lambda number: False)
-    records = sorted(read_records(root), key=lambda record: record.number)
     name = str(own.study or own.workload)
     ran_for = None
     if options != own:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import optuna
@@ -221,6 +222,24 @@ class StudyStorage:
             self._last_heartbeat = now
             self._storage.record_heartbeat(self._trial(spec.number)._trial_id)
 
+    @contextmanager
+    def beating(self, specs: Sequence[Spec]) -> Iterator[None]:
+        """Show that trials' process lives, from a thread, while the body runs."""
+        over = Event()
+
+        def beat() -> None:
+            while not over.wait(HEARTBEAT / 2):
+                for spec in specs:
+                    self._storage.record_heartbeat(self._trial(spec.number)._trial_id)
+
+        thread = Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def settle(self) -> None:
         """End what killed processes left: recorded trials as recorded, others as failed."""
         for trial in self._trials():
@@ -266,7 +285,9 @@ class StudyStorage:
 
 @contextmanager
 def opened(url: str, name: str, folder: StudyFolder) -> Iterator[StudyStorage]:
-    """Open a study; where a refusal ends the body before a trial is stored, nothing is left of it.
+    """Open a study; where its body ends before a trial is stored, nothing is left of it.
+
+    It ends so by a refusal, or where a loop of one's own is left.
 
     Args:
         url, name: as in :class:`StudyStorage`.
@@ -276,7 +297,7 @@ def opened(url: str, name: str, folder: StudyFolder) -> Iterator[StudyStorage]:
     try:
         storage = StudyStorage(url, name)
         yield storage
-    except (InputError, StudyError, UserCodeError):
+    except (InputError, StudyError, UserCodeError, GeneratorExit):
         if storage is None or storage.discard():
             discard_folder(folder)
         raise
