@@ -13,6 +13,7 @@ LAYERS = (
     {"study"},
     {"report", "tracking"},
     {"config", "api", "own_loop"},
+    {"integrations"},
     {"__main__"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

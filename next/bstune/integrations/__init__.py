@@ -1,0 +1,1 @@
+"""Trainers of other packages under a study."""
