@@ -1,6 +1,9 @@
-"""What people call: tune a workload, load a study's result."""
+"""What people call: tune a workload or survey it, load a study's result."""
 
+import base64
+import html
 import importlib
+import io
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -22,7 +25,7 @@ from bstune.hardware.survey import Survey
 from bstune.options import Options, differing, with_question
 from bstune.recipe.found import remembered
 from bstune.report.answer import render
-from bstune.report.hardware import survey_line
+from bstune.report.hardware import survey_line, survey_text
 from bstune.report.read import read_asked, read_records, read_result
 from bstune.study.analysis import Study, analyse
 from bstune.study.begin import Begun, begin
@@ -32,6 +35,7 @@ from bstune.study.finish import TrialsFile, write_asked, write_study
 from bstune.study.loop import AskedTrial, HangWatch
 from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
 from bstune.study.of_options import fixed_options, fixed_place, plan_line, plan_of
+from bstune.study.once import survey_once
 from bstune.study.prepare import OfProject, prepared
 from bstune.study.progress import Progress, Stopwatch
 from bstune.study.result import ResultWarning, StudyResult
@@ -92,8 +96,35 @@ class Result(StudyResult):
         given = {"target": target, "budget": budget}
         return ask_again(self.folder, {key: it for key, it in given.items() if it is not None})
 
+    def trials_dataframe(self) -> Any:
+        """The trials as a pandas DataFrame, a row each, as Optuna calls it."""
+        import pandas
+
+        left_out = {"values", "history", "noise_scale"}
+        rows = [one.model_dump(exclude=left_out) | one.values for one in self.records]
+        return pandas.DataFrame(rows)
+
     def __str__(self) -> str:
         return render(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the answer and the figure."""
+        from bstune.report.figure import curve_figure
+
+        file = io.BytesIO()
+        curve_figure(self, self.records).savefig(file, format="png", dpi=80)
+        image = base64.b64encode(file.getvalue()).decode()
+        return f'<pre>{html.escape(str(self))}</pre><img src="data:image/png;base64,{image}">'
+
+
+class ProjectSurvey(Survey):
+    """What a machine allows a project; ``print()`` shows its table."""
+
+    was_kept: bool = Field(exclude=True)
+    """From an earlier time."""
+
+    def __str__(self) -> str:
+        return survey_text(self, self.was_kept)
 
 
 def tune(
@@ -135,11 +166,48 @@ def tune(
         bstune.core.errors.BstuneError: for what cannot be used, in one line.
     """
     began = time.monotonic()
+    given = dict(options, target=target, baseline=baseline, batch_size=batch_size, budget=budget)
+    checked, workload = _of_project(module, data, name, trainer, given)
+    return run_study(checked, workload, begin(checked, checked.study or workload.name, began))
+
+
+def survey(
+    module: Any,
+    data: Any,
+    *,
+    name: str | None = None,
+    trainer: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> ProjectSurvey:
+    """Measure which batch sizes fit into memory, what their steps take and what bounds them.
+
+    Args:
+        module, data, name, trainer, options: as of :func:`tune`, such as
+            ``batch_size=(8, 4096), survey="refresh"``.
+
+    Returns:
+        The survey; ``print(survey)`` shows its table.
+
+    Raises:
+        bstune.core.errors.BstuneError: for what cannot be used, in one line.
+    """
+    checked, workload = _of_project(module, data, name, trainer, options)
+    found, was_kept = survey_once(checked, workload)
+    return ProjectSurvey(**found.model_dump(), was_kept=was_kept)
+
+
+def _of_project(
+    module: Any,
+    data: Any,
+    name: str | None,
+    trainer: Mapping[str, Any] | None,
+    given: Mapping[str, Any],
+) -> tuple[Options, Workload]:
+    """The options and the workload of a project of Python objects."""
     study = name or _type_name(module)
     say(f"bstune {__version__}: {study}")
     if study == "<lambda>":
         raise InputError("name is missing: a function without a name needs one, as name='STUDY'")
-    given = dict(options, target=target, baseline=baseline, batch_size=batch_size, budget=budget)
     checked = options_from_python(workload=study, **given)
     # It imports torch, which commands leave to the worker.
     from bstune.recipe.project import recipe_of_project
@@ -158,7 +226,7 @@ def tune(
         command=partial(python_call, study),
         train_command=train_command,
     )
-    return run_study(checked, workload, begin(checked, checked.study or study, began))
+    return checked, workload
 
 
 def _type_name(part: Any) -> str:

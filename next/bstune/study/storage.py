@@ -22,7 +22,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError, SQLAlchemyError
 
 from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.records import Record, Spec, Target
@@ -326,7 +326,7 @@ def _open_database(url: str) -> RDBStorage:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ExperimentalWarning)
                 return RDBStorage(url, heartbeat_interval=HEARTBEAT)
-        except (OperationalError, StorageInternalError):
+        except (IntegrityError, OperationalError, StorageInternalError):
             time.sleep(wait)
     return RDBStorage(url, heartbeat_interval=HEARTBEAT)
 
