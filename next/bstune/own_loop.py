@@ -42,10 +42,11 @@ class Study:
         for trial in study:
             model = make_model(trial.lr, trial.seed, trial.resume_from)
             step = trial.first_step
+            every = max(1, 1280 // trial.batch_size)
             for batch in trial.batches(len(data)):
                 model.train_on(data[batch])
                 step += 1
-                if step % 20 == 0 and not trial.report(step, model.validation_loss()):
+                if step % every == 0 and not trial.report(step, model.validation_loss()):
                     break
             if trial.worth_saving:
                 model.save(trial.save_to)

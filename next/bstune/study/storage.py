@@ -223,12 +223,17 @@ class StudyStorage:
             self._storage.record_heartbeat(self._trial(spec.number)._trial_id)
 
     @contextmanager
-    def beating(self, specs: Sequence[Spec]) -> Iterator[None]:
-        """Show that trials' process lives, from a thread, while the body runs."""
+    def beating(self, specs: Sequence[Spec], apart: float = HEARTBEAT / 2) -> Iterator[None]:
+        """Show that trials' process lives, from a thread, while the body runs.
+
+        Args:
+            specs: of the trials.
+            apart: seconds between two signs of life.
+        """
         over = Event()
 
         def beat() -> None:
-            while not over.wait(HEARTBEAT / 2):
+            while not over.wait(apart):
                 for spec in specs:
                     self._storage.record_heartbeat(self._trial(spec.number)._trial_id)
 
