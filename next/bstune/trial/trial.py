@@ -269,7 +269,7 @@ def as_printed(value: float) -> float:
     """A metric as Python prints it: the 0.9 of float32 is 0.9, which meets ``>= 0.9``."""
     with np.errstate(over="ignore"):
         single = np.float32(value)
-    return float(str(single)) if single == value else value
+    return float(str(single)) if float(single) == value else value
 
 
 def is_out_of_memory(error: BaseException) -> bool:
