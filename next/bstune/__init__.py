@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "1.0.0.dev0"
 
 if TYPE_CHECKING:
-    from bstune.api import Result, load, tune
+    from bstune.api import Result, load, survey, tune
     from bstune.core.records import Budget, Target
     from bstune.core.rules import lr_of
     from bstune.own_loop import Study
@@ -26,6 +26,7 @@ __all__ = [
     "fit_curve",
     "load",
     "lr_of",
+    "survey",
     "tune",
 ]
 
@@ -41,6 +42,7 @@ _HOMES = {
     "fit_curve": "bstune.study.fit_curve",
     "load": "bstune.api",
     "lr_of": "bstune.core.rules",
+    "survey": "bstune.api",
     "tune": "bstune.api",
 }
 

@@ -1,6 +1,9 @@
-"""What people call: tune a workload, load a study's result."""
+"""What people call: tune a workload or survey it, load a study's result."""
 
+import base64
+import html
 import importlib
+import io
 import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -24,7 +27,7 @@ from bstune.options import Options, differing, with_question
 from bstune.recipe.found import remembered
 from bstune.recipe.recipe import Recipe, settings_of
 from bstune.report.answer import render
-from bstune.report.hardware import survey_line
+from bstune.report.hardware import survey_line, survey_text
 from bstune.report.read import read_asked, read_records, read_result
 from bstune.study.analysis import Study, analyse
 from bstune.study.begin import Begun, begin
@@ -34,6 +37,7 @@ from bstune.study.finish import TrialsFile, write_asked, write_study
 from bstune.study.loop import AskedTrial, HangWatch
 from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
 from bstune.study.of_options import fixed_options, fixed_place, plan_line, plan_of
+from bstune.study.once import survey_once
 from bstune.study.prepare import OfProject, prepared
 from bstune.study.progress import Progress, Stopwatch
 from bstune.study.result import ResultWarning, StudyResult
@@ -141,8 +145,35 @@ class Result(StudyResult):
         self._recipe = recipe
         return self
 
+    def trials_dataframe(self) -> Any:
+        """The trials as a pandas DataFrame, a row each, as Optuna calls it."""
+        import pandas
+
+        left_out = {"values", "history", "noise_scale"}
+        rows = [one.model_dump(exclude=left_out) | one.values for one in self.records]
+        return pandas.DataFrame(rows)
+
     def __str__(self) -> str:
         return render(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the answer and the figure."""
+        from bstune.report.figure import curve_figure
+
+        file = io.BytesIO()
+        curve_figure(self, self.records).savefig(file, format="png", dpi=80)
+        image = base64.b64encode(file.getvalue()).decode()
+        return f'<pre>{html.escape(str(self))}</pre><img src="data:image/png;base64,{image}">'
+
+
+class ProjectSurvey(Survey):
+    """What a machine allows a project; ``print()`` shows its table."""
+
+    was_kept: bool = Field(exclude=True)
+    """From an earlier time."""
+
+    def __str__(self) -> str:
+        return survey_text(self, self.was_kept)
 
 
 def tune(
@@ -188,11 +219,49 @@ def tune(
         bstune.core.errors.BstuneError: for what cannot be used, in one line.
     """
     began = time.monotonic()
+    given = dict(options, target=target, baseline=baseline, batch_size=batch_size, budget=budget)
+    checked, workload = _of_project(module, data, name, trainer, given)
+    result = run_study(checked, workload, begin(checked, checked.study or workload.name, began))
+    return result.of_project(workload.recipe)
+
+
+def survey(
+    module: Any,
+    data: Any,
+    *,
+    name: str | None = None,
+    trainer: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> ProjectSurvey:
+    """Measure which batch sizes fit into memory, what their steps take and what bounds them.
+
+    Args:
+        module, data, name, trainer, options: as of :func:`tune`, such as
+            ``batch_size=(8, 4096), survey="refresh"``.
+
+    Returns:
+        The survey; ``print(survey)`` shows its table.
+
+    Raises:
+        bstune.core.errors.BstuneError: for what cannot be used, in one line.
+    """
+    checked, workload = _of_project(module, data, name, trainer, options)
+    found, was_kept = survey_once(checked, workload)
+    return ProjectSurvey(**found.model_dump(), was_kept=was_kept)
+
+
+def _of_project(
+    module: Any,
+    data: Any,
+    name: str | None,
+    trainer: Mapping[str, Any] | None,
+    given: Mapping[str, Any],
+) -> tuple[Options, Workload]:
+    """The options and the workload of a project of Python objects."""
     study = name or _type_name(module)
     say(f"bstune {__version__}: {study}")
     if study == "<lambda>":
         raise InputError("name is missing: a function without a name needs one, as name='STUDY'")
-    given = dict(options, target=target, baseline=baseline, batch_size=batch_size, budget=budget)
     checked = options_from_python(workload=study, **given)
     # It imports torch, which commands leave to the worker.
     from bstune.recipe.project import recipe_of_project
@@ -208,8 +277,7 @@ def tune(
         command=partial(python_call, study),
         train_command=own_training,
     )
-    result = run_study(checked, workload, begin(checked, checked.study or study, began))
-    return result.of_project(recipe)
+    return checked, workload
 
 
 def _type_name(part: Any) -> str:
@@ -236,11 +304,14 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
     root = Path(folder)
     own, machine, beside = read_asked(root)
     options = with_question(own, given)
+    records = sorted(read_records(root), key=lambda record: record.number)
     if options == own and StudyFolder(root).curve.exists():
-        return load(root)
+        found = load(root)
+        # A study that was run again has further trials.
+        if found.trials == len(records):
+            return found
     step_time = find_table(str(beside["table"])).step_time if "table" in beside else None
     plan = plan_of(own, machine, None, step_time, resumable=lambda number: False)
-    records = sorted(read_records(root), key=lambda record: record.number)
     name = str(own.study or own.workload)
     ran_for = None
     if options != own:

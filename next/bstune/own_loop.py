@@ -15,13 +15,13 @@ from bstune.config import options_from_python
 from bstune.core.errors import InputError
 from bstune.core.records import Budget, Target
 from bstune.options import Options, differing, options_from
-from bstune.recipe.found import fill_sizes
+from bstune.recipe.found import check_whole, fill_sizes
 from bstune.study.begin import Begun
 from bstune.study.machine import RECORDED, Machine
 from bstune.study.workload import Workload, in_best_file, in_words, python_call
 from bstune.system.files import StudyFolder, claim_folder
 from bstune.system.secrets import hide
-from bstune.system.ticker import Ticker
+from bstune.system.ticker import Ticker, say
 from bstune.trial.trial import Trial
 
 # Options of a training that bstune runs itself.
@@ -42,19 +42,21 @@ class Study:
         for trial in study:
             model = make_model(trial.lr, trial.seed, trial.resume_from)
             step = trial.first_step
+            every = max(1, 1280 // trial.batch_size)
             for batch in trial.batches(len(data)):
                 model.train_on(data[batch])
                 step += 1
-                if step % 20 == 0 and not trial.report(step, model.validation_loss()):
+                if step % every == 0 and not trial.report(step, model.validation_loss()):
                     break
             if trial.worth_saving:
                 model.save(trial.save_to)
         print(study.result)
 
-    ``trial`` is a :class:`bstune.trial.trial.Trial`. Where the body raises, the trial is asked
-    again by the next run of the script; ``trial.fail(error)`` makes it a failed one, or one that
-    was short of memory, and the study goes on. The same script in several processes shares the
-    work.
+    ``trial`` is a :class:`bstune.trial.trial.Trial`. ``trial.save_to`` may become a file or a
+    folder; a trial whose body saves nothing is not resumed. Where the body raises, the trial is
+    asked again by the next run of the script; ``trial.fail(error)`` makes it a failed one, or one
+    that was short of memory, and the study goes on. The same script in several processes shares
+    the work.
 
     Args:
         name: of the study; the same name continues it.
@@ -64,7 +66,8 @@ class Study:
         batch_size: the smallest and the largest to try; from a sixteenth of the baseline's to 32
             times as many.
         budget: of a trial that does not reach the target: steps, or steps and examples.
-        options: any other option of ``conf/config.yaml`` that is no training's.
+        options: any other option of ``conf/config.yaml`` that is no training's, such as
+            ``scaling="linear"`` for SGD.
 
     Raises:
         InputError: with all that is missing, or for an option of a training.
@@ -75,7 +78,7 @@ class Study:
         name: str,
         *,
         target: str | Target | None = None,
-        baseline: tuple[int, float] | None = None,
+        baseline: tuple[int, float] | Mapping[str, Any] | None = None,
         batch_size: tuple[int, int] | None = None,
         budget: Budget | Mapping[str, int] | int | None = None,
         **options: Any,
@@ -93,30 +96,39 @@ class Study:
         Raises:
             InputError: it has no trial yet.
         """
+        if not StudyFolder(self._folder).trials.exists():
+            raise InputError(f"{self._name} has no trial yet: `for trial in study` trains them")
         return ask_again(self._folder, {})
 
     def __iter__(self) -> Iterator[Trial]:
-        call = partial(python_call, function="bstune.Study")
-        train = partial(in_best_file, self._options.output) if self._options.tunables else in_words
+        options = self._options
+        train = partial(in_best_file, options.output) if options.tunables else in_words
         workload = Workload(
             name=self._name,
             train=None,
             settings={"training": "a loop of one's own"},
-            config=yaml.safe_dump(hide(self._options.model_dump(mode="json")), sort_keys=False),
+            config=yaml.safe_dump(hide(options.model_dump(mode="json")), sort_keys=False),
             table=None,
             recipe=None,
-            command=partial(call, self._name),
+            command=partial(partial(python_call, function="bstune.Study"), self._name),
             train_command=train,
-            machine=machine_of_loop(self._options.device),
+            machine=machine_of_loop(options.device),
         )
-        claim_folder(StudyFolder(self._folder), self._name, self._options.storage)
+        claim_folder(StudyFolder(self._folder), self._name, options.storage)
         # A loop prints what it likes while it trains.
         begun = Begun(time.monotonic(), Ticker(), worker=None)
-        with closing(studied(self._options, workload, begun)) as batches:
+        is_told = False
+        with closing(studied(options, workload, begun)) as batches:
             for (asked,) in batches:
                 trial = asked.trial()
                 yield trial
                 asked.record = trial.record()
+                if asked.record.history and not (trial.has_seconds or is_told):
+                    is_told = True
+                    say(
+                        "step times include evaluations: trial.report(step, value, "
+                        "seconds=SECONDS) takes the training seconds of the run so far"
+                    )
 
 
 def _complete(options: Options) -> Options:
@@ -126,15 +138,21 @@ def _complete(options: Options) -> Options:
     sizes, rates = values["batch_size"], values["lr"]
     fill_sizes(sizes, options.baseline.batch_size)
     ends = sizes["low"], sizes["high"], rates["low"], rates["high"]
+    baseline, example = options.baseline, "(64, 0.1)"
+    of_today = {one.name: one.value(0.5) for one in options.tunables}
+    if of_today:
+        example = str({"batch_size": 64, "lr": 0.1, "values": of_today})
+    has_values = (baseline.values or {}).keys() == of_today.keys()
     needed = {
         "target='val/loss <= 0.1'": options.is_open("target"),
         "budget=2000": options.is_open("budget.steps"),
-        "baseline=(64, 0.1)": options.baseline.pair is None and None in ends,
+        f"baseline={example}": None in ends if baseline.pair is None else not has_values,
     }
     absent = [example for example, is_absent in needed.items() if is_absent]
     if absent:
         names = ", ".join(example.partition("=")[0] for example in absent)
         raise InputError(f"{names} is missing: give it, as bstune.Study(..., {', '.join(absent)})")
+    check_whole(options.tunables, baseline.values or {})
     return options_from(values)
 
 
@@ -149,16 +167,18 @@ def refuse_training(options: Options, who: str) -> None:
 
 
 def machine_of_loop(device: str) -> Machine:
-    """The machine that a loop's trials are of; torch is asked only where the loop has imported it.
+    """The machine that a loop's trials are of, by what of torch and JAX the loop has imported.
 
     Args:
         device: as the option says.
     """
-    torch = sys.modules.get("torch")
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     name = device
     if device == "auto":
         name = "cpu"
         if torch is not None and torch.cuda.is_available():
             name = torch.cuda.get_device_name()
+        elif jax is not None:
+            name = jax.devices()[0].device_kind
     threads = 0 if torch is None else torch.get_num_threads()
     return RECORDED.model_copy(update={"device": name, "threads": threads})

@@ -10,7 +10,7 @@ from search_records import spec
 from bstune.core.clock import TrainingClock
 from bstune.core.errors import InputError, Interrupted
 from bstune.core.records import Record, Target
-from bstune.trial.trial import BatchSizeRefused, Trial, run_trial
+from bstune.trial.trial import BatchSizeRefused, Trial, as_printed, run_trial
 
 TARGET = Target("val/loss", 0.1, "min")
 NAN = float("nan")
@@ -57,7 +57,8 @@ def test_reports_end_a_trial(case):
     assert [trial.report(step, value) for step, value in reports] == answers
     record = trial.record()
     assert (record.status, record.steps, record.steps_low) == (status, steps, steps_low)
-    assert (record.message != "") == (status in ("failed", "diverged"))
+    is_told = status in ("failed", "diverged") or case == "left by its loop"
+    assert (record.message != "") == is_told
     assert Record.model_validate_json(record.model_dump_json()) == record
 
 
@@ -105,6 +106,31 @@ def test_seconds_are_the_callers_or_the_time_between_reports():
     assert record.other_seconds >= 0.0
 
 
+@pytest.mark.parametrize("value", [np.float32(0.9), float(np.float32(0.9)), 0.9])
+def test_a_value_of_single_precision_meets_the_goal_that_it_prints(value):
+    trial = Trial(spec(), Target("val/accuracy", 0.9, "max"), total_steps=100)
+    assert not trial.report(np.int64(5), value)
+    record = trial.record()
+    assert (record.status, record.history) == ("reached", ((5, 0.9),))
+    assert (as_printed(1e300), as_printed(1 / 3)) == (1e300, 1 / 3)
+
+
+def test_only_a_trial_that_may_be_resumed_is_worth_saving(tmp_path):
+    for value, is_worth in ((0.3, True), (0.1, False), (NAN, False)):
+        trial = Trial(spec(max_steps=9), TARGET, total_steps=100, save_to=tmp_path)
+        assert trial.worth_saving
+        trial.report(9, value)
+        assert trial.worth_saving == is_worth
+
+
+def test_an_error_after_the_first_batch_does_not_refuse_the_size():
+    for batches, status in ((1, "refused"), (2, "failed")):
+        trial = Trial(spec(batch_size=8), TARGET, total_steps=100)
+        list(itertools.islice(trial.batches(40), batches))
+        trial.fail(ValueError("a multiple of 3"))
+        assert trial.record().status == status
+
+
 def test_seconds_that_go_back_fail():
     trial = Trial(spec(), TARGET, total_steps=100)
     trial.report(10, 0.5, seconds=2.0)
@@ -139,8 +165,10 @@ def test_batches_follow_from_the_seed():
         return next(Trial(spec(seed=seed), TARGET, total_steps=9).batches(50)).tolist()
 
     assert first(1) == first(1) != first(2)
-    with pytest.raises(BatchSizeRefused):
-        Trial(spec(batch_size=9), TARGET, total_steps=9).batches(8)
+    larger = Trial(spec(batch_size=9), TARGET, total_steps=9)
+    assert len(next(larger.batches(8))) == 9
+    assert not larger.report(1, 0.3)
+    assert larger.record().status == "refused"
 
 
 class OutOfMemoryError(RuntimeError):

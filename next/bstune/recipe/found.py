@@ -8,6 +8,7 @@ from typing import Any
 from bstune.core.errors import InputError
 from bstune.core.records import Frozen, Mode, Target
 from bstune.core.rules import Rule
+from bstune.core.space import Tunable
 from bstune.options import Options, options_from
 from bstune.recipe.recipe import epoch_examples
 from bstune.system.console import exact
@@ -201,13 +202,7 @@ def completed(
                 lines.append(f"{name} {exact(own)}: the project's own")
         if unknown:
             absent["baseline.values"] = f"no default of {', '.join(unknown)} is found"
-        for one in options.tunables:
-            if one.is_whole and isinstance(baseline["values"].get(one.name), float):
-                raise InputError(
-                    f"tune must give {one.name} ends with a decimal point, [{one.low}.0, "
-                    f"{one.high}.0], as the baseline's {baseline['values'][one.name]} has: "
-                    f"between [{one.low}, {one.high}] all values are whole"
-                )
+        check_whole(options.tunables, baseline["values"])
     if options.seeks_metric and budget["steps"] is None and found.length(1) is None:
         absent["budget.seconds"] = "no max_steps of the Trainer, or max_epochs of a known length"
     if absent:
@@ -249,6 +244,17 @@ def completed(
     if options.seeks_metric and options.is_open("target"):
         values["target"] = found.without_goal
     return options_from(values), lines
+
+
+def check_whole(tunables: Sequence[Tunable], of_today: Mapping[str, float]) -> None:
+    """InputError for a range of whole numbers whose baseline is none."""
+    for one in tunables:
+        if one.is_whole and isinstance(of_today.get(one.name), float):
+            raise InputError(
+                f"tune must give {one.name} ends with a decimal point, [{one.low}.0, {one.high}.0],"
+                f" as the baseline's {of_today[one.name]} has: between [{one.low}, {one.high}] all "
+                f"values are whole"
+            )
 
 
 def fill_sizes(sizes: dict[str, Any], baseline: int | None) -> None:

@@ -33,9 +33,8 @@ def survey_once(options: Options, workload: Workload) -> tuple[Survey, bool]:
         machine = machine_of(options, worker)
         patience = HangWatch(trial_seconds=options.trial_seconds).limit
         # A metric is not needed.
-        options = options.model_copy(
-            update={"target": options.target or Target("any", None, "min")}
-        )
+        any_target = Target("any", None if options.seeks_metric else 0.0, "min")
+        options = options.model_copy(update={"target": options.target or any_target})
         options, _ = looked_up(worker, workload.recipe, options, workload.command, patience)
         seconds = options.survey_seconds
         return surveyed(machine, worker, workload.recipe, options, workload.settings, seconds)

@@ -58,7 +58,8 @@ def answered(
         with closing(asked_batches(study.plan, storage, folder, observers, jobs=jobs)) as batches:
             for batch in batches:
                 if train_one is None:
-                    yield batch
+                    with storage.beating([asked.spec for asked in batch]):
+                        yield batch
                     continue
                 for asked in batch:
                     asked.record = train_one(asked)

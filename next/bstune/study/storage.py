@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import optuna
@@ -21,7 +22,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError, SQLAlchemyError
 
 from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.records import Record, Spec, Target
@@ -222,6 +223,29 @@ class StudyStorage:
             self._last_heartbeat = now
             self._storage.record_heartbeat(self._trial(spec.number)._trial_id)
 
+    @contextmanager
+    def beating(self, specs: Sequence[Spec], apart: float = HEARTBEAT / 2) -> Iterator[None]:
+        """Show that trials' process lives, from a thread, while the body runs.
+
+        Args:
+            specs: of the trials.
+            apart: seconds between two signs of life.
+        """
+        over = Event()
+
+        def beat() -> None:
+            while not over.wait(apart):
+                for spec in specs:
+                    self._storage.record_heartbeat(self._trial(spec.number)._trial_id)
+
+        thread = Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def settle(self) -> None:
         """End what killed processes left: recorded trials as recorded, others as failed."""
         for trial in self._trials():
@@ -268,7 +292,9 @@ class StudyStorage:
 
 @contextmanager
 def opened(url: str, name: str, folder: StudyFolder) -> Iterator[StudyStorage]:
-    """Open a study; where a refusal ends the body before a trial is stored, nothing is left of it.
+    """Open a study; where its body ends before a trial is stored, nothing is left of it.
+
+    It ends so by a refusal, or where a loop of one's own is left.
 
     Args:
         url, name: as in :class:`StudyStorage`.
@@ -278,7 +304,7 @@ def opened(url: str, name: str, folder: StudyFolder) -> Iterator[StudyStorage]:
     try:
         storage = StudyStorage(url, name)
         yield storage
-    except (InputError, StudyError, UserCodeError):
+    except (InputError, StudyError, UserCodeError, GeneratorExit):
         if storage is None or storage.discard():
             discard_folder(folder)
         raise
@@ -307,7 +333,7 @@ def _open_database(url: str) -> RDBStorage:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ExperimentalWarning)
                 return RDBStorage(url, heartbeat_interval=HEARTBEAT)
-        except (OperationalError, StorageInternalError):
+        except (IntegrityError, OperationalError, StorageInternalError):
             time.sleep(wait)
     return RDBStorage(url, heartbeat_interval=HEARTBEAT)
 

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils._pytree import tree_leaves
@@ -32,7 +31,7 @@ from bstune.trial.batches import (
 from bstune.trial.noise_beside import NoiseBesideTraining
 from bstune.trial.other_optimizer import OtherOptimizer
 from bstune.trial.trainer import EpochLimit, RateOverride, make_trainer, quiet
-from bstune.trial.trial import Trial
+from bstune.trial.trial import Trial, as_printed
 from bstune.trial.worker import listen
 
 # Parts of a Lightning checkpoint that hold objects of the user's, and that no resumption reads.
@@ -364,21 +363,21 @@ class StopAtTarget(CountsSteps):
         if name not in trainer.callback_metrics:
             logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
             raise InputError(f"the target's metric is {name!r}, but the module logs {logged}")
-        value = trainer.strategy.broadcast(_as_printed(trainer.callback_metrics[name]))
+        value = trainer.strategy.broadcast(as_printed(float(trainer.callback_metrics[name])))
         if self._is_scheduled:
             self._on_schedule.append((self.steps, value))
             self._metrics = _copied(trainer.callback_metrics)
         goes_on = self.trial.report(self.steps, value, seconds=self.clock.seconds)
-        has_to_be_saved = self.trial.has_to_be_saved
+        is_saved = self.trial.worth_saving
         # The first device decides, on one device as on many.
-        goes_on, has_to_be_saved = trainer.strategy.broadcast((goes_on, has_to_be_saved))
+        goes_on, is_saved = trainer.strategy.broadcast((goes_on, is_saved))
         if goes_on:
             # The step after an evaluation finds cold caches; that of an epoch's start is timed, as
             # the start is a part of the training.
             self._begin_segment(trainer, cold_steps=0 if trainer.is_last_batch else 1)
             return
         trainer.should_stop = True
-        if self.trial.save_to is not None and has_to_be_saved:
+        if self.trial.save_to is not None and is_saved:
             self._is_saving = True
             # Beside its place first: a process that is killed meanwhile leaves no half of it.
             partial = self.trial.save_to.with_suffix(".partial")
@@ -422,13 +421,6 @@ def validation_examples(trainer: Trainer, batch_size: int) -> int:
     if examples == 0:
         raise InputError("there is no validation data: give a validation loader")
     return examples
-
-
-def _as_printed(metric: torch.Tensor) -> float:
-    """A metric as Python prints it: 0.14 in float32 is 0.14, which meets ``<= 0.14``."""
-    if metric.dtype == torch.float32:
-        return float(str(np.float32(metric.item())))
-    return float(metric)
 
 
 def _batches(trainer: Trainer) -> int:

@@ -78,6 +78,7 @@ class Trial:
         self.noise_scale = list(earlier.noise_scale) if earlier else []
         self.status: Status | None = None
         self.has_stepped = bool(self.history)
+        self.has_seconds = False
         self.is_building = False
         self.on_progress: Callable[[], None] = lambda: None
         self._evaluations_before = len(self.history)
@@ -90,8 +91,9 @@ class Trial:
 
     @property
     def worth_saving(self) -> bool:
-        """Whether its state at ``max_steps`` may be resumed."""
-        return self.save_to is not None
+        """Whether its state may be resumed: it goes on, or was pruned."""
+        may_be_resumed = self._keep or self.status in (None, "pruned")
+        return self.save_to is not None and may_be_resumed
 
     @property
     def has_deadline(self) -> bool:
@@ -102,11 +104,6 @@ class Trial:
     def is_late(self) -> bool:
         """Whether its next evaluation is its last, as its time is over."""
         return self._now() >= self._until
-
-    @property
-    def has_to_be_saved(self) -> bool:
-        """Whether its state is to be saved now that it has ended."""
-        return self.worth_saving and (self._keep or self.status == "pruned")
 
     @property
     def steps(self) -> int:
@@ -125,6 +122,9 @@ class Trial:
         self.on_progress()
         if self.status is not None:
             return False
+        # They may be of numpy, torch or JAX.
+        step, value = int(step), as_printed(float(value))
+        self.has_seconds = seconds is not None
         if self.history and step <= self.steps:
             self.fail(
                 f"step {step} was reported after step {self.steps}: report the optimizer steps of "
@@ -142,7 +142,7 @@ class Trial:
         else:
             self._clock.segments.append((step - self.steps, seconds - self._clock.seconds))
         is_finite = math.isfinite(value)
-        self.history.append((step, float(value) if is_finite else None))
+        self.history.append((step, value if is_finite else None))
         if not is_finite:
             self.status = "diverged"
             self._message = f"{self.target.metric} is {value} at step {step}"
@@ -159,12 +159,14 @@ class Trial:
         """Endless batches of exactly ``batch_size`` indices of so many examples.
 
         They come from shuffled epochs; what is left over of one begins the next. They follow from
-        the seed, and begin after the steps of the trial that this one resumes.
-
-        Raises:
-            BatchSizeRefused: a batch is larger than the data.
+        the seed, and begin after the steps of the trial that this one resumes. A batch that is
+        larger than the data has examples twice: its size is refused, and the next report ends the
+        trial.
         """
-        check_batch_size(self.batch_size, examples)
+        try:
+            check_batch_size(self.batch_size, examples)
+        except BatchSizeRefused as error:
+            self.fail(error)
 
         def shuffled(epoch: int) -> list[int]:
             order: list[int] = (
@@ -172,7 +174,10 @@ class Trial:
             )
             return order
 
-        return map(np.array, endless_batches(shuffled, self.batch_size, self.first_step))
+        for batch in endless_batches(shuffled, self.batch_size, self.first_step):
+            yield np.array(batch)
+            # Who asks for another batch has trained on this one.
+            self.has_stepped = True
 
     def fail(self, error: BaseException | str) -> None:
         """End the trial by an error, or by a line that says what to do; the first end counts.
@@ -197,13 +202,15 @@ class Trial:
 
     def finish(self) -> None:
         """End a trial whose loop is over; one that never reported has failed."""
+        goes_on = f"train on to trial.max_steps={self.max_steps}"
         if len(self.history) == self._evaluations_before:
             self.fail(
-                "the trial reported nothing: after each evaluation, write "
-                "`if not trial.report(step, value): break`"
+                f"the trial reported nothing: {goes_on} and, after each evaluation, write "
+                f"`if not trial.report(step, value): break`"
             )
         elif self.status is None:
             self.status = "pruned"
+            self._message = f"its training ended before trial.report gave False: {goes_on}"
 
     def record(self) -> Record:
         """Finish the trial, and tell how it ended."""
@@ -258,11 +265,19 @@ def check_batch_size(batch_size: int, examples: int) -> None:
         )
 
 
+def as_printed(value: float) -> float:
+    """A metric as Python prints it: the 0.9 of float32 is 0.9, which meets ``>= 0.9``."""
+    with np.errstate(over="ignore"):
+        single = np.float32(value)
+    return float(str(single)) if float(single) == value else value
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory was short, on a device or on the machine."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    text = str(error)
+    # JAX begins with a capital.
+    text = str(error).lower()
     return isinstance(error, RuntimeError) and any(words in text for words in OUT_OF_MEMORY)
 
 

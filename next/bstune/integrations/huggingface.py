@@ -1,0 +1,196 @@
+"""Hugging Face's Trainer under a study: a call-back evaluates, times, stops and saves a trial.
+
+::
+
+    study = bstune.Study("mine", target="eval_loss <= 0.5", baseline=(32, 5e-5), budget=2000)
+    for trial in study:
+        trainer = Trainer(
+            model_init=make_model,
+            args=training_arguments(trial),
+            train_dataset=train,
+            eval_dataset=val,
+            callbacks=[StopAtTarget(trial, len(val))],
+        )
+        trainer.train(resume_from_checkpoint=trial.resume_from)
+    print(study.result)
+"""
+
+import shutil
+from collections.abc import Sized
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from bstune.core.clock import TrainingClock
+from bstune.core.errors import InputError
+from bstune.core.evaluation_schedule import next_evaluation
+from bstune.system.files import discard
+from bstune.trial.batches import rng_state, set_rng_state
+from bstune.trial.trial import BatchSizeRefused, Trial, check_batch_size
+
+
+def _of_trial(trial: Trial) -> dict[str, Any]:
+    """The arguments that every trial has to have."""
+    return {
+        "learning_rate": trial.lr,
+        "seed": trial.seed,
+        "max_steps": trial.total_steps,
+        # An epoch's last batch may be smaller. Evaluations keep theirs.
+        "dataloader_drop_last": True,
+        "eval_strategy": "no",
+    }
+
+
+def training_arguments(trial: Trial, **others: Any) -> TrainingArguments:
+    """Arguments that train a trial; it is evaluated and saved by :class:`StopAtTarget` alone.
+
+    Args:
+        trial: to train.
+        others: further arguments, such as ``lr_scheduler_type="constant"``; a batch that does not
+            fit is ``per_device_train_batch_size`` times ``gradient_accumulation_steps``.
+    """
+    own = {
+        "output_dir": str(trial.save_to or mkdtemp(prefix="bstune-")),
+        "per_device_train_batch_size": trial.batch_size,
+        "save_strategy": "no",
+        "report_to": "none",
+    }
+    return TrainingArguments(**own | _of_trial(trial) | others)
+
+
+class StopAtTarget(TrainerCallback):  # type: ignore[misc]
+    """Ends a training where its trial ends: at the target, at its last step, or at divergence.
+
+    It evaluates at the steps of :mod:`bstune.core.evaluation_schedule`, without a change to the
+    training, and counts the seconds of training alone. A trial that is pruned is saved to
+    ``trial.save_to``.
+
+    Args:
+        trial: that the evaluations are reported to.
+        examples: of the validation data.
+
+    Raises:
+        InputError: the arguments are not the trial's, or the target's metric is none of the
+            evaluation's, as ``eval_loss`` is.
+    """
+
+    def __init__(self, trial: Trial, examples: int) -> None:
+        self.trial = trial
+        self._examples = examples
+        self._is_due = False
+        self._is_saving = False
+        # The evaluations of the schedule: those that were made as a trial stopped are none.
+        self._on_schedule: list[tuple[int, float | None]] = []
+        for step, value in trial.history:
+            if step >= self._due():
+                self._on_schedule.append((step, value))
+
+    def _due(self) -> int:
+        trial = self.trial
+        first = trial.spec.first_evaluation
+        return next_evaluation(
+            self._on_schedule, trial.target, trial.batch_size, self._examples, first
+        )
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: Any = None,
+        **_: Any,
+    ) -> None:
+        """See that the arguments are the trial's, and start the clock."""
+        trial = self.trial
+        batch_size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        if batch_size != trial.batch_size:
+            raise InputError(
+                f"the Trainer takes {batch_size} examples a step on {args.n_gpu} GPUs and "
+                f"{args.world_size} processes, but trial.batch_size is {trial.batch_size}: give it "
+                f"training_arguments(trial), and one GPU by CUDA_VISIBLE_DEVICES=0"
+            )
+        needed = _of_trial(trial).items()
+        wrong = [f"{name}={value}" for name, value in needed if getattr(args, name) != value]
+        if wrong:
+            raise InputError(
+                f"TrainingArguments must have {', '.join(wrong)}: give training_arguments(trial)"
+            )
+        data = getattr(train_dataloader, "dataset", None)
+        try:
+            if isinstance(data, Sized):
+                check_batch_size(batch_size, len(data))
+        except BatchSizeRefused as error:
+            trial.fail(error)
+            control.should_training_stop = True
+        # The loader of the training is made already.
+        args.dataloader_drop_last = False
+        on_cuda = args.device.type == "cuda"
+        self._clock = TrainingClock(synchronize=torch.cuda.synchronize if on_cuda else lambda: None)
+        self._begin_segment(state)
+
+    def _begin_segment(self, state: TrainerState) -> None:
+        self._first_step = state.global_step
+        self._next = self._due()
+        self._clock.start()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Let the Trainer evaluate where an evaluation is due."""
+        step = state.global_step
+        self._is_due = step >= min(self._next, self.trial.max_steps) or self.trial.is_late
+        if self._is_due:
+            self._clock.stop(step - self._first_step)
+            self._random = rng_state()
+            control.should_evaluate = True
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **_: Any,
+    ) -> None:
+        """Report the evaluation, and go on or stop."""
+        if not self._is_due:
+            return
+        self._is_due = False
+        # The training goes on as if there had been no evaluation.
+        set_rng_state(self._random)
+        step, name = state.global_step, self.trial.target.metric
+        if name not in metrics:
+            raise InputError(
+                f"the target's metric is {name!r}, but the Trainer evaluates {', '.join(metrics)}"
+            )
+        goes_on = self.trial.report(step, metrics[name], seconds=self._clock.seconds)
+        if step >= self._next:
+            self._on_schedule.append((step, metrics[name]))
+        if goes_on:
+            self._begin_segment(state)
+            return
+        control.should_training_stop = True
+        control.should_save = self._is_saving = self.trial.worth_saving
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Put the checkpoint of a trial that is pruned where it is resumed from."""
+        if self._is_saving and self.trial.save_to is not None:
+            self._is_saving = False
+            partial = self.trial.save_to.with_suffix(".partial")
+            shutil.move(Path(args.output_dir) / f"checkpoint-{state.global_step}", partial)
+            discard(self.trial.save_to)
+            partial.replace(self.trial.save_to)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Leave no empty folder: it would be a checkpoint."""
+        args.dataloader_drop_last = True
+        with suppress(OSError):
+            Path(args.output_dir).rmdir()

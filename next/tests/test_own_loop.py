@@ -1,0 +1,474 @@
+"""A loop of one's own under a study: whole studies, against closed forms and against ``tune``."""
+
+import math
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import nullcontext
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from refusals import refused
+from small import Data, Model, examples
+from torch.utils.data import DataLoader
+
+import bstune
+from bstune.core.errors import UserCodeError
+from bstune.core.evaluation_schedule import next_evaluation
+from bstune.core.records import Spec
+from bstune.report.hardware import survey_text
+from bstune.study.storage import StudyStorage
+from bstune.trial.trial import Trial
+
+QUESTION = {
+    "target": "val/loss <= 0.1",
+    "baseline": (16, 0.05),
+    "batch_size": (2, 128),
+    "budget": {"steps": 500, "examples": 20_000},
+    "objective": "steps",
+    "scaling": "linear",
+    "trials": 5,
+    "seeds": 1,
+}
+
+
+def study(folder, name="own", **changes):
+    options = QUESTION | {"mlflow": {"uri": None}, "output": str(folder / "out")} | changes
+    return bstune.Study(name, storage=f"sqlite:///{folder}/study.db", **options)
+
+
+def loss(trial, step):
+    """It is 0.1 after 20 (1 + 40/B) steps at the rate B/320, and later at others."""
+    octaves = math.log2(trial.lr * 320 / trial.batch_size)
+    value = 2 * (1 + 40 / trial.batch_size) * (1 + octaves**2) / step
+    return value if octaves < 4 else math.nan
+
+
+def train(trial, save=lambda path, step: path.write_text(str(step))):
+    step = trial.first_step
+    if trial.resume_from is not None:
+        saved = trial.resume_from
+        assert int((saved / "step" if saved.is_dir() else saved).read_text()) == step
+    goes_on = True
+    while goes_on:
+        step += 2
+        goes_on = trial.report(step, loss(trial, step), seconds=0.01 * step)
+    if trial.worth_saving:
+        save(trial.save_to, step)
+
+
+def train_all(trials):
+    for trial in trials:
+        train(trial)
+    return trials.result
+
+
+def came(result):
+    """What each trial was and came to, without numbers and seconds."""
+    keys = ("role", "batch_size", "lr", "seed", "max_steps", "status", "history")
+    return [tuple(getattr(record, key) for key in keys) for record in result.records]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return train_all(study(tmp_path_factory.mktemp("finished")))
+
+
+def test_the_trials_of_a_loop_end_by_their_closed_form(finished):
+    assert finished.best.batch_size > 16
+    assert {record.role for record in finished.records} == {"baseline", "search", "new seed"}
+    for record in finished.records:
+        # Its first even step at which the loss is 0.1.
+        meets = next(step for step in range(2, 10**6, 2) if not loss(record, step) > 0.1)
+        status = "reached" if meets <= record.steps else "pruned"
+        if math.isnan(loss(record, 2)):
+            status = "diverged"
+        assert record.status == status, record
+        if status == "reached":
+            assert (record.steps_low, record.steps) == (meets - 2, meets)
+
+
+class InOrder(Data):
+    """Each epoch has the same order, so that a loop can have it, too."""
+
+    def train_dataloader(self):
+        return DataLoader(examples(0), batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def by_lightning(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tune")
+    own = {"threads": 1, "device": "cpu", "survey": "off", "workers": 0, "mlflow": {"uri": None}}
+    places = {"output": str(folder / "out"), "storage": f"sqlite:///{folder}/study.db"}
+    return bstune.tune(Model, InOrder(), **QUESTION, **own, **places)
+
+
+def bare(trial):
+    model = Model(trial.lr)
+    optimizer = model.configure_optimizers()
+    if trial.resume_from is not None:
+        model.load_state_dict(torch.load(trial.resume_from))
+    save = lambda: torch.save(model.state_dict(), trial.save_to)  # noqa: E731
+    return model, optimizer, torch.Tensor.backward, save
+
+
+def by_fabric(trial):
+    fabric = Fabric(accelerator="cpu", devices=1)
+    model = Model(trial.lr)
+    model, optimizer = fabric.setup(model, model.configure_optimizers())
+    model.mark_forward_method("loss")
+    if trial.resume_from is not None:
+        fabric.load(trial.resume_from, {"model": model})
+    save = lambda: fabric.save(trial.save_to, {"model": model})  # noqa: E731
+    return model, optimizer, fabric.backward, save
+
+
+def fit(trial, made):
+    """Train a trial on the steps, batches and evaluations that Lightning trains it on."""
+    (inputs, outputs), val = examples(0).tensors, examples(1).tensors
+    torch.manual_seed(trial.seed)
+    model, optimizer, backward, save = made(trial)
+    kept = []
+
+    def due():
+        first = trial.spec.first_evaluation
+        return next_evaluation(kept, trial.target, trial.batch_size, 256, first)
+
+    for step, value in trial.history:
+        if step >= due():
+            kept.append((step, value))
+    step, goes_on = trial.first_step, True
+    while goes_on:
+        place = step * trial.batch_size
+        index = (torch.arange(trial.batch_size) + place) % 256
+        optimizer.zero_grad()
+        backward(model.loss((inputs[index], outputs[index])))
+        optimizer.step()
+        step += 1
+        if step >= min(due(), trial.max_steps):
+            with torch.no_grad():
+                value = model.loss(val).item()
+            if step >= due():
+                kept.append((step, value))
+            goes_on = trial.report(step, value)
+    if trial.worth_saving:
+        save()
+    return trial.record()
+
+
+def spec_of(record, **changes):
+    fields = {name: getattr(record, name) for name in Spec.model_fields}
+    return Spec(**fields | {"resumed_from": None} | changes)
+
+
+@pytest.mark.parametrize("made", [bare, by_fabric])
+@pytest.mark.filterwarnings("ignore:.*does not have a suggested default.*")
+def test_a_loop_has_the_trials_of_tune(made, by_lightning, tmp_path):
+    """Each trial's history, value by value, as one that is stopped in its middle and resumed."""
+    first = by_lightning.records[1].first_evaluation
+    for record in by_lightning.records:
+        common = {"first_evaluation": record.first_evaluation or first}
+        budget = by_lightning.budget.last_step(record.batch_size)
+        half = max(1, record.steps // 2)
+        state = tmp_path / str(record.number)
+        stopped = fit(
+            Trial(
+                spec_of(record, max_steps=half, **common),
+                by_lightning.target,
+                total_steps=budget,
+                save_to=state,
+            ),
+            made,
+        )
+        assert stopped.status == "pruned"
+        whole = fit(
+            Trial(
+                spec_of(record, **common),
+                by_lightning.target,
+                total_steps=budget,
+                earlier=stopped,
+                resume_from=state,
+            ),
+            made,
+        )
+        assert (whole.status, whole.steps) == (record.status, record.steps)
+        # Further evaluations are those at which either was stopped.
+        shared = {step for step, _ in whole.history} & {step for step, _ in record.history}
+        assert {pair for pair in whole.history if pair[0] in shared} <= set(record.history)
+        assert len(shared) >= len(record.history) - 2
+
+
+def leave(own, after, error):
+    """Train some trials, and end the loop in the next one."""
+    for count, trial in enumerate(own):
+        if count == after:
+            trial.report(2, 1.0)
+            if error is None:
+                return
+            raise error
+        train(trial)
+
+
+def test_a_study_that_is_left_goes_on_as_if_it_had_not(finished, tmp_path):
+    own = study(tmp_path)
+    with refused("own, no trial yet"):
+        _ = own.result
+    for after, error in ((0, OSError), (2, KeyboardInterrupt), (1, OSError), (1, None)):
+        with pytest.raises(error) if error else nullcontext():
+            leave(own, after, error)
+        # Nothing is left of a study that was left in its first trial.
+        assert (tmp_path / "out").exists() == (after > 0)
+    assert own.result.trials == 4
+    assert came(train_all(study(tmp_path))) == came(finished)
+    assert list(study(tmp_path)) == []
+    more = study(tmp_path, trials=7)
+    leave(more, 1, None)
+    assert more.result.trials == finished.trials + 1
+
+
+def folder_of(path, step):
+    path.mkdir()
+    (path / "step").write_text(str(step))
+
+
+@pytest.mark.parametrize(
+    ("save", "is_resumed"), [(folder_of, True), (lambda path, step: None, False)]
+)
+def test_what_is_saved_is_resumed(save, is_resumed, tmp_path):
+    # The best metric is sought by parts of the budget, the best of which are resumed.
+    own = study(tmp_path, objective="metric", target="min val/loss", budget=200)
+    resumed = 0
+    for trial in islice(own, 12):
+        if trial.resume_from is not None:
+            resumed += 1
+        train(trial, save)
+        if resumed == 2:
+            break
+    assert resumed == (2 if is_resumed else 0)
+    # The state of a trial that was pruned is there until it has been resumed.
+    records = own.result.records
+    there = {int(path.stem.partition("-")[2]) for path in (tmp_path / "out/checkpoints").iterdir()}
+    left = {one.number for one in records if one.status == "pruned"}
+    assert there == (left - {one.resumed_from for one in records} if is_resumed else set())
+
+
+def test_sizes_that_do_not_fit_bound_the_range(tmp_path):
+    own = study(tmp_path)
+    for trial in own:
+        if trial.batch_size > 100:
+            trial.fail(RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 3 bytes"))
+            continue
+        for _ in trial.batches(60):
+            step = max(trial.steps, trial.first_step) + 2
+            if not trial.report(step, loss(trial, step), seconds=0.01 * step):
+                break
+    status = {(record.batch_size > 60) + (record.batch_size > 100): record.status
+              for record in own.result.records if record.is_unfit}  # fmt: skip
+    assert status.items() <= {1: "refused", 2: "out of memory"}.items()
+    assert len(status) > 0
+    unfit = [record for record in own.result.records if record.is_unfit]
+    assert len(unfit) <= 4 < own.result.configurations == 5
+
+
+@pytest.mark.parametrize(
+    ("reports", "words"),
+    [
+        ([], "trial.report(step, value)"),
+        ([(4, 1.0), (2, 1.0)], "trial.first_step"),
+        ([(4, 1.0, 2.0), (6, 1.0, 1.0)], "seconds=seconds"),
+    ],
+)
+def test_a_loop_that_reports_wrongly_is_told_the_line_to_write(reports, words, tmp_path):
+    def report_all():
+        for trial in study(tmp_path):
+            for report in reports:
+                trial.report(*report)
+
+    with pytest.raises(UserCodeError) as caught:
+        report_all()
+    assert words in str(caught.value)
+    assert caught.value.exit_status == 1
+
+
+VALUES = {"batch_size": 16, "lr": 0.05, "values": {"dropout": 0.1}}
+# Options -> what holds for each trial.
+ASKED = {
+    "metric": (
+        {"objective": "metric", "target": "min val/loss", "budget": 60},
+        lambda trial: (
+            trial.total_steps == 60 and trial.status in ("pruned", "finished", "diverged")
+        ),
+    ),
+    "curve": ({"objective": "curve"}, lambda trial: trial.spec.role != "new seed"),
+    "time": ({"objective": "time", "wall_seconds": 30.0}, lambda trial: trial.has_deadline),
+    "schedule": (
+        {"schedule_ends": True},
+        lambda trial: trial.total_steps == trial.max_steps and not trial.worth_saving,
+    ),
+    "values": (
+        {"tune": {"dropout": (0, 0.5)}, "baseline": VALUES},
+        lambda trial: 0 <= trial.values["dropout"] <= 0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_what_is_asked_is_what_trials_are(case, tmp_path):
+    options, holds = ASKED[case]
+    own = study(tmp_path, **options)
+    for trial in islice(own, 4):
+        train(trial)
+        assert holds(trial)
+    assert own.result.objective == options.get("objective", "steps")
+
+
+WRONG = [
+    ({"target": None, "budget": None, "baseline": None}, "target, budget, baseline, missing"),
+    ({"baseline": None, "lr": (0.1, 1)}, ""),
+    ({"tune": {"dropout": (0, 0.5)}}, "baseline, values, dropout"),
+    ({"tune": {"dropout": (0, 1)}, "baseline": VALUES}, "dropout, 1.0"),
+    ({"precision": "bf16-mixed", "survey": "off"}, "precision, survey, bstune.tune"),
+    ({"trails": 3}, "trails, trials"),
+    ({"baseline": (16,)}, "baseline, batch_size, lr"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), WRONG)
+def test_what_is_missing_or_of_no_use_is_told_at_once(changes, words, tmp_path):
+    if not words:
+        assert next(iter(study(tmp_path, **changes))).spec.role == "search"
+        return
+    with refused(words):
+        study(tmp_path, **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_share_a_study(tmp_path):
+    """The same script twice: no place of the plan is done twice, none is left out."""
+    code = (
+        "import sys, time; from pathlib import Path; import test_own_loop as here\n"
+        "folder = Path(sys.argv[1]); (folder / sys.argv[2]).touch()\n"
+        "while len(list(folder.glob('?'))) < 2: time.sleep(0.01)\n"
+        "for trial in here.study(folder, trials=3):\n"
+        "    here.train(trial)\n"
+        "    with (folder / 'trained').open('a') as file: file.write(f'{sys.argv[2]}\\n')\n"
+        "    time.sleep(0.3)\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path), name], env=os.environ | {"PYTHONPATH": path}
+        )
+        for name in "ab"
+    ]
+    assert [process.wait(100) for process in processes] == [0, 0]
+    records = bstune.load(tmp_path / "out").records
+    assert set(Counter(record.place for record in records).values()) == {1}
+    assert len((tmp_path / "trained").read_text().split()) == len(records)
+    assert set((tmp_path / "trained").read_text().split()) == {"a", "b"}
+
+
+def test_a_process_shows_that_it_lives_while_a_body_runs(tmp_path):
+    iterator = iter(study(tmp_path))
+    spec = next(iterator).spec
+    storage = StudyStorage(f"sqlite:///{tmp_path}/study.db", "own")
+    beats = "from trial_heartbeats"
+    with sqlite3.connect(tmp_path / "study.db") as database:
+        database.execute(f"delete {beats}")
+    with storage.beating([spec], apart=0.01):
+        for _ in range(500):
+            with sqlite3.connect(tmp_path / "study.db") as database:
+                if database.execute(f"select * {beats}").fetchall():
+                    return
+            time.sleep(0.01)
+    pytest.fail("no sign of life")
+
+
+def test_a_notebook_shows_a_result(finished):
+    shown = finished._repr_html_()
+    assert "&lt;= 0.1" in shown
+    assert "data:image/png;base64," in shown
+    table = finished.trials_dataframe()
+    assert list(table.number) == [record.number for record in finished.records]
+    assert {"role", "batch_size", "lr", "status", "steps", "train_seconds"} <= set(table.columns)
+
+
+def test_a_project_is_surveyed(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = {"batch_size": (16, 64), "survey_seconds": 4.0, "threads": 1, "device": "cpu"}
+    survey = bstune.survey(Model, Data(), **given)
+    assert survey.largest_fit == 64
+    assert str(survey) == survey_text(survey, was_kept=False)
+
+
+def test_hugging_face_trials_resume_as_if_they_had_not_stopped(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from bstune.integrations.huggingface import StopAtTarget, training_arguments
+
+    class Rows(torch.utils.data.Dataset):
+        def __init__(self, seed):
+            self.inputs, self.labels = examples(seed).tensors
+
+        def __len__(self):
+            return len(self.labels)
+
+        def __getitem__(self, index):
+            return {"inputs": self.inputs[index], "labels": self.labels[index]}
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(10, 1)
+
+        def forward(self, inputs, labels):
+            inputs = torch.nn.functional.dropout(inputs, 0.1, self.training)
+            outputs = self.linear(inputs).squeeze(1)
+            return {"loss": torch.nn.functional.mse_loss(outputs, labels), "outputs": outputs}
+
+    def fit_trainer(trial, **others):
+        trainer = transformers.Trainer(
+            model_init=Net,
+            args=training_arguments(trial, disable_tqdm=True, use_cpu=True, **others),
+            train_dataset=Rows(0),
+            eval_dataset=Rows(1),
+            callbacks=[StopAtTarget(trial, 256)],
+        )
+        trainer.train(resume_from_checkpoint=trial.resume_from)
+
+    changes = {"objective": "metric", "target": "min eval_loss", "budget": 60}
+    own = study(tmp_path, batch_size=(2, 400), baseline=(16, 0.01), scaling="sqrt", **changes)
+    for trial in own:
+        fit_trainer(trial)
+    records = own.result.records
+    status = {record.batch_size > 256: record.status for record in records}
+    assert status.get(True, "refused") == "refused"
+    resumed = [record for record in records if record.resumed_from is not None]
+    assert resumed
+    for record in resumed:
+        spec = spec_of(record)
+        never = Trial(spec, trial.target, total_steps=own.result.budget.last_step(spec.batch_size))
+        fit_trainer(never)
+        assert set(never.history) <= set(record.history)
+    with refused("learning_rate"):
+        fit_trainer(Trial(spec, trial.target, total_steps=100), learning_rate=1.0)
+    with refused("eval_loss, val/loss"):
+        fit_trainer(Trial(spec, bstune.Target("val/loss", 0.1, "min"), total_steps=100))
+
+
+def test_the_guides_example_runs(tmp_path):
+    guide = (Path(__file__).parents[1] / "INTEGRATIONS.md").read_text()
+    blocks = [block.partition("```")[0] for block in guide.split("```python\n")[1:]]
+    example = next(block for block in blocks if '"blobs"' in block)
+    example = example.replace("trials=32", "trials=2, seeds=1, mlflow={'uri': None}")
+    path = os.pathsep.join(sys.path)
+    command = [sys.executable, "-W", "error", "-c", example]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path})
+    assert done.returncode == 0
+    assert bstune.load(tmp_path / "outputs" / "blobs").reached
