@@ -9,7 +9,7 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.deadline import Deadline
-from bstune.study.loop import HangWatch, asked_trials, train_in_worker
+from bstune.study.loop import HangWatch, asked_trials, training
 from bstune.study.plan import Plan
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
@@ -44,7 +44,7 @@ def test_how_long_a_trial_may_be_silent(wall_seconds, trial_seconds, longest, li
 
 def open_study(folder):
     storage = StudyStorage(f"sqlite:///{folder}/study.db", "study")
-    storage.begin(SPACE, PLAN.question.target, {})
+    storage.begin(SPACE, PLAN.question, {})
     return storage
 
 
@@ -104,7 +104,7 @@ def test_a_process_that_linux_ends_was_short_of_memory(tmp_path, signal, status)
             return Failure(f"its process was ended by {signal}")
 
     asked = next(asked_trials(PLAN, open_study(tmp_path), StudyFolder(tmp_path)))
-    record = train_in_worker(Dead(), asked, print, HangWatch(), alive=lambda: None)
+    *_, record = training(Dead(), asked, print, HangWatch())
     assert record.status == status
 
 

@@ -175,7 +175,6 @@ def test_a_password_is_not_shown():
 
 def test_what_works_now():
     later = {
-        "workers": 2,
         "algorithm": "sgd",
         "schedule": "linear",
         "override_lr": True,

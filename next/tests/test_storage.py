@@ -11,18 +11,19 @@ import pytest
 from optuna.trial import TrialState
 
 from bstune.core.errors import InputError, StudyError
-from bstune.core.records import Record, Target
+from bstune.core.question import Question
+from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Space
 from bstune.study.plan import Ask
 from bstune.study.storage import StudyStorage
 
 SPACE = Space(4, 1024, 1e-4, 10.0, "sqrt", (64, 0.1))
-TARGET = Target("val/error", 0.1, "min")
+QUESTION = Question(Target("val/error", 0.1, "min"), Budget(steps=99))
 
 
 def open_study(folder, name="digits", settings=None):
     storage = StudyStorage(f"sqlite:///{folder}/study.db", name)
-    storage.begin(SPACE, TARGET, settings or {"target": "a"})
+    storage.begin(SPACE, QUESTION, settings or {"target": "a"})
     return storage
 
 

@@ -13,8 +13,10 @@ from bstune.options import Options
 from bstune.system.files import StudyFolder, claim_folder
 from bstune.system.ticker import Ticker
 from bstune.trial.ranks import Ranks
-from bstune.trial.worker import AnyWorker, InProcess, Worker
+from bstune.trial.worker import AnyWorker, InProcess, Worker, call, value_of
 
+# The most seconds that a worker may take to start.
+START_SECONDS = 600.0
 # What a worker imports before it is sent the first function, which needs all of it.
 PRELOAD = (
     "torch",
@@ -23,6 +25,33 @@ PRELOAD = (
     "bstune.study.loop",
     "bstune.study.machine",
 )
+
+
+def further_workers(workers: int, first: AnyWorker, log: Path) -> list[Worker]:
+    """The workers beside the first one; each has the next CUDA device, as far as there are.
+
+    Args:
+        workers: all that train at once.
+        first: which knows the devices.
+        log: of the first one, beside which theirs lie.
+    """
+    if workers <= 1:
+        return []
+    devices: list[str] = value_of(call(first, cuda_devices, limit=START_SECONDS))
+    made = []
+    for place in range(1, workers):
+        own = {"CUDA_VISIBLE_DEVICES": devices[place % len(devices)]} if devices else {}
+        made.append(Worker(log.with_stem(f"{log.stem}-{place}"), PRELOAD, own))
+    return made
+
+
+def cuda_devices() -> list[str]:
+    """The CUDA devices that a worker sees, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    there = torch.cuda.device_count()
+    return named.split(",")[:there] if named else list(map(str, range(there)))
 
 
 @dataclass(frozen=True)

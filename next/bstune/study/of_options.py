@@ -1,5 +1,6 @@
 """What follows from a study's options: its plan, and what must stay as it began."""
 
+import os
 from collections.abc import Callable
 
 from bstune.core.errors import InputError
@@ -26,6 +27,14 @@ FIXED = {
     *("objective", "target", "budget", "batch_size", "lr", "baseline", "scaling", "tune"),
     *("schedule_ends", "compile", "micro_batch_size", "devices", "seed"),
 }
+
+
+def with_threads(options: Options) -> Options:
+    """The options with torch's threads where several trials run at once: they share the cores."""
+    if options.threads is not None or options.workers <= 1:
+        return options
+    cores = len(os.sched_getaffinity(0))
+    return options.model_copy(update={"threads": max(cores // options.workers, 1)})
 
 
 def fixed_options(options: Options) -> dict[str, object]:
