@@ -31,12 +31,19 @@ from bstune.study.estimates import step_time_of
 from bstune.study.finish import TrialsFile, write_asked, write_study
 from bstune.study.loop import AskedTrial, Crew, HangWatch
 from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
-from bstune.study.of_options import fixed_options, fixed_place, plan_line, plan_of, with_threads
+from bstune.study.of_options import (
+    fixed_options,
+    fixed_place,
+    plan_line,
+    plan_of,
+    shared_by,
+    with_threads,
+)
 from bstune.study.prepare import OfProject, prepared
 from bstune.study.progress import Progress, Stopwatch
-from bstune.study.result import ResultWarning, StudyResult
+from bstune.study.result import ResultWarning, StudyResult, in_short
 from bstune.study.retarget import retargeted
-from bstune.study.run import answered, train_all_here
+from bstune.study.run import answered, planned, train_all_here
 from bstune.study.storage import database_errors, opened
 from bstune.study.workload import (
     Workload,
@@ -264,8 +271,12 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
 
 
 def studied(
-    options: Options, workload: Workload, begun: Begun | None = None, jobs: int = 1
-) -> Generator[list[AskedTrial], None, Result]:
+    options: Options,
+    workload: Workload,
+    begun: Begun | None = None,
+    jobs: int = 1,
+    joins: bool = False,
+) -> Generator[list[AskedTrial], None, Result | None]:
     """Run a study as :func:`run_study` does; trials that nothing here trains are yielded.
 
     Args:
@@ -274,6 +285,7 @@ def studied(
             of each trial that it is given.
         begun: what :func:`bstune.study.begin.begin` gives; None: the study begins here.
         jobs: the most trials that are yielded at once; a workload that trains has ``workers``.
+        joins: train what another process has planned, which gives the answer; None is returned.
     """
     folder = StudyFolder(Path(options.output))
     name = options.study or workload.name
@@ -299,11 +311,20 @@ def studied(
                 or (project.resumes and folder.checkpoint(number).exists())
             ),
         )
-        settings = {**fixed_options(options), **fixed_place(machine), **workload.settings}
+        place = fixed_place(machine)
+        settings = {**fixed_options(options), **workload.settings}
+        if not joins:
+            settings |= place
+        elif place != {name: storage.setting(name) for name in place}:
+            # Another kind of machine gives steps alone.
+            storage.counts_seconds = False
+            plan = replace(plan, timings=())
         storage.begin(plan.space, plan.question, {**settings, **project.model_dump(mode="json")})
-        config = _filled_config(options, workload, project.schedule_follows)
-        write_asked(folder, config, machine)
         say(plan_line(workload.name, options, plan, machine))
+        config = _filled_config(options, workload, project.schedule_follows)
+        if not joins:
+            storage.share(shared_by(options, machine, workload.command({}), begun.at))
+            write_asked(folder, config, machine)
         study = Study(
             plan=plan,
             workload=workload.name,
@@ -323,13 +344,16 @@ def studied(
         watch = HangWatch(options.wall_seconds, options.trial_seconds)
         train_some: Callable[[Sequence[AskedTrial]], None] | None = None
         if train is not None and begun.worker is not None:
-            others = further_workers(options.workers, begun.worker, folder.log)
+            others = further_workers(options.workers, begun.worker, begun.log)
             workers = [begun.worker, *map(stack.enter_context, others)]
             jobs = len(workers)
             train_some = Crew(workers, train, watch, progress.begun).train
         elif train is not None:
             train_some = partial(train_all_here, train)
         observers = (stopwatch, progress, TrialsFile(folder))
+        if joins:
+            yield from planned(plan, storage, folder, train_some, observers, jobs)
+            return None
         if options.workers and begun.worker is not None:
             # This process has little to do while the worker trains.
             modules = OF_ANSWER if options.mlflow.uri is None else (*OF_ANSWER, OF_MLFLOW)
@@ -340,6 +364,7 @@ def studied(
         ticker.does("writing the answer")
         stopwatch.lap("answer")
         result = _timed(result, stopwatch, folder)
+        storage.show_answer(in_short(result), render(result))
         return _finish(options, config, folder, result, records, machine, deadline)
 
 

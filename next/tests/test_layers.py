@@ -12,7 +12,7 @@ LAYERS = (
     {"hardware"},
     {"study"},
     {"report", "tracking"},
-    {"config", "api", "own_loop"},
+    {"config", "api", "join", "own_loop"},
     {"__main__"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -63,6 +63,8 @@ class Begun:
     ticker: Ticker
     worker: AnyWorker | None
     """None for recorded runs."""
+    log: Path = Path()
+    """Gets what it prints."""
 
     def close(self) -> None:
         """End what runs."""
@@ -72,7 +74,11 @@ class Begun:
 
 
 def begin(
-    options: Options, name: str, at: float | None = None, trains: bool = True, log: str = ""
+    options: Options,
+    name: str,
+    at: float | None = None,
+    trains: bool = True,
+    log: Path | None = None,
 ) -> Begun:
     """Claim a study's folder, and start its worker.
 
@@ -81,7 +87,7 @@ def begin(
         name: of the study.
         at: when the command began, by ``time.monotonic()``; None: now.
         trains: whether there is something to train: recorded runs need no worker.
-        log: a folder in the study's, which is made, for what the worker prints; the study's own.
+        log: gets what the worker prints, in a folder which is made; the study's own.
 
     Raises:
         BstuneError: for options and a folder that cannot be used.
@@ -95,14 +101,14 @@ def begin(
         )
     folder = StudyFolder(Path(options.output))
     claim_folder(folder, name, options.storage)
+    log = log or folder.log
     worker: AnyWorker | None = None
     if trains and options.workers == 0:
         worker = InProcess()
     elif trains:
-        of_worker = StudyFolder(folder.root / log)
-        of_worker.root.mkdir(exist_ok=True)
-        worker = Worker(of_worker.log, PRELOAD)
+        log.parent.mkdir(exist_ok=True)
+        worker = Worker(log, PRELOAD)
         if options.devices > 1:
-            worker = Ranks(of_worker.log, options.devices, PRELOAD)
+            worker = Ranks(log, options.devices, PRELOAD)
         worker.start()
-    return Begun(at, Ticker().start(), worker)
+    return Begun(at, Ticker().start(), worker, log)

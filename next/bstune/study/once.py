@@ -85,7 +85,7 @@ def train_once(options: Options, workload: Workload) -> Record:
         save_to=folder.root / "checkpoint.ckpt",
         keep=True,
     )
-    with closing(begin(options, study, trains=workload.table is None, log=name)) as begun:
+    with closing(begin(options, study, trains=workload.table is None, log=folder.log)) as begun:
         try:
             record = _trained(options, workload, begun.worker, asked)
         except (InputError, StudyError):

@@ -9,6 +9,7 @@ from bstune.core.records import Record
 from bstune.study.advice import followed
 from bstune.study.analysis import Study, analyse
 from bstune.study.loop import AskedTrial, Observer, asked_batches, train_here
+from bstune.study.plan import Plan
 from bstune.study.result import StudyResult
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
@@ -46,12 +47,7 @@ def answered(
     is_first = True
     while True:
         before = len(storage.records())
-        with closing(asked_batches(study.plan, storage, folder, observers, jobs=jobs)) as batches:
-            for running in batches:
-                if train is None:
-                    yield running
-                else:
-                    train(running)
+        yield from planned(study.plan, storage, folder, train, observers, jobs)
         ticker.does("computing the answer")
         records = storage.records()
         result = analyse(study, records)
@@ -61,6 +57,23 @@ def answered(
             return result, records
         study = replace(study, plan=more)
         is_first = False
+
+
+def planned(
+    plan: Plan,
+    storage: StudyStorage,
+    folder: StudyFolder,
+    train: Callable[[Sequence[AskedTrial]], None] | None,
+    observers: Sequence[Observer],
+    jobs: int,
+) -> Generator[list[AskedTrial]]:
+    """Train what is planned; arguments and errors as of :func:`answered`."""
+    with closing(asked_batches(plan, storage, folder, observers, jobs=jobs)) as batches:
+        for running in batches:
+            if train is None:
+                yield running
+            else:
+                train(running)
 
 
 def train_all_here(train: Callable[[Trial], None], running: Sequence[AskedTrial]) -> None:

@@ -149,9 +149,8 @@ class StudyStorage:
         """
         self.study.set_user_attr(ANSWER, _through_json(answer))
         note = (
-            f"```\n{text}\n```\n"
-            f"The best trial is Optuna's, a single run, which may have been lucky: the answer stands "
-            f"on new seeds."
+            f"```\n{text}\n```\nOptuna's best trial is a single run, perhaps a lucky one: the "
+            f"answer stands on new seeds."
         )
         study_id = self.study._study_id
         version = self._storage.get_study_system_attrs(study_id).get(NOTE["version"], 0)
