@@ -95,7 +95,10 @@ def compose(arguments: Sequence[str]) -> Composed:
         meant = guess(workload or "", known)
         problem = f"there is no workload {workload}" if workload else "workload is missing"
         hint = f"did you mean {meant}? " if meant else ""
-        raise InputError(f"{problem}: {hint}+workload=NAME takes {', '.join(sorted(known))}")
+        raise InputError(
+            f"{problem}: {hint}+workload=NAME takes {', '.join(sorted(known))}, or a file of your "
+            f"own in --config-dir DIR"
+        )
     # A workload's keys land beside the options, whose defaults they replace.
     config = _composed([f"+workload@_global_={workload}", *overrides])
     config.workload = workload

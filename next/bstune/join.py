@@ -7,20 +7,21 @@ file is this machine's own, and has to be the same.
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bstune.api import studied, workload_from_config
 from bstune.config import compose
-from bstune.core.errors import InputError, StudyError
-from bstune.options import options_from
+from bstune.core.errors import BstuneError, InputError, StudyError
+from bstune.options import Options, options_from
 from bstune.recipe.hydra import recipe_of
 from bstune.study.begin import begin
+from bstune.study.of_options import fixed_options
 from bstune.study.storage import StudyStorage, database_errors
-from bstune.study.workload import COMMAND
+from bstune.study.workload import COMMAND, Workload
 from bstune.system.files import StudyFolder
-from bstune.system.secrets import hide_in_text
 from bstune.system.ticker import say
 
 
@@ -45,13 +46,38 @@ def join(arguments: Sequence[str]) -> None:
         storage = StudyStorage(url, name)
         try:
             shared = storage.shared
-        finally:
+            ran = time.time() - shared["began"]
+            options, workload = _of_study(shared, arguments, given, ran)
+            storage.check({**fixed_options(options), **workload.settings})
+        except BstuneError:
             storage.discard()
+            raise
+    log = StudyFolder(Path(options.output)).log.with_stem(
+        f"trials-{socket.gethostname()}-{os.getpid()}"
+    )
+    trains = workload.recipe is not None
+    begun = begin(options, name, time.monotonic() - ran, trains=trains, log=log)
+    # It trains all trials itself.
+    list(studied(options, workload, begun, joins=True))
+    say(f"nothing is left to train; the answer: {shared['command']}")
+
+
+def _of_study(
+    shared: Mapping[str, Any], arguments: Sequence[str], given: Mapping[str, str], ran: float
+) -> tuple[Options, Workload]:
+    """The options and the workload of a study, on this machine.
+
+    Args:
+        shared: what the study keeps for those who join it.
+        arguments: of this command.
+        given: the options among them.
+        ran: seconds since the study began.
+    """
     command, of_study = shared["command"], shared["options"]
     if not command.startswith(COMMAND) or "workload=" not in command:
         raise StudyError(
-            f"the study {name} was begun by {command}, which a worker cannot build: start the same "
-            f"script here, with storage={hide_in_text(url)}"
+            f"the study was begun by {command}, which a worker cannot build: start the same script "
+            f"here, with the same storage"
         )
     doubled = [key for key in given if key.lstrip("+").partition(".")[0] in of_study]
     if doubled:
@@ -61,20 +87,11 @@ def join(arguments: Sequence[str]) -> None:
         )
     composed = compose([f"+workload={shared['workload']}", *arguments])
     options = options_from(composed.options.model_dump() | of_study)
-    ran = time.time() - shared["began"]
     if options.wall_seconds is not None and ran > options.wall_seconds:
         raise StudyError(
-            f"wall_seconds={options.wall_seconds:g} of the study {name} are over: start it again "
-            f"first, by {command}"
+            f"wall_seconds={options.wall_seconds:g} of the study are over: go on with it first, by "
+            f"{command}"
         )
     recipe = recipe_of(composed.parts, options) if composed.recipe else None
     composed = replace(composed, options=options, recipe=recipe)
-    workload = workload_from_config(composed, arguments)
-    log = StudyFolder(Path(options.output)).log.with_stem(
-        f"trials-{socket.gethostname()}-{os.getpid()}"
-    )
-    began = time.monotonic() - ran
-    begun = begin(options, name, began, trains=recipe is not None, log=log)
-    # It trains all trials itself.
-    list(studied(options, workload, begun, joins=True))
-    say(f"nothing is left to train; the answer: {command}")
+    return options, workload_from_config(composed, arguments)

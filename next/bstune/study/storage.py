@@ -238,6 +238,9 @@ class StudyStorage:
 
     def claim(self, ask: Ask) -> Spec | None:
         """Store a trial and give it its number; None if another process has its place."""
+        # While it was decided, mostly.
+        if any(_holds(trial, ask.place) for trial in self._trials()):
+            return None
         values = {"batch_size": ask.batch_size, "lr": ask.lr, **ask.values}
         # The baseline's may lie outside of their ranges: then the spec alone has them.
         distributions: dict[str, BaseDistribution] = {}
