@@ -9,7 +9,7 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.deadline import Deadline
-from bstune.study.loop import HangWatch, asked_trials, training
+from bstune.study.loop import HangWatch, asked_batches, asked_trials, training
 from bstune.study.plan import Plan
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
@@ -71,6 +71,19 @@ def test_each_trial_is_stored_and_told_once(tmp_path):
     assert told == storage.records()
     assert [record.role for record in told] == ["baseline", *["search"] * 3, *["new seed"] * 2]
     assert list(asked_trials(PLAN, storage, StudyFolder(tmp_path))) == []
+
+
+def test_trials_that_run_at_once_are_stored_as_they_end(tmp_path):
+    storage = open_study(tmp_path)
+    most = 0
+    for running in asked_batches(replace(PLAN, trials=9), storage, StudyFolder(tmp_path), jobs=3):
+        assert [asked.spec for asked in running] == storage.running()
+        most = max(most, len(running))
+        running[len(running) // 2].record = reached(running[len(running) // 2].spec)
+    assert most == 3
+    records = storage.records()
+    assert len({(one.batch_size, one.lr) for one in records if one.role == "search"}) == 9
+    assert len({record.place for record in records}) == len(records)
 
 
 def failure(spec, status="failed"):

@@ -80,6 +80,26 @@ def test_optuna_shows_a_trial_in_its_own_terms(tmp_path, status, state, value):
     assert trial.user_attrs["status"] == status
 
 
+@pytest.mark.parametrize(
+    ("target", "objective", "status", "seconds", "value", "name"),
+    [
+        ("val/error <= 0.1", "time", "reached", 0.5, 15.0, "seconds to val/error <= 0.1"),
+        ("val/error <= 0.1", "time", "reached", None, None, "seconds to val/error <= 0.1"),
+        ("val/error <= 0.1", "steps", "reached", None, 30.0, "steps to val/error <= 0.1"),
+        ("val/error <= 0.1", "curve", "reached", 0.5, 15.0, "seconds to val/error <= 0.1"),
+        ("max val/acc", "metric", "finished", 0.5, 0.5, "val/acc"),
+    ],
+)
+def test_what_the_value_of_a_trial_is(tmp_path, target, objective, status, seconds, value, name):
+    storage = StudyStorage(f"sqlite:///{tmp_path}/study.db", "digits")
+    storage.begin(SPACE, Question(Target.parse(target), Budget(steps=99), objective), {})
+    storage.finish(record_of(storage.claim(ask()), status, seconds_per_step=seconds))
+    (trial,) = storage.study.trials
+    assert (trial.value, storage.study.metric_names) == (value, [name])
+    assert trial.state == (TrialState.PRUNED if value is None else TrialState.COMPLETE)
+    assert storage.records()[0].status == status
+
+
 def test_of_two_processes_at_one_place_the_smaller_number_keeps_it(tmp_path):
     one, other = open_study(tmp_path), open_study(tmp_path)
     first = one.claim(ask())

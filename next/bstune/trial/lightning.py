@@ -16,6 +16,7 @@ from bstune.core.clock import WARMUP_STEPS, TrainingClock
 from bstune.core.errors import InputError
 from bstune.core.evaluation_schedule import next_evaluation
 from bstune.recipe.recipe import Recipe, TrialSettings
+from bstune.search.sampler import FrontierSampler
 from bstune.trial.batches import (
     RngState,
     TrialLoader,
@@ -26,6 +27,7 @@ from bstune.trial.batches import (
     set_rng_state,
 )
 from bstune.trial.noise_beside import NoiseBesideTraining
+from bstune.trial.own_study import TrialOfStudy
 from bstune.trial.trainer import EpochLimit, make_trainer, quiet
 from bstune.trial.trial import Trial
 from bstune.trial.worker import listen
@@ -141,17 +143,27 @@ class StopAtTarget(Callback):
     runs over training steps alone. A trial that is pruned is saved to ``trial.save_to``; to resume
     it, give ``trial.resume_from`` to ``Trainer.fit`` as ``ckpt_path``.
 
-    In a Trainer of one's own the loader has to give batches of ``trial.batch_size``.
+    In an Optuna study and a Trainer of one's own the loader has to give batches of the size that
+    was suggested, and pruned trials are not resumed::
+
+        def objective(trial):
+            batch_size = trial.suggest_int("batch_size", 8, 512, log=True)
+            lr = trial.suggest_float("lr", 0.001, 1.0, log=True)
+            stop = StopAtTarget(trial, sampler)
+            loader = DataLoader(data, batch_size, shuffle=True, drop_last=True)
+            Trainer(max_epochs=-1, callbacks=[stop]).fit(MyModule(lr), loader, validation_loader)
+            return stop.trial.value()
 
     Args:
-        trial: that the evaluations are reported to.
+        trial: that the evaluations are reported to, a Trial or Optuna's.
+        sampler: that suggested Optuna's trial.
 
     Raises:
         InputError: without validation data, or where the target's metric is not logged.
     """
 
-    def __init__(self, trial: Trial) -> None:
-        self.trial = trial
+    def __init__(self, trial: Any, sampler: FrontierSampler | None = None) -> None:
+        self.trial: Trial = TrialOfStudy(trial, sampler) if sampler else trial
         self.steps = 0
         self._is_due = False
         self._is_saving = False
