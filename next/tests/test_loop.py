@@ -1,5 +1,6 @@
 """The loop of a study: what it does with hanging, dying and interrupted trials."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.deadline import Deadline
-from bstune.study.loop import HangWatch, asked_batches, asked_trials, training
+from bstune.study.loop import HangWatch, asked_batches, training
 from bstune.study.plan import Plan
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
@@ -46,6 +47,13 @@ def open_study(folder):
     storage = StudyStorage(f"sqlite:///{folder}/study.db", "study")
     storage.begin(SPACE, PLAN.question, {})
     return storage
+
+
+def asked_trials(plan, storage, folder, observers=(), **options):
+    """The trials of a plan, one after another."""
+    with closing(asked_batches(plan, storage, folder, observers, **options)) as batches:
+        for (asked,) in batches:
+            yield asked
 
 
 def reached(spec, steps=20):

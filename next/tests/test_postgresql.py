@@ -15,6 +15,7 @@ import optuna
 import pytest
 from postgres import INITDB, Postgres
 from refusals import refused
+from test_loop import asked_trials
 from test_storage import SPACE, ask, record_of
 
 from bstune.__main__ import main
@@ -22,7 +23,6 @@ from bstune.core.errors import StudyError
 from bstune.core.question import Question
 from bstune.core.records import Budget, Target
 from bstune.core.space import Configuration
-from bstune.study.loop import asked_trials
 from bstune.study.plan import Plan
 from bstune.study.storage import StudyStorage, database_errors
 from bstune.system.files import StudyFolder

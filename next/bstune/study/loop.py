@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,19 +69,6 @@ class AskedTrial:
             resume_from=self.resume_from,
             until=self.until,
         )
-
-
-def asked_trials(
-    plan: Plan,
-    storage: StudyStorage,
-    folder: StudyFolder,
-    observers: Sequence[Observer] = (),
-    now: Callable[[], float] = time.monotonic,
-) -> Generator[AskedTrial]:
-    """Yield one trial after another until the plan is done; see :func:`asked_batches`."""
-    with closing(asked_batches(plan, storage, folder, observers, now)) as batches:
-        for (asked,) in batches:
-            yield asked
 
 
 def asked_batches(
