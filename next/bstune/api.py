@@ -41,7 +41,7 @@ from bstune.study.of_options import (
 )
 from bstune.study.prepare import OfProject, prepared
 from bstune.study.progress import Progress, Stopwatch
-from bstune.study.result import ResultWarning, StudyResult, in_short
+from bstune.study.result import ResultWarning, StudyResult
 from bstune.study.retarget import retargeted
 from bstune.study.run import answered, planned, train_all_here
 from bstune.study.storage import database_errors, opened
@@ -68,6 +68,8 @@ from bstune.trial.worker import AnyWorker
 
 # What :func:`_finish` takes 2 CPU seconds to import.
 OF_ANSWER = ("bstune.report.figure", "bstune.report.page", "matplotlib.backends.backend_agg")
+# The answer in short, as Optuna's study has it.
+SHORT: Any = {"verdict": True, "best": {"batch_size", "lr", "values"}, "speedup": {"value"}}
 OF_MLFLOW = "mlflow.store.tracking.sqlalchemy_store"
 
 
@@ -323,6 +325,7 @@ def studied(
         say(plan_line(workload.name, options, plan, machine))
         config = _filled_config(options, workload, project.schedule_follows)
         if not joins:
+            storage.settle(by_proxy=True)
             storage.share(shared_by(options, machine, workload.command({}), begun.at))
             write_asked(folder, config, machine)
         study = Study(
@@ -364,7 +367,7 @@ def studied(
         ticker.does("writing the answer")
         stopwatch.lap("answer")
         result = _timed(result, stopwatch, folder)
-        storage.show_answer(in_short(result), render(result))
+        storage.show_answer(result.model_dump(mode="json", include=SHORT), render(result))
         return _finish(options, config, folder, result, records, machine, deadline)
 
 

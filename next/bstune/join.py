@@ -46,8 +46,7 @@ def join(arguments: Sequence[str]) -> None:
         storage = StudyStorage(url, name)
         try:
             shared = storage.shared
-            ran = time.time() - shared["began"]
-            options, workload = _of_study(shared, arguments, given, ran)
+            options, workload = _of_study(shared, arguments, given)
             storage.check({**fixed_options(options), **workload.settings})
         except BstuneError:
             storage.discard()
@@ -56,14 +55,16 @@ def join(arguments: Sequence[str]) -> None:
         f"trials-{socket.gethostname()}-{os.getpid()}"
     )
     trains = workload.recipe is not None
-    begun = begin(options, name, time.monotonic() - ran, trains=trains, log=log)
+    # A time limit counts from the study's own begin.
+    at = time.monotonic() - (time.time() - shared["began"])
+    begun = begin(options, name, at, trains=trains, log=log)
     # It trains all trials itself.
     list(studied(options, workload, begun, joins=True))
     say(f"nothing is left to train; the answer: {shared['command']}")
 
 
 def _of_study(
-    shared: Mapping[str, Any], arguments: Sequence[str], given: Mapping[str, str], ran: float
+    shared: Mapping[str, Any], arguments: Sequence[str], given: Mapping[str, str]
 ) -> tuple[Options, Workload]:
     """The options and the workload of a study, on this machine.
 
@@ -71,7 +72,6 @@ def _of_study(
         shared: what the study keeps for those who join it.
         arguments: of this command.
         given: the options among them.
-        ran: seconds since the study began.
     """
     command, of_study = shared["command"], shared["options"]
     if not command.startswith(COMMAND) or "workload=" not in command:
@@ -87,11 +87,6 @@ def _of_study(
         )
     composed = compose([f"+workload={shared['workload']}", *arguments])
     options = options_from(composed.options.model_dump() | of_study)
-    if options.wall_seconds is not None and ran > options.wall_seconds:
-        raise StudyError(
-            f"wall_seconds={options.wall_seconds:g} of the study are over: go on with it first, by "
-            f"{command}"
-        )
     recipe = recipe_of(composed.parts, options) if composed.recipe else None
     composed = replace(composed, options=options, recipe=recipe)
     return options, workload_from_config(composed, arguments)

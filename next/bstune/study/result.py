@@ -315,13 +315,3 @@ class StudyResult(Frozen):
     def seeks_metric(self) -> bool:
         """Whether the best metric within the budget is sought."""
         return self.target.goal is None
-
-
-def in_short(result: StudyResult) -> dict[str, object]:
-    """A result in a few values, as JSON: the verdict, the best configuration, the speedup."""
-    short: dict[str, object] = {"verdict": result.verdict}
-    if result.best is not None:
-        short |= result.best.model_dump(include=set(Configuration.model_fields))
-    if result.speedup is not None:
-        short["speedup"] = result.speedup.value
-    return short

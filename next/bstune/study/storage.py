@@ -10,6 +10,7 @@ import json
 import math
 import os
 import socket
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
-from optuna.storages import RDBStorage
+from optuna.storages import BaseStorage, GrpcStorageProxy, RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
@@ -50,6 +51,10 @@ HEARTBEAT = 30
 # Seconds between tries to open a database, and to connect to one that was open: a server restarts.
 RETRIES = (0.2, 0.5, 1.0)
 PATIENCE = (*RETRIES, 2.0, 4.0)
+# Optuna's gRPC proxy in front of a database has no heartbeats; its trials have this attribute.
+PROXY = "grpc://"
+BY_PROXY = "by_proxy"
+PROXY_SECONDS = 5.0
 # The most studies that are named where another was asked for.
 NAMED_STUDIES = 5
 # The most evaluations of a trial that Optuna shows; the record has all.
@@ -176,7 +181,7 @@ class StudyStorage:
             ) from error
         except OSError as error:
             raise StudyError(
-                f"storage={hide_in_text(url)} cannot be opened: {error.strerror}"
+                f"storage={hide_in_text(url)} cannot be opened: {error.strerror or error}"
             ) from error
 
     def _check_own(self, study: optuna.Study) -> None:
@@ -222,9 +227,10 @@ class StudyStorage:
             return False
         if self._is_new and self._study is not None:
             optuna.delete_study(study_name=self._name, storage=self._storage)
-        if self._new_file is not None and not self._storage.get_all_studies():
-            self._storage.engine.dispose()
-            self._new_file.unlink(missing_ok=True)
+        file, database = self._new_file, self._storage
+        if file and isinstance(database, RDBStorage) and not database.get_all_studies():
+            database.engine.dispose()
+            file.unlink(missing_ok=True)
         return True
 
     def records(self) -> list[Record]:
@@ -255,8 +261,10 @@ class StudyStorage:
             distributions=distributions,
             user_attrs={SPEC: ask.model_dump_json(**of_spec), PROCESS: self._process},
         )
+        if not isinstance(self._storage, RDBStorage):
+            template.set_user_attr(BY_PROXY, True)
         trial_id = self._storage.create_new_trial(self.study._study_id, template)
-        self._storage.record_heartbeat(trial_id)
+        self._beat(trial_id)
         self._alive.add(trial_id)
         number = self._storage.get_trial_number_from_id(trial_id)
         for trial in self._trials():
@@ -300,7 +308,7 @@ class StudyStorage:
                 for trial_id in self._alive.copy():
                     # The next one may come through.
                     with suppress(SQLAlchemyError, StorageInternalError):
-                        self._storage.record_heartbeat(trial_id)
+                        self._beat(trial_id)
 
         thread = Thread(target=beat, daemon=True)
         thread.start()
@@ -310,15 +318,26 @@ class StudyStorage:
             over.set()
             thread.join()
 
-    def settle(self) -> None:
-        """End what killed processes left: recorded trials as recorded, others as failed."""
+    def _beat(self, trial_id: int) -> None:
+        if isinstance(self._storage, RDBStorage):
+            self._storage.record_heartbeat(trial_id)
+
+    def settle(self, by_proxy: bool = False) -> None:
+        """End what killed processes left: recorded trials as recorded, others as failed.
+
+        Args:
+            by_proxy: those of other hosts over a proxy, too, of which nobody knows whether they
+                live; a proxy leaves them to who is at the database.
+        """
         for trial in self._trials():
             if trial.state != TrialState.RUNNING:
                 continue
             record = _record_of(trial)
+            is_unknown = by_proxy and isinstance(self._storage, RDBStorage)
+            is_unknown = is_unknown and BY_PROXY in trial.user_attrs
             if record is not None:
                 self._end(trial, record)
-            elif _is_dead(trial.user_attrs.get(PROCESS, "")):
+            elif is_unknown or _is_dead(trial.user_attrs.get(PROCESS, "")):
                 self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
         with _quiet():
             optuna.storages.fail_stale_trials(self.study)
@@ -390,13 +409,28 @@ def database_errors(url: str, what: str) -> Iterator[None]:
         yield
     except ArgumentError:
         raise
-    except (SQLAlchemyError, StorageInternalError) as error:
-        reason = str(error.__cause__ or error).partition("\n")[0]
+    except _storage_errors() as error:
+        # One of gRPC's tells it in its details.
+        tell = getattr(error, "details", error.__str__)
+        reason = str(error.__cause__ or tell()).partition("\n")[0]
         raise StudyError(f"storage={hide_in_text(url)} {what}: {hide_in_text(reason)}") from error
 
 
-def _open_database(url: str) -> RDBStorage:
+def _storage_errors() -> tuple[type[Exception], ...]:
+    """What Optuna's storages raise; of gRPC only where it was imported."""
+    grpc = sys.modules.get("grpc")
+    of_proxy = () if grpc is None else (grpc.RpcError,)
+    return SQLAlchemyError, StorageInternalError, *of_proxy
+
+
+def _open_database(url: str) -> BaseStorage:
     """Open a database, and make its tables; another process may make them at the same time."""
+    if url.startswith(PROXY):
+        host, _, port = url.removeprefix(PROXY).partition(":")
+        with _quiet():
+            proxy = GrpcStorageProxy(host=host, port=int(port))
+        proxy.wait_server_ready(PROXY_SECONDS)
+        return proxy
     with _quiet():
         for wait in (*RETRIES, None):
             try:
