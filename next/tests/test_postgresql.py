@@ -61,7 +61,7 @@ def start(folder, *arguments):
 def test_two_processes_share_a_study_while_the_server_restarts(server, tmp_path):
     url = server.new_url()
     name = "replay-fashion_mlp"
-    tune = ["+workload=replay", "trials=40", "mlflow.uri=null", f"storage={url}"]
+    tune = ["+workload=replay", "trials=24", "mlflow.uri=null", f"storage={url}"]
     join = ["worker", f"storage={url}", f"study={name}"]
     first = start(tmp_path, *tune)
     study, deadline = None, time.monotonic() + 60
@@ -147,7 +147,7 @@ def test_the_trial_of_a_frozen_process_is_asked_again_and_its_record_is_refused(
 
 def test_a_server_that_is_down_is_one_line_and_loses_nothing(server, tmp_path, capsys):
     url = server.new_url()
-    plan = Plan(QUESTION, SPACE, Configuration(batch_size=64, lr=0.1), trials=2, seeds=1, seed=0)
+    plan = Plan(QUESTION, SPACE, Configuration(batch_size=64, lr=0.1), trials=1, seeds=1, seed=0)
     storage = open_study(url)
     trials = asked_trials(plan, storage, StudyFolder(tmp_path))
     for asked in itertools.islice(trials, 2):
@@ -165,4 +165,4 @@ def test_a_server_that_is_down_is_one_line_and_loses_nothing(server, tmp_path, c
     assert [record.number for record in storage.records()] == [0]
     for asked in asked_trials(plan, storage, StudyFolder(tmp_path)):
         asked.record = record_of(asked.spec)
-    assert {record.place for record in storage.records()} > {"baseline", "search/0", "search/1"}
+    assert {record.place for record in storage.records()} > {"baseline", "search/0"}
