@@ -367,8 +367,9 @@ def studied(
         ticker.does("writing the answer")
         stopwatch.lap("answer")
         result = _timed(result, stopwatch, folder)
+        answer = _finish(options, config, folder, result, records, machine, deadline)
         storage.show_answer(result.model_dump(mode="json", include=SHORT), render(result))
-        return _finish(options, config, folder, result, records, machine, deadline)
+        return answer
 
 
 def _filled_config(options: Options, workload: Workload, schedule_follows: bool) -> str:

@@ -329,15 +329,15 @@ class StudyStorage:
             by_proxy: those of other hosts over a proxy, too, of which nobody knows whether they
                 live; a proxy leaves them to who is at the database.
         """
+        is_at_database = isinstance(self._storage, RDBStorage)
         for trial in self._trials():
             if trial.state != TrialState.RUNNING:
                 continue
             record = _record_of(trial)
-            is_unknown = by_proxy and isinstance(self._storage, RDBStorage)
-            is_unknown = is_unknown and BY_PROXY in trial.user_attrs
+            ends_unknown = by_proxy and is_at_database and BY_PROXY in trial.user_attrs
             if record is not None:
                 self._end(trial, record)
-            elif is_unknown or _is_dead(trial.user_attrs.get(PROCESS, "")):
+            elif _is_dead(trial.user_attrs.get(PROCESS, ""), ends_unknown):
                 self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
         with _quiet():
             optuna.storages.fail_stale_trials(self.study)
@@ -518,11 +518,11 @@ def _start_of(pid: int) -> str:
     return text.rpartition(")")[2].split()[19]
 
 
-def _is_dead(process: str) -> bool:
-    """Whether a process of this host has ended; other hosts' are known by their heartbeats."""
+def _is_dead(process: str, elsewhere: bool) -> bool:
+    """Whether a process of this host has ended; ``elsewhere`` for one of another host."""
     host, _, rest = process.rpartition(":")[0].rpartition(":")
     if host != socket.gethostname():
-        return False
+        return elsewhere
     return _start_of(int(rest)) != process.rpartition(":")[2]
 
 
