@@ -17,13 +17,14 @@ from bstune.core.errors import BstuneError, InputError, Interrupted
 from bstune.system.interruption import interruptible
 
 # By design.md; each comes in a version of its own.
-LATER = ("worker", "compare", "sweep")
+LATER = ("compare", "sweep")
 
 HELP = """\
 usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
        python -m bstune +workload=NAME trial.batch_size=B trial.lr=LR
        python -m bstune lightning [main.py] config.yaml [--model.KEY=VALUE ...]
                         [lr_key=model.init_args.lr] [OPTION=VALUE ...]
+       python -m bstune worker storage=URL study=NAME [OPTION=VALUE ...]
        python -m bstune survey +workload=NAME [OPTION=VALUE ...] [--json]
        python -m bstune report FOLDER [target='val/loss <= 0.2'] [--json]
 
@@ -31,6 +32,8 @@ tune     find the batch size and learning rate that reach the target fastest
          (the default); the same command continues a study
 lightning  tune what LightningCLI builds of a file; main.py makes the LightningCLI
          where the file does not name all classes
+worker   train trials of a study that tune began in the storage, on another
+         machine; options are those of a machine: device, threads, workers, output
 survey   measure which batch sizes fit, what their steps take and what bounds them
 report   print the answer of a study's folder again; what its trials say of another
          target=GOAL, or of the best metric in a smaller budget.seconds=SECONDS
@@ -122,9 +125,21 @@ def survey(arguments: Sequence[str]) -> int:
 
 # Several studies, as Hydra calls it.
 MANY = {"-m", "--multirun"}
+
+
+def worker(arguments: Sequence[str]) -> int:
+    """Train trials of a study that another process began."""
+    print(f"bstune {__version__}: worker", file=sys.stderr, flush=True)
+    from bstune.join import join
+
+    join(arguments)
+    return 0
+
+
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "tune": tune,
     "lightning": partial(tune, lightning=True),
+    "worker": worker,
     "survey": survey,
     "report": report,
 }

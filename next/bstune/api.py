@@ -30,19 +30,26 @@ from bstune.report.answer import render
 from bstune.report.hardware import survey_line, survey_text
 from bstune.report.read import read_asked, read_records, read_result
 from bstune.study.analysis import Study, analyse
-from bstune.study.begin import Begun, begin
+from bstune.study.begin import Begun, begin, further_workers
 from bstune.study.deadline import Deadline, limited
 from bstune.study.estimates import step_time_of
 from bstune.study.finish import TrialsFile, write_asked, write_study
-from bstune.study.loop import AskedTrial, HangWatch
+from bstune.study.loop import AskedTrial, Crew, HangWatch
 from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
-from bstune.study.of_options import fixed_options, fixed_place, plan_line, plan_of
+from bstune.study.of_options import (
+    fixed_options,
+    fixed_place,
+    plan_line,
+    plan_of,
+    shared_by,
+    with_threads,
+)
 from bstune.study.once import survey_once
 from bstune.study.prepare import OfProject, prepared
 from bstune.study.progress import Progress, Stopwatch
 from bstune.study.result import ResultWarning, StudyResult
 from bstune.study.retarget import retargeted
-from bstune.study.run import answered, trained
+from bstune.study.run import answered, planned, train_all_here
 from bstune.study.storage import database_errors, opened
 from bstune.study.workload import (
     COMMAND,
@@ -71,6 +78,8 @@ if TYPE_CHECKING:
 
 # What :func:`_finish` takes 2 CPU seconds to import.
 OF_ANSWER = ("bstune.report.figure", "bstune.report.page", "matplotlib.backends.backend_agg")
+# The answer in short, as Optuna's study has it.
+SHORT: Any = {"verdict": True, "best": {"batch_size", "lr", "values"}, "speedup": {"value"}}
 OF_MLFLOW = "mlflow.store.tracking.sqlalchemy_store"
 
 
@@ -386,8 +395,12 @@ def run_study(options: Options, workload: Workload, begun: Begun | None = None) 
 
 
 def studied(
-    options: Options, workload: Workload, begun: Begun | None = None, jobs: int = 1
-) -> Generator[list[AskedTrial], None, Result]:
+    options: Options,
+    workload: Workload,
+    begun: Begun | None = None,
+    jobs: int = 1,
+    joins: bool = False,
+) -> Generator[list[AskedTrial], None, Result | None]:
     """Run a study as :func:`run_study` does; trials that nothing here trains are yielded.
 
     Args:
@@ -395,7 +408,8 @@ def studied(
         workload: that is tuned; where its ``train`` is None, whoever drives this sets the record
             of each trial that it is given.
         begun: what :func:`bstune.study.begin.begin` gives; None: the study begins here.
-        jobs: the most trials that are yielded at once.
+        jobs: the most trials that are yielded at once; a workload that trains has ``workers``.
+        joins: train what another process has planned, which gives the answer; None is returned.
     """
     folder = StudyFolder(Path(options.output))
     name = options.study or workload.name
@@ -406,7 +420,7 @@ def studied(
         ticker, stopwatch = begun.ticker, Stopwatch(begun.at)
         storage = stack.enter_context(opened(options.storage, name, folder))
         # A study that was begun goes on with what was found before.
-        options = remembered(options, storage.setting)
+        options = with_threads(remembered(options, storage.setting))
         storage.check({**fixed_options(options), **workload.settings})
         options, project, machine, train, deadline = _prepared(
             options, workload, begun, storage.setting, stopwatch
@@ -421,11 +435,21 @@ def studied(
                 or (project.resumes and folder.checkpoint(number).exists())
             ),
         )
-        settings = {**fixed_options(options), **fixed_place(machine), **workload.settings}
-        storage.begin(plan.space, options.target, {**settings, **project.model_dump(mode="json")})
-        config = _filled_config(options, workload, project.schedule_follows)
-        write_asked(folder, config, machine)
+        place = fixed_place(machine)
+        settings = {**fixed_options(options), **workload.settings}
+        if not joins:
+            settings |= place
+        elif place != {name: storage.setting(name) for name in place}:
+            # Another kind of machine gives steps alone.
+            storage.counts_seconds = False
+            plan = replace(plan, timings=())
+        storage.begin(plan.space, plan.question, {**settings, **project.model_dump(mode="json")})
         say(plan_line(workload.name, options, plan, machine))
+        config = _filled_config(options, workload, project.schedule_follows)
+        if not joins:
+            storage.settle(by_proxy=True)
+            storage.share(shared_by(options, machine, workload.command({}), begun.at))
+            write_asked(folder, config, machine)
         study = Study(
             plan=plan,
             workload=workload.name,
@@ -443,21 +467,31 @@ def studied(
         stopwatch.plan = plan
         progress = Progress(ticker, plan, storage.records())
         watch = HangWatch(options.wall_seconds, options.trial_seconds)
-        train_one = None
-        if train is not None:
-            train_one = partial(trained, begun.worker, train, watch, storage, progress)
+        train_some: Callable[[Sequence[AskedTrial]], None] | None = None
+        if train is not None and begun.worker is not None:
+            others = further_workers(options.workers, begun.worker, begun.log)
+            workers = [begun.worker, *map(stack.enter_context, others)]
+            jobs = len(workers)
+            train_some = Crew(workers, train, watch, progress.begun).train
+        elif train is not None:
+            train_some = partial(train_all_here, train)
         observers = (stopwatch, progress, TrialsFile(folder))
+        if joins:
+            yield from planned(plan, storage, folder, train_some, observers, jobs)
+            return None
         if options.workers and begun.worker is not None:
             # This process has little to do while the worker trains.
             modules = OF_ANSWER if options.mlflow.uri is None else (*OF_ANSWER, OF_MLFLOW)
             Thread(target=_import_all, args=modules, daemon=True).start()
         result, records = yield from answered(
-            study, storage, folder, train_one, observers, ticker, jobs
+            study, storage, folder, train_some, observers, ticker, jobs
         )
         ticker.does("writing the answer")
         stopwatch.lap("answer")
         result = _timed(result, stopwatch, folder)
-        return _finish(options, config, folder, result, records, machine, deadline)
+        answer = _finish(options, config, folder, result, records, machine, deadline)
+        storage.show_answer(result.model_dump(mode="json", include=SHORT), render(result))
+        return answer
 
 
 def _filled_config(options: Options, workload: Workload, schedule_follows: bool) -> str:

@@ -213,7 +213,7 @@ class Options(Section):
     seeds: Annotated[int, BeforeValidator(_number), Field(ge=1, le=100)]
     """New seeds that the best configuration and the baseline are run on."""
     workers: Annotated[int, BeforeValidator(_number), Field(ge=0)]
-    """Processes that train at once; 0: this process, for a debugger."""
+    """Trials at once, a process each with its share of the cores; 0: this process, to debug."""
     sampler: Literal["frontier", "tpe", "gp", "random", "qmc", "grid"]
     """What proposes configurations: the law, one of Optuna's samplers, or a grid of rates."""
     seed: Seed
@@ -300,9 +300,7 @@ class Options(Section):
 # Runs of the whole budget that the least answer stands on.
 RUNS_OF_ANSWER = 4
 # Options of later versions: the values that work now, and what this version does.
-NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
-    "workers": ((0, 1), "trains in one process"),
-}
+NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {}
 
 
 def _section(name: str) -> type[Section] | None:
@@ -418,10 +416,10 @@ def _contradictions(options: Options) -> Iterator[str]:
             f"micro_batch_size must be at most batch_size.high={sizes.high}, but got {micro}: "
             f"leave it out where each batch is taken whole"
         )
-    if options.devices > 1 and options.workers == 0:
+    if options.devices > 1 and options.workers != 1:
         yield (
-            f"devices={options.devices} needs a process each, which workers=0 does without: leave "
-            f"out workers"
+            f"devices={options.devices} share each batch of one trial, a process each: leave out "
+            f"workers={options.workers}"
         )
     if options.devices > 1 and options.noise_scale:
         yield (

@@ -12,7 +12,7 @@ LAYERS = (
     {"hardware"},
     {"study"},
     {"report", "tracking"},
-    {"config", "api", "own_loop"},
+    {"config", "api", "join", "own_loop"},
     {"integrations"},
     {"__main__"},
 )

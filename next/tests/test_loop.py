@@ -1,5 +1,6 @@
 """The loop of a study: what it does with hanging, dying and interrupted trials."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Configuration, Space
 from bstune.study.deadline import Deadline
-from bstune.study.loop import HangWatch, asked_trials, train_in_worker
+from bstune.study.loop import HangWatch, asked_batches, training
 from bstune.study.plan import Plan
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
@@ -44,8 +45,15 @@ def test_how_long_a_trial_may_be_silent(wall_seconds, trial_seconds, longest, li
 
 def open_study(folder):
     storage = StudyStorage(f"sqlite:///{folder}/study.db", "study")
-    storage.begin(SPACE, PLAN.question.target, {})
+    storage.begin(SPACE, PLAN.question, {})
     return storage
+
+
+def asked_trials(plan, storage, folder, observers=(), **options):
+    """The trials of a plan, one after another."""
+    with closing(asked_batches(plan, storage, folder, observers, **options)) as batches:
+        for (asked,) in batches:
+            yield asked
 
 
 def reached(spec, steps=20):
@@ -71,6 +79,19 @@ def test_each_trial_is_stored_and_told_once(tmp_path):
     assert told == storage.records()
     assert [record.role for record in told] == ["baseline", *["search"] * 3, *["new seed"] * 2]
     assert list(asked_trials(PLAN, storage, StudyFolder(tmp_path))) == []
+
+
+def test_trials_that_run_at_once_are_stored_as_they_end(tmp_path):
+    storage = open_study(tmp_path)
+    most = 0
+    for running in asked_batches(replace(PLAN, trials=9), storage, StudyFolder(tmp_path), jobs=3):
+        assert [asked.spec for asked in running] == storage.running()
+        most = max(most, len(running))
+        running[len(running) // 2].record = reached(running[len(running) // 2].spec)
+    assert most == 3
+    records = storage.records()
+    assert len({(one.batch_size, one.lr) for one in records if one.role == "search"}) == 9
+    assert len({record.place for record in records}) == len(records)
 
 
 def failure(spec, status="failed"):
@@ -104,7 +125,7 @@ def test_a_process_that_linux_ends_was_short_of_memory(tmp_path, signal, status)
             return Failure(f"its process was ended by {signal}")
 
     asked = next(asked_trials(PLAN, open_study(tmp_path), StudyFolder(tmp_path)))
-    record = train_in_worker(Dead(), asked, print, HangWatch(), alive=lambda: None)
+    *_, record = training(Dead(), asked, print, HangWatch())
     assert record.status == status
 
 

@@ -1,5 +1,6 @@
 """The public surface, in Python and on the command line: what comes of whole studies."""
 
+import itertools
 import json
 import os
 import shlex
@@ -10,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-import matplotlib
+import matplotlib.pyplot
 import optuna
 import pytest
 import torch
@@ -102,12 +103,37 @@ def test_the_same_seed_gives_the_same_histories(finished, tmp_path):
     assert (again.seed, again.history) == (first.seed, first.history)
 
 
-def test_optuna_reads_the_study(finished):
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_optuna_shows_the_study(finished):
     _, folder = finished
+    # Other tests go on with it.
+    result = bstune.load(folder / "out")
     study = optuna.load_study(study_name="Model", storage=f"sqlite:///{folder}/study.db")
     frame = study.trials_dataframe()
-    assert {"params_batch_size", "params_lr", "value", "state"} <= set(frame.columns)
-    assert len(frame) == len(finished[0].records)
+    value = "value_seconds to val/loss <= 0.1"
+    assert {"params_batch_size", "params_lr", value, "state"} <= set(frame.columns)
+    assert len(frame) == len(result.records)
+    plots = optuna.visualization.matplotlib
+    for plot in (
+        *(plots.plot_optimization_history, plots.plot_slice, plots.plot_contour),
+        *(plots.plot_intermediate_values, plots.plot_param_importances),
+    ):
+        plot(study)
+    matplotlib.pyplot.close("all")
+    answer = study.user_attrs["answer"]
+    assert (answer["verdict"], answer["best"]["lr"]) == (result.verdict, result.best.lr)
+    # Where optuna-dashboard 0.21 looks for a study's note.
+    noted = study._storage.get_study_system_attrs(study._study_id)["dashboard:note_str:0"]
+    assert str(result) in noted
+
+
+def test_two_workers_train_at_once(tmp_path):
+    result = tune(tmp_path, workers=2, trials=6, threads=None, survey="off")
+    assert result.threads == max(len(os.sched_getaffinity(0)) // 2, 1)
+    study = optuna.load_study(study_name="Model", storage=f"sqlite:///{tmp_path}/study.db")
+    pairs = list(itertools.pairwise(study.trials))
+    assert any(later.datetime_start < one.datetime_complete for one, later in pairs)
+    assert len({record.place for record in result.records}) == len(result.records)
 
 
 class OwnAdam(Model):

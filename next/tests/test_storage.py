@@ -9,20 +9,23 @@ import signal
 import optuna
 import pytest
 from optuna.trial import TrialState
+from postgres import free_port
+from refusals import refused
 
 from bstune.core.errors import InputError, StudyError
-from bstune.core.records import Record, Target
+from bstune.core.question import Question
+from bstune.core.records import Budget, Record, Target
 from bstune.core.space import Space
 from bstune.study.plan import Ask
-from bstune.study.storage import StudyStorage
+from bstune.study.storage import StudyStorage, database_errors
 
 SPACE = Space(4, 1024, 1e-4, 10.0, "sqrt", (64, 0.1))
-TARGET = Target("val/error", 0.1, "min")
+QUESTION = Question(Target("val/error", 0.1, "min"), Budget(steps=99))
 
 
 def open_study(folder, name="digits", settings=None):
     storage = StudyStorage(f"sqlite:///{folder}/study.db", name)
-    storage.begin(SPACE, TARGET, settings or {"target": "a"})
+    storage.begin(SPACE, QUESTION, settings or {"target": "a"})
     return storage
 
 
@@ -79,16 +82,36 @@ def test_optuna_shows_a_trial_in_its_own_terms(tmp_path, status, state, value):
     assert trial.user_attrs["status"] == status
 
 
+@pytest.mark.parametrize(
+    ("target", "objective", "status", "seconds", "value", "name"),
+    [
+        ("val/error <= 0.1", "time", "reached", 0.5, 15.0, "seconds to val/error <= 0.1"),
+        ("val/error <= 0.1", "time", "reached", None, None, "seconds to val/error <= 0.1"),
+        ("val/error <= 0.1", "steps", "reached", None, 30.0, "steps to val/error <= 0.1"),
+        ("val/error <= 0.1", "curve", "reached", 0.5, 15.0, "seconds to val/error <= 0.1"),
+        ("max val/acc", "metric", "finished", 0.5, 0.5, "val/acc"),
+    ],
+)
+def test_what_the_value_of_a_trial_is(tmp_path, target, objective, status, seconds, value, name):
+    storage = StudyStorage(f"sqlite:///{tmp_path}/study.db", "digits")
+    storage.begin(SPACE, Question(Target.parse(target), Budget(steps=99), objective), {})
+    storage.finish(record_of(storage.claim(ask()), status, seconds_per_step=seconds))
+    (trial,) = storage.study.trials
+    assert (trial.value, storage.study.metric_names) == (value, [name])
+    assert trial.state == (TrialState.PRUNED if value is None else TrialState.COMPLETE)
+    assert storage.records()[0].status == status
+
+
 def test_of_two_processes_at_one_place_the_smaller_number_keeps_it(tmp_path):
     one, other = open_study(tmp_path), open_study(tmp_path)
     first = one.claim(ask())
     assert first.number == 0
     assert other.claim(ask()) is None
-    assert other.claim(ask("search/1")).number == 2
+    assert other.claim(ask("search/1")).number == 1
     one.finish(record_of(first))
     assert other.claim(ask()) is None
     states = [trial.state for trial in one.study.trials]
-    assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.RUNNING, TrialState.FAIL]
+    assert states == [TrialState.COMPLETE, TrialState.RUNNING]
 
 
 def test_a_trial_that_another_process_took_for_dead_is_dropped(tmp_path):
@@ -149,6 +172,40 @@ def test_a_trial_that_runs_elsewhere_is_left_alone(tmp_path):
     one = open_study(tmp_path)
     spec = one.claim(ask())
     assert open_study(tmp_path).running() == [spec]
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_over_a_proxy_the_trial_of_a_killed_machine_waits_for_who_is_at_the_database(tmp_path):
+    pytest.importorskip("grpc", reason="grpcio is not installed: pip install bstune[grpc]")
+    url, port = f"sqlite:///{tmp_path}/study.db", free_port()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(url, port))
+    server.start()
+    try:
+        optuna.storages.GrpcStorageProxy(host="localhost", port=port).wait_server_ready(60)
+        far, other = (StudyStorage(f"grpc://localhost:{port}", "digits") for _ in range(2))
+        for storage in (far, other):
+            storage.begin(SPACE, QUESTION, {"target": "a"})
+        kept, lost = far.claim(ask("search/0")), far.claim(ask("search/1"))
+        assert far.finish(record_of(kept))
+        trial_id = far.study.trials[1]._trial_id
+        far.study._storage.set_trial_user_attr(trial_id, "process", "another host:1:1")
+        other.settle(by_proxy=True)
+        assert other.running() == [lost]
+        near = open_study(tmp_path)
+        assert near.running() == [lost]
+        near.settle(by_proxy=True)
+        assert other.claim(ask("search/1")).number == 2
+        assert other.records() == near.records() == [record_of(kept)]
+    finally:
+        server.kill()
+        server.join()
+    with refused(error=StudyError), database_errors("grpc://x", "failed"):
+        other.records()
+
+
+def serve(url, port):
+    storage = optuna.storages.get_storage(url)
+    optuna.storages.run_grpc_proxy_server(storage, host="localhost", port=port)
 
 
 def test_another_studys_settings_are_refused(tmp_path):

@@ -92,6 +92,13 @@ class Question:
         return max(1, math.floor(steps * FOR_ROUNDING))
 
     @property
+    def value_name(self) -> str:
+        """What a trial's value is called, such as ``steps to val/loss <= 0.1``."""
+        if self.seeks_metric:
+            return self.target.metric
+        return f"{'steps' if self.counts_steps else 'seconds'} to {self.target}"
+
+    @property
     def seeks_best(self) -> bool:
         """Whether a best configuration is sought, which new seeds confirm."""
         return self.objective != "curve"

@@ -13,8 +13,10 @@ from bstune.options import Options
 from bstune.system.files import StudyFolder, claim_folder
 from bstune.system.ticker import Ticker
 from bstune.trial.ranks import Ranks
-from bstune.trial.worker import AnyWorker, InProcess, Worker
+from bstune.trial.worker import AnyWorker, InProcess, Worker, call, value_of
 
+# The most seconds that a worker may take to start.
+START_SECONDS = 600.0
 # What a worker imports before it is sent the first function, which needs all of it.
 PRELOAD = (
     "torch",
@@ -23,6 +25,33 @@ PRELOAD = (
     "bstune.study.loop",
     "bstune.study.machine",
 )
+
+
+def further_workers(workers: int, first: AnyWorker, log: Path) -> list[Worker]:
+    """The workers beside the first one; each has the next CUDA device, as far as there are.
+
+    Args:
+        workers: all that train at once.
+        first: which knows the devices.
+        log: of the first one, beside which theirs lie.
+    """
+    if workers <= 1:
+        return []
+    devices: list[str] = value_of(call(first, cuda_devices, limit=START_SECONDS))
+    made = []
+    for place in range(1, workers):
+        own = {"CUDA_VISIBLE_DEVICES": devices[place % len(devices)]} if devices else {}
+        made.append(Worker(log.with_stem(f"{log.stem}-{place}"), PRELOAD, own))
+    return made
+
+
+def cuda_devices() -> list[str]:
+    """The CUDA devices that a worker sees, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    there = torch.cuda.device_count()
+    return named.split(",")[:there] if named else list(map(str, range(there)))
 
 
 @dataclass(frozen=True)
@@ -34,6 +63,8 @@ class Begun:
     ticker: Ticker
     worker: AnyWorker | None
     """None for recorded runs."""
+    log: Path = Path()
+    """Gets what it prints."""
 
     def close(self) -> None:
         """End what runs."""
@@ -43,7 +74,11 @@ class Begun:
 
 
 def begin(
-    options: Options, name: str, at: float | None = None, trains: bool = True, log: str = ""
+    options: Options,
+    name: str,
+    at: float | None = None,
+    trains: bool = True,
+    log: Path | None = None,
 ) -> Begun:
     """Claim a study's folder, and start its worker.
 
@@ -52,7 +87,7 @@ def begin(
         name: of the study.
         at: when the command began, by ``time.monotonic()``; None: now.
         trains: whether there is something to train: recorded runs need no worker.
-        log: a folder in the study's, which is made, for what the worker prints; the study's own.
+        log: gets what the worker prints, in a folder which is made; the study's own.
 
     Raises:
         BstuneError: for options and a folder that cannot be used.
@@ -66,14 +101,14 @@ def begin(
         )
     folder = StudyFolder(Path(options.output))
     claim_folder(folder, name, options.storage)
+    log = log or folder.log
     worker: AnyWorker | None = None
     if trains and options.workers == 0:
         worker = InProcess()
     elif trains:
-        of_worker = StudyFolder(folder.root / log)
-        of_worker.root.mkdir(exist_ok=True)
-        worker = Worker(of_worker.log, PRELOAD)
+        log.parent.mkdir(exist_ok=True)
+        worker = Worker(log, PRELOAD)
         if options.devices > 1:
-            worker = Ranks(of_worker.log, options.devices, PRELOAD)
+            worker = Ranks(log, options.devices, PRELOAD)
         worker.start()
-    return Begun(at, Ticker().start(), worker)
+    return Begun(at, Ticker().start(), worker, log)

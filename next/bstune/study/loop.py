@@ -1,8 +1,7 @@
 """The loop of a study: ask, train, store; a generator, so that any training can be its body."""
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,8 @@ START_SECONDS = 600.0
 # The most of a time limit that a silence may take, and that of a study's first trial.
 HANG_SHARE = 0.2
 FIRST_HANG_SHARE = 0.5
+# Seconds between two looks at a worker beside which others train.
+AT_ONCE_SECONDS = 0.01
 
 
 class Observer(Protocol):
@@ -70,19 +71,6 @@ class AskedTrial:
         )
 
 
-def asked_trials(
-    plan: Plan,
-    storage: StudyStorage,
-    folder: StudyFolder,
-    observers: Sequence[Observer] = (),
-    now: Callable[[], float] = time.monotonic,
-) -> Generator[AskedTrial]:
-    """Yield one trial after another until the plan is done; see :func:`asked_batches`."""
-    with closing(asked_batches(plan, storage, folder, observers, now)) as batches:
-        for (asked,) in batches:
-            yield asked
-
-
 def asked_batches(
     plan: Plan,
     storage: StudyStorage,
@@ -91,9 +79,10 @@ def asked_batches(
     now: Callable[[], float] = time.monotonic,
     jobs: int = 1,
 ) -> Generator[list[AskedTrial]]:
-    """Yield trials that run at once until the plan is done; each one's record is stored after them.
+    """Yield the trials that run at once, whenever one has ended, until the plan is done.
 
-    A trial that is left without a record, as its body was interrupted, is asked again later.
+    Whoever trains them sets the record of one at least before asking for what runs then. One that
+    is left without a record at the end, as its body was interrupted, is asked again later.
 
     What failed before this call is asked again, and what was refused while nothing had trained: the
     user may have mended it.
@@ -103,7 +92,7 @@ def asked_batches(
         storage, folder: of the study.
         observers: are told of each record.
         now: a clock, in seconds.
-        jobs: the most trials of a batch; where some have to wait for others it has fewer.
+        jobs: the most trials at once; where some have to wait for others they are fewer.
 
     Raises:
         UserCodeError: after failures that end a study, with the user's own error.
@@ -112,34 +101,38 @@ def asked_batches(
     before = storage.records()
     since = max((record.number for record in before), default=-1) + 1
     mended = {"failed"} if trained_sizes(before) else {"failed", "refused"}
-    while True:
-        records = [
-            record
-            for record in storage.records()
-            if record.number >= since or record.status not in mended
-        ]
-        error = fatal_error(plan.space, records, since)
-        if error is not None:
-            raise error
-        batch: list[AskedTrial] = []
-        while len(batch) < jobs:
-            step = next_step(plan, records, storage.running(), now())
-            spec = storage.claim(step) if isinstance(step, Ask) else None
-            if not isinstance(step, Ask) or spec is None:
-                break
-            batch.append(_prepare(plan, spec, step, records, folder))
-        if not batch and isinstance(step, Done):
-            return
-        if not batch:
-            if isinstance(step, Wait):
+    running: list[AskedTrial] = []
+    records: list[Record] = []
+    try:
+        while True:
+            records = [
+                record
+                for record in storage.records()
+                if record.number >= since or record.status not in mended
+            ]
+            error = fatal_error(plan.space, records, since)
+            if error is not None:
+                raise error
+            step: Ask | Wait | Done = Wait()
+            if len(running) < jobs:
+                step = next_step(plan, records, storage.running(), now())
+            if isinstance(step, Ask):
+                spec = storage.claim(step)
+                if spec is not None:
+                    running.append(_prepare(plan, spec, step, records, folder))
+            elif running:
+                yield list(running)
+                for asked in [one for one in running if one.record is not None]:
+                    running.remove(asked)
+                    _store(asked, records, storage, observers)
+            elif isinstance(step, Done):
+                return
+            else:
                 time.sleep(POLL_SECONDS)
                 storage.settle()
-            continue
-        try:
-            yield batch
-        finally:
-            for asked in batch:
-                _store(asked, records, storage, observers)
+    finally:
+        for asked in running:
+            _store(asked, records, storage, observers)
 
 
 def _store(
@@ -162,7 +155,8 @@ def _store(
         return
     if record.status == "refused":
         record = _refused(record, records)
-    storage.finish(record)
+    if not storage.finish(record):
+        return
     if asked.resume_from is not None:
         discard(asked.resume_from)
     for observer in observers:
@@ -269,39 +263,89 @@ def _so_far(trial: Trial) -> str:
     return f"step {step:,} of {trial.max_steps:,}, {trial.target.metric} {shown}"
 
 
-def train_in_worker(
+def training(
     worker: AnyWorker,
     asked: AskedTrial,
     train: Callable[[Trial], None],
     watch: HangWatch,
-    alive: Callable[[], None],
-) -> Record:
-    """Train a trial in the worker's process; whatever the user's code does, a record comes back.
+    patience: float = POLL_SECONDS,
+) -> Generator[Record | None]:
+    """Train a trial in the worker's process; whatever the user's code does, a record comes at last.
 
     Args:
         worker: that the trial is sent to.
         asked: the trial.
         train: that is called with it.
         watch: which ends it when it is silent for too long.
-        alive: called again and again while it trains.
+        patience: seconds that are waited for it at a time.
+
+    Yields:
+        None while it trains, then the record.
 
     Raises:
         BstuneError: for what no other trial could use either, such as a metric that is not logged.
     """
     worker.submit(train_here, asked, train)
+    yield None
     silence = 0.0
-    while (outcome := worker.poll(POLL_SECONDS)) is None:
-        alive()
+    while (outcome := worker.poll(patience)) is None:
         silence = max(silence, worker.silent_seconds)
         if silence > watch.limit:
             worker.kill(f"it said nothing for {watch.limit:.0f} s; trial_seconds sets that limit")
+        yield None
     if isinstance(outcome, Failure):
         if outcome.refusal is not None:
             raise outcome.refusal
         # Linux ends a process so where the machine is short of memory.
         status: Status = "out of memory" if "SIGKILL" in outcome.reason else "failed"
-        return Record(**asked.spec.model_dump(), status=status, steps=0, message=outcome.reason)
+        yield Record(**asked.spec.model_dump(), status=status, steps=0, message=outcome.reason)
+        return
     record: Record = outcome.value
     if record.history:
         watch.longest_silence = max(watch.longest_silence, silence, POLL_SECONDS)
-    return record
+    yield record
+
+
+class Crew:
+    """Trains as many trials at once as there are workers.
+
+    Args:
+        workers: one at least.
+        train: that is called with each trial.
+        watch: which ends those that are silent for too long.
+        begun: is told of each trial that begins, and what gives its last evaluation.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[AnyWorker],
+        train: Callable[[Trial], None],
+        watch: HangWatch,
+        begun: Callable[[Spec, Callable[[], str]], None],
+    ) -> None:
+        self._idle = list(reversed(workers))
+        self._patience = POLL_SECONDS if len(workers) == 1 else AT_ONCE_SECONDS
+        self._train = train
+        self._watch = watch
+        self._begun = begun
+        self._at_work: dict[int, tuple[AnyWorker, Iterator[Record | None]]] = {}
+
+    def train(self, running: Sequence[AskedTrial]) -> None:
+        """Begin those of the trials that are new, and go on until one has its record.
+
+        BstuneError as by :func:`training`.
+        """
+        for asked in running:
+            if asked.spec.number not in self._at_work:
+                worker = self._idle.pop()
+                self._begun(asked.spec, partial(getattr, worker, "told"))
+                going = training(worker, asked, self._train, self._watch, self._patience)
+                asked.record = next(going)
+                self._at_work[asked.spec.number] = worker, going
+        while all(asked.record is None for asked in running):
+            for asked in running:
+                worker, trained = self._at_work[asked.spec.number]
+                asked.record = next(trained)
+                if asked.record is not None:
+                    del self._at_work[asked.spec.number]
+                    self._idle.append(worker)

@@ -1,5 +1,7 @@
 """What follows from a study's options: its plan, and what must stay as it began."""
 
+import os
+import time
 from collections.abc import Callable
 
 from bstune.core.errors import InputError
@@ -27,6 +29,20 @@ FIXED = {
     *("schedule_ends", "compile", "micro_batch_size", "devices", "seed"),
     *("override_lr", "validation_batch_size", "algorithm", "schedule"),
 }
+# Options that whoever joins a study has of its own: those of a machine, and what would be code.
+OF_MACHINE = {
+    *("workload", "study", "data", "module", "trainer", "algorithm", "schedule", "trial"),
+    *("device", "threads", "workers", "survey_seconds", "memory_limit"),
+    *("output", "storage", "data_root", "mlflow", "debug"),
+}
+
+
+def with_threads(options: Options) -> Options:
+    """The options with torch's threads where several trials run at once: they share the cores."""
+    if options.threads is not None or options.workers <= 1:
+        return options
+    cores = len(os.sched_getaffinity(0))
+    return options.model_copy(update={"threads": max(cores // options.workers, 1)})
 
 
 def fixed_options(options: Options) -> dict[str, object]:
@@ -37,6 +53,24 @@ def fixed_options(options: Options) -> dict[str, object]:
 def fixed_place(machine: Machine) -> dict[str, object]:
     """What of a machine must not change while a study goes on, as JSON."""
     return machine.model_dump(include={"device", "threads", "precision"})
+
+
+def shared_by(options: Options, machine: Machine, command: str, began: float) -> dict[str, object]:
+    """What a process on another machine needs to join a study, as JSON; nothing of it is code.
+
+    Args:
+        options: of the study, complete.
+        machine: that it began on.
+        command: that began it.
+        began: when, by ``time.monotonic()``.
+    """
+    values = options.model_dump(mode="json", exclude=OF_MACHINE)
+    return {
+        "workload": options.workload,
+        "options": values | {"precision": machine.precision or options.precision},
+        "command": command,
+        "began": time.time() - (time.monotonic() - began),
+    }
 
 
 def plan_of(

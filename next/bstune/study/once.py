@@ -11,7 +11,7 @@ from bstune.hardware.survey import Survey
 from bstune.options import Options, missing
 from bstune.recipe.found import remembered
 from bstune.study.begin import begin
-from bstune.study.loop import AskedTrial, HangWatch, train_here, train_in_worker
+from bstune.study.loop import AskedTrial, HangWatch, train_here, training
 from bstune.study.machine import machine_of, surveyed
 from bstune.study.prepare import looked_up
 from bstune.study.storage import StudyStorage
@@ -87,7 +87,7 @@ def train_once(options: Options, workload: Workload) -> Record:
         save_to=folder.root / "checkpoint.ckpt",
         keep=True,
     )
-    with closing(begin(options, study, trains=workload.table is None, log=name)) as begun:
+    with closing(begin(options, study, trains=workload.table is None, log=folder.log)) as begun:
         try:
             record = _trained(options, workload, begun.worker, asked)
         except (InputError, StudyError):
@@ -111,7 +111,9 @@ def _trained(
     else:
         machine_of(options, worker)
         watch = HangWatch(trial_seconds=options.trial_seconds)
-        record = train_in_worker(worker, asked, workload.train, watch, lambda: None)
+        *_, last = training(worker, asked, workload.train, watch)
+        assert last is not None  # noqa: S101 (a training ends with its record)
+        record = last
     if record.is_unfit:
         raise InputError(record.message)
     return record

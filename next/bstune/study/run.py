@@ -4,33 +4,24 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 
 from bstune.core.records import Record
 from bstune.study.advice import followed
 from bstune.study.analysis import Study, analyse
-from bstune.study.loop import (
-    AskedTrial,
-    HangWatch,
-    Observer,
-    asked_batches,
-    train_here,
-    train_in_worker,
-)
-from bstune.study.progress import Progress
+from bstune.study.loop import AskedTrial, Observer, asked_batches, train_here
+from bstune.study.plan import Plan
 from bstune.study.result import StudyResult
 from bstune.study.storage import StudyStorage
 from bstune.system.files import StudyFolder
 from bstune.system.ticker import Ticker
 from bstune.trial.trial import Trial
-from bstune.trial.worker import AnyWorker
 
 
 def answered(
     study: Study,
     storage: StudyStorage,
     folder: StudyFolder,
-    train_one: Callable[[AskedTrial], Record] | None,
+    train: Callable[[Sequence[AskedTrial]], None] | None,
     observers: Sequence[Observer],
     ticker: Ticker,
     jobs: int = 1,
@@ -40,29 +31,23 @@ def answered(
     Args:
         study: with its plan.
         storage, folder: of the study.
-        train_one: trains one trial; None: the trials are yielded, for a loop of one's own.
+        train: trains those that run until one has its record; None: they are yielded, for a loop of
+            one's own.
         observers: are told of each.
         ticker: that says what goes on.
-        jobs: the most trials that are yielded at once.
+        jobs: the most trials at once.
 
     Returns:
         The result, and the records that it is of.
 
     Raises:
-        BstuneError: as by :func:`bstune.study.loop.asked_batches` and :func:`trained`.
+        BstuneError: as by :func:`bstune.study.loop.asked_batches` and ``train``.
     """
     folder.checkpoints.mkdir(exist_ok=True)
     is_first = True
     while True:
         before = len(storage.records())
-        with closing(asked_batches(study.plan, storage, folder, observers, jobs=jobs)) as batches:
-            for batch in batches:
-                if train_one is None:
-                    with storage.beating([asked.spec for asked in batch]):
-                        yield batch
-                    continue
-                for asked in batch:
-                    asked.record = train_one(asked)
+        yield from planned(study.plan, storage, folder, train, observers, jobs)
         ticker.does("computing the answer")
         records = storage.records()
         result = analyse(study, records)
@@ -74,17 +59,24 @@ def answered(
         is_first = False
 
 
-def trained(
-    worker: AnyWorker | None,
-    train: Callable[[Trial], None],
-    watch: HangWatch,
+def planned(
+    plan: Plan,
     storage: StudyStorage,
-    progress: Progress,
-    asked: AskedTrial,
-) -> Record:
-    """Train one trial, in the worker where there is one; see :func:`train_in_worker`."""
-    if worker is None:
-        return train_here(asked, train)
-    progress.begun(asked.spec, partial(getattr, worker, "told"))
-    alive = partial(storage.heartbeat, asked.spec)
-    return train_in_worker(worker, asked, train, watch, alive)
+    folder: StudyFolder,
+    train: Callable[[Sequence[AskedTrial]], None] | None,
+    observers: Sequence[Observer],
+    jobs: int,
+) -> Generator[list[AskedTrial]]:
+    """Train what is planned; arguments and errors as of :func:`answered`."""
+    with closing(asked_batches(plan, storage, folder, observers, jobs=jobs)) as batches:
+        for running in batches:
+            if train is None:
+                yield running
+            else:
+                train(running)
+
+
+def train_all_here(train: Callable[[Trial], None], running: Sequence[AskedTrial]) -> None:
+    """Train trials in this process, one after another."""
+    for asked in running:
+        asked.record = train_here(asked, train)

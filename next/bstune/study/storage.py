@@ -7,12 +7,14 @@ number keeps it.
 """
 
 import json
+import math
 import os
 import socket
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -20,12 +22,14 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
-from optuna.storages import RDBStorage
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError, SQLAlchemyError
 
 from bstune.core.errors import InputError, StudyError, UserCodeError
-from bstune.core.records import Record, Spec, Target
+from bstune.core.question import Question
+from bstune.core.records import Record, Spec
 from bstune.core.space import Space, Tunable
 from bstune.study.plan import Ask
 from bstune.system.files import StudyFolder, discard_folder
@@ -35,10 +39,24 @@ SPEC = "spec"
 RECORD = "record"
 PROCESS = "process"
 SETTINGS = "settings"
+SHARED = "shared"
+ANSWER = "answer"
+# What optuna-dashboard shows as a study's note, of at most so many characters.
+NOTE = {"version": "dashboard:note_ver", "text": "dashboard:note_str:0"}
+NOTE_CHARACTERS = 2045
+# Of what bstune keeps in a study; another's is refused.
+SCHEMA = 1
 # Seconds between a process's signs of life; a trial without one for twice as long is stale.
 HEARTBEAT = 30
-# Seconds between tries to open a database.
+# Seconds between tries to open a database, and to connect to one that was open: a server restarts.
 RETRIES = (0.2, 0.5, 1.0)
+PATIENCE = (*RETRIES, 2.0, 4.0)
+# Optuna's gRPC proxy in front of a database has no heartbeats; its trials have this attribute.
+PROXY = "grpc://"
+BY_PROXY = "by_proxy"
+PROXY_SECONDS = 5.0
+# The most studies that are named where another was asked for.
+NAMED_STUDIES = 5
 # The most evaluations of a trial that Optuna shows; the record has all.
 SHOWN_EVALUATIONS = 16
 
@@ -74,22 +92,24 @@ class StudyStorage:
         self._open(url, name)
         self._distributions: dict[str, IntDistribution | FloatDistribution] = {}
         self._process = _this_process()
-        self._last_heartbeat = 0.0
+        self._alive: set[int] = set()
+        self.counts_seconds = True
+        """Whether the step times of this process's trials are those of the study's machine."""
 
-    def begin(self, space: Space, target: Target, settings: Mapping[str, object]) -> None:
+    def begin(self, space: Space, question: Question, settings: Mapping[str, object]) -> None:
         """Begin the study or go on with it, and end what killed processes left.
 
         Args:
             space: whose ranges are the parameters' distributions.
-            target: without a goal its metric is the trials' value, else seconds are.
+            question: which says what the trials' value is.
             settings: what must not change while a study goes on, as JSON.
 
         Raises:
             StudyError: the study was begun with other settings.
         """
         self.check(settings)
-        self._target = target
-        maximizes = target.goal is None and target.mode == "max"
+        self._question = question
+        maximizes = question.seeks_metric and question.target.mode == "max"
         self._study = optuna.create_study(
             study_name=self._name,
             storage=self._storage,
@@ -97,7 +117,9 @@ class StudyStorage:
             load_if_exists=True,
         )
         if SETTINGS not in self.study.user_attrs:
-            self.study.set_user_attr(SETTINGS, _through_json(settings))
+            with _quiet():
+                self.study.set_metric_names([question.value_name])
+            self.study.set_user_attr(SETTINGS, {"schema": SCHEMA} | _through_json(settings))
         self._distributions = {
             "batch_size": IntDistribution(space.low, space.high, log=True),
             "lr": FloatDistribution(space.lr_low, space.lr_high, log=True),
@@ -108,6 +130,37 @@ class StudyStorage:
     def setting(self, name: str) -> Any:
         """A setting that the study was begun with; None while there is none."""
         return self._settings().get(name)
+
+    def share(self, what: Mapping[str, object]) -> None:
+        """Keep what others who join the study need beside its settings, as JSON."""
+        self.study.set_user_attr(SHARED, _through_json(what))
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What :meth:`share` has kept; StudyError where there is no study."""
+        if self._study is None:
+            there = optuna.get_all_study_names(self._storage)
+            names = ", ".join(there[:NAMED_STUDIES]) or "none"
+            raise StudyError(f"there is no study {self._name}: the storage has {names}")
+        found: dict[str, Any] = self._study.user_attrs.get(SHARED, {})
+        return found
+
+    def show_answer(self, answer: Mapping[str, object], text: str) -> None:
+        """Show the answer where Optuna shows a study: as its attribute, and as a note.
+
+        Args:
+            answer: in short, as JSON.
+            text: as it is printed.
+        """
+        self.study.set_user_attr(ANSWER, _through_json(answer))
+        note = (
+            f"```\n{text}\n```\nOptuna's best trial is a single run, perhaps a lucky one: the "
+            f"answer stands on new seeds."
+        )
+        study_id = self.study._study_id
+        version = self._storage.get_study_system_attrs(study_id).get(NOTE["version"], 0)
+        self._storage.set_study_system_attr(study_id, NOTE["version"], version + 1)
+        self._storage.set_study_system_attr(study_id, NOTE["text"], note[:NOTE_CHARACTERS])
 
     def _open(self, url: str, name: str) -> None:
         try:
@@ -120,6 +173,7 @@ class StudyStorage:
                 self._is_new = name not in optuna.get_all_study_names(self._storage)
                 if not self._is_new:
                     self._study = optuna.load_study(study_name=name, storage=self._storage)
+                    self._check_own(self._study)
         except (ArgumentError, ImportError, ValueError) as error:
             raise InputError(
                 f"storage must be the URL of a database, such as sqlite:///study.db, but got "
@@ -127,8 +181,19 @@ class StudyStorage:
             ) from error
         except OSError as error:
             raise StudyError(
-                f"storage={hide_in_text(url)} cannot be opened: {error.strerror}"
+                f"storage={hide_in_text(url)} cannot be opened: {error.strerror or error}"
             ) from error
+
+    def _check_own(self, study: optuna.Study) -> None:
+        """See that a study is of this version of bstune, or empty, as a killed process left it."""
+        settings = self._settings()
+        is_empty = not study.user_attrs and not study.get_trials(deepcopy=False)
+        if settings.get("schema") == SCHEMA or (is_empty and len(study.directions) == 1):
+            return
+        whose = "another program"
+        if "schema" in settings:
+            whose = f"a bstune of schema {settings['schema']}, where this one has {SCHEMA}"
+        raise StudyError(f"the study {self._name} was made by {whose}: give study=NAME for another")
 
     @property
     def study(self) -> optuna.Study:
@@ -148,11 +213,12 @@ class StudyStorage:
         stored = self._settings()
         if not stored:
             return
-        for key, ours in sorted(_through_json(settings).items()):
-            if stored.get(key) != ours:
+        for name, ours in sorted(_through_json(settings).items()):
+            if stored.get(name) != ours:
+                key, theirs, ours = _first_difference(name, stored.get(name), ours)
                 raise StudyError(
-                    f"the study {self._name!r} was begun with {key}={_short(stored.get(key))}, but "
-                    f"got {_short(ours)}: give study=NAME for another study, or the former {key}"
+                    f"the study {self._name!r} was begun with {key}={_short(theirs)}, but got "
+                    f"{_short(ours)}: give {key} as it was, or study=NAME for another study"
                 )
 
     def discard(self) -> bool:
@@ -161,9 +227,10 @@ class StudyStorage:
             return False
         if self._is_new and self._study is not None:
             optuna.delete_study(study_name=self._name, storage=self._storage)
-        if self._new_file is not None and not self._storage.get_all_studies():
-            self._storage.engine.dispose()
-            self._new_file.unlink(missing_ok=True)
+        file, database = self._new_file, self._storage
+        if file and isinstance(database, RDBStorage) and not database.get_all_studies():
+            database.engine.dispose()
+            file.unlink(missing_ok=True)
         return True
 
     def records(self) -> list[Record]:
@@ -177,66 +244,72 @@ class StudyStorage:
 
     def claim(self, ask: Ask) -> Spec | None:
         """Store a trial and give it its number; None if another process has its place."""
+        # While it was decided, mostly.
+        if any(_holds(trial, ask.place) for trial in self._trials()):
+            return None
         values = {"batch_size": ask.batch_size, "lr": ask.lr, **ask.values}
         # The baseline's may lie outside of their ranges: then the spec alone has them.
         distributions: dict[str, BaseDistribution] = {}
         for name, distribution in self._distributions.items():
             if distribution.low <= values[name] <= distribution.high:
                 distributions[name] = distribution
-        fields = ask.model_dump(exclude={"until"})
+        # What has its default is left out: each trial's attributes are small.
+        of_spec: dict[str, Any] = {"exclude": {"until"}, "exclude_defaults": True}
         template = create_trial(
             state=TrialState.RUNNING,
             params={name: values[name] for name in distributions},
             distributions=distributions,
-            user_attrs={SPEC: json.dumps(fields), PROCESS: self._process},
+            user_attrs={SPEC: ask.model_dump_json(**of_spec), PROCESS: self._process},
         )
+        if not isinstance(self._storage, RDBStorage):
+            template.set_user_attr(BY_PROXY, True)
         trial_id = self._storage.create_new_trial(self.study._study_id, template)
-        self._storage.record_heartbeat(trial_id)
+        self._beat(trial_id)
+        self._alive.add(trial_id)
         number = self._storage.get_trial_number_from_id(trial_id)
         for trial in self._trials():
             if trial.number < number and _holds(trial, ask.place):
+                self._alive.remove(trial_id)
                 self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
                 return None
-        return Spec(number=number, **fields)
+        return Spec(number=number, **ask.model_dump(exclude={"until"}))
 
-    def finish(self, record: Record) -> None:
-        """Store a record, then show its evaluations to Optuna and end the trial."""
+    def finish(self, record: Record) -> bool:
+        """Store a record, then show its evaluations to Optuna and end the trial.
+
+        False: another process took this one for dead, and has its place now.
+        """
+        if not self.counts_seconds:
+            record = record.model_copy(update={"seconds_per_step": None})
         trial = self._trial(record.number)
+        self._alive.discard(trial._trial_id)
+        text = record.model_dump_json(exclude_defaults=True)
         try:
-            self._storage.set_trial_user_attr(trial._trial_id, RECORD, record.model_dump_json())
+            self._storage.set_trial_user_attr(trial._trial_id, RECORD, text)
         # Its UpdateFinishedTrialError, which Optuna 4.0 does not name.
         except RuntimeError:
-            # Another process took this one for dead: the place is that one's now.
-            return
+            return False
         self._end(trial, record)
+        return True
 
     def abandon(self, spec: Spec) -> None:
         """End a trial without a record: its place is asked again."""
         trial = self._trial(spec.number)
+        self._alive.discard(trial._trial_id)
         if trial.state == TrialState.RUNNING:
             self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
 
-    def heartbeat(self, spec: Spec) -> None:
-        """Show that a trial's process lives; call it often."""
-        now = time.monotonic()
-        if now - self._last_heartbeat > HEARTBEAT / 2:
-            self._last_heartbeat = now
-            self._storage.record_heartbeat(self._trial(spec.number)._trial_id)
-
     @contextmanager
-    def beating(self, specs: Sequence[Spec], apart: float = HEARTBEAT / 2) -> Iterator[None]:
-        """Show that trials' process lives, from a thread, while the body runs.
-
-        Args:
-            specs: of the trials.
-            apart: seconds between two signs of life.
-        """
+    def heartbeats(self) -> Iterator[None]:
+        """Show that this process lives while the body runs, however long it trains."""
         over = Event()
 
         def beat() -> None:
-            while not over.wait(apart):
-                for spec in specs:
-                    self._storage.record_heartbeat(self._trial(spec.number)._trial_id)
+            while not over.wait(HEARTBEAT / 2):
+                for trial_id in self._alive.copy():
+                    # The next one may come through.
+                    with suppress(SQLAlchemyError, StorageInternalError):
+                        self._beat(trial_id)
 
         thread = Thread(target=beat, daemon=True)
         thread.start()
@@ -246,28 +319,37 @@ class StudyStorage:
             over.set()
             thread.join()
 
-    def settle(self) -> None:
-        """End what killed processes left: recorded trials as recorded, others as failed."""
+    def _beat(self, trial_id: int) -> None:
+        if isinstance(self._storage, RDBStorage):
+            self._storage.record_heartbeat(trial_id)
+
+    def settle(self, by_proxy: bool = False) -> None:
+        """End what killed processes left: recorded trials as recorded, others as failed.
+
+        Args:
+            by_proxy: those of other hosts over a proxy, too, of which nobody knows whether they
+                live; a proxy leaves them to who is at the database.
+        """
+        is_at_database = isinstance(self._storage, RDBStorage)
         for trial in self._trials():
             if trial.state != TrialState.RUNNING:
                 continue
             record = _record_of(trial)
+            ends_unknown = by_proxy and is_at_database and BY_PROXY in trial.user_attrs
             if record is not None:
                 self._end(trial, record)
-            elif _is_dead(trial.user_attrs.get(PROCESS, "")):
+            elif _is_dead(trial.user_attrs.get(PROCESS, ""), ends_unknown):
                 self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
+        with _quiet():
             optuna.storages.fail_stale_trials(self.study)
 
     def _end(self, trial: FrozenTrial, record: Record) -> None:
         """End a trial as its record says; another process may have ended it just before."""
-        state = _STATES[record.status]
-        values = None
-        if record.status == "finished":
-            values = [self._target.best(record.finite_values)]
-        elif state == TrialState.COMPLETE:
-            values = [record.steps * (record.seconds_per_step or 0.0)]
+        state, values = _STATES[record.status], None
+        if state == TrialState.COMPLETE:
+            values = self._values(record)
+            # On another kind of machine it has no seconds to compare.
+            state = TrialState.COMPLETE if values else TrialState.PRUNED
         trial_id = trial._trial_id
         try:
             for step, value in _thinned(record.finite_history):
@@ -280,6 +362,15 @@ class StudyStorage:
         # Its UpdateFinishedTrialError, which Optuna 4.0 does not name.
         except RuntimeError:
             return
+
+    def _values(self, record: Record) -> list[float] | None:
+        """What Optuna shows as the value of a trial that reached; None: it has none."""
+        question, seconds = self._question, record.seconds_per_step
+        if question.seeks_metric:
+            return [question.target.best(record.finite_values)]
+        if seconds is None and not question.counts_steps:
+            return None
+        return [question.value(record.steps, record.batch_size, lambda _: seconds or math.nan)]
 
     def _trials(self) -> list[FrozenTrial]:
         """The study's trials that bstune asked."""
@@ -303,7 +394,8 @@ def opened(url: str, name: str, folder: StudyFolder) -> Iterator[StudyStorage]:
     storage = None
     try:
         storage = StudyStorage(url, name)
-        yield storage
+        with storage.heartbeats():
+            yield storage
     except (InputError, StudyError, UserCodeError, GeneratorExit):
         if storage is None or storage.discard():
             discard_folder(folder)
@@ -321,21 +413,62 @@ def database_errors(url: str, what: str) -> Iterator[None]:
         yield
     except ArgumentError:
         raise
-    except (SQLAlchemyError, StorageInternalError) as error:
-        reason = str(error.__cause__ or error).partition("\n")[0]
+    except _storage_errors() as error:
+        # One of gRPC's tells it in its details.
+        tell = getattr(error, "details", error.__str__)
+        reason = str(error.__cause__ or tell()).partition("\n")[0]
         raise StudyError(f"storage={hide_in_text(url)} {what}: {hide_in_text(reason)}") from error
 
 
-def _open_database(url: str) -> RDBStorage:
+def _storage_errors() -> tuple[type[Exception], ...]:
+    """What Optuna's storages raise; of gRPC only where it was imported."""
+    grpc = sys.modules.get("grpc")
+    of_proxy = () if grpc is None else (grpc.RpcError,)
+    return SQLAlchemyError, StorageInternalError, *of_proxy
+
+
+def _open_database(url: str) -> BaseStorage:
     """Open a database, and make its tables; another process may make them at the same time."""
-    for wait in RETRIES:
+    if url.startswith(PROXY):
+        # Optuna 4.0 has none.
+        from optuna.storages import GrpcStorageProxy
+
+        host, _, port = url.removeprefix(PROXY).partition(":")
+        with _quiet():
+            proxy = GrpcStorageProxy(host=host, port=int(port))
+        proxy.wait_server_ready(PROXY_SECONDS)
+        return proxy
+    with _quiet():
+        for wait in (*RETRIES, None):
+            try:
+                # A connection that a restart has cut is noticed before it is used.
+                options = {"pool_pre_ping": True}
+                storage = RDBStorage(url, options, heartbeat_interval=HEARTBEAT)
+                break
+            except (IntegrityError, OperationalError, StorageInternalError):
+                if wait is None:
+                    raise
+                time.sleep(wait)
+    event.listen(storage.engine, "do_connect", _connect_patiently)
+    return storage
+
+
+def _connect_patiently(dialect: Any, record: Any, args: Any, keywords: Any) -> Any:
+    """Connect to a database that was open before, which may be restarting."""
+    for wait in PATIENCE:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ExperimentalWarning)
-                return RDBStorage(url, heartbeat_interval=HEARTBEAT)
-        except (IntegrityError, OperationalError, StorageInternalError):
+            return dialect.connect(*args, **keywords)
+        except dialect.dbapi.OperationalError:
             time.sleep(wait)
-    return RDBStorage(url, heartbeat_interval=HEARTBEAT)
+    return dialect.connect(*args, **keywords)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let Optuna not warn of what it calls experimental."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield
 
 
 def _distribution(tunable: Tunable) -> IntDistribution | FloatDistribution:
@@ -392,11 +525,11 @@ def _start_of(pid: int) -> str:
     return text.rpartition(")")[2].split()[19]
 
 
-def _is_dead(process: str) -> bool:
-    """Whether a process of this host has ended; other hosts' are known by their heartbeats."""
+def _is_dead(process: str, elsewhere: bool) -> bool:
+    """Whether a process of this host has ended; ``elsewhere`` for one of another host."""
     host, _, rest = process.rpartition(":")[0].rpartition(":")
     if host != socket.gethostname():
-        return False
+        return elsewhere
     return _start_of(int(rest)) != process.rpartition(":")[2]
 
 
@@ -404,6 +537,15 @@ def _through_json(settings: Mapping[str, object]) -> dict[str, Any]:
     """Settings as they come back from the database."""
     read: dict[str, Any] = json.loads(json.dumps(settings))
     return read
+
+
+def _first_difference(key: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
+    """The dotted name of the first value in which two settings differ, and both values."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for name in sorted({*theirs, *ours}):
+            if theirs.get(name) != ours.get(name):
+                return _first_difference(f"{key}.{name}", theirs.get(name), ours.get(name))
+    return key, theirs, ours
 
 
 def _short(value: object) -> str:

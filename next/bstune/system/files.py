@@ -153,7 +153,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 def discard_folder(folder: StudyFolder) -> None:
     """Remove a study's folder in which nothing was stored yet; one that holds more stays."""
-    without_trials = (folder.owner, folder.log, folder.config, folder.hardware)
+    logs = folder.root.glob("trials*.log")
+    without_trials = (folder.owner, *logs, folder.config, folder.hardware)
     there = {*without_trials, folder.checkpoints}
     if folder.root.is_dir() and set(folder.root.iterdir()) <= there:
         for path in without_trials:

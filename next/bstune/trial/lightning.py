@@ -17,6 +17,7 @@ from bstune.core.clock import WARMUP_STEPS, TrainingClock
 from bstune.core.errors import InputError
 from bstune.core.evaluation_schedule import next_evaluation
 from bstune.recipe.recipe import Recipe, TrialSettings
+from bstune.search.sampler import FrontierSampler
 from bstune.trial.batches import (
     AnyLoader,
     RngState,
@@ -30,6 +31,7 @@ from bstune.trial.batches import (
 )
 from bstune.trial.noise_beside import NoiseBesideTraining
 from bstune.trial.other_optimizer import OtherOptimizer
+from bstune.trial.own_study import TrialOfStudy
 from bstune.trial.trainer import EpochLimit, RateOverride, make_trainer, quiet
 from bstune.trial.trial import Trial, as_printed
 from bstune.trial.worker import listen
@@ -233,18 +235,28 @@ class StopAtTarget(CountsSteps):
     runs over training steps alone. A trial that is pruned is saved to ``trial.save_to``; to resume
     it, give ``trial.resume_from`` to ``Trainer.fit`` as ``ckpt_path``.
 
-    In a Trainer of one's own the loader has to give batches of ``trial.batch_size``.
+    In an Optuna study and a Trainer of one's own the loader has to give batches of the size that
+    was suggested, and pruned trials are not resumed::
+
+        def objective(trial):
+            batch_size = trial.suggest_int("batch_size", 8, 512, log=True)
+            lr = trial.suggest_float("lr", 0.001, 1.0, log=True)
+            stop = StopAtTarget(trial, sampler)
+            loader = DataLoader(data, batch_size, shuffle=True, drop_last=True)
+            Trainer(max_epochs=-1, callbacks=[stop]).fit(MyModule(lr), loader, validation_loader)
+            return stop.trial.value()
 
     Args:
-        trial: that the evaluations are reported to.
+        trial: that the evaluations are reported to, a Trial or Optuna's.
+        sampler: that suggested Optuna's trial.
 
     Raises:
         InputError: without validation data, or where the target's metric is not logged.
     """
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: Any, sampler: FrontierSampler | None = None) -> None:
         super().__init__()
-        self.trial = trial
+        self.trial: Trial = TrialOfStudy(trial, sampler) if sampler else trial
         self._is_due = False
         self._is_saving = False
         self._resumed: RngState | None = None

@@ -29,7 +29,7 @@ class Ranks:
     """
 
     def __init__(self, log: Path, count: int, preload: Sequence[str] | None = None) -> None:
-        arguments = {} if preload is None else {"preload": preload}
+        arguments: dict[str, Any] = {} if preload is None else {"preload": preload}
         self._workers = [Worker(log, **arguments) for _ in range(count)]
         self._outcomes: dict[int, Answer | Failure] = {}
         self._first_done = 0.0

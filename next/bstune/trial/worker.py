@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -106,11 +106,18 @@ class Worker:
     Args:
         log: gets what the process prints.
         preload: modules that are imported once, before the first function.
+        environment: variables of its own.
     """
 
-    def __init__(self, log: Path, preload: Sequence[str] = ("torch", "lightning.pytorch")) -> None:
+    def __init__(
+        self,
+        log: Path,
+        preload: Sequence[str] = ("torch", "lightning.pytorch"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._log = log
         self._preload = tuple(preload)
+        self._environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
         self._number = 0
         self._killed: Failure | None = None
@@ -137,7 +144,7 @@ class Worker:
                     *(sys.executable, "-u", "-X", "faulthandler", "-c"),
                     PROGRAM.format(path=sys.path, argv=sys.argv, arguments=arguments),
                 ],
-                env={**ENVIRONMENT, **os.environ},
+                env={**ENVIRONMENT, **os.environ, **self._environment},
                 pass_fds=arguments[:2],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -1,16 +1,19 @@
 """Gate *kills*: SIGKILL at any moment loses no finished trial and doubles none.
 
-    python kills.py KILLS --rows rows/kills.jsonl [WORKLOAD ...]
+    python kills.py KILLS --rows rows/kills.jsonl [--workers 3] [--seed 0] [WORKLOAD ...]
 
-starts a study, kills its process group after a random time, and starts it again, as often as asked;
-then it runs to its end. After each kill every record that was stored before is still there, and at
-the end each place of the plan has one record, and nothing runs.
+starts a study, kills the process group of one of its processes after a random time, and starts that
+again, as often as asked; then it runs to its end. With ``--workers N`` N processes share the study
+on a PostgreSQL server of its own: the command, and N - 1 times ``bstune worker``. After each kill
+every record that was stored before is still there, and at the end each place of the plan has one
+record, and nothing runs.
 """
 
 import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +27,9 @@ import optuna
 import bstune
 from bstune.core.records import Record
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from postgres import Postgres
+
 COMMANDS = {
     "replay": ["+workload=replay", "table=fashion_mlp", "trials=200"],
     "digits": ["+workload=digits", "trials=150"],
@@ -32,33 +38,86 @@ COMMANDS = {
 LONGEST = 5.0
 
 
-def start(workload, folder, seed):
-    options = [*COMMANDS[workload], f"seed={seed}", "mlflow.uri=null"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "bstune", *options],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        text=True,
-    )
+class Process:
+    """A process of a study, in a group of its own."""
+
+    def __init__(self, folder, *options):
+        self.log = folder / f"process-{time.monotonic_ns()}.log"
+        with self.log.open("w") as log:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "bstune", *options],
+                cwd=folder,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait_for_plan(self):
+        """Wait until it has printed its plan, or ended."""
+        while "configurations" not in self.log.read_text() and self.popen.poll() is None:
+            time.sleep(0.05)
+
+    def kill(self):
+        os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
 
 
-def stored(folder):
-    """The records in the study's storage, by number."""
-    database = folder / "outputs" / "bstune.db"
-    if not database.exists():
-        return {}
+def stored(url):
+    """The study in a storage, None before it is made, and its records by number."""
     try:
-        (name,) = optuna.get_all_study_names(f"sqlite:///{database}")
+        (name,) = optuna.get_all_study_names(url)
     except Exception:  # the tables may not be made yet  # noqa: BLE001
-        return {}
-    study = optuna.load_study(study_name=name, storage=f"sqlite:///{database}")
-    return {
+        return None, {}
+    study = optuna.load_study(study_name=name, storage=url)
+    return study, {
         trial.number: Record.model_validate_json(trial.user_attrs["record"])
         for trial in study.trials
         if "record" in trial.user_attrs
-    }, study
+    }
+
+
+def run(workload, kills, workers, seed, folder, url):
+    """One study that is killed so many times; what came of it."""
+    rng = random.Random(seed)
+    seen, lost = {}, 0
+    tune = [*COMMANDS[workload], f"seed={seed}", "mlflow.uri=null", f"storage={url}"]
+    join = ["worker", f"storage={url}", f"study={workload}"]
+    commands = [tune, *[join] * (workers - 1)]
+    processes = []
+    for command in commands:
+        processes.append(Process(folder, *command))
+        processes[0].wait_for_plan()
+    for _ in range(kills):
+        place = rng.randrange(workers)
+        processes[place].wait_for_plan()
+        time.sleep(rng.uniform(0.05, LONGEST))
+        processes[place].kill()
+        records = stored(url)[1]
+        lost += sum(records.get(number) != record for number, record in seen.items())
+        seen = records
+        processes[place] = Process(folder, *commands[place])
+    statuses = [process.popen.wait() for process in processes]
+    study, records = stored(url)
+    lost += sum(records.get(number) != record for number, record in seen.items())
+    places = Counter(record.place for record in records.values())
+    searched = sorted(int(p.split("/")[1]) for p in places if p.startswith("search/"))
+    return {
+        "workload": workload,
+        "bstune": [bstune.__file__, bstune.__version__],
+        "storage": url.partition(":")[0],
+        "workers": workers,
+        "seed": seed,
+        "kills": kills,
+        "records_at_last_kill": len(seen),
+        "trials": len(study.trials),
+        "records": len(records),
+        "asked_again": len(study.trials) - len(records),
+        "lost": lost,
+        "doubled": sum(count - 1 for count in places.values()),
+        "gaps": len(set(range(len(searched))) - set(searched)),
+        "running": sum(trial.state == optuna.trial.TrialState.RUNNING for trial in study.trials),
+        "status": statuses,
+    }
 
 
 def main():
@@ -66,54 +125,27 @@ def main():
     parser.add_argument("kills", type=int)
     parser.add_argument("workloads", nargs="*", default=["replay", "digits"])
     parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    rng = random.Random(given.seed)
     for workload in given.workloads:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            seen = {}
-            lost = 0
-            for _ in range(given.kills):
-                process = start(workload, folder, given.seed)
-                for line in process.stderr:
-                    if "configurations" in line:
-                        break
-                time.sleep(rng.uniform(0.05, LONGEST))
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                now = stored(folder)
-                records = now[0] if now else {}
-                lost += sum(records.get(number) != record for number, record in seen.items())
-                seen = records
-            process = start(workload, folder, given.seed)
-            process.stderr.read()
-            status = process.wait()
-            records, study = stored(folder)
-            lost += sum(records.get(number) != record for number, record in seen.items())
-            places = Counter(record.place for record in records.values())
-            searched = sorted(int(p.split("/")[1]) for p in places if p.startswith("search/"))
-            row = {
-                "workload": workload,
-                "bstune": [bstune.__file__, bstune.__version__],
-                "kills": given.kills,
-                "records_at_last_kill": len(seen),
-                "trials": len(study.trials),
-                "records": len(records),
-                "asked_again": len(study.trials) - len(records),
-                "lost": lost,
-                "doubled": sum(count - 1 for count in places.values()),
-                "gaps": len(set(range(len(searched))) - set(searched)),
-                "running": sum(
-                    trial.state == optuna.trial.TrialState.RUNNING for trial in study.trials
-                ),
-                "status": status,
-            }
-            given.rows.parent.mkdir(parents=True, exist_ok=True)
-            with given.rows.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(row, flush=True)
+        folder = Path(tempfile.mkdtemp())
+        # The server has a user of its own.
+        folder.chmod(0o755)
+        server, url = None, f"sqlite:///{folder}/bstune.db"
+        if given.workers > 1:
+            (folder / "postgres").mkdir()
+            server = Postgres(folder / "postgres")
+            url = server.new_url()
+        row = run(workload, given.kills, given.workers, given.seed, folder, url)
+        if server is not None:
+            server.stop()
+        shutil.rmtree(folder)
+        given.rows.parent.mkdir(parents=True, exist_ok=True)
+        with given.rows.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

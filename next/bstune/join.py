@@ -1,0 +1,92 @@
+"""``bstune worker``: joins a study from another process or machine, and trains what it plans.
+
+What a storage holds is data: of it the workload's name and the options are read. The workload's
+file is this machine's own, and has to be the same.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bstune.api import studied, workload_from_config
+from bstune.config import compose
+from bstune.core.errors import BstuneError, InputError, StudyError
+from bstune.options import Options, options_from
+from bstune.recipe.hydra import recipe_of
+from bstune.study.begin import begin
+from bstune.study.of_options import fixed_options
+from bstune.study.storage import StudyStorage, database_errors
+from bstune.study.workload import COMMAND, Workload
+from bstune.system.files import StudyFolder
+from bstune.system.ticker import say
+
+
+def join(arguments: Sequence[str]) -> None:
+    """Train trials of a study that ``tune`` began, until its plan is done.
+
+    Args:
+        arguments: ``storage=URL study=NAME``, ``--config-dir DIR``, and options of this machine.
+
+    Raises:
+        InputError: for what is missing, and for an option that the study has.
+        StudyError: there is no such study, or none that can be joined so.
+    """
+    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    url, name = given.get("storage"), given.get("study")
+    if not url or not name:
+        raise InputError(
+            f"worker needs storage=URL and study=NAME, as {COMMAND} worker "
+            f"storage=postgresql+psycopg://me@host/optuna study=digits"
+        )
+    with database_errors(url, "failed"):
+        storage = StudyStorage(url, name)
+        try:
+            shared = storage.shared
+            options, workload = _of_study(shared, arguments, given)
+            storage.check({**fixed_options(options), **workload.settings})
+        except BstuneError:
+            storage.discard()
+            raise
+    log = StudyFolder(Path(options.output)).log.with_stem(
+        f"trials-{socket.gethostname()}-{os.getpid()}"
+    )
+    trains = workload.recipe is not None
+    # A time limit counts from the study's own begin.
+    at = time.monotonic() - (time.time() - shared["began"])
+    begun = begin(options, name, at, trains=trains, log=log)
+    # It trains all trials itself.
+    list(studied(options, workload, begun, joins=True))
+    say(f"nothing is left to train; the answer: {shared['command']}")
+
+
+def _of_study(
+    shared: Mapping[str, Any], arguments: Sequence[str], given: Mapping[str, str]
+) -> tuple[Options, Workload]:
+    """The options and the workload of a study, on this machine.
+
+    Args:
+        shared: what the study keeps for those who join it.
+        arguments: of this command.
+        given: the options among them.
+    """
+    command, of_study = shared["command"], shared["options"]
+    if not command.startswith(COMMAND) or "workload=" not in command:
+        raise StudyError(
+            f"the study was begun by {command}, which a worker cannot build: start the same script "
+            f"here, with the same storage"
+        )
+    doubled = [key for key in given if key.lstrip("+").partition(".")[0] in of_study]
+    if doubled:
+        raise InputError(
+            f"{', '.join(doubled)}: the study has its own; give options of this machine, such as "
+            f"device, threads, workers, output and data_root"
+        )
+    composed = compose([f"+workload={shared['workload']}", *arguments])
+    options = options_from(composed.options.model_dump() | of_study)
+    recipe = recipe_of(composed.parts, options) if composed.recipe else None
+    composed = replace(composed, options=options, recipe=recipe)
+    return options, workload_from_config(composed, arguments)

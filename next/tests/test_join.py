@@ -1,0 +1,99 @@
+"""``bstune worker``: who may join a study, and what its trials tell."""
+
+import json
+
+import optuna
+import pytest
+from test_run import own, places
+
+from bstune.__main__ import main
+from bstune.core.records import Record
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A folder with a study of the small project that has ended, and others' studies beside it."""
+    folder = tmp_path_factory.mktemp("begun")
+    url = f"sqlite:///{folder}/study.db"
+    assert main([*own(folder), "trials=1", "seeds=1", "workers=0", "mlflow.uri=null",
+                 *places(folder)]) == 0  # fmt: skip
+    for name in ("foreign", "later", "python"):
+        optuna.create_study(study_name=name, storage=url).set_user_attr("by", "someone")
+    study = optuna.load_study(study_name="later", storage=url)
+    study.set_user_attr("settings", {"schema": 99})
+    study = optuna.load_study(study_name="python", storage=url)
+    study.set_user_attr("settings", {"schema": 1})
+    study.set_user_attr("shared", {"command": "bstune.tune(..., name='python')", "options": {}})
+    return folder
+
+
+def attributes(url):
+    return {
+        name: optuna.load_study(study_name=name, storage=url).user_attrs
+        for name in optuna.get_all_study_names(url)
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "storage=URL, study=NAME"),
+        (["study=own"], "storage=URL, study=NAME"),
+        (["STORAGE"], "storage=URL, study=NAME"),
+        (["STORAGE", "study=nosuch"], "nosuch, own, foreign"),
+        (["storage=sqlite:///nosuch.db", "study=own"], "own, none"),
+        (["STORAGE", "study=foreign"], "foreign, another program, study=NAME"),
+        (["STORAGE", "study=later"], "99, study=NAME"),
+        (["STORAGE", "study=python"], "bstune.tune(..., script, storage"),
+        (["STORAGE", "study=own"], "--config-dir"),
+        (["STORAGE", "study=own", "trials=3"], "trials"),
+        (["STORAGE", "study=own", "CONF", "module._target_=small.Leaves"],
+         "module._target_=small.Model, small.Leaves"),
+        (["STORAGE", "study=own", "CONF", "+trainer.max_epochs=3"], "trainer"),
+    ],
+)  # fmt: skip
+def test_who_cannot_join_is_told_in_one_line(
+    begun, tmp_path, monkeypatch, capsys, arguments, named
+):
+    monkeypatch.chdir(tmp_path)
+    url = f"sqlite:///{begun}/study.db"
+    given = {"STORAGE": [f"storage={url}"], "CONF": ["--config-dir", f"{begun}/conf"]}
+    arguments = [word for one in arguments for word in given.get(one, [one])]
+    before = attributes(url)
+    assert main(["worker", *arguments, "workers=0"]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 2
+    for word in named.split(", "):
+        assert word in error[1]
+    assert attributes(url) == before
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_tune_leaves_the_study_of_another_program_alone(begun, tmp_path, capsys):
+    url = f"sqlite:///{begun}/study.db"
+    before = attributes(url)
+    arguments = [*own(tmp_path), "workers=0", f"storage={url}", f"output={tmp_path}/out"]
+    for name in ("foreign", "later"):
+        assert main([*arguments, f"study={name}"]) == 2
+        assert name in capsys.readouterr().err
+    assert attributes(url) == before
+
+
+@pytest.mark.parametrize(("threads", "gives_seconds"), [(1, True), (2, False)])
+def test_another_kind_of_machine_gives_steps_alone(begun, tmp_path, threads, gives_seconds):
+    url = f"sqlite:///{begun}/study.db"
+    study = optuna.load_study(study_name="own", storage=url)
+    shared = study.user_attrs["shared"]
+    more = {"trials": shared["options"]["trials"] + 3, "seeds": shared["options"]["seeds"] + 1}
+    study.set_user_attr("shared", shared | {"options": shared["options"] | more})
+    count = len(study.trials)
+    join = ["worker", f"storage={url}", "study=own", "--config-dir", f"{begun}/conf", "workers=0"]
+    assert main([*join, f"output={tmp_path}/out", f"threads={threads}"]) == 0
+    trials = study.trials[count:]
+    records = [Record(**json.loads(trial.user_attrs["record"])) for trial in trials]
+    assert sum(record.role == "search" for record in records) >= 3
+    assert any(record.reached for record in records)
+    for trial, record in zip(trials, records, strict=True):
+        assert (record.seconds_per_step is not None) == gives_seconds
+        is_complete = trial.state == optuna.trial.TrialState.COMPLETE
+        assert is_complete == (record.reached and gives_seconds)

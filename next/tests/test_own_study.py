@@ -1,0 +1,48 @@
+"""FrontierSampler and StopAtTarget in an Optuna study and a Trainer of one's own."""
+
+import optuna
+from lightning.pytorch import Trainer
+from small import Model, examples
+from torch.utils.data import DataLoader
+
+import bstune
+from bstune.search.sampler import record_of
+
+QUIET = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+class PrunesOne(optuna.pruners.BasePruner):
+    def prune(self, study, trial):
+        return trial.number == 3
+
+
+def test_in_an_optuna_study_and_a_trainer_of_one_s_own():
+    """The docstring's example: the sampler's trials end at the target, or where they are pruned."""
+    sampler = bstune.FrontierSampler(
+        target="val/loss <= 0.05", budget=800, batch_size=(4, 64), baseline=(16, 0.1)
+    )
+
+    def objective(trial):
+        batch_size = trial.suggest_int("batch_size", 4, 64, log=True)
+        lr = trial.suggest_float("lr", sampler.space.lr_low, sampler.space.lr_high, log=True)
+        stop = bstune.StopAtTarget(trial, sampler)
+        loader = DataLoader(examples(0), batch_size, shuffle=True, drop_last=True)
+        trainer = Trainer(max_epochs=-1, callbacks=[stop], accelerator="cpu", **QUIET)
+        trainer.fit(Model(lr), loader, DataLoader(examples(1), 256))
+        return stop.trial.value()
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=sampler, pruner=PrunesOne())
+    study.optimize(objective, n_trials=12)
+    records = [record_of(trial, sampler.question) for trial in study.trials]
+    reached = [record for record in records if record.reached]
+    assert study.best_value == min(one.steps * one.seconds_per_step for one in reached)
+    assert len(records[3].history) == 1
+    for record in records:
+        limit = sampler.proposal_of(record.number).max_steps
+        assert record.number == 3 or record.reached or record.steps == limit

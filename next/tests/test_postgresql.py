@@ -1,0 +1,168 @@
+"""A study on a real PostgreSQL server: several processes, restarts, frozen processes, no server."""
+
+import itertools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import optuna
+import pytest
+from postgres import INITDB, Postgres
+from refusals import refused
+from test_loop import asked_trials
+from test_storage import SPACE, ask, record_of
+
+from bstune.__main__ import main
+from bstune.core.errors import StudyError
+from bstune.core.question import Question
+from bstune.core.records import Budget, Target
+from bstune.core.space import Configuration
+from bstune.study.plan import Plan
+from bstune.study.storage import StudyStorage, database_errors
+from bstune.system.files import StudyFolder
+
+pytest.importorskip("psycopg", reason="psycopg is not installed: pip install bstune[postgresql]")
+pytestmark = pytest.mark.skipif(
+    INITDB is None, reason="PostgreSQL's server is not installed: apt-get install postgresql"
+)
+QUESTION = Question(Target("val/error", 0.1, "min"), Budget(steps=99))
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(scope="module")
+def server():
+    # pytest's own folders are closed to the server's user.
+    with tempfile.TemporaryDirectory() as folder:
+        made = Postgres(Path(folder))
+        yield made
+        made.stop()
+
+
+def open_study(url):
+    storage = StudyStorage(url, "study")
+    storage.begin(SPACE, QUESTION, {})
+    return storage
+
+
+def start(folder, *arguments):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    return subprocess.Popen(
+        [sys.executable, "-m", "bstune", *arguments, "table=fashion_mlp", "output=out"],
+        cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_two_processes_share_a_study_while_the_server_restarts(server, tmp_path):
+    url = server.new_url()
+    name = "replay-fashion_mlp"
+    tune = ["+workload=replay", "trials=24", "mlflow.uri=null", f"storage={url}"]
+    join = ["worker", f"storage={url}", f"study={name}"]
+    first = start(tmp_path, *tune)
+    study, deadline = None, time.monotonic() + 60
+    while study is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+        if name in optuna.get_all_study_names(url):
+            study = optuna.load_study(study_name=name, storage=url)
+    second = start(tmp_path, *join)
+    while len({trial.user_attrs.get("process") for trial in study.trials}) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    before = {trial.number: trial.user_attrs.get("record") for trial in study.trials}
+    server.stop()
+    server.start()
+    # What the restart has cut in the middle ends with one line, and the command goes on.
+    for process, command in ((second, join), (first, tune)):
+        error = process.communicate(timeout=100)[1]
+        if process.returncode:
+            assert (process.returncode, "Traceback" in error) == (2, False)
+            again = start(tmp_path, *command)
+            again.communicate(timeout=100)
+            assert again.returncode == 0
+    trials = optuna.load_study(study_name=name, storage=url).trials
+    for number, record in before.items():
+        assert record in (None, trials[number].user_attrs.get("record"))
+    assert all(trial.state.is_finished() for trial in trials)
+    records = StudyStorage(url, name).records()
+    assert max(Counter(record.place for record in records).values()) == 1
+    assert sum(record.role == "new seed" for record in records) >= 6
+    assert (tmp_path / "out" / "curve.json").exists()
+
+
+def claim_all(url, claimed):
+    storage = open_study(url)
+    for place in range(12):
+        spec = storage.claim(ask(f"search/{place}"))
+        if spec is not None:
+            claimed.put(spec.place)
+    storage.study._storage.remove_session()
+
+
+def test_of_three_processes_at_one_place_one_keeps_it(server):
+    url = server.new_url()
+    open_study(url)
+    claimed = FORK.Queue()
+    processes = [FORK.Process(target=claim_all, args=(url, claimed)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    places = [claimed.get(timeout=60) for _ in range(12)]
+    for process in processes:
+        process.join()
+    assert claimed.empty()
+    assert len(set(places)) == 12
+
+
+def freeze(url, stored):
+    """Claim a place, be frozen, and tell the record of it much later."""
+    storage = open_study(url)
+    spec = storage.claim(ask())
+    os.kill(os.getpid(), signal.SIGSTOP)
+    stored.put(storage.finish(record_of(spec)))
+
+
+def test_the_trial_of_a_frozen_process_is_asked_again_and_its_record_is_refused(server):
+    url = server.new_url()
+    stored = FORK.Queue()
+    process = FORK.Process(target=freeze, args=(url, stored))
+    process.start()
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    storage = open_study(url)
+    assert len(storage.running()) == 1
+    server.query("UPDATE trial_heartbeats SET heartbeat = heartbeat - interval '61 s'",
+                 url.rpartition("/")[2])  # fmt: skip
+    storage.settle()
+    again = storage.claim(ask())
+    assert again.number == 1
+    os.kill(process.pid, signal.SIGCONT)
+    assert stored.get(timeout=60) is False
+    process.join()
+    assert storage.finish(record_of(again))
+    assert [record.number for record in storage.records()] == [1]
+
+
+def test_a_server_that_is_down_is_one_line_and_loses_nothing(server, tmp_path, capsys):
+    url = server.new_url()
+    plan = Plan(QUESTION, SPACE, Configuration(batch_size=64, lr=0.1), trials=1, seeds=1, seed=0)
+    storage = open_study(url)
+    trials = asked_trials(plan, storage, StudyFolder(tmp_path))
+    for asked in itertools.islice(trials, 2):
+        asked.record = record_of(asked.spec)
+    server.stop()
+    try:
+        with refused(error=StudyError), database_errors(url, "failed"):
+            next(trials)
+        assert main(["+workload=replay", "table=fashion_mlp", f"storage={url}"]) == 2
+        assert main(["worker", "study=study", f"storage={url}"]) == 2
+        assert "Traceback" not in capsys.readouterr().err
+    finally:
+        server.start()
+    storage = open_study(url)
+    assert [record.number for record in storage.records()] == [0]
+    for asked in asked_trials(plan, storage, StudyFolder(tmp_path)):
+        asked.record = record_of(asked.spec)
+    assert {record.place for record in storage.records()} > {"baseline", "search/0"}
