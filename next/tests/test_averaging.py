@@ -28,7 +28,7 @@ def fit(module, loaders, steps, *callbacks, resume_from=None):
         callbacks=list(callbacks),
         **quiet,
     )
-    trainer.fit(module, *loaders, ckpt_path=resume_from, weights_only=True)
+    trainer.fit(module, *loaders, ckpt_path=resume_from)
 
 
 class Counter(LightningModule):

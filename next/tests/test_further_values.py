@@ -182,7 +182,7 @@ def test_python_projects_get_them(module, of_today):
 
 class Noisy(Data):
     def __init__(self, batch_size=16, noise=0.3):
-        super().__init__(batch_size)
+        super().__init__()
         self.noise = noise
 
 
