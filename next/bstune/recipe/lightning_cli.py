@@ -122,6 +122,7 @@ def recipe_of_file(file: CliFile, options: Options) -> Recipe:
         module=built.module,
         data=built.data,
         trainer=built.trainer,
+        data_follows=True,
         own_values=built.own_values,
         **of_options(options),
     )
