@@ -19,10 +19,16 @@ from typing import Any
 from bstune.core.errors import InputError
 from bstune.options import Options
 from bstune.recipe.hydra import of_options
-from bstune.recipe.recipe import OF_TRAINER, RATES, Recipe, TrialSettings, value_of_today
+from bstune.recipe.recipe import (
+    OF_TRAINER,
+    PACKAGES,
+    RATES,
+    Recipe,
+    TrialSettings,
+    value_of_today,
+)
 from bstune.system.files import read_yaml
 
-PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 # What a file that LightningCLI saved has beside its sections.
 OF_FIT = ("ckpt_path", "weights_only")
 # Trials have seeds of their own, and log nowhere.

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from bstune.recipe.recipe import Recipe, TrialSettings
+from bstune.recipe.recipe import PACKAGES, Recipe, TrialSettings
 from bstune.trial.lightning import CountsSteps, fit
-from bstune.trial.trainer import PACKAGES
 
 
 class _StopAtStep(CountsSteps):

@@ -6,7 +6,6 @@ of one does not take modules of the other.
 
 import logging
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -17,6 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from bstune.core.errors import InputError
 from bstune.recipe.recipe import (
     OF_TRAINER,
+    PACKAGES,
     Recipe,
     TrialSettings,
     resolve_device,
@@ -24,7 +24,6 @@ from bstune.recipe.recipe import (
 )
 from bstune.trial.batches import AnyLoader
 
-PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 # Where torch's optimizers and schedules keep rates.
 RATES_OF_GROUP = {"lr", "initial_lr", "max_lr", "min_lr"}
 RATES_OF_SCHEDULE = {"base_lrs", "max_lrs", "_last_lr"}
@@ -188,15 +187,6 @@ def make_trainer(
         accumulated = arguments.get("accumulate_grad_batches") or 1
         trainer.limit_train_batches = math.ceil(trainer.limit_train_batches / accumulated)
     return trainer
-
-
-class quiet(warnings.catch_warnings):  # noqa: N801 (it is used as a function)
-    """Leave out Lightning's advice on a training, such as on the number of a loader's workers."""
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        for package in ("lightning", "pytorch_lightning"):
-            warnings.filterwarnings("ignore", module=package)
 
 
 def package_of(module: LightningModule) -> str:
