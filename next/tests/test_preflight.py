@@ -95,11 +95,6 @@ class OneSize(Model):
         return super().loss(batch)
 
 
-def in_batches(batch_size):
-    """Data that follow the trial."""
-    return DataLoader(examples(0), batch_size, shuffle=True), DataLoader(examples(1), batch_size)
-
-
 class Stream(IterableDataset):
     def __init__(self, batch_size):
         self.batch_size = batch_size
@@ -149,8 +144,6 @@ class Scores(Model):
     ("arguments", "expected"),
     [
         ((), {"batch_size": 16, "lr": 0.1, "examples": 256, "rule": "linear", "epochs": None}),
-        ((Model, {"max_epochs": 3}), {"epochs": 3, "steps": None}),
-        ((Model, {"max_epochs": 3, "max_steps": 70}), {"epochs": 3, "steps": 70}),
         ((Model, {"accumulate_grad_batches": 4}), {"batch_size": 64}),
         ((Model, None, Eights), {"batch_size": 16}),
         ((Model, None, RaisingEights), {"batch_size": 16}),
@@ -164,7 +157,6 @@ class Scores(Model):
         ((Literal,), {"lr": 0.03, "rule": "sqrt"}),
         ((Model, None, streams), {"batch_size": 24, "examples": None}),
         ((Model, None, lambda batch_size: streams(batch_size)), {"batch_size": None}),
-        ((Model, {"max_epochs": 3}, streams), {"epochs": 3}),
         ((FromDict, None, OfDict), {"batch_size": 16, "examples": 256}),
         ((Model,), {"metrics": ("val/loss",), "metric": "val/loss", "mode": "min"}),
         ((Scores,), {"metrics": ("score", "val/loss"), "metric": "val/loss"}),
@@ -183,10 +175,8 @@ def test_look_up(arguments, expected):
     "arguments",
     [
         {"max_epochs": 5},
-        {"max_epochs": 3, "max_steps": 70},
         {"max_epochs": 5, "max_steps": 70, "min_epochs": 9},
         {"max_epochs": -1, "max_steps": 70},
-        {"max_epochs": 5, "limit_train_batches": 10},
         {"max_epochs": 5, "limit_train_batches": 99},
         {"max_epochs": 5, "limit_train_batches": 0.7},
         {"max_epochs": 5, "limit_train_batches": 1},
@@ -386,7 +376,6 @@ def test_preflight(module, batch_size, resumes, seeds_differ, lines):
 @pytest.mark.parametrize(
     ("module", "data", "options"),
     [
-        (OneSize, in_batches, {}),
         (OneSize, Data(), {"validation_batch_size": "trial"}),
         (lambda: NoRate(), Data(), {"override_lr": True}),
         (Model, streams, {}),
