@@ -8,7 +8,14 @@ import pytest
 import pytorch_lightning
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    Timer,
+)
 from lightning.pytorch.plugins import MixedPrecision
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
@@ -154,7 +161,7 @@ def test_a_trial_trains_as_a_plain_trainer_does():
 
 
 @pytest.mark.parametrize(
-    ("first", "limit", "examples"), [(None, 1.0, 200), (5, 1.0, 200), (None, 1, 50), (None, 0.5, 100)]
+    ("first", "limit", "examples"), [(None, 0, 200), (5, 1.0, 200), (None, 1, 50), (None, 0.5, 100)]
 )
 def test_evaluations_come_where_the_rule_says(first, limit, examples):
     asked = spec(max_steps=400, first_evaluation=first)
@@ -247,17 +254,23 @@ def test_the_users_arguments_stay_but_for_what_stops_prints_and_writes(tmp_path)
             seen,
             EarlyStopping("val/loss", patience=0, min_delta=9.0, check_on_train_epoch_end=False),
             ModelCheckpoint(tmp_path / "best"),
+            Timer("00:00:00:00"),
+            LearningRateFinder(),
+            BatchSizeFinder(),
+            GradientAccumulationScheduler({2: 4}),
         ],
         "gradient_clip_val": 0.5,
         "max_epochs": 1,
         "min_epochs": 99,
+        "fast_dev_run": True,
+        "barebones": True,
         "accumulate_grad_batches": 4,
         "default_root_dir": tmp_path,
     }
     record, module = run(
         Trial(spec(max_steps=50), NEVER, total_steps=60), trainer=lambda trial: arguments
     )
-    assert (record.steps, seen.batches) == (50, 50)
+    assert (record.steps, seen.batches, module.lr) == (50, 50, 0.05)
     assert module.trainer.gradient_clip_val == 0.5
     assert list(tmp_path.iterdir()) == []
 

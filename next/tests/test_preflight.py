@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from small import EXAMPLES, Data, Model, examples
 from torch.nn.functional import cross_entropy
@@ -133,6 +133,10 @@ class Literal(Model):
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=0.03)
+
+
+class Unvalidated(Model):
+    validation_step = LightningModule.validation_step
 
 
 class Scores(Model):
@@ -272,6 +276,14 @@ def test_what_a_project_tells_where_options_change_it():
     data = DataLoader(examples(0), 32), DataLoader(examples(1), 64)
     of_size = recipe(OneSize, data=data, validation_batch_size="trial")
     assert look_up(of_size).batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("module", "data"), [(Unvalidated, Data()), (Model, (Data().train_dataloader(), None))]
+)
+def test_without_validation_a_project_needs_both(module, data):
+    with pytest.raises(InputError, match=rf"{module.__name__} .*validation_step.*val_dataloader"):
+        look_up(recipe(module, data=data))
 
 
 @pytest.mark.parametrize(

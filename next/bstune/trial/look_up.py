@@ -89,8 +89,9 @@ def look(recipe: Recipe, trial: TrialSettings, batches: int = 0) -> Looked:
     trainer = fit(copy.deepcopy(recipe), trial, [callback])
     if batches and trainer.val_dataloaders is None:
         raise InputError(
-            "there is no validation data: give the data module a val_dataloader, or give "
-            "data=(train_loader, val_loader)"
+            f"there is no validation: {type(trainer.lightning_module).__name__} needs a "
+            f"validation_step that logs the metric, and the data module a val_dataloader, or give "
+            f"data=(train_loader, val_loader)"
         )
     return Looked(trainer, callback.metrics)
 

@@ -27,8 +27,13 @@ from bstune.trial.batches import AnyLoader
 # Where torch's optimizers and schedules keep rates.
 RATES_OF_GROUP = {"lr", "initial_lr", "max_lr", "min_lr"}
 RATES_OF_SCHEDULE = {"base_lrs", "max_lrs", "_last_lr"}
-# Call-backs that print, that write files, or that stop a training by another rule than the trial's.
-LEFT_OUT = ("EarlyStopping", "ProgressBar", "ModelSummary", "Checkpoint")
+# Call-backs that choose a training's length, its batch size or its rate, which the trial has.
+CHOOSING = (
+    *("EarlyStopping", "Timer"),
+    *("BatchSizeFinder", "GradientAccumulationScheduler", "LearningRateFinder"),
+)
+# Those that print or write files.
+WRITING = ("ProgressBar", "ModelSummary", "Checkpoint")
 # Arguments of the Trainer that let it print and write.
 QUIET = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 
@@ -144,7 +149,7 @@ def make_trainer(
         )
     package = import_module(package_of(module))
     arguments = recipe.trainer(trial)
-    kinds = LEFT_OUT[:1] if own_training else LEFT_OUT
+    kinds = CHOOSING if own_training else CHOOSING + WRITING
     left_out = tuple(getattr(package.callbacks, kind) for kind in kinds)
     users = arguments.get("callbacks") or []
     users = users if isinstance(users, list | tuple) else [users]
@@ -165,6 +170,10 @@ def make_trainer(
         "min_epochs": None,
         "max_time": None,
         "accumulate_grad_batches": count,
+        # What is for a try alone.
+        "fast_dev_run": False,
+        "barebones": False,
+        "limit_val_batches": arguments.get("limit_val_batches") or 1.0,
     }
     if not own_training:
         for name in PACKAGES:
