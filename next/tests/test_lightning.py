@@ -17,9 +17,10 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.plugins import MixedPrecision
+from small import Batches
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from bstune.core.errors import InputError
 from bstune.core.evaluation_schedule import next_evaluation
@@ -373,21 +374,14 @@ class ManualOf(Smooth):
         return [torch.optim.SGD(part, self.lr) for part in parts]
 
 
-class Stream(IterableDataset):
-    """Batches of its own, the last of which is smaller."""
-
-    def __init__(self, batch_size):
-        self.batch_size = batch_size
-
-    def __iter__(self):
-        rows = torch.randperm(190)
-        return iter([(X[some], Y[some]) for some in rows.split(self.batch_size)])
-
-
+STREAMED = TensorDataset(X[:190], Y[:190])
 KINDS = {
     "length": lambda size: (train_loader(), validation_loader()),
-    "stream": lambda size: (DataLoader(Stream(size), batch_size=None), validation_loader()),
-    "stream to validate on": lambda size: (train_loader(), DataLoader(Stream(50), None)),
+    "stream": lambda size: (
+        DataLoader(Batches(STREAMED, size), None),
+        validation_loader(),
+    ),
+    "stream to validate on": lambda size: (train_loader(), DataLoader(Batches(STREAMED, 50), None)),
     "several": lambda size: (
         {"a": train_loader(), "b": train_loader(), "c": train_loader()},
         2 * [validation_loader()],

@@ -4,10 +4,10 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
-from small import EXAMPLES, Data, Model, examples
+from small import Batches, Data, Model, examples
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader
 
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
@@ -95,19 +95,8 @@ class OneSize(Model):
         return super().loss(batch)
 
 
-class Stream(IterableDataset):
-    def __init__(self, batch_size):
-        self.batch_size = batch_size
-
-    def __iter__(self):
-        order = torch.randperm(EXAMPLES)
-        for rows in order.split(self.batch_size):
-            yield examples(0)[rows]
-
-
 def streams(batch_size=24):
-    train = DataLoader(Stream(batch_size), batch_size=None)
-    return train, DataLoader(Stream(16), batch_size=None)
+    return [DataLoader(Batches(examples(0), size), batch_size=None) for size in (batch_size, 16)]
 
 
 class OfDict(Data):

@@ -17,6 +17,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from search_records import spec
+from small import Batches
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import (
     ConstantLR,
@@ -180,20 +181,9 @@ class Augmented(torch.utils.data.Dataset):
         return X[index] + random.random() + np.random.rand() + torch.rand(10), Y[index]
 
 
-class Stream(torch.utils.data.IterableDataset):
-    """A pass in an order of its own, in batches; a last one is smaller."""
-
-    def __init__(self, batch_size):
-        self.batch_size = batch_size
-
-    def __iter__(self):
-        order = torch.randperm(len(X) - 3)
-        for rows in order.split(self.batch_size):
-            yield X[rows], Y[rows]
-
-
 def stream(trial, workers=0):
-    return DataLoader(Stream(trial.batch_size), batch_size=None, num_workers=workers)
+    batches = Batches(TensorDataset(X[3:], Y[3:]), trial.batch_size)
+    return DataLoader(batches, batch_size=None, num_workers=workers)
 
 
 def two_loaders(trial, workers=0):
