@@ -87,7 +87,6 @@ class RateOverride(Callback):
                 setattr(schedule, name, [factor * rate for rate in getattr(schedule, name)])
             # Those that one after another moves.
             schedules.extend(getattr(schedule, "_schedulers", ()))
-        trainer.callbacks = [one for one in trainer.callbacks if one is not self]
 
 
 def base_rates(optimizer: Any) -> list[float]:
