@@ -69,6 +69,17 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
+def step_by_hand(module, loss):
+    """A step of manual optimization, by each of a module's optimizers."""
+    optimizers = module.optimizers()
+    optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    module.manual_backward(loss)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
 class Raises(Model):
     def training_step(self, batch, batch_idx):
         raise ValueError("no such column")

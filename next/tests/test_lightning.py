@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.plugins import MixedPrecision
-from small import Batches
+from small import Batches, step_by_hand
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
@@ -358,20 +358,13 @@ class ManualOf(Smooth):
         loss = self.loss(batch if len(batch) == 2 else batch["a"])
         if self.automatic_optimization:
             return loss
-        optimizers = self.optimizers() if self.count > 1 else [self.optimizers()]
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        self.manual_backward(loss)
-        for optimizer in optimizers:
-            optimizer.step()
-        return None
+        return step_by_hand(self, loss)
 
     def configure_optimizers(self):
         whole = super().configure_optimizers()
-        parts = [self.net.weight], [self.net.bias]
         if self.count < 2:
             return whole
-        return [torch.optim.SGD(part, self.lr) for part in parts]
+        return [torch.optim.SGD([one], self.lr) for one in (self.net.weight, self.net.bias)]
 
 
 STREAMED = TensorDataset(X[:190], Y[:190])

@@ -51,12 +51,14 @@ class Halves(Slope):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+def one_cycle(optimizer, rates):
+    return OneCycleLR(optimizer, rates, total_steps=STEPS + 1, cycle_momentum=False, pct_start=0.4)
+
+
 class Cycle(Slope):
     def configure_optimizers(self):
         optimizer = self.optimizer()
-        schedule = OneCycleLR(
-            optimizer, [LR, LR / 10], total_steps=STEPS + 1, cycle_momentum=False, pct_start=0.4
-        )
+        schedule = one_cycle(optimizer, [LR, LR / 10])
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
@@ -86,13 +88,12 @@ def warmed_cosine(step):
 
 
 def cycle(step):
-    def between(start, end, share):
-        return end + (start - end) / 2.0 * (1.0 + math.cos(math.pi * share))
-
-    top = 0.4 * (STEPS + 1) - 1
-    if step <= top:
-        return between(1 / 25, 1.0, step / top)
-    return between(1.0, 1 / 25 / 1e4, (step - top) / (STEPS - top))
+    optimizer = torch.optim.SGD([torch.zeros(1)], 1.0)
+    schedule = one_cycle(optimizer, 1.0)
+    for _ in range(step):
+        optimizer.step()
+        schedule.step()
+    return schedule.get_last_lr()[0]
 
 
 def momentum(step):

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from refusals import refused
-from small import ARGUMENTS, EXAMPLES, Data, Model
+from small import ARGUMENTS, EXAMPLES, Data, Model, step_by_hand
 
 import bstune
 from bstune.__main__ import main
@@ -49,21 +49,12 @@ class Counts(Model):
 
 
 class Manual(Counts):
-    optimizers_count = 1
-
     def __init__(self, lr=0.1):
         super().__init__(lr)
         self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        optimizers = self.optimizers()
-        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        self.manual_backward(loss)
-        for optimizer in optimizers:
-            optimizer.step()
+        step_by_hand(self, super().training_step(batch, batch_idx))
 
     def configure_optimizers(self):
         return [torch.optim.SGD([weight], self.lr) for weight in self.linear.parameters()]

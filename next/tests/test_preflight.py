@@ -380,7 +380,6 @@ def test_preflight(module, batch_size, resumes, seeds_differ, lines):
         (OneSize, Data(), {"validation_batch_size": "trial"}),
         (lambda: NoRate(), Data(), {"override_lr": True}),
         (Model, streams, {}),
-        (FromDict, OfDict(), {}),
     ],
 )
 def test_projects_of_every_kind_resume(module, data, options):

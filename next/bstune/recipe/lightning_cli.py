@@ -34,7 +34,7 @@ OF_FIT = ("ckpt_path", "weights_only")
 # Trials have seeds of their own, and log nowhere.
 OURS = ("--seed_everything=false", "--trainer.logger=false")
 # Sections whose numbers a trial may set.
-SECTIONS = ("model", "data", "optimizer")
+SECTIONS = ("model", "data", "optimizer", "lr_scheduler")
 # Lightning's names of a device and of precisions, and the options' own.
 NAMES = {"gpu": "cuda", "32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 
