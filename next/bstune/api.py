@@ -113,15 +113,19 @@ class Result(StudyResult):
         asked = {key: it for key, it in given.items() if it is not None}
         return ask_again(self.folder, asked).of_project(self._recipe)
 
-    def train(self) -> "tuple[LightningModule, Trainer]":
+    def train(self, **trainer: Any) -> "tuple[LightningModule, Trainer]":
         """Train the best in this process, as its trials were: the same batches, rate and schedule.
 
         It makes exactly ``train_steps`` of :attr:`best` or, where there are none, as many optimizer
         steps as its runs took in the median, rounded up. The Trainer has its own logger,
-        call-backs, progress bar and evaluations, but no EarlyStopping, and writes to ``best`` in
-        the study's folder unless it has a ``default_root_dir``. What the study shared among
+        call-backs, progress bar and evaluations, but for call-backs that choose length, batch size
+        or rate, such as EarlyStopping, and writes to ``best`` in the study's folder unless it has a
+        ``default_root_dir``. What the study shared among
         devices is trained on one. Then ``test_step``, where there is one, sees the data's
         ``test_dataloader`` once: its metrics are in ``trainer.callback_metrics``.
+
+        Args:
+            trainer: arguments of the Trainer in place of the study's, such as ``logger``.
 
         Returns:
             The trained module and its Trainer.
@@ -147,7 +151,7 @@ class Result(StudyResult):
         # It imports torch.
         from bstune.trial.own_training import train_best
 
-        return train_best(recipe, trial, steps, self.folder / "best")
+        return train_best(recipe, trial, steps, self.folder / "best", trainer)
 
     def of_project(self, recipe: Recipe | None) -> "Result":
         """Keep what trains its best."""

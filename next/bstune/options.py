@@ -240,8 +240,8 @@ class Options(Section):
     """The schedule ends with its trial, so that its length is chosen."""
     override_lr: Flag
     """Put the trial's rate into the optimizer's groups, for a project whose rate is a literal."""
-    validation_batch_size: Count | Literal["trial"] | None
-    """Batch size of validation in all trials; trial: each one's own; null: the data's."""
+    validation_batch_size: Literal["trial"] | None
+    """Batch size of validation; trial: each trial's own; null: the data's."""
     trial_seconds: Positive | None
     """Seconds after which a trial that says nothing is ended; null: no limit."""
     noise_scale: Flag

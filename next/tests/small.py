@@ -5,7 +5,7 @@ import time
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 EXAMPLES = 256
 
@@ -17,6 +17,18 @@ def examples(seed):
     plain = torch.randn(EXAMPLES, 10, generator=generator)
     noise = 0.1 * torch.randn(EXAMPLES, generator=generator)
     return TensorDataset(scales * plain, 0.3 * plain.sum(dim=1) + noise)
+
+
+class Batches(IterableDataset):
+    """A stream of batches of its own, each pass in another order; the last one may be smaller."""
+
+    def __init__(self, dataset, batch_size):
+        self.examples = dataset
+        self.batch_size = batch_size
+
+    def __iter__(self):
+        for rows in torch.randperm(len(self.examples)).split(self.batch_size):
+            yield self.examples[rows]
 
 
 class Data(LightningDataModule):
@@ -55,6 +67,17 @@ class Model(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def step_by_hand(module, loss):
+    """A step of manual optimization, by each of a module's optimizers."""
+    optimizers = module.optimizers()
+    optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    module.manual_backward(loss)
+    for optimizer in optimizers:
+        optimizer.step()
 
 
 class Raises(Model):

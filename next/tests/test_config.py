@@ -80,25 +80,13 @@ def test_workloads_that_ship(workload):
     assert options.baseline.pair
 
 
-def test_a_workload_of_ones_own(folder):
-    found = composed(folder)
-    assert found.options.workload == found.options.study == "own"
-    assert found.options.trials == 7
-    assert found.options.target == Target("val/loss", 0.5, "min")
-    assert found.options.output == "outputs/own"
-    assert found.parts["module"] == {"_target_": "my.Net", "lr": "${trial.lr}", "widths": [8, 8]}
-    assert found.recipe.device == "auto"
-    assert not found.show
-
-
 @pytest.mark.parametrize(
     ("argument", "name", "value"),
     [
-        ("trials=3", "trials", 3),
         ("target=val/error <= 0.2", "target", Target("val/error", 0.2, "min")),
         ("target='acc >= 0.9'", "target", Target("acc", 0.9, "max")),
         ("baseline.lr=1e-2", "baseline.lr", 0.01),
-        ("threads=null", "threads", None),
+        ("threads=null", "output", "outputs/own"),
         ("storage=p://me:pw@host:5432/db?ssl=on", "storage", "p://me:pw@host:5432/db?ssl=on"),
         ("output=~/it's", "output", "~/it's"),
         ("study=a b", "study", "a b"),
@@ -113,14 +101,9 @@ def test_overrides(folder, argument, name, value):
     assert option(composed(folder, argument), name) == value
 
 
-@pytest.mark.parametrize("spelling", ["workload=own", "+workload=own", "++workload=own"])
-def test_spellings_of_the_workload(folder, spelling):
-    arguments = ["-cd", str(folder), "trials=3", spelling]
-    assert compose(arguments).options.study == "own"
-
-
-def test_a_workload_on_a_base(folder):
-    options = composed(folder, workload="based").options
+@pytest.mark.parametrize("spelling", ["workload=based", "+workload=based", "++workload=based"])
+def test_a_workload_on_a_base(folder, spelling):
+    options = compose(["-cd", str(folder), spelling]).options
     assert (options.study, options.seed, options.trials) == ("based", 3, 7)
 
 
@@ -150,8 +133,6 @@ OF_TABLE = {
 @pytest.mark.parametrize(
     ("argument", "changes"),
     [
-        ("seed=0", {}),
-        ("batch_size.low=32", {"batch_size.low": 32}),
         ("study=a", {"study": "a"}),
         ("baseline.lr=0.1", {"baseline.lr": 0.1}),
         ("budget.steps=50", {"budget.steps": 50, "budget.examples": 1}),

@@ -4,16 +4,23 @@ import functools
 import math
 import re
 
-import lightning.pytorch
 import pytest
 import pytorch_lightning
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    Timer,
+)
 from lightning.pytorch.plugins import MixedPrecision
+from small import Batches, step_by_hand
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from bstune.core.errors import InputError
 from bstune.core.evaluation_schedule import next_evaluation
@@ -28,6 +35,9 @@ X = torch.randn(200, 10, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
 TRAIN = TensorDataset(X, Y)
 NEVER = Target("val/loss", 0.0, "min")
+QUIET = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
 
 
 def train_loader():
@@ -145,20 +155,22 @@ def test_a_trial_trains_as_a_plain_trainer_does():
         max_steps=90,
         max_epochs=12,
         limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **QUIET,
     ).fit(plain, loader, validation_loader())
     for name, tensor in plain.state_dict().items():
         assert torch.equal(tensor, module.state_dict()[name])
 
 
-def test_evaluations_come_where_the_rule_says():
-    record, _ = run(Trial(spec(max_steps=400), NEVER, total_steps=400))
+@pytest.mark.parametrize(
+    ("first", "limit", "examples"), [(None, 0, 200), (5, 1.0, 200), (None, 1, 50), (None, 0.5, 100)]
+)
+def test_evaluations_come_where_the_rule_says(first, limit, examples):
+    asked = spec(max_steps=400, first_evaluation=first)
+    arguments = {"limit_val_batches": limit}
+    record, _ = run(Trial(asked, NEVER, total_steps=400), trainer=lambda trial: arguments)
     expected = []
     while not expected or expected[-1][0] < 400:
-        due = min(400, next_evaluation(expected, NEVER, 20, 200))
+        due = min(400, next_evaluation(expected, NEVER, 20, examples, first=first))
         expected.append((due, dict(record.history)[due]))
     assert record.history == tuple(expected)
     assert record.seconds_per_step > 0.0
@@ -206,26 +218,6 @@ def test_a_data_module_keeps_its_hooks_and_its_validation():
     assert set(module.validated) == {64, 200 - 3 * 64}
 
 
-def test_an_evaluation_costs_the_examples_that_it_takes():
-    def first_evaluation(limit):
-        record, _ = run(
-            Trial(spec(max_steps=400), NEVER, total_steps=400),
-            trainer=lambda trial: {"limit_val_batches": limit},
-        )
-        return record.history[0][0]
-
-    assert first_evaluation(1) == next_evaluation([], NEVER, 20, 50)
-    assert first_evaluation(0.5) == next_evaluation([], NEVER, 20, 100)
-
-
-def test_the_first_evaluation_comes_by_the_step_that_is_asked_for():
-    asked = spec(max_steps=400, first_evaluation=5)
-    record, _ = run(Trial(asked, NEVER, total_steps=400))
-    (first, value), (second, _) = record.history[:2]
-    assert first == 5
-    assert second == next_evaluation([(first, value)], NEVER, 20, 200, first=5)
-
-
 @pytest.mark.parametrize(("batch", "status"), [(0, "refused"), (3, "failed")])
 def test_a_size_is_refused_only_before_the_first_step(batch, status):
     class Raises(Module):
@@ -263,17 +255,23 @@ def test_the_users_arguments_stay_but_for_what_stops_prints_and_writes(tmp_path)
             seen,
             EarlyStopping("val/loss", patience=0, min_delta=9.0, check_on_train_epoch_end=False),
             ModelCheckpoint(tmp_path / "best"),
+            Timer("00:00:00:00"),
+            LearningRateFinder(),
+            BatchSizeFinder(),
+            GradientAccumulationScheduler({2: 4}),
         ],
         "gradient_clip_val": 0.5,
         "max_epochs": 1,
         "min_epochs": 99,
+        "fast_dev_run": True,
+        "barebones": True,
         "accumulate_grad_batches": 4,
         "default_root_dir": tmp_path,
     }
     record, module = run(
         Trial(spec(max_steps=50), NEVER, total_steps=60), trainer=lambda trial: arguments
     )
-    assert (record.steps, seen.batches) == (50, 50)
+    assert (record.steps, seen.batches, module.lr) == (50, 50, 0.05)
     assert module.trainer.gradient_clip_val == 0.5
     assert list(tmp_path.iterdir()) == []
 
@@ -284,12 +282,6 @@ class Smooth(Module):
     def __init__(self, trial):
         super().__init__(trial)
         self.net = torch.nn.Linear(10, 2)
-
-
-class Manual(Smooth):
-    def __init__(self, trial):
-        super().__init__(trial)
-        self.automatic_optimization = False
 
 
 @pytest.mark.parametrize("micro_batch_size", [5, 8, 20])
@@ -366,37 +358,23 @@ class ManualOf(Smooth):
         loss = self.loss(batch if len(batch) == 2 else batch["a"])
         if self.automatic_optimization:
             return loss
-        optimizers = self.optimizers() if self.count > 1 else [self.optimizers()]
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        self.manual_backward(loss)
-        for optimizer in optimizers:
-            optimizer.step()
-        return None
+        return step_by_hand(self, loss)
 
     def configure_optimizers(self):
         whole = super().configure_optimizers()
-        parts = [self.net.weight], [self.net.bias]
         if self.count < 2:
             return whole
-        return [torch.optim.SGD(part, self.lr) for part in parts]
+        return [torch.optim.SGD([one], self.lr) for one in (self.net.weight, self.net.bias)]
 
 
-class Stream(IterableDataset):
-    """Batches of its own, the last of which is smaller."""
-
-    def __init__(self, batch_size):
-        self.batch_size = batch_size
-
-    def __iter__(self):
-        rows = torch.randperm(190)
-        return iter([(X[some], Y[some]) for some in rows.split(self.batch_size)])
-
-
+STREAMED = TensorDataset(X[:190], Y[:190])
 KINDS = {
     "length": lambda size: (train_loader(), validation_loader()),
-    "stream": lambda size: (DataLoader(Stream(size), batch_size=None), validation_loader()),
-    "stream to validate on": lambda size: (train_loader(), DataLoader(Stream(50), None)),
+    "stream": lambda size: (
+        DataLoader(Batches(STREAMED, size), None),
+        validation_loader(),
+    ),
+    "stream to validate on": lambda size: (train_loader(), DataLoader(Batches(STREAMED, 50), None)),
     "several": lambda size: (
         {"a": train_loader(), "b": train_loader(), "c": train_loader()},
         2 * [validation_loader()],
@@ -468,21 +446,18 @@ def test_a_rate_that_is_put_into_the_groups_is_as_one_that_was_written_there(sch
 
 
 def test_manual_optimization_does_not_accumulate():
-    with pytest.raises(InputError, match="Manual"):
-        train(recipe_of(Manual, [], micro_batch_size=8), Trial(spec(), NEVER, total_steps=60))
+    with pytest.raises(InputError, match="ManualOf"):
+        train(recipe_of(ManualOf, [], micro_batch_size=8), Trial(spec(), NEVER, total_steps=60))
 
 
 def test_the_call_back_serves_a_trainer_of_ones_own():
     trial = Trial(spec(max_steps=7), NEVER, total_steps=60)
-    trainer = lightning.pytorch.Trainer(
+    trainer = Trainer(
         accelerator="cpu",
         max_epochs=99,
         accumulate_grad_batches=2,
         callbacks=[StopAtTarget(trial)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **QUIET,
         num_sanity_val_steps=2,
     )
     trainer.fit(Module(trial), DataLoader(TRAIN, 10, shuffle=True), validation_loader())
@@ -490,7 +465,7 @@ def test_the_call_back_serves_a_trainer_of_ones_own():
     assert (record.status, record.steps, trainer.global_step) == ("pruned", 7, 7)
 
 
-class OwnSGD(torch.optim.SGD):
+class Own(torch.optim.SGD):
     pass
 
 
@@ -504,11 +479,7 @@ class PlainSgdLike(torch.optim.Optimizer):
 @pytest.mark.parametrize(
     ("kinds", "rule"),
     [
-        ([torch.optim.SGD], "linear"),
-        ([OwnSGD], "linear"),
-        ([PlainSgdLike], "linear"),
-        ([torch.optim.RMSprop], "sqrt"),
-        ([torch.optim.SGD, torch.optim.SGD], "linear"),
+        ([Own, PlainSgdLike], "linear"),
         ([torch.optim.SGD, torch.optim.Adam], "sqrt"),
         ([], "sqrt"),
     ],

@@ -73,6 +73,16 @@ KINDS = {
         {"config": MODEL + DATA + f"trainer: {{max_epochs: 2}}\noptimizer: {{{ADAM}}}\n"},
         ["lr_key=optimizer.init_args.lr"],
     ),
+    "a rate of the schedule": (
+        {
+            "config": "model: cli_project.WithoutRate\ntrainer: {max_steps: 50}\n"
+            + DATA
+            + f"optimizer: {{{ADAM}}}\n"
+            "lr_scheduler: {class_path: torch.optim.lr_scheduler.OneCycleLR, "
+            "init_args: {max_lr: 0.04, total_steps: 51}}\n"
+        },
+        ["lr_key=max_lr"],
+    ),
 }
 # Batch size, rate, epochs and steps that each tells.
 TOLD = {
@@ -84,6 +94,7 @@ TOLD = {
     "a script's classes, links and defaults": (12, 0.02, 5, None),
     "a script's, of the other package": (12, 0.02, 5, None),
     "two rates": (12, 0.003, 2, None),
+    "a rate of the schedule": (12, 0.04, None, 50),
 }
 
 

@@ -73,7 +73,7 @@ OPTIONS = {
     "schedule": CHOICE,
     "schedule_ends": FLAG,
     "override_lr": FLAG,
-    "validation_batch_size": COUNT_OR_NULL,
+    "validation_batch_size": ([None, "trial"], ["all", 8]),
     "trial_seconds": POSITIVE_OR_NULL,
     "noise_scale": FLAG,
     "device": (["auto", "cpu", "cuda"], ["tpu", 0, None]),

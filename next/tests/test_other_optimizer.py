@@ -51,12 +51,14 @@ class Halves(Slope):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+def one_cycle(optimizer, rates):
+    return OneCycleLR(optimizer, rates, total_steps=STEPS + 1, cycle_momentum=False, pct_start=0.4)
+
+
 class Cycle(Slope):
     def configure_optimizers(self):
         optimizer = self.optimizer()
-        schedule = OneCycleLR(
-            optimizer, [LR, LR / 10], total_steps=STEPS + 1, cycle_momentum=False, pct_start=0.4
-        )
+        schedule = one_cycle(optimizer, [LR, LR / 10])
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
@@ -86,13 +88,12 @@ def warmed_cosine(step):
 
 
 def cycle(step):
-    def between(start, end, share):
-        return end + (start - end) / 2.0 * (1.0 + math.cos(math.pi * share))
-
-    top = 0.4 * (STEPS + 1) - 1
-    if step <= top:
-        return between(1 / 25, 1.0, step / top)
-    return between(1.0, 1 / 25 / 1e4, (step - top) / (STEPS - top))
+    optimizer = torch.optim.SGD([torch.zeros(1)], 1.0)
+    schedule = one_cycle(optimizer, 1.0)
+    for _ in range(step):
+        optimizer.step()
+        schedule.step()
+    return schedule.get_last_lr()[0]
 
 
 def momentum(step):
@@ -101,10 +102,8 @@ def momentum(step):
 
 # Module, algorithm, schedule -> the factor of the rate, and the algorithm's step for a gradient 1.
 CASES = {
-    "its own": (Halves, None, None, halves, constant),
     "its schedule is kept": (Halves, "adam", None, halves, constant),
-    "its schedule of its own range": (Cycle, None, None, cycle, constant),
-    "which is kept": (Cycle, "adam", None, cycle, constant),
+    "its schedule of its own range is kept": (Cycle, "adam", None, cycle, constant),
     "its optimizer is kept": (Cycle, None, "linear", linear, constant),
     "none of its own": (Slope, "momentum", "constant", constant, momentum),
     "both": (Halves, "momentum", "linear", linear, None),
@@ -142,11 +141,10 @@ def test_weights_move_as_the_formula_says(case):
     assert second == pytest.approx(first / 10, rel=1e-4)
 
 
-@pytest.mark.parametrize(("algorithm", "rule"), [(None, "linear"), ("adamw", "sqrt")])
-def test_the_rule_follows_the_optimizer_and_the_rate_stays(algorithm, rule):
-    options = options_from_python(algorithm=algorithm, device="cpu")
+def test_the_rule_follows_the_optimizer_and_the_rate_stays():
+    options = options_from_python(algorithm="adamw", device="cpu")
     found = look_up(recipe_of_project(Slope, (LOADER, LOADER), options))
-    assert (found.rule, found.lr) == (rule, LR)
+    assert (found.rule, found.lr) == ("sqrt", LR)
 
 
 @pytest.mark.parametrize("given", [{"algorithm": "sgd"}, {"schedule": "constant"}])
@@ -156,17 +154,12 @@ def test_several_optimizers_are_kept(given):
         look_up(recipe_of_project(TwoOptimizers, (LOADER, LOADER), options))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "algorithm"),
-    [
-        (["algorithm=nesterov"], {"momentum": 0.9, "nesterov": True}),
-        (["algorithm=momentum", "algorithm.momentum=0.5"], {"momentum": 0.5}),
-        (["algorithm=null"], None),
-    ],
-)
-def test_what_a_command_line_names(arguments, algorithm):
-    found = compose(["+workload=digits", *arguments]).options.algorithm
-    assert found is None if algorithm is None else algorithm.items() <= found.items()
+def test_what_a_command_line_names():
+    def algorithm(*arguments):
+        return compose(["+workload=digits", *arguments]).options.algorithm
+
+    assert algorithm("algorithm=nesterov", "algorithm.momentum=0.5")["momentum"] == 0.5
+    assert algorithm("algorithm=null") is None
 
 
 def test_an_algorithms_arguments_are_tuned():

@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from refusals import refused
-from small import ARGUMENTS, EXAMPLES, Data, Model
+from small import ARGUMENTS, EXAMPLES, Data, Model, step_by_hand
 
 import bstune
 from bstune.__main__ import main
@@ -48,21 +49,12 @@ class Counts(Model):
 
 
 class Manual(Counts):
-    optimizers_count = 1
-
     def __init__(self, lr=0.1):
         super().__init__(lr)
         self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        optimizers = self.optimizers()
-        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        self.manual_backward(loss)
-        for optimizer in optimizers:
-            optimizer.step()
+        step_by_hand(self, super().training_step(batch, batch_idx))
 
     def configure_optimizers(self):
         return [torch.optim.SGD([weight], self.lr) for weight in self.linear.parameters()]
@@ -101,7 +93,7 @@ def test_exactly_the_steps_are_trained(tmp_path, kind, length):
         "enable_checkpointing": False,
     }
     recipe = recipe_of_project(module, WithTest(), options, arguments)
-    trained, trainer = train_best(recipe, settings_of(20, 0.01, total), steps, tmp_path)
+    trained, trainer = train_best(recipe, settings_of(20, 0.01, total), steps, tmp_path, {})
     sizes = [20] if micro_batch_size is None else [8, 8, 4]
     assert Counts.calls == sizes * steps
     assert Counts.tested == [EXAMPLES]
@@ -116,7 +108,7 @@ def test_exactly_the_steps_are_trained(tmp_path, kind, length):
 
 
 def test_a_studys_best_is_trained_with_the_users_callbacks(tmp_path):
-    checkpoint = ModelCheckpoint(monitor="val/loss")
+    checkpoint, logger = ModelCheckpoint(monitor="val/loss"), CSVLogger(tmp_path / "logs")
     places = {"output": str(tmp_path / "out"), "storage": f"sqlite:///{tmp_path}/study.db"}
     result = bstune.tune(
         Counts,
@@ -124,17 +116,18 @@ def test_a_studys_best_is_trained_with_the_users_callbacks(tmp_path):
         **ARGUMENTS | places,
         workers=0,
         mlflow={"uri": None},
-        trainer={**QUIET, "callbacks": checkpoint, "val_check_interval": 64},
+        trainer={**QUIET, "val_check_interval": 64},
     )
     if result.verdict == "switch":
         assert result.train_command == "result.train()"
     for one in (result, result.at("val/loss <= 0.2")):
         Counts.calls.clear()
-        module, trainer = one.train()
+        module, trainer = one.train(callbacks=checkpoint, logger=logger)
         assert Counts.calls == [one.best.batch_size] * math.ceil(one.best.steps)
         assert module.lr == one.best.lr
         assert trainer.max_steps == one.best.train_steps or 20_000 // one.best.batch_size
-    assert str(tmp_path / "out" / "best") in checkpoint.best_model_path
+    assert trainer.logger is logger
+    assert str(tmp_path / "logs") in checkpoint.best_model_path
     with refused("bstune.tune"):
         bstune.load(tmp_path / "out").train()
 

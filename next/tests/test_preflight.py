@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
-from small import EXAMPLES, Data, Model, examples
+from small import Batches, Data, Model, examples
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader
 
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
@@ -95,24 +95,8 @@ class OneSize(Model):
         return super().loss(batch)
 
 
-def in_batches(batch_size):
-    """Data that follow the trial."""
-    return DataLoader(examples(0), batch_size, shuffle=True), DataLoader(examples(1), batch_size)
-
-
-class Stream(IterableDataset):
-    def __init__(self, batch_size):
-        self.batch_size = batch_size
-
-    def __iter__(self):
-        order = torch.randperm(EXAMPLES)
-        for rows in order.split(self.batch_size):
-            yield examples(0)[rows]
-
-
 def streams(batch_size=24):
-    train = DataLoader(Stream(batch_size), batch_size=None)
-    return train, DataLoader(Stream(16), batch_size=None)
+    return [DataLoader(Batches(examples(0), size), batch_size=None) for size in (batch_size, 16)]
 
 
 class OfDict(Data):
@@ -140,6 +124,10 @@ class Literal(Model):
         return torch.optim.Adam(self.parameters(), lr=0.03)
 
 
+class Unvalidated(Model):
+    validation_step = LightningModule.validation_step
+
+
 class Scores(Model):
     def validation_step(self, batch, batch_idx):
         self.log_dict({"val/loss": self.loss(batch), "score": -self.loss(batch)})
@@ -149,8 +137,6 @@ class Scores(Model):
     ("arguments", "expected"),
     [
         ((), {"batch_size": 16, "lr": 0.1, "examples": 256, "rule": "linear", "epochs": None}),
-        ((Model, {"max_epochs": 3}), {"epochs": 3, "steps": None}),
-        ((Model, {"max_epochs": 3, "max_steps": 70}), {"epochs": 3, "steps": 70}),
         ((Model, {"accumulate_grad_batches": 4}), {"batch_size": 64}),
         ((Model, None, Eights), {"batch_size": 16}),
         ((Model, None, RaisingEights), {"batch_size": 16}),
@@ -164,7 +150,6 @@ class Scores(Model):
         ((Literal,), {"lr": 0.03, "rule": "sqrt"}),
         ((Model, None, streams), {"batch_size": 24, "examples": None}),
         ((Model, None, lambda batch_size: streams(batch_size)), {"batch_size": None}),
-        ((Model, {"max_epochs": 3}, streams), {"epochs": 3}),
         ((FromDict, None, OfDict), {"batch_size": 16, "examples": 256}),
         ((Model,), {"metrics": ("val/loss",), "metric": "val/loss", "mode": "min"}),
         ((Scores,), {"metrics": ("score", "val/loss"), "metric": "val/loss"}),
@@ -183,10 +168,8 @@ def test_look_up(arguments, expected):
     "arguments",
     [
         {"max_epochs": 5},
-        {"max_epochs": 3, "max_steps": 70},
         {"max_epochs": 5, "max_steps": 70, "min_epochs": 9},
         {"max_epochs": -1, "max_steps": 70},
-        {"max_epochs": 5, "limit_train_batches": 10},
         {"max_epochs": 5, "limit_train_batches": 99},
         {"max_epochs": 5, "limit_train_batches": 0.7},
         {"max_epochs": 5, "limit_train_batches": 1},
@@ -282,6 +265,14 @@ def test_what_a_project_tells_where_options_change_it():
     data = DataLoader(examples(0), 32), DataLoader(examples(1), 64)
     of_size = recipe(OneSize, data=data, validation_batch_size="trial")
     assert look_up(of_size).batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("module", "data"), [(Unvalidated, Data()), (Model, (Data().train_dataloader(), None))]
+)
+def test_without_validation_a_project_needs_both(module, data):
+    with pytest.raises(InputError, match=rf"{module.__name__} .*validation_step.*val_dataloader"):
+        look_up(recipe(module, data=data))
 
 
 @pytest.mark.parametrize(
@@ -386,11 +377,9 @@ def test_preflight(module, batch_size, resumes, seeds_differ, lines):
 @pytest.mark.parametrize(
     ("module", "data", "options"),
     [
-        (OneSize, in_batches, {}),
         (OneSize, Data(), {"validation_batch_size": "trial"}),
         (lambda: NoRate(), Data(), {"override_lr": True}),
         (Model, streams, {}),
-        (FromDict, OfDict(), {}),
     ],
 )
 def test_projects_of_every_kind_resume(module, data, options):

@@ -64,12 +64,6 @@ def test_nodes(key, node, built):
     assert cloudpickle.loads(pickled)(TRIAL) == built
 
 
-def test_a_node_is_built_anew_for_each_trial():
-    recipe = recipe_of(PARTS, OPTIONS)
-    recipe.module(TRIAL)["lr"] = 3.0
-    assert recipe.module(TRIAL) == {"lr": 0.25, "on": "cpu"}
-
-
 def test_device_is_chosen_where_it_is_built():
     recipe = recipe_of({**PARTS, "device": "auto"}, OPTIONS)
     assert recipe.module(TRIAL)["on"] == ("cuda" if torch.cuda.is_available() else "cpu")
@@ -108,10 +102,9 @@ def test_targets_that_cannot_be_built(node, error, words):
 
 
 class Net(LightningModule):
-    def __init__(self, lr=0.1, total_steps=0, width=2):
+    def __init__(self, lr=0.1, width=2):
         super().__init__()
         self.lr = lr
-        self.total_steps = total_steps
         self.layer = torch.nn.Linear(width, width)
 
 
@@ -127,11 +120,6 @@ class Wide(Net):
 
 class Literal(LightningModule):
     def __init__(self, width=3):
-        super().__init__()
-
-
-class Unrated(LightningModule):
-    def __init__(self, width):
         super().__init__()
 
 
@@ -154,17 +142,13 @@ def of(module=Net, data=Data, **further):
         partial(Wide, 3),
         lambda lr: Net(lr),
         lambda trial: Wide(3, trial.lr),
-        lambda lr, batch_size: Net(lr if batch_size == 8 else 0.0),
+        lambda lr, batch_size, total_steps: Net(lr if (batch_size, total_steps) == (8, 100) else 0),
     ],
 )
 def test_modules(module):
     first, second = of(module).module(TRIAL), of(module).module(TRIAL)
     assert first.lr == second.lr == 0.25
     assert first is not second
-
-
-def test_a_module_gets_the_trials_other_values():
-    assert of().module(TRIAL).total_steps == 100
 
 
 LOADERS = (["train"], ["validation"])
@@ -190,21 +174,12 @@ def test_loaders(data):
     assert of(data=data).data(TRIAL) == LOADERS
 
 
-def test_trainer_and_machine():
-    changed = OPTIONS.model_copy(update={"threads": 1, "precision": "bf16-mixed"})
-    recipe = of(options=changed, trainer={"callbacks": [Fraction(1)]})
-    assert recipe.trainer(TRIAL) == {"callbacks": [Fraction(1)]}
-    assert (recipe.device, recipe.precision, recipe.threads) == ("cpu", "bf16-mixed", 1)
-    assert of().trainer(TRIAL) == {}
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"module": Net()}, "module, Net(lr=trial.lr)"),
         ({"module": Literal}, "module=Literal, lr, override_lr=True"),
         ({"module": Wide}, "module=Wide, width"),
-        ({"module": Unrated}, "module=Unrated, width"),
         ({"module": lambda: Net(0.1)}, "module, override_lr=True"),
         ({"module": 3}, "module, 3"),
         ({"data": 3}, "data, 3"),

@@ -19,16 +19,22 @@ from typing import Any
 from bstune.core.errors import InputError
 from bstune.options import Options
 from bstune.recipe.hydra import of_options
-from bstune.recipe.recipe import OF_TRAINER, RATES, Recipe, TrialSettings, value_of_today
+from bstune.recipe.recipe import (
+    OF_TRAINER,
+    PACKAGES,
+    RATES,
+    Recipe,
+    TrialSettings,
+    value_of_today,
+)
 from bstune.system.files import read_yaml
 
-PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 # What a file that LightningCLI saved has beside its sections.
 OF_FIT = ("ckpt_path", "weights_only")
 # Trials have seeds of their own, and log nowhere.
 OURS = ("--seed_everything=false", "--trainer.logger=false")
 # Sections whose numbers a trial may set.
-SECTIONS = ("model", "data", "optimizer")
+SECTIONS = ("model", "data", "optimizer", "lr_scheduler")
 # Lightning's names of a device and of precisions, and the options' own.
 NAMES = {"gpu": "cuda", "32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
 
+# Both are Lightning.
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 # Names of the argument of a module that is the learning rate.
 RATES = ("lr", "learning_rate")
 # Arguments of the Trainer that are options here.
@@ -120,8 +122,8 @@ class Recipe:
         devices: that share each batch equally.
         noise_scale: measure the gradient noise scale as well.
         override_lr: put the trial's rate into the optimizers' groups.
-        validation_batch_size: examples of a validation batch; ``trial``: the trial's batch size,
-            and no other; None: the loader's own.
+        validation_batch_size: of each validation batch; ``trial``: the trial's; None: the loader's
+            own.
         own_values: gives the further values that are used today, by name; None: it does not tell.
             The rate, where it is told so, is ``lr``. InputError for one that nothing takes.
         algorithm: builds what makes an optimizer of parameter groups, in place of the module's own;
@@ -140,7 +142,7 @@ class Recipe:
     devices: int = 1
     noise_scale: bool = False
     override_lr: bool = False
-    validation_batch_size: int | Literal["trial"] | None = None
+    validation_batch_size: Literal["trial"] | None = None
     data_follows: bool = False
     own_values: "Callable[[], dict[str, int | float | None]]" = dict
     algorithm: Callable[[TrialSettings], Any] = none

@@ -11,7 +11,7 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -485,20 +485,17 @@ def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
     return {name: getattr(loader, name) for name in KEPT}
 
 
-def validation_in(loaders: Any, wanted: int | Literal["trial"], batch_size: int) -> Any:
-    """Make validation loaders of the same data in batches of another size.
+def validation_in(loaders: Any, batch_size: int) -> Any:
+    """Make validation loaders of the same data in batches of exactly another size.
 
     Args:
         loaders: the user's, one or a nesting of several.
-        wanted: examples of a batch; ``trial``: the trial's, and no smaller ones.
         batch_size: of the trial.
 
     Raises:
         InputError: a loader's batches cannot be replaced.
         BatchSizeRefused: no batch has so many examples.
     """
-    exactly = wanted == "trial"
-    size = batch_size if wanted == "trial" else wanted
 
     def remade(loader: Any) -> DataLoader[Any]:
         if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
@@ -507,12 +504,14 @@ def validation_in(loaders: Any, wanted: int | Literal["trial"], batch_size: int)
                 f"{_kind(loader)}: leave it out"
             )
         sampler: Any = None if isinstance(loader.dataset, IterableDataset) else loader.sampler
-        if exactly and sampler is not None and size > len(sampler):
+        if sampler is not None and batch_size > len(sampler):
             raise BatchSizeRefused(
                 f"validation_batch_size=trial: the validation data have {len(sampler)} examples, "
-                f"no batch of {size}"
+                f"no batch of {batch_size}"
             )
-        return DataLoader(loader.dataset, size, sampler=sampler, drop_last=exactly, **_kept(loader))
+        return DataLoader(
+            loader.dataset, batch_size, sampler=sampler, drop_last=True, **_kept(loader)
+        )
 
     return tree_map(remade, loaders)
 

@@ -4,8 +4,8 @@ import functools
 import itertools
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from bstune.core.clock import WARMUP_STEPS, TrainingClock
 from bstune.core.errors import InputError
 from bstune.core.evaluation_schedule import next_evaluation
-from bstune.recipe.recipe import Recipe, TrialSettings
+from bstune.recipe.recipe import PACKAGES, Recipe, TrialSettings
 from bstune.search.sampler import FrontierSampler
 from bstune.trial.batches import (
     AnyLoader,
@@ -32,7 +32,7 @@ from bstune.trial.batches import (
 from bstune.trial.noise_beside import NoiseBesideTraining
 from bstune.trial.other_optimizer import OtherOptimizer
 from bstune.trial.own_study import TrialOfStudy
-from bstune.trial.trainer import EpochLimit, RateOverride, make_trainer, quiet
+from bstune.trial.trainer import EpochLimit, RateOverride, make_trainer
 from bstune.trial.trial import Trial, as_printed
 from bstune.trial.worker import listen
 
@@ -89,7 +89,11 @@ def fit(
         InputError: the data's loader cannot be used.
         Exception: whatever the user's code raises.
     """
-    with nullcontext() if own_training else quiet():
+    with warnings.catch_warnings():
+        if not own_training:
+            # Lightning's advice, such as on the number of a loader's workers.
+            for package in PACKAGES:
+                warnings.filterwarnings("ignore", module=package.partition(".")[0])
         return _fit(recipe, trial, callbacks, resume_from, own_training)
 
 
@@ -120,11 +124,11 @@ def _fit(
         own = trial.batch_size, trial.seed, parts, limit
         return rebatch(users_loader(), *own, follows=recipe.data_follows, first=trial.first_step)
 
-    wanted = recipe.validation_batch_size
+    keeps_size = recipe.validation_batch_size is None
 
     def validation_loaders() -> Any:
         given = users_validation()
-        return given if wanted is None else validation_in(given, wanted, trial.batch_size)
+        return given if keeps_size else validation_in(given, trial.batch_size)
 
     first: list[Callback] = [EpochLimit(train_loader, trial.total_steps)]
     sizes = [part.stop - part.start for part in parts]
@@ -147,7 +151,7 @@ def _fit(
     if is_data_module:
         # The data module stays the user's, with all its hooks, but for its training loader.
         data.train_dataloader = train_loader
-        if wanted is not None:
+        if not keeps_size:
             data.val_dataloader = validation_loaders
         try:
             start(datamodule=data)

@@ -24,8 +24,6 @@ from bstune.trial.worker import tell_progress
 
 # The Trainer's arguments that a training's length follows from.
 LENGTHS = ("max_epochs", "max_steps", "limit_train_batches", "overfit_batches")
-# Those that leave it open.
-NO_LIMIT = (None, -1, 0.0)
 # A trial's length where nothing depends on it.
 STEPS = 1000
 # Batch size and rate of a project that cannot be built without; neither is taken for its own.
@@ -89,8 +87,9 @@ def look(recipe: Recipe, trial: TrialSettings, batches: int = 0) -> Looked:
     trainer = fit(copy.deepcopy(recipe), trial, [callback])
     if batches and trainer.val_dataloaders is None:
         raise InputError(
-            "there is no validation data: give the data module a val_dataloader, or give "
-            "data=(train_loader, val_loader)"
+            f"there is no validation: {type(trainer.lightning_module).__name__} needs a "
+            f"validation_step that logs the metric, and the data module a val_dataloader, or give "
+            f"data=(train_loader, val_loader)"
         )
     return Looked(trainer, callback.metrics)
 
@@ -195,8 +194,7 @@ def _look_up(
         sources["batch_size"] += f", times the Trainer's accumulate_grad_batches={accumulated}"
     epochs = _positive(arguments.get("max_epochs"))
     steps = _positive(arguments.get("max_steps"))
-    lengths = {name: arguments[name] for name in LENGTHS if arguments.get(name) not in NO_LIMIT}
-    given = " and ".join(f"{name}={value}" for name, value in lengths.items())
+    given = " and ".join(f"{name}={arguments[name]}" for name in LENGTHS if arguments.get(name))
     sources["steps"] = f"the Trainer's {given}"
     epoch = loader_of(trainer).epoch
     metrics = tuple(sorted(looked.metrics))

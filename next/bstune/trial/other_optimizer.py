@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from bstune.core.errors import InputError
-from bstune.trial.trainer import package_of
+from bstune.trial.trainer import base_rates, package_of
 
 
 class OtherOptimizer(Callback):
@@ -44,7 +44,7 @@ class OtherOptimizer(Callback):
             )
         own = new = optimizers[0]
         configs = trainer.strategy.lr_scheduler_configs
-        rates = [_rate(group) for group in own.param_groups]
+        rates = base_rates(own)
         if self._algorithm is not None:
             groups = [group["params"] for group in own.param_groups]
             pairs = zip(groups, rates, strict=True)
@@ -60,11 +60,6 @@ class OtherOptimizer(Callback):
             _take_over(own, new)
             for config in configs:
                 _bind(config.scheduler, new)
-
-
-def _rate(group: dict[str, Any]) -> float:
-    """The rate of a group before its schedule; that of OneCycleLR and CyclicLR is the highest."""
-    return float(group.get("max_lr", group.get("initial_lr", group["lr"])))
 
 
 def _take_over(own: Optimizer, new: Optimizer) -> None:

@@ -1,5 +1,6 @@
 """The best of a study trained in the user's own process, as the user's own Trainer trains."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,8 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from bstune.recipe.recipe import Recipe, TrialSettings
+from bstune.recipe.recipe import PACKAGES, Recipe, TrialSettings
 from bstune.trial.lightning import CountsSteps, fit
-from bstune.trial.trainer import PACKAGES
 
 
 class _StopAtStep(CountsSteps):
@@ -29,7 +29,11 @@ class _StopAtStep(CountsSteps):
 
 
 def train_best(
-    recipe: Recipe, trial: TrialSettings, steps: int, folder: Path
+    recipe: Recipe,
+    trial: TrialSettings,
+    steps: int,
+    folder: Path,
+    arguments: Mapping[str, Any],
 ) -> tuple[LightningModule, Trainer]:
     """Train for exactly so many optimizer steps, and test once what has a test.
 
@@ -38,6 +42,7 @@ def train_best(
         trial: its configuration, its seed and the length of its schedule.
         steps: that are made, at most that length.
         folder: that the Trainer writes to where it has none of its own.
+        arguments: of the Trainer, in place of the recipe's.
 
     Returns:
         The module and the Trainer; ``callback_metrics`` has those of the test, too.
@@ -45,9 +50,8 @@ def train_best(
     Raises:
         Exception: whatever the user's code raises.
     """
-    own = recipe.trainer
-    writes_to = {"default_root_dir": folder}
-    recipe = replace(recipe, trainer=lambda trial: writes_to | own(trial))
+    own = {"default_root_dir": folder, **recipe.trainer(trial), **arguments}
+    recipe = replace(recipe, trainer=lambda trial: own)
     threads = torch.get_num_threads()
     try:
         trainer = fit(recipe, trial, [_StopAtStep(steps)], own_training=True)

@@ -365,8 +365,6 @@ def _resumes(
             return None
         rest = short_trial(last, earlier=half.record(), resume_from=state)
         resumed = _weights(_trained(recipe, rest))
-    if is_late():
-        return None
     trainer = _trained(recipe, short_trial(last))
     if _holds_schedule(trainer):
         return False

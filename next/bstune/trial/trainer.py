@@ -6,7 +6,6 @@ of one does not take modules of the other.
 
 import logging
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -17,6 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from bstune.core.errors import InputError
 from bstune.recipe.recipe import (
     OF_TRAINER,
+    PACKAGES,
     Recipe,
     TrialSettings,
     resolve_device,
@@ -24,12 +24,16 @@ from bstune.recipe.recipe import (
 )
 from bstune.trial.batches import AnyLoader
 
-PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 # Where torch's optimizers and schedules keep rates.
 RATES_OF_GROUP = {"lr", "initial_lr", "max_lr", "min_lr"}
 RATES_OF_SCHEDULE = {"base_lrs", "max_lrs", "_last_lr"}
-# Call-backs that print, that write files, or that stop a training by another rule than the trial's.
-LEFT_OUT = ("EarlyStopping", "ProgressBar", "ModelSummary", "Checkpoint")
+# Call-backs that choose a training's length, its batch size or its rate, which the trial has.
+CHOOSING = (
+    *("EarlyStopping", "Timer"),
+    *("BatchSizeFinder", "GradientAccumulationScheduler", "LearningRateFinder"),
+)
+# Those that print or write files.
+WRITING = ("ProgressBar", "ModelSummary", "Checkpoint")
 # Arguments of the Trainer that let it print and write.
 QUIET = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 
@@ -83,7 +87,6 @@ class RateOverride(Callback):
                 setattr(schedule, name, [factor * rate for rate in getattr(schedule, name)])
             # Those that one after another moves.
             schedules.extend(getattr(schedule, "_schedulers", ()))
-        trainer.callbacks = [one for one in trainer.callbacks if one is not self]
 
 
 def base_rates(optimizer: Any) -> list[float]:
@@ -145,7 +148,7 @@ def make_trainer(
         )
     package = import_module(package_of(module))
     arguments = recipe.trainer(trial)
-    kinds = LEFT_OUT[:1] if own_training else LEFT_OUT
+    kinds = CHOOSING if own_training else CHOOSING + WRITING
     left_out = tuple(getattr(package.callbacks, kind) for kind in kinds)
     users = arguments.get("callbacks") or []
     users = users if isinstance(users, list | tuple) else [users]
@@ -166,6 +169,10 @@ def make_trainer(
         "min_epochs": None,
         "max_time": None,
         "accumulate_grad_batches": count,
+        # What is for a try alone.
+        "fast_dev_run": False,
+        "barebones": False,
+        "limit_val_batches": arguments.get("limit_val_batches") or 1.0,
     }
     if not own_training:
         for name in PACKAGES:
@@ -188,15 +195,6 @@ def make_trainer(
         accumulated = arguments.get("accumulate_grad_batches") or 1
         trainer.limit_train_batches = math.ceil(trainer.limit_train_batches / accumulated)
     return trainer
-
-
-class quiet(warnings.catch_warnings):  # noqa: N801 (it is used as a function)
-    """Leave out Lightning's advice on a training, such as on the number of a loader's workers."""
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        for package in ("lightning", "pytorch_lightning"):
-            warnings.filterwarnings("ignore", module=package)
 
 
 def package_of(module: LightningModule) -> str:
