@@ -19,7 +19,7 @@ from bstune.recipe.found import check_whole, fill_sizes
 from bstune.study.begin import Begun
 from bstune.study.machine import RECORDED, Machine
 from bstune.study.workload import Workload, in_best_file, in_words, python_call
-from bstune.system.files import StudyFolder, claim_folder
+from bstune.system.files import StudyFolder, claim_folder, discard
 from bstune.system.secrets import hide
 from bstune.system.ticker import Ticker, say
 from bstune.trial.trial import Trial
@@ -30,6 +30,16 @@ OF_TRAINING = (
     *("schedule", "override_lr", "validation_batch_size", "trial_seconds", "noise_scale"),
     *("devices", "threads", "survey", "survey_seconds", "memory_limit", "budget.seconds"),
     *("workload", "workers", "trial.batch_size", "trial.lr", "trial.steps"),
+)
+
+# What a loop is told once.
+NO_SECONDS = (
+    "step times include evaluations: trial.report(step, value, seconds=SECONDS) takes the training "
+    "seconds of the run so far"
+)
+WENT_ON = (
+    "the loop trains on after trial.report gave False, which is lost: write `if not "
+    "trial.report(step, value): break`"
 )
 
 
@@ -84,8 +94,8 @@ class Study:
         **options: Any,
     ) -> None:
         given = dict(options, target=target, baseline=baseline, batch_size=batch_size)
-        checked = options_from_python(study=name, **given, budget=budget)
-        self._name = name
+        checked = options_from_python(**{"study": name} | given, budget=budget)
+        self._name = str(checked.study)
         self._options = _complete(checked)
         self._folder = Path(checked.output)
 
@@ -97,7 +107,9 @@ class Study:
             InputError: it has no trial yet.
         """
         if not StudyFolder(self._folder).trials.exists():
-            raise InputError(f"{self._name} has no trial yet: `for trial in study` trains them")
+            raise InputError(
+                f"{self._name} has no finished trial yet: `for trial in study` trains them"
+            )
         return ask_again(self._folder, {})
 
     def __iter__(self) -> Iterator[Trial]:
@@ -117,18 +129,23 @@ class Study:
         claim_folder(StudyFolder(self._folder), self._name, options.storage)
         # A loop prints what it likes while it trains.
         begun = Begun(time.monotonic(), Ticker(), worker=None)
-        is_told = False
+        told = set[str]()
         with closing(studied(options, workload, begun)) as batches:
             for (asked,) in batches:
                 trial = asked.trial()
                 yield trial
+                if trial.save_to is not None and (trial.went_on or trial.status is None):
+                    # What it saved may be of a later step than its last evaluation.
+                    discard(trial.save_to)
                 asked.record = trial.record()
-                if asked.record.history and not (trial.has_seconds or is_told):
-                    is_told = True
-                    say(
-                        "step times include evaluations: trial.report(step, value, "
-                        "seconds=SECONDS) takes the training seconds of the run so far"
-                    )
+                hints = {
+                    NO_SECONDS: trial.history and not trial.has_seconds,
+                    WENT_ON: trial.went_on,
+                }
+                new = {hint for hint, holds in hints.items() if holds} - told
+                told |= new
+                for hint in new:
+                    say(hint)
 
 
 def _complete(options: Options) -> Options:

@@ -27,6 +27,7 @@ NO_MLFLOW = "+hydra.sweeper.mlflow.uri=null"
 SIZE, RATE = "batch_size=range(8,1024)", "lr=tag(log,interval(1e-4,1))"
 BEST = {"target": "min val/loss"}
 CONFIG = """
+defaults: [{optim: sgd}, _self_]
 batch_size: 64
 lr: 0.25
 seed: 7
@@ -42,6 +43,9 @@ def read(tmp_path_factory):
     """Reads a sweep of a small application: its words, and the keys below hydra.sweeper."""
     folder = tmp_path_factory.mktemp("application")
     (folder / "train.yaml").write_text(CONFIG)
+    (folder / "optim").mkdir()
+    for name in ("sgd", "adam"):
+        (folder / f"optim/{name}.yaml").write_text(f"name: {name}")
     with initialize_config_dir(str(folder), version_base=None):
         config = compose("train", ["hydra/sweeper=bstune"], return_hydra_config=True)
         loader = GlobalHydra.instance().config_loader()
@@ -126,6 +130,7 @@ def test_a_job_takes_what_its_keys_say(read, tmp_path):
         (["batch_size=abc", RATE], BEST, ["batch_size=abc", "numbers"]),
         (["batch_size=interval(8.5,64)", RATE], BEST, ["batch_size.low", "8.5"]),
         ([SIZE, RATE, "net.rate=choice(low,high)"], BEST, ["choice(low,high)", "numbers"]),
+        ([SIZE, RATE, "optim=sgd,adam"], BEST, ["optim=sgd,adam", "numbers"]),
         ([SIZE, "lr=interval(-1,1)"], BEST, ["lr.low", "-1"]),
         ([SIZE, RATE, "nothing=interval(0,1)"], BEST, ["'nothing'"]),
         ([SIZE, RATE, "nothing=1"], BEST, ["'nothing'"]),

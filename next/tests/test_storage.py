@@ -5,6 +5,9 @@ import math
 import multiprocessing
 import os
 import signal
+import sqlite3
+import time
+from contextlib import closing
 
 import optuna
 import pytest
@@ -172,6 +175,19 @@ def test_a_trial_that_runs_elsewhere_is_left_alone(tmp_path):
     one = open_study(tmp_path)
     spec = one.claim(ask())
     assert open_study(tmp_path).running() == [spec]
+
+
+def test_a_process_shows_that_it_lives_while_a_body_runs(tmp_path):
+    storage = open_study(tmp_path)
+    storage.claim(ask())
+    with closing(sqlite3.connect(tmp_path / "study.db", isolation_level=None)) as database:
+        database.execute("delete from trial_heartbeats")
+        with storage.heartbeats(apart=0.01):
+            for _ in range(500):
+                if database.execute("select * from trial_heartbeats").fetchall():
+                    return
+                time.sleep(0.01)
+    pytest.fail("no sign of life")
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")

@@ -42,6 +42,7 @@ ENDS = {
     "missed at its budget": ([(50, 0.3), (100, 0.2)], 100, 100, [True, False], "missed", 100, 100),
     "pruned": ([(20, 0.3), (50, 0.2)], 50, 100, [True, False], "pruned", 50, 50),
     "left by its loop": ([(20, 0.3), (30, 0.2)], 50, 100, [True, True], "pruned", 30, 30),
+    "left near its budget": ([(45, 0.3), (90, 0.2)], 100, 100, [True, True], "missed", 90, 90),
     "NaN": ([(5, 0.3), (9, NAN)], 50, 100, [True, False], "diverged", 9, 5),
     "an untrained start": ([(0, 0.9), (5, 0.1)], 50, 100, [True, False], "reached", 5, 0),
     "goes on after its end": ([(5, 0.1), (9, 0.3)], 50, 100, [False, False], "reached", 5, 0),
@@ -57,7 +58,7 @@ def test_reports_end_a_trial(case):
     assert [trial.report(step, value) for step, value in reports] == answers
     record = trial.record()
     assert (record.status, record.steps, record.steps_low) == (status, steps, steps_low)
-    is_told = status in ("failed", "diverged") or case == "left by its loop"
+    is_told = status in ("failed", "diverged") or case.startswith("left")
     assert (record.message != "") == is_told
     assert Record.model_validate_json(record.model_dump_json()) == record
 

@@ -163,7 +163,10 @@ def report(trial: Trial, returned: Any, seconds: float, is_whole_run: bool) -> N
     first = trial.first_step
     points = [(step, value) for step, value in points if step > first]
     if not points:
-        trial.fail(f"the job returned no value after step {first}: count its first steps, too")
+        trial.fail(
+            f"the job returned no value after step {first}: count its first steps, too, and "
+            f"evaluate at its last one, {trial.max_steps}"
+        )
     for step, value in points:
         share = (step - first) / (points[-1][0] - first)
         if not trial.report(step, value, seconds * share):
