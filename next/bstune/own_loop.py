@@ -2,13 +2,11 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from bstune.api import Result, ask_again, studied
 from bstune.config import options_from_python
@@ -17,10 +15,10 @@ from bstune.core.records import Budget, Target
 from bstune.options import Options, differing, options_from
 from bstune.recipe.found import check_whole, fill_sizes
 from bstune.study.begin import Begun
+from bstune.study.loop import AskedTrial
 from bstune.study.machine import RECORDED, Machine
-from bstune.study.workload import Workload, in_best_file, in_words, python_call
+from bstune.study.workload import Workload, config_of, in_best_file, in_words, python_call
 from bstune.system.files import StudyFolder, claim_folder, discard
-from bstune.system.secrets import hide
 from bstune.system.ticker import Ticker, say
 from bstune.trial.trial import Trial
 
@@ -113,24 +111,10 @@ class Study:
         return ask_again(self._folder, {})
 
     def __iter__(self) -> Iterator[Trial]:
-        options = self._options
-        train = partial(in_best_file, options.output) if options.tunables else in_words
-        workload = Workload(
-            name=self._name,
-            train=None,
-            settings={"training": "a loop of one's own"},
-            config=yaml.safe_dump(hide(options.model_dump(mode="json")), sort_keys=False),
-            table=None,
-            recipe=None,
-            command=partial(partial(python_call, function="bstune.Study"), self._name),
-            train_command=train,
-            machine=machine_of_loop(options.device),
-        )
-        claim_folder(StudyFolder(self._folder), self._name, options.storage)
-        # A loop prints what it likes while it trains.
-        begun = Begun(time.monotonic(), Ticker(), worker=None)
+        settings = {"training": "a loop of one's own"}
+        command = partial(partial(python_call, function="bstune.Study"), self._name)
         told = set[str]()
-        with closing(studied(options, workload, begun)) as batches:
+        with closing(driven(self._options, settings, command, in_words)) as batches:
             for (asked,) in batches:
                 trial = asked.trial()
                 yield trial
@@ -146,6 +130,40 @@ class Study:
                 told |= new
                 for hint in new:
                     say(hint)
+
+
+def driven(
+    options: Options,
+    settings: Mapping[str, object],
+    command: Callable[[Mapping[str, object]], str],
+    train_command: Callable[[int, float, int | None], str],
+    jobs: int = 1,
+) -> Generator[list[AskedTrial], None, Result | None]:
+    """Claim the folder of a study whose trials somebody else trains, and begin it.
+
+    Args:
+        options: of the study, complete.
+        settings, command, train_command: as in :class:`bstune.study.workload.Workload`.
+        jobs: the most trials at once.
+
+    Returns:
+        The trials, as of :func:`bstune.api.studied`.
+    """
+    name = str(options.study)
+    if options.tunables:
+        train_command = partial(in_best_file, options.output)
+    workload = Workload(
+        name=name,
+        settings=settings,
+        config=config_of(options),
+        command=command,
+        train_command=train_command,
+        machine=_machine_of_loop(options.device),
+    )
+    claim_folder(StudyFolder(Path(options.output)), name, options.storage)
+    # The loop prints what it likes while it trains.
+    begun = Begun(time.monotonic(), Ticker(), worker=None)
+    return studied(options, workload, begun, jobs)
 
 
 def _complete(options: Options) -> Options:
@@ -183,7 +201,7 @@ def refuse_training(options: Options, who: str) -> None:
         )
 
 
-def machine_of_loop(device: str) -> Machine:
+def _machine_of_loop(device: str) -> Machine:
     """The machine that a loop's trials are of, by what of torch and JAX the loop has imported.
 
     Args:

@@ -275,24 +275,6 @@ def test_what_is_saved_is_resumed(body, save, is_resumed, tmp_path):
     assert there == (left - {one.resumed_from for one in records} if is_resumed else set())
 
 
-def test_sizes_that_do_not_fit_bound_the_range(tmp_path):
-    own = study(tmp_path)
-    for trial in own:
-        if trial.batch_size > 100:
-            trial.fail(RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 3 bytes"))
-            continue
-        for _ in trial.batches(60):
-            step = max(trial.steps, trial.first_step) + 2
-            if not trial.report(step, loss(trial, step), seconds=0.01 * step):
-                break
-    status = {(record.batch_size > 60) + (record.batch_size > 100): record.status
-              for record in own.result.records if record.is_unfit}  # fmt: skip
-    assert status.items() <= {1: "refused", 2: "out of memory"}.items()
-    assert len(status) > 0
-    unfit = [record for record in own.result.records if record.is_unfit]
-    assert len(unfit) <= 4 < own.result.configurations == 5
-
-
 @pytest.mark.parametrize(
     ("reports", "words"),
     [
