@@ -2,13 +2,11 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from bstune.api import Result, ask_again, studied
 from bstune.config import options_from_python
@@ -17,10 +15,10 @@ from bstune.core.records import Budget, Target
 from bstune.options import Options, differing, options_from
 from bstune.recipe.found import check_whole, fill_sizes
 from bstune.study.begin import Begun
+from bstune.study.loop import AskedTrial
 from bstune.study.machine import RECORDED, Machine
-from bstune.study.workload import Workload, in_best_file, in_words, python_call
-from bstune.system.files import StudyFolder, claim_folder
-from bstune.system.secrets import hide
+from bstune.study.workload import Workload, config_of, in_best_file, in_words, python_call
+from bstune.system.files import StudyFolder, claim_folder, discard
 from bstune.system.ticker import Ticker, say
 from bstune.trial.trial import Trial
 
@@ -30,6 +28,16 @@ OF_TRAINING = (
     *("schedule", "override_lr", "validation_batch_size", "trial_seconds", "noise_scale"),
     *("devices", "threads", "survey", "survey_seconds", "memory_limit", "budget.seconds"),
     *("workload", "workers", "trial.batch_size", "trial.lr", "trial.steps"),
+)
+
+# What a loop is told once.
+NO_SECONDS = (
+    "step times include evaluations: trial.report(step, value, seconds=SECONDS) takes the training "
+    "seconds of the run so far"
+)
+WENT_ON = (
+    "the loop trains on after trial.report gave False, which is lost: write `if not "
+    "trial.report(step, value): break`"
 )
 
 
@@ -84,8 +92,8 @@ class Study:
         **options: Any,
     ) -> None:
         given = dict(options, target=target, baseline=baseline, batch_size=batch_size)
-        checked = options_from_python(study=name, **given, budget=budget)
-        self._name = name
+        checked = options_from_python(**{"study": name} | given, budget=budget)
+        self._name = str(checked.study)
         self._options = _complete(checked)
         self._folder = Path(checked.output)
 
@@ -97,38 +105,65 @@ class Study:
             InputError: it has no trial yet.
         """
         if not StudyFolder(self._folder).trials.exists():
-            raise InputError(f"{self._name} has no trial yet: `for trial in study` trains them")
+            raise InputError(
+                f"{self._name} has no finished trial yet: `for trial in study` trains them"
+            )
         return ask_again(self._folder, {})
 
     def __iter__(self) -> Iterator[Trial]:
-        options = self._options
-        train = partial(in_best_file, options.output) if options.tunables else in_words
-        workload = Workload(
-            name=self._name,
-            train=None,
-            settings={"training": "a loop of one's own"},
-            config=yaml.safe_dump(hide(options.model_dump(mode="json")), sort_keys=False),
-            table=None,
-            recipe=None,
-            command=partial(partial(python_call, function="bstune.Study"), self._name),
-            train_command=train,
-            machine=machine_of_loop(options.device),
-        )
-        claim_folder(StudyFolder(self._folder), self._name, options.storage)
-        # A loop prints what it likes while it trains.
-        begun = Begun(time.monotonic(), Ticker(), worker=None)
-        is_told = False
-        with closing(studied(options, workload, begun)) as batches:
+        settings = {"training": "a loop of one's own"}
+        command = partial(partial(python_call, function="bstune.Study"), self._name)
+        told = set[str]()
+        with closing(driven(self._options, settings, command, in_words)) as batches:
             for (asked,) in batches:
                 trial = asked.trial()
                 yield trial
+                if trial.save_to is not None and (trial.went_on or trial.status is None):
+                    # What it saved may be of a later step than its last evaluation.
+                    discard(trial.save_to)
                 asked.record = trial.record()
-                if asked.record.history and not (trial.has_seconds or is_told):
-                    is_told = True
-                    say(
-                        "step times include evaluations: trial.report(step, value, "
-                        "seconds=SECONDS) takes the training seconds of the run so far"
-                    )
+                hints = {
+                    NO_SECONDS: trial.history and not trial.has_seconds,
+                    WENT_ON: trial.went_on,
+                }
+                new = {hint for hint, holds in hints.items() if holds} - told
+                told |= new
+                for hint in new:
+                    say(hint)
+
+
+def driven(
+    options: Options,
+    settings: Mapping[str, object],
+    command: Callable[[Mapping[str, object]], str],
+    train_command: Callable[[int, float, int | None], str],
+    jobs: int = 1,
+) -> Generator[list[AskedTrial], None, Result | None]:
+    """Claim the folder of a study whose trials somebody else trains, and begin it.
+
+    Args:
+        options: of the study, complete.
+        settings, command, train_command: as in :class:`bstune.study.workload.Workload`.
+        jobs: the most trials at once.
+
+    Returns:
+        The trials, as of :func:`bstune.api.studied`.
+    """
+    name = str(options.study)
+    if options.tunables:
+        train_command = partial(in_best_file, options.output)
+    workload = Workload(
+        name=name,
+        settings=settings,
+        config=config_of(options),
+        command=command,
+        train_command=train_command,
+        machine=_machine_of_loop(options.device),
+    )
+    claim_folder(StudyFolder(Path(options.output)), name, options.storage)
+    # The loop prints what it likes while it trains.
+    begun = Begun(time.monotonic(), Ticker(), worker=None)
+    return studied(options, workload, begun, jobs)
 
 
 def _complete(options: Options) -> Options:
@@ -166,7 +201,7 @@ def refuse_training(options: Options, who: str) -> None:
         )
 
 
-def machine_of_loop(device: str) -> Machine:
+def _machine_of_loop(device: str) -> Machine:
     """The machine that a loop's trials are of, by what of torch and JAX the loop has imported.
 
     Args:

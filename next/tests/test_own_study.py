@@ -44,5 +44,6 @@ def test_in_an_optuna_study_and_a_trainer_of_one_s_own():
     assert study.best_value == min(one.steps * one.seconds_per_step for one in reached)
     assert len(records[3].history) == 1
     for record in records:
-        limit = sampler.proposal_of(record.number).max_steps
-        assert record.number == 3 or record.reached or record.steps == limit
+        proposal = sampler.proposal_of(record.number)
+        assert record.number == 3 or record.reached or record.steps == proposal.max_steps
+        assert proposal.resumed_from is None

@@ -15,16 +15,13 @@ import matplotlib.pyplot
 import optuna
 import pytest
 import torch
-from small import ARGUMENTS, Data, Leaves, Model, Raises, Sleeps
+from small import ARGUMENTS, Data, Model, Sleeps
 
 import bstune
 from bstune.__main__ import main
-from bstune.core.errors import BstuneError, UserCodeError
-from bstune.study.plan import trial_seed
+from bstune.core.errors import BstuneError
 
 ROOT = Path(__file__).parents[1]
-# Of studies with the seed 0.
-NEW_SEEDS = [trial_seed(0, f"seed/{index}") for index in range(9)]
 
 
 def tune(folder, module=Model, **changes):
@@ -46,15 +43,10 @@ def test_a_study_is_answered(finished):
     # Step times decide what is tried, so that the verdict is not the same each time.
     assert result.verdict in ("switch", "not yet")
     assert result.reached
-    assert result.speedup.value > 1.0
+    assert result.speedup.value == pytest.approx(result.baseline.seconds / result.best.seconds)
     assert (result.best.runs, result.baseline.runs) == (2, 2)
     assert result.configurations == 10
     assert {record.role for record in result.records} == {"baseline", "search", "new seed"}
-
-
-def test_speedup_is_the_quotient_of_the_printed_medians(finished):
-    result, _ = finished
-    assert result.speedup.value == pytest.approx(result.baseline.seconds / result.best.seconds)
 
 
 def test_new_seeds_are_those_of_neither_search_nor_baseline(finished):
@@ -69,28 +61,15 @@ def test_new_seeds_are_those_of_neither_search_nor_baseline(finished):
 def test_the_folder_has_all_files(finished):
     result, folder = finished
     names = {path.name for path in (folder / "out").iterdir()}
-    files = {
-        "curve.json",
-        "trials.jsonl",
-        "best.yaml",
-        "curve.png",
-        "report.html",
-        "config.yaml",
-        "hardware.json",
-    }
-    assert files <= names
+    files = "curve.json trials.jsonl best.yaml curve.png report.html config.yaml hardware.json"
+    assert set(files.split()) <= names
     assert not [name for name in names if name.endswith(".partial")]
     assert bstune.load(folder / "out").model_dump() == result.model_dump()
 
 
-def test_the_same_call_again_adds_nothing(finished):
+def test_the_same_call_adds_nothing_and_more_seeds_continue_a_study(finished):
     result, folder = finished
-    again = tune(folder, trials=10)
-    assert again.model_dump() == result.model_dump()
-
-
-def test_more_seeds_continue_a_study(finished):
-    result, folder = finished
+    assert tune(folder, trials=10).model_dump() == result.model_dump()
     more = tune(folder, trials=10, seeds=3)
     assert more.best.runs == 3
     assert more.records[: len(result.records)] == result.records
@@ -136,64 +115,10 @@ def test_two_workers_train_at_once(tmp_path):
     assert len({record.place for record in result.records}) == len(result.records)
 
 
-class OwnAdam(Model):
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=self.lr)
-
-
-class AsksItsTrainer(Model):
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=self.lr * self.trainer.max_steps / 1250)
-
-
-@pytest.mark.parametrize(
-    ("module", "given", "rule"),
-    [
-        (Model, None, "linear"),
-        (Model, "surge", "surge"),
-        (OwnAdam, None, "sqrt"),
-        (AsksItsTrainer, None, "linear"),
-    ],
-)
-def test_the_optimizer_decides_which_rule_is_expected(tmp_path, module, given, rule):
-    assert tune(tmp_path, module, scaling=given, trials=1, seeds=1).scaling == rule
-
-
-def test_a_continued_study_keeps_its_rule(tmp_path):
-    for module in (Model, OwnAdam):
-        result = tune(tmp_path, module, name="kept", trials=1, seeds=1)
-        assert result.scaling == "linear"
-
-
-def test_nothing_reached(tmp_path):
-    result = tune(
-        tmp_path, target="val/loss <= 1e-9", budget={"steps": 10, "examples": 200}, trials=3
-    )
-    assert (result.verdict, result.reached, result.best.runs) == ("not yet", False, 0)
-    assert result.easier_goal > 1e-9
-
-
-def test_a_module_that_raises_ends_with_its_own_error(tmp_path):
-    with pytest.raises(UserCodeError, match=r"no such column.*small\.py:\d+"):
-        tune(tmp_path, Raises)
-
-
-def test_a_module_that_leaves_is_a_failed_trial(tmp_path):
-    with pytest.raises(UserCodeError):
-        tune(tmp_path, Leaves)
-
-
 def test_a_metric_that_is_not_logged_is_told_with_those_that_are(tmp_path):
     with pytest.raises(BstuneError, match="val/loss"):
         tune(tmp_path, target="val/accuracy >= 0.9")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_batch_size_larger_than_the_data_is_refused_and_the_study_goes_on(tmp_path):
-    result = tune(tmp_path, batch_size=(2, 4096), trials=12)
-    refused = [record for record in result.records if record.status == "refused"]
-    assert all(record.batch_size > 256 for record in refused)
-    assert result.best.batch_size <= 256
 
 
 def test_no_batch_size_that_the_data_allows_is_one_line(tmp_path):
@@ -215,12 +140,7 @@ def test_a_time_limit_is_kept_with_an_answer(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"target": "val/loss"}, "target"),
         ({"trails": 3}, "trials"),
-        ({"trials": "many"}, "trials"),
-        ({"baseline": (256, 0.1)}, "baseline"),
-        ({"batch_size": (64, 2)}, "batch_size"),
-        ({"objective": "curve", "batch_size": (64, 64), "baseline": None}, "batch_size"),
         ({"objective": "metric"}, "objective"),
         ({"storage": "nosuch://x"}, "storage"),
         # Before a process each imports torch.
@@ -244,14 +164,6 @@ def test_another_studys_settings_are_refused(finished):
     with pytest.raises(BstuneError, match="target"):
         tune(folder, target="val/loss <= 0.2", device="cuda")
     assert sorted(path.name for path in folder.rglob("*")) == before
-
-
-def test_a_foreign_folder_is_left_alone(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.tex").write_text("mine")
-    with pytest.raises(BstuneError, match="output"):
-        tune(tmp_path)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 
 REPLAY = ["+workload=replay", "table=fashion_mlp", "trials=16", "mlflow.uri=null"]
@@ -308,11 +220,7 @@ def test_a_study_with_another_sampler_is_answered_and_goes_on(tmp_path, sampler,
     ("arguments", "named"),
     [
         (["+workload=digit"], "digits"),
-        (["+workload=replay", "table=nosuch"], "mnist_mlp"),
         ([*REPLAY, "trails=3"], "trials"),
-        ([*REPLAY, "trials=many"], "trials"),
-        ([*REPLAY, "target=val/error"], "target"),
-        ([*REPLAY, "batch_size.low=0"], "batch_size"),
         (["reprot", "x"], "report"),
         (["report"], "folder"),
         (["compare"], "later"),
@@ -329,13 +237,6 @@ def test_a_bad_command_line_is_one_line_with_status_2(tmp_path, capsys, argument
     assert named in error
     assert "Traceback" not in error
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("content", ["", "{", '{"schema_number": 99}', "[1, 2]"])
-def test_a_folder_whose_result_is_none_is_one_line(tmp_path, capsys, content):
-    (tmp_path / "curve.json").write_text(content)
-    assert main(["report", str(tmp_path)]) == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
 def start(folder, *options):
@@ -402,14 +303,6 @@ def test_one_run_of_a_configuration(tmp_path):
     assert checkpoint.stat().st_size > 0
 
 
-def test_a_refused_run_leaves_nothing(tmp_path, capsys):
-    folder = tmp_path / "places"
-    once = [*own(tmp_path), "trial.batch_size=512", "trial.lr=0.05", "workers=0"]
-    assert main([*once, *places(folder)]) == 2
-    assert main([*once, "target=null", *places(folder)]) == 2
-    assert not [path for path in folder.rglob("*") if path.is_file()]
-
-
 def test_a_secret_of_the_config_is_in_no_file(tmp_path, capsys):
     arguments = [*own(tmp_path), "data._target_=small.Guarded", "+data.api_token=hunter2hunter2"]
     settings = ["workers=0", "trials=1", f"mlflow.uri=sqlite:///{tmp_path}/mlflow.db"]
@@ -458,34 +351,6 @@ def test_a_refused_study_leaves_its_folder_free(tmp_path, capsys):
     assert main([*own(tmp_path), out, f"storage=sqlite:///{tmp_path}/a.db", "device=cuda"]) == 2
     assert not (tmp_path / "out").exists()
     assert main([*REPLAY, *places(tmp_path)]) == 0
-
-
-def test_a_failure_that_is_mended_is_no_failure_any_more(tmp_path):
-    with pytest.raises(UserCodeError):
-        tune(tmp_path, Raises, name="mended")
-    result = tune(tmp_path, Model, name="mended")
-    assert result.reached
-    assert result.baseline.runs == 2
-
-
-def test_new_seeds_that_run_out_of_memory_are_misses(tmp_path):
-    class Forgetful(Model):
-        def training_step(self, batch, batch_idx):
-            if self.lr == 0.05 and torch.initial_seed() in NEW_SEEDS:
-                raise MemoryError
-            return super().training_step(batch, batch_idx)
-
-    result = tune(tmp_path, Forgetful)
-    assert (result.baseline.runs, result.baseline.reached) == (2, 0)
-    assert result.baseline_limit == "failed"
-    assert result.speedup is None or result.speedup.at_least
-
-
-@pytest.mark.parametrize("module", [lambda trial: Model(lr=trial.lr), Model(), object()])
-def test_modules_that_cannot_be_tuned_are_one_line(tmp_path, module):
-    with pytest.raises(BstuneError) as error:
-        tune(tmp_path, module)
-    assert "\n" not in str(error.value)
 
 
 def test_data_that_cannot_be_sent_is_one_line(tmp_path):
@@ -538,20 +403,3 @@ def test_schedules_end_where_the_study_chose(tmp_path):
     assert len({record.schedule_steps for record in records}) > 4
     assert all(record.resumed_from is None for record in result.records)
     assert result.best.schedule_steps is not None
-
-
-def test_a_study_of_recorded_schedules(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    arguments = ["+workload=replay", "table=mnist_mlp_linear", "trials=20", "mlflow.uri=null"]
-    assert main([*arguments, "output=out"]) == 0
-    result = bstune.load("out")
-    # The table's middle, batch size 125 and lr 0.2, with its whole budget as a schedule.
-    assert result.reached
-    lengths = {record.number: record.schedule_steps for record in result.records}
-    assert result.baseline.schedule_steps == lengths[0]
-    assert lengths[0] > 1.5 * result.best.schedule_steps or result.best == result.baseline
-    assert 0.5 < result.best.predicted_share < 1.0
-    of_best = [record for record in result.records if record.repeats == result.best.number]
-    assert {record.schedule_steps for record in of_best} == {result.best.schedule_steps}
-    if result.train_command is not None:
-        assert f"trial.steps={result.best.schedule_steps}" in result.train_command

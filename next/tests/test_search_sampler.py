@@ -3,13 +3,12 @@ import math
 
 import optuna
 import pytest
-from search_records import QUESTION, SPACE, Workload, record, step_time
+from search_records import QUESTION, Workload, record, step_time
 
 from bstune.core.errors import InputError
-from bstune.core.records import Record
 from bstune.search import sampler as module
 from bstune.search.decide import propose
-from bstune.search.sampler import FrontierSampler, record_of, space_of
+from bstune.search.sampler import FrontierSampler, record_of
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 COMPLETE = optuna.trial.TrialState.COMPLETE
@@ -42,48 +41,6 @@ def ask(study):
 def test_the_docstring_s_example_runs():
     assert doctest.testmod(module).attempted >= 8
     assert doctest.testmod(module).failed == 0
-
-
-def test_it_suggests_what_the_search_proposes():
-    sampler = make_sampler(resumable=lambda number: True, seed=4)
-    study = optuna.create_study(sampler=sampler)
-    records = []
-    for number in range(20):
-        trial, batch_size, lr = ask(study)
-        proposal = sampler.proposal_of(trial.number)
-        assert (batch_size, lr) == (proposal.batch_size, proposal.lr)
-        assert proposal == propose(
-            QUESTION, sampler.space, step_time, records, 4, (), lambda number: True
-        )
-        assert study.trials[number].user_attrs.get("resumed_from") == proposal.resumed_from
-        records.append(Workload(noise=0.1).train(number, proposal, records))
-        trial.set_user_attr("record", records[-1].model_dump_json())
-        if records[-1].reached:
-            study.tell(trial, records[-1].steps * step_time(batch_size))
-        else:
-            study.tell(trial, state=PRUNED)
-    assert any(one.resumed_from is not None for one in records)
-
-
-def test_a_study_of_one_s_own_needs_no_records():
-    workload = Workload()
-    sampler = make_sampler(step_time=None)
-    study = optuna.create_study(sampler=sampler)
-    for number in range(25):
-        trial, batch_size, _ = ask(study)
-        dropout = trial.suggest_float("dropout", 0.0, 0.5)
-        assert 0.0 <= dropout <= 0.5
-        trained = workload.train(number, sampler.proposal_of(number), [])
-        for step, value in trained.history:
-            trial.report(value, step)
-        trial.set_user_attr("seconds_per_step", step_time(batch_size))
-        if trained.reached:
-            study.tell(trial, trained.steps * step_time(batch_size))
-        else:
-            study.tell(trial, state=PRUNED)
-    least = workload.steps(64, 0.1) * step_time(64)
-    assert study.best_value < 1.2 * least
-    assert all("resumed_from" not in trial.user_attrs for trial in study.trials)
 
 
 def test_the_baseline_is_the_first_trial():
@@ -175,36 +132,6 @@ def test_what_tells_nothing_is_no_record():
         finished(intermediate_values=HISTORY),
     ):
         assert record_of(trial, QUESTION) is None
-
-
-def test_a_record_is_taken_as_it_is():
-    whole = record(0, history=[(90, 0.2), (100, 0.1)])
-    trial = finished(user_attrs={"record": whole.model_dump_json()})
-    assert record_of(trial, QUESTION) == whole
-    assert isinstance(whole, Record)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "lr_low", "lr_high", "anchor"),
-    [
-        ({"lr": (0.001, 1.0)}, 0.001, 1.0, (64, math.sqrt(0.001))),
-        ({"baseline": (32, 0.1), "lr": (0.001, 1.0)}, 0.001, 1.0, (32, 0.1)),
-        # 10 octaves around the rule's rates at both ends.
-        ({"baseline": (32, 0.1)}, 0.05 / 1024, 0.4 * 1024, (32, 0.1)),
-        # The saturating rule turns at 64, the middle: 0.1 (1 + 2)/(1 + 64/B).
-        (
-            {"baseline": (32, 0.1), "scaling": "saturating"},
-            1 / 30720,
-            0.3 / 1.125 * 1024,
-            (32, 0.1),
-        ),
-    ],
-)
-def test_the_space_that_arguments_give(arguments, lr_low, lr_high, anchor):
-    given = {"baseline": None, "lr": None, "scaling": "sqrt", "multiple": 1} | arguments
-    got = space_of((8, 512), **given)
-    assert (got.low, got.high) == (SPACE.low, SPACE.high)
-    assert (got.lr_low, got.lr_high, *got.anchor) == pytest.approx((lr_low, lr_high, *anchor))
 
 
 @pytest.mark.parametrize(

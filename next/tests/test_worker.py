@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import itertools
 import multiprocessing
 import os
 import re
@@ -124,11 +125,6 @@ def test_a_refusal_comes_back_as_it_was_raised(worker):
     assert str(refusal) == "give another metric"
 
 
-def test_a_closure_is_sent(worker):
-    factor = 3
-    assert outcome_of(worker, lambda value: factor * value, 5) == Answer(15)
-
-
 def test_it_is_one_process_of_its_own_with_the_same_paths_and_arguments(worker):
     first = outcome_of(worker, os.getpid).value
     assert first != os.getpid()
@@ -187,8 +183,7 @@ def test_progress_ends_silence(worker):
     worker.submit(works, 1.0)
     while worker.poll(0.1) is None:
         silences.append(worker.silent_seconds)
-    assert max(silences) < 0.9
-    assert min(silences) < max(silences)
+    assert any(later < earlier for earlier, later in itertools.pairwise(silences))
     tell_progress()  # does nothing here
 
 
@@ -201,25 +196,20 @@ def test_what_it_imports_first_is_no_silence(tmp_path, monkeypatch):
         assert silences[2] == 0.0 < max(silences)
 
 
-def test_what_is_printed_is_in_the_log(tmp_path):
+def test_what_is_printed_is_in_the_log_and_a_failed_import_is_an_outcome(tmp_path):
     log = tmp_path / "log.txt"
     with Worker(log, preload=("json",)) as worker:
-        assert worker.silent_seconds < PATIENCE
         outcome_of(worker, print, "a line")
-    assert "a line" in log.read_text()
-
-
-def test_a_module_that_cannot_be_imported_is_an_outcome(tmp_path):
-    log = tmp_path / "log.txt"
     with Worker(log, preload=("no_such_module",)) as worker:
         assert "status 1" in outcome_of(worker, pow, 2, 3).reason
-    assert "no_such_module" in log.read_text()
+    for line in ("a line", "no_such_module"):
+        assert line in log.read_text()
 
 
 def test_in_this_process():
-    with InProcess() as worker:
-        assert outcome_of(worker, os.getpid) == Answer(os.getpid())
-        assert "ValueError: no" in outcome_of(worker, raises).reason
+    worker = InProcess()
+    assert outcome_of(worker, os.getpid) == Answer(os.getpid())
+    assert "ValueError: no" in outcome_of(worker, raises).reason
 
 
 SCRIPT = """

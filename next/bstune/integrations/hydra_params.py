@@ -165,8 +165,6 @@ def read_sweep(
         {name: swept[key].get_key_element() if key in swept else key for name, key in keys.items()},
         own,
     )
-    # A key that the application has not is told before a job begins.
-    _job(loader, config, [*own, *(f"{key}=1" for key in application.keys.values())])
     values = {name: value for name, value in known.items() if name not in (*TAKEN, "params")}
     if keys.get("seed") in fixed:
         # The seed of the study, from which those of its trials follow.
@@ -177,6 +175,8 @@ def read_sweep(
         if key in swept or (key in fixed and name == "batch_size"):
             ranges[name] = Range.of(overrides[key])
             today[name] = _number(job, key)
+    # A key that the application has not is told before a job begins.
+    _job(loader, config, [*own, *(f"{key}=1" for key in application.keys.values())])
     _complete(values, keys, ranges, _number(job, keys.get("max_steps", "")))
     return application, _options(values, ranges, today)
 

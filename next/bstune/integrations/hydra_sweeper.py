@@ -2,7 +2,6 @@
 
 import math
 import sys
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -15,19 +14,17 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from omegaconf import OmegaConf
 
-from bstune.api import Result, load, studied
+from bstune.api import Result, load
 from bstune.core.errors import BstuneError, InputError
 from bstune.core.question import Question
 from bstune.integrations.hydra_params import Application, read_sweep, renamed
 from bstune.options import Options
-from bstune.own_loop import machine_of_loop
-from bstune.study.begin import Begun
+from bstune.own_loop import driven
 from bstune.study.loop import AskedTrial
-from bstune.study.workload import Workload, application_command, in_best_file
-from bstune.system.files import StudyFolder, claim_folder, write_text
+from bstune.study.workload import application_command
+from bstune.system.files import write_text
 from bstune.system.interruption import interruptible
-from bstune.system.secrets import hide
-from bstune.system.ticker import Ticker, say
+from bstune.system.ticker import say
 from bstune.trial.trial import Trial
 
 if TYPE_CHECKING:
@@ -54,7 +51,6 @@ def sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
 
 
 def _sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
-    begun = Begun(time.monotonic(), Ticker(), worker=None)
     config = sweeper.config
     known = {"study": str(config.hydra.job.name)} | renamed(sweeper.given)
     jobs = known.pop("workers", 1)
@@ -64,25 +60,13 @@ def _sweep(sweeper: "BstuneSweeper", arguments: Sequence[str]) -> None:
     application, options = read_sweep(known, arguments, config, loader)
     if "seed" not in application.keys:
         say("jobs take no seed, so that new seeds only run them again; hydra.sweeper.seed=KEY")
-    claim_folder(StudyFolder(Path(options.output)), str(options.study), options.storage)
-    folder = Path(config.hydra.sweep.dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(config, folder / "multirun.yaml")
-    train = partial(_training_command, application)
-    if options.tunables:
-        train = partial(in_best_file, options.output)
-    workload = Workload(
-        name=str(options.study),
-        train=None,
-        settings={"training": "a Hydra application", "overrides": list(application.fixed)},
-        config=yaml.safe_dump(hide(options.model_dump(mode="json")), sort_keys=False),
-        table=None,
-        recipe=None,
-        command=partial(_study_command, application, options),
-        train_command=train,
-        machine=machine_of_loop(options.device),
-    )
-    with closing(studied(options, workload, begun, jobs)) as batches:
+    settings = {"training": "a Hydra application", "overrides": list(application.fixed)}
+    command = partial(_study_command, application, options)
+    train_command = partial(_training_command, application)
+    with closing(driven(options, settings, command, train_command, jobs)) as batches:
+        folder = Path(config.hydra.sweep.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(config, folder / "multirun.yaml")
         for batch in batches:
             _run(batch, application, sweeper.launcher, options.budget.is_whole_run)
     result = load(options.output)
@@ -163,7 +147,10 @@ def report(trial: Trial, returned: Any, seconds: float, is_whole_run: bool) -> N
     first = trial.first_step
     points = [(step, value) for step, value in points if step > first]
     if not points:
-        trial.fail(f"the job returned no value after step {first}: count its first steps, too")
+        trial.fail(
+            f"the job returned no value after step {first}: count its first steps, too, and "
+            f"evaluate at its last one, {trial.max_steps}"
+        )
     for step, value in points:
         share = (step - first) / (points[-1][0] - first)
         if not trial.report(step, value, seconds * share):

@@ -1,7 +1,7 @@
 """The search as an ordinary Optuna sampler, for a study of one's own."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
@@ -18,11 +18,8 @@ from bstune.search.decide import Proposal, propose
 
 BATCH_SIZE = "batch_size"
 LR = "lr"
-# User attributes of trials: a record as JSON; seconds of a step; the trial that one resumes; the
-# step at which a schedule ends.
-RECORD = "record"
+# User attributes of trials: seconds of a step; the step at which a schedule ends.
 SECONDS_PER_STEP = "seconds_per_step"
-RESUMED_FROM = "resumed_from"
 SCHEDULE_STEPS = "schedule_steps"
 
 
@@ -61,15 +58,13 @@ class FrontierSampler(BaseSampler):
         batch_size: the smallest and the largest.
         objective: ``time``, ``steps`` or ``curve``, what is sought.
         schedule_ends: each trial's schedule ends with it: a proposal's ``max_steps`` is the length
-            of its schedule. A trial that stops before tells nothing, and none is resumed.
+            of its schedule. A trial that stops before tells nothing.
         baseline: batch size and rate that the scaling rule goes through; the first trial runs them.
         lr: the smallest and the largest rate; 10 octaves around the rule's without.
         scaling: the rule, a name as of :func:`bstune.lr_of`.
         step_time: seconds of a step over the batch size; without, the trials' own
             ``seconds_per_step`` count.
         multiple: batch sizes are multiples of it.
-        resumable: whether a pruned trial, by its number, can be resumed. A proposal's
-            ``resumed_from`` is then the trial to go on with.
         seed: of all decisions.
 
     Raises:
@@ -89,7 +84,6 @@ class FrontierSampler(BaseSampler):
         scaling: str = "sqrt",
         step_time: StepTime | None = None,
         multiple: int = 1,
-        resumable: Callable[[int], bool] = lambda number: False,
         seed: int = 0,
     ) -> None:
         self.question = Question(
@@ -98,16 +92,21 @@ class FrontierSampler(BaseSampler):
             objective=objective,
             schedule_ends=schedule_ends,
         )
-        self.space = space_of(batch_size, baseline, lr, scaling, multiple)
+        # Without a baseline the rule goes through the geometric middle of both ranges.
+        space = Space.around(batch_size, lr or (None, None), scaling, baseline, multiple)
+        if space is None:
+            raise InputError(
+                "give lr=(low, high) or baseline=(batch size, learning rate), but got none"
+            )
+        self.space = space
         self.baseline = baseline
         self._step_time = step_time
-        self._resumable = resumable
         self._seed = seed
         self._proposals: dict[int, Proposal] = {}
         self._random = RandomSampler(seed=seed)
 
     def proposal_of(self, number: int) -> Proposal:
-        """The step at which a trial of this process stops, and the trial that it resumes.
+        """The configuration of a trial of this process, and the step at which it stops.
 
         KeyError for a trial that this sampler was not asked for.
         """
@@ -130,12 +129,10 @@ class FrontierSampler(BaseSampler):
         others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
         proposal = self._propose(others)
         self._proposals[trial.number] = proposal
-        schedule_steps = proposal.max_steps if self.question.schedule_ends else None
-        noted = {RESUMED_FROM: proposal.resumed_from, SCHEDULE_STEPS: schedule_steps}
-        for name, value in noted.items():
-            if value is not None:
-                # Optuna's own samplers write attributes by the storage, too.
-                study._storage.set_trial_user_attr(trial._trial_id, name, value)
+        if self.question.schedule_ends:
+            # Optuna's own samplers write attributes by the storage, too.
+            noted = SCHEDULE_STEPS, proposal.max_steps
+            study._storage.set_trial_user_attr(trial._trial_id, *noted)
         return {BATCH_SIZE: proposal.batch_size, LR: proposal.lr}
 
     def _propose(self, trials: Sequence[FrozenTrial]) -> Proposal:
@@ -152,8 +149,9 @@ class FrontierSampler(BaseSampler):
             elif trial.state == TrialState.RUNNING and {BATCH_SIZE, LR} <= trial.params.keys():
                 running.append(spec_of(trial, self.question))
         step_time = self._step_time or step_time_of_trials(records, 2.0**self.space.middle)
+        never = lambda number: False  # noqa: E731
         return propose(
-            self.question, self.space, step_time, records, self._seed, running, self._resumable
+            self.question, self.space, step_time, records, self._seed, running, resumable=never
         )
 
     def sample_independent(
@@ -181,28 +179,6 @@ class FrontierSampler(BaseSampler):
         self._random.reseed_rng()
 
 
-def space_of(
-    batch_size: tuple[int, int],
-    baseline: tuple[int, float] | None,
-    lr: tuple[float, float] | None,
-    scaling: str,
-    multiple: int,
-) -> Space:
-    """The space of a study; arguments as of :class:`FrontierSampler`.
-
-    Without a baseline the rule goes through the geometric middle of both ranges.
-
-    Raises:
-        InputError: for neither ``lr`` nor ``baseline``, and for an unknown rule.
-    """
-    space = Space.around(batch_size, lr or (None, None), scaling, baseline, multiple)
-    if space is None:
-        raise InputError(
-            "give lr=(low, high) or baseline=(batch size, learning rate), but got none"
-        )
-    return space
-
-
 def spec_of(trial: FrozenTrial, question: Question) -> Spec:
     """What a trial of a study of one's own was asked for."""
     schedule_steps = trial.user_attrs.get(SCHEDULE_STEPS)
@@ -215,14 +191,11 @@ def spec_of(trial: FrozenTrial, question: Question) -> Spec:
         seed=0,
         max_steps=schedule_steps or question.budget.last_step(trial.params[BATCH_SIZE]),
         schedule_steps=schedule_steps,
-        resumed_from=trial.user_attrs.get(RESUMED_FROM),
     )
 
 
 def record_of(trial: FrozenTrial, question: Question) -> Record | None:
-    """How a trial ended: its record, or what it reported; None if that tells nothing."""
-    if RECORD in trial.user_attrs:
-        return Record.model_validate_json(trial.user_attrs[RECORD])
+    """How a trial ended, by what it reported; None if that tells nothing."""
     has_ended = trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
     history = sorted((step, value) for step, value in trial.intermediate_values.items())
     if not has_ended or not history or not {BATCH_SIZE, LR} <= trial.params.keys():

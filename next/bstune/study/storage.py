@@ -300,12 +300,16 @@ class StudyStorage:
             self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
 
     @contextmanager
-    def heartbeats(self) -> Iterator[None]:
-        """Show that this process lives while the body runs, however long it trains."""
+    def heartbeats(self, apart: float = HEARTBEAT / 2) -> Iterator[None]:
+        """Show that this process lives while the body runs, however long it trains.
+
+        Args:
+            apart: seconds between two signs.
+        """
         over = Event()
 
         def beat() -> None:
-            while not over.wait(HEARTBEAT / 2):
+            while not over.wait(apart):
                 for trial_id in self._alive.copy():
                     # The next one may come through.
                     with suppress(SQLAlchemyError, StorageInternalError):

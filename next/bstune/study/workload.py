@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import yaml
+
 from bstune.core.records import Target
+from bstune.options import Options
 from bstune.recipe.recipe import Recipe
 from bstune.study.machine import Machine
 from bstune.system.secrets import hide
@@ -28,27 +31,32 @@ class Workload:
 
     Args:
         name: of the workload.
-        train: trains one trial; it is sent to the worker with cloudpickle. None: whoever runs the
-            study trains them.
         settings: what must not change while a study goes on, as JSON.
         config: the config as YAML, without secrets.
-        table: recorded runs that answer in place of training.
-        recipe: of what is trained; None for recorded runs.
         command: what runs it with further options, as a command or a call.
         train_command: what trains a batch size and a rate, likewise; a third value is its
             steps, where a schedule's length or the best metric in a budget is sought.
+        train: trains one trial; it is sent to the worker with cloudpickle. None: whoever runs the
+            study trains them.
+        table: recorded runs that answer in place of training.
+        recipe: of what is trained; None for recorded runs.
         machine: that trains; None: it is looked at.
     """
 
     name: str
-    train: Callable[[Trial], None] | None
     settings: Mapping[str, object]
     config: str
-    table: Table | None
-    recipe: Recipe | None
     command: Callable[[Mapping[str, object]], str]
     train_command: Callable[[int, float, int | None], str]
+    train: Callable[[Trial], None] | None = None
+    table: Table | None = None
+    recipe: Recipe | None = None
     machine: Machine | None = None
+
+
+def config_of(options: Options) -> str:
+    """The config of a study that no file tells, as YAML, without secrets."""
+    return yaml.safe_dump(hide(options.model_dump(mode="json")), sort_keys=False)
 
 
 def by_lightning(recipe: Recipe) -> Callable[[Trial], None]:

@@ -79,10 +79,12 @@ class Trial:
         self.status: Status | None = None
         self.has_stepped = bool(self.history)
         self.has_seconds = False
+        self.went_on = False
         self.is_building = False
         self.on_progress: Callable[[], None] = lambda: None
         self._evaluations_before = len(self.history)
         self._now = now
+        self._at_budget: Status = "finished" if target.goal is None else "missed"
         self._until = math.inf if until is None else until
         self._message = ""
         self._began = time.perf_counter()
@@ -121,6 +123,7 @@ class Trial:
         """
         self.on_progress()
         if self.status is not None:
+            self.went_on = True
             return False
         # They may be of numpy, torch or JAX.
         step, value = int(step), as_printed(float(value))
@@ -149,7 +152,7 @@ class Trial:
         elif self.target.reached(value):
             self.status = "reached"
         elif step >= self.total_steps:
-            self.status = "missed" if self.target.goal is not None else "finished"
+            self.status = self._at_budget
         elif step >= self.max_steps or self.is_late:
             self.status = "pruned"
         self._clock.start()
@@ -202,15 +205,21 @@ class Trial:
 
     def finish(self) -> None:
         """End a trial whose loop is over; one that never reported has failed."""
-        goes_on = f"train on to trial.max_steps={self.max_steps}"
         if len(self.history) == self._evaluations_before:
             self.fail(
-                f"the trial reported nothing: {goes_on} and, after each evaluation, write "
-                f"`if not trial.report(step, value): break`"
+                f"the trial reported nothing: evaluate at its last step, trial.max_steps="
+                f"{self.max_steps}, too, and write `if not trial.report(step, value): break`"
             )
-        elif self.status is None:
-            self.status = "pruned"
-            self._message = f"its training ended before trial.report gave False: {goes_on}"
+        if self.status is not None:
+            return
+        # A loop that evaluates every so many steps may have ended before it was to do so again.
+        steps = [0, *(step for step, _ in self.history)]
+        due = 2 * steps[-1] - steps[-2]
+        self.status = self._at_budget if due > self.total_steps else "pruned"
+        self._message = (
+            f"its training ended before trial.report gave False: train on to "
+            f"trial.max_steps={self.max_steps}, and evaluate there"
+        )
 
     def record(self) -> Record:
         """Finish the trial, and tell how it ended."""

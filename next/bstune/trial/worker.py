@@ -293,12 +293,6 @@ class InProcess:
     def close(self) -> None:
         """Do nothing: there is no process."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
 
 def call(
     worker: AnyWorker, function: Callable[..., Any], *args: Any, limit: float
