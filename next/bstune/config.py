@@ -359,13 +359,15 @@ def _values(config: DictConfig) -> dict[str, Any]:
     absent = [missing(name) for name in _missing(plain, "")]
     if absent:
         raise InputError("\n".join(absent))
+    # Groups of a project's own, such as paths, stand beside the options.
+    of_project = set(re.findall(r"\$\{(\w+)", str(plain))) - Options.model_fields.keys()
     values = {}
     try:
         for key in plain:
             value = plain[key] if key in NODES else config[key]
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
-            if key not in PARTS:
+            if key not in PARTS | of_project:
                 values[key] = value
     except OmegaConfBaseException as error:
         raise InputError(f"{error.full_key}: {_one_line(error)}") from error

@@ -12,6 +12,8 @@ from bstune.config import CONF, compose
 from bstune.core.errors import InputError
 from bstune.core.records import Target
 from bstune.options import OPTION_NAMES
+from bstune.recipe.hydra import resolved
+from bstune.recipe.recipe import settings_of
 
 OWN = """
 target: val/loss <= 0.5
@@ -27,6 +29,8 @@ tunable: {dropout: {key: module.dropout, low: 0, high: 0.5}}
 FILES = {
     "own": OWN,
     "based": "defaults: [own]\nseed: 3\n",
+    "tree": OWN.replace("data_root", "paths.data")
+    + "paths: {root: /d, data: '${paths.root}/own'}\n",
     "nested": OWN + "lr: {lwo: 0.1}\n",
     "node_missing": OWN.replace("my.Data", "'???'"),
     "alone": OWN[OWN.index("data:") :],
@@ -105,6 +109,11 @@ def test_overrides(folder, argument, name, value):
 def test_a_workload_on_a_base(folder, spelling):
     options = compose(["-cd", str(folder), spelling]).options
     assert (options.study, options.seed, options.trials) == ("based", 3, 7)
+
+
+def test_groups_of_a_projects_own_stand_beside_the_options(folder):
+    found = composed(folder, "paths.root=/e", workload="tree")
+    assert resolved(found.parts, {}, settings_of(8, 0.1, 9), "cpu")["data"]["root"] == "/e/own"
 
 
 def test_cfg_shows_the_resolved_config_without_secrets(folder):

@@ -1,5 +1,7 @@
 """What projects tell of themselves, and what is seen before a study begins: a module each."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -310,6 +312,11 @@ class HiddenByEpoch(Model):
         self.hidden.step()
 
 
+class SavesAnObject(Model):
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["own"] = Path()
+
+
 class NoRate(Model):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.05)
@@ -358,6 +365,7 @@ class NeedsTwo(Model):
         (SeedsItself, 1, True, False, 1),
         (HiddenSchedule, 1, False, True, 1),
         (HiddenByEpoch, 1, False, True, 1),
+        (SavesAnObject, 1, False, True, 1),
         (RateByHook, 1, True, True, 0),
         (NeedsTwo, 16, True, True, 0),
         (Sum, 1, True, True, 1),

@@ -147,6 +147,9 @@ def _fit(
         module.log = torch.compiler.disable(module.log)  # type: ignore[method-assign, no-untyped-call]
         # Lightning's way: the steps of the module are compiled, its hooks are not.
         fitted = torch.compile(module, mode=recipe.compile)
+    if resume_from is not None:
+        # Not every version of Lightning refuses what is more than plain data and tensors.
+        torch.load(resume_from, map_location="cpu", weights_only=True, mmap=True)
     start = functools.partial(trainer.fit, fitted, ckpt_path=resume_from)
     if is_data_module:
         # The data module stays the user's, with all its hooks, but for its training loader.

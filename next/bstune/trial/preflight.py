@@ -7,6 +7,7 @@ the weights of both, as a schedule may be hidden in a hook.
 
 import copy
 import math
+import pickle
 import statistics
 import tempfile
 import time
@@ -170,8 +171,8 @@ def preflight(
     elif not resumes:
         lines.append(
             "stopped trials start afresh, as a resumed one differs from one that was never "
-            "stopped: what changes in training has to be in the checkpoint, such as a schedule "
-            "that configure_optimizers returns"
+            "stopped: what changes in training has to be in the checkpoint, in plain data, such as "
+            "a schedule that configure_optimizers returns"
         )
     # Without time for a resumption there is none for this.
     may_sum = resumes is not None and rule_of(other.optimizers) == "linear"
@@ -364,7 +365,11 @@ def _resumes(
         if is_late():
             return None
         rest = short_trial(last, earlier=half.record(), resume_from=state)
-        resumed = _weights(_trained(recipe, rest))
+        try:
+            resumed = _weights(_trained(recipe, rest))
+        # Objects of the user's own are not loaded.
+        except pickle.UnpicklingError:
+            return False
     trainer = _trained(recipe, short_trial(last))
     if _holds_schedule(trainer):
         return False

@@ -2,8 +2,8 @@
 
     python twenty_projects.py FOLDER --rows rows/twenty_projects.jsonl [--names ...]
 
-``FOLDER`` has the projects' code, and in ``conf/workload`` what each trains. Of that file a study is
-given data, module, Trainer and target alone (the lines of its adapter are counted): batch size,
+``FOLDER`` has the projects' code, and in ``conf/workload`` what each trains. Of that file a study
+is given data, module, Trainer and target alone (the lines of its adapter are counted): batch size,
 rate and length are the project's own, or those of the file where one line asks for them.
 """
 
