@@ -170,7 +170,7 @@ def make_trainer(
         # What is for a try alone.
         "fast_dev_run": False,
         "barebones": False,
-        "limit_val_batches": arguments.get("limit_val_batches") or 1.0,
+        "limit_val_batches": arguments.get("limit_val_batches") or None,
     }
     if not own_training:
         for name in PACKAGES:
