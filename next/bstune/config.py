@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bstune.core.errors import InputError
 from bstune.options import (
+    OF_EACH_TRIAL,
     Options,
     from_python,
     missing,
@@ -287,6 +288,9 @@ def _ranges(tune: Any, config: DictConfig) -> Any:
     known = config.get("tunable") or {}
     ranges = {}
     for name in tune:
+        if name in OF_EACH_TRIAL:
+            # Options refuse it.
+            return tune
         if name not in known:
             raise InputError(
                 f"tune must name what tunable has a range for, {', '.join(known) or 'none'}, but "

@@ -94,10 +94,6 @@ class Halved(DataLoader):
             yield batch / 2
 
 
-def own_generator():
-    return RandomSampler(DATA, generator=torch.Generator())
-
-
 def sampled(sampler):
     return DataLoader(DATA, batch_size=4, sampler=sampler)
 
@@ -106,7 +102,7 @@ def sampled(sampler):
 LOADERS = {
     "shuffled": (lambda: DataLoader(DATA, 4, shuffle=True, drop_last=True), True),
     "sequential": (lambda: DataLoader(DATA, 4), True),
-    "own generator": (lambda: sampled(own_generator()), True),
+    "own generator": (lambda: sampled(RandomSampler(DATA, generator=torch.Generator())), True),
     "weighted": (lambda: sampled(WeightedRandomSampler([1.0] * EXAMPLES, EXAMPLES)), False),
     "own sampler": (lambda: sampled(OwnSampler()), True),
     "told its epoch": (lambda: sampled(EpochSampler()), True),

@@ -33,7 +33,6 @@ PARTS = {
     ("key", "node", "built"),
     [
         ("data", PARTS["data"], {"root": "/data", "size": 8}),
-        ("module", PARTS["module"], {"lr": 0.25, "on": "cpu"}),
         (
             "module",
             {

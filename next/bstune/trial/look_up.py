@@ -18,7 +18,7 @@ from bstune.recipe.found import Found, chosen_metric
 from bstune.recipe.recipe import RATES, Recipe, TrialSettings, settings_of
 from bstune.trial.batches import AnyLoader, count_examples, own_batch_size
 from bstune.trial.lightning import fit
-from bstune.trial.trainer import base_rates
+from bstune.trial.trainer import base_rates, callbacks_of
 from bstune.trial.trial import may_be_of_size
 from bstune.trial.worker import tell_progress
 
@@ -275,12 +275,10 @@ def _batch_size(data: Any, loader: Any, *, is_own: bool) -> tuple[int | None, st
 
 def _monitors(trainer: Trainer, arguments: dict[str, Any]) -> dict[str, Mode]:
     """The metrics that call-backs and schedules read, and their directions."""
-    given = arguments.get("callbacks") or []
-    given = given if isinstance(given, list | tuple) else [given]
     monitors: dict[str, Mode] = {}
     # Those that the module itself configures are among the Trainer's.
     of_trainer: list[Any] = getattr(trainer, "callbacks", [])
-    for callback in [*given, *of_trainer]:
+    for callback in [*callbacks_of(arguments), *of_trainer]:
         name = getattr(callback, "monitor", None)
         if isinstance(name, str):
             monitors[name] = "max" if getattr(callback, "mode", "min") == "max" else "min"

@@ -6,7 +6,7 @@ of one does not take modules of the other.
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -150,9 +150,7 @@ def make_trainer(
     arguments = recipe.trainer(trial)
     kinds = CHOOSING if own_training else CHOOSING + WRITING
     left_out = tuple(getattr(package.callbacks, kind) for kind in kinds)
-    users = arguments.get("callbacks") or []
-    users = users if isinstance(users, list | tuple) else [users]
-    kept = [callback for callback in users if not isinstance(callback, left_out)]
+    kept = [one for one in callbacks_of(arguments) if not isinstance(one, left_out)]
     weights = [MicroBatchWeights(micro_batch_sizes)] if count > 1 else []
     device = resolve_device(recipe.device)
     ours: dict[str, Any] = {
@@ -172,7 +170,7 @@ def make_trainer(
         # What is for a try alone.
         "fast_dev_run": False,
         "barebones": False,
-        "limit_val_batches": arguments.get("limit_val_batches") or 1.0,
+        "limit_val_batches": arguments.get("limit_val_batches") or None,
     }
     if not own_training:
         for name in PACKAGES:
@@ -195,6 +193,12 @@ def make_trainer(
         accumulated = arguments.get("accumulate_grad_batches") or 1
         trainer.limit_train_batches = math.ceil(trainer.limit_train_batches / accumulated)
     return trainer
+
+
+def callbacks_of(arguments: Mapping[str, Any]) -> list[Any]:
+    """The call-backs among the Trainer's arguments, which may be one alone."""
+    given = arguments.get("callbacks") or []
+    return [*given] if isinstance(given, list | tuple) else [given]
 
 
 def package_of(module: LightningModule) -> str:
