@@ -59,11 +59,22 @@ def workloads(folder):
     return {file.stem: yaml.safe_load(file.read_text()) for file in sorted(files)}
 
 
+def as_hydra(node):
+    """A node with LightningCLI's class paths as Hydra has them."""
+    if isinstance(node, list):
+        return [as_hydra(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if "class_path" in node:
+        node = {"_target_": node["class_path"], **node.get("init_args", {})}
+    return {name: as_hydra(value) for name, value in node.items()}
+
+
 def adapter_of(old, *further):
     """The lines of a workload's file: what is trained, its target, and further options."""
     target = old["target"]
     sign = "<=" if target["mode"] == "min" else ">="
-    new = {name: old[name] for name in NEEDED if name in old}
+    new = {name: as_hydra(old[name]) for name in NEEDED if name in old}
     for module in (new["module"],):
         for name in [name for name, value in module.items() if value == "${trial.lr}"]:
             del module[name]
