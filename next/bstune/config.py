@@ -180,7 +180,10 @@ def _file_of(group: str, name: str | None, folders: Sequence[Path]) -> Path:
     problem = f"there is no {group} {name}" if name else f"{group} is missing"
     hint = f"did you mean {meant}? " if meant else ""
     plus = "+" if group == "workload" else ""
-    raise InputError(f"{problem}: {hint}{plus}{group}=NAME takes {', '.join(sorted(files))}")
+    there = ", ".join(sorted(files))
+    raise InputError(
+        f"{problem}: {hint}{plus}{group}=NAME takes {there}, and those of --config-dir FOLDER"
+    )
 
 
 def _fill_by_name(config: DictConfig, folders: Sequence[Path]) -> None:
