@@ -446,7 +446,7 @@ def test_hugging_face_trials_resume_as_if_they_had_not_stopped(tmp_path):
 
 
 def test_the_guides_example_runs(tmp_path):
-    guide = (Path(__file__).parents[1] / "INTEGRATIONS.md").read_text()
+    guide = (Path(__file__).parents[1] / "bstune/integrations/README.md").read_text()
     blocks = [block.partition("```")[0] for block in guide.split("```python\n")[1:]]
     example = next(block for block in blocks if '"blobs"' in block)
     example = example.replace("trials=32", "trials=2, seeds=1, mlflow={'uri': None}")
