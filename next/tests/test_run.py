@@ -27,7 +27,9 @@ ROOT = Path(__file__).parents[1]
 def tune(folder, module=Model, **changes):
     """A study in this process, in a folder of its own, without MLflow."""
     places = {"output": str(folder / "out"), "storage": f"sqlite:///{folder}/study.db"}
-    options = ARGUMENTS | {"workers": 0, "mlflow": {"uri": None}} | places | changes
+    # One that each rate which is found reaches on each seed.
+    own = {"workers": 0, "mlflow": {"uri": None}, "target": "val/loss <= 0.2"}
+    options = ARGUMENTS | own | places | changes
     return bstune.tune(module, Data(), **options)
 
 
@@ -89,7 +91,7 @@ def test_optuna_shows_the_study(finished):
     result = bstune.load(folder / "out")
     study = optuna.load_study(study_name="Model", storage=f"sqlite:///{folder}/study.db")
     frame = study.trials_dataframe()
-    value = "value_seconds to val/loss <= 0.1"
+    value = "value_seconds to val/loss <= 0.2"
     assert {"params_batch_size", "params_lr", value, "state"} <= set(frame.columns)
     assert len(frame) == len(result.records)
     plots = optuna.visualization.matplotlib
@@ -162,7 +164,7 @@ def test_another_studys_settings_are_refused(finished):
     before = sorted(path.name for path in folder.rglob("*"))
     # That is told before anything is asked of the worker.
     with pytest.raises(BstuneError, match="target"):
-        tune(folder, target="val/loss <= 0.2", device="cuda")
+        tune(folder, target="val/loss <= 0.3", device="cuda")
     assert sorted(path.name for path in folder.rglob("*")) == before
 
 
