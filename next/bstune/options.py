@@ -299,8 +299,6 @@ class Options(Section):
 
 # Runs of the whole budget that the least answer stands on.
 RUNS_OF_ANSWER = 4
-# Options of later versions: the values that work now, and what this version does.
-NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {}
 
 
 def _section(name: str) -> type[Section] | None:
@@ -330,8 +328,8 @@ def options_from(values: Mapping[str, Any]) -> Options:
     """Check the values of all options, nested as in ``conf/config.yaml``.
 
     Raises:
-        InputError: with a line for each option that is unknown, missing or out of its bounds, that
-            contradicts another one, or that this version cannot serve yet.
+        InputError: with a line for each option that is unknown, missing or out of its bounds, or
+            that contradicts another one.
     """
     try:
         options = Options.model_validate(values)
@@ -342,7 +340,7 @@ def options_from(values: Mapping[str, Any]) -> Options:
             # Of the alternatives that a value may be, the first is told.
             lines.setdefault(name, _mistake(name, details))
         raise InputError("\n".join(lines.values())) from error
-    problems = [*_contradictions(options), *_later(options)]
+    problems = list(_contradictions(options))
     if problems:
         raise InputError("\n".join(problems))
     return options
@@ -486,14 +484,6 @@ def _of_objective(options: Options) -> Iterator[str]:
             f"objective={options.objective} needs a goal: give target='{target.metric} {sign} "
             f"GOAL', or objective=metric, but got '{target}'"
         )
-
-
-def _later(options: Options) -> Iterator[str]:
-    """Say which options this version cannot serve yet, a line each."""
-    for name, (working, what) in NOT_YET.items():
-        value = reduce(getattr, name.split("."), options)
-        if value not in working:
-            yield f"{name}={value}: this version {what}; leave it out"
 
 
 # Options that Python takes as a pair.

@@ -112,7 +112,7 @@ class Study:
 
     def __iter__(self) -> Iterator[Trial]:
         settings = {"training": "a loop of one's own"}
-        command = partial(partial(python_call, function="bstune.Study"), self._name)
+        command = partial(python_call, self._name, function="bstune.Study")
         told = set[str]()
         with closing(driven(self._options, settings, command, in_words)) as batches:
             for (asked,) in batches:

@@ -10,7 +10,6 @@ from bstune.config import options_from_python
 from bstune.core.errors import InputError
 from bstune.core.records import Budget, Target
 from bstune.options import (
-    NOT_YET,
     OPTION_NAMES,
     Options,
     options_from,
@@ -171,14 +170,6 @@ def test_a_password_is_not_shown():
     with pytest.raises(InputError) as error:
         options_from(values(storage=["postgresql://me:s3cret@host/db"]))
     assert "s3cret" not in str(error.value)
-
-
-def test_what_works_now():
-    later = {}
-    assert set(NOT_YET) == set(later)
-    for name, value in later.items():
-        with pytest.raises(InputError, match=rf"\A{name}=.*\Z"):
-            options_from(values(**{name: value}))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 import warnings
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -176,9 +177,9 @@ class CountsSteps(Callback):
         self.steps = 0
 
     @property
+    @abstractmethod
     def goes_on(self) -> bool:
         """Whether further steps are to come."""
-        raise NotImplementedError
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the end to this call-back, where Lightning counts other steps."""
