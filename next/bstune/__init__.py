@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "1.0.0.dev0"
 
 if TYPE_CHECKING:
-    from bstune.api import Result, load, survey, tune
+    from bstune.api import survey, tune
     from bstune.core.records import Budget, Target
     from bstune.core.rules import lr_of
     from bstune.own_loop import Study
+    from bstune.result import Result, load
     from bstune.search.sampler import FrontierSampler
     from bstune.study.fit_curve import fit_curve
     from bstune.trial.lightning import StopAtTarget
@@ -35,12 +36,12 @@ _HOMES = {
     "Budget": "bstune.core.records",
     "FrontierSampler": "bstune.search.sampler",
     "NoiseScale": "bstune.trial.noise_scale",
-    "Result": "bstune.api",
+    "Result": "bstune.result",
     "StopAtTarget": "bstune.trial.lightning",
     "Study": "bstune.own_loop",
     "Target": "bstune.core.records",
     "fit_curve": "bstune.study.fit_curve",
-    "load": "bstune.api",
+    "load": "bstune.result",
     "lr_of": "bstune.core.rules",
     "survey": "bstune.api",
     "tune": "bstune.api",

@@ -68,7 +68,8 @@ def tune(arguments: Sequence[str], *, lightning: bool = False) -> int:
 
         name = options.study or str(options.workload)
         begun = begin(options, name, began, trains=composed.recipe is not None)
-    from bstune.api import run_study, workload_from_config
+    from bstune.api import workload_from_config
+    from bstune.studied import run_study
 
     workload = workload_from_config(composed, rest)
     if is_one_run:
@@ -93,7 +94,7 @@ def report(arguments: Sequence[str]) -> int:
             f"report takes one folder and a question, such as target=0.2, but got "
             f"{' '.join(rest) or 'none'}"
         )
-    from bstune.api import ask_again, load
+    from bstune.result import ask_again, load
 
     folder = Path(rest[0])
     given = _question(rest[1:])
@@ -202,8 +203,8 @@ def many(verb: str, arguments: Sequence[str]) -> int:
 
 def _first_row(folder: Path) -> str:
     """What a study's folder answers first, if it does."""
-    from bstune.api import load
     from bstune.report.answer import answer
+    from bstune.result import load
     from bstune.system.console import wrap
 
     if not (folder / "curve.json").exists():

@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bstune.api import Result, ask_again, studied
 from bstune.config import options_from_python
 from bstune.core.errors import InputError
 from bstune.core.records import Budget, Target
 from bstune.options import Options, differing, options_from
 from bstune.recipe.found import check_whole, fill_sizes
+from bstune.result import Result, ask_again
+from bstune.studied import studied
 from bstune.study.begin import Begun
 from bstune.study.loop import AskedTrial
 from bstune.study.machine import RECORDED, Machine
@@ -147,7 +148,7 @@ def driven(
         jobs: the most trials at once.
 
     Returns:
-        The trials, as of :func:`bstune.api.studied`.
+        The trials, as of :func:`bstune.studied.studied`.
     """
     name = str(options.study)
     if options.tunables:

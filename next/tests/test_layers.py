@@ -12,7 +12,7 @@ LAYERS = (
     {"hardware"},
     {"study"},
     {"report", "tracking"},
-    {"config", "api", "join", "own_loop"},
+    {"config", "result", "studied", "api", "join", "own_loop"},
     {"integrations"},
     {"__main__"},
 )

@@ -14,12 +14,12 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from omegaconf import OmegaConf
 
-from bstune.api import Result, load
 from bstune.core.errors import BstuneError, InputError
 from bstune.core.question import Question
 from bstune.integrations.hydra_params import Application, read_sweep, renamed
 from bstune.options import Options
 from bstune.own_loop import driven
+from bstune.result import Result, load
 from bstune.study.loop import AskedTrial
 from bstune.study.workload import application_command
 from bstune.system.files import write_text

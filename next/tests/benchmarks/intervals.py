@@ -33,9 +33,9 @@ from projects import PROJECTS, busy, rebatched, step_seconds
 from race import LOADS
 
 import bstune
-from bstune.api import load
 from bstune.config import compose
 from bstune.core.clock import processor_wait
+from bstune.result import load
 
 NAMES = ("digits", "fashion_mlp", "tutorial")
 FIRST_SEED = 10_000

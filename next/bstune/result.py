@@ -1,0 +1,183 @@
+"""A study's result: what it found, and what its trials say of another question."""
+
+import base64
+import html
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, PrivateAttr
+
+from bstune.core.errors import InputError
+from bstune.core.question import Question
+from bstune.core.records import Budget, Record, Target
+from bstune.options import differing, with_question
+from bstune.recipe.recipe import Recipe, settings_of
+from bstune.report.answer import render
+from bstune.report.read import read_asked, read_records, read_result
+from bstune.study.analysis import Study, analyse
+from bstune.study.estimates import step_time_of
+from bstune.study.of_options import plan_of
+from bstune.study.result import StudyResult
+from bstune.study.retarget import retargeted
+from bstune.study.workload import COMMAND, commands_of, own_training, report_command
+from bstune.system.files import StudyFolder
+from bstune.trial.table import find_table
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+class Result(StudyResult):
+    """What a study found, with its folder."""
+
+    folder: Path = Field(exclude=True)
+    _recipe: Recipe | None = PrivateAttr(default=None)
+
+    @property
+    def records(self) -> list[Record]:
+        """All trials, in order of their numbers."""
+        return read_records(self.folder)
+
+    def at(
+        self,
+        target: str | float | Target | None = None,
+        *,
+        budget: Budget | Mapping[str, float] | int | None = None,
+    ) -> "Result":
+        """What the same trials say of another target, or of the best metric in a smaller budget.
+
+        Args:
+            target: such as ``"val/loss <= 0.2"``, or another goal of the same metric.
+            budget: in place of a target: ``{"seconds": 30}``, or steps, or examples.
+
+        Raises:
+            InputError: they do not tell.
+        """
+        given = {"target": target, "budget": budget}
+        asked = {key: it for key, it in given.items() if it is not None}
+        return ask_again(self.folder, asked).of_project(self._recipe)
+
+    def train(self, **trainer: Any) -> "tuple[LightningModule, Trainer]":
+        """Train the best in this process, as its trials were: the same batches, rate and schedule.
+
+        It makes exactly ``train_steps`` of :attr:`best` or, where there are none, as many optimizer
+        steps as its runs took in the median, rounded up. The Trainer has its own logger,
+        call-backs, progress bar and evaluations, but for call-backs that choose length, batch size
+        or rate, such as EarlyStopping, and writes to ``best`` in the study's folder unless it has a
+        ``default_root_dir``. What the study shared among
+        devices is trained on one. Then ``test_step``, where there is one, sees the data's
+        ``test_dataloader`` once: its metrics are in ``trainer.callback_metrics``.
+
+        Args:
+            trainer: arguments of the Trainer in place of the study's, such as ``logger``.
+
+        Returns:
+            The trained module and its Trainer.
+
+        Raises:
+            InputError: the result was loaded, without the project, or has no best.
+        """
+        if self._recipe is None:
+            how = self.train_command or ""
+            if not how.startswith(COMMAND):
+                how = "bstune.tune(...).train(), as the same call reads a finished study again"
+            raise InputError(f"a folder has no project to train: use {how}")
+        best = self.best
+        if best is None:
+            raise InputError(f"objective={self.objective} seeks no best to train")
+        own, machine, _ = read_asked(self.folder)
+        recipe = replace(self._recipe, threads=machine.threads, devices=1, noise_scale=False)
+        if own.micro_batch_size == "auto" and machine.survey is not None:
+            recipe = replace(recipe, micro_batch_size=machine.survey.largest_fit)
+        steps = best.train_steps or math.ceil(best.steps)
+        total = best.train_steps or own.budget.last_step(best.batch_size)
+        trial = settings_of(best.batch_size, best.lr, total, own.trial.seed, best.values)
+        # It imports torch.
+        from bstune.trial.own_training import train_best
+
+        return train_best(recipe, trial, steps, self.folder / "best", trainer)
+
+    def of_project(self, recipe: Recipe | None) -> "Result":
+        """Keep what trains its best."""
+        self._recipe = recipe
+        return self
+
+    def trials_dataframe(self) -> Any:
+        """The trials as a pandas DataFrame, a row each, as Optuna calls it."""
+        import pandas
+
+        left_out = {"values", "history", "noise_scale"}
+        rows = [one.model_dump(exclude=left_out) | one.values for one in self.records]
+        return pandas.DataFrame(rows)
+
+    def __str__(self) -> str:
+        return render(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the answer and the figure."""
+        from bstune.report.figure import curve_figure
+
+        file = io.BytesIO()
+        curve_figure(self, self.records).savefig(file, format="png", dpi=80)
+        image = base64.b64encode(file.getvalue()).decode()
+        return f'<pre>{html.escape(str(self))}</pre><img src="data:image/png;base64,{image}">'
+
+
+def load(folder: str | Path) -> Result:
+    """Read the result of a study from its folder; InputError if there is none."""
+    root = Path(folder)
+    return Result(**read_result(root).model_dump(), folder=root)
+
+
+def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
+    """What the trials of a study, which may still run, say of another question; nothing is written.
+
+    Args:
+        folder: of the study.
+        given: as of :func:`bstune.options.with_question`; nothing asks for the study's own.
+
+    Raises:
+        InputError: there is no study, or its trials do not tell.
+    """
+    root = Path(folder)
+    own, machine, beside = read_asked(root)
+    options = with_question(own, given)
+    records = sorted(read_records(root), key=lambda record: record.number)
+    if options == own and StudyFolder(root).curve.exists():
+        found = load(root)
+        # A study that was run again has further trials.
+        if found.trials == len(records):
+            return found
+    step_time = find_table(str(beside["table"])).step_time if "table" in beside else None
+    plan = plan_of(own, machine, None, step_time, resumable=lambda number: False)
+    name = str(own.study or own.workload)
+    ran_for = None
+    if options != own:
+        # A budget of seconds is in the steps that it would have been in the study.
+        tau = plan.question.budget_step_time or step_time_of(plan, records)
+        question = Question(options.target, options.budget, options.objective, budget_step_time=tau)
+        schedule_follows = bool(beside.get("schedule_follows"))
+        records = retargeted(plan.question, question, records, schedule_follows)
+        plan = replace(plan, question=question)
+        ran_for = str(own.target if own.target != options.target else own.budget)
+    command, train = commands_of(str(beside["command"]), name, differing(own, options))
+    if own.tunables and train is not own_training:
+        # best.yaml is of the study's own question.
+        train = lambda batch_size, lr, steps: "the configuration of row Best"  # noqa: E731
+    study = Study(
+        plan=plan,
+        workload=str(own.workload),
+        name=name,
+        device=machine.device,
+        threads=machine.threads,
+        command=command,
+        train=train,
+        again=partial(report_command, root),
+        ran_for=ran_for,
+    )
+    return Result(**analyse(study, records).model_dump(), folder=root)

@@ -1,0 +1,328 @@
+"""A study from its begin to its files: search, new seeds, answer, MLflow."""
+
+import importlib
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import yaml
+
+from bstune.core.records import Record
+from bstune.hardware.survey import Survey
+from bstune.options import Options
+from bstune.recipe.found import remembered
+from bstune.report.answer import render
+from bstune.report.hardware import survey_line
+from bstune.report.read import read_result
+from bstune.result import Result
+from bstune.study.analysis import Study
+from bstune.study.begin import Begun, begin, further_workers
+from bstune.study.deadline import Deadline, limited
+from bstune.study.finish import TrialsFile, write_asked, write_study
+from bstune.study.loop import AskedTrial, Crew, HangWatch
+from bstune.study.machine import Machine, machine_of, survey_seconds, surveyed, without_survey
+from bstune.study.of_options import (
+    fixed_options,
+    fixed_place,
+    plan_line,
+    plan_of,
+    shared_by,
+    with_threads,
+)
+from bstune.study.plan import Plan
+from bstune.study.prepare import OfProject, prepared
+from bstune.study.progress import Progress, Stopwatch
+from bstune.study.result import ResultWarning, StudyResult
+from bstune.study.run import answered, planned, train_all_here
+from bstune.study.storage import database_errors, opened
+from bstune.study.workload import Workload, by_lightning, report_command
+from bstune.system.files import StudyFolder, whole_file, write_text
+from bstune.system.interruption import interruptible
+from bstune.system.secrets import hide
+from bstune.system.ticker import Ticker, say
+from bstune.tracking.mlflow import log_study
+from bstune.trial.trial import Trial
+from bstune.trial.worker import AnyWorker
+
+# What :func:`_finish` takes 2 CPU seconds to import.
+OF_ANSWER = ("bstune.report.figure", "bstune.report.page", "matplotlib.backends.backend_agg")
+# The answer in short, as Optuna's study has it.
+SHORT: Any = {"verdict": True, "best": {"batch_size", "lr", "values"}, "speedup": {"value"}}
+OF_MLFLOW = "mlflow.store.tracking.sqlalchemy_store"
+
+
+def run_study(options: Options, workload: Workload, begun: Begun | None = None) -> Result:
+    """Run a study to its end, or go on with it: search, new seeds, answer, files, MLflow.
+
+    Args:
+        options: of the study.
+        workload: that is tuned.
+        begun: what :func:`bstune.study.begin.begin` gives; None: the study begins here.
+
+    Raises:
+        BstuneError: for what cannot be used; Interrupted by Ctrl-C.
+    """
+    with interruptible():
+        try:
+            next(studied(options, workload, begun))
+        except StopIteration as over:
+            result: Result = over.value
+            return result
+    raise AssertionError("only a workload without train yields its trials")
+
+
+def studied(
+    options: Options,
+    workload: Workload,
+    begun: Begun | None = None,
+    jobs: int = 1,
+    joins: bool = False,
+) -> Generator[list[AskedTrial], None, Result | None]:
+    """Run a study as :func:`run_study` does; trials that nothing here trains are yielded.
+
+    Args:
+        options: of the study.
+        workload: that is tuned; where its ``train`` is None, whoever drives this sets the record
+            of each trial that it is given.
+        begun: what :func:`bstune.study.begin.begin` gives; None: the study begins here.
+        jobs: the most trials that are yielded at once; a workload that trains has ``workers``.
+        joins: train what another process has planned, which gives the answer; None is returned.
+    """
+    folder = StudyFolder(Path(options.output))
+    name = options.study or workload.name
+    failed = "failed; the same command goes on with what is stored"
+    with ExitStack() as stack, database_errors(options.storage, failed):
+        begun = begun or begin(options, name, trains=workload.table is None)
+        stack.callback(begun.close)
+        ticker, stopwatch = begun.ticker, Stopwatch(begun.at)
+        storage = stack.enter_context(opened(options.storage, name, folder))
+        # A study that was begun goes on with what was found before.
+        options = with_threads(remembered(options, storage.setting))
+        storage.check({**fixed_options(options), **workload.settings})
+        options, project, machine, train, deadline = _prepared(
+            options, workload, begun, storage.setting, stopwatch
+        )
+        table = workload.table
+        plan = plan_of(
+            options,
+            machine,
+            deadline,
+            step_time=None if table is None else table.step_time,
+            resumable=lambda number: (
+                table is not None or (project.resumes and folder.checkpoint(number).exists())
+            ),
+        )
+        place = fixed_place(machine)
+        settings = {**fixed_options(options), **workload.settings}
+        if not joins:
+            settings |= place
+        elif place != {name: storage.setting(name) for name in place}:
+            # Another kind of machine gives steps alone.
+            storage.counts_seconds = False
+            plan = replace(plan, timings=())
+        storage.begin(plan.space, plan.question, {**settings, **project.model_dump(mode="json")})
+        say(plan_line(workload.name, options, plan, machine))
+        config = _filled_config(options, workload, project.schedule_follows)
+        if not joins:
+            storage.settle(by_proxy=True)
+            storage.share(shared_by(options, machine, workload.command({}), begun.at))
+            write_asked(folder, config, machine)
+        stopwatch.plan = plan
+        progress = Progress(ticker, plan, storage.records())
+        train_some = None
+        if train is not None:
+            workers = _crew(stack, begun, options)
+            jobs = max(len(workers), 1)
+            watch = HangWatch(options.wall_seconds, options.trial_seconds)
+            train_some = (
+                Crew(workers, train, watch, progress.begun).train
+                if workers
+                else partial(train_all_here, train)
+            )
+        observers = (stopwatch, progress, TrialsFile(folder))
+        if joins:
+            yield from planned(plan, storage, folder, train_some, observers, jobs)
+            return None
+        if options.workers and begun.worker is not None:
+            # This process has little to do while the worker trains.
+            modules = OF_ANSWER if options.mlflow.uri is None else (*OF_ANSWER, OF_MLFLOW)
+            Thread(target=_import_all, args=modules, daemon=True).start()
+        study = _study_of(name, workload, plan, machine, project, folder)
+        result, records = yield from answered(
+            study, storage, folder, train_some, observers, ticker, jobs
+        )
+        ticker.does("writing the answer")
+        stopwatch.lap("answer")
+        result = _timed(result, stopwatch, folder)
+        answer = _finish(options, config, folder, result, records, machine, deadline)
+        storage.show_answer(result.model_dump(mode="json", include=SHORT), render(result))
+        return answer
+
+
+def _study_of(
+    name: str,
+    workload: Workload,
+    plan: Plan,
+    machine: Machine,
+    project: OfProject,
+    folder: StudyFolder,
+) -> Study:
+    """What the answer is written from."""
+    return Study(
+        plan=plan,
+        workload=workload.name,
+        name=name,
+        device=machine.device,
+        threads=machine.threads,
+        command=workload.command,
+        train=workload.train_command,
+        again=partial(report_command, folder.root),
+        warnings=tuple(
+            ResultWarning(kind="schedule", fix=remedy, state=state)
+            for state, remedy in project.schedules
+        ),
+    )
+
+
+def _crew(stack: ExitStack, begun: Begun, options: Options) -> list[AnyWorker]:
+    """The workers that train; a recorded run has none."""
+    if begun.worker is None:
+        return []
+    others = further_workers(options.workers, begun.worker, begun.log)
+    return [begun.worker, *map(stack.enter_context, others)]
+
+
+def _filled_config(options: Options, workload: Workload, schedule_follows: bool) -> str:
+    """A workload's config with all options as they were found, and what another question needs."""
+    config = yaml.safe_load(workload.config) | options.model_dump(mode="json")
+    config |= {"target": str(options.target), "command": workload.command({})}
+    config["schedule_follows"] = schedule_follows
+    return yaml.safe_dump(hide(config), sort_keys=False)
+
+
+def _prepared(
+    options: Options,
+    workload: Workload,
+    begun: Begun,
+    setting: Callable[[str], Any],
+    stopwatch: Stopwatch,
+) -> tuple[Options, OfProject, Machine, Callable[[Trial], None] | None, Deadline | None]:
+    """Look at the machine and the project, and make the survey; recorded runs have none of these.
+
+    Args:
+        options, workload, begun: of the study.
+        setting: gives what it was begun with, by name; None: it is new.
+        stopwatch: counts the start and the preparation.
+
+    Returns:
+        The options, all of them filled; what the project told; the machine with its survey; what
+        trains a trial; the time limit.
+    """
+    worker, recipe = begun.worker, workload.recipe
+    if worker is not None:
+        begun.ticker.does("importing torch and lightning")
+    machine = workload.machine or machine_of(options, worker)
+    deadline = limited(options.wall_seconds, begun.at, stopwatch.lap("start"))
+    project, preflight, train = OfProject(), 0.0, workload.train
+    if worker is not None and recipe is not None:
+        if setting("target") is None:
+            begun.ticker.does("looking at the project")
+            options, project, preflight = prepared(
+                worker, recipe, options, workload.command, deadline
+            )
+        else:
+            project = OfProject(**{name: setting(name) for name in OfProject.model_fields})
+        seconds = survey_seconds(options, deadline, preflight)
+        machine, train = _with_survey(
+            options, workload, worker, machine, project.survey, seconds, begun.ticker
+        )
+        if options.budget.seconds is not None:
+            project = project.model_copy(update={"survey": machine.survey})
+    took = stopwatch.lap("preparation")
+    if deadline is not None:
+        deadline = replace(deadline, preparation=took)
+    return options, project, machine, train, deadline
+
+
+def _with_survey(
+    options: Options,
+    workload: Workload,
+    worker: AnyWorker,
+    machine: Machine,
+    survey: Survey | None,
+    seconds: float,
+    ticker: Ticker,
+) -> tuple[Machine, Callable[[Trial], None]]:
+    """Make or read the survey, unless the study has one; the machine with it, and what trains.
+
+    Raises:
+        InputError: an option needs the survey, which is left out.
+    """
+    assert workload.recipe is not None  # noqa: S101 (there is a worker)
+    # A study that was begun keeps its number of threads.
+    recipe = replace(workload.recipe, threads=options.threads)
+    if survey is None:
+        why = without_survey(options, worker, seconds)
+        if why:
+            say(f"no survey of memory and step times: {why}")
+            return machine, by_lightning(recipe)
+        ticker.does("survey of memory and step times")
+        survey, was_kept = surveyed(machine, worker, recipe, options, workload.settings, seconds)
+        say(survey_line(survey, was_kept))
+    recipe = replace(recipe, threads=survey.threads)
+    if options.micro_batch_size == "auto":
+        recipe = replace(recipe, micro_batch_size=survey.largest_fit)
+    return machine.with_survey(survey), by_lightning(recipe)
+
+
+def _timed(result: StudyResult, stopwatch: Stopwatch, folder: StudyFolder) -> StudyResult:
+    """A result with where the seconds went."""
+    phases = stopwatch.phases
+    # A command that had nothing to train leaves the result as it was.
+    if not stopwatch.trials and folder.curve.exists():
+        phases = read_result(folder.root).spent.phases
+    spent = result.spent.model_copy(update={"phases": phases})
+    return result.model_copy(update={"spent": spent})
+
+
+def _import_all(*modules: str) -> None:
+    """Import modules, up to one that is not there: who needs it says so."""
+    with suppress(ImportError):
+        for module in modules:
+            importlib.import_module(module)
+
+
+def _finish(
+    options: Options,
+    config: str,
+    folder: StudyFolder,
+    result: StudyResult,
+    records: Sequence[Record],
+    machine: Machine,
+    deadline: Deadline | None,
+) -> Result:
+    """Write a study's files, and log it to MLflow where a time limit allows it."""
+    # They import matplotlib and jinja2, which nothing needs before.
+    from bstune.report.figure import curve_figure, roofline_figure
+    from bstune.report.page import page
+
+    write_study(folder, result, records)
+    with whole_file(folder.figure) as file:
+        curve_figure(result, records).savefig(file, format="png", dpi=150)
+    if machine.survey is not None and machine.survey.roofline is not None:
+        with whole_file(folder.roofline) as file:
+            roofline_figure(machine.survey).savefig(file, format="png", dpi=150)
+    write_text(folder.page, page(result, records, config))
+    uri, experiment = options.mlflow.uri, options.mlflow.experiment
+    is_late = deadline is not None and not deadline.allows_mlflow(time.monotonic())
+    if uri is not None and is_late:
+        say("MLflow: left out, as the time is over; the same command logs the study")
+    elif uri is not None:
+        logged = log_study(result, records, folder, uri=uri, experiment=experiment)
+        say(f"MLflow: {logged}")
+    return Result(**result.model_dump(), folder=folder.root)
