@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from bstune.core.records import Budget, Target
     from bstune.core.rules import lr_of
     from bstune.own_loop import Study
-    from bstune.result import Result, load
+    from bstune.result import Result, compare, load
     from bstune.search.sampler import FrontierSampler
     from bstune.study.fit_curve import fit_curve
     from bstune.trial.lightning import StopAtTarget
@@ -24,6 +24,7 @@ __all__ = [
     "Study",
     "Target",
     "__version__",
+    "compare",
     "fit_curve",
     "load",
     "lr_of",
@@ -40,6 +41,7 @@ _HOMES = {
     "StopAtTarget": "bstune.trial.lightning",
     "Study": "bstune.own_loop",
     "Target": "bstune.core.records",
+    "compare": "bstune.result",
     "fit_curve": "bstune.study.fit_curve",
     "load": "bstune.result",
     "lr_of": "bstune.core.rules",

@@ -1,5 +1,6 @@
 """The command line: ``python -m bstune [VERB] ...``; a table maps each verb to a function."""
 
+import argparse
 import gc
 import os
 import sys
@@ -17,16 +18,18 @@ from bstune.core.errors import BstuneError, InputError, Interrupted
 from bstune.system.interruption import interruptible
 
 # By design.md; each comes in a version of its own.
-LATER = ("compare", "sweep")
+LATER = ("sweep",)
 
 HELP = """\
 usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
-       python -m bstune +workload=NAME trial.batch_size=B trial.lr=LR
+       python -m bstune +workload=NAME trial.batchstudy_size=B trial.lr=LR
        python -m bstune lightning [main.py] config.yaml [--model.KEY=VALUE ...]
                         [lr_key=model.init_args.lr] [OPTION=VALUE ...]
        python -m bstune worker storage=URL study=NAME [OPTION=VALUE ...]
        python -m bstune survey +workload=NAME [OPTION=VALUE ...] [--json]
        python -m bstune report FOLDER [target='val/loss <= 0.2'] [--json]
+       python -m bstune compare FOLDER FOLDER ... [--over parameters]
+                        [--values STUDY=SIZE ...] [--output FOLDER] [--json]
 
 tune     find the batch size and learning rate that reach the target fastest
          (the default); the same command continues a study
@@ -37,6 +40,8 @@ worker   train trials of a study that tune began in the storage, on another
 survey   measure which batch sizes fit, what their steps take and what bounds them
 report   print the answer of a study's folder again; what its trials say of another
          target=GOAL, or of the best metric in a smaller budget.seconds=SECONDS
+compare  print studies beside each other, with a power law of the critical batch
+         size over parameters, examples or values; --output writes page and figure
 
 -m                a study for each of several values, such as seed=0,1
 --json            print the result as JSON in place of the answer
@@ -108,6 +113,48 @@ def report(arguments: Sequence[str]) -> int:
     return 0
 
 
+def compare(arguments: Sequence[str]) -> int:
+    """Print studies beside each other, and write the page where one is asked for."""
+    from bstune.result import compare as compared
+
+    given = _of_compare(arguments)
+    comparison = compared(given.folders, over=given.over, values=dict(given.values) or None)
+    print(comparison.model_dump_json(indent=1) if given.json else comparison)
+    if given.output is not None:
+        from bstune.report.compare_page import write
+
+        write(comparison, given.output)
+        print(f"\nFiles      {given.output}", file=sys.stderr)
+    return 0
+
+
+def _of_compare(arguments: Sequence[str]) -> argparse.Namespace:
+    """The folders and the options of ``compare``.
+
+    Raises:
+        InputError: argparse takes them for wrong.
+    """
+    parser = argparse.ArgumentParser("bstune compare", add_help=False, exit_on_error=False)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--over")
+    parser.add_argument("--values", nargs="+", type=study_size, default=[], metavar="STUDY=SIZE")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--json", action="store_true")
+    try:
+        given, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise InputError(f"compare: {error}") from error
+    if unknown:
+        raise InputError(f"compare takes folders, --over, --values and --output, not {unknown[0]}")
+    return given
+
+
+def study_size(text: str) -> tuple[str, float]:
+    """A study's name and its size, of ``NAME=SIZE``."""
+    name, _, size = text.partition("=")
+    return name, float(size)
+
+
 def survey(arguments: Sequence[str]) -> int:
     """Measure what the machine allows a workload, or read what was measured before."""
     as_json, rest = _without(arguments, "--json")
@@ -143,6 +190,7 @@ VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "worker": worker,
     "survey": survey,
     "report": report,
+    "compare": compare,
 }
 
 
@@ -291,7 +339,7 @@ def _of_one_run(record: object) -> str:
     assert isinstance(record, Record)  # noqa: S101 (an import at the top would cost every command)
     value = record.finite_history[-1][1] if record.finite_history else float("nan")
     return (
-        f"batch size {record.batch_size}, lr {number(record.lr)}: {record.status} after "
+        f"batch size {record.batchstudy_size}, lr {number(record.lr)}: {record.status} after "
         f"{record.steps} steps, {seconds(record.train_seconds)} of training, metric {value:.4g}"
     )
 

@@ -4,7 +4,7 @@ import base64
 import html
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from bstune.core.records import Budget, Record, Target
 from bstune.options import differing, with_question
 from bstune.recipe.recipe import Recipe, settings_of
 from bstune.report.answer import render
+from bstune.report.compare import Comparison, compared
 from bstune.report.read import read_asked, read_records, read_result
 from bstune.study.analysis import Study, analyse
 from bstune.study.estimates import step_time_of
@@ -181,3 +182,30 @@ def ask_again(folder: str | Path, given: Mapping[str, Any]) -> Result:
         ran_for=ran_for,
     )
     return Result(**analyse(study, records).model_dump(), folder=root)
+
+
+def compare(
+    studies: Sequence["str | Path | Result"],
+    *,
+    over: str | None = None,
+    values: Mapping[str, float] | None = None,
+) -> Comparison:
+    """Compare studies: what their best takes, their critical batch sizes, and what differs.
+
+    Args:
+        studies: two or more, folders or results.
+        over: fits a power law of the critical batch size over ``parameters`` or ``examples`` of the
+            studies, or over ``values``, whose name this is.
+        values: the size of each study, by its name in the table.
+
+    Returns:
+        The comparison; ``print(comparison)`` shows its table.
+
+    Raises:
+        InputError: a folder has no study, or they have two metrics or no sizes.
+    """
+    results = [one if isinstance(one, Result) else load(one) for one in studies]
+    names = [result.study for result in results]
+    if len(set(names)) < len(names):
+        names = [str(result.folder) for result in results]
+    return compared(dict(zip(names, results, strict=True)), over, values)

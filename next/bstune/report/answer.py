@@ -95,7 +95,7 @@ def _first(result: StudyResult) -> Row:
     text = "batch size"
     critical = result.critical
     if critical is not None:
-        text = _critical(critical)
+        text = critical_text(critical)
         if critical.linear_below is not None and critical.no_gain_above is not None:
             below, above = _whole(critical.linear_below), _whole(critical.no_gain_above)
             text += f": linear below {below}, no gain above {above}"
@@ -212,7 +212,7 @@ def _speedup_text(result: StudyResult, speedup: Speedup, baseline: Confirmed) ->
     if speedup.at_least:
         end = BASELINE_ENDS[result.baseline_limit or "budget"]
         return f"at least {better} {than} {pair}, whose median run {end}"
-    return f"{better}{_brackets(speedup.low, speedup.high, _end)} {than} {pair}"
+    return f"{better}{brackets(speedup.low, speedup.high, _end)} {than} {pair}"
 
 
 def _end(value: float) -> str:
@@ -282,7 +282,7 @@ def _also_good(result: StudyResult) -> Iterator[str]:
 
 def _scaling(result: StudyResult) -> Iterator[str]:
     if result.critical is not None:
-        yield "; ".join([f"critical {_critical(result.critical)}", *noise_scale(result)])
+        yield "; ".join([f"critical {critical_text(result.critical)}", *noise_scale(result)])
 
 
 def noise_scale(result: StudyResult) -> Iterator[str]:
@@ -290,15 +290,15 @@ def noise_scale(result: StudyResult) -> Iterator[str]:
     noise = result.noise_scale
     if noise is not None:
         write = partial(console.number, digits=2)
-        ends = _brackets(noise.low, noise.high, write)
+        ends = brackets(noise.low, noise.high, write)
         yield f"noise scale {write(noise.value)}{ends}, a rough proxy"
 
 
-def _critical(critical: Critical) -> str:
+def critical_text(critical: Critical) -> str:
     """Write the critical batch size, without its first word."""
     ends = critical.interval
     if ends.value is not None:
-        return f"batch size {_whole(ends.value)}{_brackets(ends.low, ends.high, _whole)}"
+        return f"batch size {_whole(ends.value)}{brackets(ends.low, ends.high, _whole)}"
     if ends.low is not None:
         last = f"{critical.largest:,}"
         return f"batch size above {_whole(ends.low)}: no trial above {last} reached the target"
@@ -334,7 +334,7 @@ def growth(result: StudyResult) -> Iterator[str]:
     """Write how the best rate grows with batch size."""
     exponent = result.lr_exponent
     if exponent is not None and exponent.value is not None:
-        ends = _brackets(exponent.low, exponent.high, "{:.2f}".format)
+        ends = brackets(exponent.low, exponent.high, "{:.2f}".format)
         yield f"lr* grows as B^{exponent.value:.2f}{ends}"
 
 
@@ -408,7 +408,7 @@ def _whole(value: float) -> str:
     return console.number(round(value))
 
 
-def _brackets(low: float | None, high: float | None, write: Callable[[float], str]) -> str:
+def brackets(low: float | None, high: float | None, write: Callable[[float], str]) -> str:
     """Write an interval behind its value; an end that is not known is open."""
     if low is not None and high is not None:
         return f" ({write(low)} to {write(high)})"

@@ -119,7 +119,7 @@ def _draw_metric(figure: Figure, result: StudyResult, records: Sequence[Record])
     run_axes.set_ylabel(f"{result.target.metric} on new seeds", parse_math=False)
     run_axes.tick_params(labelsize=8)
     run_axes.grid(alpha=0.15)
-    _draw_legend(figure, (metric_axes, rate_axes))
+    draw_legend(figure, (metric_axes, rate_axes))
 
 
 def _draw_curve(figure: Figure, result: StudyResult, records: Sequence[Record]) -> None:
@@ -140,7 +140,7 @@ def _draw_curve(figure: Figure, result: StudyResult, records: Sequence[Record]) 
     )
     time = Panel(
         name="training time to the target",
-        curve=_curve_seconds,
+        curve=curve_seconds,
         trial=_trial_seconds,
         confirmed=lambda runs: runs.seconds,
         number=console.seconds,
@@ -159,10 +159,11 @@ def _draw_curve(figure: Figure, result: StudyResult, records: Sequence[Record]) 
         rate_axes.set_title(text, fontsize=9, parse_math=False)
     for axes in further:
         _draw_over_targets(axes, over_targets)
-    _draw_legend(figure, (steps_axes, rate_axes))
+    draw_legend(figure, (steps_axes, rate_axes))
 
 
-def _curve_seconds(point: CurvePoint) -> tuple[float, float, float]:
+def curve_seconds(point: CurvePoint) -> tuple[float, float, float]:
+    """Give the training seconds to the target: low, median and high."""
     each = point.step_seconds
     return point.steps_low * each, point.steps * each, point.steps_high * each
 
@@ -200,7 +201,7 @@ def _draw_panel(axes: Axes, panel: Panel, result: StudyResult, trials: Sequence[
         # Trials far off the curve would leave it little room.
         axes.set_ylim(min(heights) / ROOM, max(heights) * ROOM)
     axes.set_ylabel(panel.name, parse_math=False)
-    _scale(axes, panel)
+    scale(axes, panel)
 
 
 def _scatter(
@@ -268,7 +269,7 @@ def _draw_over_targets(axes: Axes, points: Sequence[CriticalAt]) -> None:
     axes.grid(alpha=0.15)
 
 
-def _scale(axes: Axes, panel: Panel) -> None:
+def scale(axes: Axes, panel: Panel) -> None:
     """Scale both axes, with batch sizes at powers of two and plain numbers."""
     axes.set(xscale="log", yscale=panel.scale, xlabel="batch size")
     axes.xaxis.set_major_locator(LogLocator(2, numticks=9))
@@ -284,7 +285,7 @@ def _scale(axes: Axes, panel: Panel) -> None:
     axes.grid(alpha=0.15)
 
 
-def _draw_legend(figure: Figure, panels: Sequence[Axes]) -> None:
+def draw_legend(figure: Figure, panels: Sequence[Axes]) -> None:
     """Draw one legend for all panels, each entry once."""
     entries: dict[str, Any] = {}
     for axes in panels:

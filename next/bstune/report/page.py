@@ -1,12 +1,14 @@
 """The page of a study: answer, figure and trials in one file, without network or scripts."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from bstune.core.records import Record
 from bstune.report.answer import MOST_WARNINGS, Row, answer, header, noise_scale, rates
@@ -26,6 +28,25 @@ def page(result: StudyResult, records: Sequence[Record], config_text: str) -> st
         records: of all its trials.
         config_text: the composed config, without secrets.
     """
+    verdict, *rows = answer(result)
+    # The page has the rates and the noise scale for every question.
+    for label, texts in (("Rates", rates(result)), ("Scaling", noise_scale(result))):
+        if label not in [row.label for row in rows]:
+            rows += [Row(label, text) for text in texts]
+    return template("page.html.j2").render(
+        result=result,
+        records=records,
+        header=header(result),
+        verdict=verdict,
+        rows=rows,
+        further_warnings=result.warnings[MOST_WARNINGS:],
+        figure=svg(partial(curve_figure, result, records)),
+        config_text=config_text,
+    )
+
+
+def template(name: str) -> Template:
+    """One of this package's templates, which escapes all that it is given."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -36,27 +57,14 @@ def page(result: StudyResult, records: Sequence[Record], config_text: str) -> st
     environment.filters["number"] = console.number
     environment.filters["exact"] = console.exact
     environment.filters["seconds"] = console.seconds
-    verdict, *rows = answer(result)
-    # The page has the rates and the noise scale for every question.
-    for label, texts in (("Rates", rates(result)), ("Scaling", noise_scale(result))):
-        if label not in [row.label for row in rows]:
-            rows += [Row(label, text) for text in texts]
-    return environment.get_template("page.html.j2").render(
-        result=result,
-        records=records,
-        header=header(result),
-        verdict=verdict,
-        rows=rows,
-        further_warnings=result.warnings[MOST_WARNINGS:],
-        figure=Markup(_svg(result, records)),  # noqa: S704 matplotlib escapes its texts
-        config_text=config_text,
-    )
+    return environment.get_template(name)
 
 
-def _svg(result: StudyResult, records: Sequence[Record]) -> str:
-    """Draw the figure as an SVG element."""
+def svg(draw: Callable[[], Figure]) -> Markup:
+    """Draw a figure as an SVG element."""
     text = io.StringIO()
     with rc_context({"svg.hashsalt": HASH_SALT}):
-        curve_figure(result, records).savefig(text, format="svg", metadata={"Date": None})
-    svg = text.getvalue()
-    return svg[svg.index("<svg") :]
+        draw().savefig(text, format="svg", metadata={"Date": None})
+    element = text.getvalue()
+    # matplotlib escapes its texts.
+    return Markup(element[element.index("<svg") :])  # noqa: S704
