@@ -1,0 +1,354 @@
+"""Gate *one answer*: no two statements of a study contradict each other.
+
+    python tests/benchmarks/one_answer.py [--seeds 200]
+
+Each of 200 studies draws its table (recorded, or a synthetic law), its question (time, steps,
+curve, metric), a baseline (none, the table's, one with a poor rate), a target (the table's, easier,
+one that nothing reaches), the length of its search, new seeds and sampler. A row has what
+contradicts: line 1, the typed result, Train and best.yaml, the curve at the best and the baseline,
+B_crit on the drawn law, counts, page, and in one of ten studies MLflow.
+"""
+
+import html
+import json
+import math
+import re
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import yaml
+from common import add_rows, jobs_of, parser, read_rows
+from synthetic import KINDS, draw_law, law_table
+
+import bstune
+from bstune.api import workload_from_config
+from bstune.config import compose
+from bstune.core.errors import BstuneError
+from bstune.report.answer import answer, header, render
+from bstune.report.figure import curve_figure
+from bstune.report.read import read_records
+from bstune.studied import run_study
+from bstune.system import console
+from bstune.trial.table import find_table
+
+RECORDED = (
+    "fashion_mlp",
+    "cifar_mlp",
+    "mnist_mlp",
+    "mnist_cnn",
+    "shakespeare_lstm",
+    "digits_linear",
+)
+OBJECTIVES = ("time", "steps", "curve", "metric")
+BASELINES = ("none", "table", "poor")
+TARGETS = ("table", "table", "easier", "out of reach")
+TRIALS = (4, 12, 24, 40)
+MOST_NUMBERS = 30
+# The share of a step count that is drawn or printed with three digits.
+ROUNDED = 0.01
+# A median of a few new seeds lies off the curve's 90% band by so much at most.
+OFF_THE_BAND = 1.5
+EVERY_MLFLOW = 10
+
+
+def measure(seed):
+    """Run a study, and look for what contradicts."""
+    rng = np.random.default_rng(seed)
+    pick = lambda values: values[int(rng.integers(len(values)))]  # noqa: E731
+    objective = OBJECTIVES[seed % len(OBJECTIVES)]
+    drawn = {
+        "objective": objective,
+        "table": pick((*RECORDED, *KINDS)),
+        "baseline": pick(BASELINES),
+        "target": "none" if objective == "metric" else pick(TARGETS),
+        "trials": pick(TRIALS),
+        "seeds": pick((1, 3)),
+        "sampler": "grid" if rng.random() < 0.1 else "frontier",
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            run(drawn, seed, folder)
+        except BstuneError as error:
+            return drawn | {"status": error.exit_status, "told": str(error)}
+        result = bstune.load(folder / "out")
+        return drawn | {"status": 0, "verdict": result.verdict, "wrong": wrong(result, folder)}
+
+
+def run(drawn, seed, folder):
+    """Run a study in silence."""
+    line = arguments(drawn, seed, folder)
+    with redirect_stderr(StringIO()), redirect_stdout(StringIO()):
+        composed = compose(line)
+        options = composed.options
+        if drawn["baseline"] == "none":
+            # The command line fills in the table's.
+            none = options.baseline.model_copy(update={"batch_size": None, "lr": None})
+            options = options.model_copy(update={"baseline": none})
+        run_study(options, workload_from_config(composed, line))
+
+
+def arguments(drawn, seed, folder):
+    """The command line of a study."""
+    table = drawn["table"]
+    if table in KINDS:
+        law = draw_law(table, seed)
+        runs = law_table(law).runs
+        table = str(folder / "law.jsonl")
+        Path(table).write_text("".join(json.dumps(of_run(run)) + "\n" for run in runs))
+        goal, metric, baseline = 0.1, "error", (256, law.best_lr(256) / 2)
+        given = [f"target={metric} <= {goal}", "batch_size.low=8", "batch_size.high=4096"]
+        given += ["baseline.batch_size=256", f"baseline.lr={baseline[1]:.4g}"]
+    else:
+        shipped = find_table(table)
+        goal, metric = shipped.target.goal, shipped.target.metric
+        given = []
+    if drawn["objective"] == "metric":
+        given = [one for one in given if not one.startswith("target=")]
+        given += [f"target=min {metric}", "budget.steps=300"]
+    elif drawn["target"] != "table":
+        factor = 1.3 if drawn["target"] == "easier" else 0.01
+        given = [one for one in given if not one.startswith("target=")]
+        given += [f"target={metric} <= {goal * factor:.3g}"]
+    if drawn["baseline"] == "poor":
+        given += ["baseline.lr=0.0005"]
+    uri = f"sqlite:///{folder}/mlflow.db" if seed % EVERY_MLFLOW == 0 else "null"
+    return [
+        "+workload=replay",
+        f"table={table}",
+        *given,
+        f"objective={drawn['objective']}",
+        f"trials={drawn['trials']}",
+        f"seeds={drawn['seeds']}",
+        f"sampler={drawn['sampler']}",
+        f"seed={seed}",
+        f"storage=sqlite:///{folder}/study.db",
+        f"output={folder}/out",
+        f"mlflow.uri={uri}",
+    ]
+
+
+def of_run(run):
+    """A recorded run as a line of a table's file."""
+    return json.loads(run.model_dump_json(exclude_none=True))
+
+
+def wrong(result, folder):
+    """What contradicts in a study's answer, result, files and figure; a line each."""
+    records = read_records(folder / "out")
+    rows = {row.label: row.text for row in answer(result)}
+    checks = (of_verdict, of_best, of_counts, of_curve, of_critical, of_page, of_text)
+    found = [line for check in checks for line in check(result, rows, records, folder)]
+    if (folder / "mlflow.db").exists():
+        found += of_mlflow(result, folder)
+    return found
+
+
+def of_verdict(result, rows, records, folder):
+    """Line 1, the intervals and the verdict's definition (design.md, section 1)."""
+    line = next(iter(rows))
+    if result.objective == "curve" and result.reached:
+        if result.verdict is not None or line != "Critical" or "Train" in rows:
+            yield "curve has a verdict"
+        return
+    if line.lower() != result.verdict:
+        yield f"line 1 says {line}, the result {result.verdict}"
+    gain = result.improvement if result.seeks_metric else result.speedup
+    none = 0.0 if result.seeks_metric else 1.0
+    small = 1.25
+    if result.seeks_metric and gain is not None:
+        small = 0.5 * gain.deviation
+    if gain is not None:
+        if gain.low is not None and gain.low > gain.value * (1 + 1e-9) + (gain.value < 0) * 1e9:
+            yield f"the interval {gain.low} to {gain.high} leaves out {gain.value}"
+        if gain.high is not None and gain.high < gain.value - 1e-9:
+            yield f"the interval {gain.low} to {gain.high} leaves out {gain.value}"
+    is_switch = gain is not None and gain.low is not None and gain.low > none
+    is_keep = gain is not None and gain.high is not None and gain.high < small
+    if (result.verdict == "switch") != is_switch and result.reached:
+        yield f"{result.verdict} with {gain}"
+    if result.verdict == "keep" and not is_keep:
+        yield f"keep with {gain}"
+    if (result.verdict == "use") and result.baseline is not None:
+        yield "use beside a baseline"
+    if result.verdict == "not yet" and is_keep and not is_switch:
+        yield f"not yet with {gain}"
+
+
+def of_best(result, rows, records, folder):
+    """The best in line 1, Train and best.yaml; the speedup is the quotient of the medians."""
+    best, baseline, gain = result.best, result.baseline, result.speedup
+    has_train = result.verdict in ("switch", "use")
+    if has_train != ("Train" in rows) or has_train != (result.train_command is not None):
+        yield f"Train under {result.verdict}"
+    file = folder / "out" / "best.yaml"
+    if best is None:
+        return
+    pair = best.batch_size, best.lr
+    if file.exists():
+        trial = yaml.safe_load(file.read_text())["trial"]
+        if (trial["batch_size"], trial["lr"]) != pair:
+            yield f"best.yaml has {trial}, the result {pair}"
+    if has_train:
+        text = next(iter(rows.values()))
+        named = f"batch size {best.batch_size:,}, lr {console.number(best.lr)}"
+        if named not in text:
+            yield f"line 1 does not name {named}"
+        if f"batch_size={best.batch_size}" not in rows["Train"]:
+            yield "Train names another batch size"
+    if result.verdict == "keep" and best.number != baseline.number:
+        yield "keep names another best than the baseline"
+    if gain is not None:
+        above, below = (baseline, result.other) if result.other else (baseline, best)
+        axis = "steps" if result.objective == "steps" else "seconds"
+        quotient = getattr(above, axis) / getattr(below, axis)
+        if not math.isclose(quotient, gain.value, rel_tol=0.02):
+            yield f"speedup {gain.value}, but the medians' quotient is {quotient}"
+    alone = result.lr_alone
+    if alone is not None and gain is not None and alone.speedup > gain.value:
+        yield f"lr alone gives {alone.speedup}, the best {gain.value}"
+    near = result.near_optimal
+    if near is not None and result.reached and not near[0] <= best.batch_size <= near[1]:
+        yield f"near-optimal {near} without {best.batch_size}"
+
+
+def of_counts(result, rows, records, folder):
+    """Configurations, trials and new seeds are those of the records."""
+    searched = {(record.batch_size, record.lr) for record in records if record.role == "search"}
+    if len(records) != result.trials:
+        yield f"{result.trials} trials, but {len(records)} records"
+    if result.configurations < len(searched):
+        yield f"{result.configurations} configurations, but {len(searched)} pairs were searched"
+    if console.count(result.configurations, "configuration") not in header(result):
+        yield "the header counts otherwise"
+    for runs in (result.best, result.baseline):
+        if runs is None:
+            continue
+        seeds = {
+            record.seed
+            for record in records
+            if record.role == "new seed" and record.repeats == runs.number
+        }
+        if not set(runs.seeds) <= seeds or len(runs.seeds) > result.seeds:
+            yield f"new seeds {runs.seeds} of {sorted(seeds)}"
+
+
+def of_curve(result, rows, records, folder):
+    """No mark lies far below the curve's band, nor the best above it."""
+    if not result.curve:
+        return
+    sizes = np.log([point.batch_size for point in result.curve])
+    for name, runs in (("best", result.best), ("baseline", result.baseline)):
+        if runs is None or not runs.runs or runs.is_bound or runs.train_steps is not None:
+            continue
+        if result.seeks_metric:
+            continue
+        low, high = (
+            math.exp(np.interp(math.log(runs.batch_size), sizes, np.log(ends)))
+            for ends in (
+                [point.steps_low for point in result.curve],
+                [point.steps_high for point in result.curve],
+            )
+        )
+        if runs.steps < low / OFF_THE_BAND:
+            yield f"{name} takes {runs.steps} steps, below the band {low:.0f} to {high:.0f}"
+        if name == "best" and result.verdict != "keep" and runs.steps > high * OFF_THE_BAND:
+            yield f"{name} takes {runs.steps} steps, above the band {low:.0f} to {high:.0f}"
+
+
+def of_critical(result, rows, records, folder):
+    """The printed B_crit is where the drawn law is twice its floor; its regimes are 9 times off."""
+    critical = result.critical
+    if critical is None or critical.interval.value is None:
+        return
+    value, low, high = (getattr(critical.interval, name) for name in ("value", "low", "high"))
+    if not (low or 0.0) <= value <= (high or math.inf):
+        yield f"B_crit {value} outside of {low} to {high}"
+    if critical.s_min is None:
+        yield "B_crit without a law"
+    lines = {line.get_label(): line for line in curve_figure(result, records).axes[0].get_lines()}
+    law = lines.get("law S_min (1 + B_crit/B)")
+    if law is not None:
+        x, y = np.log(law.get_xdata()), np.log(law.get_ydata())
+        if x[0] <= math.log(value) <= x[-1]:
+            there = math.exp(np.interp(math.log(value), x, y))
+            if not math.isclose(there, 2.0 * critical.s_min, rel_tol=ROUNDED):
+                yield f"the law at B_crit is {there}, not twice {critical.s_min}"
+    text = " ".join(rows.values())
+    if f"batch size {console.number(round(value))}" not in text:
+        yield f"no row says B_crit {console.number(value)}"
+
+
+def of_page(result, rows, records, folder):
+    """The page has the header, all rows and every trial."""
+    text = html.unescape((folder / "out" / "report.html").read_text())
+    flat = " ".join(text.split())
+    for part in (header(result), *rows.values()):
+        if " ".join(part.split()) not in flat:
+            yield f"the page lacks {part[:60]}"
+    if flat.count("<tr><td>") < len(records):
+        yield "the page lacks trials"
+
+
+def of_text(result, rows, records, folder):
+    """80 columns, at most 30 numbers."""
+    text = render(result)
+    wide = [line for line in text.splitlines() if len(line) > console.LINE_WIDTH]
+    # A command's word is not broken.
+    if any(" " in line.strip() and "=" not in line for line in wide):
+        yield f"over 80 columns: {wide[0]}"
+    numbers = re.findall(r"(?<![\w.])[\d,.]*\d", "".join(text.split("Train ")[0]))
+    if len(numbers) > MOST_NUMBERS:
+        yield f"{len(numbers)} numbers"
+
+
+def of_mlflow(result, folder):
+    """MLflow's run of the study has its verdict, its best and its curve."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiments = [one.experiment_id for one in client.search_experiments()]
+    runs = client.search_runs(experiments, "tags.`bstune.result` != ''")
+    if len(runs) != 1:
+        yield f"MLflow has {len(runs)} runs of the study"
+        return
+    data = runs[0].data
+    if data.tags.get("bstune.verdict") != result.verdict:
+        yield f"MLflow says {data.tags.get('bstune.verdict')}"
+    if result.best is not None and data.metrics["best.batch_size"] != result.best.batch_size:
+        yield "MLflow has another best"
+    points = []
+    if result.curve:
+        points = client.get_metric_history(runs[0].info.run_id, "batch_size_curve/steps")
+    if len(points) != len(result.curve):
+        yield f"MLflow has {len(points)} points of {len(result.curve)}"
+
+
+def summary(rows):
+    """Studies by question, and what contradicts."""
+    lines = []
+    for objective in OBJECTIVES:
+        ours = [row for row in rows if row["objective"] == objective]
+        verdicts = sorted({str(row.get("verdict")) for row in ours})
+        failed = [row for row in ours if row["status"]]
+        found = [(row["seed"], row["wrong"]) for row in ours if row.get("wrong")]
+        lines.append(
+            f"{objective:<8}{len(ours):>4} studies, {len(failed)} refused, {len(found)} with a "
+            f"contradiction; {', '.join(verdicts)}"
+        )
+        lines += [f"  {seed}: {line}" for seed, texts in found for line in texts]
+        lines += [f"  {row['seed']}: {row['told']}" for row in failed]
+    return lines
+
+
+def main():
+    given = parser(__doc__, "one_answer.jsonl", seeds=200).parse_args()
+    add_rows(given, jobs_of(seed=range(given.seeds)), measure)
+    print("\n".join(summary(read_rows(given.rows))))
+
+
+if __name__ == "__main__":
+    main()
