@@ -22,7 +22,7 @@ LATER = ("sweep",)
 
 HELP = """\
 usage: python -m bstune [tune] +workload=NAME [OPTION=VALUE ...] [--json]
-       python -m bstune +workload=NAME trial.batchstudy_size=B trial.lr=LR
+       python -m bstune +workload=NAME trial.batch_size=B trial.lr=LR
        python -m bstune lightning [main.py] config.yaml [--model.KEY=VALUE ...]
                         [lr_key=model.init_args.lr] [OPTION=VALUE ...]
        python -m bstune worker storage=URL study=NAME [OPTION=VALUE ...]
@@ -137,7 +137,7 @@ def _of_compare(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("bstune compare", add_help=False, exit_on_error=False)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--over")
-    parser.add_argument("--values", nargs="+", type=study_size, default=[], metavar="STUDY=SIZE")
+    parser.add_argument("--values", nargs="+", type=_study_size, default=[], metavar="STUDY=SIZE")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--json", action="store_true")
     try:
@@ -149,7 +149,7 @@ def _of_compare(arguments: Sequence[str]) -> argparse.Namespace:
     return given
 
 
-def study_size(text: str) -> tuple[str, float]:
+def _study_size(text: str) -> tuple[str, float]:
     """A study's name and its size, of ``NAME=SIZE``."""
     name, _, size = text.partition("=")
     return name, float(size)
@@ -339,7 +339,7 @@ def _of_one_run(record: object) -> str:
     assert isinstance(record, Record)  # noqa: S101 (an import at the top would cost every command)
     value = record.finite_history[-1][1] if record.finite_history else float("nan")
     return (
-        f"batch size {record.batchstudy_size}, lr {number(record.lr)}: {record.status} after "
+        f"batch size {record.batch_size}, lr {number(record.lr)}: {record.status} after "
         f"{record.steps} steps, {seconds(record.train_seconds)} of training, metric {value:.4g}"
     )
 

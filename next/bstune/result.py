@@ -27,6 +27,7 @@ from bstune.study.result import StudyResult
 from bstune.study.retarget import retargeted
 from bstune.study.workload import COMMAND, commands_of, own_training, report_command
 from bstune.system.files import StudyFolder
+from bstune.system.ticker import say
 from bstune.trial.table import find_table
 
 if TYPE_CHECKING:
@@ -70,9 +71,10 @@ class Result(StudyResult):
         steps as its runs took in the median, rounded up. The Trainer has its own logger,
         call-backs, progress bar and evaluations, but for call-backs that choose length, batch size
         or rate, such as EarlyStopping, and writes to ``best`` in the study's folder unless it has a
-        ``default_root_dir``. What the study shared among
-        devices is trained on one. Then ``test_step``, where there is one, sees the data's
-        ``test_dataloader`` once: its metrics are in ``trainer.callback_metrics``.
+        ``default_root_dir``; its checkpoint ``best.ckpt`` is a model of the study's run in MLflow.
+        What the study shared among devices is trained on one. Then ``test_step``, where there is
+        one, sees the data's ``test_dataloader`` once: its metrics are in
+        ``trainer.callback_metrics``.
 
         Args:
             trainer: arguments of the Trainer in place of the study's, such as ``logger``.
@@ -101,7 +103,18 @@ class Result(StudyResult):
         # It imports torch.
         from bstune.trial.own_training import train_best
 
-        return train_best(recipe, trial, steps, self.folder / "best", trainer)
+        module, trained = train_best(recipe, trial, steps, self.folder / "best", trainer)
+        weights = Path(trained.default_root_dir) / "best.ckpt"
+        trained.save_checkpoint(weights)
+        if own.mlflow.uri is not None:
+            from bstune.tracking.mlflow import log_weights
+
+            place = {"uri": own.mlflow.uri, "experiment": own.mlflow.experiment}
+            folder = StudyFolder(self.folder)
+            warning = log_weights(self, self.records, folder, weights, **place)
+            if warning is not None:
+                say(f"MLflow: {warning}")
+        return module, trained
 
     def of_project(self, recipe: Recipe | None) -> "Result":
         """Keep what trains its best."""

@@ -1,7 +1,10 @@
+import base64
 import io
+import json
 import os
 import socket
 import time
+import zlib
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
@@ -10,7 +13,8 @@ from results import STATES, records, result
 
 from bstune.report.page import page
 from bstune.system.files import StudyFolder, write_text
-from bstune.tracking.mlflow import MlflowAddress, log_study
+from bstune.tracking import view
+from bstune.tracking.mlflow import MlflowAddress, log_study, log_weights
 
 STUDY = result()
 RECORDS = records()
@@ -38,7 +42,7 @@ def logged(made):
     files = StudyFolder(folder)
     write_text(files.curve, STUDY.model_dump_json())
     write_text(files.page, page(STUDY, RECORDS, ""))
-    write_text(files.config, "workload: digits\n")
+    write_text(files.config, "data: {_target_: my.digits.Digits}\n")
     return folder, log(folder, "digits")
 
 
@@ -65,14 +69,15 @@ def test_the_study_has_a_run_with_its_answer(logged):
     folder, address = logged
     (study,), trials = runs_of(folder, "digits")
     assert isinstance(address, MlflowAddress)
-    assert address.url.endswith(study.info.run_id)
+    assert address.url.endswith(view.page(study.info.experiment_id))
     assert uri_of(folder) in str(address.command)
     assert study.info.status == "FINISHED"
     assert study.data.tags["bstune.verdict"] == "switch"
     assert study.data.params["baseline.batch_size"] == "64"
-    assert study.data.metrics["best.batch_size"] == 118
-    assert study.data.metrics["speedup.low"] == 2.31
-    assert study.data.metrics["b_crit.high"] == 212.0
+    assert study.data.metrics["best/batch_size"] == 118
+    assert study.data.metrics["speedup/low"] == 2.31
+    assert study.data.metrics["critical_batch_size/high"] == 212.0
+    assert [one.dataset.name for one in study.inputs.dataset_inputs] == ["Digits"]
     assert len(trials) == len(RECORDS)
 
 
@@ -89,8 +94,8 @@ def test_a_study_of_the_curve_has_no_best(outputs):
     log(outputs / "curve", "curve", STATES["curve"], RECORDS[:2])
     ((study,), _) = runs_of(outputs / "curve", "curve")
     metrics = study.data.metrics
-    assert "best.batch_size" not in metrics
-    assert (metrics["b_crit.value"], metrics["lr_exponent.high"]) == (130.2, 0.58)
+    assert "best/batch_size" not in metrics
+    assert (metrics["critical_batch_size/value"], metrics["lr_exponent/high"]) == (130.2, 0.58)
     assert "bstune.verdict" not in study.data.tags
 
 
@@ -107,8 +112,44 @@ def test_each_trial_has_a_nested_run(logged):
         assert run.info.status == (
             "FAILED" if record.status in ("diverged", "failed") else "FINISHED"
         )
-    history = client.get_metric_history(trials[5].info.run_id, "val/loss")
-    assert [(metric.step, metric.value) for metric in history] == RECORDS[5].finite_history
+    record, run_id = RECORDS[5], trials[5].info.run_id
+    each = 1000 * record.seconds_per_step
+    factors = {
+        "val/loss": 1,
+        "over_examples/val/loss": record.batch_size,
+        "over_milliseconds/val/loss": each,
+    }
+    for name, factor in factors.items():
+        history = client.get_metric_history(run_id, name)
+        expected = [(round(factor * step), value) for step, value in record.finite_history]
+        assert [(metric.step, metric.value) for metric in history] == expected
+
+
+def test_the_experiment_has_a_view_of_the_curves_of_studies(logged):
+    folder, _ = logged
+    client = MlflowClient(uri_of(folder))
+    experiment = client.get_experiment_by_name("digits")
+    packed = json.loads(experiment.tags[view.NAME])["state"].removeprefix("deflate;")
+    state = json.loads(zlib.decompress(base64.b64decode(packed)))
+    lines = [chart for chart in state["compareRunCharts"] if chart["type"] == "LINE"]
+    (study,), _ = runs_of(folder, "digits")
+    assert {chart["metricKey"] for chart in lines} <= set(study.data.metrics)
+    (found,) = client.search_runs([experiment.experiment_id], state["searchFilter"])
+    assert found.info.run_id == study.info.run_id
+    assert view.page(experiment.experiment_id) in experiment.tags["mlflow.note.content"]
+
+
+def test_the_trained_best_is_a_model_of_the_study(logged, tmp_path):
+    folder, _ = logged
+    checkpoint = tmp_path / "best.ckpt"
+    checkpoint.write_bytes(b"weights")
+    place = {"uri": uri_of(folder), "experiment": "digits"}
+    assert log_weights(STUDY, RECORDS, StudyFolder(folder), checkpoint, **place) is None
+    (study,), _ = runs_of(folder, "digits")
+    client = MlflowClient(uri_of(folder))
+    (model,) = client.search_logged_models([study.info.experiment_id])
+    assert model.source_run_id == study.info.run_id
+    assert model.params["batch_size"] == "118"
 
 
 def test_files_lie_beside_the_database(logged):

@@ -13,24 +13,26 @@ import re
 import shlex
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from bstune.core.noise_scale import NoiseScaleEstimate
 from bstune.core.records import Record
 from bstune.report.answer import render
 from bstune.study.result import Improvement, Interval, Speedup, StudyResult
-from bstune.system.files import StudyFolder
+from bstune.system.files import StudyFolder, read_yaml
 from bstune.system.secrets import hide_in_text
+from bstune.tracking import view
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Param, Run
+    from mlflow.entities import DatasetInput, Metric, Param, Run
 
+T = TypeVar("T")
 # Seconds after which no further trial is sent; a request may take up to 5 s (20 s in a locked
 # SQLite database, by mlflow's own setting).
 SECONDS = 30.0
@@ -49,6 +51,10 @@ STUDY_TAG = "bstune.study_id"
 RESULT_TAG = "bstune.result"
 TRIAL_TAG = "bstune.trial"
 PARENT_TAG = "mlflow.parentRunId"
+# The runs of studies, as MLflow searches for them.
+STUDIES = f"tags.`{RESULT_TAG}` != ''"
+# mlflow's own limits of a request are 1,000 metrics, and 1,000 values in all.
+MOST_METRICS = 900
 # The other statuses stand for runs that did not train as asked.
 FINISHED = ("reached", "finished", "missed", "pruned")
 
@@ -60,7 +66,7 @@ class MlflowAddress:
     command: str | None
     """That serves a database; None where a server does already."""
     url: str
-    """Of the study's run."""
+    """Of the view that has the curves of all studies."""
 
     def __str__(self) -> str:
         """Write both in one line."""
@@ -89,6 +95,56 @@ def log_study(
         Where to look, or the warning that says why MLflow has not all. It raises nothing for a
         server or a database that is down, slow or of another kind.
     """
+
+    def send(client: "MlflowClient") -> MlflowAddress:
+        experiment_id = _experiment_id(client, uri, experiment)
+        _log(client, experiment_id, result, records, folder)
+        return _address(uri, view.page(experiment_id))
+
+    return _sent(uri, send)
+
+
+def log_weights(
+    result: StudyResult,
+    records: Sequence[Record],
+    folder: StudyFolder,
+    checkpoint: Path,
+    *,
+    uri: str,
+    experiment: str,
+) -> str | None:
+    """Log a checkpoint of the trained best as a model of the study's run.
+
+    Args:
+        result, records, folder, uri, experiment: as of :func:`log_study`, which comes before.
+        checkpoint: Lightning's.
+
+    Returns:
+        The warning that says why MLflow does not have it.
+    """
+
+    def send(client: "MlflowClient") -> None:
+        experiment_id = _experiment_id(client, uri, experiment)
+        study_id = _study_id(result, records, folder)
+        query = f"{STUDIES} and tags.`{STUDY_TAG}` = '{study_id}'"
+        (run,) = client.search_runs([experiment_id], query, max_results=1)
+        best = result.best
+        params = {} if best is None else {"batch_size": str(best.batch_size), "lr": str(best.lr)}
+        # mlflow before 3.0 has no models of a run.
+        if not hasattr(client, "create_logged_model"):
+            client.log_artifact(run.info.run_id, str(checkpoint))
+            return
+        model = client.create_logged_model(
+            experiment_id, result.study, run.info.run_id, params=params, model_type="checkpoint"
+        )
+        client.log_model_artifact(model.model_id, str(checkpoint))
+        client.finalize_logged_model(model.model_id, "READY")
+
+    return _sent(uri, send)
+
+
+def _sent(uri: str, send: "Callable[[MlflowClient], T]") -> T | str:
+    """What sends to MLflow gives; a warning where that failed as servers and databases do."""
     with _limited():
         # mlflow takes 3 s to import.
         from alembic.util import CommandError
@@ -104,9 +160,7 @@ def log_study(
         try:
             with _whole_database(uri) as place:
                 _try_database(place)
-                client = MlflowClient(place)
-                experiment_id = _experiment_id(client, uri, experiment)
-                run_id = _log(client, experiment_id, result, records, folder)
+                return send(MlflowClient(place))
         # What drivers and servers raise; requests' errors are OSErrors, and a server that is no
         # MLflow answers no JSON.
         except (
@@ -125,7 +179,6 @@ def log_study(
         finally:
             MLFLOW_LOGGING_STREAM.enabled = was_enabled
             logging.disable(disabled)
-    return _address(uri, f"#/experiments/{experiment_id}/runs/{run_id}")
 
 
 @contextmanager
@@ -201,13 +254,24 @@ def _sqlite_path(uri: str) -> Path | None:
 
 
 def _experiment_id(client: "MlflowClient", uri: str, name: str) -> str:
+    """Find the experiment, or make it with the view of its studies' curves."""
     found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
-    # mlflow would put files of a SQLite database below the working directory.
-    path = _sqlite_path(uri)
-    location = None if path is None else (path.parent / "mlruns").as_uri()
-    return str(client.create_experiment(name, location))
+    if found is None:
+        # mlflow would put files of a SQLite database below the working directory.
+        path = _sqlite_path(uri)
+        location = None if path is None else (path.parent / "mlruns").as_uri()
+        found = client.get_experiment(client.create_experiment(name, location))
+    experiment_id = str(found.experiment_id)
+    if view.NAME not in found.tags:
+        tags = {
+            view.NAME: view.tag(STUDIES, _milliseconds()),
+            "mlflow.note.content": view.description(experiment_id),
+            # Its pages open among the runs, where this MLflow reads it.
+            "mlflow.experimentKind": "custom_model_development",
+        }
+        for key, value in tags.items():
+            client.set_experiment_tag(experiment_id, key, value)
+    return experiment_id
 
 
 def _log(
@@ -216,8 +280,8 @@ def _log(
     result: StudyResult,
     records: Sequence[Record],
     folder: StudyFolder,
-) -> str:
-    """Log what is missing of a study, and give the id of its run."""
+) -> None:
+    """Log what is missing of a study."""
     until = time.monotonic() + SECONDS
     study_id = _study_id(result, records, folder)
     digest = _digest(result.model_dump_json())
@@ -229,7 +293,7 @@ def _log(
     logged = {int(run.data.tags[TRIAL_TAG]): run for run in found if _is_trial(run)}
     for run in old:
         if run.data.tags.get(RESULT_TAG) == digest and run.info.status == "FINISHED":
-            return str(run.info.run_id)
+            return
     tags = {
         STUDY_TAG: study_id,
         RESULT_TAG: digest,
@@ -240,7 +304,9 @@ def _log(
         tags["bstune.verdict"] = result.verdict
     parent = client.create_run(experiment_id, tags=tags, run_name=result.study)
     run_id = str(parent.info.run_id)
-    client.log_batch(run_id, _study_metrics(result), _study_params(result))
+    _send(client, run_id, _study_metrics(result), _study_params(result))
+    if folder.config.is_file():
+        client.log_inputs(run_id, [_dataset(result, folder)])
     for path in (folder.curve, folder.page, folder.figure, folder.best, folder.config):
         if path.is_file():
             client.log_artifact(run_id, str(path))
@@ -256,7 +322,23 @@ def _log(
     for run in found:
         if run.info.run_id not in whole:
             client.delete_run(run.info.run_id)
-    return run_id
+
+
+def _dataset(result: StudyResult, folder: StudyFolder) -> "DatasetInput":
+    """What the study trains on, as its config names it."""
+    from mlflow.entities import Dataset, DatasetInput
+
+    config = read_yaml(folder.config)
+    data = config.get("data") or config.get("table") or result.workload
+    name = data.get("_target_", result.workload) if isinstance(data, dict) else data
+    source = json.dumps(data, default=str)
+    dataset = Dataset(
+        name=str(name).rpartition(".")[2],
+        digest=_digest(source),
+        source_type="bstune",
+        source=source,
+    )
+    return DatasetInput(dataset, [])
 
 
 def _study_id(result: StudyResult, records: Sequence[Record], folder: StudyFolder) -> str:
@@ -295,7 +377,7 @@ def _log_trial(
         "status": record.status,
     }
     if record.message:
-        tags["bstune.message"] = record.message
+        tags["mlflow.note.content"] = record.message
     run = client.create_run(
         experiment_id, now - took, tags=tags, run_name=f"{result.study} {record.number}"
     )
@@ -309,12 +391,28 @@ def _log_trial(
         "seconds_per_step": record.seconds_per_step,
     }
     metrics = _metrics(last, now)
+    each = record.seconds_per_step or 0.0
     for step, value in record.finite_history:
-        metrics += _metrics({result.target.metric: value}, now, step)
+        # Over steps, and over what a step of MLflow's may also stand for.
+        name = result.target.metric
+        metrics += _metrics({name: value}, now, step)
+        metrics += _metrics({f"over_examples/{name}": value}, now, step * record.batch_size)
+        if each:
+            over_time = {f"over_milliseconds/{name}": value}
+            metrics += _metrics(over_time, now, round(1000 * each * step))
     run_id = run.info.run_id
-    client.log_batch(run_id, metrics, _params(params))
+    _send(client, run_id, metrics, _params(params))
     status = "FINISHED" if record.status in FINISHED else "FAILED"
     client.set_terminated(run_id, status, now)
+
+
+def _send(
+    client: "MlflowClient", run_id: str, metrics: "Sequence[Metric]", params: "list[Param]"
+) -> None:
+    """Send a run's values, in parts where they are many."""
+    client.log_batch(run_id, params=params)
+    for begin in range(0, len(metrics), MOST_METRICS):
+        client.log_batch(run_id, metrics[begin : begin + MOST_METRICS])
 
 
 def _study_params(result: StudyResult) -> "list[Param]":
@@ -338,29 +436,29 @@ def _study_metrics(result: StudyResult) -> "list[Metric]":
     values: dict[str, float | None] = {}
     best = result.best
     if best is not None:
-        values["best.batch_size"] = best.batch_size
-        values["best.lr"] = best.lr
+        values["best/batch_size"] = best.batch_size
+        values["best/lr"] = best.lr
         for name, value in best.values.items():
-            values[f"best.values.{name}"] = value
-        values["best.steps"] = best.steps
-        values["best.seconds"] = best.seconds
-        values["best.metric"] = best.metric
+            values[f"best/{name}"] = value
+        values["best/steps"] = best.steps
+        values["best/seconds"] = best.seconds
+        values["best/metric"] = best.metric
     if result.baseline is not None:
-        values["baseline.metric"] = result.baseline.metric
+        values["baseline/metric"] = result.baseline.metric
     intervals: dict[str, Speedup | Improvement | Interval | NoiseScaleEstimate | None] = {
         "speedup": result.speedup,
         "improvement": result.improvement,
     }
     if result.critical is not None:
-        intervals["b_crit"] = result.critical.interval
-        values["s_min"] = result.critical.s_min
+        intervals["critical_batch_size"] = result.critical.interval
+        values["critical_batch_size/s_min"] = result.critical.s_min
     intervals["noise_scale"] = result.noise_scale
     intervals["lr_exponent"] = result.lr_exponent
     for name, interval in intervals.items():
         if interval is not None:
-            values[f"{name}.value"] = interval.value
-            values[f"{name}.low"] = interval.low
-            values[f"{name}.high"] = interval.high
+            values[f"{name}/value"] = interval.value
+            values[f"{name}/low"] = interval.low
+            values[f"{name}/high"] = interval.high
     metrics = _metrics(values, now)
     for point in result.curve:
         at_size = {
@@ -401,5 +499,9 @@ def _address(uri: str, page: str) -> MlflowAddress:
     shown = hide_in_text(uri)
     if uri.startswith(("http://", "https://")):
         return MlflowAddress(command=None, url=f"{shown.rstrip('/')}/{page}")
-    command = f"mlflow ui --backend-store-uri {shlex.quote(shown)}"
+    # By itself it starts 11 processes, which takes a minute on two cores.
+    command = (
+        f"MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 "
+        f"--backend-store-uri {shlex.quote(shown)}"
+    )
     return MlflowAddress(command=command, url=f"{UI}/{page}")

@@ -104,11 +104,12 @@ def main():
             batch_size=project.batch_size, trainer=project.trainer, wall_seconds=given.wall_seconds,
             budget={"steps": project.steps, "examples": project.examples}, name=given.project,
             output=f"{folder}/out", storage=f"sqlite:///{folder}/study.db", device="cpu", threads=1,
+            mlflow={"uri": None},
         )  # fmt: skip
         took = time.monotonic() - began
-    other = result.other or result.best
-    found = {"other": other, "baseline": result.baseline}
-    plain = {name: measure(project, one, result) for name, one in found.items()}
+        other = result.other or result.best
+        found = {"other": other, "baseline": result.baseline}
+        plain = {name: measure(project, one, result) for name, one in found.items()}
     row = {
         "project": given.project,
         "seed": given.seed,

@@ -318,7 +318,7 @@ def of_mlflow(result, folder):
     data = runs[0].data
     if data.tags.get("bstune.verdict") != result.verdict:
         yield f"MLflow says {data.tags.get('bstune.verdict')}"
-    if result.best is not None and data.metrics["best.batch_size"] != result.best.batch_size:
+    if result.best is not None and data.metrics["best/batch_size"] != result.best.batch_size:
         yield "MLflow has another best"
     points = []
     if result.curve:
