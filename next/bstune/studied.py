@@ -317,7 +317,7 @@ def _finish(
     if machine.survey is not None and machine.survey.roofline is not None:
         with whole_file(folder.roofline) as file:
             roofline_figure(machine.survey).savefig(file, format="png", dpi=150)
-    write_text(folder.page, page(result, records, config))
+    write_text(folder.page, page(result, records, config, machine.survey))
     uri, experiment = options.mlflow.uri, options.mlflow.experiment
     is_late = deadline is not None and not deadline.allows_mlflow(time.monotonic())
     if uri is not None and is_late:

@@ -29,6 +29,8 @@ INCHES = (11.0, 4.2)
 WIDE_INCHES = 14.5
 # Targets that have a critical batch size, from which on it is drawn over them.
 LEAST_TARGETS = 3
+# Trials of a kind that an SVG draws as shapes, else as a bitmap.
+MOST_SHAPES = 100
 # Letters of a line of the title.
 TITLE_WIDTH = 115
 # Room below and above the curve, the best and the baseline, as a factor.
@@ -77,21 +79,25 @@ RATE = Panel(
 )
 
 
-def curve_figure(result: StudyResult, records: Sequence[Record]) -> Figure:
+def curve_figure(
+    result: StudyResult, records: Sequence[Record], *, has_title: bool = True
+) -> Figure:
     """Draw what a study found, by its question; see :func:`_draw_curve` and :func:`_draw_metric`.
 
     Args:
         result: with the best and the baseline.
         records: of all trials.
+        has_title: line 1 of the answer stands above it.
     """
     figure = Figure(figsize=INCHES, layout="constrained")
     if result.seeks_metric:
         _draw_metric(figure, result, records)
     else:
         _draw_curve(figure, result, records)
-    verdict = answer(result)[0]
-    title = textwrap.fill(f"{verdict.label}   {verdict.text}", TITLE_WIDTH)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
+    if has_title:
+        verdict = answer(result)[0]
+        title = textwrap.fill(f"{verdict.label}   {verdict.text}", TITLE_WIDTH)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
     return figure
 
 
@@ -221,7 +227,8 @@ def _scatter(
             sizes.append(record.batch_size)
             heights.append(height)
     if sizes:
-        axes.scatter(sizes, heights, **style)
+        # A page with a shape for each of 1,000 trials has a megabyte.
+        axes.scatter(sizes, heights, rasterized=len(sizes) > MOST_SHAPES, **style)
 
 
 def _draw_law(axes: Axes, result: StudyResult) -> None:
