@@ -8,7 +8,6 @@ from bstune.study.result import (
     Critical,
     CurvePoint,
     Faster,
-    FewestSteps,
     Improvement,
     Interval,
     LrAlone,
@@ -122,9 +121,6 @@ STUDY = {
 }
 CURVE = {
     "reached": True,
-    "fewest_steps": FewestSteps(
-        batch_size=480, lr=2.2, steps=33.0, steps_low=27.5, steps_high=41.2, seconds=0.0401
-    ),
     "critical": critical(130.2, 84.9, 212.0),
     "lr_exponent": Interval(value=0.45, low=0.31, high=0.58),
     "allowed_rules": ("sqrt",),

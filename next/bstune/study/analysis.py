@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bstune import __version__
-from bstune.core.question import Question
 from bstune.core.records import Record, StepTime, Target
 from bstune.core.rules import allowed_rules
 from bstune.core.space import Space
@@ -63,7 +62,6 @@ from bstune.study.plan import Plan
 from bstune.study.result import (
     Confirmed,
     Faster,
-    FewestSteps,
     Improvement,
     Interval,
     LrAlone,
@@ -258,7 +256,6 @@ def _fields_of_best(
         "speedup": speedup,
         "near_optimal": _near_optimal(points, plan, step_time, best),
         "lr_alone": _rate_alone(plan, records, verdict, posterior, other, baseline, speedup),
-        "fewest_steps": _fewest_steps(plan.question, points, records, best),
         "faster": _faster(study, posterior, step_time, best, baseline),
     }
     return fields | _fields_of_verdict(study, records, verdict, best, other, baseline, speedup)
@@ -562,36 +559,6 @@ def _rate_alone(
     # The best rate there gains no more than the best configuration.
     high = None if speedup.high is None else min(gain * math.exp(up), speedup.high)
     return LrAlone(lr=float(f"{there.lr:.3g}"), speedup=gain, low=gain * math.exp(-down), high=high)
-
-
-def _fewest_steps(
-    question: Question,
-    points: Sequence[CurvePoint],
-    records: Sequence[Record],
-    best: Confirmed | None,
-) -> FewestSteps | None:
-    """The batch size of the fewest predicted steps, up to the largest that reached the target.
-
-    None where the best, or a smaller one, takes as few, and where these are the question.
-    """
-    if question.counts_steps:
-        return None
-    largest = max(record.batch_size for record in records if record.reached)
-    within = [point for point in points if point.batch_size <= largest]
-    if best is None or not within:
-        return None
-    limit = NEAR_OPTIMAL * min(point.steps for point in within)
-    point = next(point for point in within if point.steps <= limit)
-    if point.batch_size <= best.batch_size:
-        return None
-    return FewestSteps(
-        batch_size=round(point.batch_size),
-        lr=float(f"{point.lr:.3g}"),
-        steps=point.steps,
-        steps_low=point.steps_low,
-        steps_high=point.steps_high,
-        seconds=point.steps * point.step_seconds,
-    )
 
 
 def _faster(
