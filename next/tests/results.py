@@ -140,7 +140,7 @@ def result(**changes):
         "baseline": BASELINE,
         "speedup": speedup(0.0964 / 0.0331, 2.31, 3.79),
         "near_optimal": (48, 173),
-        "lr_alone": LrAlone(lr=1.05, speedup=2.4, low=2.0, high=2.9),
+        "lr_alone": LrAlone(lr=1.05, speedup=2.4),
         "train_command": "bstune +workload=digits trial.batch_size=118 trial.lr=1.18",
     }
     return StudyResult(**{**STUDY, **CURVE, **values, **changes})
@@ -163,7 +163,7 @@ def not_yet(**changes):
         "verdict": "not yet",
         "speedup": speedup(0.0964 / 0.0731, 0.84, 2.07),
         "best": confirmed(118, 1.18, (104, 121, 140), 0.0731, number=9),
-        "lr_alone": LrAlone(lr=1.05, speedup=1.1, low=0.8, high=1.5),
+        "lr_alone": LrAlone(lr=1.05, speedup=1.1),
         "missing": "more new seeds",
         "next": f"{COMMAND} seeds=6",
         "train_command": None,

@@ -207,7 +207,6 @@ def test_runs_that_did_not_reach_count_in_the_speedup(runs, steps, reached, limi
     assert result.speedup.low < result.speedup.value == pytest.approx(steps / 68)
     assert (result.speedup.at_least, result.speedup.high) == (True, None)
     assert result.baseline.steps_high is result.baseline.seconds_high is None
-    assert result.lr_alone is None or result.lr_alone.high is None
 
 
 def test_steps_lie_in_the_middle_between_evaluations():
@@ -296,21 +295,17 @@ def test_the_rate_alone_gains_less_than_the_best(best_steps, verdict):
     alone = result.lr_alone
     assert result.verdict == verdict
     # The baseline takes 200 steps, and the best rate at its batch size law(64) = 102.
-    assert alone.low < 200 / 102 < alone.high
     assert alone.speedup == pytest.approx(200 / 102, rel=0.25)
     assert 1 < alone.speedup < result.speedup.value
-    assert alone.high <= result.speedup.high
 
 
-def test_a_rate_alone_is_capped_by_the_best_or_left_out():
+def test_a_rate_alone_that_would_gain_more_than_the_best_is_left_out():
     of_best = {}
     for steps in (129, 180):
         records = with_seeds((steps,) * 3, (200,) * 3) + off_the_best_rate()
         of_best[steps] = analyse(study(trials=12), records)
     capped = of_best[129]
     assert capped.lr_alone.speedup < capped.speedup.value
-    assert capped.lr_alone.high == capped.speedup.high
-    # It would gain more than the best.
     assert of_best[180].lr_alone is None
 
 

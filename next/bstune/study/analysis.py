@@ -552,13 +552,7 @@ def _rate_alone(
         return None
     if not is_near_trials(plan.space, baseline.batch_size, there.lr, records):
         return None
-    # Both errors are half-widths of 90% intervals, of logs.
-    of_baseline = math.log(baseline.steps / (baseline.steps_low or baseline.steps))
-    down = math.hypot(of_baseline, math.log(there.steps_high / there.steps))
-    up = math.hypot(of_baseline, math.log(there.steps / there.steps_low))
-    # The best rate there gains no more than the best configuration.
-    high = None if speedup.high is None else min(gain * math.exp(up), speedup.high)
-    return LrAlone(lr=float(f"{there.lr:.3g}"), speedup=gain, low=gain * math.exp(-down), high=high)
+    return LrAlone(lr=float(f"{there.lr:.3g}"), speedup=gain)
 
 
 def _faster(

@@ -112,13 +112,13 @@ class Improvement(Frozen):
 
 
 class LrAlone(Frozen):
-    """The best rate at the baseline's own batch size, and its predicted speedup, 90% interval."""
+    """The best rate at the baseline's own batch size, and its predicted speedup.
+
+    Where the baseline's median is a bound, so is this.
+    """
 
     lr: float
     speedup: float
-    low: float
-    high: float | None
-    """None where the baseline's median is a bound, and so is ``speedup``."""
 
 
 class Critical(Frozen):
