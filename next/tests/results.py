@@ -190,7 +190,7 @@ def nothing_reached(trend, **changes):
         "target": Target("val/loss", 0.05, "min"),
         "verdict": "not yet",
         "reached": False,
-        "closest": Closest(configuration=configuration, number=11, value=0.0714, trend=trend),
+        "closest": Closest(configuration=configuration, value=0.0714, trend=trend),
     }
     return StudyResult(**{**STUDY, **values, **changes})
 
@@ -230,7 +230,6 @@ def of_metric(pair, metrics, steps, number=0):
     runs = confirmed(*pair, (steps,) * len(metrics), 300.0, "finished", number)
     return runs.model_copy(
         update={
-            "runs_metric": metrics,
             "metric": median,
             "metric_low": median - 0.02,
             "metric_high": median + 0.02,
@@ -393,7 +392,6 @@ STATES = {
         baseline=None,
         closest=Closest(
             configuration=Configuration(batch_size=24, lr=0.02),
-            number=3,
             value=2.31,
             trend="diverged",
         ),

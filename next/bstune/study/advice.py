@@ -8,15 +8,12 @@ from dataclasses import replace
 
 from bstune.core.question import WORDINGS, Question
 from bstune.core.records import Record, Target, ends
-from bstune.core.space import Configuration, Space
+from bstune.core.space import Space
 from bstune.search.findings import CurvePoint
-from bstune.study.confirm import NOT_WORTH
 from bstune.study.critical import is_narrow
 from bstune.study.deadline import least_limit
-from bstune.study.improvement import NOT_WORTH as METRIC_NOT_WORTH
 from bstune.study.plan import Plan
 from bstune.study.result import (
-    Closest,
     Confirmed,
     Critical,
     Improvement,
@@ -58,29 +55,17 @@ WIDER = 4
 LEAST_ROOM = 1e-3
 
 
-def closest_trial(question: Question, records: Sequence[Record]) -> Closest | None:
-    """The trial that came closest to the target, and what most did; None without a metric."""
-    target = question.target
-    chains = ends(records)
-    tried = [chain for chain in chains if chain.finite_history]
-    if not tried:
-        return None
-    record = min(tried, key=lambda chain: target.gap(target.best(chain.finite_values)))
-    return Closest(
-        configuration=Configuration(
-            batch_size=record.batch_size, lr=record.lr, values=record.values
-        ),
-        number=record.number,
-        value=target.best(record.finite_values),
-        trend=_trend_of_most(question, chains),
-    )
+def closest_trial(target: Target, records: Sequence[Record]) -> Record | None:
+    """The trial that came closest to the target; None without a metric."""
+    tried = [chain for chain in ends(records) if chain.finite_history]
+    return min(tried, key=lambda chain: target.gap(target.best(chain.finite_values)), default=None)
 
 
-def _trend_of_most(question: Question, chains: Sequence[Record]) -> Trend:
+def trend_of_most(question: Question, records: Sequence[Record]) -> Trend:
     """What most trials did; a budget that none of them has come near to was not tried."""
     counts: Counter[Trend] = Counter()
     near_budget = set()
-    for chain in chains:
+    for chain in ends(records):
         trend = _trend(question.target, chain)
         counts[trend] += 1
         if chain.steps >= NEAR_BUDGET * question.last_step(chain.batch_size):
@@ -221,18 +206,9 @@ def seeds_to_settle(comparison: Speedup | Improvement, seeds: int) -> int:
 
     Its half-width falls as the root of their number.
     """
-    if isinstance(comparison, Improvement):
-        if comparison.low is None:
-            # One run each shows no deviation.
-            return seeds + 1
-        value = comparison.value
-        half_width = value - comparison.low
-        distances = value, METRIC_NOT_WORTH * comparison.deviation - value
-    else:
-        value = math.log(comparison.value)
-        half_width = value - math.log(comparison.low)
-        distances = value, math.log(NOT_WORTH) - value
-    room = max(*distances, LEAST_ROOM * half_width)
+    half_width, distance = comparison.margins
+    # All runs may be equal.
+    room = max(distance, LEAST_ROOM * half_width) or math.inf
     return max(seeds + 1, math.ceil(seeds * (half_width / room) ** 2))
 
 

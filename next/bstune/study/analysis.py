@@ -8,7 +8,7 @@ from typing import Any, Literal
 from bstune import __version__
 from bstune.core.records import Record, StepTime, Target
 from bstune.core.rules import allowed_rules
-from bstune.core.space import Space
+from bstune.core.space import Configuration, Space
 from bstune.core.step_time import StepTimeModel
 from bstune.search.findings import (
     NEAR_OPTIMAL,
@@ -32,13 +32,15 @@ from bstune.study.advice import (
     more_time,
     remedy,
     searched_range,
+    trend_of_most,
     warnings_of,
 )
 from bstune.study.confirm import (
-    LAW_DEGREES,
     Run,
     SeedDeviation,
     best_confirmed,
+    half_width,
+    improvement_of,
     median_interval,
     median_run,
     pooled_deviation,
@@ -49,17 +51,10 @@ from bstune.study.confirm import (
 from bstune.study.critical import critical_batch_size, noise_scale
 from bstune.study.estimates import answer_posterior, step_time_of
 from bstune.study.field import Field, field_of, place_of
-from bstune.study.improvement import (
-    improvement_of,
-    median_metric,
-    metric_interval,
-    metrics_of,
-    pooled_metric_deviation,
-    verdict_of_improvement,
-)
 from bstune.study.over_targets import critical_over_targets
 from bstune.study.plan import Plan
 from bstune.study.result import (
+    Closest,
     Confirmed,
     Faster,
     Improvement,
@@ -121,88 +116,81 @@ class Study:
 
 def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
     """Compute a study's result from its records."""
-    if any(record.reached for record in records):
-        return _result_if_reached(study, records)
-    return _result_if_not_reached(study, records)
-
-
-def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
-    """The fields that every result has."""
+    reached = any(record.reached for record in records)
+    fields = _fields_if_reached if reached else _fields_if_not_reached
     question = study.plan.question
-    return {
-        "bstune": __version__,
-        "workload": study.workload,
-        "study": study.name,
-        "objective": question.objective,
-        "target": question.target,
-        "budget": question.budget,
-        "ran_for": study.ran_for,
-        "device": study.device,
-        "threads": study.threads,
-        "seeds": study.plan.seeds,
-        "scaling": study.plan.space.rule,
-        "configurations": count_configurations(records),
-        "trials": len(records),
-        "noise_scale": noise_scale(study.plan, records),
-        "spent": Spent(
+    return StudyResult(
+        bstune=__version__,
+        workload=study.workload,
+        study=study.name,
+        objective=question.objective,
+        target=question.target,
+        budget=question.budget,
+        ran_for=study.ran_for,
+        device=study.device,
+        threads=study.threads,
+        seeds=study.plan.seeds,
+        scaling=study.plan.space.rule,
+        configurations=count_configurations(records),
+        trials=len(records),
+        noise_scale=noise_scale(study.plan, records),
+        spent=Spent(
             training=sum(record.train_seconds for record in records),
             other=sum(record.other_seconds for record in records),
         ),
-    }
-
-
-def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResult:
-    """The result where nothing reached the target: the closest, and what may help."""
-    plan = study.plan
-    closest = closest_trial(plan.question, records)
-    fields = _common_fields(study, records) | {"verdict": "not yet", "reached": False}
-    if closest is None:
-        # Under a time limit that start-up takes up there is no trial at all.
-        message = records[-1].message if records else "no trial was run in the time limit"
-        return StudyResult(**fields, missing=message)
-    if closest.trend == "failed":
-        for record in records:
-            if not record.history:
-                fields["missing"] = record.message
-    options = remedy(plan, study.name, closest.trend, records)
-    of_time = more_time(plan, records)
-    if of_time is not None and closest.trend == "stopped early":
-        what, options = of_time
-        # Otherwise the row says it already: to run more trials.
-        if not fields["configurations"]:
-            fields["missing"] = what
-    record = numbered(records, closest.number)
-    field = field_of(plan, records)
-    if not plan.question.seeks_metric:
-        easier = easier_target(plan.question.target, records)
-        fields["easier_goal"] = easier.goal
-        fields["easier"] = study.again(easier)
-        if plan.question.schedule_ends:
-            with_easier = {"target": str(easier), "study": f"{study.name}-easier"}
-            fields["easier"] = study.command(with_easier)
-    return StudyResult(
-        **fields,
-        best=_confirmed(plan, records, field, record, (), SeedDeviation(field.noise, LAW_DEGREES)),
-        closest=closest,
-        warnings=study.warnings,
-        next=study.command(options) if options else None,
-        next_options=options,
+        reached=reached,
+        **{"warnings": study.warnings} | fields(study, records),
     )
 
 
-def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
-    """The result where a trial reached the target."""
+def _fields_if_not_reached(study: Study, records: Sequence[Record]) -> dict[str, Any]:
+    """The fields where nothing reached the target: the closest, and what may help."""
+    plan = study.plan
+    target = plan.question.target
+    fields: dict[str, Any] = {"verdict": "not yet"}
+    record = closest_trial(target, records)
+    if record is None:
+        # Under a time limit that start-up takes up there is no trial at all.
+        message = records[-1].message if records else "no trial was run in the time limit"
+        return fields | {"missing": message}
+    trend = trend_of_most(plan.question, records)
+    options = remedy(plan, study.name, trend, records)
+    of_time = more_time(plan, records)
+    if trend == "failed":
+        fields["missing"] = next(one.message for one in reversed(records) if not one.history)
+    if of_time is not None and trend == "stopped early":
+        what, options = of_time
+        # Otherwise the row says it already: to run more trials.
+        if not count_configurations(records):
+            fields["missing"] = what
+    if not plan.question.seeks_metric:
+        easier = easier_target(target, records)
+        again = study.again(easier)
+        if plan.question.schedule_ends:
+            again = study.command({"target": str(easier), "study": f"{study.name}-easier"})
+        fields |= {"easier_goal": easier.goal, "easier": again}
+    field = field_of(plan, records)
+    configuration = Configuration(batch_size=record.batch_size, lr=record.lr, values=record.values)
+    value = target.best(record.finite_values)
+    return fields | {
+        "best": _confirmed(plan, records, field, record, (), field.of_law),
+        "closest": Closest(configuration=configuration, value=value, trend=trend),
+        "next": study.command(options) if options else None,
+        "next_options": options,
+    }
+
+
+def _fields_if_reached(study: Study, records: Sequence[Record]) -> dict[str, Any]:
+    """The fields where a trial reached the target."""
     plan = study.plan
     posterior = answer_posterior(plan, records)
     fitting = sizes_that_fit(plan.space, records, plan.fits)
     points = curve(posterior, step_time_of(plan, records), curve_sizes(fitting))
     if plan.question.seeks_metric:
-        fields = _common_fields(study, records) | {"reached": True, "warnings": study.warnings}
-        return StudyResult(**fields, **_fields_of_best_metric(study, records, points))
+        return _fields_of_best(study, records, posterior, points)
     searched = searched_range(fitting, records)
     critical = critical_batch_size(posterior, records)
-    fields = _common_fields(study, records) | {
-        "reached": True,
+    fields: dict[str, Any] = {
         "critical": critical,
         "over_targets": critical_over_targets(plan, records),
         "searched": searched,
@@ -225,7 +213,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         fields["verdict"] = None
         fields |= _lacking(study, for_curve(plan, study.name, critical, searched, records))
     warnings = warnings_of(plan, fields.get("best"), critical, points, searched, records)
-    return StudyResult(**fields, warnings=(*study.warnings, *warnings))
+    return fields | {"warnings": (*study.warnings, *warnings)}
 
 
 def _lacking(study: Study, lacking: tuple[str, Options] | None) -> dict[str, Any]:
@@ -236,126 +224,45 @@ def _lacking(study: Study, lacking: tuple[str, Options] | None) -> dict[str, Any
     return {"missing": what, "next": study.command(options), "next_options": options}
 
 
+Comparison = tuple[Confirmed | None, Confirmed | None, Speedup | Improvement | None]
+"""The best other configuration and the baseline on the same new seeds, and how much better it is;
+None where that is not known."""
+
+
 def _fields_of_best(
     study: Study, records: Sequence[Record], posterior: Posterior, points: Sequence[CurvePoint]
 ) -> dict[str, Any]:
-    """The fields of the verdict and of the best."""
+    """The fields of the verdict and of the best: what trains it, or what is missing."""
     plan = study.plan
     step_time = step_time_of(plan, records)
-    other, baseline, speedup = _comparison(plan, records)
+    compared = _metrics_compared if plan.question.seeks_metric else _times_compared
+    other, baseline, comparison = compared(plan, records)
     other, baseline = _with_share(other, posterior), _with_share(baseline, posterior)
     verdict: Verdict = "not yet"
     if other is not None and other.runs:
-        verdict = verdict_of(speedup, plan.baseline is not None, other.is_bound)
-    best = _best(verdict, other, baseline, speedup)
+        verdict = verdict_of(comparison, plan.baseline is not None, other.is_bound)
+    best = _best(verdict, other, baseline, comparison)
     fields: dict[str, Any] = {
         "verdict": verdict,
         "best": best,
         "baseline": baseline,
         "baseline_limit": _baseline_limit(baseline),
-        "speedup": speedup,
         "near_optimal": _near_optimal(points, plan, step_time, best),
-        "lr_alone": _rate_alone(plan, records, verdict, posterior, other, baseline, speedup),
         "faster": _faster(study, posterior, step_time, best, baseline),
     }
-    return fields | _fields_of_verdict(study, records, verdict, best, other, baseline, speedup)
-
-
-def _fields_of_verdict(
-    study: Study,
-    records: Sequence[Record],
-    verdict: Verdict,
-    best: Confirmed | None,
-    other: Confirmed | None,
-    baseline: Confirmed | None,
-    comparison: Speedup | Improvement | None,
-) -> dict[str, Any]:
-    """The fields that follow from the verdict: what trains the best, or what is missing."""
-    fields: dict[str, Any] = {}
+    if isinstance(comparison, Speedup):
+        fields["speedup"] = comparison
+        if verdict != "keep" and other is not None and baseline is not None:
+            fields["lr_alone"] = _rate_alone(plan, records, posterior, other, baseline, comparison)
+    else:
+        fields["improvement"] = comparison
     if best is not None and verdict in ("switch", "use"):
         fields["train_command"] = study.train(best.batch_size, best.lr, best.train_steps)
     if best is not None and best is baseline:
         fields["other"] = other
     if verdict == "not yet":
-        fields |= _lacking(study, missing(study.plan, comparison, other, baseline, records))
+        fields |= _lacking(study, missing(plan, comparison, other, baseline, records))
     return fields
-
-
-def _fields_of_best_metric(
-    study: Study, records: Sequence[Record], points: Sequence[CurvePoint]
-) -> dict[str, Any]:
-    """The fields of the verdict and of the best, where the best metric is sought."""
-    plan = study.plan
-    target = plan.question.target
-    field = field_of(plan, records)
-    # A run that a time limit stopped tells nothing of its budget's end.
-    whole = [one for one in records if one.role != "new seed" or one.status != "pruned"]
-    (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(whole, field)
-    deviation = pooled_metric_deviation(
-        [metrics_of(other_runs, target), metrics_of(baseline_runs, target)]
-    )
-    other, baseline = (
-        _with_metric(plan, records, field, record, runs, deviation)
-        for record, runs in ((of_other, other_runs), (of_baseline, baseline_runs))
-    )
-    improvement = _improvement(other, baseline, target, deviation)
-    verdict: Verdict = "not yet"
-    if other is not None and other.runs and other.metric is not None:
-        verdict = verdict_of_improvement(improvement, plan.baseline is not None)
-    best = other
-    if other is None or verdict == "keep" or (improvement and improvement.value < 0.0):
-        best = baseline
-    fields: dict[str, Any] = {
-        "verdict": verdict,
-        "best": best,
-        "baseline": baseline,
-        "improvement": improvement,
-        "near_optimal": _near_optimal(points, plan, step_time_of(plan, records), best),
-    }
-    return fields | _fields_of_verdict(study, records, verdict, best, other, baseline, improvement)
-
-
-def _improvement(
-    other: Confirmed | None, baseline: Confirmed | None, target: Target, deviation: SeedDeviation
-) -> Improvement | None:
-    """How much better the other one's metric is; None where one of them has no median."""
-    if other is None or baseline is None or not (other.runs and baseline.runs):
-        return None
-    if other.metric is None or baseline.metric is None:
-        return None
-    pairs = min(other.reached, baseline.reached)
-    return improvement_of(other.metric, baseline.metric, target.mode, pairs, deviation)
-
-
-def _with_metric(
-    plan: Plan,
-    records: Sequence[Record],
-    field: Field,
-    record: Record | None,
-    runs: Sequence[Record],
-    deviation: SeedDeviation,
-) -> Confirmed | None:
-    """A configuration with the metric of its runs; before the first one, of its trial."""
-    if record is None:
-        return None
-    target = plan.question.target
-    law = SeedDeviation(field.noise, LAW_DEGREES)
-    confirmed = _confirmed(plan, records, field, record, runs, law)
-    median = median_metric(metrics_of(runs or [record], target), target)
-    ends_of_metric: tuple[float | None, float | None] = (None, None)
-    if runs and median is not None:
-        ends_of_metric = metric_interval(median, confirmed.reached, deviation)
-    # The budget ends at the same step on every seed.
-    no_ends = dict.fromkeys(("steps_low", "steps_high", "seconds_low", "seconds_high"))
-    return confirmed.model_copy(
-        update={
-            **no_ends,
-            "runs_metric": metrics_of(runs, target),
-            "metric": median,
-            "metric_low": ends_of_metric[0],
-            "metric_high": ends_of_metric[1],
-        }
-    )
 
 
 OfRuns = tuple[Record | None, list[Record]]
@@ -384,13 +291,8 @@ def _runs_on_common_seeds(records: Sequence[Record], field: Field) -> tuple[OfRu
     return (of_other, other_runs), (of_baseline, baseline_runs)
 
 
-def _comparison(
-    plan: Plan, records: Sequence[Record]
-) -> tuple[Confirmed | None, Confirmed | None, Speedup | None]:
-    """The best other configuration and the baseline on the same new seeds, and the speedup.
-
-    There is no speedup where the other one's median is a bound.
-    """
+def _times_compared(plan: Plan, records: Sequence[Record]) -> Comparison:
+    """Compare by steps or seconds; a median of the other one that is a bound tells no speedup."""
     field = field_of(plan, records)
     (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(records, field)
     has_pairs = bool({run.seed for run in other_runs} & {run.seed for run in baseline_runs})
@@ -398,12 +300,8 @@ def _comparison(
     for runs in (other_runs, baseline_runs):
         groups.append([math.log(least_steps(run)) for run in runs if run.reached])
     deviation = pooled_deviation(groups, field.noise)
-    other = None
-    baseline = None
-    if of_other is not None:
-        other = _confirmed(plan, records, field, of_other, other_runs, deviation)
-    if of_baseline is not None:
-        baseline = _confirmed(plan, records, field, of_baseline, baseline_runs, deviation)
+    other = _confirmed(plan, records, field, of_other, other_runs, deviation)
+    baseline = _confirmed(plan, records, field, of_baseline, baseline_runs, deviation)
     if other is None or baseline is None or not has_pairs or other.is_bound:
         return other, baseline, None
     value = plan.question.value
@@ -420,20 +318,79 @@ def _comparison(
     return other, baseline, speedup
 
 
+def _metrics_compared(plan: Plan, records: Sequence[Record]) -> Comparison:
+    """Compare by the best metric of each run; there is no improvement where one has no median."""
+    target = plan.question.target
+    field = field_of(plan, records)
+    # A run that a time limit stopped tells nothing of its budget's end.
+    whole = [one for one in records if one.role != "new seed" or one.status != "pruned"]
+    compared = _runs_on_common_seeds(whole, field)
+    best_metrics, baseline_metrics = (_metrics(runs, target) for _, runs in compared)
+    groups = [
+        [run.value for run in metrics if run.reached]
+        for metrics in (best_metrics, baseline_metrics)
+    ]
+    deviation = pooled_deviation(groups, expected=0.0, degrees=0)
+    other, baseline = (
+        _with_metric(plan, records, field, record, runs, deviation) for record, runs in compared
+    )
+    improvement = None
+    if best_metrics and baseline_metrics:
+        improvement = improvement_of(best_metrics, baseline_metrics, deviation)
+    return other, baseline, improvement
+
+
 def _runs(records: Sequence[Record], per_step: float = 1.0) -> list[Run]:
     """Runs on new seeds, in steps or in what a step counts."""
     return [Run(least_steps(run) * per_step, run.reached, run.steps_error) for run in records]
+
+
+def _metrics(records: Sequence[Record], target: Target) -> list[Run]:
+    """Runs by their best metric, as its gap; one that did not train to its end is the worst."""
+    runs = []
+    for record in records:
+        is_whole = record.status == "finished"
+        gap = target.gap(target.best(record.finite_values)) if is_whole else math.inf
+        runs.append(Run(gap, is_whole))
+    return runs
+
+
+def _with_metric(
+    plan: Plan,
+    records: Sequence[Record],
+    field: Field,
+    record: Record | None,
+    runs: Sequence[Record],
+    deviation: SeedDeviation,
+) -> Confirmed | None:
+    """A configuration with the metric of its runs; before the first one, of its trial."""
+    confirmed = _confirmed(plan, records, field, record, runs, field.of_law)
+    if confirmed is None or record is None:
+        return None
+    target = plan.question.target
+    gap, is_bound = median_run(_metrics(runs or [record], target))
+    if is_bound:
+        return confirmed
+    # Without a goal the gap of a gap is the metric.
+    metric = target.gap(gap)
+    half = half_width(confirmed.reached, deviation) if runs else None
+    ends_of_metric = {}
+    if half is not None:
+        ends_of_metric = {"metric_low": metric - half, "metric_high": metric + half}
+    return confirmed.model_copy(update={"metric": metric, **ends_of_metric})
 
 
 def _confirmed(
     plan: Plan,
     records: Sequence[Record],
     field: Field,
-    record: Record,
+    record: Record | None,
     runs: Sequence[Record],
     deviation: SeedDeviation,
-) -> Confirmed:
+) -> Confirmed | None:
     """A configuration with its runs on new seeds; before the first, its steps are the trial's."""
+    if record is None:
+        return None
     step_time = step_time_of(plan, records)
     tau = step_time(record.batch_size)
     # Recorded runs tell their step times exactly.
@@ -450,7 +407,8 @@ def _confirmed(
     steps, is_bound = median_run(_runs(runs or [record]))
     steps_ends: tuple[float | None, float | None] = (None, None)
     seconds_ends = steps_ends
-    if runs:
+    # A budget whose best metric is sought ends at the same step on every seed.
+    if runs and not question.seeks_metric:
         steps_ends = median_interval(_runs(runs), deviation)
         seconds_ends = median_interval(_runs(runs, tau), deviation, math.hypot(error, of_loop))
     return Confirmed(
@@ -489,14 +447,17 @@ def _with_share(confirmed: Confirmed | None, posterior: Posterior) -> Confirmed 
 
 
 def _best(
-    verdict: Verdict, other: Confirmed | None, baseline: Confirmed | None, speedup: Speedup | None
+    verdict: Verdict,
+    other: Confirmed | None,
+    baseline: Confirmed | None,
+    comparison: Speedup | Improvement | None,
 ) -> Confirmed | None:
-    """What the first line names: the faster one by medians; under keep the baseline."""
+    """What the first line names: the better one by medians; under keep the baseline."""
     if verdict == "keep" or other is None:
         return baseline
-    is_slower = speedup is not None and speedup.value < 1.0 and not speedup.at_least
+    is_worse = comparison is not None and comparison.is_worse
     misses = other.runs > 0 and other.is_bound and baseline is not None and not baseline.is_bound
-    return baseline if is_slower or misses else other
+    return baseline if is_worse or misses else other
 
 
 def _baseline_limit(baseline: Confirmed | None) -> Literal["budget", "stopped", "failed"] | None:
@@ -530,11 +491,10 @@ def is_near_trials(space: Space, batch_size: float, lr: float, records: Sequence
 def _rate_alone(
     plan: Plan,
     records: Sequence[Record],
-    verdict: Verdict,
     posterior: Posterior,
-    other: Confirmed | None,
-    baseline: Confirmed | None,
-    speedup: Speedup | None,
+    other: Confirmed,
+    baseline: Confirmed,
+    speedup: Speedup,
 ) -> LrAlone | None:
     """What the best rate at the baseline's own batch size is predicted to gain.
 
@@ -542,9 +502,7 @@ def _rate_alone(
     trial speaks for the rate: all that reached the target are an octave off it by the rule; and
     where the curve is that of further values which the baseline has not.
     """
-    if verdict not in ("switch", "not yet") or speedup is None or plan.space.tunables:
-        return None
-    if other is None or baseline is None or other.batch_size == baseline.batch_size:
+    if other.batch_size == baseline.batch_size or plan.space.tunables:
         return None
     (there,) = curve(posterior, step_time_of(plan, records), [baseline.batch_size])
     gain = baseline.steps / there.steps
@@ -569,7 +527,7 @@ def _faster(
     """
     question = study.plan.question
     is_expected = question.counts_steps or study.ran_for is not None
-    if not is_expected or best is None:
+    if not is_expected or question.seeks_metric or best is None:
         return None
     seconds = {}
     for prediction in predictions(posterior, question, step_time):

@@ -13,7 +13,14 @@ from bstune.core.step_time import StepTimeModel
 from bstune.search.findings import Prediction, predictions
 from bstune.search.metric import behind_best
 from bstune.search.posterior import Posterior, coordinates, sample_posterior
-from bstune.study.confirm import SURE, Candidate, Outcome, predicted_share
+from bstune.study.confirm import (
+    LAW_DEGREES,
+    SURE,
+    Candidate,
+    Outcome,
+    SeedDeviation,
+    predicted_share,
+)
 from bstune.study.estimates import step_time_of
 from bstune.study.plan import Plan
 from bstune.study.trials import least_steps, new_seeds_of, without_new_seeds
@@ -39,6 +46,11 @@ class Field:
     """Of the runs that tell of the share of seeds which reach the target."""
     step_time: StepTime
     """tau(B) by which they are compared, as of :func:`_tied_step_time`."""
+
+    @property
+    def of_law(self) -> SeedDeviation:
+        """The law's own deviation, before any new seed."""
+        return SeedDeviation(self.noise, LAW_DEGREES)
 
 
 def field_of(plan: Plan, records: Sequence[Record]) -> Field:

@@ -61,10 +61,11 @@ def _nothing_reached(question: Question, records: Sequence[Record]) -> str:
     """Say what no run came to."""
     if question.seeks_metric:
         return "all first evaluations lie beyond this budget: ask for a larger one"
-    closest = closest_trial(question, records)
-    value = "none" if closest is None else f"{closest.value:.4g}"
+    target = question.target
+    closest = closest_trial(target, records)
+    value = "none" if closest is None else f"{target.best(closest.finite_values):.4g}"
     return (
-        f"no trial reached {question.target}, the closest value is {value}: ask for an easier "
+        f"no trial reached {target}, the closest value is {value}: ask for an easier "
         f"target, or run a study for this one"
     )
 
