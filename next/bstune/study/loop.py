@@ -150,7 +150,7 @@ def _store(
         observers: are told of the record.
     """
     record = asked.record
-    if record is None or _was_cut_off(record, asked):
+    if record is None or _was_cut_off(record, asked, baseline_of(records)):
         storage.abandon(asked.spec)
         return
     if record.status == "refused":
@@ -163,16 +163,17 @@ def _store(
         observer.finished(record)
 
 
-def _was_cut_off(record: Record, asked: AskedTrial) -> bool:
+def _was_cut_off(record: Record, asked: AskedTrial, baseline: Record | None) -> bool:
     """Whether the time limit ended a run on a new seed that tells nothing; it is asked again.
 
     The baseline's tells that it takes longer, once it has run as long as the best.
     """
     if record.role != "new seed" or asked.until is None or record.status != "pruned":
         return False
-    is_of_baseline = asked.save_to is not None
-    least = record.max_steps / NEW_SEED_LIMIT if is_of_baseline else record.max_steps
-    return record.resumed_from is None and record.steps < least
+    least = float(record.max_steps)
+    if baseline is not None and record.repeats == baseline.number:
+        least /= NEW_SEED_LIMIT
+    return record.steps < least
 
 
 def _prepare(
@@ -184,11 +185,7 @@ def _prepare(
     if spec.resumed_from is not None:
         earlier = next(record for record in records if record.number == spec.resumed_from)
         resume_from = folder.checkpoint(spec.resumed_from)
-    # Of runs on new seeds the baseline's are resumed, as these may be stopped; and none whose
-    # schedule ends with it.
-    baseline = baseline_of(records)
-    is_of_baseline = baseline is not None and spec.repeats == baseline.number
-    is_resumable = spec.schedule_steps is None and (spec.role != "new seed" or is_of_baseline)
+    is_resumable = spec.schedule_steps is None and spec.role != "new seed"
     save_to = folder.checkpoint(spec.number) if is_resumable else None
     budget = plan.question.last_step(spec.batch_size)
     return AskedTrial(

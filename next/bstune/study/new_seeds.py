@@ -14,11 +14,9 @@ from bstune.study.plan import Ask, Plan, trial_seed
 from bstune.study.trials import (
     baseline_of,
     first_free,
-    is_taken,
     least_steps,
     new_seeds_of,
     numbered,
-    seed_index,
     took_seconds,
 )
 
@@ -77,7 +75,6 @@ def ask_new_seed(
         asked = _ask_seed_of_baseline(plan, records, running, field)
     if asked is None and number is not None:
         asked = _ask_seed_of_candidate(plan, field, records, running, by_number[number])
-    asked = asked or _ask_stopped(plan, records, running)
     if asked is not None and plan.deadline is not None:
         took = _seconds_of(leader, records)
         if asked.repeats is not None:
@@ -149,32 +146,6 @@ def _ask_seed_of_baseline(
         per_step = plan.question.value(1.0, baseline.batch_size, step_time)
         limit = math.ceil(NEW_SEED_LIMIT * value / per_step)
     return _repeat(plan, records, running, baseline, limit, baseline.schedule_steps)
-
-
-# What a resumed run has of the one before; how it is evaluated, too.
-_OF_RESUMED = {
-    *("role", "batch_size", "lr", "values", "seed"),
-    *("schedule_steps", "first_evaluation", "repeats"),
-}
-
-
-def _ask_stopped(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask | None:
-    """Resume the baseline's next run on a new seed that a time limit stopped; None: no more."""
-    baseline = baseline_of(records)
-    if baseline is None:
-        return None
-    for run in new_seeds_of(records, baseline.number):
-        place = f"resumed/{run.number}/{seed_index(run)}"
-        is_free = not is_taken(place, records, running) and plan.resumable(run.number)
-        if run.status == "pruned" and is_free:
-            return Ask(
-                **run.model_dump(include=_OF_RESUMED),
-                place=place,
-                max_steps=plan.question.last_step(run.batch_size),
-                resumed_from=run.number,
-                until=plan.end,
-            )
-    return None
 
 
 def _repeat(

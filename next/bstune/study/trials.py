@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bstune.core.records import Record, Spec, ends
+from bstune.core.records import Record, Spec
 
 
 def numbered(records: Sequence[Record], number: int) -> Record:
@@ -26,13 +26,9 @@ def baseline_of(records: Sequence[Record]) -> Record | None:
 
 def new_seeds_of(records: Sequence[Record], number: int) -> list[Record]:
     """The finished runs of a trial's configuration on new seeds, in the order of the seeds."""
-    runs = ends([record for record in records if record.repeats == number])
-    return sorted(runs, key=seed_index)
-
-
-def seed_index(run: Spec) -> int:
-    """Which of the study's new seeds a run has: the last part of its place."""
-    return int(run.place.rpartition("/")[2])
+    runs = [record for record in records if record.repeats == number]
+    # The last part of a place is the number of the seed.
+    return sorted(runs, key=lambda run: int(run.place.rpartition("/")[2]))
 
 
 def is_taken(place: str, records: Sequence[Record], running: Sequence[Spec]) -> bool:
