@@ -11,8 +11,6 @@ from bstune.system.console import exact, number, seconds
 from bstune.system.ticker import Ticker, say
 
 _ROLES = {"baseline": "baseline", "search": "trial", "new seed": "new seed"}
-# Studies that may take longer, in seconds, are told so before their search.
-LONG_SECONDS = 86_400.0
 
 
 class Progress:
@@ -59,9 +57,6 @@ class Progress:
             target = self._plan.question.target
             line += f": {target.metric} {number(target.best(record.finite_values), 4)}"
         self._write(line + self._left())
-        takes = longest(self._plan, record.seconds_per_step)
-        if record.role == "baseline" and takes is not None:
-            self._write(takes)
         self._ticker.doing = lambda: f"choosing what to run next{self._left()}"
 
     def _left(self) -> str:
@@ -95,8 +90,7 @@ def share_done(plan: Plan, before: Sequence[Record], records: Sequence[Record]) 
     """
 
     def runs(of: Sequence[Record]) -> int:
-        others = [one for one in of if one.role != "search" and one.resumed_from is None]
-        return count_configurations(of) + len(others)
+        return count_configurations(of) + sum(one.role != "search" for one in of)
 
     new_seeds = plan.seeds if plan.question.seeks_best else 0
     total = plan.trials + new_seeds
@@ -104,27 +98,6 @@ def share_done(plan: Plan, before: Sequence[Record], records: Sequence[Record]) 
         total += 1 + new_seeds
     done = runs(records) - runs(before)
     return min(done / max(total - runs(before), done, 1), 1.0)
-
-
-def longest(plan: Plan, step_seconds: float | None) -> str | None:
-    """Say what a study without a limit may take at most, where that is days; None: it is less.
-
-    Args:
-        plan: of the study.
-        step_seconds: of the baseline.
-    """
-    if plan.deadline is not None or plan.baseline is None or step_seconds is None:
-        return None
-    steps = plan.question.last_step(plan.baseline.batch_size)
-    runs = plan.trials + 2 * plan.seeds
-    takes = step_seconds * steps * runs
-    if takes < LONG_SECONDS:
-        return None
-    return (
-        f"{runs} trials of the whole budget take {takes / LONG_SECONDS:.1f} days "
-        f"({seconds(step_seconds)} a step, {steps:,} steps): wall_seconds=N limits the study, "
-        f"trials=N and budget.steps=N shorten it"
-    )
 
 
 class Stopwatch:
