@@ -134,8 +134,6 @@ def test_only_a_size_that_has_not_trained_is_refused(tmp_path):
         fail_all(trials, "refused")
     searched = [record for record in storage.records() if record.role == "search"]
     assert {(one.batch_size, one.status) for one in searched} == {(63, "refused"), (64, "failed")}
-    # The baseline's 64 is a multiple of 2, and 63 is none.
-    assert all(("batch_size.multiple=2" in one.message) == one.is_unfit for one in searched)
 
 
 def test_a_new_seed_that_the_time_limit_cut_off_is_asked_again(tmp_path):

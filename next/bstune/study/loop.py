@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bstune.core.records import Record, Spec, Status, Target
-from bstune.search.fit import inferred_multiple, trained_sizes
+from bstune.search.fit import trained_sizes
 from bstune.study.new_seeds import NEW_SEED_LIMIT
 from bstune.study.next_step import fatal_error, next_step
 from bstune.study.plan import Ask, Done, Plan, Wait
@@ -153,8 +153,8 @@ def _store(
     if record is None or _was_cut_off(record, asked, baseline_of(records)):
         storage.abandon(asked.spec)
         return
-    if record.status == "refused":
-        record = _refused(record, records)
+    if record.status == "refused" and record.batch_size in trained_sizes(records):
+        record = record.model_copy(update={"status": "failed"})
     if not storage.finish(record):
         return
     if asked.resume_from is not None:
@@ -197,22 +197,6 @@ def _prepare(
         save_to=save_to,
         resume_from=resume_from,
     )
-
-
-def _refused(record: Record, records: Sequence[Record]) -> Record:
-    """Say what follows from a refusal; at a size that has trained it is a failure."""
-    trained = trained_sizes(records)
-    if record.batch_size in trained:
-        return record.model_copy(update={"status": "failed"})
-    refused = {one.batch_size for one in records if one.status == "refused"}
-    multiple = inferred_multiple(trained, refused | {record.batch_size})
-    if multiple == 1:
-        return record
-    message = (
-        f"{record.message}; batch sizes are multiples of {multiple} from here on, as with "
-        f"batch_size.multiple={multiple}"
-    )
-    return record.model_copy(update={"message": message})
 
 
 @dataclass
