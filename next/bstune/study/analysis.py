@@ -51,7 +51,6 @@ from bstune.study.confirm import (
 from bstune.study.critical import critical_batch_size, noise_scale
 from bstune.study.estimates import answer_posterior, step_time_of
 from bstune.study.field import Field, field_of, place_of
-from bstune.study.over_targets import critical_over_targets
 from bstune.study.plan import Plan
 from bstune.study.result import (
     Closest,
@@ -67,6 +66,7 @@ from bstune.study.result import (
     StudyResult,
     Verdict,
 )
+from bstune.study.retarget import critical_over_targets
 from bstune.study.trials import (
     baseline_of,
     count_configurations,

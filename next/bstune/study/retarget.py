@@ -2,19 +2,36 @@
 
 A run that met an easier target on its way is one that ended there, and what resumed it was never
 asked. One that did not meet the target leaves the bound that it left. Of a smaller budget a run
-tells the best metric if it trained as long.
+tells the best metric if it trained as long. So B_crit is told at easier targets, too.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bstune.core.errors import InputError
 from bstune.core.question import Question
-from bstune.core.records import Record, Target
+from bstune.core.records import Record, Target, ends
+from bstune.search.histories import excess_scale, log_curve
 from bstune.study.advice import closest_trial
+from bstune.study.critical import critical_batch_size
+from bstune.study.estimates import answer_posterior
+from bstune.study.plan import Plan
+from bstune.study.result import CriticalAt
+
+# B_crit is told at so many targets between the study's own and what half of the trials that reached
+# it had met after this share of their steps.
+TARGETS = 5
+EARLY = 0.2
+# Draws and moves of the posterior of each.
+DRAWS = 300
+MOVES = 4
+# With more trials they would take over 2 s.
+MOST_TRIALS = 300
 
 
 def retargeted(
@@ -136,3 +153,40 @@ def _by_budget(record: Record, last_step: int) -> dict[str, Any]:
         # Its first evaluation lies beyond the budget, and tells nothing.
         return {"status": "pruned", "steps": 0, "history": ()}
     return {"status": "pruned"} if record.status in ("reached", "missed", "finished") else {}
+
+
+def critical_over_targets(plan: Plan, records: Sequence[Record]) -> tuple[CriticalAt, ...]:
+    """B_crit with its interval at easier targets, the easiest first.
+
+    There are none where a schedule ends with its trial, or the best metric is sought.
+    """
+    question = plan.question
+    if question.schedule_ends or question.seeks_metric or len(records) > MOST_TRIALS:
+        return ()
+    found = []
+    for target in easier_targets(question.target, records):
+        asked = replace(question, target=target)
+        again = ended_by(asked, records)
+        posterior = answer_posterior(replace(plan, question=asked), again, DRAWS, MOVES)
+        interval = critical_batch_size(posterior, again).interval
+        found.append(CriticalAt(goal=target.goal, interval=interval))
+    return tuple(found)
+
+
+def easier_targets(target: Target, records: Sequence[Record]) -> list[Target]:
+    """Easier targets, the easiest first, evenly spaced in the log excess of search/histories."""
+    chains = ends(records)
+    scale = excess_scale(target, chains)
+    early = []
+    for chain in chains:
+        log_steps, log_excess = log_curve(chain, target, scale).T
+        before = log_excess[log_steps <= math.log(max(EARLY * chain.steps, 1.0))]
+        if chain.reached and len(before):
+            early.append(float(before[-1]))
+    targets = []
+    for place in range(TARGETS, 0, -1):
+        if early and target.goal is not None:
+            gap = scale * math.expm1(statistics.median(early) * place / TARGETS)
+            goal = target.goal + (gap if target.mode == "min" else -gap)
+            targets.append(replace(target, goal=float(f"{goal:.3g}")))
+    return targets
