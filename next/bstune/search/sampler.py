@@ -18,9 +18,8 @@ from bstune.search.decide import Proposal, propose
 
 BATCH_SIZE = "batch_size"
 LR = "lr"
-# User attributes of trials: seconds of a step; the step at which a schedule ends.
+# A user attribute of trials.
 SECONDS_PER_STEP = "seconds_per_step"
-SCHEDULE_STEPS = "schedule_steps"
 
 
 class FrontierSampler(BaseSampler):
@@ -57,8 +56,6 @@ class FrontierSampler(BaseSampler):
         budget: steps, or a Budget, after which a trial ends without the target.
         batch_size: the smallest and the largest.
         objective: ``time``, ``steps`` or ``curve``, what is sought.
-        schedule_ends: each trial's schedule ends with it: a proposal's ``max_steps`` is the length
-            of its schedule. A trial that stops before tells nothing.
         baseline: batch size and rate that the scaling rule goes through; the first trial runs them.
         lr: the smallest and the largest rate; 10 octaves around the rule's without.
         scaling: the rule, a name as of :func:`bstune.lr_of`.
@@ -78,7 +75,6 @@ class FrontierSampler(BaseSampler):
         budget: int | Budget,
         batch_size: tuple[int, int],
         objective: Objective = "time",
-        schedule_ends: bool = False,
         baseline: tuple[int, float] | None = None,
         lr: tuple[float, float] | None = None,
         scaling: str = "sqrt",
@@ -90,7 +86,6 @@ class FrontierSampler(BaseSampler):
             target=Target.parse(target) if isinstance(target, str) else target,
             budget=Budget(steps=budget) if isinstance(budget, int) else budget,
             objective=objective,
-            schedule_ends=schedule_ends,
         )
         # Without a baseline the rule goes through the geometric middle of both ranges.
         space = Space.around(batch_size, lr or (None, None), scaling, baseline, multiple)
@@ -129,10 +124,6 @@ class FrontierSampler(BaseSampler):
         others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
         proposal = self._propose(others)
         self._proposals[trial.number] = proposal
-        if self.question.schedule_ends:
-            # Optuna's own samplers write attributes by the storage, too.
-            noted = SCHEDULE_STEPS, proposal.max_steps
-            study._storage.set_trial_user_attr(trial._trial_id, *noted)
         return {BATCH_SIZE: proposal.batch_size, LR: proposal.lr}
 
     def _propose(self, trials: Sequence[FrozenTrial]) -> Proposal:
@@ -181,7 +172,6 @@ class FrontierSampler(BaseSampler):
 
 def spec_of(trial: FrozenTrial, question: Question) -> Spec:
     """What a trial of a study of one's own was asked for."""
-    schedule_steps = trial.user_attrs.get(SCHEDULE_STEPS)
     return Spec(
         number=trial.number,
         place=f"search/{trial.number}",
@@ -189,8 +179,7 @@ def spec_of(trial: FrozenTrial, question: Question) -> Spec:
         batch_size=trial.params[BATCH_SIZE],
         lr=trial.params[LR],
         seed=0,
-        max_steps=schedule_steps or question.budget.last_step(trial.params[BATCH_SIZE]),
-        schedule_steps=schedule_steps,
+        max_steps=question.budget.last_step(trial.params[BATCH_SIZE]),
     )
 
 
