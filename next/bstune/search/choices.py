@@ -104,24 +104,13 @@ def compare(
     fitting = np.ones(x.size)
     fitting[count:] = np.maximum(new.chance, LEAST_CHANCE)
     # Values and costs are in proportion to steps.
-    value_per_step = []
-    cost_per_step = []
-    longest = []
+    of_sizes = []
     for batch_size in 2.0**x:
-        value_per_step.append(question.value(1.0, batch_size, step_time))
-        cost_per_step.append(question.cost(1.0, batch_size, step_time))
-        longest.append(float(question.last_step(batch_size)))
-    return Choices(
-        x=x,
-        z=z,
-        ran=ran,
-        log_steps=log_steps,
-        value_per_step=np.array(value_per_step),
-        cost_per_step=np.array(cost_per_step),
-        longest=np.array(longest),
-        chance=fitting,
-        u=u,
-    )
+        value = question.value(1.0, batch_size, step_time)
+        cost = question.cost(1.0, batch_size, step_time)
+        of_sizes.append((value, cost, question.last_step(batch_size)))
+    value_per_step, cost_per_step, longest = np.array(of_sizes, dtype=float).T
+    return Choices(x, z, ran, log_steps, value_per_step, cost_per_step, longest, fitting, u)
 
 
 def informed(of_law: Array, rows: Rows, waiting: Sequence[int], theta: Array) -> Array:

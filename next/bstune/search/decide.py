@@ -35,10 +35,10 @@ from bstune.search.curve_decision import choose_for_curve
 from bstune.search.findings import predictions
 from bstune.search.fit import NOTHING, Ends
 from bstune.search.limits import (
+    PROBE_OF_BUDGET,
     affordable_length,
     limit_after_hit,
     limit_before_hit,
-    limit_for_metric,
     schedule_length,
 )
 from bstune.search.posterior import BOUND, Posterior, Rows, sample_posterior
@@ -82,7 +82,7 @@ class Proposal(Configuration):
 
     max_steps: int
     """The step at which it stops, steps of the trial that it resumes included."""
-    resumed_from: int | None
+    resumed_from: int | None = None
     first_evaluation: int | None = None
     """The step by which it is first evaluated."""
 
@@ -143,29 +143,30 @@ def propose(
         chosen = most_improving(posterior, choices, waiting, best[0].log_value)
     else:
         chosen = best_in_draw(choices, question.schedule_ends, bool(best))
+    pruned = None
     configuration = configuration_of(space, x[chosen], z[chosen], u[chosen])
-    of_law = posterior.law.log_steps(posterior.theta, x[[chosen]], z[[chosen]], u[[chosen]])
-    evaluation: int | None = first_evaluation(math.exp(of_law.mean()))
-    resumed_from = None
+    batch_size = configuration.batch_size
     if chosen < len(waiting):
-        resumed = posterior.chains[waiting[chosen]]
-        configuration = Configuration(**resumed.model_dump(include=set(Configuration.model_fields)))
-        evaluation = resumed.first_evaluation
-        resumed_from = resumed.number
-    last_step = question.last_step(configuration.batch_size)
-    spent = _spent(question, step_time, records)
+        pruned = posterior.chains[waiting[chosen]]
+        batch_size = pruned.batch_size
+    last_step = question.last_step(batch_size)
     if question.seeks_metric:
-        is_whole = not probes_tell(posterior, may_resume)
-        limit = limit_for_metric(last_step, int(choices.ran[chosen]), is_whole)
+        # A trial that is resumed runs its whole budget.
+        is_whole = pruned is not None or not probes_tell(posterior, may_resume)
+        limit = last_step if is_whole else PROBE_OF_BUDGET * last_step
     else:
+        spent = _spent(question, step_time, records)
         limit = _limit(
             question, choices, chosen, draw, spent, best_value, limit_of_curve, last_step
         )
+    max_steps = max(min(math.ceil(limit), last_step), int(choices.ran[chosen]) + 1)
+    if pruned is not None:
+        return resumption(pruned, max_steps)
+    of_law = posterior.law.log_steps(posterior.theta, x[[chosen]], z[[chosen]], u[[chosen]])
     return Proposal(
         **configuration.model_dump(),
-        max_steps=max(min(math.ceil(limit), last_step), int(choices.ran[chosen]) + 1),
-        resumed_from=resumed_from,
-        first_evaluation=evaluation,
+        max_steps=max_steps,
+        first_evaluation=first_evaluation(math.exp(of_law.mean())),
     )
 
 
@@ -201,20 +202,20 @@ def leading_probe(
         return None
     of_law = posterior.of_rows()[:, waiting]
     log_steps = informed(of_law, posterior.rows, waiting, posterior.theta).mean(axis=0)
-    log_values = []
-    for place, log_step in zip(waiting, log_steps, strict=True):
-        per_step = question.value(1.0, posterior.chains[place].batch_size, step_time)
-        log_values.append(log_step + math.log(per_step))
-    if min(log_values) >= min(finished):
+    pruned = [posterior.chains[place] for place in waiting]
+    per_step = [question.value(1.0, chain.batch_size, step_time) for chain in pruned]
+    log_values = log_steps + np.log(per_step)
+    if log_values.min() >= min(finished):
         return None
-    return whole_run_of(posterior.chains[waiting[int(np.argmin(log_values))]], question)
+    leader = pruned[int(log_values.argmin())]
+    return resumption(leader, question.last_step(leader.batch_size))
 
 
-def whole_run_of(pruned: Record, question: Question) -> Proposal:
-    """Resume a pruned trial to its budget's end."""
+def resumption(pruned: Record, max_steps: int) -> Proposal:
+    """Resume a pruned trial up to a step."""
     return Proposal(
         **pruned.model_dump(include=set(Configuration.model_fields)),
-        max_steps=question.last_step(pruned.batch_size),
+        max_steps=max_steps,
         resumed_from=pruned.number,
         first_evaluation=pruned.first_evaluation,
     )

@@ -71,7 +71,6 @@ def propose_of_grid(
         batch_size=batch_size,
         lr=lr,
         max_steps=limit_beside_best(best_steps, last_step),
-        resumed_from=None,
         first_evaluation=first_evaluation(min(best_steps, last_step)),
     )
 
@@ -122,13 +121,10 @@ def best_of_grid(space: Space, records: Sequence[Record], fits: Ends = NOTHING) 
 
     New seeds are none of them, nor is a baseline at a batch size that is not tuned.
     """
+    reached = [one for one in records if one.status == "reached" and one.role != "new seed"]
     best = []
     for batch_size in grid_sizes(space, records, fits):
-        of_size = [one for one in records if one.batch_size == batch_size and _has_steps(one)]
+        of_size = [one for one in reached if one.batch_size == batch_size]
         if of_size:
             best.append(min(of_size, key=lambda one: one.steps_to_target))
     return best
-
-
-def _has_steps(record: Record) -> bool:
-    return record.status == "reached" and record.role != "new seed"

@@ -30,7 +30,7 @@ from bstune.core.question import Question
 from bstune.core.records import Record, Spec, StepTime, ends
 from bstune.core.space import Configuration, Space
 from bstune.search.choices import key_of, tried_keys
-from bstune.search.decide import Proposal, first_evaluation, whole_run_of
+from bstune.search.decide import Proposal, first_evaluation, resumption
 from bstune.search.fit import NOTHING, Ends, chance_to_fit, sizes_to_try
 from bstune.search.limits import PROBE_OF_BUDGET, limit_beside_best
 from bstune.search.sampler import BATCH_SIZE, LR
@@ -85,7 +85,7 @@ def propose_by(
     can_resume = [one for one in waiting if resumable(one.number)]
     for chain in can_resume:
         if not study.pruner.prune(study, told[chain.number]):
-            return whole_run_of(chain, question)
+            return resumption(chain, question.last_step(chain.batch_size))
     if sampler == "qmc":
         # Its sequence goes on after what it has given.
         for _ in range(configurations):
@@ -114,7 +114,6 @@ def propose_by(
     return Proposal(
         **configuration.model_dump(),
         max_steps=limit,
-        resumed_from=None,
         first_evaluation=first_evaluation(min(best_steps, last_step)),
     )
 

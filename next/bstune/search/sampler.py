@@ -130,7 +130,7 @@ class FrontierSampler(BaseSampler):
         if self.baseline is not None and not trials:
             batch_size, lr = self.baseline
             last_step = self.question.budget.last_step(batch_size)
-            return Proposal(batch_size=batch_size, lr=lr, max_steps=last_step, resumed_from=None)
+            return Proposal(batch_size=batch_size, lr=lr, max_steps=last_step)
         records = []
         running = []
         for trial in trials:

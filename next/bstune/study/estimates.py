@@ -71,10 +71,10 @@ def _posterior_of_best(plan: Plan, best: Sequence[Record], draws: int, moves: in
     covariance = np.linalg.inv(precision + terms.T @ terms / OF_BEST_RATE**2)
     line = covariance @ (precision @ prior + terms.T @ octaves / OF_BEST_RATE**2)
     rng = np.random.default_rng(plan.seed)
-    theta = sample(law, replace(rows, z=np.zeros(len(best))), rng, draws, moves)
+    theta = sample(law, rows._replace(z=np.zeros(len(best))), rng, draws, moves)
     theta[:, [SHIFT, EXPONENT]] = rng.multivariate_normal(line, covariance, draws)
     on_line = line[0] + line[1] * (rows.x - law.middle)
-    return Posterior(law, theta, replace(rows, z=on_line), tuple(best))
+    return Posterior(law, theta, rows._replace(z=on_line), tuple(best))
 
 
 def law_at_best_rates(low: int, high: int, budget: float) -> Law:

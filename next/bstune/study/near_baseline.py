@@ -51,7 +51,6 @@ def next_near_baseline(
             return Proposal(
                 **near.model_dump(),
                 max_steps=min(steps, plan.question.last_step(near.batch_size)),
-                resumed_from=None,
                 first_evaluation=first_evaluation(as_good),
             )
     return None
