@@ -165,7 +165,7 @@ def test_predictions_of_one_draw():
     share_of_law = seed_variance / (OWN_DEVIATION**2 + seed_variance)
     assert found.deviation == pytest.approx(OWN_DEVIATION * math.sqrt(share_of_law))
     of_law = law.log_steps(draw, np.array([6.0]), np.log2([0.05]))[0, 0]
-    seen = posterior.rows.seen(draw)[0][0, 0]
+    seen = posterior.rows.seen(law, draw)[0][0, 0]
     between = share_of_law * of_law + (1 - share_of_law) * seen
     deviation = math.hypot(found.deviation, posterior.noise)
     expected = length_of(draw, between, deviation, found.length.steps)
