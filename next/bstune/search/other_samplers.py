@@ -19,7 +19,7 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import MedianPruner
 from optuna.samplers import BaseSampler, GPSampler, QMCSampler, RandomSampler, TPESampler
@@ -33,7 +33,7 @@ from bstune.search.choices import key_of, tried_keys
 from bstune.search.decide import Proposal, first_evaluation, resumption
 from bstune.search.fit import NOTHING, Ends, chance_to_fit, sizes_to_try
 from bstune.search.limits import PROBE_OF_BUDGET, limit_beside_best
-from bstune.search.sampler import BATCH_SIZE, LR
+from bstune.search.sampler import BATCH_SIZE, LR, ranges_of
 
 # A sampler that repeats a configuration, or proposes a size that failed, is asked so often at most.
 MOST_ASKED = 20
@@ -141,13 +141,8 @@ def _study(sampler: str, seed: int, configurations: int) -> Study:
 
 def _distributions(space: Space) -> dict[str, BaseDistribution]:
     """The ranges of a space; further values are searched by their coordinates."""
-    distributions: dict[str, BaseDistribution] = {
-        BATCH_SIZE: IntDistribution(space.low, space.high, log=True),
-        LR: FloatDistribution(space.lr_low, space.lr_high, log=True),
-    }
-    for tunable in space.tunables:
-        distributions[tunable.name] = FloatDistribution(0.0, 1.0)
-    return distributions
+    of_values = {tunable.name: FloatDistribution(0.0, 1.0) for tunable in space.tunables}
+    return {**ranges_of(space), **of_values}
 
 
 def _trial(

@@ -22,6 +22,14 @@ LR = "lr"
 SECONDS_PER_STEP = "seconds_per_step"
 
 
+def ranges_of(space: Space) -> dict[str, IntDistribution | FloatDistribution]:
+    """Batch size and learning rate as Optuna's parameters."""
+    return {
+        BATCH_SIZE: IntDistribution(space.low, space.high, log=True),
+        LR: FloatDistribution(space.lr_low, space.lr_high, log=True),
+    }
+
+
 class FrontierSampler(BaseSampler):
     """Suggests batch size and learning rate, and says how many steps a trial is worth.
 
@@ -111,11 +119,7 @@ class FrontierSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         """Batch size and learning rate, which are suggested together."""
-        space = self.space
-        return {
-            BATCH_SIZE: IntDistribution(space.low, space.high, log=True),
-            LR: FloatDistribution(space.lr_low, space.lr_high, log=True),
-        }
+        return dict(ranges_of(self.space))
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]

@@ -17,7 +17,6 @@ from bstune.search.fit import trained_sizes
 from bstune.study.new_seeds import ask_new_seed
 from bstune.study.plan import Ask, Done, Plan, Wait, trial_seed
 from bstune.study.search_trials import ask_search, search_goes_on
-from bstune.study.trials import is_taken
 
 # Failures that end a study with the user's own error.
 FAILURES = 3
@@ -34,7 +33,8 @@ def next_step(
         running: the trials that run somewhere.
         now: the time, in seconds.
     """
-    if plan.baseline is not None and not is_taken("baseline", records, running):
+    begun = any(spec.role == "baseline" for spec in (*records, *running))
+    if plan.baseline is not None and not begun:
         return _ask_baseline(plan, plan.baseline, now)
     if search_goes_on(plan, records, running, now):
         return ask_search(plan, records, running, now)

@@ -170,12 +170,12 @@ class Critical(Frozen):
     """The critical batch size: the parameter B_crit of S*(B) = S_min (1 + B_crit/B)."""
 
     interval: Interval
-    s_min: float | None
+    s_min: float | None = None
     """S_min of the drawn law, in steps: the law with the value of B_crit that fits the curve best,
     so that it is twice this there. It is None where B_crit has no value, as are the next two."""
-    linear_below: float | None
+    linear_below: float | None = None
     """B_crit/9: below it lies perfect scaling, in the names of Shallue et al. 2018."""
-    no_gain_above: float | None
+    no_gain_above: float | None = None
     """9 B_crit: above it lies maximal data parallelism."""
     smallest: int
     largest: int

@@ -1,6 +1,7 @@
 """What the records of a study tell of its trials, whatever its plan."""
 
 from collections.abc import Sequence
+from itertools import count
 
 from bstune.core.records import Record, Spec
 
@@ -31,17 +32,10 @@ def new_seeds_of(records: Sequence[Record], number: int) -> list[Record]:
     return sorted(runs, key=lambda run: int(run.place.rpartition("/")[2]))
 
 
-def is_taken(place: str, records: Sequence[Record], running: Sequence[Spec]) -> bool:
-    """Whether a trial has a place in the plan."""
-    return any(spec.place == place for spec in (*records, *running))
-
-
 def first_free(prefix: str, records: Sequence[Record], running: Sequence[Spec]) -> int:
     """The first number whose place, ``prefix/number``, no trial has."""
-    number = 0
-    while is_taken(f"{prefix}/{number}", records, running):
-        number += 1
-    return number
+    taken = {spec.place for spec in (*records, *running)}
+    return next(number for number in count() if f"{prefix}/{number}" not in taken)
 
 
 def count_configurations(records: Sequence[Record], running: Sequence[Spec] = ()) -> int:

@@ -131,15 +131,13 @@ def application_command(words: Sequence[str], options: Mapping[str, object]) -> 
     return shlex.join(given.values())
 
 
-def best_in_file(
-    arguments: Sequence[str], folder: str, batch_size: int, lr: float, steps: int | None
-) -> str:
+def best_in_file(arguments: Sequence[str], folder: str, *of_best: object) -> str:
     """What trains the best where further values are tuned: it is in best.yaml.
 
     Args:
         arguments: of the command line.
         folder: of the study.
-        batch_size, lr, steps: of the best, which the file has, too.
+        of_best: batch size, rate and steps, which the file has, too.
     """
     return command_line(arguments, {"trial": f"{folder}/best.yaml"})
 
@@ -173,7 +171,7 @@ def report_command(folder: Path, target: Target) -> str:
     return f"{COMMAND} report {shlex.quote(str(folder))} target={target.goal:g}"
 
 
-def own_training(batch_size: int, lr: float, steps: int | None) -> str:
+def own_training(*of_best: object) -> str:
     """What trains the best in a project of one's own, in Python."""
     return "result.train()"
 
@@ -184,6 +182,6 @@ def in_words(batch_size: int, lr: float, steps: int | None) -> str:
     return f"batch size {batch_size} and lr {lr:g}{end} in your own loop"
 
 
-def in_best_file(folder: str, batch_size: int, lr: float, steps: int | None) -> str:
-    """The best, with its further values, likewise."""
+def in_best_file(folder: str, *of_best: object) -> str:
+    """The best where further values are tuned, likewise."""
     return f"the configuration in {folder}/best.yaml"
