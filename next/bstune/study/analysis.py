@@ -130,7 +130,6 @@ def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
         device=study.device,
         threads=study.threads,
         seeds=study.plan.seeds,
-        scaling=study.plan.space.rule,
         configurations=count_configurations(records),
         trials=len(records),
         noise_scale=noise_scale(study.plan, records),

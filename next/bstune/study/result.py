@@ -9,7 +9,6 @@ from typing import Literal
 from bstune.core.noise_scale import NoiseScaleEstimate
 from bstune.core.question import Objective
 from bstune.core.records import Budget, Frozen, Status, Target
-from bstune.core.rules import Rule
 from bstune.core.space import Configuration
 from bstune.search.findings import CurvePoint
 
@@ -278,8 +277,6 @@ class StudyResult(Frozen):
     threads: int
     seeds: int
     """New seeds that were asked for."""
-    scaling: Rule | None = None
-    """The rule that the search expected lr*(B) to follow."""
     configurations: int
     """That the search tried."""
     trials: int
