@@ -15,7 +15,7 @@ from bstune.search.findings import Prediction
 from bstune.search.fit import Ends, chance_to_fit, sizes_to_try
 from bstune.search.law import NO_VALUES, NOISE
 from bstune.search.limits import GIVE_UP
-from bstune.search.posterior import BOUND, Posterior, Rows, coordinates
+from bstune.search.posterior import BOUND, Posterior, Rows, places_of
 
 Array = NDArray[np.float64]
 
@@ -219,13 +219,11 @@ def _candidates(
     best_rate = (law.best_rate(theta, x[:, None]) + moved)[:, 0]
     z = best_rate + rng.normal(0.0, OCTAVES, CANDIDATES)
     if best:
-        pairs = np.log2([(one.record.batch_size, one.record.lr) for one in best])
-        places = np.arange(AROUND_BEST) % len(best)
-        sizes, rates = pairs[places].T
+        around = [best[place % len(best)].record for place in range(AROUND_BEST)]
+        sizes, rates, places = places_of(space, around)
         x[-AROUND_BEST:] = sizes + rng.normal(0.0, OCTAVES, AROUND_BEST)
         z[-AROUND_BEST:] = rates + rng.normal(0.0, OCTAVES, AROUND_BEST)
-        of_best = coordinates(space, [one.record for one in best])[places]
-        u[-AROUND_BEST:] = of_best + rng.normal(0.0, SHARE, of_best.shape)
+        u[-AROUND_BEST:] = places + rng.normal(0.0, SHARE, places.shape)
     snapped = np.log2([space.snap(2.0**size) for size in x])
     rates = np.clip(z, math.log2(space.lr_low), math.log2(space.lr_high))
     return snapped, rates, _allowed(space, u)

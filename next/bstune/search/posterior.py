@@ -150,19 +150,21 @@ def sample_posterior(
     else:
         law = make_law(space, budget, misfit, question.schedule_ends)
         rows = rows_of(chains, question.target, question.schedule_ends)
-    rows = rows._replace(u=coordinates(space, chains))
+    rows = rows._replace(u=places_of(space, chains)[2])
     rng = np.random.default_rng([seed, len(records), len(running)])
     theta = sample(law, rows, rng, draws, moves)
     if running:
-        rows = _with_predictions(rows, law, theta, running, coordinates(space, running))
+        rows = _with_predictions(rows, law, theta, places_of(space, running))
         theta = sample(law, rows, rng, draws, moves)
     return Posterior(law, theta, rows, chains)
 
 
-def coordinates(space: Space, specs: Sequence[Spec]) -> Array:
-    """Coordinates of the further values of n trials, (n, values)."""
-    places = [space.places(spec.values) for spec in specs]
-    return np.array(places, dtype=float).reshape(len(specs), len(space.tunables))
+def places_of(space: Space, specs: Sequence[Spec]) -> tuple[Array, Array, Array]:
+    """log2 of n batch sizes and rates, (n,), and coordinates of further values, (n, values)."""
+    x = np.log2([spec.batch_size for spec in specs])
+    z = np.log2([spec.lr for spec in specs])
+    u = np.array([space.places(spec.values) for spec in specs], dtype=float)
+    return x, z, u.reshape(len(specs), len(space.tunables))
 
 
 def _tells(record: Record, question: Question) -> bool:
@@ -247,11 +249,10 @@ def _pruned_row(chain: Record, curve: Array, reached: Sequence[Array]) -> tuple[
 
 
 def _with_predictions(
-    rows: Rows, law: Law, theta: Array, running: Sequence[Spec], u: Array
+    rows: Rows, law: Law, theta: Array, places: tuple[Array, Array, Array]
 ) -> Rows:
     """The rows and one more for each running trial: a value, at the mean of the draws."""
-    x = np.log2([spec.batch_size for spec in running])
-    z = np.log2([spec.lr for spec in running])
+    x, z, u = places
     log_steps = law.log_steps(theta, x, z, u).mean(axis=0)
     predicted = _rows([(*one, 0.0, VALUE) for one in zip(x, z, log_steps, strict=True)])
     pairs = zip(rows, predicted._replace(u=u), strict=True)

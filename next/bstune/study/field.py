@@ -12,7 +12,7 @@ from bstune.core.space import Space
 from bstune.core.step_time import StepTimeModel
 from bstune.search.findings import Prediction, predictions
 from bstune.search.metric import behind_best
-from bstune.search.posterior import Posterior, coordinates, sample_posterior
+from bstune.search.posterior import Posterior, places_of, sample_posterior
 from bstune.study.confirm import (
     LAW_DEGREES,
     SURE,
@@ -159,10 +159,8 @@ def _outcomes(plan: Plan, posterior: Posterior, records: Sequence[Record]) -> li
     however they ended: most trials of the search are stopped too early to tell.
     """
     runs = ends([record for record in records if record.steps > 0])
-    x = np.log2([run.batch_size for run in runs])
-    z = np.log2([run.lr for run in runs])
-    u = coordinates(plan.space, runs)
-    predicted = np.exp(posterior.law.log_steps(posterior.theta, x, z, u).mean(axis=0))
+    log_steps = posterior.law.log_steps(posterior.theta, *places_of(plan.space, runs))
+    predicted = np.exp(log_steps.mean(axis=0))
     outcomes = []
     for run, steps in zip(runs, predicted, strict=True):
         # A time limit may have ended a pruned one before its last step.
