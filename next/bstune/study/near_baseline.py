@@ -30,8 +30,7 @@ def next_near_baseline(
     # Nobody has measured whether they help the curve, the metric, or schedules that end with their
     # trials.
     question = plan.question
-    is_wanted = plan.deadline is not None or not question.schedule_ends
-    is_wanted = is_wanted and question.seeks_best and not question.seeks_metric
+    is_wanted = question.seeks_best and not question.seeks_metric and not question.schedule_ends
     if not (is_wanted and baseline is not None and baseline.reached):
         return None
     step_time = step_time_of(plan, records)
@@ -47,7 +46,7 @@ def next_near_baseline(
         if key_of(near) not in tried:
             best_value = value(reached[0])
             as_good = best_value / plan.question.value(1.0, batch_size, step_time)
-            steps = max(math.ceil(_length(baseline, as_good)), LEAST_STEPS)
+            steps = max(math.ceil(NEAR_SHARE * as_good), LEAST_STEPS)
             return Proposal(
                 **near.model_dump(),
                 max_steps=min(steps, plan.question.last_step(near.batch_size)),
@@ -79,13 +78,3 @@ def _near(
     for other in (space.snap(NEAR * size), space.snap(size / NEAR)):
         if other not in tried_sizes:
             yield other, space.snap_lr(helped * space.rule_lr(other))
-
-
-def _length(baseline: Record, as_good: float) -> float:
-    """Steps to run where so many would be as good as the best."""
-    steps = NEAR_SHARE * as_good
-    if baseline.schedule_steps is None:
-        return steps
-    # A schedule that is much shorter or longer than the baseline's is another one.
-    shortest = baseline.schedule_steps / NEAR
-    return min(max(steps, shortest), baseline.schedule_steps * NEAR)
