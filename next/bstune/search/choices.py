@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Spec, StepTime
+from bstune.core.records import Records, Spec, StepTime
 from bstune.core.space import Configuration, Space
 from bstune.search.findings import Prediction
 from bstune.search.fit import Ends, chance_to_fit, sizes_to_try
@@ -162,7 +162,7 @@ def waiting_places(
 def new_configurations(
     posterior: Posterior,
     space: Space,
-    records: Sequence[Record],
+    records: Records,
     running: Sequence[Spec],
     fits: Ends,
     best: Sequence[Prediction],
@@ -240,7 +240,7 @@ def key_of(one: Configuration | Spec) -> tuple[int | float, ...]:
     return one.batch_size, one.lr, *one.values.values()
 
 
-def tried_keys(records: Sequence[Record], running: Sequence[Spec]) -> set[tuple[int | float, ...]]:
+def tried_keys(records: Records, running: Sequence[Spec]) -> set[tuple[int | float, ...]]:
     """The keys of the configurations that trials have run or run."""
     return {key_of(spec) for spec in (*records, *running)}
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Spec, StepTime
+from bstune.core.records import Record, Records, Spec, StepTime
 from bstune.core.space import Configuration, Space
 from bstune.search.choices import (
     OCTAVES,
@@ -91,7 +91,7 @@ def propose(
     question: Question,
     space: Space,
     step_time: StepTime,
-    records: Sequence[Record],
+    records: Records,
     seed: int,
     running: Sequence[Spec] = (),
     resumable: Callable[[int], bool] = lambda number: True,
@@ -171,7 +171,7 @@ def propose(
 
 
 def _not_resumed(
-    records: Sequence[Record], running: Sequence[Spec], resumable: Callable[[int], bool]
+    records: Records, running: Sequence[Spec], resumable: Callable[[int], bool]
 ) -> Callable[[int], bool]:
     """Whether a trial may be resumed: one whose resumption failed is not tried again."""
     resumed = {spec.resumed_from for spec in (*records, *running)}
@@ -182,7 +182,7 @@ def leading_probe(
     question: Question,
     space: Space,
     step_time: StepTime,
-    records: Sequence[Record],
+    records: Records,
     seed: int,
     running: Sequence[Spec],
     resumable: Callable[[int], bool],
@@ -341,7 +341,7 @@ def best_in_draw(choices: Choices, schedule_ends: bool, has_reached: bool) -> in
     return int(score.argmin())
 
 
-def _spent(question: Question, step_time: StepTime, records: Sequence[Record]) -> float:
+def _spent(question: Question, step_time: StepTime, records: Records) -> float:
     """What all trials cost, in training seconds; a resumed one without the steps before it."""
     steps_of: dict[int | None, int] = {record.number: record.steps for record in records}
     spent = 0.0

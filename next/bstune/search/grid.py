@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Spec, StepTime, ends
+from bstune.core.records import Record, Records, Spec, StepTime, ends
 from bstune.core.space import Space
 from bstune.search.decide import Proposal, first_evaluation
 from bstune.search.fit import NOTHING, Ends, chance_to_fit, sizes_to_try
@@ -25,7 +25,7 @@ FURTHER = 2
 FINEST = 8
 
 
-def grid_sizes(space: Space, records: Sequence[Record] = (), fits: Ends = NOTHING) -> list[int]:
+def grid_sizes(space: Space, records: Records = (), fits: Ends = NOTHING) -> list[int]:
     """The batch sizes of a grid, ascending: powers of two times the multiple that is allowed.
 
     The first and the last are those nearest to the range's ends, or the ends.
@@ -47,7 +47,7 @@ def propose_of_grid(
     question: Question,
     space: Space,
     step_time: StepTime,
-    records: Sequence[Record],
+    records: Records,
     running: Sequence[Spec] = (),
     fits: Ends = NOTHING,
 ) -> Proposal:
@@ -79,7 +79,7 @@ def _next_rate(
     question: Question,
     space: Space,
     batch_size: int,
-    done: Sequence[Record],
+    done: Records,
     at_work: Sequence[Spec],
 ) -> tuple[int, float]:
     """The next rate of a batch size, and how often the octave is halved to come to it."""
@@ -116,7 +116,7 @@ def _rank(question: Question, record: Record) -> tuple[int, float]:
     return 1, min(gaps)
 
 
-def best_of_grid(space: Space, records: Sequence[Record], fits: Ends = NOTHING) -> list[Record]:
+def best_of_grid(space: Space, records: Records, fits: Ends = NOTHING) -> list[Record]:
     """The trial of the fewest steps to the target at each batch size of a grid, ascending.
 
     New seeds are none of them, nor is a baseline at a batch size that is not tuned.

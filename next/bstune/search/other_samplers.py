@@ -27,7 +27,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Spec, StepTime, ends
+from bstune.core.records import Record, Records, Spec, StepTime, ends
 from bstune.core.space import Configuration, Space
 from bstune.search.choices import key_of, tried_keys
 from bstune.search.decide import Proposal, first_evaluation, resumption
@@ -48,7 +48,7 @@ def propose_by(
     question: Question,
     space: Space,
     step_time: StepTime,
-    records: Sequence[Record],
+    records: Records,
     seed: int,
     running: Sequence[Spec] = (),
     resumable: Callable[[int], bool] = lambda number: True,

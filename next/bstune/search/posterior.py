@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Spec, Target, ends
+from bstune.core.records import Record, Records, Spec, Target, ends
 from bstune.core.space import Space
 from bstune.search.histories import LEAST_LEFT, excess_scale, extrapolate, log_curve
 from bstune.search.law import NO_VALUES, NOISE, Law, make_law
@@ -118,7 +118,7 @@ class Posterior:
 def sample_posterior(
     question: Question,
     space: Space,
-    records: Sequence[Record],
+    records: Records,
     *,
     seed: int,
     running: Sequence[Spec] = (),
@@ -176,7 +176,7 @@ def _tells(record: Record, question: Question) -> bool:
     return record.status in ("reached", "finished", "missed", "pruned") and record.steps > 0
 
 
-def rows_of(chains: Sequence[Record], target: Target, schedule_ends: bool = False) -> Rows:
+def rows_of(chains: Records, target: Target, schedule_ends: bool = False) -> Rows:
     """One row a chain, in their order.
 
     A trial that reached the target gives a value, in the middle of the interval that its
@@ -209,7 +209,7 @@ def rows_of(chains: Sequence[Record], target: Target, schedule_ends: bool = Fals
     return rows._replace(excess=at_ends.excess, early=at_ends.early)
 
 
-def rows_of_metric(chains: Sequence[Record], question: Question) -> Rows:
+def rows_of_metric(chains: Records, question: Question) -> Rows:
     """One row a chain: the steps, or the least, that it takes to the best run's final metric.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bstune.core.question import WORDINGS, Question
-from bstune.core.records import Record, Target, ends
+from bstune.core.records import Record, Records, Target, ends
 from bstune.core.space import Space
 from bstune.search.findings import CurvePoint
 from bstune.study.critical import is_narrow
@@ -55,13 +55,13 @@ WIDER = 4
 LEAST_ROOM = 1e-3
 
 
-def closest_trial(target: Target, records: Sequence[Record]) -> Record | None:
+def closest_trial(target: Target, records: Records) -> Record | None:
     """The trial that came closest to the target; None without a metric."""
     tried = [chain for chain in ends(records) if chain.finite_history]
     return min(tried, key=lambda chain: target.gap(target.best(chain.finite_values)), default=None)
 
 
-def trend_of_most(question: Question, records: Sequence[Record]) -> Trend:
+def trend_of_most(question: Question, records: Records) -> Trend:
     """What most trials did; a budget that none of them has come near to was not tried."""
     counts: Counter[Trend] = Counter()
     near_budget = set()
@@ -91,7 +91,7 @@ def _trend(target: Target, record: Record) -> Trend:
     return "flat"
 
 
-def easier_target(target: Target, records: Sequence[Record]) -> Target:
+def easier_target(target: Target, records: Records) -> Target:
     """The target that a quarter of the trials met; its goal has two digits.
 
     Args:
@@ -107,7 +107,7 @@ def easier_target(target: Target, records: Sequence[Record]) -> Target:
     return Target(target.metric, float(f"{rounding(goal / unit) * unit:.6g}"), target.mode)
 
 
-def more_time(plan: Plan, records: Sequence[Record]) -> tuple[str, Options] | None:
+def more_time(plan: Plan, records: Records) -> tuple[str, Options] | None:
     """What a time limit left out, and the option that gets it; None where all trials have run.
 
     A limit that was too short for two trials is told what two take.
@@ -136,7 +136,7 @@ def followed(plan: Plan, result: StudyResult, now: float) -> Plan | None:
     return replace(plan, seeds=int(seeds))
 
 
-def remedy(plan: Plan, name: str, trend: Trend, records: Sequence[Record]) -> Options:
+def remedy(plan: Plan, name: str, trend: Trend, records: Records) -> Options:
     """The options that may help where nothing reached the target; none where none would.
 
     Another budget or range of rates makes another study than the one of this name.
@@ -165,7 +165,7 @@ def missing(
     comparison: Speedup | Improvement | None,
     other: Confirmed | None,
     baseline: Confirmed | None,
-    records: Sequence[Record],
+    records: Records,
 ) -> tuple[str, Options]:
     """Under not yet, where a trial has reached the end: what is missing, and the options for it.
 
@@ -212,7 +212,7 @@ def seeds_to_settle(comparison: Speedup | Improvement, seeds: int) -> int:
     return max(seeds + 1, math.ceil(seeds * (half_width / room) ** 2))
 
 
-def searched_range(space: Space, records: Sequence[Record]) -> Searched:
+def searched_range(space: Space, records: Records) -> Searched:
     """The batch sizes that may be tried, in octaves, and which of these no trial tells of.
 
     An octave is a factor of two, or what is nearest to it in a whole number of equal parts.
@@ -235,7 +235,7 @@ def searched_range(space: Space, records: Sequence[Record]) -> Searched:
 
 
 def for_curve(
-    plan: Plan, name: str, critical: Critical, searched: Searched, records: Sequence[Record]
+    plan: Plan, name: str, critical: Critical, searched: Searched, records: Records
 ) -> tuple[str, Options] | None:
     """Under ``curve``: what narrows B_crit's interval, and its options; None where it is narrow.
 
@@ -263,7 +263,7 @@ def warnings_of(
     critical: Critical,
     points: Sequence[CurvePoint],
     searched: Searched,
-    records: Sequence[Record],
+    records: Records,
 ) -> tuple[ResultWarning, ...]:
     """Warnings about the result, the most important first.
 
@@ -318,7 +318,7 @@ def warnings_of(
     return tuple(found)
 
 
-def _evaluation_error(best: Confirmed | None, records: Sequence[Record]) -> float:
+def _evaluation_error(best: Confirmed | None, records: Records) -> float:
     """Relative standard deviation of steps that evaluations leave: the largest median.
 
     It is that of the search's trials, or of the best's or the baseline's new seeds.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bstune import __version__
-from bstune.core.records import Record, StepTime, Target
+from bstune.core.records import Record, Records, StepTime, Target
 from bstune.core.rules import allowed_rules
 from bstune.core.space import Configuration, Space
 from bstune.core.step_time import StepTimeModel
@@ -114,7 +114,7 @@ class Study:
     warnings: tuple[ResultWarning, ...] = ()
 
 
-def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
+def analyse(study: Study, records: Records) -> StudyResult:
     """Compute a study's result from its records."""
     reached = any(record.reached for record in records)
     fields = _fields_if_reached if reached else _fields_if_not_reached
@@ -142,7 +142,7 @@ def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
     )
 
 
-def _fields_if_not_reached(study: Study, records: Sequence[Record]) -> dict[str, Any]:
+def _fields_if_not_reached(study: Study, records: Records) -> dict[str, Any]:
     """The fields where nothing reached the target: the closest, and what may help."""
     plan = study.plan
     target = plan.question.target
@@ -179,7 +179,7 @@ def _fields_if_not_reached(study: Study, records: Sequence[Record]) -> dict[str,
     }
 
 
-def _fields_if_reached(study: Study, records: Sequence[Record]) -> dict[str, Any]:
+def _fields_if_reached(study: Study, records: Records) -> dict[str, Any]:
     """The fields where a trial reached the target."""
     plan = study.plan
     posterior = answer_posterior(plan, records)
@@ -229,7 +229,7 @@ None where that is not known."""
 
 
 def _fields_of_best(
-    study: Study, records: Sequence[Record], posterior: Posterior, points: Sequence[CurvePoint]
+    study: Study, records: Records, posterior: Posterior, points: Sequence[CurvePoint]
 ) -> dict[str, Any]:
     """The fields of the verdict and of the best: what trains it, or what is missing."""
     plan = study.plan
@@ -268,7 +268,7 @@ OfRuns = tuple[Record | None, list[Record]]
 """A configuration's trial of the search, and its runs on new seeds."""
 
 
-def _runs_on_common_seeds(records: Sequence[Record], field: Field) -> tuple[OfRuns, OfRuns]:
+def _runs_on_common_seeds(records: Records, field: Field) -> tuple[OfRuns, OfRuns]:
     """The best other configuration and the baseline, with their runs on the same new seeds.
 
     Where they have none in common it is all of each.
@@ -290,7 +290,7 @@ def _runs_on_common_seeds(records: Sequence[Record], field: Field) -> tuple[OfRu
     return (of_other, other_runs), (of_baseline, baseline_runs)
 
 
-def _times_compared(plan: Plan, records: Sequence[Record]) -> Comparison:
+def _times_compared(plan: Plan, records: Records) -> Comparison:
     """Compare by steps or seconds; a median of the other one that is a bound tells no speedup."""
     field = field_of(plan, records)
     (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(records, field)
@@ -317,7 +317,7 @@ def _times_compared(plan: Plan, records: Sequence[Record]) -> Comparison:
     return other, baseline, speedup
 
 
-def _metrics_compared(plan: Plan, records: Sequence[Record]) -> Comparison:
+def _metrics_compared(plan: Plan, records: Records) -> Comparison:
     """Compare by the best metric of each run; there is no improvement where one has no median."""
     target = plan.question.target
     field = field_of(plan, records)
@@ -339,12 +339,12 @@ def _metrics_compared(plan: Plan, records: Sequence[Record]) -> Comparison:
     return other, baseline, improvement
 
 
-def _runs(records: Sequence[Record], per_step: float = 1.0) -> list[Run]:
+def _runs(records: Records, per_step: float = 1.0) -> list[Run]:
     """Runs on new seeds, in steps or in what a step counts."""
     return [Run(least_steps(run) * per_step, run.reached, run.steps_error) for run in records]
 
 
-def _metrics(records: Sequence[Record], target: Target) -> list[Run]:
+def _metrics(records: Records, target: Target) -> list[Run]:
     """Runs by their best metric, as its gap; one that did not train to its end is the worst."""
     runs = []
     for record in records:
@@ -356,10 +356,10 @@ def _metrics(records: Sequence[Record], target: Target) -> list[Run]:
 
 def _with_metric(
     plan: Plan,
-    records: Sequence[Record],
+    records: Records,
     field: Field,
     record: Record | None,
-    runs: Sequence[Record],
+    runs: Records,
     deviation: SeedDeviation,
 ) -> Confirmed | None:
     """A configuration with the metric of its runs; before the first one, of its trial."""
@@ -381,10 +381,10 @@ def _with_metric(
 
 def _confirmed(
     plan: Plan,
-    records: Sequence[Record],
+    records: Records,
     field: Field,
     record: Record | None,
-    runs: Sequence[Record],
+    runs: Records,
     deviation: SeedDeviation,
 ) -> Confirmed | None:
     """A configuration with its runs on new seeds; before the first, its steps are the trial's."""
@@ -480,7 +480,7 @@ def _near_optimal(
     return min(round(low), best.batch_size), max(round(high), best.batch_size)
 
 
-def is_near_trials(space: Space, batch_size: float, lr: float, records: Sequence[Record]) -> bool:
+def is_near_trials(space: Space, batch_size: float, lr: float, records: Records) -> bool:
     """Whether a rate lies among those that reached the target, or an octave off, by the rule."""
     octaves = math.log2(lr / space.rule_lr(batch_size))
     of_trials = [place_of(space, record)[1] for record in records if record.reached]
@@ -489,7 +489,7 @@ def is_near_trials(space: Space, batch_size: float, lr: float, records: Sequence
 
 def _rate_alone(
     plan: Plan,
-    records: Sequence[Record],
+    records: Records,
     posterior: Posterior,
     other: Confirmed,
     baseline: Confirmed,

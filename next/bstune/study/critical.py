@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bstune.core.curve import REGIME_RATIO
 from bstune.core.noise_scale import NoiseScaleEstimate, Terms, estimate_noise_scale
-from bstune.core.records import Record, ends
+from bstune.core.records import Record, Records, ends
 from bstune.search.findings import b_crit_quantiles
 from bstune.search.posterior import Posterior
 from bstune.study.estimates import step_time_of
@@ -34,7 +34,7 @@ NEAR_BEST = 2.0
 SIZES = 33
 
 
-def critical_batch_size(posterior: Posterior, records: Sequence[Record]) -> Critical:
+def critical_batch_size(posterior: Posterior, records: Records) -> Critical:
     """B_crit with its 90% interval; arguments as of :func:`critical_among`."""
     return critical_among(posterior, [one.batch_size for one in records if one.reached])
 
@@ -94,7 +94,7 @@ def best_s_min(batch_sizes: Array, steps: Array, b_crit: float) -> float:
     return float(np.exp(np.mean(np.log(steps) - np.log1p(b_crit / batch_sizes))))
 
 
-def noise_scale(plan: Plan, records: Sequence[Record]) -> NoiseScaleEstimate | None:
+def noise_scale(plan: Plan, records: Records) -> NoiseScaleEstimate | None:
     """The gradient noise scale of the trials near the best, in the later half of their steps.
 
     None where it was not measured, or too rarely: it is not known then whether |G|^2 is 0.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Spec, StepTime, ends
+from bstune.core.records import Records, Spec, StepTime, ends
 from bstune.core.space import Space
 from bstune.core.step_time import StepTimeModel
 from bstune.search.findings import Prediction, predictions
@@ -53,7 +53,7 @@ class Field:
         return SeedDeviation(self.noise, LAW_DEGREES)
 
 
-def field_of(plan: Plan, records: Sequence[Record]) -> Field:
+def field_of(plan: Plan, records: Records) -> Field:
     """Who may be the best, by the search's trials and the new seeds."""
     # New seeds of a configuration do not count for its prediction.
     of_search = without_new_seeds(records)
@@ -134,9 +134,7 @@ def place_of(space: Space, spec: Spec) -> tuple[float, float]:
     return math.log2(spec.batch_size), math.log2(spec.lr / space.rule_lr(spec.batch_size))
 
 
-def _log_values(
-    question: Question, records: Sequence[Record], step_time: StepTime
-) -> dict[int, float]:
+def _log_values(question: Question, records: Records, step_time: StepTime) -> dict[int, float]:
     """Log of what each run that reached took, in what the question minimises, by its number."""
     chains = [chain for chain in ends(records) if chain.steps > 0]
     log_values = {}
@@ -152,7 +150,7 @@ def _log_values(
     return log_values
 
 
-def _outcomes(plan: Plan, posterior: Posterior, records: Sequence[Record]) -> list[Outcome]:
+def _outcomes(plan: Plan, posterior: Posterior, records: Records) -> list[Outcome]:
     """The runs that tell of the share of seeds which reach the target.
 
     They are those that were allowed ``ALLOWED`` times their predicted steps, or the whole budget,

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from bstune.core.records import Record, Spec, Status, Target
+from bstune.core.records import Record, Records, Spec, Status, Target
 from bstune.search.fit import trained_sizes
 from bstune.study.new_seeds import NEW_SEED_LIMIT
 from bstune.study.next_step import fatal_error, next_step
@@ -137,7 +137,7 @@ def asked_batches(
 
 def _store(
     asked: AskedTrial,
-    records: Sequence[Record],
+    records: Records,
     storage: StudyStorage,
     observers: Sequence[Observer],
 ) -> None:
@@ -176,9 +176,7 @@ def _was_cut_off(record: Record, asked: AskedTrial, baseline: Record | None) -> 
     return record.steps < least
 
 
-def _prepare(
-    plan: Plan, spec: Spec, ask: Ask, records: Sequence[Record], folder: StudyFolder
-) -> AskedTrial:
+def _prepare(plan: Plan, spec: Spec, ask: Ask, records: Records, folder: StudyFolder) -> AskedTrial:
     """Collect what a claimed trial needs: its parent's record, and where states are saved."""
     earlier = None
     resume_from = None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterator, Sequence
 
-from bstune.core.records import Record, Spec
+from bstune.core.records import Record, Records, Spec
 from bstune.core.space import Configuration, Space
 from bstune.search.choices import key_of, tried_keys
 from bstune.search.decide import Proposal, first_evaluation
@@ -22,9 +22,7 @@ NEAR = 3.0
 NEAR_SHARE = 0.7
 
 
-def next_near_baseline(
-    plan: Plan, records: Sequence[Record], running: Sequence[Spec]
-) -> Proposal | None:
+def next_near_baseline(plan: Plan, records: Records, running: Sequence[Spec]) -> Proposal | None:
     """The next of the first configurations; None: there are none, or no more."""
     baseline = baseline_of(records)
     # Nobody has measured whether they help the curve, the metric, or schedules that end with their
@@ -56,7 +54,7 @@ def next_near_baseline(
 
 
 def _near(
-    space: Space, baseline: Record, reached: Sequence[Record], tried_sizes: Collection[float]
+    space: Space, baseline: Record, reached: Records, tried_sizes: Collection[float]
 ) -> Iterator[tuple[int, float]]:
     """Batch sizes and rates near the baseline, in the order in which they are tried.
 

@@ -10,7 +10,7 @@ continued anywhere.
 from collections.abc import Sequence
 
 from bstune.core.errors import BstuneError, InputError, UserCodeError
-from bstune.core.records import Record, Spec
+from bstune.core.records import Records, Spec
 from bstune.core.space import Configuration, Space
 from bstune.search.decide import first_evaluation
 from bstune.search.fit import trained_sizes
@@ -23,7 +23,7 @@ FAILURES = 3
 
 
 def next_step(
-    plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float
+    plan: Plan, records: Records, running: Sequence[Spec], now: float
 ) -> Ask | Wait | Done:
     """Plan the next step.
 
@@ -70,7 +70,7 @@ def _ask_baseline(plan: Plan, baseline: Configuration, now: float) -> Ask:
     )
 
 
-def fatal_error(space: Space, records: Sequence[Record], since: int = 0) -> BstuneError | None:
+def fatal_error(space: Space, records: Records, since: int = 0) -> BstuneError | None:
     """The error that ends a study; None: it goes on.
 
     It is that of three failed trials in a row at sizes at which another trial has trained. While no

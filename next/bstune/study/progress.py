@@ -1,9 +1,9 @@
 """What each trial came to and what goes on, in lines; and where the seconds of a command go."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from bstune.core.records import Record, Spec
+from bstune.core.records import Record, Records, Spec
 from bstune.study.plan import Plan
 from bstune.study.result import Phases
 from bstune.study.trials import count_configurations
@@ -27,7 +27,7 @@ class Progress:
         self,
         ticker: Ticker,
         plan: Plan,
-        records: Sequence[Record],
+        records: Records,
         write: Callable[[str], None] = say,
     ) -> None:
         self._ticker = ticker
@@ -80,7 +80,7 @@ def _trial(spec: Spec) -> str:
     return f"{spec.number:>4}  {what:<12}  {pair}"
 
 
-def share_done(plan: Plan, before: Sequence[Record], records: Sequence[Record]) -> float:
+def share_done(plan: Plan, before: Records, records: Records) -> float:
     """The share of the runs that a command has to do which it has done; resumptions are none.
 
     Args:
@@ -89,7 +89,7 @@ def share_done(plan: Plan, before: Sequence[Record], records: Sequence[Record]) 
         records: those of now.
     """
 
-    def runs(of: Sequence[Record]) -> int:
+    def runs(of: Records) -> int:
         return count_configurations(of) + sum(one.role != "search" for one in of)
 
     new_seeds = plan.seeds if plan.question.seeks_best else 0

@@ -7,7 +7,6 @@ tells the best metric if it trained as long. So B_crit is told at easier targets
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from bstune.core.errors import InputError
 from bstune.core.question import Question
-from bstune.core.records import Record, Target, ends
+from bstune.core.records import Record, Records, Target, ends
 from bstune.search.histories import excess_scale, log_curve
 from bstune.study.advice import closest_trial
 from bstune.study.critical import critical_batch_size
@@ -35,7 +34,7 @@ MOST_TRIALS = 300
 
 
 def retargeted(
-    own: Question, question: Question, records: Sequence[Record], schedule_follows: bool = False
+    own: Question, question: Question, records: Records, schedule_follows: bool = False
 ) -> list[Record]:
     """The records that a study's runs would have left, had they been asked another question.
 
@@ -74,7 +73,7 @@ def retargeted(
     return again
 
 
-def _nothing_reached(question: Question, records: Sequence[Record]) -> str:
+def _nothing_reached(question: Question, records: Records) -> str:
     """Say what no run came to."""
     if question.seeks_metric:
         return "all first evaluations lie beyond this budget: ask for a larger one"
@@ -87,7 +86,7 @@ def _nothing_reached(question: Question, records: Sequence[Record]) -> str:
     )
 
 
-def _check_budget(question: Question, records: Sequence[Record]) -> None:
+def _check_budget(question: Question, records: Records) -> None:
     """InputError where no run trained to the budget's end, or the best were stopped before it."""
     reached: list[float] = []
     others: list[float] = []
@@ -103,7 +102,7 @@ def _check_budget(question: Question, records: Sequence[Record]) -> None:
         )
 
 
-def ended_by(question: Question, records: Sequence[Record]) -> list[Record]:
+def ended_by(question: Question, records: Records) -> list[Record]:
     """The records of runs that another question ends; arguments as of :func:`retargeted`."""
     steps: dict[int | None, int] = {record.number: record.steps for record in records}
     again = []
@@ -155,7 +154,7 @@ def _by_budget(record: Record, last_step: int) -> dict[str, Any]:
     return {"status": "pruned"} if record.status in ("reached", "missed", "finished") else {}
 
 
-def critical_over_targets(plan: Plan, records: Sequence[Record]) -> tuple[CriticalAt, ...]:
+def critical_over_targets(plan: Plan, records: Records) -> tuple[CriticalAt, ...]:
     """B_crit with its interval at easier targets, the easiest first.
 
     There are none where a schedule ends with its trial, or the best metric is sought.
@@ -173,7 +172,7 @@ def critical_over_targets(plan: Plan, records: Sequence[Record]) -> tuple[Critic
     return tuple(found)
 
 
-def easier_targets(target: Target, records: Sequence[Record]) -> list[Target]:
+def easier_targets(target: Target, records: Records) -> list[Target]:
     """Easier targets, the easiest first, evenly spaced in the log excess of search/histories."""
     chains = ends(records)
     scale = excess_scale(target, chains)
