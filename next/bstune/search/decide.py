@@ -109,33 +109,18 @@ def propose(
         resumable: whether a pruned trial, by its number, can be resumed.
         fits: what a survey has found of batch sizes.
     """
-    is_of_curve = not question.seeks_best
-    draws, moves = DRAWS, MOVES
-    if is_of_curve or question.seeks_metric or space.tunables:
-        draws, moves = MISFIT_DRAWS, MISFIT_MOVES
-    posterior = sample_posterior(
-        question,
-        space,
-        records,
-        seed=seed,
-        running=running,
-        misfit=is_of_curve,
-        draws=draws,
-        moves=moves,
-    )
+    posterior = _posterior(question, space, records, seed, running)
     rng = np.random.default_rng([seed, len(records), len(running), 1])
     draw = posterior.theta[[rng.integers(len(posterior.theta))]]
     best = sorted(predictions(posterior, question, step_time), key=lambda one: one.log_value)
-    best_value = None
-    if best:
-        best_value = math.exp(best[0].log_value)
+    best_value = math.exp(best[0].log_value) if best else None
     may_resume = _not_resumed(records, running, resumable)
     waiting = waiting_places(question, step_time, posterior, best_value, may_resume)
     new = new_configurations(posterior, space, records, running, fits, best, rng)
     choices = compare(question, step_time, posterior, draw, waiting, new)
     x, z, u = choices.x, choices.z, choices.u
     limit_of_curve = None
-    if best and is_of_curve:
+    if best and not question.seeks_best:
         chosen, limit_of_curve = choose_for_curve(
             posterior, x, z, choices.ran, choices.cost_per_step / choices.chance, u
         )
@@ -167,6 +152,26 @@ def propose(
         **configuration.model_dump(),
         max_steps=max_steps,
         first_evaluation=first_evaluation(math.exp(of_law.mean())),
+    )
+
+
+def _posterior(
+    question: Question, space: Space, records: Records, seed: int, running: Sequence[Spec]
+) -> Posterior:
+    """The posterior of a decision; with more parameters it takes more draws."""
+    is_of_curve = not question.seeks_best
+    draws, moves = DRAWS, MOVES
+    if is_of_curve or question.seeks_metric or space.tunables:
+        draws, moves = MISFIT_DRAWS, MISFIT_MOVES
+    return sample_posterior(
+        question,
+        space,
+        records,
+        seed=seed,
+        running=running,
+        misfit=is_of_curve,
+        draws=draws,
+        moves=moves,
     )
 
 

@@ -64,6 +64,10 @@ def propose_by(
     allowed = sizes_to_try(space, records, fits)
     chains = [one for one in ends(records) if not one.is_unfit and one.status != "failed"]
     values = {one.number: _value(question, step_time, one) for one in chains if one.reached}
+    configurations = 0
+    for spec in (*records, *running):
+        configurations += spec.role == "search" and spec.resumed_from is None
+    study = _study(sampler, seed, configurations)
     told = {}
     for chain in chains:
         value = values.get(chain.number)
@@ -72,10 +76,6 @@ def propose_by(
         state = TrialState.PRUNED if value is None else TrialState.COMPLETE
         metric = _metric(question, chain)
         told[chain.number] = _trial(allowed, chain, state, value, {STEP: metric})
-    configurations = 0
-    for spec in (*records, *running):
-        configurations += spec.role == "search" and spec.resumed_from is None
-    study = _study(sampler, seed, configurations)
     study.add_trials(told.values())
     study.add_trials(_trial(allowed, spec, TrialState.RUNNING) for spec in running)
     waiting = []
@@ -90,17 +90,7 @@ def propose_by(
         # Its sequence goes on after what it has given.
         for _ in range(configurations):
             study.ask(_distributions(allowed))
-    tried = tried_keys(records, running)
-    for _ in range(MOST_ASKED):
-        asked = study.ask(_distributions(allowed)).params
-        configuration = Configuration(
-            batch_size=allowed.snap(asked[BATCH_SIZE]),
-            lr=allowed.snap_lr(asked[LR]),
-            values=allowed.values_at([asked[one.name] for one in allowed.tunables]),
-        )
-        may_fit = chance_to_fit([configuration.batch_size], records, fits)[0] > 0.0
-        if may_fit and key_of(configuration) not in tried:
-            break
+    configuration = _new_configuration(study, allowed, records, running, fits)
     batch_size = configuration.batch_size
     last_step = question.last_step(batch_size)
     best_steps = math.inf
@@ -116,6 +106,24 @@ def propose_by(
         max_steps=limit,
         first_evaluation=first_evaluation(min(best_steps, last_step)),
     )
+
+
+def _new_configuration(
+    study: Study, allowed: Space, records: Records, running: Sequence[Spec], fits: Ends
+) -> Configuration:
+    """What the sampler asks that is new and may fit; the last one, where it repeats itself."""
+    tried = tried_keys(records, running)
+    for _ in range(MOST_ASKED):
+        asked = study.ask(_distributions(allowed)).params
+        configuration = Configuration(
+            batch_size=allowed.snap(asked[BATCH_SIZE]),
+            lr=allowed.snap_lr(asked[LR]),
+            values=allowed.values_at([asked[one.name] for one in allowed.tunables]),
+        )
+        may_fit = chance_to_fit([configuration.batch_size], records, fits)[0] > 0.0
+        if may_fit and key_of(configuration) not in tried:
+            break
+    return configuration
 
 
 def _study(sampler: str, seed: int, configurations: int) -> Study:

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from bstune.core.question import WORDINGS, Question
@@ -270,52 +270,53 @@ def warnings_of(
     An octave without a trial that reached the target matters where B_crit lies in it. Elsewhere
     ``time`` and ``steps`` leave octaves out rightly, and ``curve`` says so in its rows.
     """
-    found = []
+    found = list(_of_measurements(plan, best, records))
+    if critical.interval.value is not None:
+        found += _of_curve(plan.space, critical, critical.interval.value, points, searched)
+    return tuple(found)
+
+
+def _of_measurements(
+    plan: Plan, best: Confirmed | None, records: Records
+) -> Iterator[ResultWarning]:
+    """Warnings of steps and step times that are not known well."""
     error = _evaluation_error(best, records)
     if error > EVALUATION_WARNING:
-        found.append(
-            ResultWarning(
-                kind="evaluations",
-                fix="validate on fewer examples, or choose a harder target",
-                state=f"evaluations lie far apart, and steps are uncertain to {100 * error:.0f}%",
-            )
+        yield ResultWarning(
+            kind="evaluations",
+            fix="validate on fewer examples, or choose a harder target",
+            state=f"evaluations lie far apart, and steps are uncertain to {100 * error:.0f}%",
         )
-    if (
-        plan.question.counts_seconds
-        and best is not None
-        and best.step_seconds_error > STEP_TIME_WARNING
-    ):
-        found.append(
-            ResultWarning(
-                kind="step times",
-                fix="rerun on an idle machine",
-                state=f"step times are uncertain to {100 * best.step_seconds_error:.0f}%",
-            )
+    if best is None or not plan.question.counts_seconds:
+        return
+    if best.step_seconds_error > STEP_TIME_WARNING:
+        yield ResultWarning(
+            kind="step times",
+            fix="rerun on an idle machine",
+            state=f"step times are uncertain to {100 * best.step_seconds_error:.0f}%",
         )
-    if critical.interval.value is None:
-        return tuple(found)
-    value = critical.interval.value
+
+
+def _of_curve(
+    space: Space, critical: Critical, value: float, points: Sequence[CurvePoint], searched: Searched
+) -> Iterator[ResultWarning]:
+    """Warnings of a B_crit that has a value."""
     ratio = off_law(critical, points)
     if ratio > FAR_FROM_LAW:
-        sizes = sorted({plan.space.snap(value / 2), plan.space.snap(value * 2)})
-        found.append(
-            ResultWarning(
-                kind="far from the law",
-                fix=f"try {written_sizes(sizes)}",
-                state=f"the curve is {ratio:.1f}x off its law at the critical batch size",
-            )
+        sizes = sorted({space.snap(value / 2), space.snap(value * 2)})
+        yield ResultWarning(
+            kind="far from the law",
+            fix=f"try {written_sizes(sizes)}",
+            state=f"the curve is {ratio:.1f}x off its law at the critical batch size",
         )
     half_octave = math.sqrt(2.0)
     sizes = [it for it in searched.to_add if it / half_octave < value < it * half_octave]
     if sizes:
-        found.append(
-            ResultWarning(
-                kind="octave without a trial",
-                fix=f"try {written_sizes(sizes)}",
-                state="no trial in the octave of the critical batch size reached the target",
-            )
+        yield ResultWarning(
+            kind="octave without a trial",
+            fix=f"try {written_sizes(sizes)}",
+            state="no trial in the octave of the critical batch size reached the target",
         )
-    return tuple(found)
 
 
 def _evaluation_error(best: Confirmed | None, records: Records) -> float:

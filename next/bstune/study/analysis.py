@@ -390,19 +390,12 @@ def _confirmed(
     """A configuration with its runs on new seeds; before the first, its steps are the trial's."""
     if record is None:
         return None
-    step_time = step_time_of(plan, records)
-    tau = step_time(record.batch_size)
-    # Recorded runs tell their step times exactly.
-    error = 0.0
-    of_loop = 0.0
-    if isinstance(step_time, StepTimeModel):
-        error = step_time.error(record.batch_size)
-        of_loop = math.hypot(LOOP_SECONDS / tau, HOUR_ERROR)
+    tau, error, of_loop = _step_seconds(step_time_of(plan, records), record.batch_size)
     question = plan.question
     schedule_steps = (runs or [record])[0].schedule_steps
-    train_steps = None
+    train_steps = schedule_steps
     if question.seeks_metric or question.budget.seconds is not None:
-        train_steps = question.last_step(record.batch_size)
+        train_steps = schedule_steps or question.last_step(record.batch_size)
     steps, is_bound = median_run(_runs(runs or [record]))
     steps_ends: tuple[float | None, float | None] = (None, None)
     seconds_ends = steps_ends
@@ -419,7 +412,7 @@ def _confirmed(
         runs_steps=tuple(map(least_steps, runs)),
         runs_status=tuple(run.status for run in runs),
         schedule_steps=schedule_steps,
-        train_steps=schedule_steps or train_steps,
+        train_steps=train_steps,
         steps=steps,
         steps_low=steps_ends[0],
         steps_high=steps_ends[1],
@@ -434,6 +427,15 @@ def _confirmed(
         step_seconds=tau,
         step_seconds_error=error,
     )
+
+
+def _step_seconds(step_time: StepTime, batch_size: int) -> tuple[float, float, float]:
+    """Seconds of a step, and relative deviations: its own, and what no repetition shows."""
+    tau = step_time(batch_size)
+    if isinstance(step_time, StepTimeModel):
+        return tau, step_time.error(batch_size), math.hypot(LOOP_SECONDS / tau, HOUR_ERROR)
+    # Recorded runs tell their step times exactly.
+    return tau, 0.0, 0.0
 
 
 def _with_share(confirmed: Confirmed | None, posterior: Posterior) -> Confirmed | None:
