@@ -158,16 +158,15 @@ def read_sweep(
         },
         fixed=tuple(line for key, line in fixed.items() if key not in keys.values()),
     )
-    # A key that the application has not is told before a job begins.
-    of_trial = [f"{key}=1" for key in application.keys.values()]
-    _job(loader, config, [*application.fixed, *of_trial])
-
     ranges = {name: range_of(overrides[key]) for name, key in keys.items() if key in swept}
     size = overrides.get(keys.get("batch_size", ""))
     if size is not None:
         # One batch size is a range, too.
         ranges["batch_size"] = range_of(size)
     today = {name: _number(job, keys[name]) for name in ranges}
+    # A key that the application has not is told before a job begins.
+    of_trial = [f"{key}=1" for key in application.keys.values()]
+    _job(loader, config, [*application.fixed, *of_trial])
 
     values = {name: value for name, value in known.items() if name not in (*TAKEN, "params")}
     seed = keys.get("seed")
