@@ -1,7 +1,7 @@
 """From records to the typed result: each value is computed once, here."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -74,6 +74,7 @@ from bstune.study.trials import (
     new_seeds_of,
     numbered,
 )
+from bstune.study.workload import Command, TrainCommand
 
 # The best rate at the baseline's own batch size is told from this gain on, and where a trial within
 # so many octaves, by the rule, has reached the target.
@@ -95,8 +96,7 @@ class Study:
         plan: that it followed.
         workload, name: of the workload and of the study.
         device, threads: that trained.
-        command: what runs the workload with further options, as a command or a call.
-        train: what trains a batch size and a rate, for so many steps where these are known.
+        command, train: as of :class:`bstune.study.workload.Workload`.
         again: what answers for another target from the same trials.
         ran_for: the target, or the budget, that its trials were run for, where another is asked.
         warnings: of the project, which a preflight has found.
@@ -107,8 +107,8 @@ class Study:
     name: str
     device: str
     threads: int
-    command: Callable[[Mapping[str, object]], str]
-    train: Callable[[int, float, int | None], str]
+    command: Command
+    train: TrainCommand
     again: Callable[[Target], str] = str
     ran_for: str | None = None
     warnings: tuple[ResultWarning, ...] = ()
