@@ -8,7 +8,6 @@ from bstune.study.result import (
     Critical,
     CurvePoint,
     Faster,
-    FewestSteps,
     Improvement,
     Interval,
     LrAlone,
@@ -122,9 +121,6 @@ STUDY = {
 }
 CURVE = {
     "reached": True,
-    "fewest_steps": FewestSteps(
-        batch_size=480, lr=2.2, steps=33.0, steps_low=27.5, steps_high=41.2, seconds=0.0401
-    ),
     "critical": critical(130.2, 84.9, 212.0),
     "lr_exponent": Interval(value=0.45, low=0.31, high=0.58),
     "allowed_rules": ("sqrt",),
@@ -144,7 +140,7 @@ def result(**changes):
         "baseline": BASELINE,
         "speedup": speedup(0.0964 / 0.0331, 2.31, 3.79),
         "near_optimal": (48, 173),
-        "lr_alone": LrAlone(lr=1.05, speedup=2.4, low=2.0, high=2.9),
+        "lr_alone": LrAlone(lr=1.05, speedup=2.4),
         "train_command": "bstune +workload=digits trial.batch_size=118 trial.lr=1.18",
     }
     return StudyResult(**{**STUDY, **CURVE, **values, **changes})
@@ -167,7 +163,7 @@ def not_yet(**changes):
         "verdict": "not yet",
         "speedup": speedup(0.0964 / 0.0731, 0.84, 2.07),
         "best": confirmed(118, 1.18, (104, 121, 140), 0.0731, number=9),
-        "lr_alone": LrAlone(lr=1.05, speedup=1.1, low=0.8, high=1.5),
+        "lr_alone": LrAlone(lr=1.05, speedup=1.1),
         "missing": "more new seeds",
         "next": f"{COMMAND} seeds=6",
         "train_command": None,
@@ -194,7 +190,7 @@ def nothing_reached(trend, **changes):
         "target": Target("val/loss", 0.05, "min"),
         "verdict": "not yet",
         "reached": False,
-        "closest": Closest(configuration=configuration, number=11, value=0.0714, trend=trend),
+        "closest": Closest(configuration=configuration, value=0.0714, trend=trend),
     }
     return StudyResult(**{**STUDY, **values, **changes})
 
@@ -234,7 +230,6 @@ def of_metric(pair, metrics, steps, number=0):
     runs = confirmed(*pair, (steps,) * len(metrics), 300.0, "finished", number)
     return runs.model_copy(
         update={
-            "runs_metric": metrics,
             "metric": median,
             "metric_low": median - 0.02,
             "metric_high": median + 0.02,
@@ -397,7 +392,6 @@ STATES = {
         baseline=None,
         closest=Closest(
             configuration=Configuration(batch_size=24, lr=0.02),
-            number=3,
             value=2.31,
             trend="diverged",
         ),

@@ -111,8 +111,8 @@ def test_switch():
     assert result.lr_exponent.low < 0.5 < result.lr_exponent.high
     assert "sqrt" in result.allowed_rules
     assert "none" not in result.allowed_rules
-    # Nothing else takes fewer steps or seconds.
-    assert result.fewest_steps is result.faster is None
+    # Nothing else takes fewer seconds.
+    assert result.faster is None
     # (reached + 1/2)/(n + 1). The baseline's first run counts, the search's do not: its winner was
     # chosen because it had reached the target.
     assert result.best.predicted_share == pytest.approx(3.5 / 4, abs=0.02)
@@ -207,7 +207,6 @@ def test_runs_that_did_not_reach_count_in_the_speedup(runs, steps, reached, limi
     assert result.speedup.low < result.speedup.value == pytest.approx(steps / 68)
     assert (result.speedup.at_least, result.speedup.high) == (True, None)
     assert result.baseline.steps_high is result.baseline.seconds_high is None
-    assert result.lr_alone is None or result.lr_alone.high is None
 
 
 def test_steps_lie_in_the_middle_between_evaluations():
@@ -296,39 +295,18 @@ def test_the_rate_alone_gains_less_than_the_best(best_steps, verdict):
     alone = result.lr_alone
     assert result.verdict == verdict
     # The baseline takes 200 steps, and the best rate at its batch size law(64) = 102.
-    assert alone.low < 200 / 102 < alone.high
     assert alone.speedup == pytest.approx(200 / 102, rel=0.25)
     assert 1 < alone.speedup < result.speedup.value
-    assert alone.high <= result.speedup.high
 
 
-def test_a_rate_alone_is_capped_by_the_best_or_left_out():
+def test_a_rate_alone_that_would_gain_more_than_the_best_is_left_out():
     of_best = {}
     for steps in (129, 180):
         records = with_seeds((steps,) * 3, (200,) * 3) + off_the_best_rate()
         of_best[steps] = analyse(study(trials=12), records)
     capped = of_best[129]
     assert capped.lr_alone.speedup < capped.speedup.value
-    assert capped.lr_alone.high == capped.speedup.high
-    # It would gain more than the best.
     assert of_best[180].lr_alone is None
-
-
-def test_fewest_steps_beside_the_fastest():
-    """A step of batch size 512 takes five times that of 64: a smaller one is faster."""
-    slow = study(step_time=lambda batch_size: 1e-3 * (1 + batch_size / 32))
-    result = analyse(slow, searched())
-    fewest = result.fewest_steps
-    assert fewest.batch_size > result.best.batch_size
-    # The smallest size that takes at most 1.1 times the least, up to the largest that reached.
-    steps = {point.batch_size: point.steps for point in result.curve if point.batch_size <= 512}
-    least = min(steps.values())
-    assert least < fewest.steps <= 1.1 * least
-    assert all(steps[size] > 1.1 * least for size in steps if size < fewest.batch_size)
-    assert fewest.steps_low < law(fewest.batch_size) < fewest.steps_high
-    assert fewest.seconds == pytest.approx(
-        fewest.steps * 1e-3 * (1 + fewest.batch_size / 32), rel=0.05
-    )
 
 
 def test_errors_of_step_times_count_in_time_alone():

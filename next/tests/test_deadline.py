@@ -6,7 +6,7 @@ import pytest
 from test_plan import of_baseline, plan, searched
 
 from bstune.study.deadline import Deadline, least_limit, pilot_seconds
-from bstune.study.progress import Progress, longest, share_done
+from bstune.study.progress import Progress, share_done
 from bstune.study.result import Phases
 from bstune.system.ticker import Ticker
 from bstune.trial.worker import Worker, call, tell_progress
@@ -77,13 +77,6 @@ def test_the_share_of_the_runs_that_are_done():
     assert share_done(plan(trials=9), [], records) == pytest.approx(2 / 14)
     assert share_done(plan(trials=9), records[:1], records) == pytest.approx(1 / 13)
     assert share_done(plan(trials=9), records, records) == 0.0
-
-
-@pytest.mark.parametrize(("step_seconds", "is_told"), [(None, False), (1.0, False), (20.0, True)])
-def test_days_are_told(step_seconds, is_told):
-    """938 steps of the baseline, 6 runs."""
-    assert (longest(plan(), step_seconds) is not None) == is_told
-    assert longest(plan(deadline=LIMIT), step_seconds) is None
 
 
 def test_what_goes_on_is_the_running_trial():

@@ -134,8 +134,6 @@ def test_only_a_size_that_has_not_trained_is_refused(tmp_path):
         fail_all(trials, "refused")
     searched = [record for record in storage.records() if record.role == "search"]
     assert {(one.batch_size, one.status) for one in searched} == {(63, "refused"), (64, "failed")}
-    # The baseline's 64 is a multiple of 2, and 63 is none.
-    assert all(("batch_size.multiple=2" in one.message) == one.is_unfit for one in searched)
 
 
 def test_a_new_seed_that_the_time_limit_cut_off_is_asked_again(tmp_path):
@@ -151,19 +149,3 @@ def test_a_new_seed_that_the_time_limit_cut_off_is_asked_again(tmp_path):
         if not setattr(asked, "record", reached(asked.spec))
     ]  # fmt: skip
     assert len([place for place in places if place.startswith("seed/")]) == 2
-
-
-def test_a_baseline_that_the_time_limit_stopped_on_a_new_seed_is_kept_and_resumed(tmp_path):
-    storage = open_study(tmp_path)
-    folder = StudyFolder(tmp_path)
-    limited = replace(PLAN, deadline=Deadline(0.0, 100.0))
-    for asked in asked_trials(limited, storage, folder, now=lambda: 10.0):
-        steps = 80 if asked.spec.batch_size == 64 and asked.spec.lr == 0.1 else 20
-        asked.record = reached(asked.spec, steps)
-        if asked.spec.repeats == 0:
-            asked.save_to.parent.mkdir(exist_ok=True)
-            asked.save_to.write_bytes(b"state")
-            asked.record = asked.record.model_copy(update={"status": "pruned", "steps": 40})
-            break
-    asked = next(asked_trials(PLAN, storage, folder))
-    assert (asked.earlier.steps, asked.spec.repeats, asked.spec.max_steps) == (40, 0, 100)

@@ -16,13 +16,7 @@ from bstune.core.records import Budget, Target
 from bstune.search.decide import leading_probe, propose
 from bstune.search.metric import CHANGE_DEVIATION, CHANGES, CURVE_DEVIATION, behind_best
 from bstune.search.posterior import BOUND, DIVERGED, VALUE, rows_of_metric, sample_posterior
-from bstune.study.improvement import (
-    improvement_of,
-    median_metric,
-    metrics_of,
-    pooled_metric_deviation,
-    verdict_of_improvement,
-)
+from bstune.study.confirm import Run, improvement_of, pooled_deviation, verdict_of
 from bstune.study.result import Improvement
 
 STEPS = 800
@@ -161,36 +155,38 @@ def test_a_budget_of_seconds_is_one_of_steps():
     assert [question.last_step(size) for size in (10, 100, 10_000)] == [1818, 1000, 19]
 
 
-def of(*metrics, status="finished"):
-    return [record(place, status, history=((10, one),)) for place, one in enumerate(metrics)]
+def of(*gaps):
+    """Runs of these gaps; None: one that did not train to its end."""
+    return [Run(math.inf if gap is None else gap, gap is not None) for gap in gaps]
+
+
+def improvement(best, baseline):
+    groups = [[run.value for run in runs if run.reached] for runs in (best, baseline)]
+    return improvement_of(best, baseline, pooled_deviation(groups, 0.0, degrees=0))
 
 
 def test_the_improvement_is_that_of_medians_with_the_seeds_own_deviation():
-    best, baseline = of(0.5, 0.52, 0.51), of(0.6, 0.63, 0.61)
-    groups = [metrics_of(runs, LOSS) for runs in (best, baseline)]
-    deviation = pooled_metric_deviation(groups)
-    assert deviation.degrees == 4
+    found = improvement(of(0.5, 0.52, 0.51), of(0.6, 0.63, 0.61))
     squares = 2 * 0.01**2 + 0.01**2 * (1.3333**2 + 1.6667**2 + 0.3333**2)
-    assert deviation.value == pytest.approx(math.sqrt(squares / 4), rel=1e-4)
-    found = improvement_of(0.51, 0.61, "min", 3, deviation)
+    assert found.deviation == pytest.approx(math.sqrt(squares / 4), rel=1e-4)
     assert found.value == pytest.approx(0.10)
     # A median of three has 1.3459 times the variance of their mean.
-    error = deviation.value * math.sqrt(2 * 1.3459 / 3)
+    error = found.deviation * math.sqrt(2 * 1.3459 / 3)
     assert found.high - found.value == pytest.approx(student.ppf(0.95, 4) * error)
-    assert improvement_of(0.61, 0.51, "max", 3, deviation).value == pytest.approx(0.10)
 
 
 @pytest.mark.parametrize(
-    ("runs", "median"),
+    ("best", "value"),
     [
-        (of(0.5, 0.7, 0.6), 0.6),
+        (of(0.5, 0.7, 0.6), 0.3),
         # A run that diverged is worse than any; where half did, there is no median.
-        (of(0.5, 0.7) + of(0.1, status="diverged"), 0.7),
-        (of(0.5) + of(0.1, status="diverged"), None),
+        (of(0.5, 0.7, None), 0.2),
+        (of(0.5, None), None),
     ],
 )
-def test_the_median_counts_runs_that_diverged(runs, median):
-    assert median_metric(metrics_of(runs, LOSS), LOSS) == median
+def test_the_median_counts_runs_that_diverged(best, value):
+    found = improvement(best, of(0.9, 0.9, 0.9))
+    assert (found and found.value) == (value and pytest.approx(value))
 
 
 @pytest.mark.parametrize(
@@ -206,14 +202,13 @@ def test_the_median_counts_runs_that_diverged(runs, median):
 )
 def test_the_verdict_of_an_improvement(value, half, deviation, verdict):
     found = Improvement(value=value, low=value - half, high=value + half, deviation=deviation)
-    assert verdict_of_improvement(found, has_baseline=True) == verdict
-    assert verdict_of_improvement(found, has_baseline=False) == "use"
+    assert verdict_of(found, has_baseline=True, best_is_bound=False) == verdict
 
 
 def test_one_run_each_shows_no_deviation():
-    found = improvement_of(0.5, 0.6, "min", 1, pooled_metric_deviation([(0.5,), (0.6,)]))
+    found = improvement(of(0.5), of(0.6))
     assert (found.value, found.low) == (pytest.approx(0.1), None)
-    assert verdict_of_improvement(found, has_baseline=True) == "not yet"
+    assert verdict_of(found, has_baseline=True, best_is_bound=False) == "not yet"
 
 
 def tune(folder, module=Model, **changes):

@@ -49,10 +49,9 @@ def test_warnings_beyond_two_stand_on_the_page_alone():
 
 def test_what_is_predicted_stands_there_with_its_interval():
     text = " ".join(page(result(), records(), "").split())
-    # The best's time and share of further seeds, the rate alone, the fewest steps.
-    for values in (("33 ms", "28 ms", "40 ms", "88%"), ("2.4x", "2 to 2.9"), ("480", "28 to 41")):
-        for value in values:
-            assert value in text
+    # The best's time and share of further seeds, the rate alone.
+    for value in ("33 ms", "28 ms", "40 ms", "88%", "2.4x"):
+        assert value in text
 
 
 def test_nothing_is_run_or_loaded():

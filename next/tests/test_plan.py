@@ -223,9 +223,6 @@ def test_under_a_time_limit_each_new_seed_of_the_best_is_followed_by_the_baselin
             )
         )  # fmt: skip
     assert next_step(limited, [*SEARCHED, *seeds], [], 90.0) == Done()
-    stopped = seeds[3].model_copy(update={"status": "pruned", "max_steps": 240, "steps": 240})
-    ask = next_step(limited, [*SEARCHED, *seeds[:3], stopped], [], 90.0)
-    assert (ask.resumed_from, ask.repeats, ask.seed, ask.max_steps) == (6, 0, stopped.seed, 938)
 
 
 def test_a_new_seed_of_the_baseline_needs_its_own_time():

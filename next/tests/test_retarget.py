@@ -19,10 +19,9 @@ from bstune.core.question import Question
 from bstune.core.records import Budget, Target
 from bstune.options import differing, with_question
 from bstune.report.figure import curve_figure
-from bstune.study.over_targets import critical_over_targets
 from bstune.study.plan import Plan
 from bstune.study.result import CriticalAt, Interval
-from bstune.study.retarget import ended_by, retargeted
+from bstune.study.retarget import critical_over_targets, ended_by, retargeted
 from bstune.trial.table import find_table, train
 from bstune.trial.trial import Trial, run_trial
 

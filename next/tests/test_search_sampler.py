@@ -3,7 +3,7 @@ import math
 
 import optuna
 import pytest
-from search_records import QUESTION, Workload, record, step_time
+from search_records import QUESTION, record, step_time
 
 from bstune.core.errors import InputError
 from bstune.search import sampler as module
@@ -68,33 +68,6 @@ def test_ranges_that_do_not_hold_the_proposal():
     trial = optuna.create_study(sampler=make_sampler()).ask()
     with pytest.raises(InputError):
         trial.suggest_int("batch_size", 1000, 2000, log=True)
-
-
-def test_schedules_that_end_with_their_trials():
-    """S is 100 (1 + 40/B) at the best rate; a run reaches the target at its schedule's end."""
-    workload = Workload(b_crit=40.0)
-    sampler = make_sampler(schedule_ends=True, seed=1)
-    study = optuna.create_study(sampler=sampler)
-    records = []
-    for number in range(25):
-        trial, batch_size, lr = ask(study)
-        proposal = sampler.proposal_of(number)
-        assert proposal == propose(sampler.question, sampler.space, step_time, records, 1)
-        length = proposal.max_steps
-        value = 0.1 * (workload.steps(batch_size, lr) / length) ** 0.5
-        trial.report(value, length)
-        study.tell(trial, float(length))
-        got = record_of(study.trials[number], sampler.question)
-        assert got.status == ("reached" if value <= 0.1 else "missed")
-        assert (got.steps, got.max_steps, got.schedule_steps) == (length, length, length)
-        records.append(got)
-    costs = [one.steps * step_time(one.batch_size) for one in records if one.reached]
-    assert min(costs) < 1.3 * workload.steps(64, 0.1) * step_time(64)
-    # One that was stopped before its schedule's end tells nothing of it.
-    stopped = ask(study)[0]
-    stopped.report(0.2, 3)
-    study.tell(stopped, state=PRUNED)
-    assert record_of(study.trials[-1], sampler.question).status == "pruned"
 
 
 HISTORY = {10: 0.9, 20: 0.3, 30: 0.2}

@@ -142,11 +142,12 @@ def test_the_likelihood_is_that_of_what_was_measured():
     law = make_law(SPACE, BUDGET, misfit=False, schedule_ends=True)
     rows = rows_of([worse, missed], TARGET, schedule_ends=True)
     draw = law.mean[None].copy()
-    seen, variance, log_weight = rows.seen(draw)
+    seen, variance, log_weight = rows.seen(law, draw)
     # The bound is at least what is read; the value has the density of its metric.
     assert rows.kind.tolist() == [BOUND, VALUE]
     as_steps = Rows(rows.x, rows.z, seen[0], np.sqrt(variance[0]), rows.kind)
-    expected = log_likelihood(law, draw, as_steps)[0] + log_weight[0, 1]
+    of_steps = replace(law, schedule_ends=False)
+    expected = log_likelihood(of_steps, draw, as_steps)[0] + log_weight[0, 1]
     assert log_likelihood(law, draw, rows)[0] == pytest.approx(expected)
 
 
@@ -160,11 +161,11 @@ def test_predictions_of_one_draw():
     posterior = Posterior(law, draw, rows_of(chains, TARGET, schedule_ends=True), chains)
     (found,) = predictions(posterior, QUESTION, step_time)
     assert found.record is at_end
-    seed_variance = math.exp(2 * law.mean[NOISE]) + posterior.rows.seen(draw)[1][0, 0]
+    seed_variance = math.exp(2 * law.mean[NOISE]) + posterior.rows.seen(law, draw)[1][0, 0]
     share_of_law = seed_variance / (OWN_DEVIATION**2 + seed_variance)
     assert found.deviation == pytest.approx(OWN_DEVIATION * math.sqrt(share_of_law))
     of_law = law.log_steps(draw, np.array([6.0]), np.log2([0.05]))[0, 0]
-    seen = posterior.rows.seen(draw)[0][0, 0]
+    seen = posterior.rows.seen(law, draw)[0][0, 0]
     between = share_of_law * of_law + (1 - share_of_law) * seen
     deviation = math.hypot(found.deviation, posterior.noise)
     expected = length_of(draw, between, deviation, found.length.steps)

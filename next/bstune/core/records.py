@@ -228,7 +228,11 @@ class Record(Spec):
         return [value for _, value in self.finite_history]
 
 
-def ends(records: Sequence[Record]) -> list[Record]:
+Records = Sequence[Record]
+"""Of trials that have ended, in order of their numbers."""
+
+
+def ends(records: Records) -> list[Record]:
     """The last record of each chain of resumed trials, in order of their numbers."""
     resumed = {record.resumed_from for record in records}
     return [record for record in records if record.number not in resumed]

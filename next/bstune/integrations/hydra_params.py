@@ -76,39 +76,40 @@ class Range:
     high: Number
     multiple: int = 1
 
-    @staticmethod
-    def of(override: Override) -> "Range":
-        """What an override sweeps, or its one value; a range's end is included, as by Optuna.
-
-        InputError for values that are no numbers.
-        """
-        swept = override.value()
-        values: list[Any] = [swept]
-        step: Number = 0
-        if isinstance(swept, IntervalSweep):
-            values, step = [swept.start, swept.end], 1
-        elif isinstance(swept, RangeSweep):
-            values, step = [swept.start, swept.stop], abs(swept.step)
-        elif override.is_sweep_override():
-            values = list(override.sweep_iterator())
-        if not all(map(_is_number, values)):
-            raise InputError(
-                f"{override.input_line}: bstune tunes numbers; give {override.key_or_group} a "
-                f"range, as 'interval(1,9)', or one value, which all jobs have"
-            )
-        low, high = min(values), max(values)
-        if not all(isinstance(one, int) for one in (*values, step)):
-            return Range(float(low), float(high))
-        if step == 0:
-            return Range(low, high, math.gcd(*values))
-        return Range(low, high - (high - low) % step, math.gcd(low, int(step)))
-
     def with_value(self, value: Number) -> "Range":
         """The range that has a value, too, and whole numbers only if that is one."""
         low, high = min(self.low, value), max(self.high, value)
         if isinstance(value, float):
             return Range(float(low), float(high))
         return Range(low, high, math.gcd(self.multiple, value))
+
+
+def range_of(override: Override) -> Range:
+    """What an override sweeps, or its one value; a range's end is included, as by Optuna.
+
+    InputError for values that are no numbers.
+    """
+    swept: Any = override.value()
+    values: list[Any] = [swept]
+    step: Number = 0
+    if isinstance(swept, IntervalSweep):
+        values, step = [swept.start, swept.end], 1
+    elif isinstance(swept, RangeSweep):
+        values, step = [swept.start, swept.stop], abs(swept.step)
+    elif override.is_sweep_override():
+        values = list(override.sweep_iterator())
+    if not all(map(_is_number, values)):
+        raise InputError(
+            f"{override.input_line}: bstune tunes numbers; give {override.key_or_group} a range, "
+            f"as 'interval(1,9)', or one value, which all jobs have"
+        )
+    low, high = min(values), max(values)
+    if not all(isinstance(one, int) for one in (*values, step)):
+        return Range(float(low), float(high))
+    if step == 0:
+        return Range(low, high, math.gcd(*values))
+    # The last value of a range with steps.
+    return Range(low, high - (high - low) % step, math.gcd(low, int(step)))
 
 
 def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,41 +145,51 @@ def read_sweep(
     Raises:
         InputError: one line for all that is missing, or for what cannot be used.
     """
+    overrides = _parsed(known, arguments, loader)
+    swept = [key for key, one in overrides.items() if one.is_sweep_override()]
+    fixed = {key: str(one.input_line) for key, one in overrides.items() if key not in swept}
+    job = _job(loader, config, fixed.values())
+    keys = _keys(known, swept, fixed, job)
+    application = Application(
+        # As an override has it: with its package, or a plus.
+        keys={
+            name: overrides[key].get_key_element() if key in swept else key
+            for name, key in keys.items()
+        },
+        fixed=tuple(line for key, line in fixed.items() if key not in keys.values()),
+    )
+    ranges = {name: range_of(overrides[key]) for name, key in keys.items() if key in swept}
+    size = overrides.get(keys.get("batch_size", ""))
+    if size is not None:
+        # One batch size is a range, too.
+        ranges["batch_size"] = range_of(size)
+    today = {name: _number(job, keys[name]) for name in ranges}
+    # A key that the application has not is told before a job begins.
+    of_trial = [f"{key}=1" for key in application.keys.values()]
+    _job(loader, config, [*application.fixed, *of_trial])
+
+    values = {name: value for name, value in known.items() if name not in (*TAKEN, "params")}
+    seed = keys.get("seed")
+    if seed in fixed:
+        # The seed of the study, from which those of its trials follow.
+        values["seed"] = overrides[seed].value()
+    _fill(values, keys, ranges, length=_number(job, keys.get("max_steps", "")))
+    return application, _options(values, ranges, today)
+
+
+def _parsed(
+    known: Mapping[str, Any], arguments: Sequence[str], loader: ConfigLoader
+) -> dict[str, Override]:
+    """The overrides of ``params`` and of the command line by their keys; the last of each counts.
+
+    InputError for what Hydra does not read.
+    """
     lines = [f"{key}={value}" for key, value in known.get("params", {}).items()]
     try:
         parsed = OverridesParser.create(config_loader=loader).parse_overrides([*lines, *arguments])
     except HydraException as error:
         raise InputError(f"hydra.sweeper.params: {_in_line(error)}") from error
-    # Of several with one key the last one counts.
-    overrides = {one.key_or_group: one for one in parsed}
-    swept: dict[str, Override] = {}
-    fixed: dict[str, str] = {}
-    for key, one in overrides.items():
-        if one.is_sweep_override():
-            swept[key] = one
-        else:
-            fixed[key] = str(one.input_line)
-    job = _job(loader, config, fixed.values())
-    keys = _keys(known, swept, fixed, job)
-    own = tuple(line for key, line in fixed.items() if key not in keys.values())
-    application = Application(
-        {name: swept[key].get_key_element() if key in swept else key for name, key in keys.items()},
-        own,
-    )
-    values = {name: value for name, value in known.items() if name not in (*TAKEN, "params")}
-    if keys.get("seed") in fixed:
-        # The seed of the study, from which those of its trials follow.
-        values["seed"] = overrides[keys["seed"]].value()
-    ranges, today = {}, {}
-    for name, key in keys.items():
-        # One batch size is a range, too.
-        if key in swept or (key in fixed and name == "batch_size"):
-            ranges[name] = Range.of(overrides[key])
-            today[name] = _number(job, key)
-    # A key that the application has not is told before a job begins.
-    _job(loader, config, [*own, *(f"{key}=1" for key in application.keys.values())])
-    _complete(values, keys, ranges, _number(job, keys.get("max_steps", "")))
-    return application, _options(values, ranges, today)
+    return {one.key_or_group: one for one in parsed}
 
 
 def _keys(
@@ -230,11 +241,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _complete(
-    values: dict[str, Any],
-    keys: Mapping[str, str],
-    ranges: Collection[str],
-    length: Number | None,
+def _fill(
+    values: dict[str, Any], keys: Mapping[str, str], ranges: Collection[str], length: Number | None
 ) -> None:
     """Fill the objective and the budget.
 
@@ -247,33 +255,33 @@ def _complete(
     Raises:
         InputError: one line for all that is missing.
     """
-    missing = []
+    absent = []
     for name, example in RANGES.items():
         if name not in ranges:
-            missing.append(f"{keys.get(name, 'KEY')}={example}")
-            missing += [] if name in keys else [f"hydra.sweeper.{name}=KEY"]
+            absent.append(f"{keys.get(name, 'KEY')}={example}")
+            absent += [] if name in keys else [f"hydra.sweeper.{name}=KEY"]
     needed = {"max_steps"} if values.get("schedule_ends") else set()
     if {"resume_from", "save_to"} & keys.keys():
         needed = {"max_steps", "resume_from", "save_to"}
-    missing += [f"hydra.sweeper.{name}=KEY" for name in sorted(needed - keys.keys())]
-    budget = values.setdefault("budget", {})
+    absent += [f"hydra.sweeper.{name}=KEY" for name in sorted(needed - keys.keys())]
+    seeks_best = False
     if "target" not in values:
-        missing.append('hydra.sweeper.target="min val/loss"')
-    elif not budget:
-        budget["steps"] = length
-        if Target.parse(str(values["target"])).goal is None and "max_steps" not in keys:
-            # A job that ends by itself has spent its budget.
-            budget["steps"] = 1
-        elif length is None:
-            missing.append("hydra.sweeper.budget.steps=2000")
-    if missing:
-        raise InputError(f"something is missing: add {shlex.join(missing)}")
-    if Target.parse(str(values["target"])).goal is None:
+        absent.append('hydra.sweeper.target="min val/loss"')
+    else:
+        seeks_best = Target.parse(str(values["target"])).goal is None
+        # A job that ends by itself has spent its budget.
+        steps = 1 if seeks_best and "max_steps" not in keys else length
+        values["budget"] = values.get("budget") or {"steps": steps}
+        if values["budget"] == {"steps": None}:
+            absent.append("hydra.sweeper.budget.steps=2000")
+    if absent:
+        raise InputError(f"something is missing: add {shlex.join(absent)}")
+    if seeks_best:
         values.setdefault("objective", "metric")
 
 
 def _options(
-    values: dict[str, Any], ranges: dict[str, Range], today: Mapping[str, Number | None]
+    values: dict[str, Any], ranges: Mapping[str, Range], today: Mapping[str, Number | None]
 ) -> Options:
     """Check the options of a study.
 
@@ -284,17 +292,19 @@ def _options(
     """
     given = dict(values.get("baseline", {}))
     used = today | given.pop("values", {}) | given
-    values["baseline"] = {}
+    baseline = {}
     if None not in used.values():
         # The baseline belongs to the ranges.
         ranges = {name: one.with_value(used[name]) for name, one in ranges.items()}
-        values["baseline"] = {name: used.pop(name) for name in RANGES} | {"values": used}
-    sizes, rates = ranges.pop("batch_size"), ranges.pop("lr")
-    values |= {
+        baseline = {name: used.pop(name) for name in RANGES} | {"values": used}
+    tune = {name: [one.low, one.high] for name, one in ranges.items() if name not in RANGES}
+    sizes, rates = ranges["batch_size"], ranges["lr"]
+    of_ranges = {
+        "baseline": baseline,
         "batch_size": {"low": sizes.low, "high": sizes.high, "multiple": sizes.multiple},
         "lr": {"low": rates.low, "high": rates.high},
-        "tune": {name: [one.low, one.high] for name, one in ranges.items()} or None,
+        "tune": tune or None,
     }
-    options = options_from_python(**values)
+    options = options_from_python(**values | of_ranges)
     refuse_training(options, "the application")
     return options

@@ -199,10 +199,10 @@ def _write_best(result: Result, application: Application, file: Path) -> None:
     if best is None:
         return
     found = {"batch_size": best.batch_size, "lr": best.lr, **best.values}
-    value = best.metric
-    if not result.seeks_metric:
-        question = Question(result.target, result.budget, result.objective)
-        value = question.value(best.steps, best.batch_size, lambda batch_size: best.step_seconds)
+    question = Question(result.target, result.budget, result.objective)
+    value: float | None = best.steps if question.counts_steps else best.seconds
+    if question.seeks_metric:
+        value = best.metric
     content = {
         "name": "bstune",
         "best_params": {application.keys[name].lstrip("+"): it for name, it in found.items()},

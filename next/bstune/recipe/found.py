@@ -2,13 +2,13 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from bstune.core.errors import InputError
 from bstune.core.records import Frozen, Mode, Target
 from bstune.core.rules import Rule
-from bstune.core.space import Tunable
+from bstune.core.space import Number, Tunable
 from bstune.options import Options, options_from
 from bstune.recipe.recipe import epoch_examples
 from bstune.system.console import exact
@@ -57,7 +57,7 @@ class Found(Frozen):
     """Whether it falls or rises."""
     rule: Rule
     """That suits its optimizers."""
-    values: dict[str, int | float | None] = {}
+    values: dict[str, Number | None] = {}
     """Further values of today, by name; None: it does not tell."""
     sources: dict[str, str]
     """Where a value was found, by the names above."""
@@ -167,74 +167,21 @@ def completed(
         InputError: one line for all that has to be given, with the call; or a contradiction.
     """
     values = options.model_dump()
-    baseline, sizes, budget = values["baseline"], values["batch_size"], values["budget"]
-    lines = []
+    baseline, budget = values["baseline"], values["budget"]
     absent: dict[str, str] = {}
-    has_ranges = None not in (sizes["low"], sizes["high"], options.lr.low, options.lr.high)
-    names = {"batch_size": "batch size", "lr": "learning rate"}
-    tells_pair = has_ranges and None in (found.batch_size, found.lr)
-    for key, name in names.items():
-        value = getattr(found, key)
-        if baseline[key] is not None or tells_pair:
-            continue
-        if value is None:
-            absent[f"baseline.{key}"] = f"no {name} of {found.sources[key]}"
-            continue
-        baseline[key] = value
-        lines.append(f"{name} {value:g}: {found.sources[key]}")
+    lines = _fill_pair(values, found, absent)
     if options.is_open("target"):
-        lines.extend(_metric_line(found, absent))
+        lines += _metric_line(found, absent)
     if None not in (baseline["batch_size"], baseline["lr"]):
-        given = baseline["values"] or {}
-        if not given.keys() <= found.values.keys():
-            tuned = ", ".join(found.values) or "nothing"
-            raise InputError(
-                f"baseline.values must name what tune does, {tuned}, but got {', '.join(given)}"
-            )
-        baseline["values"] = found.values | given
-        unknown = []
-        for name, own in found.values.items():
-            if name in given:
-                continue
-            if own is None:
-                unknown.append(name)
-            else:
-                lines.append(f"{name} {exact(own)}: the project's own")
-        if unknown:
-            absent["baseline.values"] = f"no default of {', '.join(unknown)} is found"
+        lines += _fill_values(baseline, found, absent)
         check_whole(options.tunables, baseline["values"])
     if options.seeks_metric and budget["steps"] is None and found.length(1) is None:
         absent["budget.seconds"] = "no max_steps of the Trainer, or max_epochs of a known length"
     if absent:
-        metric = found.metric or "METRIC"
-        values_of_call: dict[str, object] = {
-            "baseline.batch_size": 32,
-            "baseline.lr": 0.1,
-            "target": f"min {metric}" if options.seeks_metric else f"{metric} <= GOAL",
-            "budget.seconds": 60,
-            "baseline.values": {
-                one.name: one.value(0.5)
-                for one in options.tunables
-                if baseline["values"] and baseline["values"].get(one.name) is None
-            },
-        }
-        call = command({name: values_of_call[name] for name in absent})
+        call = command(_example(absent, options, found, baseline["values"] or {}))
         raise InputError(f"{', and '.join(absent.values())}: give {', '.join(absent)}, as {call}")
+    lines += _fill_range(values["batch_size"], baseline["batch_size"], found)
     used = baseline["batch_size"]
-    least = max(sizes["low"] or 1, used or 1)
-    examples = math.inf if found.examples is None else found.examples
-    if least > examples:
-        raise InputError(
-            f"the training set has {examples} examples: give baseline.batch_size and "
-            f"batch_size.low of at most that, but got {least}"
-        )
-    fill_sizes(sizes, used)
-    high = sizes["high"]
-    sizes["high"] = min(high, examples)
-    if high > examples:
-        lines.append(f"batch sizes up to {examples:,}: the training set has no more examples")
-    if options.validation_batch_size is None:
-        lines.append("validation keeps its own batch size in all trials")
     length = None if used is None else found.length(used)
     if budget["steps"] is None and length is not None:
         # All sizes may take as many examples, large ones half as many steps at least.
@@ -244,6 +191,76 @@ def completed(
     if options.seeks_metric and options.is_open("target"):
         values["target"] = found.without_goal
     return options_from(values), lines
+
+
+def _fill_pair(values: dict[str, Any], found: Found, absent: dict[str, str]) -> list[str]:
+    """Fill the baseline's batch size and rate; where ranges say what to try, both or neither."""
+    baseline, sizes, rates = values["baseline"], values["batch_size"], values["lr"]
+    has_ranges = None not in (sizes["low"], sizes["high"], rates["low"], rates["high"])
+    if has_ranges and None in (found.batch_size, found.lr):
+        return []
+    lines = []
+    names = {"batch_size": "batch size", "lr": "learning rate"}
+    for key, name in names.items():
+        if baseline[key] is not None:
+            continue
+        baseline[key] = getattr(found, key)
+        if baseline[key] is None:
+            absent[f"baseline.{key}"] = f"no {name} of {found.sources[key]}"
+        else:
+            lines.append(f"{name} {baseline[key]:g}: {found.sources[key]}")
+    return lines
+
+
+def _fill_values(baseline: dict[str, Any], found: Found, absent: dict[str, str]) -> list[str]:
+    """Fill the baseline's further values; InputError for one that is not tuned."""
+    given = baseline["values"] or {}
+    if not given.keys() <= found.values.keys():
+        tuned = ", ".join(found.values) or "nothing"
+        raise InputError(
+            f"baseline.values must name what tune does, {tuned}, but got {', '.join(given)}"
+        )
+    baseline["values"] = found.values | given
+    unknown = [name for name, value in baseline["values"].items() if value is None]
+    if unknown:
+        absent["baseline.values"] = f"no default of {', '.join(unknown)} is found"
+    return [
+        f"{name} {exact(own)}: the project's own"
+        for name, own in found.values.items()
+        if name not in given and own is not None
+    ]
+
+
+def _example(
+    absent: Collection[str], options: Options, found: Found, known: Mapping[str, Number | None]
+) -> dict[str, object]:
+    """A value for each option that has to be given."""
+    metric = found.metric or "METRIC"
+    unknown = [one for one in options.tunables if known.get(one.name, 0) is None]
+    examples: dict[str, object] = {
+        "baseline.batch_size": 32,
+        "baseline.lr": 0.1,
+        "target": f"min {metric}" if options.seeks_metric else f"{metric} <= GOAL",
+        "budget.seconds": 60,
+        "baseline.values": {one.name: one.value(0.5) for one in unknown},
+    }
+    return {name: examples[name] for name in absent}
+
+
+def _fill_range(sizes: dict[str, Any], used: int | None, found: Found) -> list[str]:
+    """Fill the range of batch sizes, up to the training set; InputError where that is too small."""
+    examples = math.inf if found.examples is None else found.examples
+    least = max(sizes["low"] or 1, used or 1)
+    if least > examples:
+        raise InputError(
+            f"the training set has {examples} examples: give baseline.batch_size and "
+            f"batch_size.low of at most that, but got {least}"
+        )
+    fill_sizes(sizes, used)
+    if sizes["high"] <= examples:
+        return []
+    sizes["high"] = examples
+    return [f"batch sizes up to {examples:,}: the training set has no more examples"]
 
 
 def check_whole(tunables: Sequence[Tunable], of_today: Mapping[str, float]) -> None:

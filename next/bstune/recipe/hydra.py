@@ -116,28 +116,22 @@ def own_values(
     if not tuned:
         return {}
     config = OmegaConf.create(dict(parts))
-    trial = settings_of(1, 1.0, steps=1)
-    trial.values = {name: f"<{name}>" for name in tuned}  # type: ignore[misc]
-    node = resolved(parts, keys, trial, "cpu")["module"]
-    given = {value: argument for argument, value in node.items() if isinstance(value, str)}
-    function = hydra.utils.get_object(node["_target_"])
+    function = hydra.utils.get_object(OmegaConf.select(config, "module._target_"))
     arguments = inspect.signature(function).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in arguments.values())
     own = {}
     for name in tuned:
-        key = keys[name]
-        value = key and OmegaConf.select(config, key, throw_on_resolution_failure=False)
-        # Of the module itself; other keys lie deeper.
-        argument = given.get(f"<{name}>")
-        if argument is None:
-            if key is not None and value is None:
-                raise InputError(f"tunable.{name}.key must be that of a number, but got {key}")
-        elif value is None and argument in arguments:
+        of_module = f"module.{name}"
+        key = keys[name] or of_module
+        value = OmegaConf.select(config, key, throw_on_resolution_failure=False)
+        argument = key.removeprefix("module.")
+        if value is None and argument in arguments:
             value = arguments[argument].default
-        elif value is None and not takes_any:
+        elif value is None and key != of_module:
+            raise InputError(f"tunable.{name}.key must be that of a number, but got {key}")
+        elif value is None and keys[name] is not None and not takes_any:
             raise InputError(
-                f"module={function.__name__} does not take {argument}: it takes "
-                f"{', '.join(arguments)}"
+                f"module={function.__name__} does not take {name}: it takes {', '.join(arguments)}"
             )
         own[name] = value_of_today(name, value)
     return own

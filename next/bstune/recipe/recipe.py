@@ -94,15 +94,6 @@ def value_of_today(name: str, value: Any) -> int | float | None:
     return value
 
 
-def no_arguments(trial: TrialSettings) -> dict[str, Any]:
-    """Add nothing to the Trainer's arguments."""
-    return {}
-
-
-def none(trial: TrialSettings) -> None:
-    """Build nothing."""
-
-
 @dataclass(frozen=True)
 class Recipe:
     """Builds what is trained, for each trial; it is sent to the worker with cloudpickle.
@@ -133,7 +124,7 @@ class Recipe:
 
     module: "Callable[[TrialSettings], LightningModule]"
     data: Callable[[TrialSettings], Any]
-    trainer: Callable[[TrialSettings], dict[str, Any]] = no_arguments
+    trainer: Callable[[TrialSettings], dict[str, Any]] = lambda trial: {}
     device: str = "auto"
     precision: str = "32-true"
     threads: int | None = None
@@ -145,8 +136,8 @@ class Recipe:
     validation_batch_size: Literal["trial"] | None = None
     data_follows: bool = False
     own_values: "Callable[[], dict[str, int | float | None]]" = dict
-    algorithm: Callable[[TrialSettings], Any] = none
-    schedule: Callable[[TrialSettings], Any] = none
+    algorithm: Callable[[TrialSettings], Any] = lambda trial: None
+    schedule: Callable[[TrialSettings], Any] = lambda trial: None
 
 
 def resolve_device(device: str) -> str:

@@ -272,7 +272,7 @@ def _also_good(result: StudyResult) -> Iterator[str]:
     alone = result.lr_alone
     if alone is not None:
         times = console.speedup(alone.speedup)
-        if alone.high is None:
+        if result.speedup is not None and result.speedup.at_least:
             times = f"at least {times}"
         lr = console.number(alone.lr)
         parts.append(f"at your batch size, lr {lr} alone is predicted to give {times}")

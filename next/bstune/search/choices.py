@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Spec, StepTime
+from bstune.core.records import Records, Spec, StepTime
 from bstune.core.space import Configuration, Space
 from bstune.search.findings import Prediction
 from bstune.search.fit import Ends, chance_to_fit, sizes_to_try
 from bstune.search.law import NO_VALUES, NOISE
 from bstune.search.limits import GIVE_UP
-from bstune.search.posterior import BOUND, Posterior, Rows, coordinates
+from bstune.search.posterior import BOUND, Posterior, Rows, places_of
 
 Array = NDArray[np.float64]
 
@@ -104,24 +104,13 @@ def compare(
     fitting = np.ones(x.size)
     fitting[count:] = np.maximum(new.chance, LEAST_CHANCE)
     # Values and costs are in proportion to steps.
-    value_per_step = []
-    cost_per_step = []
-    longest = []
+    of_sizes = []
     for batch_size in 2.0**x:
-        value_per_step.append(question.value(1.0, batch_size, step_time))
-        cost_per_step.append(question.cost(1.0, batch_size, step_time))
-        longest.append(float(question.last_step(batch_size)))
-    return Choices(
-        x=x,
-        z=z,
-        ran=ran,
-        log_steps=log_steps,
-        value_per_step=np.array(value_per_step),
-        cost_per_step=np.array(cost_per_step),
-        longest=np.array(longest),
-        chance=fitting,
-        u=u,
-    )
+        value = question.value(1.0, batch_size, step_time)
+        cost = question.cost(1.0, batch_size, step_time)
+        of_sizes.append((value, cost, question.last_step(batch_size)))
+    value_per_step, cost_per_step, longest = np.array(of_sizes, dtype=float).T
+    return Choices(x, z, ran, log_steps, value_per_step, cost_per_step, longest, fitting, u)
 
 
 def informed(of_law: Array, rows: Rows, waiting: Sequence[int], theta: Array) -> Array:
@@ -173,7 +162,7 @@ def waiting_places(
 def new_configurations(
     posterior: Posterior,
     space: Space,
-    records: Sequence[Record],
+    records: Records,
     running: Sequence[Spec],
     fits: Ends,
     best: Sequence[Prediction],
@@ -230,13 +219,11 @@ def _candidates(
     best_rate = (law.best_rate(theta, x[:, None]) + moved)[:, 0]
     z = best_rate + rng.normal(0.0, OCTAVES, CANDIDATES)
     if best:
-        pairs = np.log2([(one.record.batch_size, one.record.lr) for one in best])
-        places = np.arange(AROUND_BEST) % len(best)
-        sizes, rates = pairs[places].T
+        around = [best[place % len(best)].record for place in range(AROUND_BEST)]
+        sizes, rates, places = places_of(space, around)
         x[-AROUND_BEST:] = sizes + rng.normal(0.0, OCTAVES, AROUND_BEST)
         z[-AROUND_BEST:] = rates + rng.normal(0.0, OCTAVES, AROUND_BEST)
-        of_best = coordinates(space, [one.record for one in best])[places]
-        u[-AROUND_BEST:] = of_best + rng.normal(0.0, SHARE, of_best.shape)
+        u[-AROUND_BEST:] = places + rng.normal(0.0, SHARE, places.shape)
     snapped = np.log2([space.snap(2.0**size) for size in x])
     rates = np.clip(z, math.log2(space.lr_low), math.log2(space.lr_high))
     return snapped, rates, _allowed(space, u)
@@ -253,7 +240,7 @@ def key_of(one: Configuration | Spec) -> tuple[int | float, ...]:
     return one.batch_size, one.lr, *one.values.values()
 
 
-def tried_keys(records: Sequence[Record], running: Sequence[Spec]) -> set[tuple[int | float, ...]]:
+def tried_keys(records: Records, running: Sequence[Spec]) -> set[tuple[int | float, ...]]:
     """The keys of the configurations that trials have run or run."""
     return {key_of(spec) for spec in (*records, *running)}
 

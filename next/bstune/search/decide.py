@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Spec, StepTime
+from bstune.core.records import Record, Records, Spec, StepTime
 from bstune.core.space import Configuration, Space
 from bstune.search.choices import (
     OCTAVES,
@@ -35,10 +35,10 @@ from bstune.search.curve_decision import choose_for_curve
 from bstune.search.findings import predictions
 from bstune.search.fit import NOTHING, Ends
 from bstune.search.limits import (
+    PROBE_OF_BUDGET,
     affordable_length,
     limit_after_hit,
     limit_before_hit,
-    limit_for_metric,
     schedule_length,
 )
 from bstune.search.posterior import BOUND, Posterior, Rows, sample_posterior
@@ -82,7 +82,7 @@ class Proposal(Configuration):
 
     max_steps: int
     """The step at which it stops, steps of the trial that it resumes included."""
-    resumed_from: int | None
+    resumed_from: int | None = None
     first_evaluation: int | None = None
     """The step by which it is first evaluated."""
 
@@ -91,7 +91,7 @@ def propose(
     question: Question,
     space: Space,
     step_time: StepTime,
-    records: Sequence[Record],
+    records: Records,
     seed: int,
     running: Sequence[Spec] = (),
     resumable: Callable[[int], bool] = lambda number: True,
@@ -109,11 +109,61 @@ def propose(
         resumable: whether a pruned trial, by its number, can be resumed.
         fits: what a survey has found of batch sizes.
     """
+    posterior = _posterior(question, space, records, seed, running)
+    rng = np.random.default_rng([seed, len(records), len(running), 1])
+    draw = posterior.theta[[rng.integers(len(posterior.theta))]]
+    best = sorted(predictions(posterior, question, step_time), key=lambda one: one.log_value)
+    best_value = math.exp(best[0].log_value) if best else None
+    may_resume = _not_resumed(records, running, resumable)
+    waiting = waiting_places(question, step_time, posterior, best_value, may_resume)
+    new = new_configurations(posterior, space, records, running, fits, best, rng)
+    choices = compare(question, step_time, posterior, draw, waiting, new)
+    x, z, u = choices.x, choices.z, choices.u
+    limit_of_curve = None
+    if best and not question.seeks_best:
+        chosen, limit_of_curve = choose_for_curve(
+            posterior, x, z, choices.ran, choices.cost_per_step / choices.chance, u
+        )
+    elif best and question.seeks_metric:
+        chosen = most_improving(posterior, choices, waiting, best[0].log_value)
+    else:
+        chosen = best_in_draw(choices, question.schedule_ends, bool(best))
+    pruned = None
+    configuration = configuration_of(space, x[chosen], z[chosen], u[chosen])
+    batch_size = configuration.batch_size
+    if chosen < len(waiting):
+        pruned = posterior.chains[waiting[chosen]]
+        batch_size = pruned.batch_size
+    last_step = question.last_step(batch_size)
+    if question.seeks_metric:
+        # A trial that is resumed runs its whole budget.
+        is_whole = pruned is not None or not probes_tell(posterior, may_resume)
+        limit = last_step if is_whole else PROBE_OF_BUDGET * last_step
+    else:
+        spent = _spent(question, step_time, records)
+        limit = _limit(
+            question, choices, chosen, draw, spent, best_value, limit_of_curve, last_step
+        )
+    max_steps = max(min(math.ceil(limit), last_step), int(choices.ran[chosen]) + 1)
+    if pruned is not None:
+        return resumption(pruned, max_steps)
+    of_law = posterior.law.log_steps(posterior.theta, x[[chosen]], z[[chosen]], u[[chosen]])
+    return Proposal(
+        **configuration.model_dump(),
+        max_steps=max_steps,
+        first_evaluation=first_evaluation(math.exp(of_law.mean())),
+    )
+
+
+def _posterior(
+    question: Question, space: Space, records: Records, seed: int, running: Sequence[Spec]
+) -> Posterior:
+    """The posterior of a decision; with more parameters it takes more draws."""
     is_of_curve = not question.seeks_best
     draws, moves = DRAWS, MOVES
     if is_of_curve or question.seeks_metric or space.tunables:
         draws, moves = MISFIT_DRAWS, MISFIT_MOVES
-    posterior = sample_posterior(
+    return sample_posterior(
         question,
         space,
         records,
@@ -123,54 +173,10 @@ def propose(
         draws=draws,
         moves=moves,
     )
-    rng = np.random.default_rng([seed, len(records), len(running), 1])
-    draw = posterior.theta[[rng.integers(len(posterior.theta))]]
-    best = sorted(predictions(posterior, question, step_time), key=lambda one: one.log_value)
-    best_value = None
-    if best:
-        best_value = math.exp(best[0].log_value)
-    may_resume = _not_resumed(records, running, resumable)
-    waiting = waiting_places(question, step_time, posterior, best_value, may_resume)
-    new = new_configurations(posterior, space, records, running, fits, best, rng)
-    choices = compare(question, step_time, posterior, draw, waiting, new)
-    x, z, u = choices.x, choices.z, choices.u
-    limit_of_curve = None
-    if best and is_of_curve:
-        chosen, limit_of_curve = choose_for_curve(
-            posterior, x, z, choices.ran, choices.cost_per_step / choices.chance, u
-        )
-    elif best and question.seeks_metric:
-        chosen = most_improving(posterior, choices, waiting, best[0].log_value)
-    else:
-        chosen = best_in_draw(choices, question.schedule_ends, bool(best))
-    configuration = configuration_of(space, x[chosen], z[chosen], u[chosen])
-    of_law = posterior.law.log_steps(posterior.theta, x[[chosen]], z[[chosen]], u[[chosen]])
-    evaluation: int | None = first_evaluation(math.exp(of_law.mean()))
-    resumed_from = None
-    if chosen < len(waiting):
-        resumed = posterior.chains[waiting[chosen]]
-        configuration = Configuration(**resumed.model_dump(include=set(Configuration.model_fields)))
-        evaluation = resumed.first_evaluation
-        resumed_from = resumed.number
-    last_step = question.last_step(configuration.batch_size)
-    spent = _spent(question, step_time, records)
-    if question.seeks_metric:
-        is_whole = not probes_tell(posterior, may_resume)
-        limit = limit_for_metric(last_step, int(choices.ran[chosen]), is_whole)
-    else:
-        limit = _limit(
-            question, choices, chosen, draw, spent, best_value, limit_of_curve, last_step
-        )
-    return Proposal(
-        **configuration.model_dump(),
-        max_steps=max(min(math.ceil(limit), last_step), int(choices.ran[chosen]) + 1),
-        resumed_from=resumed_from,
-        first_evaluation=evaluation,
-    )
 
 
 def _not_resumed(
-    records: Sequence[Record], running: Sequence[Spec], resumable: Callable[[int], bool]
+    records: Records, running: Sequence[Spec], resumable: Callable[[int], bool]
 ) -> Callable[[int], bool]:
     """Whether a trial may be resumed: one whose resumption failed is not tried again."""
     resumed = {spec.resumed_from for spec in (*records, *running)}
@@ -181,7 +187,7 @@ def leading_probe(
     question: Question,
     space: Space,
     step_time: StepTime,
-    records: Sequence[Record],
+    records: Records,
     seed: int,
     running: Sequence[Spec],
     resumable: Callable[[int], bool],
@@ -201,20 +207,20 @@ def leading_probe(
         return None
     of_law = posterior.of_rows()[:, waiting]
     log_steps = informed(of_law, posterior.rows, waiting, posterior.theta).mean(axis=0)
-    log_values = []
-    for place, log_step in zip(waiting, log_steps, strict=True):
-        per_step = question.value(1.0, posterior.chains[place].batch_size, step_time)
-        log_values.append(log_step + math.log(per_step))
-    if min(log_values) >= min(finished):
+    pruned = [posterior.chains[place] for place in waiting]
+    per_step = [question.value(1.0, chain.batch_size, step_time) for chain in pruned]
+    log_values = log_steps + np.log(per_step)
+    if log_values.min() >= min(finished):
         return None
-    return whole_run_of(posterior.chains[waiting[int(np.argmin(log_values))]], question)
+    leader = pruned[int(log_values.argmin())]
+    return resumption(leader, question.last_step(leader.batch_size))
 
 
-def whole_run_of(pruned: Record, question: Question) -> Proposal:
-    """Resume a pruned trial to its budget's end."""
+def resumption(pruned: Record, max_steps: int) -> Proposal:
+    """Resume a pruned trial up to a step."""
     return Proposal(
         **pruned.model_dump(include=set(Configuration.model_fields)),
-        max_steps=question.last_step(pruned.batch_size),
+        max_steps=max_steps,
         resumed_from=pruned.number,
         first_evaluation=pruned.first_evaluation,
     )
@@ -340,7 +346,7 @@ def best_in_draw(choices: Choices, schedule_ends: bool, has_reached: bool) -> in
     return int(score.argmin())
 
 
-def _spent(question: Question, step_time: StepTime, records: Sequence[Record]) -> float:
+def _spent(question: Question, step_time: StepTime, records: Records) -> float:
     """What all trials cost, in training seconds; a resumed one without the steps before it."""
     steps_of: dict[int | None, int] = {record.number: record.steps for record in records}
     spent = 0.0

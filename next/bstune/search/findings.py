@@ -135,7 +135,7 @@ def _new_seeds(posterior: Posterior) -> tuple[Array, Array]:
     """
     rows = posterior.rows
     of_law = posterior.of_rows()
-    seen, variance, _ = rows.seen(posterior.theta)
+    seen, variance, _ = rows.seen(posterior.law, posterior.theta)
     noise = np.exp(2.0 * posterior.theta[:, NOISE, None])
     share_of_trial = OWN_DEVIATION**2 / (OWN_DEVIATION**2 + noise + variance)
     drawn = of_law + share_of_trial * (seen - of_law)
@@ -157,9 +157,9 @@ def curve(
     steps = np.exp(np.quantile(posterior.law.curve(posterior.theta, x), SHARES, axis=0))
     rates = 2.0 ** np.quantile(posterior.law.best_rate(posterior.theta, x), SHARES, axis=0)
     points = []
-    for place, size in enumerate(sizes):
-        steps_low, median, steps_high = map(float, steps[:, place])
-        lr_low, lr, lr_high = map(float, rates[:, place])
+    for size, of_steps, of_rates in zip(sizes, steps.T.tolist(), rates.T.tolist(), strict=True):
+        steps_low, median, steps_high = of_steps
+        lr_low, lr, lr_high = of_rates
         points.append(
             CurvePoint(
                 batch_size=size,
@@ -200,7 +200,7 @@ def near_optimal(
 def b_crit_quantiles(posterior: Posterior, shares: Sequence[float] = SHARES) -> tuple[float, ...]:
     """Quantiles of B_crit, in examples, by the law's parameter."""
     quantiles = np.quantile(posterior.theta[:, B_CRIT], shares)
-    return _floats(np.exp(quantiles) * 2.0**posterior.law.middle)
+    return tuple((np.exp(quantiles) * 2.0**posterior.law.middle).tolist())
 
 
 def lr_exponent_quantiles(
@@ -213,8 +213,4 @@ def lr_exponent_quantiles(
     law = posterior.law
     ends = np.array([law.low, law.high if law.high > law.low else law.low + 1.0])
     at_low, at_high = law.best_rate(posterior.theta, ends).T
-    return _floats(np.quantile((at_high - at_low) / (ends[1] - ends[0]), shares))
-
-
-def _floats(values: Array) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
+    return tuple(np.quantile((at_high - at_low) / (ends[1] - ends[0]), shares).tolist())

@@ -7,14 +7,13 @@ where such a multiple explains what ran and what was refused.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bstune.core.records import Record
+from bstune.core.records import Records
 from bstune.core.space import Space
 
 # The largest multiple that is inferred.
@@ -52,7 +51,7 @@ class _Limits:
 
 
 def chance_to_fit(
-    batch_sizes: ArrayLike, records: Sequence[Record], fits: Ends = NOTHING
+    batch_sizes: ArrayLike, records: Records, fits: Ends = NOTHING
 ) -> NDArray[np.float64]:
     """The chance that each of n batch sizes fits, (n,); 1 where nothing has failed.
 
@@ -78,7 +77,7 @@ def _between(sizes: NDArray[np.float64], failed: float, ran: float) -> NDArray[n
     return np.clip(np.log(sizes / failed) / math.log(ran / failed), 0.0, 1.0)
 
 
-def sizes_to_try(space: Space, records: Sequence[Record], fits: Ends = NOTHING) -> Space:
+def sizes_to_try(space: Space, records: Records, fits: Ends = NOTHING) -> Space:
     """Narrow a space to the batch sizes that are worth a trial.
 
     Beyond what ran they reach to the geometric mean with what failed, where the chance is a half;
@@ -89,7 +88,7 @@ def sizes_to_try(space: Space, records: Sequence[Record], fits: Ends = NOTHING) 
     return _narrowed(space, low, math.sqrt(limits.largest * limits.too_large), limits.multiple)
 
 
-def sizes_that_fit(space: Space, records: Sequence[Record], fits: Ends = NOTHING) -> Space:
+def sizes_that_fit(space: Space, records: Records, fits: Ends = NOTHING) -> Space:
     """Narrow a space to the batch sizes that fit as far as is known: none beyond what ran."""
     limits = _limits(records, fits)
     low = limits.smallest if limits.too_small else 0
@@ -104,12 +103,12 @@ def _narrowed(space: Space, low: float, high: float, multiple: int) -> Space:
     return replace(space, low=min(bottom, top), high=top, multiple=multiple)
 
 
-def trained_sizes(records: Sequence[Record]) -> set[int]:
+def trained_sizes(records: Records) -> set[int]:
     """The batch sizes at which a trial has trained."""
     return {one.batch_size for one in records if one.steps > 0 and not one.is_unfit}
 
 
-def _limits(records: Sequence[Record], fits: Ends) -> _Limits:
+def _limits(records: Records, fits: Ends) -> _Limits:
     trained = trained_sizes(records)
     seen = trained.union(fits.ran)
     refused = {one.batch_size for one in records if one.status == "refused"}

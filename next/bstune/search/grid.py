@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Spec, StepTime, ends
+from bstune.core.records import Record, Records, Spec, StepTime, ends
 from bstune.core.space import Space
 from bstune.search.decide import Proposal, first_evaluation
 from bstune.search.fit import NOTHING, Ends, chance_to_fit, sizes_to_try
@@ -25,7 +25,7 @@ FURTHER = 2
 FINEST = 8
 
 
-def grid_sizes(space: Space, records: Sequence[Record] = (), fits: Ends = NOTHING) -> list[int]:
+def grid_sizes(space: Space, records: Records = (), fits: Ends = NOTHING) -> list[int]:
     """The batch sizes of a grid, ascending: powers of two times the multiple that is allowed.
 
     The first and the last are those nearest to the range's ends, or the ends.
@@ -47,7 +47,7 @@ def propose_of_grid(
     question: Question,
     space: Space,
     step_time: StepTime,
-    records: Sequence[Record],
+    records: Records,
     running: Sequence[Spec] = (),
     fits: Ends = NOTHING,
 ) -> Proposal:
@@ -71,7 +71,6 @@ def propose_of_grid(
         batch_size=batch_size,
         lr=lr,
         max_steps=limit_beside_best(best_steps, last_step),
-        resumed_from=None,
         first_evaluation=first_evaluation(min(best_steps, last_step)),
     )
 
@@ -80,7 +79,7 @@ def _next_rate(
     question: Question,
     space: Space,
     batch_size: int,
-    done: Sequence[Record],
+    done: Records,
     at_work: Sequence[Spec],
 ) -> tuple[int, float]:
     """The next rate of a batch size, and how often the octave is halved to come to it."""
@@ -117,18 +116,15 @@ def _rank(question: Question, record: Record) -> tuple[int, float]:
     return 1, min(gaps)
 
 
-def best_of_grid(space: Space, records: Sequence[Record], fits: Ends = NOTHING) -> list[Record]:
+def best_of_grid(space: Space, records: Records, fits: Ends = NOTHING) -> list[Record]:
     """The trial of the fewest steps to the target at each batch size of a grid, ascending.
 
     New seeds are none of them, nor is a baseline at a batch size that is not tuned.
     """
+    reached = [one for one in records if one.status == "reached" and one.role != "new seed"]
     best = []
     for batch_size in grid_sizes(space, records, fits):
-        of_size = [one for one in records if one.batch_size == batch_size and _has_steps(one)]
+        of_size = [one for one in reached if one.batch_size == batch_size]
         if of_size:
             best.append(min(of_size, key=lambda one: one.steps_to_target))
     return best
-
-
-def _has_steps(record: Record) -> bool:
-    return record.status == "reached" and record.role != "new seed"

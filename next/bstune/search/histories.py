@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.core.records import Record, Target
+from bstune.core.records import Record, Records, Target
 
 Array = NDArray[np.float64]
 
@@ -66,7 +66,7 @@ class Line:
     """Log excess at the curve's end."""
 
 
-def excess_scale(target: Target, records: Sequence[Record]) -> float:
+def excess_scale(target: Target, records: Records) -> float:
     """The target's distance from the best value that the metric could have.
 
     It is the goal itself where the metric falls to a positive one, as errors and losses do.

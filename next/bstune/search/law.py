@@ -81,6 +81,8 @@ class Law:
         knots: of the misfit, in log2 B; none for a law without.
         values: how many further values there are.
         first_value: the first of their columns.
+        schedule_ends: whether schedules end with their trials: the last columns of the draws are
+            then those of :mod:`bstune.search.schedule_length`.
     """
 
     low: float
@@ -93,6 +95,7 @@ class Law:
     knots: Array
     values: int = 0
     first_value: int = 0
+    schedule_ends: bool = False
 
     @property
     def middle(self) -> float:
@@ -209,8 +212,7 @@ def make_law(space: Space, budget: float, misfit: bool, schedule_ends: bool = Fa
             misfit.
         budget: of a trial at the middle batch size, in steps.
         misfit: whether the curve may leave the law, piecewise linearly.
-        schedule_ends: whether schedules end with their trials: the last columns of the draws are
-            then those of :mod:`bstune.search.schedule_length`.
+        schedule_ends: as of the law.
     """
     low = math.log2(space.low)
     high = math.log2(space.high)
@@ -243,4 +245,5 @@ def make_law(space: Space, budget: float, misfit: bool, schedule_ends: bool = Fa
         knots=knots,
         values=values,
         first_value=first_value,
+        schedule_ends=schedule_ends,
     )

@@ -66,17 +66,6 @@ def limit_before_hit(spent: float, last_step: int, first_step: int) -> float:
     return max(first_step + more, LEAST_RESUMED * first_step)
 
 
-def limit_for_metric(last_step: int, first_step: int, is_whole: bool) -> float:
-    """The step at which a trial stops where the best metric within a budget counts.
-
-    Args:
-        last_step: of the budget.
-        first_step: steps of the trial that it resumes.
-        is_whole: it runs its whole budget at once.
-    """
-    return last_step if first_step or is_whole else PROBE_OF_BUDGET * last_step
-
-
 def limit_beside_best(best_steps: float, last_step: int) -> int:
     """The step at which a trial stops that no law predicts.
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.question import Question
-from bstune.core.records import Mode, Record
+from bstune.core.records import Mode, Record, Records
 from bstune.search.law import LEVEL, LEVEL_BELOW_BUDGET, MISFIT_SIZE, Law
 
 Array = NDArray[np.float64]
@@ -73,7 +73,7 @@ def law_of_metric(law: Law) -> Law:
     return replace(law, mean=mean, spread=spread)
 
 
-def behind_best(chains: Sequence[Record], question: Question) -> list[Behind | None]:
+def behind_best(chains: Records, question: Question) -> list[Behind | None]:
     """What each run is behind the best finished one; None where nothing tells.
 
     Args:

@@ -19,7 +19,7 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import MedianPruner
 from optuna.samplers import BaseSampler, GPSampler, QMCSampler, RandomSampler, TPESampler
@@ -27,13 +27,13 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Spec, StepTime, ends
+from bstune.core.records import Record, Records, Spec, StepTime, ends
 from bstune.core.space import Configuration, Space
 from bstune.search.choices import key_of, tried_keys
-from bstune.search.decide import Proposal, first_evaluation, whole_run_of
+from bstune.search.decide import Proposal, first_evaluation, resumption
 from bstune.search.fit import NOTHING, Ends, chance_to_fit, sizes_to_try
 from bstune.search.limits import PROBE_OF_BUDGET, limit_beside_best
-from bstune.search.sampler import BATCH_SIZE, LR
+from bstune.search.sampler import BATCH_SIZE, LR, ranges_of
 
 # A sampler that repeats a configuration, or proposes a size that failed, is asked so often at most.
 MOST_ASKED = 20
@@ -48,7 +48,7 @@ def propose_by(
     question: Question,
     space: Space,
     step_time: StepTime,
-    records: Sequence[Record],
+    records: Records,
     seed: int,
     running: Sequence[Spec] = (),
     resumable: Callable[[int], bool] = lambda number: True,
@@ -64,6 +64,10 @@ def propose_by(
     allowed = sizes_to_try(space, records, fits)
     chains = [one for one in ends(records) if not one.is_unfit and one.status != "failed"]
     values = {one.number: _value(question, step_time, one) for one in chains if one.reached}
+    configurations = 0
+    for spec in (*records, *running):
+        configurations += spec.role == "search" and spec.resumed_from is None
+    study = _study(sampler, seed, configurations)
     told = {}
     for chain in chains:
         value = values.get(chain.number)
@@ -72,10 +76,6 @@ def propose_by(
         state = TrialState.PRUNED if value is None else TrialState.COMPLETE
         metric = _metric(question, chain)
         told[chain.number] = _trial(allowed, chain, state, value, {STEP: metric})
-    configurations = 0
-    for spec in (*records, *running):
-        configurations += spec.role == "search" and spec.resumed_from is None
-    study = _study(sampler, seed, configurations)
     study.add_trials(told.values())
     study.add_trials(_trial(allowed, spec, TrialState.RUNNING) for spec in running)
     waiting = []
@@ -85,22 +85,12 @@ def propose_by(
     can_resume = [one for one in waiting if resumable(one.number)]
     for chain in can_resume:
         if not study.pruner.prune(study, told[chain.number]):
-            return whole_run_of(chain, question)
+            return resumption(chain, question.last_step(chain.batch_size))
     if sampler == "qmc":
         # Its sequence goes on after what it has given.
         for _ in range(configurations):
             study.ask(_distributions(allowed))
-    tried = tried_keys(records, running)
-    for _ in range(MOST_ASKED):
-        asked = study.ask(_distributions(allowed)).params
-        configuration = Configuration(
-            batch_size=allowed.snap(asked[BATCH_SIZE]),
-            lr=allowed.snap_lr(asked[LR]),
-            values=allowed.values_at([asked[one.name] for one in allowed.tunables]),
-        )
-        may_fit = chance_to_fit([configuration.batch_size], records, fits)[0] > 0.0
-        if may_fit and key_of(configuration) not in tried:
-            break
+    configuration = _new_configuration(study, allowed, records, running, fits)
     batch_size = configuration.batch_size
     last_step = question.last_step(batch_size)
     best_steps = math.inf
@@ -114,9 +104,26 @@ def propose_by(
     return Proposal(
         **configuration.model_dump(),
         max_steps=limit,
-        resumed_from=None,
         first_evaluation=first_evaluation(min(best_steps, last_step)),
     )
+
+
+def _new_configuration(
+    study: Study, allowed: Space, records: Records, running: Sequence[Spec], fits: Ends
+) -> Configuration:
+    """What the sampler asks that is new and may fit; the last one, where it repeats itself."""
+    tried = tried_keys(records, running)
+    for _ in range(MOST_ASKED):
+        asked = study.ask(_distributions(allowed)).params
+        configuration = Configuration(
+            batch_size=allowed.snap(asked[BATCH_SIZE]),
+            lr=allowed.snap_lr(asked[LR]),
+            values=allowed.values_at([asked[one.name] for one in allowed.tunables]),
+        )
+        may_fit = chance_to_fit([configuration.batch_size], records, fits)[0] > 0.0
+        if may_fit and key_of(configuration) not in tried:
+            break
+    return configuration
 
 
 def _study(sampler: str, seed: int, configurations: int) -> Study:
@@ -142,13 +149,8 @@ def _study(sampler: str, seed: int, configurations: int) -> Study:
 
 def _distributions(space: Space) -> dict[str, BaseDistribution]:
     """The ranges of a space; further values are searched by their coordinates."""
-    distributions: dict[str, BaseDistribution] = {
-        BATCH_SIZE: IntDistribution(space.low, space.high, log=True),
-        LR: FloatDistribution(space.lr_low, space.lr_high, log=True),
-    }
-    for tunable in space.tunables:
-        distributions[tunable.name] = FloatDistribution(0.0, 1.0)
-    return distributions
+    of_values = {tunable.name: FloatDistribution(0.0, 1.0) for tunable in space.tunables}
+    return {**ranges_of(space), **of_values}
 
 
 def _trial(

@@ -7,14 +7,15 @@ all draws, and along the difference of two of them (ter Braak 2006, differential
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Spec, Target, ends
+from bstune.core.records import Record, Records, Spec, Target, ends
 from bstune.core.space import Space
 from bstune.search.histories import LEAST_LEFT, excess_scale, extrapolate, log_curve
 from bstune.search.law import NO_VALUES, NOISE, Law, make_law
@@ -60,8 +61,7 @@ KEPT = (0.3, 0.7, 0.95)
 LEAST_VARIANCE = 1e-6
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """What trials tell of the steps to the target, one row each."""
 
     x: Array
@@ -73,20 +73,22 @@ class Rows:
     """Of ``log_steps``, without the noise from seed to seed."""
     kind: NDArray[np.int64]
     """VALUE, BOUND (at least ``log_steps``) or DIVERGED (``log_steps`` tells nothing)."""
-    ends: Ends | None = None
-    """How schedules that end with their trials ended; ``log_steps`` is then of the trial's end."""
-    u: Array = field(default_factory=lambda: NO_VALUES)
+    excess: Array = np.zeros(1)
+    early: Array = np.zeros(1)
+    """How schedules that end with their trials ended, as :class:`Ends` has it; ``log_steps`` is
+    then of the trial's end."""
+    u: Array = NO_VALUES
     """Coordinates of the further values, (n, values)."""
 
-    def seen(self, theta: Array) -> tuple[Array, Array, Array]:
+    def seen(self, law: Law, theta: Array) -> tuple[Array, Array, Array]:
         """log S as the trials tell it, its variance without the noise, and a log weight.
 
         Each is (n,), or (m, n) where m draws have their own law of schedules that end.
         """
         variance = self.deviation**2
-        if self.ends is None:
+        if not law.schedule_ends:
             return self.log_steps, variance, np.zeros(1)
-        reading = read_ends(theta, self.ends)
+        reading = read_ends(theta, Ends(self.excess, self.early))
         log_steps = self.log_steps + reading.log_over
         return log_steps, variance + reading.variance, reading.log_slope
 
@@ -116,7 +118,7 @@ class Posterior:
 def sample_posterior(
     question: Question,
     space: Space,
-    records: Sequence[Record],
+    records: Records,
     *,
     seed: int,
     running: Sequence[Spec] = (),
@@ -148,19 +150,21 @@ def sample_posterior(
     else:
         law = make_law(space, budget, misfit, question.schedule_ends)
         rows = rows_of(chains, question.target, question.schedule_ends)
-    rows = replace(rows, u=coordinates(space, chains))
+    rows = rows._replace(u=places_of(space, chains)[2])
     rng = np.random.default_rng([seed, len(records), len(running)])
     theta = sample(law, rows, rng, draws, moves)
     if running:
-        rows = _with_predictions(rows, law, theta, running, coordinates(space, running))
+        rows = _with_predictions(rows, law, theta, places_of(space, running))
         theta = sample(law, rows, rng, draws, moves)
     return Posterior(law, theta, rows, chains)
 
 
-def coordinates(space: Space, specs: Sequence[Spec]) -> Array:
-    """Coordinates of the further values of n trials, (n, values)."""
-    places = [space.places(spec.values) for spec in specs]
-    return np.array(places, dtype=float).reshape(len(specs), len(space.tunables))
+def places_of(space: Space, specs: Sequence[Spec]) -> tuple[Array, Array, Array]:
+    """log2 of n batch sizes and rates, (n,), and coordinates of further values, (n, values)."""
+    x = np.log2([spec.batch_size for spec in specs])
+    z = np.log2([spec.lr for spec in specs])
+    u = np.array([space.places(spec.values) for spec in specs], dtype=float)
+    return x, z, u.reshape(len(specs), len(space.tunables))
 
 
 def _tells(record: Record, question: Question) -> bool:
@@ -172,7 +176,7 @@ def _tells(record: Record, question: Question) -> bool:
     return record.status in ("reached", "finished", "missed", "pruned") and record.steps > 0
 
 
-def rows_of(chains: Sequence[Record], target: Target, schedule_ends: bool = False) -> Rows:
+def rows_of(chains: Records, target: Target, schedule_ends: bool = False) -> Rows:
     """One row a chain, in their order.
 
     A trial that reached the target gives a value, in the middle of the interval that its
@@ -202,10 +206,10 @@ def rows_of(chains: Sequence[Record], target: Target, schedule_ends: bool = Fals
     rows.kind[at_ends.is_at_start] = BOUND
     rows.deviation[has_ended] = 0.0
     rows.log_steps[has_ended] = np.log([max(chain.steps, 1) for chain in chains])[has_ended]
-    return replace(rows, ends=at_ends)
+    return rows._replace(excess=at_ends.excess, early=at_ends.early)
 
 
-def rows_of_metric(chains: Sequence[Record], question: Question) -> Rows:
+def rows_of_metric(chains: Records, question: Question) -> Rows:
     """One row a chain: the steps, or the least, that it takes to the best run's final metric.
 
     Args:
@@ -226,7 +230,8 @@ def rows_of_metric(chains: Sequence[Record], question: Question) -> Rows:
 
 def _rows(table: Sequence[tuple[float, float, float, float, int]]) -> Rows:
     x, z, log_steps, deviation, kind = np.array(table, dtype=float).reshape(-1, 5).T
-    return Rows(x, z, log_steps, deviation, kind.astype(int))
+    nothing = np.zeros(len(table))
+    return Rows(x, z, log_steps, deviation, kind.astype(int), nothing, nothing)
 
 
 def _pruned_row(chain: Record, curve: Array, reached: Sequence[Array]) -> tuple[float, float, int]:
@@ -244,25 +249,14 @@ def _pruned_row(chain: Record, curve: Array, reached: Sequence[Array]) -> tuple[
 
 
 def _with_predictions(
-    rows: Rows, law: Law, theta: Array, running: Sequence[Spec], u: Array
+    rows: Rows, law: Law, theta: Array, places: tuple[Array, Array, Array]
 ) -> Rows:
     """The rows and one more for each running trial: a value, at the mean of the draws."""
-    x = np.log2([spec.batch_size for spec in running])
-    z = np.log2([spec.lr for spec in running])
-    count = len(running)
-    at_ends = rows.ends
-    if at_ends is not None:
-        none = np.zeros(count)
-        at_ends = Ends(*(np.concatenate([one, none]) for one in (at_ends.excess, at_ends.early)))
-    return Rows(
-        x=np.concatenate([rows.x, x]),
-        z=np.concatenate([rows.z, z]),
-        log_steps=np.concatenate([rows.log_steps, law.log_steps(theta, x, z, u).mean(axis=0)]),
-        deviation=np.concatenate([rows.deviation, np.zeros(count)]),
-        kind=np.concatenate([rows.kind, np.full(count, VALUE)]),
-        ends=at_ends,
-        u=np.concatenate([rows.u, u]),
-    )
+    x, z, u = places
+    log_steps = law.log_steps(theta, x, z, u).mean(axis=0)
+    predicted = _rows([(*one, 0.0, VALUE) for one in zip(x, z, log_steps, strict=True)])
+    pairs = zip(rows, predicted._replace(u=u), strict=True)
+    return Rows(*(np.concatenate(pair) for pair in pairs))
 
 
 def log_likelihood(law: Law, theta: Array, rows: Rows) -> Array:
@@ -271,7 +265,7 @@ def log_likelihood(law: Law, theta: Array, rows: Rows) -> Array:
     z = rows.z - moved
     above = law.above(theta, rows.x, z)
     expected = law.curve(theta, rows.x) + law.below(theta, rows.x, z) + above + cost
-    log_steps, variance, log_weight = rows.seen(theta)
+    log_steps, variance, log_weight = rows.seen(law, theta)
     variance = np.exp(2.0 * theta[:, NOISE, None]) + variance
     off = log_steps - expected
     wide = variance + OUTLIER_DEVIATION**2

@@ -18,9 +18,16 @@ from bstune.search.decide import Proposal, propose
 
 BATCH_SIZE = "batch_size"
 LR = "lr"
-# User attributes of trials: seconds of a step; the step at which a schedule ends.
+# A user attribute of trials.
 SECONDS_PER_STEP = "seconds_per_step"
-SCHEDULE_STEPS = "schedule_steps"
+
+
+def ranges_of(space: Space) -> dict[str, IntDistribution | FloatDistribution]:
+    """Batch size and learning rate as Optuna's parameters."""
+    return {
+        BATCH_SIZE: IntDistribution(space.low, space.high, log=True),
+        LR: FloatDistribution(space.lr_low, space.lr_high, log=True),
+    }
 
 
 class FrontierSampler(BaseSampler):
@@ -57,8 +64,6 @@ class FrontierSampler(BaseSampler):
         budget: steps, or a Budget, after which a trial ends without the target.
         batch_size: the smallest and the largest.
         objective: ``time``, ``steps`` or ``curve``, what is sought.
-        schedule_ends: each trial's schedule ends with it: a proposal's ``max_steps`` is the length
-            of its schedule. A trial that stops before tells nothing.
         baseline: batch size and rate that the scaling rule goes through; the first trial runs them.
         lr: the smallest and the largest rate; 10 octaves around the rule's without.
         scaling: the rule, a name as of :func:`bstune.lr_of`.
@@ -78,7 +83,6 @@ class FrontierSampler(BaseSampler):
         budget: int | Budget,
         batch_size: tuple[int, int],
         objective: Objective = "time",
-        schedule_ends: bool = False,
         baseline: tuple[int, float] | None = None,
         lr: tuple[float, float] | None = None,
         scaling: str = "sqrt",
@@ -90,7 +94,6 @@ class FrontierSampler(BaseSampler):
             target=Target.parse(target) if isinstance(target, str) else target,
             budget=Budget(steps=budget) if isinstance(budget, int) else budget,
             objective=objective,
-            schedule_ends=schedule_ends,
         )
         # Without a baseline the rule goes through the geometric middle of both ranges.
         space = Space.around(batch_size, lr or (None, None), scaling, baseline, multiple)
@@ -116,11 +119,7 @@ class FrontierSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         """Batch size and learning rate, which are suggested together."""
-        space = self.space
-        return {
-            BATCH_SIZE: IntDistribution(space.low, space.high, log=True),
-            LR: FloatDistribution(space.lr_low, space.lr_high, log=True),
-        }
+        return dict(ranges_of(self.space))
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -129,17 +128,13 @@ class FrontierSampler(BaseSampler):
         others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
         proposal = self._propose(others)
         self._proposals[trial.number] = proposal
-        if self.question.schedule_ends:
-            # Optuna's own samplers write attributes by the storage, too.
-            noted = SCHEDULE_STEPS, proposal.max_steps
-            study._storage.set_trial_user_attr(trial._trial_id, *noted)
         return {BATCH_SIZE: proposal.batch_size, LR: proposal.lr}
 
     def _propose(self, trials: Sequence[FrozenTrial]) -> Proposal:
         if self.baseline is not None and not trials:
             batch_size, lr = self.baseline
             last_step = self.question.budget.last_step(batch_size)
-            return Proposal(batch_size=batch_size, lr=lr, max_steps=last_step, resumed_from=None)
+            return Proposal(batch_size=batch_size, lr=lr, max_steps=last_step)
         records = []
         running = []
         for trial in trials:
@@ -181,7 +176,6 @@ class FrontierSampler(BaseSampler):
 
 def spec_of(trial: FrozenTrial, question: Question) -> Spec:
     """What a trial of a study of one's own was asked for."""
-    schedule_steps = trial.user_attrs.get(SCHEDULE_STEPS)
     return Spec(
         number=trial.number,
         place=f"search/{trial.number}",
@@ -189,8 +183,7 @@ def spec_of(trial: FrozenTrial, question: Question) -> Spec:
         batch_size=trial.params[BATCH_SIZE],
         lr=trial.params[LR],
         seed=0,
-        max_steps=schedule_steps or question.budget.last_step(trial.params[BATCH_SIZE]),
-        schedule_steps=schedule_steps,
+        max_steps=question.budget.last_step(trial.params[BATCH_SIZE]),
     )
 
 

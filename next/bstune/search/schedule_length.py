@@ -23,14 +23,13 @@ package's (1.02 to 1.19), with it 1.00 (``tests/benchmarks/schedule_lengths.py``
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
-from bstune.core.records import Record, Target
+from bstune.core.records import Records, Target
 from bstune.search.histories import log_curve
 
 Array = NDArray[np.float64]
@@ -89,7 +88,7 @@ class Reading:
     """Log of abs(d log S/d datum), of what was measured."""
 
 
-def ends_of(chains: Sequence[Record], target: Target, scale: float) -> Ends:
+def ends_of(chains: Records, target: Target, scale: float) -> Ends:
     """How runs ended their schedules; ``scale`` is the target's distance from the best value."""
     excess = np.zeros(len(chains))
     early = np.zeros(len(chains))

@@ -3,20 +3,17 @@
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from bstune.core.question import WORDINGS, Question
-from bstune.core.records import Record, Target, ends
-from bstune.core.space import Configuration, Space
+from bstune.core.records import Record, Records, Target, ends
+from bstune.core.space import Space
 from bstune.search.findings import CurvePoint
-from bstune.study.confirm import NOT_WORTH
 from bstune.study.critical import is_narrow
 from bstune.study.deadline import least_limit
-from bstune.study.improvement import NOT_WORTH as METRIC_NOT_WORTH
 from bstune.study.plan import Plan
 from bstune.study.result import (
-    Closest,
     Confirmed,
     Critical,
     Improvement,
@@ -58,29 +55,17 @@ WIDER = 4
 LEAST_ROOM = 1e-3
 
 
-def closest_trial(question: Question, records: Sequence[Record]) -> Closest | None:
-    """The trial that came closest to the target, and what most did; None without a metric."""
-    target = question.target
-    chains = ends(records)
-    tried = [chain for chain in chains if chain.finite_history]
-    if not tried:
-        return None
-    record = min(tried, key=lambda chain: target.gap(target.best(chain.finite_values)))
-    return Closest(
-        configuration=Configuration(
-            batch_size=record.batch_size, lr=record.lr, values=record.values
-        ),
-        number=record.number,
-        value=target.best(record.finite_values),
-        trend=_trend_of_most(question, chains),
-    )
+def closest_trial(target: Target, records: Records) -> Record | None:
+    """The trial that came closest to the target; None without a metric."""
+    tried = [chain for chain in ends(records) if chain.finite_history]
+    return min(tried, key=lambda chain: target.gap(target.best(chain.finite_values)), default=None)
 
 
-def _trend_of_most(question: Question, chains: Sequence[Record]) -> Trend:
+def trend_of_most(question: Question, records: Records) -> Trend:
     """What most trials did; a budget that none of them has come near to was not tried."""
     counts: Counter[Trend] = Counter()
     near_budget = set()
-    for chain in chains:
+    for chain in ends(records):
         trend = _trend(question.target, chain)
         counts[trend] += 1
         if chain.steps >= NEAR_BUDGET * question.last_step(chain.batch_size):
@@ -106,7 +91,7 @@ def _trend(target: Target, record: Record) -> Trend:
     return "flat"
 
 
-def easier_target(target: Target, records: Sequence[Record]) -> Target:
+def easier_target(target: Target, records: Records) -> Target:
     """The target that a quarter of the trials met; its goal has two digits.
 
     Args:
@@ -122,7 +107,7 @@ def easier_target(target: Target, records: Sequence[Record]) -> Target:
     return Target(target.metric, float(f"{rounding(goal / unit) * unit:.6g}"), target.mode)
 
 
-def more_time(plan: Plan, records: Sequence[Record]) -> tuple[str, Options] | None:
+def more_time(plan: Plan, records: Records) -> tuple[str, Options] | None:
     """What a time limit left out, and the option that gets it; None where all trials have run.
 
     A limit that was too short for two trials is told what two take.
@@ -151,7 +136,7 @@ def followed(plan: Plan, result: StudyResult, now: float) -> Plan | None:
     return replace(plan, seeds=int(seeds))
 
 
-def remedy(plan: Plan, name: str, trend: Trend, records: Sequence[Record]) -> Options:
+def remedy(plan: Plan, name: str, trend: Trend, records: Records) -> Options:
     """The options that may help where nothing reached the target; none where none would.
 
     Another budget or range of rates makes another study than the one of this name.
@@ -180,7 +165,7 @@ def missing(
     comparison: Speedup | Improvement | None,
     other: Confirmed | None,
     baseline: Confirmed | None,
-    records: Sequence[Record],
+    records: Records,
 ) -> tuple[str, Options]:
     """Under not yet, where a trial has reached the end: what is missing, and the options for it.
 
@@ -221,22 +206,13 @@ def seeds_to_settle(comparison: Speedup | Improvement, seeds: int) -> int:
 
     Its half-width falls as the root of their number.
     """
-    if isinstance(comparison, Improvement):
-        if comparison.low is None:
-            # One run each shows no deviation.
-            return seeds + 1
-        value = comparison.value
-        half_width = value - comparison.low
-        distances = value, METRIC_NOT_WORTH * comparison.deviation - value
-    else:
-        value = math.log(comparison.value)
-        half_width = value - math.log(comparison.low)
-        distances = value, math.log(NOT_WORTH) - value
-    room = max(*distances, LEAST_ROOM * half_width)
+    half_width, distance = comparison.margins
+    # All runs may be equal.
+    room = max(distance, LEAST_ROOM * half_width) or math.inf
     return max(seeds + 1, math.ceil(seeds * (half_width / room) ** 2))
 
 
-def searched_range(space: Space, records: Sequence[Record]) -> Searched:
+def searched_range(space: Space, records: Records) -> Searched:
     """The batch sizes that may be tried, in octaves, and which of these no trial tells of.
 
     An octave is a factor of two, or what is nearest to it in a whole number of equal parts.
@@ -259,7 +235,7 @@ def searched_range(space: Space, records: Sequence[Record]) -> Searched:
 
 
 def for_curve(
-    plan: Plan, name: str, critical: Critical, searched: Searched, records: Sequence[Record]
+    plan: Plan, name: str, critical: Critical, searched: Searched, records: Records
 ) -> tuple[str, Options] | None:
     """Under ``curve``: what narrows B_crit's interval, and its options; None where it is narrow.
 
@@ -287,62 +263,63 @@ def warnings_of(
     critical: Critical,
     points: Sequence[CurvePoint],
     searched: Searched,
-    records: Sequence[Record],
+    records: Records,
 ) -> tuple[ResultWarning, ...]:
     """Warnings about the result, the most important first.
 
     An octave without a trial that reached the target matters where B_crit lies in it. Elsewhere
     ``time`` and ``steps`` leave octaves out rightly, and ``curve`` says so in its rows.
     """
-    found = []
+    found = list(_of_measurements(plan, best, records))
+    if critical.interval.value is not None:
+        found += _of_curve(plan.space, critical, critical.interval.value, points, searched)
+    return tuple(found)
+
+
+def _of_measurements(
+    plan: Plan, best: Confirmed | None, records: Records
+) -> Iterator[ResultWarning]:
+    """Warnings of steps and step times that are not known well."""
     error = _evaluation_error(best, records)
     if error > EVALUATION_WARNING:
-        found.append(
-            ResultWarning(
-                kind="evaluations",
-                fix="validate on fewer examples, or choose a harder target",
-                state=f"evaluations lie far apart, and steps are uncertain to {100 * error:.0f}%",
-            )
+        yield ResultWarning(
+            kind="evaluations",
+            fix="validate on fewer examples, or choose a harder target",
+            state=f"evaluations lie far apart, and steps are uncertain to {100 * error:.0f}%",
         )
-    if (
-        plan.question.counts_seconds
-        and best is not None
-        and best.step_seconds_error > STEP_TIME_WARNING
-    ):
-        found.append(
-            ResultWarning(
-                kind="step times",
-                fix="rerun on an idle machine",
-                state=f"step times are uncertain to {100 * best.step_seconds_error:.0f}%",
-            )
+    if best is None or not plan.question.counts_seconds:
+        return
+    if best.step_seconds_error > STEP_TIME_WARNING:
+        yield ResultWarning(
+            kind="step times",
+            fix="rerun on an idle machine",
+            state=f"step times are uncertain to {100 * best.step_seconds_error:.0f}%",
         )
-    if critical.interval.value is None:
-        return tuple(found)
-    value = critical.interval.value
+
+
+def _of_curve(
+    space: Space, critical: Critical, value: float, points: Sequence[CurvePoint], searched: Searched
+) -> Iterator[ResultWarning]:
+    """Warnings of a B_crit that has a value."""
     ratio = off_law(critical, points)
     if ratio > FAR_FROM_LAW:
-        sizes = sorted({plan.space.snap(value / 2), plan.space.snap(value * 2)})
-        found.append(
-            ResultWarning(
-                kind="far from the law",
-                fix=f"try {written_sizes(sizes)}",
-                state=f"the curve is {ratio:.1f}x off its law at the critical batch size",
-            )
+        sizes = sorted({space.snap(value / 2), space.snap(value * 2)})
+        yield ResultWarning(
+            kind="far from the law",
+            fix=f"try {written_sizes(sizes)}",
+            state=f"the curve is {ratio:.1f}x off its law at the critical batch size",
         )
     half_octave = math.sqrt(2.0)
     sizes = [it for it in searched.to_add if it / half_octave < value < it * half_octave]
     if sizes:
-        found.append(
-            ResultWarning(
-                kind="octave without a trial",
-                fix=f"try {written_sizes(sizes)}",
-                state="no trial in the octave of the critical batch size reached the target",
-            )
+        yield ResultWarning(
+            kind="octave without a trial",
+            fix=f"try {written_sizes(sizes)}",
+            state="no trial in the octave of the critical batch size reached the target",
         )
-    return tuple(found)
 
 
-def _evaluation_error(best: Confirmed | None, records: Sequence[Record]) -> float:
+def _evaluation_error(best: Confirmed | None, records: Records) -> float:
     """Relative standard deviation of steps that evaluations leave: the largest median.
 
     It is that of the search's trials, or of the best's or the baseline's new seeds.

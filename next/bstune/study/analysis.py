@@ -1,15 +1,14 @@
 """From records to the typed result: each value is computed once, here."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from bstune import __version__
-from bstune.core.question import Question
-from bstune.core.records import Record, StepTime, Target
+from bstune.core.records import Record, Records, StepTime, Target
 from bstune.core.rules import allowed_rules
-from bstune.core.space import Space
+from bstune.core.space import Configuration, Space
 from bstune.core.step_time import StepTimeModel
 from bstune.search.findings import (
     NEAR_OPTIMAL,
@@ -33,13 +32,15 @@ from bstune.study.advice import (
     more_time,
     remedy,
     searched_range,
+    trend_of_most,
     warnings_of,
 )
 from bstune.study.confirm import (
-    LAW_DEGREES,
     Run,
     SeedDeviation,
     best_confirmed,
+    half_width,
+    improvement_of,
     median_interval,
     median_run,
     pooled_deviation,
@@ -50,20 +51,11 @@ from bstune.study.confirm import (
 from bstune.study.critical import critical_batch_size, noise_scale
 from bstune.study.estimates import answer_posterior, step_time_of
 from bstune.study.field import Field, field_of, place_of
-from bstune.study.improvement import (
-    improvement_of,
-    median_metric,
-    metric_interval,
-    metrics_of,
-    pooled_metric_deviation,
-    verdict_of_improvement,
-)
-from bstune.study.over_targets import critical_over_targets
 from bstune.study.plan import Plan
 from bstune.study.result import (
+    Closest,
     Confirmed,
     Faster,
-    FewestSteps,
     Improvement,
     Interval,
     LrAlone,
@@ -74,6 +66,7 @@ from bstune.study.result import (
     StudyResult,
     Verdict,
 )
+from bstune.study.retarget import critical_over_targets
 from bstune.study.trials import (
     baseline_of,
     count_configurations,
@@ -81,6 +74,7 @@ from bstune.study.trials import (
     new_seeds_of,
     numbered,
 )
+from bstune.study.workload import Command, TrainCommand
 
 # The best rate at the baseline's own batch size is told from this gain on, and where a trial within
 # so many octaves, by the rule, has reached the target.
@@ -102,8 +96,7 @@ class Study:
         plan: that it followed.
         workload, name: of the workload and of the study.
         device, threads: that trained.
-        command: what runs the workload with further options, as a command or a call.
-        train: what trains a batch size and a rate, for so many steps where these are known.
+        command, train: as of :class:`bstune.study.workload.Workload`.
         again: what answers for another target from the same trials.
         ran_for: the target, or the budget, that its trials were run for, where another is asked.
         warnings: of the project, which a preflight has found.
@@ -114,97 +107,89 @@ class Study:
     name: str
     device: str
     threads: int
-    command: Callable[[Mapping[str, object]], str]
-    train: Callable[[int, float, int | None], str]
+    command: Command
+    train: TrainCommand
     again: Callable[[Target], str] = str
     ran_for: str | None = None
     warnings: tuple[ResultWarning, ...] = ()
 
 
-def analyse(study: Study, records: Sequence[Record]) -> StudyResult:
+def analyse(study: Study, records: Records) -> StudyResult:
     """Compute a study's result from its records."""
-    if any(record.reached for record in records):
-        return _result_if_reached(study, records)
-    return _result_if_not_reached(study, records)
-
-
-def _common_fields(study: Study, records: Sequence[Record]) -> dict[str, Any]:
-    """The fields that every result has."""
+    reached = any(record.reached for record in records)
+    fields = _fields_if_reached if reached else _fields_if_not_reached
     question = study.plan.question
-    return {
-        "bstune": __version__,
-        "workload": study.workload,
-        "study": study.name,
-        "objective": question.objective,
-        "target": question.target,
-        "budget": question.budget,
-        "ran_for": study.ran_for,
-        "device": study.device,
-        "threads": study.threads,
-        "seeds": study.plan.seeds,
-        "scaling": study.plan.space.rule,
-        "configurations": count_configurations(records),
-        "trials": len(records),
-        "noise_scale": noise_scale(study.plan, records),
-        "spent": Spent(
+    return StudyResult(
+        bstune=__version__,
+        workload=study.workload,
+        study=study.name,
+        objective=question.objective,
+        target=question.target,
+        budget=question.budget,
+        ran_for=study.ran_for,
+        device=study.device,
+        threads=study.threads,
+        seeds=study.plan.seeds,
+        configurations=count_configurations(records),
+        trials=len(records),
+        noise_scale=noise_scale(study.plan, records),
+        spent=Spent(
             training=sum(record.train_seconds for record in records),
             other=sum(record.other_seconds for record in records),
         ),
-    }
-
-
-def _result_if_not_reached(study: Study, records: Sequence[Record]) -> StudyResult:
-    """The result where nothing reached the target: the closest, and what may help."""
-    plan = study.plan
-    closest = closest_trial(plan.question, records)
-    fields = _common_fields(study, records) | {"verdict": "not yet", "reached": False}
-    if closest is None:
-        # Under a time limit that start-up takes up there is no trial at all.
-        message = records[-1].message if records else "no trial was run in the time limit"
-        return StudyResult(**fields, missing=message)
-    if closest.trend == "failed":
-        for record in records:
-            if not record.history:
-                fields["missing"] = record.message
-    options = remedy(plan, study.name, closest.trend, records)
-    of_time = more_time(plan, records)
-    if of_time is not None and closest.trend == "stopped early":
-        what, options = of_time
-        # Otherwise the row says it already: to run more trials.
-        if not fields["configurations"]:
-            fields["missing"] = what
-    record = numbered(records, closest.number)
-    field = field_of(plan, records)
-    if not plan.question.seeks_metric:
-        easier = easier_target(plan.question.target, records)
-        fields["easier_goal"] = easier.goal
-        fields["easier"] = study.again(easier)
-        if plan.question.schedule_ends:
-            with_easier = {"target": str(easier), "study": f"{study.name}-easier"}
-            fields["easier"] = study.command(with_easier)
-    return StudyResult(
-        **fields,
-        best=_confirmed(plan, records, field, record, (), SeedDeviation(field.noise, LAW_DEGREES)),
-        closest=closest,
-        warnings=study.warnings,
-        next=study.command(options) if options else None,
-        next_options=options,
+        reached=reached,
+        **{"warnings": study.warnings} | fields(study, records),
     )
 
 
-def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
-    """The result where a trial reached the target."""
+def _fields_if_not_reached(study: Study, records: Records) -> dict[str, Any]:
+    """The fields where nothing reached the target: the closest, and what may help."""
+    plan = study.plan
+    target = plan.question.target
+    fields: dict[str, Any] = {"verdict": "not yet"}
+    record = closest_trial(target, records)
+    if record is None:
+        # Under a time limit that start-up takes up there is no trial at all.
+        message = records[-1].message if records else "no trial was run in the time limit"
+        return fields | {"missing": message}
+    trend = trend_of_most(plan.question, records)
+    options = remedy(plan, study.name, trend, records)
+    of_time = more_time(plan, records)
+    if trend == "failed":
+        fields["missing"] = next(one.message for one in reversed(records) if not one.history)
+    if of_time is not None and trend == "stopped early":
+        what, options = of_time
+        # Otherwise the row says it already: to run more trials.
+        if not count_configurations(records):
+            fields["missing"] = what
+    if not plan.question.seeks_metric:
+        easier = easier_target(target, records)
+        again = study.again(easier)
+        if plan.question.schedule_ends:
+            again = study.command({"target": str(easier), "study": f"{study.name}-easier"})
+        fields |= {"easier_goal": easier.goal, "easier": again}
+    field = field_of(plan, records)
+    configuration = Configuration(batch_size=record.batch_size, lr=record.lr, values=record.values)
+    value = target.best(record.finite_values)
+    return fields | {
+        "best": _confirmed(plan, records, field, record, (), field.of_law),
+        "closest": Closest(configuration=configuration, value=value, trend=trend),
+        "next": study.command(options) if options else None,
+        "next_options": options,
+    }
+
+
+def _fields_if_reached(study: Study, records: Records) -> dict[str, Any]:
+    """The fields where a trial reached the target."""
     plan = study.plan
     posterior = answer_posterior(plan, records)
     fitting = sizes_that_fit(plan.space, records, plan.fits)
     points = curve(posterior, step_time_of(plan, records), curve_sizes(fitting))
     if plan.question.seeks_metric:
-        fields = _common_fields(study, records) | {"reached": True, "warnings": study.warnings}
-        return StudyResult(**fields, **_fields_of_best_metric(study, records, points))
+        return _fields_of_best(study, records, posterior, points)
     searched = searched_range(fitting, records)
     critical = critical_batch_size(posterior, records)
-    fields = _common_fields(study, records) | {
-        "reached": True,
+    fields: dict[str, Any] = {
         "critical": critical,
         "over_targets": critical_over_targets(plan, records),
         "searched": searched,
@@ -227,7 +212,7 @@ def _result_if_reached(study: Study, records: Sequence[Record]) -> StudyResult:
         fields["verdict"] = None
         fields |= _lacking(study, for_curve(plan, study.name, critical, searched, records))
     warnings = warnings_of(plan, fields.get("best"), critical, points, searched, records)
-    return StudyResult(**fields, warnings=(*study.warnings, *warnings))
+    return fields | {"warnings": (*study.warnings, *warnings)}
 
 
 def _lacking(study: Study, lacking: tuple[str, Options] | None) -> dict[str, Any]:
@@ -238,134 +223,52 @@ def _lacking(study: Study, lacking: tuple[str, Options] | None) -> dict[str, Any
     return {"missing": what, "next": study.command(options), "next_options": options}
 
 
+Comparison = tuple[Confirmed | None, Confirmed | None, Speedup | Improvement | None]
+"""The best other configuration and the baseline on the same new seeds, and how much better it is;
+None where that is not known."""
+
+
 def _fields_of_best(
-    study: Study, records: Sequence[Record], posterior: Posterior, points: Sequence[CurvePoint]
+    study: Study, records: Records, posterior: Posterior, points: Sequence[CurvePoint]
 ) -> dict[str, Any]:
-    """The fields of the verdict and of the best."""
+    """The fields of the verdict and of the best: what trains it, or what is missing."""
     plan = study.plan
     step_time = step_time_of(plan, records)
-    other, baseline, speedup = _comparison(plan, records)
+    compared = _metrics_compared if plan.question.seeks_metric else _times_compared
+    other, baseline, comparison = compared(plan, records)
     other, baseline = _with_share(other, posterior), _with_share(baseline, posterior)
     verdict: Verdict = "not yet"
     if other is not None and other.runs:
-        verdict = verdict_of(speedup, plan.baseline is not None, other.is_bound)
-    best = _best(verdict, other, baseline, speedup)
+        verdict = verdict_of(comparison, plan.baseline is not None, other.is_bound)
+    best = _best(verdict, other, baseline, comparison)
     fields: dict[str, Any] = {
         "verdict": verdict,
         "best": best,
         "baseline": baseline,
         "baseline_limit": _baseline_limit(baseline),
-        "speedup": speedup,
         "near_optimal": _near_optimal(points, plan, step_time, best),
-        "lr_alone": _rate_alone(plan, records, verdict, posterior, other, baseline, speedup),
-        "fewest_steps": _fewest_steps(plan.question, points, records, best),
         "faster": _faster(study, posterior, step_time, best, baseline),
     }
-    return fields | _fields_of_verdict(study, records, verdict, best, other, baseline, speedup)
-
-
-def _fields_of_verdict(
-    study: Study,
-    records: Sequence[Record],
-    verdict: Verdict,
-    best: Confirmed | None,
-    other: Confirmed | None,
-    baseline: Confirmed | None,
-    comparison: Speedup | Improvement | None,
-) -> dict[str, Any]:
-    """The fields that follow from the verdict: what trains the best, or what is missing."""
-    fields: dict[str, Any] = {}
+    if isinstance(comparison, Speedup):
+        fields["speedup"] = comparison
+        if verdict != "keep" and other is not None and baseline is not None:
+            fields["lr_alone"] = _rate_alone(plan, records, posterior, other, baseline, comparison)
+    else:
+        fields["improvement"] = comparison
     if best is not None and verdict in ("switch", "use"):
         fields["train_command"] = study.train(best.batch_size, best.lr, best.train_steps)
     if best is not None and best is baseline:
         fields["other"] = other
     if verdict == "not yet":
-        fields |= _lacking(study, missing(study.plan, comparison, other, baseline, records))
+        fields |= _lacking(study, missing(plan, comparison, other, baseline, records))
     return fields
-
-
-def _fields_of_best_metric(
-    study: Study, records: Sequence[Record], points: Sequence[CurvePoint]
-) -> dict[str, Any]:
-    """The fields of the verdict and of the best, where the best metric is sought."""
-    plan = study.plan
-    target = plan.question.target
-    field = field_of(plan, records)
-    # A run that a time limit stopped tells nothing of its budget's end.
-    whole = [one for one in records if one.role != "new seed" or one.status != "pruned"]
-    (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(whole, field)
-    deviation = pooled_metric_deviation(
-        [metrics_of(other_runs, target), metrics_of(baseline_runs, target)]
-    )
-    other, baseline = (
-        _with_metric(plan, records, field, record, runs, deviation)
-        for record, runs in ((of_other, other_runs), (of_baseline, baseline_runs))
-    )
-    improvement = _improvement(other, baseline, target, deviation)
-    verdict: Verdict = "not yet"
-    if other is not None and other.runs and other.metric is not None:
-        verdict = verdict_of_improvement(improvement, plan.baseline is not None)
-    best = other
-    if other is None or verdict == "keep" or (improvement and improvement.value < 0.0):
-        best = baseline
-    fields: dict[str, Any] = {
-        "verdict": verdict,
-        "best": best,
-        "baseline": baseline,
-        "improvement": improvement,
-        "near_optimal": _near_optimal(points, plan, step_time_of(plan, records), best),
-    }
-    return fields | _fields_of_verdict(study, records, verdict, best, other, baseline, improvement)
-
-
-def _improvement(
-    other: Confirmed | None, baseline: Confirmed | None, target: Target, deviation: SeedDeviation
-) -> Improvement | None:
-    """How much better the other one's metric is; None where one of them has no median."""
-    if other is None or baseline is None or not (other.runs and baseline.runs):
-        return None
-    if other.metric is None or baseline.metric is None:
-        return None
-    pairs = min(other.reached, baseline.reached)
-    return improvement_of(other.metric, baseline.metric, target.mode, pairs, deviation)
-
-
-def _with_metric(
-    plan: Plan,
-    records: Sequence[Record],
-    field: Field,
-    record: Record | None,
-    runs: Sequence[Record],
-    deviation: SeedDeviation,
-) -> Confirmed | None:
-    """A configuration with the metric of its runs; before the first one, of its trial."""
-    if record is None:
-        return None
-    target = plan.question.target
-    law = SeedDeviation(field.noise, LAW_DEGREES)
-    confirmed = _confirmed(plan, records, field, record, runs, law)
-    median = median_metric(metrics_of(runs or [record], target), target)
-    ends_of_metric: tuple[float | None, float | None] = (None, None)
-    if runs and median is not None:
-        ends_of_metric = metric_interval(median, confirmed.reached, deviation)
-    # The budget ends at the same step on every seed.
-    no_ends = dict.fromkeys(("steps_low", "steps_high", "seconds_low", "seconds_high"))
-    return confirmed.model_copy(
-        update={
-            **no_ends,
-            "runs_metric": metrics_of(runs, target),
-            "metric": median,
-            "metric_low": ends_of_metric[0],
-            "metric_high": ends_of_metric[1],
-        }
-    )
 
 
 OfRuns = tuple[Record | None, list[Record]]
 """A configuration's trial of the search, and its runs on new seeds."""
 
 
-def _runs_on_common_seeds(records: Sequence[Record], field: Field) -> tuple[OfRuns, OfRuns]:
+def _runs_on_common_seeds(records: Records, field: Field) -> tuple[OfRuns, OfRuns]:
     """The best other configuration and the baseline, with their runs on the same new seeds.
 
     Where they have none in common it is all of each.
@@ -387,13 +290,8 @@ def _runs_on_common_seeds(records: Sequence[Record], field: Field) -> tuple[OfRu
     return (of_other, other_runs), (of_baseline, baseline_runs)
 
 
-def _comparison(
-    plan: Plan, records: Sequence[Record]
-) -> tuple[Confirmed | None, Confirmed | None, Speedup | None]:
-    """The best other configuration and the baseline on the same new seeds, and the speedup.
-
-    There is no speedup where the other one's median is a bound.
-    """
+def _times_compared(plan: Plan, records: Records) -> Comparison:
+    """Compare by steps or seconds; a median of the other one that is a bound tells no speedup."""
     field = field_of(plan, records)
     (of_other, other_runs), (of_baseline, baseline_runs) = _runs_on_common_seeds(records, field)
     has_pairs = bool({run.seed for run in other_runs} & {run.seed for run in baseline_runs})
@@ -401,12 +299,8 @@ def _comparison(
     for runs in (other_runs, baseline_runs):
         groups.append([math.log(least_steps(run)) for run in runs if run.reached])
     deviation = pooled_deviation(groups, field.noise)
-    other = None
-    baseline = None
-    if of_other is not None:
-        other = _confirmed(plan, records, field, of_other, other_runs, deviation)
-    if of_baseline is not None:
-        baseline = _confirmed(plan, records, field, of_baseline, baseline_runs, deviation)
+    other = _confirmed(plan, records, field, of_other, other_runs, deviation)
+    baseline = _confirmed(plan, records, field, of_baseline, baseline_runs, deviation)
     if other is None or baseline is None or not has_pairs or other.is_bound:
         return other, baseline, None
     value = plan.question.value
@@ -423,37 +317,90 @@ def _comparison(
     return other, baseline, speedup
 
 
-def _runs(records: Sequence[Record], per_step: float = 1.0) -> list[Run]:
+def _metrics_compared(plan: Plan, records: Records) -> Comparison:
+    """Compare by the best metric of each run; there is no improvement where one has no median."""
+    target = plan.question.target
+    field = field_of(plan, records)
+    # A run that a time limit stopped tells nothing of its budget's end.
+    whole = [one for one in records if one.role != "new seed" or one.status != "pruned"]
+    compared = _runs_on_common_seeds(whole, field)
+    best_metrics, baseline_metrics = (_metrics(runs, target) for _, runs in compared)
+    groups = [
+        [run.value for run in metrics if run.reached]
+        for metrics in (best_metrics, baseline_metrics)
+    ]
+    deviation = pooled_deviation(groups, expected=0.0, degrees=0)
+    other, baseline = (
+        _with_metric(plan, records, field, record, runs, deviation) for record, runs in compared
+    )
+    improvement = None
+    if best_metrics and baseline_metrics:
+        improvement = improvement_of(best_metrics, baseline_metrics, deviation)
+    return other, baseline, improvement
+
+
+def _runs(records: Records, per_step: float = 1.0) -> list[Run]:
     """Runs on new seeds, in steps or in what a step counts."""
     return [Run(least_steps(run) * per_step, run.reached, run.steps_error) for run in records]
 
 
+def _metrics(records: Records, target: Target) -> list[Run]:
+    """Runs by their best metric, as its gap; one that did not train to its end is the worst."""
+    runs = []
+    for record in records:
+        is_whole = record.status == "finished"
+        gap = target.gap(target.best(record.finite_values)) if is_whole else math.inf
+        runs.append(Run(gap, is_whole))
+    return runs
+
+
+def _with_metric(
+    plan: Plan,
+    records: Records,
+    field: Field,
+    record: Record | None,
+    runs: Records,
+    deviation: SeedDeviation,
+) -> Confirmed | None:
+    """A configuration with the metric of its runs; before the first one, of its trial."""
+    confirmed = _confirmed(plan, records, field, record, runs, field.of_law)
+    if confirmed is None or record is None:
+        return None
+    target = plan.question.target
+    gap, is_bound = median_run(_metrics(runs or [record], target))
+    if is_bound:
+        return confirmed
+    # Without a goal the gap of a gap is the metric.
+    metric = target.gap(gap)
+    half = half_width(confirmed.reached, deviation) if runs else None
+    ends_of_metric = {}
+    if half is not None:
+        ends_of_metric = {"metric_low": metric - half, "metric_high": metric + half}
+    return confirmed.model_copy(update={"metric": metric, **ends_of_metric})
+
+
 def _confirmed(
     plan: Plan,
-    records: Sequence[Record],
+    records: Records,
     field: Field,
-    record: Record,
-    runs: Sequence[Record],
+    record: Record | None,
+    runs: Records,
     deviation: SeedDeviation,
-) -> Confirmed:
+) -> Confirmed | None:
     """A configuration with its runs on new seeds; before the first, its steps are the trial's."""
-    step_time = step_time_of(plan, records)
-    tau = step_time(record.batch_size)
-    # Recorded runs tell their step times exactly.
-    error = 0.0
-    of_loop = 0.0
-    if isinstance(step_time, StepTimeModel):
-        error = step_time.error(record.batch_size)
-        of_loop = math.hypot(LOOP_SECONDS / tau, HOUR_ERROR)
+    if record is None:
+        return None
+    tau, error, of_loop = _step_seconds(step_time_of(plan, records), record.batch_size)
     question = plan.question
     schedule_steps = (runs or [record])[0].schedule_steps
-    train_steps = None
+    train_steps = schedule_steps
     if question.seeks_metric or question.budget.seconds is not None:
-        train_steps = question.last_step(record.batch_size)
+        train_steps = schedule_steps or question.last_step(record.batch_size)
     steps, is_bound = median_run(_runs(runs or [record]))
     steps_ends: tuple[float | None, float | None] = (None, None)
     seconds_ends = steps_ends
-    if runs:
+    # A budget whose best metric is sought ends at the same step on every seed.
+    if runs and not question.seeks_metric:
         steps_ends = median_interval(_runs(runs), deviation)
         seconds_ends = median_interval(_runs(runs, tau), deviation, math.hypot(error, of_loop))
     return Confirmed(
@@ -465,7 +412,7 @@ def _confirmed(
         runs_steps=tuple(map(least_steps, runs)),
         runs_status=tuple(run.status for run in runs),
         schedule_steps=schedule_steps,
-        train_steps=schedule_steps or train_steps,
+        train_steps=train_steps,
         steps=steps,
         steps_low=steps_ends[0],
         steps_high=steps_ends[1],
@@ -482,6 +429,15 @@ def _confirmed(
     )
 
 
+def _step_seconds(step_time: StepTime, batch_size: int) -> tuple[float, float, float]:
+    """Seconds of a step, and relative deviations: its own, and what no repetition shows."""
+    tau = step_time(batch_size)
+    if isinstance(step_time, StepTimeModel):
+        return tau, step_time.error(batch_size), math.hypot(LOOP_SECONDS / tau, HOUR_ERROR)
+    # Recorded runs tell their step times exactly.
+    return tau, 0.0, 0.0
+
+
 def _with_share(confirmed: Confirmed | None, posterior: Posterior) -> Confirmed | None:
     """Predict the share of seeds that reach, where a schedule's length decides on it."""
     told = [chain.number for chain in posterior.chains]
@@ -492,14 +448,17 @@ def _with_share(confirmed: Confirmed | None, posterior: Posterior) -> Confirmed 
 
 
 def _best(
-    verdict: Verdict, other: Confirmed | None, baseline: Confirmed | None, speedup: Speedup | None
+    verdict: Verdict,
+    other: Confirmed | None,
+    baseline: Confirmed | None,
+    comparison: Speedup | Improvement | None,
 ) -> Confirmed | None:
-    """What the first line names: the faster one by medians; under keep the baseline."""
+    """What the first line names: the better one by medians; under keep the baseline."""
     if verdict == "keep" or other is None:
         return baseline
-    is_slower = speedup is not None and speedup.value < 1.0 and not speedup.at_least
+    is_worse = comparison is not None and comparison.is_worse
     misses = other.runs > 0 and other.is_bound and baseline is not None and not baseline.is_bound
-    return baseline if is_slower or misses else other
+    return baseline if is_worse or misses else other
 
 
 def _baseline_limit(baseline: Confirmed | None) -> Literal["budget", "stopped", "failed"] | None:
@@ -523,7 +482,7 @@ def _near_optimal(
     return min(round(low), best.batch_size), max(round(high), best.batch_size)
 
 
-def is_near_trials(space: Space, batch_size: float, lr: float, records: Sequence[Record]) -> bool:
+def is_near_trials(space: Space, batch_size: float, lr: float, records: Records) -> bool:
     """Whether a rate lies among those that reached the target, or an octave off, by the rule."""
     octaves = math.log2(lr / space.rule_lr(batch_size))
     of_trials = [place_of(space, record)[1] for record in records if record.reached]
@@ -532,12 +491,11 @@ def is_near_trials(space: Space, batch_size: float, lr: float, records: Sequence
 
 def _rate_alone(
     plan: Plan,
-    records: Sequence[Record],
-    verdict: Verdict,
+    records: Records,
     posterior: Posterior,
-    other: Confirmed | None,
-    baseline: Confirmed | None,
-    speedup: Speedup | None,
+    other: Confirmed,
+    baseline: Confirmed,
+    speedup: Speedup,
 ) -> LrAlone | None:
     """What the best rate at the baseline's own batch size is predicted to gain.
 
@@ -545,9 +503,7 @@ def _rate_alone(
     trial speaks for the rate: all that reached the target are an octave off it by the rule; and
     where the curve is that of further values which the baseline has not.
     """
-    if verdict not in ("switch", "not yet") or speedup is None or plan.space.tunables:
-        return None
-    if other is None or baseline is None or other.batch_size == baseline.batch_size:
+    if other.batch_size == baseline.batch_size or plan.space.tunables:
         return None
     (there,) = curve(posterior, step_time_of(plan, records), [baseline.batch_size])
     gain = baseline.steps / there.steps
@@ -555,43 +511,7 @@ def _rate_alone(
         return None
     if not is_near_trials(plan.space, baseline.batch_size, there.lr, records):
         return None
-    # Both errors are half-widths of 90% intervals, of logs.
-    of_baseline = math.log(baseline.steps / (baseline.steps_low or baseline.steps))
-    down = math.hypot(of_baseline, math.log(there.steps_high / there.steps))
-    up = math.hypot(of_baseline, math.log(there.steps / there.steps_low))
-    # The best rate there gains no more than the best configuration.
-    high = None if speedup.high is None else min(gain * math.exp(up), speedup.high)
-    return LrAlone(lr=float(f"{there.lr:.3g}"), speedup=gain, low=gain * math.exp(-down), high=high)
-
-
-def _fewest_steps(
-    question: Question,
-    points: Sequence[CurvePoint],
-    records: Sequence[Record],
-    best: Confirmed | None,
-) -> FewestSteps | None:
-    """The batch size of the fewest predicted steps, up to the largest that reached the target.
-
-    None where the best, or a smaller one, takes as few, and where these are the question.
-    """
-    if question.counts_steps:
-        return None
-    largest = max(record.batch_size for record in records if record.reached)
-    within = [point for point in points if point.batch_size <= largest]
-    if best is None or not within:
-        return None
-    limit = NEAR_OPTIMAL * min(point.steps for point in within)
-    point = next(point for point in within if point.steps <= limit)
-    if point.batch_size <= best.batch_size:
-        return None
-    return FewestSteps(
-        batch_size=round(point.batch_size),
-        lr=float(f"{point.lr:.3g}"),
-        steps=point.steps,
-        steps_low=point.steps_low,
-        steps_high=point.steps_high,
-        seconds=point.steps * point.step_seconds,
-    )
+    return LrAlone(lr=float(f"{there.lr:.3g}"), speedup=gain)
 
 
 def _faster(
@@ -608,7 +528,7 @@ def _faster(
     """
     question = study.plan.question
     is_expected = question.counts_steps or study.ran_for is not None
-    if not is_expected or best is None:
+    if not is_expected or question.seeks_metric or best is None:
         return None
     seconds = {}
     for prediction in predictions(posterior, question, step_time):

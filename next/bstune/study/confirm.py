@@ -14,7 +14,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from bstune.study.result import Speedup, Verdict
+from bstune.study.result import Improvement, Speedup, Verdict
 
 # Configurations within this factor of the best by predicted median may take its place.
 WITHIN = 1.10
@@ -22,8 +22,6 @@ WITHIN = 1.10
 MOST_RUNS = 3
 # The law's deviation from seed to seed counts as so many degrees of freedom beside the new seeds.
 LAW_DEGREES = 4
-# Keep: the best other configuration is shown to be less than so many times as fast.
-NOT_WORTH = 1.25
 # Intervals hold 90%: 5% lie beyond either end.
 UPPER = 0.95
 # Variance of the median of 1, 2, ... normal values over that of their mean; pi/2 for many
@@ -48,7 +46,8 @@ class Run:
 
     value: float
     """To the target, in what the question minimises: the middle of what its evaluations leave.
-    Where it was not reached, how long the run was allowed to take."""
+    Where it was not reached, how long the run was allowed to take. Where the best metric counts it
+    is that, as its gap."""
     reached: bool
     error: float = 0.0
     """Relative standard deviation of ``value`` that the distance between evaluations leaves."""
@@ -126,20 +125,22 @@ def predicted_share(
     return (float(weights @ reached) + prior[0]) / total
 
 
-def pooled_deviation(groups: Sequence[Sequence[float]], expected: float) -> SeedDeviation:
-    """Pool the deviation of log steps over the runs of several configurations.
+def pooled_deviation(
+    groups: Sequence[Sequence[float]], expected: float, degrees: int = LAW_DEGREES
+) -> SeedDeviation:
+    """Pool the deviation of log steps, or of a metric, over the runs of several configurations.
 
     Args:
         groups: log steps of the runs that reached the target, a list a configuration.
-        expected: the law's own, which counts as ``LAW_DEGREES`` degrees of freedom.
+        expected: the law's own.
+        degrees: of freedom that this counts as; 0: nothing is known but the runs.
     """
-    squares = LAW_DEGREES * expected**2
-    degrees = LAW_DEGREES
+    squares = degrees * expected**2
     for group in groups:
         if len(group) > 1:
             squares += statistics.variance(group) * (len(group) - 1)
             degrees += len(group) - 1
-    return SeedDeviation(math.sqrt(squares / degrees), degrees)
+    return SeedDeviation(math.sqrt(squares / max(degrees, 1)), degrees)
 
 
 def median_interval(
@@ -219,7 +220,7 @@ def variance_of_median(runs: int) -> float:
     return MEDIAN_VARIANCE[runs - 1] if runs <= len(MEDIAN_VARIANCE) else math.pi / 2
 
 
-def _half_width(mean_error: float, runs: int, degrees: int, errors: Sequence[float]) -> float:
+def _half_width(mean_error: float, runs: int, degrees: int, errors: Sequence[float] = ()) -> float:
     """Half the 90% interval of the log of a median, or of a quotient of medians.
 
     Args:
@@ -230,6 +231,41 @@ def _half_width(mean_error: float, runs: int, degrees: int, errors: Sequence[flo
     """
     from_seeds = student.ppf(UPPER, degrees) * mean_error * math.sqrt(variance_of_median(runs))
     return float(math.hypot(from_seeds, norm.ppf(UPPER) * math.hypot(*errors)))
+
+
+def half_width(runs: int, deviation: SeedDeviation) -> float | None:
+    """Half the 90% interval of a median of so many metrics; None: seeds show no deviation."""
+    if not deviation.degrees:
+        return None
+    return _half_width(deviation.value / math.sqrt(runs), runs, deviation.degrees)
+
+
+def improvement_of(
+    best: Sequence[Run], baseline: Sequence[Run], deviation: SeedDeviation
+) -> Improvement | None:
+    """How much better the best's metric is, with its 90% interval; None: one has no median.
+
+    It is the difference of the two medians. The half-width is Student's t times the standard error
+    of a mean of paired differences, by the pooled deviation over seeds, times that of a median over
+    a mean's.
+
+    Args:
+        best, baseline: runs on the same seeds.
+        deviation: of the metric from seed to seed.
+    """
+    best_median, is_bound = median_run(best)
+    baseline_median, baseline_is_bound = median_run(baseline)
+    if is_bound or baseline_is_bound:
+        return None
+    value = baseline_median - best_median
+    pairs = min(sum(run.reached for run in runs) for runs in (best, baseline))
+    half = half_width(pairs, SeedDeviation(math.sqrt(2.0) * deviation.value, deviation.degrees))
+    return Improvement(
+        value=value,
+        low=None if half is None else value - half,
+        high=None if half is None else value + half,
+        deviation=deviation.value,
+    )
 
 
 def _paired_error(best: Sequence[Run], baseline: Sequence[Run], deviation: float) -> float:
@@ -273,23 +309,23 @@ def _tobit_error(values: Sequence[tuple[float, int]], deviation: float) -> float
     return deviation / math.sqrt(information)
 
 
-def verdict_of(speedup: Speedup | None, has_baseline: bool, best_is_bound: bool) -> Verdict:
+def verdict_of(
+    comparison: Speedup | Improvement | None, has_baseline: bool, best_is_bound: bool
+) -> Verdict:
     """The word that line 1 begins with; the first rule that holds counts.
 
     Args:
-        speedup: over the baseline on new seeds; None: it is not known.
+        comparison: with the baseline on new seeds; None: it is not known.
         has_baseline: whether there is one.
         best_is_bound: whether half of the best's new seeds or more missed the target.
     """
     if not has_baseline:
         return "not yet" if best_is_bound else "use"
-    if speedup is None:
+    if comparison is None:
         return "not yet"
-    if speedup.low > 1.0:
+    if comparison.is_better:
         return "switch"
-    if speedup.high is not None and speedup.high < NOT_WORTH:
-        return "keep"
-    return "not yet"
+    return "keep" if comparison.is_not_worth else "not yet"
 
 
 def _estimates(candidates: Sequence[Candidate], runs: Runs, noise: float) -> dict[int, float]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bstune.core.curve import REGIME_RATIO
 from bstune.core.noise_scale import NoiseScaleEstimate, Terms, estimate_noise_scale
-from bstune.core.records import Record, ends
+from bstune.core.records import Record, Records, ends
 from bstune.search.findings import b_crit_quantiles
 from bstune.search.posterior import Posterior
 from bstune.study.estimates import step_time_of
@@ -34,7 +34,12 @@ NEAR_BEST = 2.0
 SIZES = 33
 
 
-def critical_batch_size(posterior: Posterior, records: Sequence[Record]) -> Critical:
+def critical_batch_size(posterior: Posterior, records: Records) -> Critical:
+    """B_crit with its 90% interval; arguments as of :func:`critical_among`."""
+    return critical_among(posterior, [one.batch_size for one in records if one.reached])
+
+
+def critical_among(posterior: Posterior, sizes: Sequence[int]) -> Critical:
     """B_crit with its 90% interval.
 
     An end that trials do not bound is None, and so is the value then: "above 812". The end that is
@@ -43,9 +48,8 @@ def critical_batch_size(posterior: Posterior, records: Sequence[Record]) -> Crit
 
     Args:
         posterior: of all trials, with the misfit.
-        records: of all trials, of which one at least reached the target.
+        sizes: batch sizes at which trials reached the target, one at least.
     """
-    sizes = [record.batch_size for record in records if record.reached]
     low, value, high = b_crit_quantiles(posterior)
     smallest, largest = min(sizes), max(sizes)
     is_open_above = high > largest * ROOM
@@ -57,14 +61,7 @@ def critical_batch_size(posterior: Posterior, records: Sequence[Record]) -> Crit
             low=None if is_open_below else min(low, largest / OCTAVE),
             high=None if is_open_above else max(high, smallest * OCTAVE),
         )
-        return Critical(
-            interval=interval,
-            s_min=None,
-            linear_below=None,
-            no_gain_above=None,
-            smallest=smallest,
-            largest=largest,
-        )
+        return Critical(interval=interval, smallest=smallest, largest=largest)
     among = np.geomspace(smallest, largest, SIZES)
     log_steps = np.median(posterior.law.curve(posterior.theta, np.log2(among)), axis=0)
     return Critical(
@@ -97,7 +94,7 @@ def best_s_min(batch_sizes: Array, steps: Array, b_crit: float) -> float:
     return float(np.exp(np.mean(np.log(steps) - np.log1p(b_crit / batch_sizes))))
 
 
-def noise_scale(plan: Plan, records: Sequence[Record]) -> NoiseScaleEstimate | None:
+def noise_scale(plan: Plan, records: Records) -> NoiseScaleEstimate | None:
     """The gradient noise scale of the trials near the best, in the later half of their steps.
 
     None where it was not measured, or too rarely: it is not known then whether |G|^2 is 0.

@@ -1,11 +1,10 @@
 """The step time and the law's posterior, as the records of a study tell them."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from bstune.core.records import Record, StepTime
+from bstune.core.records import Records, StepTime
 from bstune.core.space import Space
 from bstune.core.step_time import step_time_of_trials
 from bstune.search.grid import best_of_grid
@@ -23,13 +22,13 @@ NO_SPREAD = 1e-6
 OF_BEST_RATE = 0.5
 
 
-def step_time_of(plan: Plan, records: Sequence[Record]) -> StepTime:
+def step_time_of(plan: Plan, records: Records) -> StepTime:
     """tau(B), in seconds: known beforehand, or by the survey's timings and the trials' own."""
     return plan.step_time or step_time_of_trials(records, 2.0**plan.space.middle, plan.timings)
 
 
 def answer_posterior(
-    plan: Plan, records: Sequence[Record], draws: int = DRAWS, moves: int = MOVES
+    plan: Plan, records: Records, draws: int = DRAWS, moves: int = MOVES
 ) -> Posterior:
     """The posterior of all trials, with the misfit, that the answer stands on.
 
@@ -50,7 +49,7 @@ def answer_posterior(
     )
 
 
-def _posterior_of_best(plan: Plan, best: Sequence[Record], draws: int, moves: int) -> Posterior:
+def _posterior_of_best(plan: Plan, best: Records, draws: int, moves: int) -> Posterior:
     """The posterior of trials that have the best rates of their batch sizes.
 
     The law of other rates takes no part: over the four octaves and more that a grid tries it is far
@@ -71,10 +70,10 @@ def _posterior_of_best(plan: Plan, best: Sequence[Record], draws: int, moves: in
     covariance = np.linalg.inv(precision + terms.T @ terms / OF_BEST_RATE**2)
     line = covariance @ (precision @ prior + terms.T @ octaves / OF_BEST_RATE**2)
     rng = np.random.default_rng(plan.seed)
-    theta = sample(law, replace(rows, z=np.zeros(len(best))), rng, draws, moves)
+    theta = sample(law, rows._replace(z=np.zeros(len(best))), rng, draws, moves)
     theta[:, [SHIFT, EXPONENT]] = rng.multivariate_normal(line, covariance, draws)
     on_line = line[0] + line[1] * (rows.x - law.middle)
-    return Posterior(law, theta, replace(rows, z=on_line), tuple(best))
+    return Posterior(law, theta, rows._replace(z=on_line), tuple(best))
 
 
 def law_at_best_rates(low: int, high: int, budget: float) -> Law:

@@ -7,13 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from bstune.core.question import Question
-from bstune.core.records import Record, Spec, StepTime, ends
+from bstune.core.records import Records, Spec, StepTime, ends
 from bstune.core.space import Space
 from bstune.core.step_time import StepTimeModel
 from bstune.search.findings import Prediction, predictions
 from bstune.search.metric import behind_best
-from bstune.search.posterior import Posterior, coordinates, sample_posterior
-from bstune.study.confirm import SURE, Candidate, Outcome, predicted_share
+from bstune.search.posterior import Posterior, places_of, sample_posterior
+from bstune.study.confirm import (
+    LAW_DEGREES,
+    SURE,
+    Candidate,
+    Outcome,
+    SeedDeviation,
+    predicted_share,
+)
 from bstune.study.estimates import step_time_of
 from bstune.study.plan import Plan
 from bstune.study.trials import least_steps, new_seeds_of, without_new_seeds
@@ -40,8 +47,13 @@ class Field:
     step_time: StepTime
     """tau(B) by which they are compared, as of :func:`_tied_step_time`."""
 
+    @property
+    def of_law(self) -> SeedDeviation:
+        """The law's own deviation, before any new seed."""
+        return SeedDeviation(self.noise, LAW_DEGREES)
 
-def field_of(plan: Plan, records: Sequence[Record]) -> Field:
+
+def field_of(plan: Plan, records: Records) -> Field:
     """Who may be the best, by the search's trials and the new seeds."""
     # New seeds of a configuration do not count for its prediction.
     of_search = without_new_seeds(records)
@@ -122,9 +134,7 @@ def place_of(space: Space, spec: Spec) -> tuple[float, float]:
     return math.log2(spec.batch_size), math.log2(spec.lr / space.rule_lr(spec.batch_size))
 
 
-def _log_values(
-    question: Question, records: Sequence[Record], step_time: StepTime
-) -> dict[int, float]:
+def _log_values(question: Question, records: Records, step_time: StepTime) -> dict[int, float]:
     """Log of what each run that reached took, in what the question minimises, by its number."""
     chains = [chain for chain in ends(records) if chain.steps > 0]
     log_values = {}
@@ -140,17 +150,15 @@ def _log_values(
     return log_values
 
 
-def _outcomes(plan: Plan, posterior: Posterior, records: Sequence[Record]) -> list[Outcome]:
+def _outcomes(plan: Plan, posterior: Posterior, records: Records) -> list[Outcome]:
     """The runs that tell of the share of seeds which reach the target.
 
     They are those that were allowed ``ALLOWED`` times their predicted steps, or the whole budget,
     however they ended: most trials of the search are stopped too early to tell.
     """
     runs = ends([record for record in records if record.steps > 0])
-    x = np.log2([run.batch_size for run in runs])
-    z = np.log2([run.lr for run in runs])
-    u = coordinates(plan.space, runs)
-    predicted = np.exp(posterior.law.log_steps(posterior.theta, x, z, u).mean(axis=0))
+    log_steps = posterior.law.log_steps(posterior.theta, *places_of(plan.space, runs))
+    predicted = np.exp(log_steps.mean(axis=0))
     outcomes = []
     for run, steps in zip(runs, predicted, strict=True):
         # A time limit may have ended a pruned one before its last step.

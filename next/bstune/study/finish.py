@@ -1,10 +1,8 @@
 """The files of a study: config and machine, its records, and at its end the result and the best."""
 
-from collections.abc import Sequence
-
 import yaml
 
-from bstune.core.records import Record
+from bstune.core.records import Record, Records
 from bstune.core.space import Configuration
 from bstune.study.machine import Machine
 from bstune.study.result import StudyResult
@@ -23,7 +21,7 @@ def write_asked(folder: StudyFolder, config: str, machine: Machine) -> None:
     write_text(folder.hardware, machine.model_dump_json(indent=1) + "\n")
 
 
-def write_study(folder: StudyFolder, result: StudyResult, records: Sequence[Record]) -> None:
+def write_study(folder: StudyFolder, result: StudyResult, records: Records) -> None:
     """Write a study's answer; each file is whole or as it was.
 
     Args:

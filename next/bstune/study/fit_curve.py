@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from bstune.core.errors import InputError
-from bstune.core.records import Record
 from bstune.search.posterior import BOUND, BOUND_DEVIATION, VALUE, Posterior, Rows, sample
-from bstune.study.critical import critical_batch_size
+from bstune.study.critical import critical_among
 from bstune.study.estimates import DRAWS, MOVES, law_at_best_rates
 from bstune.study.result import Interval
 
@@ -65,14 +64,14 @@ def fit_curve(points: Iterable[tuple[float, float, bool]]) -> CurveFit:
     if not isinstance(points, Iterable):
         raise InputError(f"points must be (batch size, steps, reached), but got {points!r:.100}")
     checked = [_point(point) for point in points]
-    reached_at = {size for size, _, has_reached in checked if has_reached}
-    if len(reached_at) < 2:
+    sizes, steps, reached = np.array(checked, dtype=float).reshape(-1, 3).T
+    has_reached = reached == 1.0
+    reached_at = len(set(sizes[has_reached]))
+    if reached_at < 2:
         raise InputError(
             f"points must have reached the target at two batch sizes or more, but got "
-            f"{len(reached_at)}: add runs at others"
+            f"{reached_at}: add runs at others"
         )
-    sizes, steps = np.array([point[:2] for point in checked]).T
-    has_reached = np.array([point[2] for point in checked])
     rows = Rows(
         x=np.log2(sizes),
         z=np.zeros(len(checked)),
@@ -84,8 +83,7 @@ def fit_curve(points: Iterable[tuple[float, float, bool]]) -> CurveFit:
     law = law_at_best_rates(math.floor(sizes.min()), math.ceil(sizes.max()), budget)
     theta = sample(law, rows, np.random.default_rng(SEED), DRAWS, MOVES)
     posterior = Posterior(law, theta, rows, chains=())
-    records = [_record(number, *point) for number, point in enumerate(checked)]
-    critical = critical_batch_size(posterior, records)
+    critical = critical_among(posterior, np.round(sizes[has_reached]).astype(int).tolist())
     return CurveFit(
         b_crit=critical.interval,
         s_min=critical.s_min,
@@ -116,17 +114,3 @@ def _at_least_one(value: Any, name: str) -> float:
     if not 1.0 <= number < math.inf:
         raise InputError(f"{name} must be a number, at least 1, but got {value!r:.100}")
     return number
-
-
-def _record(number: int, batch_size: float, steps: float, reached: bool) -> Record:
-    return Record(
-        number=number,
-        place=f"search/{number}",
-        role="search",
-        batch_size=round(batch_size),
-        lr=1.0,
-        seed=number,
-        max_steps=round(steps),
-        status="reached" if reached else "missed",
-        steps=round(steps),
-    )

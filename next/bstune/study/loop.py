@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from bstune.core.records import Record, Spec, Status, Target
-from bstune.search.fit import inferred_multiple, trained_sizes
+from bstune.core.records import Record, Records, Spec, Status, Target
+from bstune.search.fit import trained_sizes
 from bstune.study.new_seeds import NEW_SEED_LIMIT
 from bstune.study.next_step import fatal_error, next_step
 from bstune.study.plan import Ask, Done, Plan, Wait
@@ -137,7 +137,7 @@ def asked_batches(
 
 def _store(
     asked: AskedTrial,
-    records: Sequence[Record],
+    records: Records,
     storage: StudyStorage,
     observers: Sequence[Observer],
 ) -> None:
@@ -150,11 +150,11 @@ def _store(
         observers: are told of the record.
     """
     record = asked.record
-    if record is None or _was_cut_off(record, asked):
+    if record is None or _was_cut_off(record, asked, baseline_of(records)):
         storage.abandon(asked.spec)
         return
-    if record.status == "refused":
-        record = _refused(record, records)
+    if record.status == "refused" and record.batch_size in trained_sizes(records):
+        record = record.model_copy(update={"status": "failed"})
     if not storage.finish(record):
         return
     if asked.resume_from is not None:
@@ -163,32 +163,27 @@ def _store(
         observer.finished(record)
 
 
-def _was_cut_off(record: Record, asked: AskedTrial) -> bool:
+def _was_cut_off(record: Record, asked: AskedTrial, baseline: Record | None) -> bool:
     """Whether the time limit ended a run on a new seed that tells nothing; it is asked again.
 
     The baseline's tells that it takes longer, once it has run as long as the best.
     """
     if record.role != "new seed" or asked.until is None or record.status != "pruned":
         return False
-    is_of_baseline = asked.save_to is not None
-    least = record.max_steps / NEW_SEED_LIMIT if is_of_baseline else record.max_steps
-    return record.resumed_from is None and record.steps < least
+    least = float(record.max_steps)
+    if baseline is not None and record.repeats == baseline.number:
+        least /= NEW_SEED_LIMIT
+    return record.steps < least
 
 
-def _prepare(
-    plan: Plan, spec: Spec, ask: Ask, records: Sequence[Record], folder: StudyFolder
-) -> AskedTrial:
+def _prepare(plan: Plan, spec: Spec, ask: Ask, records: Records, folder: StudyFolder) -> AskedTrial:
     """Collect what a claimed trial needs: its parent's record, and where states are saved."""
     earlier = None
     resume_from = None
     if spec.resumed_from is not None:
         earlier = next(record for record in records if record.number == spec.resumed_from)
         resume_from = folder.checkpoint(spec.resumed_from)
-    # Of runs on new seeds the baseline's are resumed, as these may be stopped; and none whose
-    # schedule ends with it.
-    baseline = baseline_of(records)
-    is_of_baseline = baseline is not None and spec.repeats == baseline.number
-    is_resumable = spec.schedule_steps is None and (spec.role != "new seed" or is_of_baseline)
+    is_resumable = spec.schedule_steps is None and spec.role != "new seed"
     save_to = folder.checkpoint(spec.number) if is_resumable else None
     budget = plan.question.last_step(spec.batch_size)
     return AskedTrial(
@@ -200,22 +195,6 @@ def _prepare(
         save_to=save_to,
         resume_from=resume_from,
     )
-
-
-def _refused(record: Record, records: Sequence[Record]) -> Record:
-    """Say what follows from a refusal; at a size that has trained it is a failure."""
-    trained = trained_sizes(records)
-    if record.batch_size in trained:
-        return record.model_copy(update={"status": "failed"})
-    refused = {one.batch_size for one in records if one.status == "refused"}
-    multiple = inferred_multiple(trained, refused | {record.batch_size})
-    if multiple == 1:
-        return record
-    message = (
-        f"{record.message}; batch sizes are multiples of {multiple} from here on, as with "
-        f"batch_size.multiple={multiple}"
-    )
-    return record.model_copy(update={"message": message})
 
 
 @dataclass

@@ -47,7 +47,7 @@ class Machine(Frozen):
     @property
     def kind(self) -> str:
         """``cpu`` or ``cuda``."""
-        return "cpu" if self.device in ("cpu", RECORDED.device) else "cuda"
+        return "cpu" if self.device.endswith(("cpu", RECORDED.device)) else "cuda"
 
     def with_survey(self, survey: Survey) -> Self:
         """The machine with its survey, which may have chosen the number of threads."""

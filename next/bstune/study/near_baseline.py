@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterator, Sequence
 
-from bstune.core.records import Record, Spec
+from bstune.core.records import Record, Records, Spec
 from bstune.core.space import Configuration, Space
 from bstune.search.choices import key_of, tried_keys
 from bstune.search.decide import Proposal, first_evaluation
@@ -22,16 +22,13 @@ NEAR = 3.0
 NEAR_SHARE = 0.7
 
 
-def next_near_baseline(
-    plan: Plan, records: Sequence[Record], running: Sequence[Spec]
-) -> Proposal | None:
+def next_near_baseline(plan: Plan, records: Records, running: Sequence[Spec]) -> Proposal | None:
     """The next of the first configurations; None: there are none, or no more."""
     baseline = baseline_of(records)
     # Nobody has measured whether they help the curve, the metric, or schedules that end with their
     # trials.
     question = plan.question
-    is_wanted = plan.deadline is not None or not question.schedule_ends
-    is_wanted = is_wanted and question.seeks_best and not question.seeks_metric
+    is_wanted = question.seeks_best and not question.seeks_metric and not question.schedule_ends
     if not (is_wanted and baseline is not None and baseline.reached):
         return None
     step_time = step_time_of(plan, records)
@@ -47,18 +44,17 @@ def next_near_baseline(
         if key_of(near) not in tried:
             best_value = value(reached[0])
             as_good = best_value / plan.question.value(1.0, batch_size, step_time)
-            steps = max(math.ceil(_length(baseline, as_good)), LEAST_STEPS)
+            steps = max(math.ceil(NEAR_SHARE * as_good), LEAST_STEPS)
             return Proposal(
                 **near.model_dump(),
                 max_steps=min(steps, plan.question.last_step(near.batch_size)),
-                resumed_from=None,
                 first_evaluation=first_evaluation(as_good),
             )
     return None
 
 
 def _near(
-    space: Space, baseline: Record, reached: Sequence[Record], tried_sizes: Collection[float]
+    space: Space, baseline: Record, reached: Records, tried_sizes: Collection[float]
 ) -> Iterator[tuple[int, float]]:
     """Batch sizes and rates near the baseline, in the order in which they are tried.
 
@@ -80,13 +76,3 @@ def _near(
     for other in (space.snap(NEAR * size), space.snap(size / NEAR)):
         if other not in tried_sizes:
             yield other, space.snap_lr(helped * space.rule_lr(other))
-
-
-def _length(baseline: Record, as_good: float) -> float:
-    """Steps to run where so many would be as good as the best."""
-    steps = NEAR_SHARE * as_good
-    if baseline.schedule_steps is None:
-        return steps
-    # A schedule that is much shorter or longer than the baseline's is another one.
-    shortest = baseline.schedule_steps / NEAR
-    return min(max(steps, shortest), baseline.schedule_steps * NEAR)

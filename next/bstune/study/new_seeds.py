@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Collection, Sequence
 
-from bstune.core.records import Record, Spec
+from bstune.core.records import Record, Records, Spec
 from bstune.search.decide import first_evaluation
 from bstune.study.confirm import Candidate, best_confirmed, next_confirmation
 from bstune.study.deadline import Deadline
@@ -14,11 +14,9 @@ from bstune.study.plan import Ask, Plan, trial_seed
 from bstune.study.trials import (
     baseline_of,
     first_free,
-    is_taken,
     least_steps,
     new_seeds_of,
     numbered,
-    seed_index,
     took_seconds,
 )
 
@@ -28,7 +26,7 @@ NEW_SEED_LIMIT = 4
 
 
 def confirmation_seconds(
-    plan: Plan, deadline: Deadline, records: Sequence[Record], now: float
+    plan: Plan, deadline: Deadline, records: Records, now: float
 ) -> float | None:
     """What all runs on new seeds would take, by the search's trials, with the time between two.
 
@@ -52,9 +50,7 @@ def confirmation_seconds(
     return plan.seeds * (of_best + of_baseline + 2.0 * between)
 
 
-def ask_new_seed(
-    plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float
-) -> Ask | None:
+def ask_new_seed(plan: Plan, records: Records, running: Sequence[Spec], now: float) -> Ask | None:
     """The next run on a new seed: the best configuration first, then the baseline.
 
     Under a time limit the baseline follows on each seed, so that there are pairs whenever the time
@@ -77,7 +73,6 @@ def ask_new_seed(
         asked = _ask_seed_of_baseline(plan, records, running, field)
     if asked is None and number is not None:
         asked = _ask_seed_of_candidate(plan, field, records, running, by_number[number])
-    asked = asked or _ask_stopped(plan, records, running)
     if asked is not None and plan.deadline is not None:
         took = _seconds_of(leader, records)
         if asked.repeats is not None:
@@ -87,13 +82,13 @@ def ask_new_seed(
     return asked
 
 
-def _seconds_of(number: int, records: Sequence[Record]) -> float:
+def _seconds_of(number: int, records: Records) -> float:
     """What a configuration takes on a new seed; before the first one what its trial took."""
     runs = new_seeds_of(records, number) or [numbered(records, number)]
     return statistics.median(took_seconds(run, records) for run in runs)
 
 
-def _runs_before_search(records: Sequence[Record], candidates: Collection[int]) -> int:
+def _runs_before_search(records: Records, candidates: Collection[int]) -> int:
     """How many runs on new seeds of the candidates the search's last trial came after."""
     before = 0
     so_far = 0
@@ -108,7 +103,7 @@ def _runs_before_search(records: Sequence[Record], candidates: Collection[int]) 
 def _ask_seed_of_candidate(
     plan: Plan,
     field: Field,
-    records: Sequence[Record],
+    records: Records,
     running: Sequence[Spec],
     candidate: Candidate,
 ) -> Ask:
@@ -125,7 +120,7 @@ def _ask_seed_of_candidate(
 
 
 def _ask_seed_of_baseline(
-    plan: Plan, records: Sequence[Record], running: Sequence[Spec], field: Field
+    plan: Plan, records: Records, running: Sequence[Spec], field: Field
 ) -> Ask | None:
     """The baseline's next run on a seed that a candidate has run on; None: no more.
 
@@ -151,35 +146,9 @@ def _ask_seed_of_baseline(
     return _repeat(plan, records, running, baseline, limit, baseline.schedule_steps)
 
 
-# What a resumed run has of the one before; how it is evaluated, too.
-_OF_RESUMED = {
-    *("role", "batch_size", "lr", "values", "seed"),
-    *("schedule_steps", "first_evaluation", "repeats"),
-}
-
-
-def _ask_stopped(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Ask | None:
-    """Resume the baseline's next run on a new seed that a time limit stopped; None: no more."""
-    baseline = baseline_of(records)
-    if baseline is None:
-        return None
-    for run in new_seeds_of(records, baseline.number):
-        place = f"resumed/{run.number}/{seed_index(run)}"
-        is_free = not is_taken(place, records, running) and plan.resumable(run.number)
-        if run.status == "pruned" and is_free:
-            return Ask(
-                **run.model_dump(include=_OF_RESUMED),
-                place=place,
-                max_steps=plan.question.last_step(run.batch_size),
-                resumed_from=run.number,
-                until=plan.end,
-            )
-    return None
-
-
 def _repeat(
     plan: Plan,
-    records: Sequence[Record],
+    records: Records,
     running: Sequence[Spec],
     record: Record,
     limit: int,

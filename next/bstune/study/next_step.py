@@ -10,21 +10,20 @@ continued anywhere.
 from collections.abc import Sequence
 
 from bstune.core.errors import BstuneError, InputError, UserCodeError
-from bstune.core.records import Record, Spec
+from bstune.core.records import Records, Spec
 from bstune.core.space import Configuration, Space
 from bstune.search.decide import first_evaluation
 from bstune.search.fit import trained_sizes
 from bstune.study.new_seeds import ask_new_seed
 from bstune.study.plan import Ask, Done, Plan, Wait, trial_seed
 from bstune.study.search_trials import ask_search, search_goes_on
-from bstune.study.trials import is_taken
 
 # Failures that end a study with the user's own error.
 FAILURES = 3
 
 
 def next_step(
-    plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float
+    plan: Plan, records: Records, running: Sequence[Spec], now: float
 ) -> Ask | Wait | Done:
     """Plan the next step.
 
@@ -34,7 +33,8 @@ def next_step(
         running: the trials that run somewhere.
         now: the time, in seconds.
     """
-    if plan.baseline is not None and not is_taken("baseline", records, running):
+    begun = any(spec.role == "baseline" for spec in (*records, *running))
+    if plan.baseline is not None and not begun:
         return _ask_baseline(plan, plan.baseline, now)
     if search_goes_on(plan, records, running, now):
         return ask_search(plan, records, running, now)
@@ -70,7 +70,7 @@ def _ask_baseline(plan: Plan, baseline: Configuration, now: float) -> Ask:
     )
 
 
-def fatal_error(space: Space, records: Sequence[Record], since: int = 0) -> BstuneError | None:
+def fatal_error(space: Space, records: Records, since: int = 0) -> BstuneError | None:
     """The error that ends a study; None: it goes on.
 
     It is that of three failed trials in a row at sizes at which another trial has trained. While no

@@ -12,7 +12,7 @@ from bstune.core.step_time import fit_step_time
 from bstune.options import Options, space_of
 from bstune.search.fit import NOTHING, Ends
 from bstune.search.grid import usual_trials
-from bstune.study.deadline import OTHERS, Deadline
+from bstune.study.deadline import Deadline
 from bstune.study.machine import Machine
 from bstune.study.plan import Plan
 from bstune.system.console import count, seconds
@@ -152,14 +152,6 @@ def plan_line(name: str, options: Options, plan: Plan, machine: Machine) -> str:
         what += f", {tunable}"
     if plan.deadline is None or options.trials is not None:
         what += f", {count(plan.trials, 'configuration')}"
-    if plan.deadline is None:
-        return what
-    of_baseline, shared = plan.deadline.baseline_seconds, plan.deadline.shared
-    what += f", {seconds(shared)}"
-    if plan.question.seeks_metric:
-        return f"{what} for runs of {plan.question.budget}"
-    what += f": the baseline at most {seconds(of_baseline)}"
-    # Without new seeds others have the rest.
-    return (
-        f"{what}, others at least {seconds(OTHERS * shared)}" if plan.question.seeks_best else what
-    )
+    if plan.deadline is not None:
+        what += f", {seconds(plan.deadline.shared)}"
+    return what

@@ -51,42 +51,13 @@ def train_once(options: Options, workload: Workload) -> Record:
     pair = options.trial.pair
     if pair is None:
         raise InputError("trial.batch_size and trial.lr are missing: give both for one run")
-    batch_size, lr = pair
     study = options.study or workload.name
-    if options.is_open("target") or options.is_open("budget.steps"):
-        # A study of the same name has found them.
-        storage = StudyStorage(options.storage, study)
-        options = remembered(options, storage.setting)
-        storage.discard()
-    absent = [missing("target")] if options.is_open("target") else []
-    if options.trial.steps is None and not options.counts_steps:
-        absent.append(missing("budget.steps" if options.budget.seconds is None else "trial.steps"))
-    if absent:
-        raise InputError("\n".join(absent))
+    options = _with_what_was_found(options, study)
     of_study = StudyFolder(Path(options.output))
+    batch_size, lr = pair
     name = f"trial-{batch_size}-{lr:.6g}-{options.trial.seed}"
     folder = StudyFolder(of_study.root / name)
-    total_steps = options.trial.steps or options.budget.last_step(batch_size)
-    spec = Spec(
-        number=0,
-        place="once",
-        role="search",
-        batch_size=batch_size,
-        lr=lr,
-        values=options.trial.values or {},
-        seed=options.trial.seed,
-        max_steps=total_steps,
-        schedule_steps=total_steps if options.schedule_ends else None,
-    )
-    # Steps that are given are trained, all of them.
-    target = options.target if options.trial.steps is None else replace(options.target, goal=None)
-    asked = AskedTrial(
-        spec=spec,
-        target=target,
-        total_steps=total_steps,
-        save_to=folder.root / "checkpoint.ckpt",
-        keep=True,
-    )
+    asked = _one_run(options, folder, batch_size, lr)
     with closing(begin(options, study, trains=workload.table is None, log=folder.log)) as begun:
         try:
             record = _trained(options, workload, begun.worker, asked)
@@ -99,6 +70,44 @@ def train_once(options: Options, workload: Workload) -> Record:
     if record.status == "failed":
         raise UserCodeError(record.message)
     return record
+
+
+def _with_what_was_found(options: Options, study: str) -> Options:
+    """Fill what is open by what a study of that name has found; InputError for what is missing."""
+    if options.is_open("target") or options.is_open("budget.steps"):
+        storage = StudyStorage(options.storage, study)
+        options = remembered(options, storage.setting)
+        storage.discard()
+    absent = [missing("target")] if options.is_open("target") else []
+    if options.trial.steps is None and not options.counts_steps:
+        absent.append(missing("budget.steps" if options.budget.seconds is None else "trial.steps"))
+    if absent:
+        raise InputError("\n".join(absent))
+    return options
+
+
+def _one_run(options: Options, folder: StudyFolder, batch_size: int, lr: float) -> AskedTrial:
+    """The trial of ``trial.batch_size`` and ``trial.lr``; steps that are given are all trained."""
+    given = options.trial
+    total_steps = given.steps or options.budget.last_step(batch_size)
+    spec = Spec(
+        number=0,
+        place="once",
+        role="search",
+        batch_size=batch_size,
+        lr=lr,
+        values=given.values or {},
+        seed=given.seed,
+        max_steps=total_steps,
+        schedule_steps=total_steps if options.schedule_ends else None,
+    )
+    return AskedTrial(
+        spec=spec,
+        target=options.target if given.steps is None else replace(options.target, goal=None),
+        total_steps=total_steps,
+        save_to=folder.root / "checkpoint.ckpt",
+        keep=True,
+    )
 
 
 def _trained(

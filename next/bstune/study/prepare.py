@@ -2,7 +2,6 @@
 
 import importlib
 import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from bstune.core.errors import InputError
@@ -14,6 +13,7 @@ from bstune.recipe.found import Found
 from bstune.recipe.recipe import Recipe
 from bstune.study.deadline import Deadline, pilot_seconds
 from bstune.study.loop import HangWatch
+from bstune.study.workload import Command
 from bstune.system.ticker import say
 from bstune.trial.checks import Checks
 from bstune.trial.worker import AnyWorker, call, value_of
@@ -38,7 +38,7 @@ def prepared(
     worker: AnyWorker,
     recipe: Recipe,
     options: Options,
-    command: Callable[[Mapping[str, object]], str],
+    command: Command,
     deadline: Deadline | None,
 ) -> tuple[Options, OfProject, float]:
     """See that a project can be tuned, and fill all options that nobody gave.
@@ -79,7 +79,7 @@ def looked_up(
     worker: AnyWorker,
     recipe: Recipe,
     options: Options,
-    command: Callable[[Mapping[str, object]], str],
+    command: Command,
     limit: float,
 ) -> tuple[Options, Found]:
     """Fill the options that nobody gave by what the project tells, but for the target.

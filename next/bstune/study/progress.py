@@ -1,9 +1,9 @@
 """What each trial came to and what goes on, in lines; and where the seconds of a command go."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from bstune.core.records import Record, Spec
+from bstune.core.records import Record, Records, Spec
 from bstune.study.plan import Plan
 from bstune.study.result import Phases
 from bstune.study.trials import count_configurations
@@ -11,8 +11,6 @@ from bstune.system.console import exact, number, seconds
 from bstune.system.ticker import Ticker, say
 
 _ROLES = {"baseline": "baseline", "search": "trial", "new seed": "new seed"}
-# Studies that may take longer, in seconds, are told so before their search.
-LONG_SECONDS = 86_400.0
 
 
 class Progress:
@@ -29,7 +27,7 @@ class Progress:
         self,
         ticker: Ticker,
         plan: Plan,
-        records: Sequence[Record],
+        records: Records,
         write: Callable[[str], None] = say,
     ) -> None:
         self._ticker = ticker
@@ -59,9 +57,6 @@ class Progress:
             target = self._plan.question.target
             line += f": {target.metric} {number(target.best(record.finite_values), 4)}"
         self._write(line + self._left())
-        takes = longest(self._plan, record.seconds_per_step)
-        if record.role == "baseline" and takes is not None:
-            self._write(takes)
         self._ticker.doing = lambda: f"choosing what to run next{self._left()}"
 
     def _left(self) -> str:
@@ -85,7 +80,7 @@ def _trial(spec: Spec) -> str:
     return f"{spec.number:>4}  {what:<12}  {pair}"
 
 
-def share_done(plan: Plan, before: Sequence[Record], records: Sequence[Record]) -> float:
+def share_done(plan: Plan, before: Records, records: Records) -> float:
     """The share of the runs that a command has to do which it has done; resumptions are none.
 
     Args:
@@ -94,9 +89,8 @@ def share_done(plan: Plan, before: Sequence[Record], records: Sequence[Record]) 
         records: those of now.
     """
 
-    def runs(of: Sequence[Record]) -> int:
-        others = [one for one in of if one.role != "search" and one.resumed_from is None]
-        return count_configurations(of) + len(others)
+    def runs(of: Records) -> int:
+        return count_configurations(of) + sum(one.role != "search" for one in of)
 
     new_seeds = plan.seeds if plan.question.seeks_best else 0
     total = plan.trials + new_seeds
@@ -104,27 +98,6 @@ def share_done(plan: Plan, before: Sequence[Record], records: Sequence[Record]) 
         total += 1 + new_seeds
     done = runs(records) - runs(before)
     return min(done / max(total - runs(before), done, 1), 1.0)
-
-
-def longest(plan: Plan, step_seconds: float | None) -> str | None:
-    """Say what a study without a limit may take at most, where that is days; None: it is less.
-
-    Args:
-        plan: of the study.
-        step_seconds: of the baseline.
-    """
-    if plan.deadline is not None or plan.baseline is None or step_seconds is None:
-        return None
-    steps = plan.question.last_step(plan.baseline.batch_size)
-    runs = plan.trials + 2 * plan.seeds
-    takes = step_seconds * steps * runs
-    if takes < LONG_SECONDS:
-        return None
-    return (
-        f"{runs} trials of the whole budget take {takes / LONG_SECONDS:.1f} days "
-        f"({seconds(step_seconds)} a step, {steps:,} steps): wall_seconds=N limits the study, "
-        f"trials=N and budget.steps=N shorten it"
-    )
 
 
 class Stopwatch:

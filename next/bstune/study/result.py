@@ -3,16 +3,20 @@
 Text, figure, page and MLflow read its attributes and compute nothing that is stated here.
 """
 
+import math
 from typing import Literal
 
 from bstune.core.noise_scale import NoiseScaleEstimate
 from bstune.core.question import Objective
 from bstune.core.records import Budget, Frozen, Status, Target
-from bstune.core.rules import Rule
 from bstune.core.space import Configuration
 from bstune.search.findings import CurvePoint
 
 SCHEMA = 1
+# Keep: the best other configuration is shown to be less than so many times as fast, or to be better
+# by at most so many standard deviations over seeds.
+NOT_WORTH = 1.25
+NOT_WORTH_DEVIATIONS = 0.5
 
 Verdict = Literal["switch", "keep", "not yet", "use"]
 Trend = Literal["still falling", "flat", "stopped early", "diverged", "failed"]
@@ -61,11 +65,9 @@ class Confirmed(Configuration):
     step_seconds: float
     step_seconds_error: float
     """Relative standard deviation of ``step_seconds``."""
-    runs_metric: tuple[float | None, ...] = ()
-    """The best metric of each run, where that is sought; None: it did not train to its end."""
     metric: float | None = None
-    """Its median; before the first run the search's own trial's. None: half did not train to their
-    ends."""
+    """The median of each run's best metric, where that is sought; before the first run the search's
+    own trial's. None: half did not train to their ends."""
     metric_low: float | None = None
     metric_high: float | None = None
     """Ends of the 90% interval of the median over seeds."""
@@ -98,6 +100,27 @@ class Speedup(Frozen):
     at_least: bool
     """Whether the baseline's median is a bound, and so is ``value``; ``high`` is None then."""
 
+    @property
+    def is_better(self) -> bool:
+        """Whether it is shown to be above 1."""
+        return self.low > 1.0
+
+    @property
+    def is_not_worth(self) -> bool:
+        """Whether it is shown to be below ``NOT_WORTH``."""
+        return self.high is not None and self.high < NOT_WORTH
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the baseline's median is the lower one."""
+        return self.value < 1.0 and not self.at_least
+
+    @property
+    def margins(self) -> tuple[float, float]:
+        """Half of its interval, and how far it is from what decides, both in logs."""
+        value = math.log(self.value)
+        return value - math.log(self.low), max(value, math.log(NOT_WORTH) - value)
+
 
 class Improvement(Frozen):
     """How much better the best's metric is than the baseline's: the difference of the medians."""
@@ -110,41 +133,48 @@ class Improvement(Frozen):
     deviation: float
     """Standard deviation of the metric from seed to seed."""
 
+    @property
+    def is_better(self) -> bool:
+        """Whether it is shown to be above 0."""
+        return self.low is not None and self.low > 0.0
+
+    @property
+    def is_not_worth(self) -> bool:
+        """Whether it is shown to be at most ``NOT_WORTH_DEVIATIONS``."""
+        return self.high is not None and self.high <= NOT_WORTH_DEVIATIONS * self.deviation
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the baseline's median is the better one."""
+        return self.value < 0.0
+
+    @property
+    def margins(self) -> tuple[float, float]:
+        """Half of its interval, 0 without one, and how far it is from what decides."""
+        half_width = 0.0 if self.low is None else self.value - self.low
+        return half_width, max(self.value, NOT_WORTH_DEVIATIONS * self.deviation - self.value)
+
 
 class LrAlone(Frozen):
-    """The best rate at the baseline's own batch size, and its predicted speedup, 90% interval."""
+    """The best rate at the baseline's own batch size, and its predicted speedup.
+
+    Where the baseline's median is a bound, so is this.
+    """
 
     lr: float
     speedup: float
-    low: float
-    high: float | None
-    """None where the baseline's median is a bound, and so is ``speedup``."""
-
-
-class FewestSteps(Frozen):
-    """The batch size and rate that are predicted to take the fewest steps.
-
-    Of the batch sizes that are near-optimal in steps it is the smallest.
-    """
-
-    batch_size: int
-    lr: float
-    steps: float
-    steps_low: float
-    steps_high: float
-    seconds: float
 
 
 class Critical(Frozen):
     """The critical batch size: the parameter B_crit of S*(B) = S_min (1 + B_crit/B)."""
 
     interval: Interval
-    s_min: float | None
+    s_min: float | None = None
     """S_min of the drawn law, in steps: the law with the value of B_crit that fits the curve best,
     so that it is twice this there. It is None where B_crit has no value, as are the next two."""
-    linear_below: float | None
+    linear_below: float | None = None
     """B_crit/9: below it lies perfect scaling, in the names of Shallue et al. 2018."""
-    no_gain_above: float | None
+    no_gain_above: float | None = None
     """9 B_crit: above it lies maximal data parallelism."""
     smallest: int
     largest: int
@@ -181,7 +211,6 @@ class Closest(Frozen):
     """The trial that came closest to a target which nothing reached."""
 
     configuration: Configuration
-    number: int
     value: float
     trend: Trend
     """What most trials did at their end; it decides what to do next. ``stopped early``: they were
@@ -248,8 +277,6 @@ class StudyResult(Frozen):
     threads: int
     seeds: int
     """New seeds that were asked for."""
-    scaling: Rule | None = None
-    """The rule that the search expected lr*(B) to follow."""
     configurations: int
     """That the search tried."""
     trials: int
@@ -277,8 +304,6 @@ class StudyResult(Frozen):
     lr_alone: LrAlone | None = None
     """What the rate alone would give; None where the best has the baseline's batch size, or where
     that is not predicted to gain less than the best."""
-    fewest_steps: FewestSteps | None = None
-    """None where the best takes as few."""
     critical: Critical | None = None
     over_targets: tuple[CriticalAt, ...] = ()
     """B_crit at easier targets, the easiest first."""

@@ -2,23 +2,39 @@
 
 A run that met an easier target on its way is one that ended there, and what resumed it was never
 asked. One that did not meet the target leaves the bound that it left. Of a smaller budget a run
-tells the best metric if it trained as long.
+tells the best metric if it trained as long. So B_crit is told at easier targets, too.
 """
 
 import math
-from collections.abc import Sequence
+import statistics
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bstune.core.errors import InputError
 from bstune.core.question import Question
-from bstune.core.records import Record, Target
+from bstune.core.records import Record, Records, Target, ends
+from bstune.search.histories import excess_scale, log_curve
 from bstune.study.advice import closest_trial
+from bstune.study.critical import critical_batch_size
+from bstune.study.estimates import answer_posterior
+from bstune.study.plan import Plan
+from bstune.study.result import CriticalAt
+
+# B_crit is told at so many targets between the study's own and what half of the trials that reached
+# it had met after this share of their steps.
+TARGETS = 5
+EARLY = 0.2
+# Draws and moves of the posterior of each.
+DRAWS = 300
+MOVES = 4
+# With more trials they would take over 2 s.
+MOST_TRIALS = 300
 
 
 def retargeted(
-    own: Question, question: Question, records: Sequence[Record], schedule_follows: bool = False
+    own: Question, question: Question, records: Records, schedule_follows: bool = False
 ) -> list[Record]:
     """The records that a study's runs would have left, had they been asked another question.
 
@@ -57,19 +73,20 @@ def retargeted(
     return again
 
 
-def _nothing_reached(question: Question, records: Sequence[Record]) -> str:
+def _nothing_reached(question: Question, records: Records) -> str:
     """Say what no run came to."""
     if question.seeks_metric:
         return "all first evaluations lie beyond this budget: ask for a larger one"
-    closest = closest_trial(question, records)
-    value = "none" if closest is None else f"{closest.value:.4g}"
+    target = question.target
+    closest = closest_trial(target, records)
+    value = "none" if closest is None else f"{target.best(closest.finite_values):.4g}"
     return (
-        f"no trial reached {question.target}, the closest value is {value}: ask for an easier "
+        f"no trial reached {target}, the closest value is {value}: ask for an easier "
         f"target, or run a study for this one"
     )
 
 
-def _check_budget(question: Question, records: Sequence[Record]) -> None:
+def _check_budget(question: Question, records: Records) -> None:
     """InputError where no run trained to the budget's end, or the best were stopped before it."""
     reached: list[float] = []
     others: list[float] = []
@@ -85,7 +102,7 @@ def _check_budget(question: Question, records: Sequence[Record]) -> None:
         )
 
 
-def ended_by(question: Question, records: Sequence[Record]) -> list[Record]:
+def ended_by(question: Question, records: Records) -> list[Record]:
     """The records of runs that another question ends; arguments as of :func:`retargeted`."""
     steps: dict[int | None, int] = {record.number: record.steps for record in records}
     again = []
@@ -135,3 +152,40 @@ def _by_budget(record: Record, last_step: int) -> dict[str, Any]:
         # Its first evaluation lies beyond the budget, and tells nothing.
         return {"status": "pruned", "steps": 0, "history": ()}
     return {"status": "pruned"} if record.status in ("reached", "missed", "finished") else {}
+
+
+def critical_over_targets(plan: Plan, records: Records) -> tuple[CriticalAt, ...]:
+    """B_crit with its interval at easier targets, the easiest first.
+
+    There are none where a schedule ends with its trial, or the best metric is sought.
+    """
+    question = plan.question
+    if question.schedule_ends or question.seeks_metric or len(records) > MOST_TRIALS:
+        return ()
+    found = []
+    for target in easier_targets(question.target, records):
+        asked = replace(question, target=target)
+        again = ended_by(asked, records)
+        posterior = answer_posterior(replace(plan, question=asked), again, DRAWS, MOVES)
+        interval = critical_batch_size(posterior, again).interval
+        found.append(CriticalAt(goal=target.goal, interval=interval))
+    return tuple(found)
+
+
+def easier_targets(target: Target, records: Records) -> list[Target]:
+    """Easier targets, the easiest first, evenly spaced in the log excess of search/histories."""
+    chains = ends(records)
+    scale = excess_scale(target, chains)
+    early = []
+    for chain in chains:
+        log_steps, log_excess = log_curve(chain, target, scale).T
+        before = log_excess[log_steps <= math.log(max(EARLY * chain.steps, 1.0))]
+        if chain.reached and len(before):
+            early.append(float(before[-1]))
+    targets = []
+    for place in range(TARGETS, 0, -1):
+        if early and target.goal is not None:
+            gap = scale * math.expm1(statistics.median(early) * place / TARGETS)
+            goal = target.goal + (gap if target.mode == "min" else -gap)
+            targets.append(replace(target, goal=float(f"{goal:.3g}")))
+    return targets

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bstune.core.records import Record, Spec
+from bstune.core.records import Records, Spec
 from bstune.search.decide import Proposal, leading_probe, propose
 from bstune.search.grid import propose_of_grid
 from bstune.search.other_samplers import propose_by
@@ -28,9 +28,7 @@ PLACES_PER_CONFIGURATION = 3
 LEAST_FOR_CURVE = 8
 
 
-def search_goes_on(
-    plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float
-) -> bool:
+def search_goes_on(plan: Plan, records: Records, running: Sequence[Spec], now: float) -> bool:
     """Whether the search goes on."""
     deadline = plan.deadline
     if deadline is not None:
@@ -49,9 +47,7 @@ def search_goes_on(
     return plan.question.seeks_best or not _is_b_crit_known(plan, records)
 
 
-def _leading_probe(
-    plan: Plan, records: Sequence[Record], running: Sequence[Spec]
-) -> Proposal | None:
+def _leading_probe(plan: Plan, records: Records, running: Sequence[Spec]) -> Proposal | None:
     """Resume what is predicted to be the best, where no configuration is left; None: nothing is."""
     if not plan.question.seeks_metric or plan.sampler != "frontier":
         return None
@@ -66,14 +62,14 @@ def _leading_probe(
     )
 
 
-def _is_b_crit_known(plan: Plan, records: Sequence[Record]) -> bool:
+def _is_b_crit_known(plan: Plan, records: Records) -> bool:
     """Whether B_crit's 90% interval, as the answer states it, is narrow."""
     if sum(record.reached for record in records) < LEAST_FOR_CURVE:
         return False
     return is_narrow(critical_batch_size(answer_posterior(plan, records), records).interval)
 
 
-def _end(plan: Plan, deadline: Deadline, records: Sequence[Record], now: float) -> float:
+def _end(plan: Plan, deadline: Deadline, records: Records, now: float) -> float:
     """When the search ends under a time limit."""
     if not plan.question.seeks_best:
         return deadline.end
@@ -85,7 +81,7 @@ def _end(plan: Plan, deadline: Deadline, records: Sequence[Record], now: float) 
     return deadline.search_end(of_baseline, confirmation)
 
 
-def ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec], now: float) -> Ask:
+def ask_search(plan: Plan, records: Records, running: Sequence[Spec], now: float) -> Ask:
     """The search's next trial, at its first free place."""
     proposal = _proposal(plan, records, running)
     place = f"search/{first_free('search', records, running)}"
@@ -110,7 +106,7 @@ def ask_search(plan: Plan, records: Sequence[Record], running: Sequence[Spec], n
     )
 
 
-def _proposal(plan: Plan, records: Sequence[Record], running: Sequence[Spec]) -> Proposal:
+def _proposal(plan: Plan, records: Records, running: Sequence[Spec]) -> Proposal:
     """What the study's sampler proposes; the law's search begins near the baseline."""
     known = plan.question, plan.space, step_time_of(plan, records), without_new_seeds(records)
     if plan.sampler == "grid":

@@ -31,6 +31,7 @@ from bstune.core.errors import InputError, StudyError, UserCodeError
 from bstune.core.question import Question
 from bstune.core.records import Record, Spec
 from bstune.core.space import Space, Tunable
+from bstune.search.sampler import ranges_of
 from bstune.study.plan import Ask
 from bstune.system.files import StudyFolder, discard_folder
 from bstune.system.secrets import hide_in_text
@@ -119,12 +120,9 @@ class StudyStorage:
         if SETTINGS not in self.study.user_attrs:
             with _quiet():
                 self.study.set_metric_names([question.value_name])
-            self.study.set_user_attr(SETTINGS, {"schema": SCHEMA} | _through_json(settings))
-        self._distributions = {
-            "batch_size": IntDistribution(space.low, space.high, log=True),
-            "lr": FloatDistribution(space.lr_low, space.lr_high, log=True),
-            **{tunable.name: _distribution(tunable) for tunable in space.tunables},
-        }
+            self.study.set_user_attr(SETTINGS, {"schema": SCHEMA, **settings})
+        of_values = {tunable.name: _distribution(tunable) for tunable in space.tunables}
+        self._distributions = ranges_of(space) | of_values
         self.settle()
 
     def setting(self, name: str) -> Any:
@@ -133,7 +131,7 @@ class StudyStorage:
 
     def share(self, what: Mapping[str, object]) -> None:
         """Keep what others who join the study need beside its settings, as JSON."""
-        self.study.set_user_attr(SHARED, _through_json(what))
+        self.study.set_user_attr(SHARED, what)
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -152,7 +150,7 @@ class StudyStorage:
             answer: in short, as JSON.
             text: as it is printed.
         """
-        self.study.set_user_attr(ANSWER, _through_json(answer))
+        self.study.set_user_attr(ANSWER, answer)
         note = (
             f"```\n{text}\n```\nOptuna's best trial is a single run, perhaps a lucky one: the "
             f"answer stands on new seeds."
@@ -188,7 +186,7 @@ class StudyStorage:
         """See that a study is of this version of bstune, or empty, as a killed process left it."""
         settings = self._settings()
         is_empty = not study.user_attrs and not study.get_trials(deepcopy=False)
-        if settings.get("schema") == SCHEMA or (is_empty and len(study.directions) == 1):
+        if settings.get("schema") == SCHEMA or is_empty:
             return
         whose = "another program"
         if "schema" in settings:

@@ -1,21 +1,22 @@
 """What the records of a study tell of its trials, whatever its plan."""
 
 from collections.abc import Sequence
+from itertools import count
 
-from bstune.core.records import Record, Spec, ends
+from bstune.core.records import Record, Records, Spec
 
 
-def numbered(records: Sequence[Record], number: int) -> Record:
+def numbered(records: Records, number: int) -> Record:
     """The record of a trial."""
     return next(record for record in records if record.number == number)
 
 
-def without_new_seeds(records: Sequence[Record]) -> list[Record]:
+def without_new_seeds(records: Records) -> list[Record]:
     """The baseline's first run and the search."""
     return [record for record in records if record.role != "new seed"]
 
 
-def baseline_of(records: Sequence[Record]) -> Record | None:
+def baseline_of(records: Records) -> Record | None:
     """The baseline's first run; where it failed and the error was mended, the one after that."""
     found = None
     for record in records:
@@ -24,31 +25,20 @@ def baseline_of(records: Sequence[Record]) -> Record | None:
     return found
 
 
-def new_seeds_of(records: Sequence[Record], number: int) -> list[Record]:
+def new_seeds_of(records: Records, number: int) -> list[Record]:
     """The finished runs of a trial's configuration on new seeds, in the order of the seeds."""
-    runs = ends([record for record in records if record.repeats == number])
-    return sorted(runs, key=seed_index)
+    runs = [record for record in records if record.repeats == number]
+    # The last part of a place is the number of the seed.
+    return sorted(runs, key=lambda run: int(run.place.rpartition("/")[2]))
 
 
-def seed_index(run: Spec) -> int:
-    """Which of the study's new seeds a run has: the last part of its place."""
-    return int(run.place.rpartition("/")[2])
-
-
-def is_taken(place: str, records: Sequence[Record], running: Sequence[Spec]) -> bool:
-    """Whether a trial has a place in the plan."""
-    return any(spec.place == place for spec in (*records, *running))
-
-
-def first_free(prefix: str, records: Sequence[Record], running: Sequence[Spec]) -> int:
+def first_free(prefix: str, records: Records, running: Sequence[Spec]) -> int:
     """The first number whose place, ``prefix/number``, no trial has."""
-    number = 0
-    while is_taken(f"{prefix}/{number}", records, running):
-        number += 1
-    return number
+    taken = {spec.place for spec in (*records, *running)}
+    return next(number for number in count() if f"{prefix}/{number}" not in taken)
 
 
-def count_configurations(records: Sequence[Record], running: Sequence[Spec] = ()) -> int:
+def count_configurations(records: Records, running: Sequence[Spec] = ()) -> int:
     """How many configurations the search has tried.
 
     A resumption is none, and neither is a size that does not fit or that the user's code refuses.
@@ -57,7 +47,7 @@ def count_configurations(records: Sequence[Record], running: Sequence[Spec] = ()
     return sum(spec.role == "search" and spec.resumed_from is None for spec in (*tried, *running))
 
 
-def took_seconds(record: Record, records: Sequence[Record]) -> float:
+def took_seconds(record: Record, records: Records) -> float:
     """What a trial took, in seconds by the clock on the wall, with those that it resumes."""
     seconds = record.train_seconds + record.other_seconds
     if record.resumed_from is not None:

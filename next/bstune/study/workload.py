@@ -19,10 +19,11 @@ from bstune.trial.table import Table
 from bstune.trial.trial import Trial
 
 COMMAND = "python -m bstune"
-Commands = tuple[
-    Callable[[Mapping[str, object]], str],
-    Callable[[int, float, int | None], str],
-]
+Command = Callable[[Mapping[str, object]], str]
+"""What runs a study with further options, as a command or a call."""
+TrainCommand = Callable[[int, float, int | None], str]
+"""What trains a batch size and a rate, likewise; the third value is its steps, where a schedule's
+length or the best metric in a budget is sought."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,7 @@ class Workload:
         name: of the workload.
         settings: what must not change while a study goes on, as JSON.
         config: the config as YAML, without secrets.
-        command: what runs it with further options, as a command or a call.
-        train_command: what trains a batch size and a rate, likewise; a third value is its
-            steps, where a schedule's length or the best metric in a budget is sought.
+        command, train_command: what runs it again, and what trains its best.
         train: trains one trial; it is sent to the worker with cloudpickle. None: whoever runs the
             study trains them.
         table: recorded runs that answer in place of training.
@@ -46,8 +45,8 @@ class Workload:
     name: str
     settings: Mapping[str, object]
     config: str
-    command: Callable[[Mapping[str, object]], str]
-    train_command: Callable[[int, float, int | None], str]
+    command: Command
+    train_command: TrainCommand
     train: Callable[[Trial], None] | None = None
     table: Table | None = None
     recipe: Recipe | None = None
@@ -131,20 +130,20 @@ def application_command(words: Sequence[str], options: Mapping[str, object]) -> 
     return shlex.join(given.values())
 
 
-def best_in_file(
-    arguments: Sequence[str], folder: str, batch_size: int, lr: float, steps: int | None
-) -> str:
+def best_in_file(arguments: Sequence[str], folder: str, *of_best: object) -> str:
     """What trains the best where further values are tuned: it is in best.yaml.
 
     Args:
         arguments: of the command line.
         folder: of the study.
-        batch_size, lr, steps: of the best, which the file has, too.
+        of_best: batch size, rate and steps, which the file has, too.
     """
     return command_line(arguments, {"trial": f"{folder}/best.yaml"})
 
 
-def commands_of(command: str, name: str, asked: Mapping[str, object]) -> Commands:
+def commands_of(
+    command: str, name: str, asked: Mapping[str, object]
+) -> tuple[Command, TrainCommand]:
     """What runs a study with further options, and what trains a batch size and a rate.
 
     Args:
@@ -173,7 +172,7 @@ def report_command(folder: Path, target: Target) -> str:
     return f"{COMMAND} report {shlex.quote(str(folder))} target={target.goal:g}"
 
 
-def own_training(batch_size: int, lr: float, steps: int | None) -> str:
+def own_training(*of_best: object) -> str:
     """What trains the best in a project of one's own, in Python."""
     return "result.train()"
 
@@ -184,6 +183,6 @@ def in_words(batch_size: int, lr: float, steps: int | None) -> str:
     return f"batch size {batch_size} and lr {lr:g}{end} in your own loop"
 
 
-def in_best_file(folder: str, batch_size: int, lr: float, steps: int | None) -> str:
-    """The best, with its further values, likewise."""
+def in_best_file(folder: str, *of_best: object) -> str:
+    """The best where further values are tuned, likewise."""
     return f"the configuration in {folder}/best.yaml"

@@ -68,6 +68,22 @@ WORTHWHILE = 2.0
 # What a pilot may take in all, and wait for a processor, over its seconds of training.
 WITH_EVALUATIONS = 2.0
 
+# What has to be said of a project.
+SAME_WEIGHTS = (
+    "initial weights are the same on each seed, so that new seeds tell less than they should: "
+    "leave out seed_everything in {}, unless it loads trained weights"
+)
+NO_TIME = "stopped trials start afresh: there was no time to see whether they resume"
+STARTS_AFRESH = (
+    "stopped trials start afresh, as a resumed one differs from one that was never stopped: what "
+    "changes in training has to be in the checkpoint, in plain data, such as a schedule that "
+    "configure_optimizers returns"
+)
+IS_SUM = (
+    "the training loss is a sum over the batch, so that the best lr grows by a factor of 1/B less "
+    "than a mean's: scaling=none is expected, unless another rule is given"
+)
+
 Weights = Mapping[str, torch.Tensor]
 
 
@@ -123,6 +139,43 @@ def preflight(
     """
     low, batch_size, high = sizes
     budget = budget or Budget(steps=STEPS, examples=STEPS * batch_size)
+    trainer = _looked(recipe, batch_size, lr, target)
+    other = look(recipe, settings_of(batch_size, 2.0 * lr, STEPS, seed=1)).trainer
+    _check_rate(recipe, trainer, other, batch_size, lr, target)
+    if recipe.noise_scale:
+        fit(copy.deepcopy(recipe), settings_of(batch_size, lr, 1), [NoiseBesideTraining()])
+    seeds_differ = not _are_equal(_weights(trainer), _weights(other))
+    schedules = schedules_of(recipe, batch_size, lr, budget)
+    if not all(schedule.follows for schedule in schedules):
+        _check_schedules(recipe, sizes, lr, budget)
+    if low == batch_size:
+        _check_validation(recipe, high, lr, batches=1)
+    trained_at, resumes = _resumption(recipe, (low, batch_size), lr, budget, target, until)
+    # Without time for a resumption there is none for this.
+    may_sum = resumes is not None and rule_of(other.optimizers) == "linear"
+    is_sum = may_sum and _is_sum(recipe, batch_size, lr)
+    lines = []
+    if not seeds_differ:
+        lines.append(SAME_WEIGHTS.format(type(other.lightning_module).__name__))
+    lines += [f"{one.state}: {one.remedy}" for one in schedules if one.is_unmoved]
+    if resumes is None:
+        lines.append(NO_TIME)
+    elif not resumes:
+        lines.append(STARTS_AFRESH)
+    if is_sum:
+        lines.append(IS_SUM)
+    return Checks(
+        batch_size=trained_at,
+        resumes=bool(resumes),
+        seeds_differ=seeds_differ,
+        is_sum=is_sum,
+        schedules=tuple(schedules),
+        lines=tuple(lines),
+    )
+
+
+def _looked(recipe: Recipe, batch_size: int, lr: float, target: Target) -> Trainer:
+    """Set a training up and evaluate it; InputError where the metric or validation cannot serve."""
     batches = 1 if target.goal is None else -1
     try:
         looked = look(recipe, settings_of(batch_size, lr, STEPS), batches)
@@ -132,64 +185,44 @@ def preflight(
             _check_validation(recipe, batch_size, lr, batches)
         raise
     _check_metric(looked.metrics, target)
-    other = look(recipe, settings_of(batch_size, 2.0 * lr, STEPS, seed=1)).trainer
-    _check_rate(recipe, looked.trainer, other, batch_size, lr, target)
-    if recipe.noise_scale:
-        fit(copy.deepcopy(recipe), settings_of(batch_size, lr, 1), [NoiseBesideTraining()])
-    kind = type(other.lightning_module).__name__
-    lines = []
-    seeds_differ = not _are_equal(_weights(looked.trainer), _weights(other))
-    if not seeds_differ:
-        lines.append(
-            f"initial weights are the same on each seed, so that new seeds tell less than they "
-            f"should: leave out seed_everything in {kind}, unless it loads trained weights"
-        )
-    schedules = schedules_of(recipe, batch_size, lr, budget)
-    if not all(schedule.follows for schedule in schedules):
-        for size in sizes:
-            try:
-                for schedule in schedules_of(recipe, size, lr, budget):
-                    _check_schedule(schedule, size)
-            # The trials will tell which sizes the project takes.
-            except Exception as error:
-                if not may_be_of_size(error):
-                    raise
-    lines.extend(f"{one.state}: {one.remedy}" for one in schedules if one.is_unmoved)
-    if low == batch_size:
-        _check_validation(recipe, high, lr, batches=1)
+    return looked.trainer
+
+
+def _check_schedules(
+    recipe: Recipe, sizes: tuple[int, int, int], lr: float, budget: Budget
+) -> None:
+    """InputError where a schedule has an end of its own within a trial of some size."""
+    for size in sizes:
+        try:
+            for schedule in schedules_of(recipe, size, lr, budget):
+                _check_schedule(schedule, size)
+        # The trials will tell which sizes the project takes.
+        except Exception as error:
+            if not may_be_of_size(error):
+                raise
+
+
+def _resumption(
+    recipe: Recipe,
+    sizes: tuple[int, int],
+    lr: float,
+    budget: Budget,
+    target: Target,
+    until: float | None,
+) -> tuple[int, bool | None]:
+    """The batch size at which a resumption was tried, and whether it is as of :func:`_resumes`.
+
+    It is the smallest or, where that does not train, the baseline's: BatchNorm trains on no batch
+    of 1, and some samplers give none.
+    """
+    low, batch_size = sizes
     try:
-        resumes = _resumes(recipe, low, lr, budget, target, until)
-    # BatchNorm trains on no batch of 1, and some samplers give none.
+        return low, _resumes(recipe, low, lr, budget, target, until)
     except Exception as error:
         if low == batch_size or not may_be_of_size(error):
             raise
-        _check_validation(recipe, low, lr, batches=1)
-        low = batch_size
-        resumes = _resumes(recipe, low, lr, budget, target, until)
-    if resumes is None:
-        lines.append("stopped trials start afresh: there was no time to see whether they resume")
-    elif not resumes:
-        lines.append(
-            "stopped trials start afresh, as a resumed one differs from one that was never "
-            "stopped: what changes in training has to be in the checkpoint, in plain data, such as "
-            "a schedule that configure_optimizers returns"
-        )
-    # Without time for a resumption there is none for this.
-    may_sum = resumes is not None and rule_of(other.optimizers) == "linear"
-    is_sum = may_sum and _is_sum(recipe, batch_size, lr)
-    if is_sum:
-        lines.append(
-            "the training loss is a sum over the batch, so that the best lr grows by a factor of "
-            "1/B less than a mean's: scaling=none is expected, unless another rule is given"
-        )
-    return Checks(
-        batch_size=low,
-        resumes=bool(resumes),
-        seeds_differ=seeds_differ,
-        is_sum=is_sum,
-        schedules=tuple(schedules),
-        lines=tuple(lines),
-    )
+    _check_validation(recipe, low, lr, batches=1)
+    return batch_size, _resumes(recipe, batch_size, lr, budget, target, until)
 
 
 def _check_metric(metrics: Mapping[str, float], target: Target) -> None:
