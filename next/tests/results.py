@@ -8,6 +8,7 @@ from bstune.study.result import (
     Critical,
     CurvePoint,
     Faster,
+    FewestSteps,
     Improvement,
     Interval,
     LrAlone,
@@ -121,6 +122,9 @@ STUDY = {
 }
 CURVE = {
     "reached": True,
+    "fewest_steps": FewestSteps(
+        batch_size=480, lr=2.2, steps=33.0, steps_low=27.5, steps_high=41.2
+    ),
     "critical": critical(130.2, 84.9, 212.0),
     "lr_exponent": Interval(value=0.45, low=0.31, high=0.58),
     "allowed_rules": ("sqrt",),

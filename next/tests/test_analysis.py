@@ -111,8 +111,8 @@ def test_switch():
     assert result.lr_exponent.low < 0.5 < result.lr_exponent.high
     assert "sqrt" in result.allowed_rules
     assert "none" not in result.allowed_rules
-    # Nothing else takes fewer seconds.
-    assert result.faster is None
+    # Nothing else takes fewer steps or seconds.
+    assert result.fewest_steps is result.faster is None
     # (reached + 1/2)/(n + 1). The baseline's first run counts, the search's do not: its winner was
     # chosen because it had reached the target.
     assert result.best.predicted_share == pytest.approx(3.5 / 4, abs=0.02)
@@ -307,6 +307,20 @@ def test_a_rate_alone_that_would_gain_more_than_the_best_is_left_out():
     capped = of_best[129]
     assert capped.lr_alone.speedup < capped.speedup.value
     assert of_best[180].lr_alone is None
+
+
+def test_fewest_steps_beside_the_fastest():
+    """A step of batch size 512 takes five times that of 64: a smaller one is faster."""
+    slow = study(step_time=lambda batch_size: 1e-3 * (1 + batch_size / 32))
+    result = analyse(slow, searched())
+    fewest = result.fewest_steps
+    assert fewest.batch_size > result.best.batch_size
+    # The smallest size that takes at most 1.1 times the least, up to the largest that reached.
+    steps = {point.batch_size: point.steps for point in result.curve if point.batch_size <= 512}
+    least = min(steps.values())
+    assert least < fewest.steps <= 1.1 * least
+    assert all(steps[size] > 1.1 * least for size in steps if size < fewest.batch_size)
+    assert fewest.steps_low < law(fewest.batch_size) < fewest.steps_high
 
 
 def test_errors_of_step_times_count_in_time_alone():

@@ -187,6 +187,8 @@ def completed(
         # All sizes may take as many examples, large ones half as many steps at least.
         budget |= {"steps": max(1, length // 2), "examples": length * used}
         lines.append(f"{length:,} steps: {found.sources['steps']}")
+    if options.validation_batch_size is None:
+        lines.append("validation keeps its own batch size in all trials")
     values["scaling"] = options.scaling or found.rule
     if options.seeks_metric and options.is_open("target"):
         values["target"] = found.without_goal

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bstune import __version__
+from bstune.core.question import Question
 from bstune.core.records import Record, Records, StepTime, Target
 from bstune.core.rules import allowed_rules
 from bstune.core.space import Configuration, Space
@@ -56,6 +57,7 @@ from bstune.study.result import (
     Closest,
     Confirmed,
     Faster,
+    FewestSteps,
     Improvement,
     Interval,
     LrAlone,
@@ -247,6 +249,7 @@ def _fields_of_best(
         "baseline": baseline,
         "baseline_limit": _baseline_limit(baseline),
         "near_optimal": _near_optimal(points, plan, step_time, best),
+        "fewest_steps": _fewest_steps(plan.question, points, records, best),
         "faster": _faster(study, posterior, step_time, best, baseline),
     }
     if isinstance(comparison, Speedup):
@@ -512,6 +515,35 @@ def _rate_alone(
     if not is_near_trials(plan.space, baseline.batch_size, there.lr, records):
         return None
     return LrAlone(lr=float(f"{there.lr:.3g}"), speedup=gain)
+
+
+def _fewest_steps(
+    question: Question,
+    points: Sequence[CurvePoint],
+    records: Sequence[Record],
+    best: Confirmed | None,
+) -> FewestSteps | None:
+    """The batch size of the fewest predicted steps, up to the largest that reached the target.
+
+    None where the best, or a smaller one, takes as few, and where time is not the question.
+    """
+    if question.counts_steps or question.seeks_metric:
+        return None
+    largest = max(record.batch_size for record in records if record.reached)
+    within = [point for point in points if point.batch_size <= largest]
+    if best is None or not within:
+        return None
+    limit = NEAR_OPTIMAL * min(point.steps for point in within)
+    point = next(point for point in within if point.steps <= limit)
+    if point.batch_size <= best.batch_size:
+        return None
+    return FewestSteps(
+        batch_size=round(point.batch_size),
+        lr=float(f"{point.lr:.3g}"),
+        steps=point.steps,
+        steps_low=point.steps_low,
+        steps_high=point.steps_high,
+    )
 
 
 def _faster(

@@ -165,6 +165,19 @@ class LrAlone(Frozen):
     speedup: float
 
 
+class FewestSteps(Frozen):
+    """The batch size and rate that are predicted to take the fewest steps.
+
+    Of the batch sizes that are near-optimal in steps it is the smallest.
+    """
+
+    batch_size: int
+    lr: float
+    steps: float
+    steps_low: float
+    steps_high: float
+
+
 class Critical(Frozen):
     """The critical batch size: the parameter B_crit of S*(B) = S_min (1 + B_crit/B)."""
 
@@ -304,6 +317,8 @@ class StudyResult(Frozen):
     lr_alone: LrAlone | None = None
     """What the rate alone would give; None where the best has the baseline's batch size, or where
     that is not predicted to gain less than the best."""
+    fewest_steps: FewestSteps | None = None
+    """None where the best takes as few."""
     critical: Critical | None = None
     over_targets: tuple[CriticalAt, ...] = ()
     """B_crit at easier targets, the easiest first."""
